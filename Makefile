@@ -1,0 +1,55 @@
+# From a clone to green: `make test`. Everything is installed into .venv, from the pinned versions in requirements.lock.
+PYTHON ?= python3
+BIN := .venv/bin
+export DAGSTER_HOME ?= $(CURDIR)/.dagster_home
+export DAGSTER_DISABLE_TELEMETRY ?= yes
+ONLY ?=
+
+.PHONY: demo test check bench dev docs format lock clean
+
+.venv/ready: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dagster-unified needs Python 3.11 or newer: run make PYTHON=/path/to/python3.11")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing pinned dependencies into .venv"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@touch $@
+
+.venv/java: .venv/ready
+	@$(BIN)/python -m dagster_unified.cli check-java
+	@touch $@
+
+demo: .venv/java ## run the flights pipeline in BATCH, through Dagster
+	@$(BIN)/python -m jobs.data
+	@$(BIN)/dagster-unified run jobs.flight_delays -D execution.runtime-mode=BATCH
+
+test: .venv/java ## the whole test suite
+	@$(BIN)/python -m pytest
+
+check: .venv/ready ## format, lint, types, architecture
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: .venv/java ## measure; ONLY=batch runs one family
+	@$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY))
+
+dev: .venv/java ## the Dagster UI with the code location loaded
+	@mkdir -p $(DAGSTER_HOME) && cp -n resources/dagster.yaml $(DAGSTER_HOME)/dagster.yaml 2>/dev/null || true
+	@$(BIN)/python -m jobs.data
+	@$(BIN)/dagster dev -w workspace.yaml -h 127.0.0.1
+
+docs: .venv/java ## run the documentation's examples
+	@$(BIN)/python -m pytest tests/docs
+
+format: .venv/ready
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+lock: .venv/ready ## pin the newest versions that fit
+	@$(BIN)/uv pip compile --quiet --upgrade pyproject.toml --group dev --universal --python-version 3.11 --no-header --no-annotate -o requirements.lock
+
+clean:
+	@rm -rf .venv .dagster_unified .dagster_home

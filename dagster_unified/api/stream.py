@@ -1,0 +1,449 @@
+"""`DataStream` and `KeyedStream`: the fluent API. Each call adds a node to the pipeline's graph and gives the stream after it.
+
+Names follow PyFlink. Types are checked here, while the graph is built: an operator's output type is its function's return
+annotation or `output_type=`; a missing or contradictory one is an error that names the operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import pyarrow as pa
+from msgspec import inspect as mi
+
+from dagster_unified.api.pipeline import Pipeline
+from dagster_unified.api.watermarks import WatermarkStrategy
+from dagster_unified.connectors.printing import PrintSink
+from dagster_unified.errors import PipelineError, RecordTypeError, nearest
+from dagster_unified.graph import nodes
+from dagster_unified.graph.code import field_of
+from dagster_unified.graph.connectors import Sink
+from dagster_unified.graph.expressions import Column
+from dagster_unified.graph.nodes import Chaining, ExchangeKind, Key, Node, Partitioning
+from dagster_unified.operators.functions import KeyedProcessFunction, OutputTag, ProcessFunction
+from dagster_unified.operators.layout import ComputedKey
+from dagster_unified.records import RecordType, arrow_type, element_type, return_type, type_name
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """Where a stream's records come from, and how they are to travel to the next operator."""
+
+    node: int
+    tag: OutputTag | None = None
+    partitioning: Partitioning | None = None
+
+
+class DataStream:
+    """A stream of records of one type."""
+
+    def __init__(self, pipeline: Pipeline, node: int | None, upstream: tuple[Upstream, ...] = ()) -> None:
+        self._pipeline = pipeline
+        self._last = node
+        self._upstream = upstream or (Upstream(node),)  # type: ignore[arg-type]
+
+    # The operator itself
+
+    def name(self, name: str) -> Self:
+        """Names the operator, in plans, stages and errors."""
+        return self._set(name=name)
+
+    def uid(self, uid: str) -> Self:
+        """Gives the operator the id under which its state is kept; unique in the pipeline."""
+        return self._set(uid=uid, given_uid=True)
+
+    def set_parallelism(self, parallelism: int) -> Self:
+        """How many partitions the operator runs on. Unset, `parallelism.default` or Spark decides."""
+        if parallelism < 1:
+            raise PipelineError(f"{self._where()}: parallelism must be at least 1, not {parallelism}")
+        return self._set(parallelism=parallelism)
+
+    def start_new_chain(self) -> Self:
+        """Begins a new task at this operator."""
+        return self._set(chaining=Chaining.HEAD)
+
+    def disable_chaining(self) -> Self:
+        """Keeps this operator in a task of its own."""
+        return self._set(chaining=Chaining.NEVER)
+
+    # Functions on records
+
+    def map(self, function: Any, output_type: Any = None) -> DataStream:
+        """One record in, one record out. In both modes a call per record, in one pass with its neighbours."""
+        return self._apply(nodes.MapNode, function, "map", output_type, lambda t: t)
+
+    def flat_map(self, function: Any, output_type: Any = None) -> DataStream:
+        """One record in, any number out. In both modes a call per record; each result carries the record's event time."""
+        return self._apply(nodes.FlatMapNode, function, "flat_map", output_type, element_type)
+
+    def filter(self, function: Any) -> DataStream:
+        """Keeps the records for which the function is true, in both modes."""
+        name = _name_of(function, "filter")
+        return self._next(nodes.FilterNode, name, records=self._records(name), function=function)
+
+    def map_batches(self, function: Callable[[pa.RecordBatch], pa.RecordBatch], output_type: Any) -> DataStream:
+        """A function from Arrow batches to Arrow batches, for vectorised code. How records are cut into batches is not defined, in either mode.
+
+        A stream with event times has them in the column `__ts`; keep it where the number of rows changes.
+        """
+        name = _name_of(function, "map_batches")
+        return self._next(nodes.MapBatchesNode, name, records=self._pipeline._record_type(output_type, name), function=function)
+
+    def process(self, function: ProcessFunction, output_type: Any = None) -> DataStream:
+        """Runs a `ProcessFunction`: a record in, any number out, with timestamps and side outputs."""
+        if isinstance(function, KeyedProcessFunction):
+            raise PipelineError(f"{self._where(_name_of(function, 'process'))}: a KeyedProcessFunction needs a keyed stream; call key_by before process")
+        return self._apply(nodes.ProcessNode, function, "process_element", output_type, element_type)
+
+    # Columns, left to Catalyst
+
+    def select(self, *columns: str | Column, output_type: Any = None) -> DataStream:
+        """Projects to columns: SQL expressions as text, or `functions`. Runs in Catalyst, with no Python worker.
+
+        `output_type` names the resulting record; it may be left out where the columns are plain names.
+        """
+        if not columns:
+            raise PipelineError(f"{self._where('select')}: select needs at least one column")
+        records = self._records("select")
+        self._check_columns(columns, "select")
+        if output_type is not None:
+            return self._next(nodes.SelectNode, "select", records=self._pipeline._record_type(output_type, "select"), columns=columns)
+        plain = [c if isinstance(c, str) else c.arguments[0] if c.target is None and c.name == "col" else None for c in columns]
+        if any(name not in records.names for name in plain):
+            raise RecordTypeError(
+                f"{self._where('select')}: output_type is needed, since the type of {next(c for c, n in zip(columns, plain, strict=True) if n not in records.names)!r} is known to Spark only"
+            )
+        return self._next(nodes.SelectNode, "select", records=_projected(records, [str(n) for n in plain]), columns=columns)
+
+    def with_columns(self, columns: dict[str, str | Column], output_type: Any) -> DataStream:
+        """Adds or replaces columns, each a SQL expression as text or `functions`; `output_type` is the whole resulting record."""
+        self._records("with_columns")
+        self._check_columns(tuple(columns.values()), "with_columns")
+        records = self._pipeline._record_type(output_type, "with_columns")
+        return self._next(nodes.WithColumnsNode, "with_columns", records=records, columns=tuple(columns.values()), names=tuple(columns))
+
+    def where(self, condition: str | Column) -> DataStream:
+        """Keeps the rows for which a SQL condition, or one made with `functions`, holds. Runs in Catalyst."""
+        self._check_columns((condition,), "where")
+        return self._next(nodes.WhereNode, "where", records=self._records("where"), columns=(condition,))
+
+    # Time
+
+    def assign_timestamps_and_watermarks(self, strategy: WatermarkStrategy) -> DataStream:
+        """Gives records their event times. In STREAMING also makes watermarks; in BATCH those are not needed (FLIP-134)."""
+        records = self._records("timestamps")
+        assigner = strategy.assigner
+        if assigner is None:
+            raise PipelineError(f"{self._where('timestamps')}: the strategy has no timestamp assigner; add with_timestamp_assigner('field') or a function")
+        if isinstance(assigner, str):
+            if assigner not in records.names:
+                raise PipelineError(f"{self._where('timestamps')}: no field '{assigner}' in {records.describe()}{nearest(assigner, records.names)}")
+            kind = records.schema.field(assigner).type
+            if not (pa.types.is_timestamp(kind) or pa.types.is_integer(kind)):
+                raise PipelineError(f"{self._where('timestamps')}: field '{assigner}' is a {kind}; a timestamp is a datetime, or an int in milliseconds")
+        bound = None if strategy.max_out_of_orderness is None else int(strategy.max_out_of_orderness.total_seconds() * 1000)
+        idle = None if strategy.idleness is None else int(strategy.idleness.total_seconds() * 1000)
+        return self._next(nodes.AssignTimestampsNode, "timestamps", records=records, timestamped=True, assigner=assigner, max_out_of_orderness_ms=bound, idleness_ms=idle)
+
+    # Exchanges
+
+    def key_by(self, *key: Any, key_type: Any = None) -> KeyedStream:
+        """Partitions by key: one or more field names, or a function of the record (its annotation or `key_type` gives the key's type).
+
+        A None key is an error. In BATCH the exchange is a barrier and a key's records come together, sorted by event time.
+        """
+        if not key:
+            raise PipelineError(f"{self._where('key_by')}: give a field's name or a function")
+        return KeyedStream(self._pipeline, self._upstream, self._key(key, key_type))
+
+    def union(self, *streams: DataStream) -> DataStream:
+        """Records of several streams of one type, in no particular order."""
+        mine = self._records("union")
+        upstream = list(self._upstream)
+        for other in streams:
+            if other._pipeline is not self._pipeline:
+                raise PipelineError(f"{self._where('union')}: the streams belong to different pipelines, '{self._pipeline.name}' and '{other._pipeline.name}'")
+            theirs = other._records("union")
+            if theirs.schema != mine.schema or theirs.shape != mine.shape:
+                raise RecordTypeError(
+                    f"{self._where('union')}: streams of different types cannot be united: {mine.describe()} and {theirs.describe()}; map one to the other's type"
+                )
+            upstream += other._upstream
+        return DataStream(self._pipeline, None, tuple(upstream))
+
+    def rebalance(self) -> DataStream:
+        """Spreads records evenly over the next operator's partitions."""
+        return self._exchange(ExchangeKind.REBALANCE)
+
+    def rescale(self) -> DataStream:
+        """Spreads each partition's records over a part of the next operator's partitions, without an all-to-all exchange where Spark can."""
+        return self._exchange(ExchangeKind.RESCALE)
+
+    def shuffle(self) -> DataStream:
+        """Spreads records at random."""
+        return self._exchange(ExchangeKind.SHUFFLE)
+
+    def broadcast(self) -> DataStream:
+        """Sends every record to every partition of the next operator."""
+        return self._exchange(ExchangeKind.BROADCAST)
+
+    def global_(self) -> DataStream:
+        """Sends all records to one partition."""
+        return self._exchange(ExchangeKind.GLOBAL)
+
+    def forward(self) -> DataStream:
+        """Keeps records in their partition; an error where the parallelism changes."""
+        return self._exchange(ExchangeKind.FORWARD)
+
+    def partition_custom(self, partitioner: Any, key_selector: Any, key_type: Any = None) -> DataStream:
+        """Sends a record to partition `partitioner(key, number of partitions)`. The next operator needs `set_parallelism`."""
+        key = self._key((key_selector,), key_type)
+        return self._exchange(ExchangeKind.CUSTOM, key, getattr(partitioner, "partition", partitioner))
+
+    # Outputs
+
+    def get_side_output(self, tag: OutputTag) -> DataStream:
+        """The records that the operator emitted to a side output. In BATCH the stage materializes once and both streams read it."""
+        node = self._operator("get_side_output")
+        if not isinstance(node, (nodes.ProcessNode, nodes.KeyedProcessNode)):
+            raise PipelineError(f"{self._where('get_side_output')}: '{node.name}' is a {type(node).__name__.removesuffix('Node')} and has no side outputs; use process(...)")
+        typed = OutputTag(tag.name, self._pipeline._record_type(tag.output_type, f"{node.name}, side output {tag.name}"))
+        return DataStream(self._pipeline, None, (Upstream(node.id, typed),))
+
+    def sink_to(self, sink: Sink) -> DataStreamSink:
+        """Writes the stream to a sink; what it guarantees is the sink's to say."""
+        try:
+            sink.check(self._records(sink.name))
+        except PipelineError as error:
+            raise type(error)(f"{self._where(sink.name)}: {error}") from error
+        node = self._pipeline._add(nodes.SinkNode, list(self._upstream), sink.name, sink=sink)
+        return DataStreamSink(self._pipeline, node.id)
+
+    def print(self, sink_identifier: str = "print") -> DataStreamSink:
+        """Writes every record as a line of text to standard output: for trying things out."""
+        return self.sink_to(PrintSink(sink_identifier))
+
+    # Building the graph
+
+    def _set(self, **attributes: Any) -> Self:
+        self._pipeline._change(self._operator(next(iter(attributes))).id, **attributes)
+        return self
+
+    def _operator(self, what: str) -> Node:
+        if self._last is None:
+            raise PipelineError(
+                f"{self._pipeline.name}: {what} belongs to an operator, and this stream is a union, an exchange or a side output; call it on the operator before or after"
+            )
+        return self._pipeline._node(self._last)
+
+    def _where(self, operator: str | None = None) -> str:
+        name = operator or (self._pipeline._node(self._last).name if self._last is not None else "stream")
+        return f"{self._pipeline.name}: operator '{name}'"
+
+    def _records(self, operator: str) -> RecordType:
+        first = self._upstream[0]
+        records = first.tag.output_type if first.tag is not None else self._pipeline._node(first.node).records
+        if records is None:
+            raise RecordTypeError(f"{self._where(operator)}: the stream before it has no record type")
+        found: RecordType = records
+        return found
+
+    def _next(self, kind: type[Node], name: str, **attributes: Any) -> DataStream:
+        node = self._pipeline._add(kind, list(self._upstream), name, **attributes)
+        return DataStream(self._pipeline, node.id)
+
+    def _apply(self, kind: type[Node], function: Any, method: str, output_type: Any, unwrap: Callable[[Any], Any], **attributes: Any) -> DataStream:
+        self._records(method)
+        name = _name_of(function, method.removesuffix("_element"))
+        records = self._output(name, getattr(function, method, function), output_type, unwrap)
+        return self._next(kind, name, records=records, function=function, **attributes)
+
+    def _output(self, name: str, function: Any, output_type: Any, unwrap: Callable[[Any], Any]) -> RecordType:
+        if not callable(function):
+            raise PipelineError(f"{self._where(name)}: expected a function or a function class, got {function!r}")
+        annotated = return_type(function)
+        annotated = None if annotated is None else unwrap(annotated)
+        if annotated is None and output_type is None:
+            raise RecordTypeError(f"{self._where(name)} has no output type; annotate what the function returns, or give output_type=")
+        if output_type is None:
+            return self._pipeline._record_type(annotated, name)
+        records = self._pipeline._record_type(output_type, name)
+        if annotated is not None and annotated is not Any:
+            try:
+                same = self._pipeline._record_type(annotated, name).schema == records.schema
+            except RecordTypeError:
+                same = True  # an annotation that is no record type says nothing, such as a union of record and side output
+            if not same:
+                raise RecordTypeError(
+                    f"{self._where(name)}: output_type is {type_name(output_type)}, but the function is annotated to give {type_name(annotated)}; make them the same"
+                )
+        return records
+
+    def _key(self, key: tuple[Any, ...], key_type: Any) -> Key:
+        records = self._records("key_by")
+        fields = [k for k in key if isinstance(k, (str, int))]
+        if len(key) == 1 and not fields and records.shape != "value":
+            read = field_of(key[0])
+            if read is not None and all(f in records.names or (isinstance(f, int) and 0 <= f < len(records.names)) for f in read):
+                fields, key = list(read), read
+        if len(fields) == len(key):
+            names = [records.names[f] if isinstance(f, int) and 0 <= f < len(records.names) else str(f) for f in fields]
+            for name in names:
+                self._check_key_field(records, name)
+            return Key(fields=tuple(names))
+        if len(key) != 1:
+            raise PipelineError(f"{self._where('key_by')}: give either field names or one function, not both")
+        return self._computed_key(key[0], key_type, records)
+
+    def _check_key_field(self, records: RecordType, name: str) -> None:
+        if name not in records.names:
+            raise PipelineError(f"{self._where('key_by')}: no field '{name}' in {records.describe()}{nearest(name, records.names)}")
+        kind = records.schema.field(name).type
+        if pa.types.is_nested(kind) and not pa.types.is_struct(kind):
+            raise PipelineError(f"{self._where('key_by')}: field '{name}' is a {kind}, which cannot be a key; use a scalar field or a tuple of them")
+
+    def _computed_key(self, function: Any, key_type: Any, records: RecordType) -> Key:
+        python = key_type if key_type is not None else return_type(getattr(function, "get_key", function))
+        if python is None and records.shape == "value" and getattr(function, "__name__", "") == "<lambda>" and field_of(function) is None:
+            python = key_type
+        if python is None:
+            raise RecordTypeError(f"{self._where('key_by')}: the key's type is not known; annotate the key function, or give key_type=")
+        where = f"{self._pipeline.name}: key_by({_name_of(function, 'function')})"
+        info = mi.type_info(python)
+        if isinstance(info, (mi.UnionType, mi.NoneType)):
+            raise RecordTypeError(f"{where}: a key of type {type_name(python)} may be None, and a None key is an error; give such records a key, or filter them out")
+        arrow = arrow_type(info, where)
+        if pa.types.is_nested(arrow) and not pa.types.is_struct(arrow):
+            raise RecordTypeError(f"{where}: a {type_name(python)} cannot be a key; use a scalar or a tuple")
+        return Key(computed=ComputedKey(function, python, arrow, where))
+
+    def _exchange(self, kind: ExchangeKind, key: Key | None = None, partitioner: Any = None) -> DataStream:
+        partitioning = Partitioning(kind, key, partitioner, explicit=True)
+        return DataStream(self._pipeline, None, tuple(replace(u, partitioning=partitioning) for u in self._upstream))
+
+    def _check_columns(self, columns: Iterable[str | Column], operator: str) -> None:
+        records = self._records(operator)
+        for column in columns:
+            read = column.references() if isinstance(column, Column) else {column} if isinstance(column, str) and column.isidentifier() else set()
+            for name in sorted(read):
+                if name.split(".")[0] not in records.names and name not in ("*", "true", "false", "null"):
+                    raise PipelineError(f"{self._where(operator)}: no column '{name}' in {records.describe()}{nearest(name, records.names)}")
+
+
+class KeyedStream:
+    """A stream partitioned by key: what state, timers and rolling operations need."""
+
+    def __init__(self, pipeline: Pipeline, upstream: tuple[Upstream, ...], key: Key) -> None:
+        self._stream = DataStream(pipeline, None, upstream)
+        self._pipeline = pipeline
+        self._key = key
+        partitioning = Partitioning(ExchangeKind.HASH, key)
+        self._upstream = tuple(replace(u, partitioning=partitioning) for u in upstream)
+
+    def process(self, function: KeyedProcessFunction, output_type: Any = None) -> DataStream:
+        """Runs a `KeyedProcessFunction`, with state and timers of the record's key.
+
+        In BATCH a key's records come in event-time order with the watermark at `MIN`, then its timers fire. In STREAMING records
+        come as they arrive, and timers fire as the watermark passes them.
+        """
+        if not isinstance(function, KeyedProcessFunction):
+            raise PipelineError(f"{self._stream._where('process')}: a keyed stream needs a KeyedProcessFunction, not {_name_of(function, 'function')}")
+        name = _name_of(function, "process")
+        records = self._stream._output(name, function.process_element, output_type, element_type)
+        return self._next(nodes.KeyedProcessNode, name, records=records, function=function, timestamped=True)
+
+    def reduce(self, function: Any) -> DataStream:
+        """Combines a key's records with `function(a, b)`, where `a` came first.
+
+        In STREAMING emits the combination so far with every record; in BATCH one final record per key
+        (`execution.incremental-updates`).
+        """
+        return self._rolling(_name_of(function, "reduce"), function=function)
+
+    def sum(self, field: str | int = 0) -> DataStream:
+        """The sum of a field; the other fields are the first record's. Emits as `reduce` does."""
+        return self._builtin("sum", field)
+
+    def min(self, field: str | int = 0) -> DataStream:
+        """The smallest value of a field; the other fields are the first record's. Emits as `reduce` does."""
+        return self._builtin("min", field)
+
+    def max(self, field: str | int = 0) -> DataStream:
+        """The largest value of a field; the other fields are the first record's. Emits as `reduce` does."""
+        return self._builtin("max", field)
+
+    def min_by(self, field: str | int = 0) -> DataStream:
+        """The record with the smallest value of a field, the first of equal ones. Emits as `reduce` does."""
+        return self._builtin("min_by", field)
+
+    def max_by(self, field: str | int = 0) -> DataStream:
+        """The record with the largest value of a field, the first of equal ones. Emits as `reduce` does."""
+        return self._builtin("max_by", field)
+
+    def agg(self, *columns: str | Column, output_type: Any) -> DataStream:
+        """Column aggregates per key, such as `F.sum("delay").alias("delay")`; the result has the key's fields first. Runs in Catalyst."""
+        if not self._key.fields:
+            raise PipelineError(f"{self._stream._where('agg')}: agg needs a stream keyed by fields; use key_by('field')")
+        self._stream._check_columns([c for c in columns if isinstance(c, Column)], "agg")
+        return self._next(nodes.AggregateNode, "agg", records=self._pipeline._record_type(output_type, "agg"), columns=columns, timestamped=False)
+
+    def _builtin(self, kind: str, field: str | int) -> DataStream:
+        records = self._stream._records(kind)
+        if records.shape == "value":
+            return self._rolling(kind, rolling=(kind, None))
+        name = records.names[field] if isinstance(field, int) and 0 <= field < len(records.names) else field
+        if name not in records.names:
+            raise PipelineError(f"{self._stream._where(kind)}: no field '{field}' in {records.describe()}{nearest(str(field), records.names)}")
+        kind_of = records.schema.field(name).type
+        if kind == "sum" and not (pa.types.is_integer(kind_of) or pa.types.is_floating(kind_of) or pa.types.is_decimal(kind_of) or pa.types.is_duration(kind_of)):
+            raise PipelineError(f"{self._stream._where(kind)}: field '{name}' is a {kind_of}, which has no sum")
+        if records.schema.field(name).nullable:
+            raise PipelineError(f"{self._stream._where(kind)}: field '{name}' may be None, which {kind} cannot combine; map it to a value, or use reduce")
+        return self._rolling(kind, rolling=(kind, records.names.index(name) if records.shape == "tuple" else name))
+
+    def _rolling(self, name: str, **attributes: Any) -> DataStream:
+        return self._next(nodes.ReduceNode, name, records=self._stream._records(name), **attributes)
+
+    def _next(self, kind: type[Node], name: str, **attributes: Any) -> DataStream:
+        node = self._pipeline._add(kind, list(self._upstream), name, key=self._key, **attributes)
+        return DataStream(self._pipeline, node.id)
+
+
+class DataStreamSink:
+    """The end of a stream."""
+
+    def __init__(self, pipeline: Pipeline, node: int) -> None:
+        self._pipeline, self._node = pipeline, node
+
+    def name(self, name: str) -> Self:
+        """Names the sink, in plans, stages and errors."""
+        self._pipeline._change(self._node, name=name)
+        return self
+
+    def uid(self, uid: str) -> Self:
+        """Gives the sink its id."""
+        self._pipeline._change(self._node, uid=uid, given_uid=True)
+        return self
+
+    def set_parallelism(self, parallelism: int) -> Self:
+        """How many partitions are written at once."""
+        self._pipeline._change(self._node, parallelism=parallelism)
+        return self
+
+
+def _name_of(function: Any, default: str) -> str:
+    name = getattr(function, "__name__", None) or type(function).__name__
+    return default if name == "<lambda>" else name
+
+
+def _projected(records: RecordType, names: list[str]) -> RecordType:
+    """A record type of some columns of another, under the same annotations."""
+    import typing
+
+    if records.shape != "class":
+        raise RecordTypeError("a projection of tuples or plain values needs output_type=")
+    hints = typing.get_type_hints(records.python, include_extras=True)
+    python = typing.NamedTuple(records.python.__name__, [(n, hints[n]) for n in names])  # type: ignore[misc]
+    return RecordType(python, "class", pa.schema([records.schema.field(n) for n in names]))

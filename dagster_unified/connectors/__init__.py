@@ -1,0 +1,11 @@
+"""Sources and sinks. Each says its boundedness or its guarantee, and reads or writes through Spark's public DataFrame API.
+
+pyspark is imported only when something is read or written, so that pipelines load without it.
+"""
+
+from dagster_unified.connectors.collection import CollectionSource
+from dagster_unified.connectors.delta import DeltaSink
+from dagster_unified.connectors.files import CsvSource, FileSink, JsonSource, ParquetSource
+from dagster_unified.connectors.printing import PrintSink
+
+__all__ = ["CollectionSource", "CsvSource", "DeltaSink", "FileSink", "JsonSource", "ParquetSource", "PrintSink"]

@@ -1,0 +1,82 @@
+"""What an engine asks of a connector: to read a DataFrame, or to write one under an execution's identity."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from dagster_unified.graph.connectors import Sink, Source
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+
+@dataclass(frozen=True)
+class WriteContext:
+    """Who writes. `execution` is the same for a run, its retries and its re-executions: a sink that has it does not write again."""
+
+    spark: SparkSession
+    pipeline: str
+    stage: str
+    execution: str
+    partition: str = "all"
+
+
+@dataclass
+class WriteResult:
+    """What a sink wrote: where, how many bytes, and details for the metadata."""
+
+    location: str
+    bytes: int = 0
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+class SparkSource(Source):
+    """A source that Spark reads."""
+
+    @abstractmethod
+    def read(self, spark: SparkSession) -> DataFrame:
+        """The records' columns, and `MALFORMED` (see below) where the source does not fail on a malformed row."""
+
+    def keeps_malformed(self) -> bool:
+        """Whether malformed rows are kept in a side table, rather than dropped."""
+        return False
+
+
+class SparkSink(Sink):
+    """A sink that Spark writes."""
+
+    @abstractmethod
+    def write(self, frame: DataFrame, context: WriteContext) -> WriteResult:
+        """Writes all rows, once per execution."""
+
+    @abstractmethod
+    def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
+        """The first rows of what is there, or None where it cannot be read back."""
+
+
+MALFORMED = "__malformed"
+"""A struct column (file, row, reason), null in every row that fits."""
+
+
+def spark_schema(schema: pa.Schema) -> StructType:
+    """An Arrow schema as Spark's, everything nullable at every depth: Spark's readers do not promise more."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+    from pyspark.sql.types import StructType
+
+    converted = from_arrow_schema(pa.schema([pa.field(f.name, _nullable(f.type)) for f in schema]))
+    return StructType(list(converted.fields))
+
+
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(f.name, _nullable(f.type)) for f in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(pa.field("element", _nullable(kind.value_type)))
+    if pa.types.is_map(kind):
+        return pa.map_(_nullable(kind.key_type), _nullable(kind.item_type))
+    return kind

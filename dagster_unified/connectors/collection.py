@@ -1,0 +1,36 @@
+"""A source of records that are given in the program: bounded, for tests, examples and small tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from dagster_unified.connectors.base import SparkSource, spark_schema
+from dagster_unified.graph.code import fingerprint
+from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.records import RecordType
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class CollectionSource(SparkSource):
+    """Gives its records, in both modes in their order; ends after the last one."""
+
+    boundedness = Boundedness.BOUNDED
+
+    def __init__(self, name: str, records: RecordType, data: tuple[Any, ...]) -> None:
+        self.name = name
+        self.records = records
+        self.data = data
+        self.batch = records.to_batch(data)
+
+    def describe(self) -> str:
+        return f"{len(self.data)} records given in the program"
+
+    def snapshot(self) -> str:
+        return fingerprint(self.data)
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        return spark.createDataFrame(pa.Table.from_batches([self.batch]), schema=spark_schema(self.records.schema))

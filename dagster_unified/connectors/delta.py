@@ -1,0 +1,193 @@
+"""A table sink that is a Delta Lake table: transactional, readable by Spark, DuckDB, Polars and pandas, with no JVM jar.
+
+Spark's workers write the data files; one small transaction, made with the `deltalake` package, commits them. The transaction
+carries the execution's identity as an application transaction, so that a repeated or retried run never doubles or mixes rows.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import unquote
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from dagster_unified.connectors.base import SparkSink, WriteContext, WriteResult, spark_schema
+from dagster_unified.connectors.paths import for_spark, remove_tree, storage_path
+from dagster_unified.errors import PipelineError, SinkError, nearest
+from dagster_unified.graph.connectors import Guarantee
+from dagster_unified.operators.layout import TIMESTAMP
+from dagster_unified.records import RecordType
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from deltalake.transaction import AddAction
+    from pyspark.sql import DataFrame, SparkSession
+    from upath import UPath
+
+_NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+
+
+class DeltaSink(SparkSink):
+    """Writes a Delta table at `path`, created when it is not there.
+
+    `mode` is `append`; `overwrite`, which replaces the table, or with `partition_by` only the partitions that are written; or
+    `upsert`, where the last record of each `key` replaces the one in the table. Exactly-once in every mode.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        name: str | None = None,
+        mode: Literal["append", "overwrite", "upsert"] = "overwrite",
+        key: tuple[str, ...] | str = (),
+        partition_by: tuple[str, ...] | str = (),
+        storage_options: dict[str, str] | None = None,
+    ) -> None:
+        self.path = storage_path(path, "Delta sink")
+        self.name = name or self.path.name
+        self.mode = mode
+        self.key = (key,) if isinstance(key, str) else tuple(key)
+        self.partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+        self.storage_options = storage_options
+        self.guarantee = Guarantee.UPSERT if mode == "upsert" else Guarantee.EXACTLY_ONCE
+        self.upserts = mode == "upsert"
+        if mode not in ("append", "overwrite", "upsert"):
+            raise PipelineError(f"sink '{self.name}': mode is 'append', 'overwrite' or 'upsert', not {mode!r}")
+        if (mode == "upsert") != bool(self.key):
+            raise PipelineError(
+                f"sink '{self.name}': upsert needs key=, the columns that identify a row" if mode == "upsert" else f"sink '{self.name}': key= goes with mode='upsert'"
+            )
+
+    def describe(self) -> str:
+        key = f" by {', '.join(self.key)}" if self.key else ""
+        parts = f", partitioned by {', '.join(self.partition_by)}" if self.partition_by else ""
+        return f"Delta table at {self.path}, {self.mode}{key}{parts}"
+
+    def check(self, records: RecordType) -> None:
+        for column in (*self.key, *self.partition_by):
+            if column not in records.names:
+                raise PipelineError(f"no field '{column}' in {records.describe()}{nearest(column, records.names)}")
+        for field in records.schema:
+            if pa.types.is_duration(field.type):
+                raise PipelineError(f"field '{field.name}' is a timedelta, which Delta cannot hold; map it to seconds or milliseconds")
+
+    def write(self, frame: DataFrame, context: WriteContext) -> WriteResult:
+        frame = self._last_per_key(frame) if self.mode == "upsert" else frame.drop(TIMESTAMP)
+        table = self._table(frame)
+        app = f"dagster-unified/{context.pipeline}/{self.name}/{context.execution}/{context.partition}"
+        if table.transaction_version(app) is not None:
+            return WriteResult(str(self.path), 0, {"already committed": True})
+        staged = self.path / f"_data-{uuid4().hex}" if self.mode == "upsert" else self.path / f"data-{uuid4().hex}"
+        try:
+            writer = frame.write.mode("overwrite")
+            if self.partition_by and self.mode != "upsert":
+                writer = writer.partitionBy(*self.partition_by)
+            writer.parquet(for_spark(staged))
+            files = sorted(f for f in staged.rglob("*.parquet") if not f.name.startswith(("_", ".")))
+            size = sum(int(f.stat().st_size) for f in files)
+            self._commit(table, files, app)
+        except BaseException:
+            remove_tree(staged)
+            raise
+        if self.mode == "upsert":
+            remove_tree(staged)
+        return WriteResult(str(self.path), size)
+
+    def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
+        from deltalake import DeltaTable
+
+        table = DeltaTable(self._uri(), storage_options=self.storage_options)
+        return table.to_pyarrow_dataset().head(rows)
+
+    def _uri(self) -> str:
+        return str(self.path)
+
+    def _table(self, frame: DataFrame) -> DeltaTable:
+        """The table, created if need be; raises `SinkError` where its columns are not the stream's."""
+        from deltalake import DeltaTable
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        wanted = to_arrow_schema(frame.schema, timezone="UTC", prefers_large_types=False)
+        if not DeltaTable.is_deltatable(self._uri(), storage_options=self.storage_options):
+            if self.path.fs.exists(self.path.path) is False:
+                self.path.mkdir(parents=True, exist_ok=True)
+            DeltaTable.create(self._uri(), wanted, mode="ignore", partition_by=list(self.partition_by) or None, storage_options=self.storage_options)
+        table = DeltaTable(self._uri(), storage_options=self.storage_options)
+        held = spark_schema(pa.schema(table.schema().to_arrow()))
+        given = spark_schema(wanted)
+        for field in given:
+            if field.name not in held.names:
+                raise SinkError(f"sink '{self.name}': the table at {self.path} has no column '{field.name}'; write to another table, or add the column to it")
+            if held[field.name].dataType != field.dataType:
+                raise SinkError(
+                    f"sink '{self.name}': column '{field.name}' is {field.dataType.simpleString()}, and {held[field.name].dataType.simpleString()} in the table at {self.path}; write to another table, or make them the same"
+                )
+        return table
+
+    def _last_per_key(self, frame: DataFrame) -> DataFrame:
+        """One row per key: the last by event time, and of equal ones the last that was emitted."""
+        from pyspark.sql import functions as F
+
+        columns = [c for c in frame.columns if c != TIMESTAMP]
+        order = [F.col(TIMESTAMP)] if TIMESTAMP in frame.columns else []
+        numbered = frame.withColumn("__n", F.monotonically_increasing_id())
+        last = numbered.groupBy(*self.key).agg(F.max_by(F.struct(*columns), F.struct(*order, F.col("__n"))).alias("__row"))
+        return last.select(*[f"__row.{c}" for c in columns])
+
+    def _commit(self, table: DeltaTable, files: list[UPath], app: str) -> None:
+        from deltalake.transaction import CommitProperties, Transaction
+
+        properties = CommitProperties(app_transactions=[Transaction(app, 0)])
+        if self.mode == "upsert":
+            self._merge(table, files, properties)
+            return
+        adds = [self._add(f) for f in files]
+        actions: list[Any] = [a for a, rows in adds if rows]
+        mode = "append"
+        if self.mode == "overwrite" and self.partition_by:
+            actions += self._removed(table, [a for a, rows in adds if rows])
+        elif self.mode == "overwrite":
+            mode = "overwrite"
+        table.create_write_transaction(actions, mode, table.schema(), partition_by=list(self.partition_by) or None, commit_properties=properties)
+
+    def _merge(self, table: DeltaTable, files: list[UPath], properties: Any) -> None:
+        source = (
+            ds.dataset([str(f) for f in files], format="parquet")
+            if not files or not files[0].protocol
+            else ds.dataset([f.path for f in files], filesystem=files[0].fs, format="parquet")
+        )
+        same = " AND ".join(f'target."{k}" = source."{k}"' for k in self.key)
+        merger = table.merge(source.scanner().to_reader(), predicate=same, source_alias="source", target_alias="target", commit_properties=properties)
+        merger.when_matched_update_all().when_not_matched_insert_all().execute()
+
+    def _add(self, file: UPath) -> tuple[AddAction, int]:
+        from deltalake.transaction import AddAction
+
+        relative = file.relative_to(self.path)
+        values: dict[str, str | None] = {}
+        for part in relative.parts[:-1]:
+            name, found, value = part.partition("=")
+            if found:
+                values[name] = None if value == _NO_PARTITION else unquote(value)
+        with file.open("rb") as opened:
+            rows = pq.read_metadata(opened).num_rows
+        modified = int(datetime.now(timezone.utc).timestamp() * 1000)
+        return AddAction(relative.as_posix(), int(file.stat().st_size), values, modified, True, json.dumps({"numRecords": rows})), rows
+
+    def _removed(self, table: DeltaTable, adds: list[AddAction]) -> list[Any]:
+        """Removals of what the written partitions held before."""
+        from deltalake.transaction import RemoveAction
+
+        written = [dict(a.partition_values) for a in adds]
+        removed = []
+        modified = int(datetime.now(timezone.utc).timestamp() * 1000)
+        for row in pa.table(table.get_add_actions(flatten=False)).to_pylist():
+            values = {k: None if v is None else str(v) for k, v in (row.get("partition") or row.get("partition_values") or {}).items()}
+            if values in written:
+                removed.append(RemoveAction(row["path"], True, modified, row["size_bytes"], values))
+        return removed

@@ -1,0 +1,208 @@
+"""Files: CSV, JSON and Parquet sources (bounded), and Parquet and CSV directories as sinks."""
+
+from __future__ import annotations
+
+import glob
+from typing import TYPE_CHECKING, Any, Literal
+from uuid import uuid4
+
+import pyarrow as pa
+from upath import UPath
+
+from dagster_unified.connectors.base import MALFORMED, SparkSink, SparkSource, WriteContext, WriteResult, spark_schema
+from dagster_unified.connectors.paths import for_spark, remove_tree, size_of, storage_path
+from dagster_unified.errors import MalformedInputError, PipelineError
+from dagster_unified.graph.code import digest
+from dagster_unified.graph.connectors import Boundedness, Guarantee
+from dagster_unified.records import RecordType, record_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+OnMalformed = Literal["fail", "drop", "divert"]
+_CORRUPT = "__corrupt"
+
+
+class _FileSource(SparkSource):
+    """Files of one format under a path: a file, a folder, or a pattern with `*`."""
+
+    boundedness = Boundedness.BOUNDED
+    format: str
+
+    def __init__(self, path: str, record: Any, name: str | None = None) -> None:
+        self.path = storage_path(path, f"{self.format} source")
+        self.name = name or self.path.stem.replace("*", "_") or self.format
+        self.records = record_type(record, f"source '{self.name}'")
+
+    def describe(self) -> str:
+        return f"{self.format} files at {self.path}"
+
+    def snapshot(self) -> str:
+        return digest(*[f"{f}:{f.stat().st_size}:{f.stat().st_mtime}" for f in self.files()])
+
+    def files(self) -> list[UPath]:
+        """The files that are read now, in order of their names."""
+        if "*" in str(self.path):
+            found = (
+                [UPath(f, protocol=self.path.protocol) for f in glob.glob(str(self.path))]
+                if not self.path.protocol
+                else [UPath(f, protocol=self.path.protocol) for f in self.path.fs.glob(self.path.path)]
+            )
+        elif self.path.is_dir():
+            found = [f for f in self.path.rglob("*") if f.is_file() and not f.name.startswith(("_", "."))]
+        else:
+            found = [self.path] if self.path.exists() else []
+        return sorted(found, key=str)
+
+    def _existing(self) -> str:
+        if not self.files():
+            raise PipelineError(f"source '{self.name}': there are no files at {self.path}; check the path")
+        return for_spark(self.path)
+
+
+class TextSource(_FileSource):
+    """A text format, whose rows may not fit their schema."""
+
+    def __init__(self, path: str, record: Any, name: str | None = None, on_malformed: OnMalformed = "fail") -> None:
+        super().__init__(path, record, name)
+        if on_malformed not in ("fail", "drop", "divert"):
+            raise PipelineError(f"source '{self.name}': on_malformed is 'fail', 'drop' or 'divert', not {on_malformed!r}")
+        self.on_malformed = on_malformed
+
+    def describe(self) -> str:
+        return f"{super().describe()}, malformed rows: {self.on_malformed}"
+
+    def keeps_malformed(self) -> bool:
+        return self.on_malformed == "divert"
+
+    def _options(self) -> dict[str, Any]:
+        return {}
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        from pyspark.sql import functions as F
+        from pyspark.sql.types import StringType
+
+        schema = spark_schema(self.records.schema).add(_CORRUPT, StringType())
+        options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, "columnPruning": "false", **self._options()}
+        frame = spark.read.format(self.format).schema(schema).options(**options).load(self._existing())
+        names = list(self.records.names)
+        reason = F.when(F.col(_CORRUPT).isNotNull(), F.lit(f"cannot be read as {self.records.describe()}"))
+        for field in self.records.schema:
+            if not field.nullable:
+                reason = reason.when(F.col(field.name).isNull(), F.lit(f"field '{field.name}' is missing"))
+        text = F.coalesce(F.col(_CORRUPT), F.to_json(F.struct(*names)))
+        problem = F.when(reason.isNotNull(), F.struct(F.col("_metadata.file_path").alias("file"), text.alias("row"), reason.alias("reason")))
+        if self.on_malformed != "fail":
+            return frame.select(*names, problem.alias(MALFORMED))
+        return frame.withColumn(MALFORMED, problem).where(self._fitting()).select(*names)
+
+    def _fitting(self) -> Column:
+        """True for a row that fits; a row that does not raises, with what is needed to find it."""
+        from pyspark.sql import functions as F
+
+        message = F.concat(F.lit("dagster_unified.errors.MalformedInputError: "), F.to_json(F.struct(F.lit(self.name).alias("source"), F.col(f"{MALFORMED}.*"))))
+        return F.when(F.col(MALFORMED).isNull(), F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
+
+    def locate(self, spark: SparkSession, file: str, row: str, reason: str) -> MalformedInputError:
+        """The error for a malformed row, with its line looked up in its file."""
+        from pyspark.sql import functions as F
+
+        first = row.splitlines()[0] if row else row
+        lines = spark.read.text(file).coalesce(1).select("value", (F.monotonically_increasing_id() + 1).alias("line"))
+        found = lines.where(F.trim("value") == F.trim(F.lit(first))).limit(1).collect()
+        line = f", line {found[0].line}" if found else ""
+        return MalformedInputError(
+            f"source '{self.name}': {file.removeprefix('file:').replace('///', '/')}{line}: {reason}: {row[:200]}; mend the file, or read it with on_malformed='drop' or 'divert'"
+        )
+
+
+class CsvSource(TextSource):
+    """CSV files. Bounded. A row that does not fit its record type fails the run with file and line, or is dropped or diverted.
+
+    `null_values` is the text that stands for a missing value. With `header` the first line names the columns, and must name them in
+    the order of the record's fields.
+    """
+
+    format = "csv"
+
+    def __init__(
+        self, path: str, record: Any, name: str | None = None, on_malformed: OnMalformed = "fail", header: bool = True, delimiter: str = ",", null_value: str = ""
+    ) -> None:
+        super().__init__(path, record, name, on_malformed)
+        self.header, self.delimiter, self.null_value = header, delimiter, null_value
+
+    def _options(self) -> dict[str, Any]:
+        return {"header": self.header, "sep": self.delimiter, "nullValue": self.null_value, "enforceSchema": "false" if self.header else "true"}
+
+
+class JsonSource(TextSource):
+    """JSON files, one object per line. Bounded. Malformed rows are treated as in `CsvSource`."""
+
+    format = "json"
+
+
+class ParquetSource(_FileSource):
+    """Parquet files. Bounded. Columns are read by name; a missing one, or one of another type, is an error."""
+
+    format = "parquet"
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        frame = spark.read.parquet(self._existing())
+        wanted = spark_schema(self.records.schema)
+        missing = [n for n in wanted.names if n not in frame.columns]
+        if missing:
+            raise PipelineError(f"source '{self.name}': no column '{missing[0]}' in {self.path}; it has {', '.join(frame.columns)}")
+        return frame.select(*[F.col(f.name).cast(f.dataType).alias(f.name) for f in wanted])
+
+
+class FileSink(SparkSink):
+    """A directory of Parquet or CSV files, replaced as a whole: readers see the old files or the new ones.
+
+    Exactly-once: a repeated or retried run writes the same directory again. Spark's workers write beside it, and one rename puts
+    it in place; on an object store, which has no rename, use `DeltaSink`.
+    """
+
+    guarantee = Guarantee.EXACTLY_ONCE
+
+    def __init__(self, path: str, name: str | None = None, format: Literal["parquet", "csv"] = "parquet") -> None:  # noqa: A002
+        self.path = storage_path(path, "file sink")
+        self.name = name or self.path.name
+        if format not in ("parquet", "csv"):
+            raise PipelineError(f"sink '{self.name}': format is 'parquet' or 'csv', not {format!r}")
+        self.format = format
+
+    def describe(self) -> str:
+        return f"{self.format} files at {self.path}"
+
+    def check(self, records: RecordType) -> None:
+        nested = [f.name for f in records.schema if pa.types.is_nested(f.type)]
+        if self.format == "csv" and nested:
+            raise PipelineError(f"field '{nested[0]}' is nested, which CSV cannot hold; write Parquet, or map it to a text")
+
+    def write(self, frame: DataFrame, context: WriteContext) -> WriteResult:
+        target = self.path if context.partition == "all" else self.path / f"partition={context.partition}"
+        staged = target.parent / f".{target.name}.{uuid4().hex}"
+        writer = frame.write.mode("overwrite")
+        if self.format == "csv":
+            writer = writer.option("header", True)
+        try:
+            writer.format(self.format).save(for_spark(staged))
+            _swap(staged, target)
+        except BaseException:
+            remove_tree(staged)
+            raise
+        return WriteResult(str(target), size_of(target))
+
+    def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
+        reader = spark.read.option("header", True) if self.format == "csv" else spark.read
+        return reader.format(self.format).load(for_spark(self.path)).limit(rows).toArrow()
+
+
+def _swap(staged: UPath, target: UPath) -> None:
+    old = target.parent / f".{target.name}.old.{uuid4().hex}"
+    if target.exists():
+        target.rename(old)
+    staged.rename(target)
+    remove_tree(old)

@@ -1,0 +1,41 @@
+"""Paths from configuration: checked, made absolute, and written as Spark and `universal_pathlib` each want them."""
+
+from __future__ import annotations
+
+import re
+
+from upath import UPath
+
+from dagster_unified.errors import ConfigurationError
+
+_SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*://")
+
+
+def storage_path(path: str, what: str) -> UPath:
+    """A local path or a URL as a `UPath`; raises `ConfigurationError` naming `what` where it is neither."""
+    if not path or "\x00" in path or "\n" in path:
+        raise ConfigurationError(f"{what}: {path!r} is not a path")
+    try:
+        found = UPath(path)
+    except (ValueError, ImportError) as error:
+        raise ConfigurationError(f"{what}: {path!r} cannot be used: {error}") from error
+    return found if _SCHEME.match(path) else found.expanduser().absolute()
+
+
+def for_spark(path: UPath) -> str:
+    """The path as Spark reads it; local ones explicitly, whatever Spark's default file system is."""
+    text = str(path)
+    return text if _SCHEME.match(text) else f"file://{text}"
+
+
+def size_of(path: UPath) -> int:
+    """Bytes of all files below a path."""
+    if path.is_file():
+        return int(path.stat().st_size)
+    return sum(int(f.stat().st_size) for f in path.rglob("*") if f.is_file()) if path.exists() else 0
+
+
+def remove_tree(path: UPath) -> None:
+    """Removes a file or a folder with everything in it; nothing happens where it is not there."""
+    if path.exists():
+        path.fs.rm(path.path, recursive=True)

@@ -1,0 +1,42 @@
+"""A sink that prints: for trying a pipeline out."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from dagster_unified.connectors.base import SparkSink, WriteContext, WriteResult
+from dagster_unified.graph.connectors import Guarantee
+from dagster_unified.records import RecordType
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class PrintSink(SparkSink):
+    """Prints every record as a line to standard output. All rows pass through the driver, one partition at a time."""
+
+    guarantee = Guarantee.AT_LEAST_ONCE
+    upserts = True  # a line per update is what one wants to see of a rolling operation
+
+    def __init__(self, name: str = "print") -> None:
+        self.name = name
+
+    def describe(self) -> str:
+        return "standard output"
+
+    def check(self, records: RecordType) -> None:
+        self._records = records
+
+    def write(self, frame: DataFrame, context: WriteContext) -> WriteResult:
+        for row in frame.toLocalIterator():
+            values = tuple(row)
+            shown = values[0] if len(values) == 1 else f"{getattr(self._records.python, '__name__', '')}({', '.join(f'{k}={v!r}' for k, v in row.asDict().items())})"
+            sys.stdout.write(f"{self.name}> {shown}\n")
+        sys.stdout.flush()
+        return WriteResult("standard output")
+
+    def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
+        return None

@@ -1,0 +1,1 @@
+"""BATCH: one region as one Spark job, its output materialized in the intermediate store."""

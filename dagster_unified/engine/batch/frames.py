@@ -1,0 +1,350 @@
+"""Builds a region's DataFrames: one Python pass per connected set of Python operators, everything else left to Catalyst.
+
+Knows the plan and Spark's DataFrame API (no RDDs, no JVM handles: it runs on Connect as well). Lazy: nothing runs here, but for
+the event-time probe that a fully pipelined job with timers needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dagster_unified.connectors.base import MALFORMED, SparkSource, spark_schema
+from dagster_unified.engine.translate import input_layout, program, runs_in_python
+from dagster_unified.engine.worker import shipped
+from dagster_unified.errors import PipelineError
+from dagster_unified.graph import nodes as g
+from dagster_unified.graph.expressions import Column as Recorded
+from dagster_unified.graph.nodes import Edge, ExchangeKind
+from dagster_unified.graph.plan import Plan, Port, Region
+from dagster_unified.operators.layout import METRICS, OUTPUT, TIMESTAMP, StreamLayout, combined_schema, key_column, output_column
+from dagster_unified.operators.metrics import Metrics, merge
+from dagster_unified.operators.program import Output, Program
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, Observation, SparkSession
+
+Intermediate = Callable[[Port], "DataFrame"]
+"""Gives the stream of another region's port."""
+
+
+@dataclass
+class Pass:
+    """One Python pass: the operators in it, the streams that leave it, and its combined DataFrame."""
+
+    members: tuple[int, ...]
+    outputs: tuple[Port, ...]
+    frame: DataFrame | None = None
+
+
+@dataclass
+class RegionFrames:
+    """The lazy DataFrames of one region."""
+
+    plan: Plan
+    region: Region
+    spark: SparkSession
+    intermediate: Intermediate
+    last_event_time: int | None = None
+    """The last event time of the region's inputs, from the manifests."""
+    observations: list[Observation] = field(default_factory=list)
+    diverted: list[tuple[DataFrame, bool]] = field(default_factory=list)
+    persisted: list[DataFrame] = field(default_factory=list)
+    _ports: dict[Port, DataFrame] = field(default_factory=dict)
+    passes: list[Pass] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.passes = self._find_passes()
+
+    def port(self, port: Port) -> DataFrame:
+        """A stream of this region or, through `intermediate`, of an earlier one; in the columns of its layout."""
+        if port.node not in self.region.nodes:
+            return self.intermediate(port)
+        if port not in self._ports:
+            self._ports[port] = self._build(port)
+        return self._ports[port]
+
+    def sink_input(self, sink: int) -> DataFrame:
+        """What a sink is to write: the records' columns only."""
+        return self.stream(sink).select(*input_layout(self.plan, sink).records.names)
+
+    def whole_pass(self, ports: tuple[Port, ...]) -> DataFrame | None:
+        """The combined DataFrame of the one pass that gives exactly these streams, if there is one."""
+        for one in self.passes:
+            if one.outputs == ports and len(ports) > 1:
+                return self._run(one)
+        return None
+
+    def metrics(self) -> Metrics:
+        """The totals that the passes reported; to be called after the region's job has run."""
+        return merge(report for o in self.observations for report in (o.get.get("reports") or []))
+
+    def release(self) -> None:
+        """Frees what was kept for several readers."""
+        for frame in self.persisted:
+            frame.unpersist()
+
+    def _find_passes(self) -> list[Pass]:
+        graph = self.plan.graph
+        task_of = {o: t.id for t in self.plan.tasks for o in t.operators}
+        groups: list[list[int]] = []
+        for node_id in self.region.nodes:
+            node = graph.node(node_id)
+            edges = graph.inputs(node_id)
+            joined = None
+            if len(edges) == 1 and edges[0].partitioning.kind is ExchangeKind.FORWARD and task_of[edges[0].source] == task_of[node_id]:
+                joined = next((group for group in groups if edges[0].source in group), None)
+            by_field = isinstance(node, g.AssignTimestampsNode) and not runs_in_python(node)
+            if joined is not None and (runs_in_python(node) or by_field):
+                joined.append(node_id)
+            elif runs_in_python(node):
+                groups.append([node_id])
+        return [Pass(tuple(group), self._leaving(group)) for group in groups]
+
+    def _leaving(self, group: list[int]) -> tuple[Port, ...]:
+        found = [Port(e.source, e.tag.name if e.tag else None) for e in self.plan.graph.edges if e.source in group and e.target not in group]
+        return tuple(dict.fromkeys(found))
+
+    def _build(self, port: Port) -> DataFrame:
+        one = next((p for p in self.passes if port.node in p.members), None)
+        layout = self.plan.layout(port)
+        if one is not None:
+            frame = self._run(one)
+            if len(one.outputs) == 1:
+                return frame
+            number = one.outputs.index(port)
+            column = output_column(number)
+            return frame.where(f"{OUTPUT} = {number}").select(*[f"{column}.{name}" for name in layout.schema.names])
+        frame = self._native(self.plan.graph.node(port.node))
+        return self._with_keys(port, frame, layout) if layout.keys else frame
+
+    def _run(self, one: Pass) -> DataFrame:
+        """The pass's combined DataFrame, with its reports taken out on the way."""
+        if one.frame is None:
+            head = one.members[0]
+            frame = self.stream(head)
+            needs_probe = isinstance(self.plan.graph.node(head), g.KeyedProcessNode)
+            last = self.last_event_time
+            if needs_probe and last is None and TIMESTAMP in frame.columns:
+                last = self._probe(frame)
+            ship = program(self.plan, self.region.name, one.members, one.outputs, last)
+            one.frame = self._map(frame.select(*ship.input.schema.names), ship)
+            readers = sum(1 for e in self.plan.graph.edges if e.source in one.members and e.target not in one.members)
+            if readers > 1 and self.whole_pass_differs(one):
+                one.frame = one.frame.persist()
+                self.persisted.append(one.frame)
+        return one.frame
+
+    def whole_pass_differs(self, one: Pass) -> bool:
+        """Whether a pass with several readers would run once for each of them: not where its outputs leave the region together."""
+        return not set(one.outputs) <= set(self.region.outputs) | {Port(e.source, e.tag.name if e.tag else None) for s in self.region.sinks for e in self.plan.graph.inputs(s)}
+
+    def _map(self, frame: DataFrame, ship: Program) -> DataFrame:
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as F
+
+        schema = combined_schema(tuple(o.layout for o in ship.outputs))
+        observation = Observation()
+        self.observations.append(observation)
+        mapped = frame.mapInArrow(shipped(ship), spark_schema(schema))
+        return mapped.observe(observation, F.collect_list(METRICS).alias("reports")).where(F.col(METRICS).isNull()).drop(METRICS)
+
+    def _with_keys(self, port: Port, frame: DataFrame, layout: StreamLayout) -> DataFrame:
+        """Keys that functions compute, after an operator that runs in Catalyst."""
+        bare = StreamLayout(layout.records, layout.timestamped)
+        return self._map(frame, Program(self.plan.name, self.region.name, bare, (), (Output(-1, layout),)))
+
+    def _probe(self, frame: DataFrame) -> int | None:
+        """The last event time of an input that is not materialized: a job of its own, over what is then kept for the main one."""
+        from pyspark.sql import functions as F
+
+        frame.persist()
+        self.persisted.append(frame)
+        found: int | None = frame.agg(F.max(TIMESTAMP)).collect()[0][0]
+        return found
+
+    # What reaches an operator
+
+    def stream(self, node_id: int) -> DataFrame:
+        """A node's inputs united, partitioned as their exchange says, and sorted where the node is keyed."""
+        node = self.plan.graph.node(node_id)
+        layout = input_layout(self.plan, node_id)
+        edges = self.plan.graph.inputs(node_id)
+        frame = self._aligned(edges[0], layout)
+        for edge in edges[1:]:
+            frame = frame.unionByName(self._aligned(edge, layout))
+        return self._exchanged(frame, edges[0], node, layout)
+
+    def _aligned(self, edge: Edge, layout: StreamLayout) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        port = Port(edge.source, edge.tag.name if edge.tag else None)
+        frame = self.port(port)
+        own = self.plan.layout(port)
+        columns: list[Column] = [F.col(name) for name in own.records.names]
+        if layout.timestamped:
+            columns.append(F.col(TIMESTAMP) if own.timestamped else F.lit(None).cast("long").alias(TIMESTAMP))
+        computed = edge.partitioning.key.computed if edge.partitioning.key is not None else None
+        if computed is not None:
+            columns.append(F.col(key_column(own.keys.index(computed))).alias(key_column(0)))
+        return frame.select(*columns)
+
+    def _exchanged(self, frame: DataFrame, edge: Edge, node: g.Node, layout: StreamLayout) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        kind = edge.partitioning.kind
+        count = node.parallelism or self.plan.execution.parallelism
+        if kind is ExchangeKind.HASH:
+            keys = [key_column(0)] if layout.keys else list(edge.partitioning.key.fields)  # type: ignore[union-attr]
+            if isinstance(node, g.AggregateNode):
+                return frame
+            spread = frame.repartition(count, *keys) if count else frame.repartition(*keys)
+            return spread.sortWithinPartitions(*keys, TIMESTAMP) if layout.timestamped else spread.sortWithinPartitions(*keys)
+        if kind in (ExchangeKind.REBALANCE, ExchangeKind.RESCALE, ExchangeKind.SHUFFLE):
+            return frame.repartition(count) if count else frame.repartition(F.rand() if kind is ExchangeKind.SHUFFLE else F.spark_partition_id())
+        if kind is ExchangeKind.GLOBAL:
+            return frame.coalesce(1)
+        if kind is ExchangeKind.CUSTOM:
+            return self._custom(frame, edge, node, count)
+        if kind is ExchangeKind.BROADCAST:
+            return self._broadcast(frame, count or 1)
+        return frame.coalesce(count) if count else frame
+
+    def _custom(self, frame: DataFrame, edge: Edge, node: g.Node, count: int | None) -> DataFrame:
+        """Records go where the partitioner says: a Python function of the key, evaluated beside the records."""
+        from pyspark.sql import functions as F
+        from pyspark.sql.types import IntegerType
+
+        if not count:
+            raise PipelineError(
+                f"{self.plan.name}: operator '{node.name}' comes after partition_custom and needs set_parallelism(n), since the partitioner is asked for one of n partitions"
+            )
+        partitioner = edge.partitioning.partitioner
+        key = edge.partitioning.key
+        assert key is not None
+        names = [key_column(0)] if key.computed is not None else list(key.fields)
+        where = f"{self.plan.name}: partition_custom before '{node.name}'"
+
+        def choose(*values: object) -> int:
+            chosen = partitioner(values[0] if len(values) == 1 else values, count)
+            if not 0 <= chosen < count:
+                raise PipelineError(f"{where}: the partitioner gave {chosen!r} for key {values!r}; it must be from 0 to {count - 1}")
+            return int(chosen)
+
+        from dagster_unified.engine.worker import by_value
+
+        chosen = frame.withColumn("__p", F.udf(by_value(choose), IntegerType())(*names))
+        return chosen.repartitionById(count, "__p").drop("__p")
+
+    def _broadcast(self, frame: DataFrame, count: int) -> DataFrame:
+        """Every record in every one of `count` partitions."""
+        from pyspark.sql import functions as F
+
+        copies = frame.withColumn("__p", F.explode(F.sequence(F.lit(0), F.lit(count - 1))))
+        return copies.repartitionById(count, "__p").drop("__p")
+
+    # What Catalyst does by itself
+
+    def _native(self, node: g.Node) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        if isinstance(node, g.SourceNode):
+            return self._source(node)
+        frame = self.stream(node.id)
+        kept = [F.col(TIMESTAMP)] if node.timestamped and TIMESTAMP in frame.columns else []
+        if isinstance(node, g.AssignTimestampsNode):
+            return self._timestamps(node, frame)
+        if isinstance(node, g.WhereNode):
+            return frame.where(_condition(node.columns[0]))
+        if isinstance(node, g.SelectNode):
+            return self._typed(node, frame.select(*map(_column, node.columns), *kept))
+        if isinstance(node, g.WithColumnsNode):
+            added = frame.withColumns({name: _column(c) for name, c in zip(node.names, node.columns, strict=True)})
+            return self._typed(node, added)
+        if isinstance(node, g.AggregateNode):
+            keys = list(node.key.fields)
+            message = f"dagster_unified.errors.RecordTypeError: {self.plan.name}: stage '{self.region.name}', operator '{node.name}': a key is None; filter such records out before key_by"
+            checked = frame.where(F.when(_all_set(keys), F.lit(True)).otherwise(F.raise_error(F.lit(message)).cast("boolean")))
+            return self._typed(node, checked.groupBy(*keys).agg(*map(_column, node.columns)))
+        raise PipelineError(f"{self.plan.name}: '{node.name}' cannot run in BATCH")
+
+    def _source(self, node: g.SourceNode) -> DataFrame:
+        if not isinstance(node.source, SparkSource):
+            raise PipelineError(f"{self.plan.name}: source '{node.name}' is a {type(node.source).__name__}, which Spark cannot read")
+        frame = node.source.read(self.spark)
+        if MALFORMED in frame.columns:
+            self.diverted.append((frame.where(f"{MALFORMED} is not null").select(f"{MALFORMED}.*"), node.source.keeps_malformed()))
+            frame = frame.where(f"{MALFORMED} is null")
+        return frame.select(*node.source.records.names)
+
+    def _timestamps(self, node: g.AssignTimestampsNode, frame: DataFrame) -> DataFrame:
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as F
+        from pyspark.sql.types import LongType
+
+        field = frame.schema[node.assigner].dataType
+        column = F.col(node.assigner)
+        if not isinstance(field, LongType):
+            column = F.unix_millis(column.cast("timestamp"))
+        observation = Observation()
+        self.observations.append(observation)
+        report = F.to_json(F.struct(F.create_map().cast("map<string,int>").alias("counters"), F.max(TIMESTAMP).alias("last_event_time")))
+        return frame.withColumn(TIMESTAMP, column).observe(observation, F.array(report).alias("reports"))
+
+    def _typed(self, node: g.Node, frame: DataFrame) -> DataFrame:
+        """Holds a native result against the declared record: columns by name, cast only where nothing can be lost."""
+        from pyspark.sql import functions as F
+
+        assert node.records is not None
+        wanted = spark_schema(node.records.schema)
+        columns = []
+        for declared in wanted:
+            if declared.name not in frame.columns:
+                raise PipelineError(
+                    f"{self.plan.name}: operator '{node.name}': no column '{declared.name}'; it gives {', '.join(frame.columns)}, and output_type is {node.records.describe()}"
+                )
+            given = frame.schema[declared.name].dataType
+            if given != declared.dataType and not _widens(given.simpleString(), declared.dataType.simpleString()):
+                raise PipelineError(
+                    f"{self.plan.name}: operator '{node.name}': column '{declared.name}' is a {given.simpleString()}, but output_type says {declared.dataType.simpleString()}; cast it in the expression"
+                )
+            columns.append(F.col(declared.name).cast(declared.dataType))
+        return frame.select(*columns, *([TIMESTAMP] if node.timestamped and TIMESTAMP in frame.columns else []))
+
+
+_WIDER = {
+    "bigint": ("tinyint", "smallint", "int"),
+    "double": ("tinyint", "smallint", "int", "bigint", "float"),
+    "timestamp": ("date", "timestamp_ntz"),
+}
+
+
+def _widens(given: str, wanted: str) -> bool:
+    return given in _WIDER.get(wanted, ()) or given == "void" or (wanted.startswith("decimal") and given.startswith("decimal")) or _shape(given) == _shape(wanted)
+
+
+def _shape(simple: str) -> str:
+    return simple.replace("int>", "bigint>").replace("bigbigint", "bigint")
+
+
+def _column(expression: object) -> Column:
+    from pyspark.sql import functions as F
+
+    if isinstance(expression, Recorded):
+        column: Column = expression.replay(F)
+        return column
+    return F.expr(expression) if isinstance(expression, str) else expression  # type: ignore[return-value]
+
+
+def _condition(expression: object) -> Column:
+    return _column(expression)
+
+
+def _all_set(keys: list[str]) -> Column:
+    from pyspark.sql import functions as F
+
+    condition = F.col(keys[0]).isNotNull()
+    for key in keys[1:]:
+        condition = condition & F.col(key).isNotNull()
+    return condition

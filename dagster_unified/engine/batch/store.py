@@ -1,0 +1,140 @@
+"""The intermediate store: the materialized output of stages, in Parquet, each with a manifest.
+
+`<storage>/<pipeline>/<stage>/<partition>/<run id>/` holds the data of one attempt in a folder of its own and `manifest.json`,
+written last and atomically. A directory without a manifest does not exist for readers, and one whose files are not what the
+manifest says is damaged. Knows paths and bytes; not Spark, not Dagster.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from uuid import uuid4
+
+import msgspec
+from upath import UPath
+
+from dagster_unified.connectors.paths import remove_tree, storage_path
+from dagster_unified.errors import ConfigurationError
+
+MANIFEST = "manifest.json"
+_SEGMENT = re.compile(r"[A-Za-z0-9_.=+:-]+")
+
+
+class StoredFile(msgspec.Struct, frozen=True):
+    """A file of an intermediate, relative to its data folder, and its size in bytes."""
+
+    path: str
+    bytes: int
+
+
+class StoredStream(msgspec.Struct, frozen=True):
+    """A stream that an intermediate holds: the operator's uid, its side output if it is one, and its rows."""
+
+    uid: str
+    tag: str | None
+    rows: int
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What an intermediate is. `fingerprint` covers code, configuration, upstream and source snapshot."""
+
+    version: int = 1
+    pipeline: str
+    stage: str
+    partition: str
+    run: str
+    fingerprint: str
+    schema: str
+    streams: list[StoredStream]
+    rows: int
+    bytes: int
+    data: str
+    """The folder of the attempt that was committed."""
+    files: list[StoredFile]
+    last_event_time: int | None = None
+    counters: dict[str, int] = {}
+    seconds: float = 0.0
+    created: float = 0.0
+    sinks: dict[str, str] = {}
+    """Where the stage's sinks wrote: sink name to location."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where an intermediate is."""
+
+    pipeline: str
+    stage: str
+    run: str
+    partition: str = "all"
+
+
+class IntermediateStore:
+    """Intermediates below one folder or bucket."""
+
+    def __init__(self, root: str) -> None:
+        self.root = storage_path(root, "intermediate storage")
+
+    def folder(self, address: Address) -> UPath:
+        """The folder of one stage of one run; raises where a part of the address is no safe path segment."""
+        path = self.root
+        for part in (address.pipeline, address.stage, address.partition, address.run):
+            if not _SEGMENT.fullmatch(part) or part in (".", ".."):
+                raise ConfigurationError(f"'{part}' cannot be part of a storage path; use letters, digits and _ . = + : -")
+            path = path / part
+        return path
+
+    def new_attempt(self, address: Address) -> UPath:
+        """A folder for one attempt's data: attempts never share one, so that one that lives on after its run was killed does no harm."""
+        path = self.folder(address) / f"data-{uuid4().hex[:12]}"
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def files(self, attempt: UPath) -> list[StoredFile]:
+        """The data files of an attempt."""
+        found = [f for f in attempt.rglob("*.parquet") if not f.name.startswith((".", "_"))]
+        return sorted((StoredFile(f.relative_to(attempt).as_posix(), int(f.stat().st_size)) for f in found), key=lambda f: f.path)
+
+    def commit(self, address: Address, manifest: Manifest) -> None:
+        """Makes an attempt the intermediate, at once and whole; other attempts' data goes."""
+        folder = self.folder(address)
+        folder.mkdir(parents=True, exist_ok=True)
+        text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+        if folder.protocol in ("", "file"):
+            staged = folder / f".{MANIFEST}.{uuid4().hex}"
+            staged.write_bytes(text)
+            staged.rename(folder / MANIFEST)
+        else:
+            (folder / MANIFEST).write_bytes(text)  # a put is atomic
+        for other in folder.iterdir():
+            if other.name.startswith("data-") and other.name != manifest.data:
+                remove_tree(other)
+
+    def find(self, address: Address) -> Manifest | None:
+        """The manifest, or None where there is none or its data is gone or damaged."""
+        folder = self.folder(address)
+        try:
+            manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+            data = folder / manifest.data
+            intact = all((data / f.path).stat().st_size == f.bytes for f in manifest.files)
+        except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
+            return None
+        return manifest if intact else None
+
+    def data(self, manifest: Manifest) -> UPath:
+        """The folder that holds a manifest's Parquet files."""
+        return self.folder(Address(manifest.pipeline, manifest.stage, manifest.run, manifest.partition)) / manifest.data
+
+    def remove(self, address: Address) -> None:
+        """Frees an intermediate: first the manifest, so that no reader finds half of one."""
+        folder = self.folder(address)
+        if (folder / MANIFEST).exists():
+            (folder / MANIFEST).unlink()
+        remove_tree(folder)
+
+
+def now() -> float:
+    """Seconds since the epoch."""
+    return time.time()

@@ -1,0 +1,49 @@
+"""Turns what Spark raises into the library's errors: the sentence first, Spark's trace as the cause.
+
+An error that a worker raised arrives as text, in a classic session and through Connect; its class and message are read from it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from dagster_unified import errors
+from dagster_unified.connectors.files import TextSource
+from dagster_unified.graph.nodes import SourceNode
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from dagster_unified.graph.plan import Plan
+
+_RAISED = re.compile(r"dagster_unified\.errors\.(\w+): (.*?)(?=\n\s*\n|\n\s+at |\nDriver stacktrace|\nJVM stacktrace|\n\nThe above|\Z)", re.DOTALL)
+
+
+def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) -> errors.UnifiedError:
+    """The error to raise instead of one that came out of Spark."""
+    if isinstance(error, errors.UnifiedError):
+        return error
+    text = str(error)
+    found = _RAISED.findall(text)
+    if found:
+        name, message = found[-1]
+        message = message.strip().removesuffix("SQLSTATE: P0001").strip()
+        if name == "MalformedInputError":
+            return _malformed(message, plan, spark)
+        kind = getattr(errors, name, errors.StageError)
+        built: errors.UnifiedError = kind(message)
+        return built
+    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+    return errors.StageError(f"{plan.name}: stage '{stage}': {type(error).__name__}: {first[:500]}")
+
+
+def _malformed(message: str, plan: Plan, spark: SparkSession) -> errors.UnifiedError:
+    start, end = message.find("{"), message.rfind("}")
+    details = json.loads(message[start : end + 1])
+    for node in plan.graph.nodes:
+        if isinstance(node, SourceNode) and node.source.name == details["source"] and isinstance(node.source, TextSource):
+            found = node.source.locate(spark, details["file"], details["row"], details["reason"])
+            return errors.MalformedInputError(f"{plan.name}: {found}")
+    return errors.MalformedInputError(f"{plan.name}: {details['file']}: {details['reason']}: {details['row'][:200]}")

@@ -1,0 +1,83 @@
+"""Starts the Spark session of a run, and says in one sentence what is missing where it cannot.
+
+Spark's Python workers take `python3` from PATH, not the running interpreter, so that is set here for local mode.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from dagster_unified.errors import MissingRequirementError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JAVA = 17
+
+DEFAULTS: dict[str, str] = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "2g",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.log.level": "ERROR",
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
+}
+"""What a local session is given unless the configuration says otherwise: nothing listens beyond loopback."""
+
+SESSION_DEFAULTS: dict[str, str] = {k: v for k, v in DEFAULTS.items() if k.startswith("spark.sql.")}
+"""The settings that results rely on, set in every session, also one that was started elsewhere."""
+
+
+def check_java() -> None:
+    """Raises `MissingRequirementError` where there is no Java, or one that is too old."""
+    home = os.environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    if java is None or not os.path.exists(java):
+        raise MissingRequirementError(f"Spark needs Java {JAVA} or newer, and there is none: install a JDK (Debian: apt-get install openjdk-{JAVA}-jre-headless) or set JAVA_HOME")
+    output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', output.stderr + output.stdout)
+    major = 0 if found is None else int(found.group(2) or 0) if found.group(1) == "1" else int(found.group(1))
+    if major < JAVA:
+        raise MissingRequirementError(
+            f"Spark needs Java {JAVA} or newer, and {java} is {major or 'of an unknown version'}: install a newer JDK (Debian: apt-get install openjdk-{JAVA}-jre-headless) or set JAVA_HOME to one"
+        )
+
+
+def start(master: str = "local[*]", remote: str | None = None, config: Mapping[str, str] | None = None, app_name: str = "dagster-unified") -> SparkSession:
+    """The running session, or a new one: classic on `master`, or Connect where `remote` (`sc://host:port`) is given."""
+    from pyspark.sql import SparkSession
+
+    if remote:
+        session = SparkSession.builder.remote(remote).appName(app_name).getOrCreate()
+    else:
+        check_java()
+        if master.startswith("local"):
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+        builder = SparkSession.builder.master(master).appName(app_name)
+        cores = re.fullmatch(r"local\[(\d+|\*)\]", master)
+        settings = dict(DEFAULTS)
+        if cores:
+            count = os.cpu_count() or 1 if cores.group(1) == "*" else int(cores.group(1))
+            settings["spark.sql.shuffle.partitions"] = str(max(2 * count, 1))
+        for key, value in {**settings, **(config or {})}.items():
+            builder = builder.config(key, value)
+        session = builder.getOrCreate()
+    return prepared(session)
+
+
+def prepared(session: SparkSession) -> SparkSession:
+    """Sets what results rely on in a session that may have been started elsewhere."""
+    for key, value in SESSION_DEFAULTS.items():
+        session.conf.set(key, value)
+    return session

@@ -1,0 +1,123 @@
+"""From the graph's nodes to the operators that run: the one dispatch table, for every driver.
+
+Knows the graph and the operators; not Spark, so that the harness uses it with no JVM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dagster_unified.graph import nodes as g
+from dagster_unified.graph.mode import Execution
+from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.operators.keyed import KeyedOptions
+from dagster_unified.operators.layout import StreamLayout, key_column
+from dagster_unified.operators.program import KeyedInput, Output, Program, Step
+from dagster_unified.records import decoder
+
+STEP_KINDS: dict[type[g.Node], str] = {
+    g.MapNode: "map",
+    g.FlatMapNode: "flat_map",
+    g.FilterNode: "filter",
+    g.MapBatchesNode: "map_batches",
+    g.ProcessNode: "process",
+    g.AssignTimestampsNode: "assign",
+    g.KeyedProcessNode: "keyed_process",
+    g.ReduceNode: "reduce",
+}
+"""The nodes that run in Python, and the operators that run them."""
+
+
+def runs_in_python(node: g.Node) -> bool:
+    """Whether a node needs a Python worker. An assigner that reads a field does not by itself."""
+    return type(node) in STEP_KINDS and not (isinstance(node, g.AssignTimestampsNode) and isinstance(node.assigner, str))
+
+
+def step(node: g.Node, parent: int, tag: str | None) -> Step:
+    """The operator of one node."""
+    function = getattr(node, "function", None)
+    if isinstance(node, g.AssignTimestampsNode):
+        function = FieldTimestamp(node.assigner) if isinstance(node.assigner, str) else node.assigner
+        function = function if hasattr(function, "extract_timestamp") else CallableTimestamp(function)
+    return Step(
+        kind=STEP_KINDS[type(node)],
+        name=node.name,
+        function=function,
+        parent=parent,
+        tag=tag,
+        output=None if isinstance(node, (g.FilterNode, g.AssignTimestampsNode)) else node.records,
+        rolling=getattr(node, "rolling", None),
+        parallelism=node.parallelism or 0,
+    )
+
+
+class CallableTimestamp:
+    """A timestamp assigner from a function of the record."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def extract_timestamp(self, value: Any, record_timestamp: int | None) -> Any:
+        return self.function(value)
+
+
+class FieldTimestamp:
+    """A timestamp assigner that reads a field."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def extract_timestamp(self, value: Any, record_timestamp: int | None) -> Any:
+        return getattr(value, self.name) if not isinstance(value, (int, float)) else value
+
+
+def keyed_options(execution: Execution, last_event_time: int | None) -> KeyedOptions:
+    """The options of keyed operators."""
+    return KeyedOptions(
+        incremental_updates=execution.incremental_updates,
+        processing_time=execution.processing_time,
+        processing_time_at_end=execution.processing_time_at_end,
+        end_of_input_chain=execution.end_of_input_chain,
+        last_event_time=last_event_time,
+    )
+
+
+def input_layout(plan: Plan, node: int) -> StreamLayout:
+    """The columns of what reaches a node: its inputs united, with the computed key it is partitioned by, if any."""
+    edges = plan.graph.inputs(node)
+    first = edges[0]
+    records = plan.graph.port_type(first.source, first.tag.name if first.tag else None)
+    assert records is not None
+    key = getattr(plan.graph.node(node), "key", None)
+    computed = (key.computed,) if key is not None and key.computed is not None else ()
+    return StreamLayout(records, any(plan.graph.node(e.source).timestamped for e in edges), computed)
+
+
+def keyed_input(node: g.KeyedNode) -> KeyedInput:
+    """How a keyed node's input is keyed."""
+    computed = node.key.computed
+    if computed is not None:
+        return KeyedInput((key_column(0),), decoder(computed.python))
+    return KeyedInput(node.key.fields)
+
+
+def program(plan: Plan, stage: str, members: Sequence[int], outputs: Sequence[Port], last_event_time: int | None = None) -> Program:
+    """One pass for connected nodes, the head first; `outputs` are the streams that leave."""
+    index = {node: i for i, node in enumerate(members)}
+    steps = []
+    for member in members:
+        node = plan.graph.node(member)
+        edge = plan.graph.inputs(member)[0]
+        parent = index.get(edge.source, -1)
+        steps.append(step(node, parent, edge.tag.name if edge.tag is not None and parent >= 0 else None))
+    head = plan.graph.node(members[0])
+    return Program(
+        pipeline=plan.name,
+        stage=stage,
+        input=input_layout(plan, members[0]),
+        steps=tuple(steps),
+        outputs=tuple(Output(index[p.node], plan.layout(p), p.tag) for p in outputs),
+        keyed=keyed_input(head) if isinstance(head, g.KeyedNode) else None,
+        options=keyed_options(plan.execution, last_event_time),
+    )

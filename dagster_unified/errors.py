@@ -1,0 +1,83 @@
+"""Every error this library raises, by what a scheduler should do about it.
+
+A leaf module: imports nothing but the standard library, so that workers, harnesses and engines raise the same classes.
+An error is *terminal* (running the same thing again gives the same error) or *transient* (another attempt may succeed);
+the orchestration layer turns that into `allow_retries`. All of them survive pickling, since workers raise them too.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class UnifiedError(Exception):
+    """The root of the hierarchy: one sentence that says where, what, why, and what to do."""
+
+    retryable = False
+
+
+class PipelineError(UnifiedError):
+    """The pipeline as written is not valid; raised while its graph is built or planned."""
+
+
+class RecordTypeError(PipelineError):
+    """A record type is missing, contradictory, or has a field that Arrow cannot express."""
+
+
+class ConfigurationError(UnifiedError):
+    """A setting is unknown, has a wrong value, or contradicts the mode."""
+
+
+class UnsupportedError(UnifiedError):
+    """The thing exists, but not in this mode or this engine; the message says what to use instead."""
+
+
+class MissingRequirementError(UnifiedError):
+    """The machine lacks something that is needed, such as Java."""
+
+
+class UserFunctionError(UnifiedError):
+    """A user's function raised. Terminal: the same record would make it raise again."""
+
+    def __init__(self, message: str, *, operator: str = "", record: str = "", location: str = "") -> None:
+        super().__init__(message)
+        self.operator = operator
+        self.record = record
+        self.location = location
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_user_function_error, (str(self), self.operator, self.record, self.location))
+
+
+def _rebuild_user_function_error(message: str, operator: str, record: str, location: str) -> UserFunctionError:
+    return UserFunctionError(message, operator=operator, record=record, location=location)
+
+
+class MalformedInputError(UnifiedError):
+    """A source held something that does not fit its declared schema."""
+
+
+class StageError(UnifiedError):
+    """A stage failed for a reason of its surroundings (a lost worker, a full disk): another attempt may succeed."""
+
+    retryable = True
+
+
+class IntermediateLostError(UnifiedError):
+    """An intermediate that a stage needs is gone or damaged, and nothing that could recompute it was given."""
+
+    retryable = True
+
+
+class SinkError(UnifiedError):
+    """A sink refused what was written to it, for instance because the table has another schema."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`"; did you mean 'x'?"` where something known is close to `word`, else an empty string."""
+    close = get_close_matches(word, list(known), n=1)
+    return f"; did you mean '{close[0]}'?" if close else ""

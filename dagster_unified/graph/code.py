@@ -1,0 +1,167 @@
+"""What can be told of a user's function from its code, without running it: its fingerprint, and which names it uses.
+
+A fingerprint covers bytecode, constants, defaults, closures, and the functions, classes and plain values of the author's own
+modules that it refers to; not the bodies of installed libraries, whose versions the environment fixes.
+"""
+
+from __future__ import annotations
+
+import dis
+import hashlib
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator
+from typing import Any
+
+_INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def digest(*parts: object) -> str:
+    """A short, stable hash of some parts."""
+    text = "\x1f".join(map(str, parts))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def fingerprint(value: Any) -> str:
+    """A hash that changes when what `value` does changes, and is the same in every process."""
+    return digest(*_describe(value, set()))
+
+
+def names_used(value: Any) -> set[str]:
+    """The attribute and global names that a function, or the methods of an object's class, refer to."""
+    found: set[str] = set()
+    for code in _codes(value):
+        found |= set(code.co_names)
+    return found
+
+
+def field_of(function: Any) -> tuple[str | int, ...] | None:
+    """The fields that `lambda r: r.a`, `lambda r: r[0]` or `lambda r: (r.a, r.b)` reads, or None where it does more.
+
+    Such a function needs no Python call per record: the fields are there as columns.
+    """
+    if not isinstance(function, types.FunctionType) or function.__code__.co_argcount != 1 or function.__closure__:
+        return None
+    fields: list[str | int] = []
+    constant: Any = None
+    tupled = 0
+    for op in dis.get_instructions(function):
+        if op.opname == "LOAD_ATTR":
+            fields.append(op.argval)
+        elif op.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
+            constant = op.argval
+        elif op.opname in ("BINARY_SUBSCR", "BINARY_OP") and isinstance(constant, int) and "[" in (op.argrepr or "["):
+            fields.append(constant)
+        elif op.opname == "BUILD_TUPLE":
+            tupled = op.argval
+        elif op.opname not in ("RESUME", "LOAD_FAST", "LOAD_FAST_BORROW", "RETURN_VALUE", "CACHE"):
+            return None
+    return tuple(fields) if fields and ((len(fields) == 1 and not tupled) or tupled == len(fields)) else None
+
+
+def _codes(value: Any) -> Iterator[types.CodeType]:
+    if isinstance(value, types.MethodType):
+        value = value.__func__
+    if isinstance(value, types.FunctionType):
+        yield from _nested(value.__code__)
+        return
+    for cls in type(value).__mro__:
+        if not is_installed(cls.__module__):
+            for member in vars(cls).values():
+                if isinstance(member, types.FunctionType):
+                    yield from _nested(member.__code__)
+
+
+def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _nested(constant)
+
+
+def is_installed(module: str) -> bool:
+    """Whether a module belongs to this library, the standard library or an installed package: not to the author."""
+    if module.split(".")[0] in ("dagster_unified", "builtins") or module in sys.builtin_module_names:
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return bool(file) and str(file).startswith(_INSTALLED)
+
+
+def _describe(value: Any, seen: set[int]) -> Iterator[object]:
+    if value is None or isinstance(value, (str, int, float, bool, bytes, complex)):
+        yield repr(value)
+        return
+    if id(value) in seen:
+        yield "…"
+        return
+    seen.add(id(value))
+    if isinstance(value, types.MethodType):
+        yield from _describe(value.__func__, seen)
+        yield from _describe(value.__self__, seen)
+    elif isinstance(value, types.FunctionType):
+        yield from _function(value, seen)
+    elif isinstance(value, types.CodeType):
+        yield from _code(value, seen)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _describe(item, seen)
+    elif isinstance(value, (set, frozenset)):
+        yield from sorted(digest(*_describe(item, seen)) for item in value)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _describe(key, seen)
+            yield from _describe(item, seen)
+    elif isinstance(value, types.ModuleType):
+        yield value.__name__
+    elif isinstance(value, type):
+        yield from _class(value, seen)
+    else:
+        yield from _object(value, seen)
+
+
+def _function(function: types.FunctionType, seen: set[int]) -> Iterator[object]:
+    if is_installed(function.__module__ or ""):
+        yield f"{function.__module__}.{function.__qualname__}"
+        return
+    yield from _describe(function.__code__, seen)
+    yield from _describe(function.__defaults__, seen)
+    yield from _describe(function.__kwdefaults__, seen)
+    for cell in function.__closure__ or ():
+        try:
+            yield from _describe(cell.cell_contents, seen)
+        except ValueError:  # a cell that is not filled yet
+            yield "empty"
+    for name in sorted({n for code in _nested(function.__code__) for n in code.co_names}):
+        if name in function.__globals__:
+            yield name
+            yield from _describe(function.__globals__[name], seen)
+
+
+def _code(code: types.CodeType, seen: set[int]) -> Iterator[object]:
+    yield code.co_code.hex()
+    yield repr((code.co_names, code.co_varnames[: code.co_argcount]))
+    for constant in code.co_consts:
+        yield from _describe(constant, seen)
+
+
+def _class(cls: type, seen: set[int]) -> Iterator[object]:
+    yield f"{cls.__module__}.{cls.__qualname__}"
+    if is_installed(cls.__module__):
+        return
+    yield repr({name: str(annotation) for name, annotation in getattr(cls, "__annotations__", {}).items()})
+    for name, member in sorted(vars(cls).items()):
+        if isinstance(member, (types.FunctionType, staticmethod, classmethod, int, float, str, tuple)) and not (name.startswith("__") and name != "__init__"):
+            yield name
+            yield from _describe(getattr(member, "__func__", member), seen)
+
+
+def _object(value: Any, seen: set[int]) -> Iterator[object]:
+    yield from _describe(type(value), seen)
+    state = getattr(value, "__dict__", None)
+    if state is not None:
+        yield from _describe(dict(sorted(state.items())), seen)
+    elif getattr(type(value), "__slots__", None):
+        yield from _describe([getattr(value, slot, None) for slot in type(value).__slots__], seen)
+    elif type(value).__repr__ is not object.__repr__:
+        yield repr(value)

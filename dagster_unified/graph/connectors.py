@@ -1,0 +1,58 @@
+"""What planning must know of a source or a sink: its name, its records, its boundedness, its guarantee.
+
+The connectors themselves, which read and write, are in `connectors/`; this module must not know how.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from enum import Enum
+
+from dagster_unified.records import RecordType
+
+
+class Boundedness(Enum):
+    """Whether a source ends."""
+
+    BOUNDED = "bounded"
+    UNBOUNDED = "unbounded"
+
+
+class Guarantee(Enum):
+    """What a sink promises when a run is repeated or retried."""
+
+    EXACTLY_ONCE = "exactly-once"
+    AT_LEAST_ONCE = "at-least-once"
+    UPSERT = "upsert"
+
+
+class Source(ABC):
+    """A declared source."""
+
+    name: str
+    records: RecordType
+    boundedness: Boundedness = Boundedness.BOUNDED
+
+    @abstractmethod
+    def describe(self) -> str:
+        """One line for plans: what is read, and from where."""
+
+    @abstractmethod
+    def snapshot(self) -> str:
+        """Identifies what would be read now, so that a fingerprint changes when the input does."""
+
+
+class Sink(ABC):
+    """A declared sink. `upserts` says that a later record of a key replaces an earlier one."""
+
+    name: str
+    guarantee: Guarantee
+    upserts: bool = False
+
+    @abstractmethod
+    def describe(self) -> str:
+        """One line for plans: what is written, and where to."""
+
+    @abstractmethod
+    def check(self, records: RecordType) -> None:
+        """Raises `PipelineError` when records of this type cannot be written."""

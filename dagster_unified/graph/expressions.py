@@ -1,0 +1,93 @@
+"""Column expressions that need no Spark to be written down: recorded here, replayed on Spark's functions by an engine.
+
+`F.col("distance") / F.col("air_time")` builds a tree of calls. Replaying it on `pyspark.sql.functions` gives a Column, classic
+or Connect, when there is a session; replaying it on another library with the same functions runs it without a JVM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+class Column:
+    """A recorded column expression: a call of a function, or of a method or operator of another expression."""
+
+    __slots__ = ("arguments", "name", "options", "target")
+    __hash__ = object.__hash__
+
+    def __init__(self, target: Column | None, name: str, arguments: tuple[Any, ...] = (), options: dict[str, Any] | None = None) -> None:
+        self.target = target
+        self.name = name
+        self.arguments = arguments
+        self.options = options or {}
+
+    def __getattr__(self, name: str) -> Callable[..., Column]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *arguments, **options: Column(self, name, arguments, options)
+
+    def __bool__(self) -> bool:
+        raise TypeError("a column has no truth value while a pipeline is being built; combine conditions with & | ~")
+
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError("a column cannot be iterated")
+
+    def __repr__(self) -> str:
+        given = ", ".join([*map(_show, self.arguments), *(f"{k}={_show(v)}" for k, v in self.options.items())])
+        if self.target is None:
+            return _show(self.arguments[0]).strip("'") if self.name == "col" else f"{self.name}({given})"
+        symbol = SYMBOLS.get(self.name)
+        if symbol and self.arguments:
+            left, right = (given, repr(self.target)) if self.name.startswith("__r") else (repr(self.target), given)
+            return f"({left} {symbol} {right})"
+        return f"{symbol}{self.target!r}" if symbol else f"{self.target!r}.{self.name}({given})"
+
+    def replay(self, functions: Any) -> Any:
+        """The same expression, built with `functions` (such as `pyspark.sql.functions`)."""
+        holder = functions if self.target is None else self.target.replay(functions)
+        arguments = [replay(a, functions) for a in self.arguments]
+        return getattr(holder, self.name)(*arguments, **{k: replay(v, functions) for k, v in self.options.items()})
+
+    def references(self) -> set[str]:
+        """The columns that are read, as far as they are named by `col`."""
+        found = set(self.target.references()) if self.target is not None else set()
+        if self.target is None and self.name in ("col", "column") and self.arguments:
+            found.add(self.arguments[0])
+        for value in (*self.arguments, *self.options.values()):
+            if isinstance(value, Column):
+                found |= value.references()
+        return found
+
+
+SYMBOLS = {
+    "__add__": "+", "__radd__": "+", "__sub__": "-", "__rsub__": "-", "__mul__": "*", "__rmul__": "*", "__truediv__": "/",
+    "__rtruediv__": "/", "__mod__": "%", "__rmod__": "%", "__pow__": "**", "__rpow__": "**", "__eq__": "==", "__ne__": "!=",
+    "__lt__": "<", "__le__": "<=", "__gt__": ">", "__ge__": ">=", "__and__": "&", "__rand__": "&", "__or__": "|", "__ror__": "|",
+    "__invert__": "~", "__neg__": "-", "__getitem__": "[]",
+}  # fmt: skip
+
+
+def _recorder(name: str) -> Callable[..., Column]:
+    def record(self: Column, *arguments: Any) -> Column:
+        return Column(self, name, arguments)
+
+    record.__name__ = name
+    return record
+
+
+for _name in SYMBOLS:
+    setattr(Column, _name, _recorder(_name))
+
+
+def _show(value: Any) -> str:
+    return repr(value)
+
+
+def replay(value: Any, functions: Any) -> Any:
+    """`value` with every recorded expression in it replayed."""
+    if isinstance(value, Column):
+        return value.replay(functions)
+    if isinstance(value, (list, tuple)):
+        return type(value)(replay(v, functions) for v in value)
+    return value

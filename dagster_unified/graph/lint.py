@@ -1,0 +1,129 @@
+"""The mode-parity lint: warns where a graph's final result depends on the mode.
+
+Knows the logical graph and what can be read from functions' code; runs nothing. A *warning* says that BATCH and STREAMING may
+end differently; a *note* says what the lint cannot promise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dagster_unified.graph.code import names_used
+from dagster_unified.graph.mode import Execution
+from dagster_unified.graph.nodes import (
+    AggregateNode,
+    AssignTimestampsNode,
+    FilterNode,
+    FlatMapNode,
+    FunctionNode,
+    Graph,
+    KeyedProcessNode,
+    MapBatchesNode,
+    Node,
+    ProcessNode,
+    ReduceNode,
+    SinkNode,
+    WhereNode,
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing the lint found: its rule, its severity (`warning` or `note`), the operator, and what to do."""
+
+    rule: str
+    severity: str
+    node: int
+    message: str
+
+
+def lint(graph: Graph, execution: Execution) -> tuple[Finding, ...]:
+    """All findings, in the order of the operators."""
+    found: list[Finding] = []
+    for node in graph.nodes:
+        for rule in (_counts_updates, _other_fields, _clock, _order, _null_key, _unused):
+            found += [Finding(rule.__name__.strip("_").replace("_", "-"), severity, node.id, message) for severity, message in rule(graph, node, execution)]
+    return tuple(found)
+
+
+def _rolling_upstream(graph: Graph, node: Node) -> Node | None:
+    """The nearest rolling operation upstream whose updates reach this node as they are."""
+    pending = [e.source for e in graph.inputs(node.id) if e.tag is None]
+    while pending:
+        upstream = graph.node(pending.pop())
+        if isinstance(upstream, (ReduceNode, AggregateNode)):
+            return upstream
+        pending += [e.source for e in graph.inputs(upstream.id)]
+    return None
+
+
+def _counts_updates(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
+    keeps = isinstance(node, (ReduceNode, AggregateNode, KeyedProcessNode, FilterNode, WhereNode, FlatMapNode, ProcessNode, MapBatchesNode))
+    appends = isinstance(node, SinkNode) and not node.sink.upserts
+    if not (keeps or appends):
+        return []
+    rolling = _rolling_upstream(graph, node)
+    if rolling is None:
+        return []
+    what = "appends" if appends else "sees"
+    todo = "use a sink that upserts by key" if appends else f"make it depend on the last update per key only, or move it before '{rolling.name}'"
+    return [("warning", f"'{node.name}' {what} every update of the rolling operation '{rolling.name}' in STREAMING and only its final results in BATCH; {todo}")]
+
+
+def _other_fields(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
+    if not isinstance(node, ReduceNode) or node.rolling is None or node.records is None:
+        return []
+    kind, field = node.rolling
+    if kind not in ("sum", "min", "max") or field is None:
+        return []
+    name = node.records.names[field] if isinstance(field, int) else field
+    others = [n for n in node.records.names if n != name and n not in node.key.fields]
+    if not others:
+        return []
+    instead = "reduce" if kind == "sum" else f"{kind}_by or reduce"
+    return [
+        ("warning", f"'{node.name}' keeps {', '.join(others)} of whichever record comes first, which is the earliest in BATCH and the first to arrive in STREAMING; use {instead}")
+    ]
+
+
+def _clock(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
+    if not isinstance(node, (FunctionNode, KeyedProcessNode)):
+        return []
+    used = names_used(node.function)
+    if "current_processing_time" in used and "register_processing_time_timer" not in used:
+        return [("warning", f"'{node.name}' reads the processing time, so that its result depends on when it runs; use ctx.timestamp()")]
+    return []
+
+
+def _order(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
+    if not isinstance(node, KeyedProcessNode) or getattr(node.function, "requires_time_sorted_input", False):
+        return []
+    return [
+        (
+            "note",
+            f"'{node.name}' gets a key's records in event-time order in BATCH and as they arrive in STREAMING; if its result depends on order, set requires_time_sorted_input = True",
+        )
+    ]
+
+
+def _null_key(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
+    key = getattr(node, "key", None)
+    if key is None or not key.fields:
+        return []
+    found = []
+    for edge in graph.inputs(node.id):
+        records = graph.port_type(edge.source, edge.tag.name if edge.tag else None)
+        if records is not None:
+            found += [
+                ("note", f"'{node.name}' is keyed by '{f}', which may be None, and a None key fails the run; filter before key_by")
+                for f in key.fields
+                if records.schema.field(f).nullable
+            ]
+    return found
+
+
+def _unused(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
+    if isinstance(node, SinkNode) or graph.outputs(node.id):
+        return []
+    what = "its timestamps are" if isinstance(node, AssignTimestampsNode) else "its output is"
+    return [("note", f"{what} not used: '{node.name}' leads to no sink, and it does not run")]

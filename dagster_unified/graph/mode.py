@@ -1,0 +1,77 @@
+"""Boundedness and runtime mode, and the options that follow from the mode (FLIP-134).
+
+A pipeline is bounded when all its sources are. The mode is set at launch, never in the program.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dagster_unified.errors import ConfigurationError, PipelineError
+from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.graph.nodes import Graph, SourceNode
+from dagster_unified.graph.options import Configuration
+
+
+@dataclass(frozen=True)
+class Execution:
+    """The resolved mode, and every option that depends on it."""
+
+    mode: str
+    boundedness: Boundedness
+    schedule_mode: str
+    shuffle_mode: str
+    incremental_updates: bool
+    processing_time: str
+    processing_time_at_end: str
+    end_of_input_chain: int
+    chaining: bool
+    parallelism: int | None
+
+
+def boundedness(graph: Graph) -> Boundedness:
+    """Bounded when all sources are."""
+    unbounded = any(s.source.boundedness is Boundedness.UNBOUNDED for s in sources(graph))
+    return Boundedness.UNBOUNDED if unbounded else Boundedness.BOUNDED
+
+
+def sources(graph: Graph) -> list[SourceNode]:
+    """The graph's sources."""
+    return [n for n in graph.nodes if isinstance(n, SourceNode)]
+
+
+def resolve(graph: Graph, configuration: Configuration) -> Execution:
+    """The mode and what follows from it; raises when the configuration contradicts the graph or the mode."""
+    bound = boundedness(graph)
+    mode = configuration["execution.runtime-mode"]
+    if mode == "AUTOMATIC":
+        mode = "BATCH" if bound is Boundedness.BOUNDED else "STREAMING"
+    if mode == "BATCH":
+        for node in sources(graph):
+            if node.source.boundedness is Boundedness.UNBOUNDED:
+                raise PipelineError(
+                    f"{graph.name}: source '{node.name}' is unbounded, and BATCH needs bounded sources; bound it with {node.name}.bounded_until(...), "
+                    f"or launch with execution.runtime-mode=STREAMING"
+                )
+        if configuration.is_set("execution.checkpointing.interval"):
+            raise ConfigurationError(
+                f"{graph.name}: execution.checkpointing.interval is set, and BATCH takes no checkpoints: a failed stage restarts from the materialized output "
+                f"of the stages before it; remove the option, or launch with execution.runtime-mode=STREAMING"
+            )
+    expected = "EAGER" if mode == "STREAMING" else "LAZY_FROM_SOURCES"
+    schedule = configuration["execution.schedule-mode"] or expected
+    if schedule != expected:
+        raise ConfigurationError(f"{graph.name}: execution.schedule-mode={schedule} cannot be honoured in {mode}, which schedules {expected}; remove the option")
+    updates = configuration["execution.incremental-updates"]
+    return Execution(
+        mode=mode,
+        boundedness=bound,
+        schedule_mode=schedule,
+        shuffle_mode="ALL_EXCHANGES_PIPELINED" if mode == "STREAMING" else configuration["execution.batch-shuffle-mode"],
+        incremental_updates=(mode == "STREAMING") if updates is None else updates,
+        processing_time=configuration["pipeline.processing-time.allow"],
+        processing_time_at_end=configuration["pipeline.processing-time.end-of-input"],
+        end_of_input_chain=configuration["pipeline.event-time.end-of-input-chain"],
+        chaining=configuration["pipeline.operator-chaining.enabled"],
+        parallelism=configuration["parallelism.default"],
+    )

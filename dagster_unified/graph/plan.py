@@ -1,0 +1,182 @@
+"""The plan: tasks, exchanges, regions and their names, decided once from the graph and the configuration.
+
+The engines execute these very objects and `explain` prints them, so that what is explained is what runs.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+
+from dagster_unified.errors import PipelineError
+from dagster_unified.graph.chaining import Task, resolve_forward, tasks
+from dagster_unified.graph.code import digest, fingerprint
+from dagster_unified.graph.lint import Finding, lint
+from dagster_unified.graph.mode import Execution, resolve
+from dagster_unified.graph.nodes import Edge, Graph, KeyedNode, Node, SinkNode, SourceNode
+from dagster_unified.graph.options import Configuration
+from dagster_unified.graph.regions import Exchange, exchanges, regions
+from dagster_unified.operators.layout import ComputedKey, StreamLayout
+
+
+@dataclass(frozen=True)
+class Port:
+    """A stream that leaves a region: a node's output, or one of its side outputs."""
+
+    node: int
+    tag: str | None = None
+
+
+@dataclass(frozen=True)
+class Region:
+    """Tasks that run as one Spark job: one stage, one Dagster asset."""
+
+    id: int
+    name: str
+    tasks: tuple[int, ...]
+    nodes: tuple[int, ...]
+    inputs: tuple[int, ...]
+    """The regions whose intermediates it reads."""
+    outputs: tuple[Port, ...]
+    """What later regions read of it, in the order in which the intermediate holds it."""
+    sinks: tuple[int, ...]
+    fingerprint: str
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Everything that is decided before a run."""
+
+    graph: Graph
+    execution: Execution
+    tasks: tuple[Task, ...]
+    exchanges: tuple[Exchange, ...]
+    regions: tuple[Region, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def name(self) -> str:
+        """The pipeline's name."""
+        return self.graph.name
+
+    @property
+    def inputs(self) -> dict[int, tuple[int, ...]]:
+        """For each region, the regions that it reads from."""
+        return {r.id: r.inputs for r in self.regions}
+
+    def region_of(self, node: int) -> Region:
+        """The region that a node runs in."""
+        return next(r for r in self.regions if node in r.nodes)
+
+    def region(self, name: str) -> Region:
+        """The region with this name."""
+        return next(r for r in self.regions if r.name == name)
+
+    def key_columns(self, node: int, tag: str | None) -> tuple[ComputedKey, ...]:
+        """The keys that functions compute for the shuffles that a stream goes into."""
+        keys: list[ComputedKey] = []
+        for edge in self.graph.outputs(node):
+            key = edge.partitioning.key
+            if (edge.tag.name if edge.tag else None) == tag and key is not None and key.computed is not None and key.computed not in keys:
+                keys.append(key.computed)
+        return tuple(keys)
+
+    def layout(self, port: Port) -> StreamLayout:
+        """The columns of a stream between operators that do not share a Python pass."""
+        records = self.graph.port_type(port.node, port.tag)
+        if records is None:
+            raise PipelineError(f"{self.name}: '{self.graph.node(port.node).name}' has no output")
+        return StreamLayout(records, self.graph.node(port.node).timestamped, self.key_columns(port.node, port.tag))
+
+
+def plan(graph: Graph, configuration: Configuration | None = None) -> Plan:
+    """Decides mode, tasks, exchanges and regions; raises where graph and configuration contradict each other."""
+    execution = resolve(graph, configuration or Configuration())
+    findings = lint(graph, execution)
+    graph = resolve_forward(_without_unused(graph))
+    found_tasks = tasks(graph, execution.chaining)
+    found_exchanges = exchanges(graph, found_tasks, execution.shuffle_mode)
+    groups = regions(
+        len(found_tasks),
+        [(e.source, e.target) for e in found_exchanges if not e.blocking],
+        [(e.source, e.target) for e in found_exchanges if e.blocking],
+    )
+    return Plan(graph, execution, found_tasks, found_exchanges, _regions(graph, execution, found_tasks, found_exchanges, groups), findings)
+
+
+def _without_unused(graph: Graph) -> Graph:
+    """The graph with only the edges that lead to a sink; nodes keep their numbers, and those that lead nowhere lose their edges."""
+    needed = {n.id for n in graph.nodes if isinstance(n, SinkNode)}
+    for node in reversed(graph.nodes):
+        if any(e.target in needed for e in graph.outputs(node.id)):
+            needed.add(node.id)
+    number = {old.id: new for new, old in enumerate(n for n in graph.nodes if n.id in needed)}
+    nodes = tuple(replace(n, id=number[n.id]) for n in graph.nodes if n.id in needed)
+    edges = tuple(replace(e, source=number[e.source], target=number[e.target]) for e in graph.edges if e.target in needed)
+    return replace(graph, nodes=nodes, edges=edges)
+
+
+def _regions(graph: Graph, execution: Execution, all_tasks: tuple[Task, ...], all_exchanges: tuple[Exchange, ...], groups: tuple[tuple[int, ...], ...]) -> tuple[Region, ...]:
+    region_of = {task: i for i, group in enumerate(groups) for task in group}
+    names: list[str] = []
+    found: list[Region] = []
+    for i, group in enumerate(groups):
+        nodes = tuple(n for task in group for n in all_tasks[task].operators)
+        leaving = [e for e in all_exchanges if e.blocking and region_of[e.source] == i]
+        entering = [e for e in all_exchanges if e.blocking and region_of[e.target] == i]
+        inputs = tuple(sorted({region_of[e.source] for e in entering}))
+        outputs = tuple(dict.fromkeys(Port(e.edge.source, e.edge.tag.name if e.edge.tag else None) for e in leaving))
+        sinks = tuple(n for n in nodes if isinstance(graph.node(n), SinkNode))
+        name = _stage_name(graph, nodes, outputs, sinks, names)
+        names.append(name)
+        mark = _fingerprint(graph, execution, nodes, outputs, [found[r].fingerprint for r in inputs])
+        found.append(Region(i, name, group, nodes, inputs, outputs, sinks, mark))
+    return tuple(found)
+
+
+def _stage_name(graph: Graph, nodes: tuple[int, ...], outputs: tuple[Port, ...], sinks: tuple[int, ...], taken: list[str]) -> str:
+    """A stage is named after what leaves it: the operator of its first output, or its first sink."""
+    last = outputs[0].node if outputs else sinks[0] if sinks else nodes[-1]
+    base = re.sub(r"\W+", "_", graph.node(last).name).strip("_").lower() or "stage"
+    name, number = base, 1
+    while name in taken:
+        number += 1
+        name = f"{base}_{number}"
+    return name
+
+
+def _fingerprint(graph: Graph, execution: Execution, nodes: tuple[int, ...], outputs: tuple[Port, ...], upstream: list[str]) -> str:
+    own = set(nodes)
+    parts = [_describe_node(graph.node(n)) for n in nodes]
+    edges = [_describe_edge(e) for e in graph.edges if e.source in own or e.target in own]
+    return digest(library_version(), execution, *parts, *edges, *outputs, *upstream)
+
+
+def _describe_node(node: Node) -> str:
+    described = [type(node).__name__, node.uid, node.records.describe() if node.records else "", node.timestamped, node.parallelism]
+    if isinstance(node, SourceNode):
+        return digest(*described, node.source.describe(), node.source.snapshot())
+    if isinstance(node, SinkNode):
+        return digest(*described, node.sink.describe())
+    for name in ("function", "assigner", "rolling", "names"):
+        described.append(fingerprint(getattr(node, name, None)))
+    described.append(repr(getattr(node, "columns", None)))
+    if isinstance(node, KeyedNode):
+        described.append(node.key.fields)
+    return digest(*described)
+
+
+def _describe_edge(edge: Edge) -> str:
+    key = edge.partitioning.key
+    computed = fingerprint(key.computed.function) if key is not None and key.computed is not None else ""
+    tag = edge.tag.name if edge.tag else ""
+    return digest(edge.partitioning.kind, key.fields if key else "", computed, tag, fingerprint(edge.partitioning.partitioner))
+
+
+def library_version() -> str:
+    """The installed version of this library."""
+    try:
+        return version("dagster-unified")
+    except PackageNotFoundError:
+        return "unknown"

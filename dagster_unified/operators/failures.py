@@ -1,0 +1,42 @@
+"""Turns an exception out of a user's function into one sentence: pipeline, stage, operator, the user's line, the record.
+
+Knows no driver; called only when something has already failed.
+"""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Any
+
+from dagster_unified.errors import UnifiedError, UserFunctionError
+from dagster_unified.records import shorten
+
+_LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def user_failure(error: Exception, where: str, function: Any, record: Any) -> UnifiedError:
+    """The error to raise instead of `error`; one of the library's own keeps its class and gains its place."""
+    if isinstance(error, UserFunctionError):
+        return error
+    if isinstance(error, UnifiedError):
+        return type(error)(f"{where}: {error}")
+    line = _user_line(error.__traceback__, function)
+    at = f", at {line}" if line else ""
+    shown = shorten(record)
+    return UserFunctionError(f"{where}: {type(error).__name__}: {error}{at}, on {shown}", operator=where, record=shown, location=line)
+
+
+def _user_line(trace: TracebackType | None, function: Any) -> str:
+    """The deepest line within the file of the user's function, or else the first that is not the library's."""
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    own, first = "", ""
+    while trace is not None:
+        frame = trace.tb_frame.f_code
+        if not frame.co_filename.startswith((_LIBRARY, "<fused")):
+            line = f"{frame.co_filename}:{trace.tb_lineno} in {frame.co_name}"
+            first = first or line
+            if code is not None and frame.co_filename == code.co_filename:
+                own = line
+        trace = trace.tb_next
+    return own or first

@@ -1,0 +1,266 @@
+"""The function classes that an author may subclass, and the contexts that they are given.
+
+Plain callables do as well wherever a function has one method. Names and methods are PyFlink's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from dagster_unified.errors import PipelineError, UnsupportedError
+from dagster_unified.operators.state import (
+    AggregatingState,
+    AggregatingStateDescriptor,
+    KeyedStateBackend,
+    ListState,
+    ListStateDescriptor,
+    MapState,
+    MapStateDescriptor,
+    ReducingState,
+    ReducingStateDescriptor,
+    ValueState,
+    ValueStateDescriptor,
+)
+
+if TYPE_CHECKING:
+    from dagster_unified.operators.metrics import Metrics
+    from dagster_unified.operators.time import TimeDomain
+
+
+class OutputTag:
+    """Names a side output and gives its record type. A function emits to it with `yield tag, value` or `ctx.output(tag, value)`."""
+
+    def __init__(self, name: str, output_type: Any) -> None:
+        if not name:
+            raise PipelineError("an output tag needs a name")
+        self.name = name
+        self.output_type = output_type
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OutputTag) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __repr__(self) -> str:
+        return f"OutputTag({self.name!r})"
+
+
+class RuntimeContext:
+    """What a function learns about where it runs; with keyed state where its stream is keyed."""
+
+    def __init__(self, task_name: str, subtask: int, parallelism: int, metrics: Metrics, state: KeyedStateBackend | None) -> None:
+        self._task_name = task_name
+        self._subtask = subtask
+        self._parallelism = parallelism
+        self._metrics = metrics
+        self._state = state
+
+    def get_task_name(self) -> str:
+        """The operator's name."""
+        return self._task_name
+
+    def get_index_of_this_subtask(self) -> int:
+        """The index of the partition that this instance works on, from 0."""
+        return self._subtask
+
+    def get_number_of_parallel_subtasks(self) -> int:
+        """The operator's parallelism; 0 where the engine decides it while the job runs."""
+        return self._parallelism
+
+    def count(self, name: str, amount: int = 1) -> None:
+        """Adds to a counter whose total appears in the run's metadata."""
+        self._metrics.count(name, amount)
+
+    def _keyed(self, name: str) -> KeyedStateBackend:
+        if self._state is None:
+            raise UnsupportedError(f"operator '{self._task_name}': state '{name}' needs a keyed stream; call key_by before this operator")
+        return self._state
+
+    def get_state(self, descriptor: ValueStateDescriptor) -> ValueState[Any]:
+        """The value state that `descriptor` names."""
+        return ValueState(self._keyed(descriptor.name), descriptor)
+
+    def get_list_state(self, descriptor: ListStateDescriptor) -> ListState[Any]:
+        """The list state that `descriptor` names."""
+        return ListState(self._keyed(descriptor.name), descriptor)
+
+    def get_map_state(self, descriptor: MapStateDescriptor) -> MapState[Any, Any]:
+        """The map state that `descriptor` names."""
+        return MapState(self._keyed(descriptor.name), descriptor)
+
+    def get_reducing_state(self, descriptor: ReducingStateDescriptor) -> ReducingState[Any]:
+        """The reducing state that `descriptor` names."""
+        return ReducingState(self._keyed(descriptor.name), descriptor)
+
+    def get_aggregating_state(self, descriptor: AggregatingStateDescriptor) -> AggregatingState[Any, Any]:
+        """The aggregating state that `descriptor` names."""
+        return AggregatingState(self._keyed(descriptor.name), descriptor)
+
+
+class Function:
+    """The base of every function class: `open` runs once per parallel instance before the first record, `close` after the last."""
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        """Called before the first record."""
+
+    def close(self) -> None:
+        """Called after the last record, and after a failure."""
+
+
+class MapFunction(Function, ABC):
+    """One record in, one record out."""
+
+    @abstractmethod
+    def map(self, value: Any) -> Any:
+        """The record that `value` becomes."""
+
+
+class FlatMapFunction(Function, ABC):
+    """One record in, any number out."""
+
+    @abstractmethod
+    def flat_map(self, value: Any) -> Iterable[Any]:
+        """The records that `value` becomes."""
+
+
+class FilterFunction(Function, ABC):
+    """Keeps a record or drops it."""
+
+    @abstractmethod
+    def filter(self, value: Any) -> bool:
+        """Whether `value` stays."""
+
+
+class ReduceFunction(Function, ABC):
+    """Combines two records of one key into one of the same type."""
+
+    @abstractmethod
+    def reduce(self, value1: Any, value2: Any) -> Any:
+        """The combination; `value1` came first."""
+
+
+class AggregateFunction(Function, ABC):
+    """Aggregates values into an accumulator (Flink: `AggregateFunction`)."""
+
+    @abstractmethod
+    def create_accumulator(self) -> Any:
+        """An empty accumulator."""
+
+    @abstractmethod
+    def add(self, value: Any, accumulator: Any) -> Any:
+        """The accumulator with `value` in it."""
+
+    @abstractmethod
+    def get_result(self, accumulator: Any) -> Any:
+        """The result that the accumulator stands for."""
+
+    @abstractmethod
+    def merge(self, a: Any, b: Any) -> Any:
+        """One accumulator of two."""
+
+
+class KeySelector(Function, ABC):
+    """Gives a record's key."""
+
+    @abstractmethod
+    def get_key(self, value: Any) -> Any:
+        """The key of `value`: a string, number, bool, date, timestamp, or a tuple of those."""
+
+
+class Partitioner(Function, ABC):
+    """Says which partition a key goes to (`partition_custom`)."""
+
+    @abstractmethod
+    def partition(self, key: Any, num_partitions: int) -> int:
+        """A number from 0 to `num_partitions - 1`."""
+
+
+class TimestampAssigner(ABC):
+    """Gives a record's event time."""
+
+    @abstractmethod
+    def extract_timestamp(self, value: Any, record_timestamp: int | None) -> Any:
+        """Milliseconds since the epoch, or a datetime."""
+
+
+class TimerService(ABC):
+    """Time and timers, as a process function sees them. Timers need a keyed stream."""
+
+    @abstractmethod
+    def current_processing_time(self) -> int:
+        """The clock, in milliseconds since the epoch."""
+
+    @abstractmethod
+    def current_watermark(self) -> int:
+        """The event-time watermark: in BATCH `MIN_TIMESTAMP` while records come and `MAX_TIMESTAMP` at the end of a key."""
+
+    @abstractmethod
+    def register_event_time_timer(self, timestamp: int) -> None:
+        """Calls `on_timer` once the watermark reaches `timestamp`; twice the same timer is one."""
+
+    @abstractmethod
+    def register_processing_time_timer(self, timestamp: int) -> None:
+        """Calls `on_timer` once the clock reaches `timestamp`."""
+
+    @abstractmethod
+    def delete_event_time_timer(self, timestamp: int) -> None:
+        """Removes a timer of the current key."""
+
+    @abstractmethod
+    def delete_processing_time_timer(self, timestamp: int) -> None:
+        """Removes a timer of the current key."""
+
+
+class ProcessFunction(Function, ABC):
+    """A record in, any number out, with its timestamp and side outputs at hand."""
+
+    class Context(ABC):
+        """What `process_element` is given besides the record."""
+
+        @abstractmethod
+        def timestamp(self) -> int | None:
+            """The record's event time, or None where the stream has none."""
+
+        @abstractmethod
+        def timer_service(self) -> TimerService:
+            """Time and timers."""
+
+        @abstractmethod
+        def output(self, tag: OutputTag, value: Any) -> None:
+            """Emits to a side output."""
+
+    @abstractmethod
+    def process_element(self, value: Any, ctx: Context) -> Iterable[Any] | None:
+        """The records that `value` leads to; `(tag, record)` goes to a side output."""
+
+
+class KeyedProcessFunction(Function, ABC):
+    """A process function on a keyed stream: with state and timers of the record's key."""
+
+    class Context(ProcessFunction.Context):
+        """What `process_element` is given besides the record."""
+
+        @abstractmethod
+        def get_current_key(self) -> Any:
+            """The key of the record or timer."""
+
+    class OnTimerContext(Context):
+        """What `on_timer` is given besides the timestamp."""
+
+        @abstractmethod
+        def time_domain(self) -> TimeDomain:
+            """Which clock the timer listened to."""
+
+    requires_time_sorted_input: bool = False
+    """Whether elements must come in event-time order. BATCH always sorts; STREAMING then holds elements until the watermark passes."""
+
+    @abstractmethod
+    def process_element(self, value: Any, ctx: Context) -> Iterable[Any] | None:
+        """The records that `value` leads to; `(tag, record)` goes to a side output."""
+
+    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterable[Any] | None:
+        """The records that a timer leads to. What it emits carries the timer's timestamp."""
+        return None

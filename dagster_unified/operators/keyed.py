@@ -1,0 +1,295 @@
+"""Keyed operators: `process` with state and timers, and the rolling `reduce` family.
+
+One implementation for every driver. A driver selects a key, hands over a run of that key's records, advances the watermark
+or the clock, and says when a bundle (a key in BATCH, a micro-batch in STREAMING) or the input ends. Rules: FLIP-134, FLIP-140.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import accumulate
+from typing import Any
+
+from dagster_unified.errors import UnsupportedError
+from dagster_unified.operators.failures import user_failure
+from dagster_unified.operators.functions import KeyedProcessFunction, OutputTag, RuntimeContext, TimerService
+from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.state import KeyedStateBackend
+from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, TimeDomain
+from dagster_unified.operators.timers import TimerQueue
+
+
+@dataclass(frozen=True)
+class KeyedOptions:
+    """The options that change what a keyed operator does (the option keys are in `graph/options.py`)."""
+
+    incremental_updates: bool = False
+    processing_time: str = "ALLOW"
+    processing_time_at_end: str = "FIRE_AND_QUIESCE"
+    end_of_input_chain: int = 16
+    last_event_time: int | None = None
+    """The last event time of the whole input, where the driver knows it; beyond it, chains of timers are bounded."""
+
+
+class Collector:
+    """Collects what an operator emits, main output and side outputs apart, until its driver takes it."""
+
+    def __init__(self) -> None:
+        self.records: list[Any] = []
+        self.timestamps: list[int | None] = []
+        self.side: dict[str, tuple[list[Any], list[int | None]]] = {}
+
+    def emit_all(self, emitted: Iterable[Any] | None, timestamp: int | None) -> None:
+        """Takes what a process function returned or yields."""
+        if emitted is None:
+            return
+        for record in emitted:
+            if type(record) is tuple and len(record) == 2 and isinstance(record[0], OutputTag):
+                self.emit_side(record[0], record[1], timestamp)
+            else:
+                self.records.append(record)
+                self.timestamps.append(timestamp)
+
+    def emit_side(self, tag: OutputTag, record: Any, timestamp: int | None) -> None:
+        """Takes one record for a side output."""
+        records, timestamps = self.side.setdefault(tag.name, ([], []))
+        records.append(record)
+        timestamps.append(timestamp)
+
+
+class KeyedOperator:
+    """What every keyed operator has: state, timers of both domains, a watermark, a clock, and the key that is current."""
+
+    def __init__(self, where: str, options: KeyedOptions, clock: Callable[[], int]) -> None:
+        self.where = where
+        self.options = options
+        self.clock = clock
+        self.key: Hashable = None
+        self.watermark = MIN_TIMESTAMP
+        self.state = KeyedStateBackend(clock)
+        self.event_timers = TimerQueue()
+        self.processing_timers = TimerQueue()
+        self.out = Collector()
+        self.ended = False
+        self.last_event_time = options.last_event_time
+
+    def open(self, context: Callable[[KeyedStateBackend], RuntimeContext]) -> None:
+        """Called once before the first record, with what makes a runtime context."""
+
+    def close(self) -> None:
+        """Called once after the last record, and after a failure."""
+
+    def select(self, key: Hashable) -> None:
+        """Makes `key` current."""
+        self.key = key
+        self.state.select(key)
+
+    def process(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
+        """A run of records of the current key, in order."""
+        raise NotImplementedError
+
+    def finish_bundle(self) -> None:
+        """The current key's bundle is over: emit what is held back for it."""
+
+    def on_timer(self, timestamp: int, generation: int, domain: TimeDomain) -> None:
+        """A timer of the current key has come."""
+
+    def advance_watermark(self, watermark: int) -> None:
+        """Moves event time forward and fires what is due."""
+        self.watermark = watermark
+        for timestamp, key, generation in self.event_timers.due(watermark):
+            self.select(key)
+            self.on_timer(timestamp, generation, TimeDomain.EVENT_TIME)
+
+    def advance_processing_time(self, now: int) -> None:
+        """Fires the processing-time timers that are due at `now`."""
+        for timestamp, key, generation in self.processing_timers.due(now):
+            self.select(key)
+            self.on_timer(timestamp, generation, TimeDomain.PROCESSING_TIME)
+
+    def end_of_input(self) -> None:
+        """Event time goes to its end; then pending processing-time timers fire or are dropped, as configured.
+
+        Where a processing-time timer's callback registers event-time timers, those fire as well; new processing-time timers
+        are not taken any more (quiesced).
+        """
+        self.advance_watermark(MAX_TIMESTAMP)
+        self.ended = True
+        if self.options.processing_time_at_end == "FIRE_AND_QUIESCE":
+            self.advance_processing_time(MAX_TIMESTAMP)
+            self.advance_watermark(MAX_TIMESTAMP)
+
+    def forget(self, key: Hashable) -> None:
+        """Drops all that is held for `key` and goes back to the beginning of time: in BATCH, a key is over."""
+        self.state.drop(key)
+        self.processing_timers = TimerQueue()
+        self.watermark = MIN_TIMESTAMP
+        self.ended = False
+
+
+class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext, TimerService):
+    """Runs a `KeyedProcessFunction`; is itself the context and the timer service that the function is given."""
+
+    def __init__(self, where: str, function: KeyedProcessFunction, options: KeyedOptions, clock: Callable[[], int], metrics: Metrics) -> None:
+        super().__init__(where, options, clock)
+        self.function = function
+        self._metrics = metrics
+        self._timestamp: int | None = None
+        self._domain: TimeDomain | None = None
+        self._generation = -1
+
+    def open(self, context: Callable[[KeyedStateBackend], RuntimeContext]) -> None:
+        self.function.open(context(self.state))
+
+    def close(self) -> None:
+        self.function.close()
+
+    def process(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
+        process, emit = self.function.process_element, self.out.emit_all
+        self._domain = None
+        self._generation = -1
+        record = None
+        try:
+            for record, timestamp in zip(records, timestamps, strict=True):
+                self._timestamp = timestamp
+                emit(process(record, self), timestamp)
+        except Exception as error:
+            raise user_failure(error, self.where, self.function.process_element, record) from error
+
+    def on_timer(self, timestamp: int, generation: int, domain: TimeDomain) -> None:
+        event_time = domain is TimeDomain.EVENT_TIME
+        self._timestamp, self._domain = timestamp, domain
+        beyond = self.last_event_time is not None and timestamp > self.last_event_time
+        self._generation = generation if beyond or not event_time else -1
+        try:
+            self.out.emit_all(self.function.on_timer(timestamp, self), timestamp if event_time else None)
+        except Exception as error:
+            raise user_failure(error, self.where, self.function.on_timer, f"timer at {timestamp} of key {self.key!r}") from error
+
+    def timestamp(self) -> int | None:
+        return self._timestamp
+
+    def timer_service(self) -> TimerService:
+        return self
+
+    def output(self, tag: OutputTag, value: Any) -> None:
+        self.out.emit_side(tag, value, None if self._domain is TimeDomain.PROCESSING_TIME else self._timestamp)
+
+    def get_current_key(self) -> Any:
+        return self.key
+
+    def time_domain(self) -> TimeDomain:
+        if self._domain is None:
+            raise UnsupportedError("time_domain() is known in on_timer only")
+        return self._domain
+
+    def current_processing_time(self) -> int:
+        return self.clock()
+
+    def current_watermark(self) -> int:
+        return self.watermark
+
+    def register_event_time_timer(self, timestamp: int) -> None:
+        generation = self._generation + 1
+        if generation > self.options.end_of_input_chain:
+            self._metrics.count("timers past the end of input, not followed")
+        else:
+            self.event_timers.register(self.key, timestamp, generation)
+
+    def register_processing_time_timer(self, timestamp: int) -> None:
+        if self.options.processing_time == "FAIL":
+            raise UnsupportedError("a processing-time timer was registered, and pipeline.processing-time.allow is FAIL; use event time, or launch with ALLOW or IGNORE")
+        if self.options.processing_time == "ALLOW" and not self.ended:
+            self.processing_timers.register(self.key, timestamp)
+
+    def delete_event_time_timer(self, timestamp: int) -> None:
+        self.event_timers.delete(self.key, timestamp)
+
+    def delete_processing_time_timer(self, timestamp: int) -> None:
+        self.processing_timers.delete(self.key, timestamp)
+
+
+class ReduceOperator(KeyedOperator):
+    """Combines a key's records. One update per record with incremental updates, else one result at the end of a bundle.
+
+    The result carries the event time of the record that was combined last.
+    """
+
+    def __init__(self, where: str, function: Callable[[Any, Any], Any], user_function: Any, options: KeyedOptions, clock: Callable[[], int]) -> None:
+        super().__init__(where, options, clock)
+        self.function = function
+        self.user_function = user_function
+        self._last: dict[Hashable, int | None] = {}
+
+    def open(self, context: Callable[[KeyedStateBackend], RuntimeContext]) -> None:
+        if hasattr(self.user_function, "open"):
+            self.user_function.open(context(self.state))
+
+    def close(self) -> None:
+        if hasattr(self.user_function, "close"):
+            self.user_function.close()
+
+    def process(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
+        state = self.state.current
+        try:
+            if self.options.incremental_updates:
+                held = state.get("value")
+                updates = list(accumulate(records, self.function) if held is None else accumulate(records, self.function, initial=held))
+                state["value"] = updates[-1]
+                self.out.records += updates if held is None else updates[1:]
+                self.out.timestamps += timestamps
+            else:
+                held = state.get("value")
+                state["value"] = reduce(self.function, records) if held is None else reduce(self.function, records, held)
+                self._last[self.key] = timestamps[-1]
+        except Exception as error:
+            raise user_failure(error, self.where, self.user_function, _operands(error, state.get("value"), records)) from error
+
+    def finish_bundle(self) -> None:
+        if not self.options.incremental_updates and "value" in self.state.current:
+            self.out.records.append(self.state.current["value"])
+            self.out.timestamps.append(self._last.pop(self.key, None))
+
+
+def _operands(error: Exception, held: Any, records: Sequence[Any]) -> Any:
+    """The two records that were being combined, read from the failed call's own arguments."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+        code = trace.tb_frame.f_code
+        names = code.co_varnames[: code.co_argcount][-2:]
+        if code.co_argcount in (2, 3) and all(n in trace.tb_frame.f_locals for n in names):
+            return tuple(trace.tb_frame.f_locals[n] for n in names)
+    return (held, records[0])
+
+
+def rolling(kind: str, field: str | int | None) -> Callable[[Any, Any], Any]:
+    """The combining function of `sum`, `min`, `max`, `min_by` and `max_by` over one field (None: the record is the value).
+
+    `sum`, `min` and `max` keep the other fields of the first record; `min_by` and `max_by` give the whole record, the first
+    of equal ones (Flink: `ComparableAggregator`, `SumAggregator`).
+    """
+    if field is None:
+        return {"sum": lambda a, b: a + b, "min": min, "max": max, "min_by": min, "max_by": max}[kind]
+    get: Callable[[Any], Any] = (lambda r: r[field]) if isinstance(field, int) else (lambda r: getattr(r, field))
+    if kind == "min_by":
+        return lambda a, b: b if get(b) < get(a) else a
+    if kind == "max_by":
+        return lambda a, b: b if get(b) > get(a) else a
+    combine: Callable[[Any, Any], Any] = {"sum": lambda a, b: a + b, "min": min, "max": max}[kind]
+    return lambda a, b: _with(a, field, combine(get(a), get(b)))
+
+
+def _with(record: Any, field: str | int, value: Any) -> Any:
+    if isinstance(field, int):
+        return (*record[:field], value, *record[field + 1 :])
+    if isinstance(record, tuple):
+        return record._replace(**{field: value})  # type: ignore[attr-defined]
+    return type(record)(**{**{n: getattr(record, n) for n in _fields(record)}, field: value})
+
+
+def _fields(record: Any) -> Iterable[str]:
+    found: Iterable[str] = getattr(record, "__struct_fields__", None) or record.__dataclass_fields__
+    return found

@@ -1,0 +1,90 @@
+"""How a stream's records lie in Arrow columns between operators, stages and engines.
+
+A stream is its record type's columns, then the library's own: the event time, and the keys that functions computed for the
+shuffles that follow. A program with several outputs puts each in a struct column of its own beside the output's number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from dagster_unified.records import RecordType
+
+TIMESTAMP = "__ts"
+"""Event time, milliseconds since the epoch; null where a record has none."""
+
+OUTPUT = "__o"
+"""Which of several outputs a row belongs to."""
+
+METRICS = "__m"
+"""A partition's report, JSON, in a row of its own; null in every other row."""
+
+
+def key_column(index: int) -> str:
+    """The column of the key that a stream's `index`-th key function computed."""
+    return f"__k{index}"
+
+
+def output_column(index: int) -> str:
+    """The struct column of one of several outputs."""
+    return f"__o{index}"
+
+
+@dataclass(frozen=True)
+class ComputedKey:
+    """A key that a function gives for a record, and its type as the author and as Arrow sees it."""
+
+    function: Any
+    python: Any
+    arrow: pa.DataType
+    where: str
+
+
+@dataclass(frozen=True)
+class StreamLayout:
+    """The columns of one stream: its records, its event time if it has one, its computed keys."""
+
+    records: RecordType
+    timestamped: bool = False
+    keys: tuple[ComputedKey, ...] = ()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema."""
+        fields = list(self.records.schema)
+        if self.timestamped:
+            fields.append(pa.field(TIMESTAMP, pa.int64()))
+        fields += [pa.field(key_column(i), key.arrow) for i, key in enumerate(self.keys)]
+        return pa.schema(fields)
+
+
+def combined_schema(layouts: tuple[StreamLayout, ...]) -> pa.Schema:
+    """The schema of a program's output: a single stream flat, several as structs; with the metrics column."""
+    if len(layouts) == 1:
+        fields = [field.with_nullable(True) for field in layouts[0].schema]
+    else:
+        fields = [pa.field(OUTPUT, pa.int32())]
+        fields += [pa.field(output_column(i), pa.struct(list(layout.schema))) for i, layout in enumerate(layouts)]
+    return pa.schema([*fields, pa.field(METRICS, pa.string())])
+
+
+def combine(schema: pa.Schema, index: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """One output's batch in the shape of `combined_schema`."""
+    size = batch.num_rows
+    missing = pa.nulls(size, pa.string())
+    if schema.names[0] != OUTPUT:
+        return pa.RecordBatch.from_arrays([*batch.columns, missing], schema=schema)
+    own = output_column(index)
+    arrays: list[pa.Array] = [pa.repeat(pa.scalar(index, pa.int32()), size)]
+    for field in list(schema)[1:-1]:
+        arrays.append(pa.StructArray.from_arrays(batch.columns, fields=list(field.type)) if field.name == own else pa.nulls(size, field.type))
+    return pa.RecordBatch.from_arrays([*arrays, missing], schema=schema)
+
+
+def metrics_row(schema: pa.Schema, report: str) -> pa.RecordBatch:
+    """A row that holds nothing but a partition's report."""
+    arrays = [pa.nulls(1, field.type) for field in list(schema)[:-1]]
+    return pa.RecordBatch.from_arrays([*arrays, pa.array([report], pa.string())], schema=schema)

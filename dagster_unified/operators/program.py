@@ -1,0 +1,424 @@
+"""A program: the connected Python operators of one task, run as one pass over Arrow batches.
+
+`Program` is plain data that ships to workers; `open` makes it run. Its head takes the stream's batches (or, where it is a
+keyed operator, runs of one key's records); records are pushed from operator to operator in whole lists, stateless neighbours
+fused into one function; outputs leave as Arrow batches. Knows no driver and no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from dagster_unified.errors import RecordTypeError, UnifiedError, UserFunctionError
+from dagster_unified.operators.failures import user_failure
+from dagster_unified.operators.functions import Function, OutputTag, ProcessFunction, RuntimeContext, TimerService
+from dagster_unified.operators.fusion import Clause, FusedChain, fuse
+from dagster_unified.operators.keyed import Collector, KeyedOperator, KeyedOptions, KeyedProcessOperator, ReduceOperator, rolling
+from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
+from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.state import KeyedStateBackend
+from dagster_unified.operators.time import MIN_TIMESTAMP, to_millis
+from dagster_unified.records import RecordType, shorten
+
+FUSED_KINDS = ("map", "filter", "flat_map", "assign")
+KEYED_KINDS = ("keyed_process", "reduce")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator of a program. `parent` is a step's index, or -1 for the program's input; `tag` a side output of it."""
+
+    kind: str
+    name: str
+    function: Any
+    parent: int = -1
+    tag: str | None = None
+    output: RecordType | None = None
+    rolling: tuple[str, str | int | None] | None = None
+    """For `reduce`: the kind and the field of a built-in combination, instead of a function."""
+    parallelism: int = 0
+
+
+@dataclass(frozen=True)
+class Output:
+    """A stream that leaves the program: a step's main output, or one of its side outputs."""
+
+    step: int
+    layout: StreamLayout
+    tag: str | None = None
+
+
+@dataclass(frozen=True)
+class KeyedInput:
+    """How a keyed program's input is keyed: the columns of the key, and how a key's Python value comes from them."""
+
+    columns: tuple[str, ...]
+    decode: Callable[[Any], Any] | None = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """Everything that a worker needs to run a task's Python operators."""
+
+    pipeline: str
+    stage: str
+    input: StreamLayout
+    steps: tuple[Step, ...]
+    outputs: tuple[Output, ...]
+    keyed: KeyedInput | None = None
+    options: KeyedOptions = field(default_factory=KeyedOptions)
+
+    def where(self, step: Step) -> str:
+        """How an error names the place."""
+        return f"{self.pipeline}: stage '{self.stage}', operator '{step.name}'"
+
+
+class Chunk:
+    """Some consecutive records of a stream, as Python records or as Arrow, converted when the other form is asked for."""
+
+    def __init__(self, records: list[Any] | None, batch: pa.RecordBatch | None, timestamps: Sequence[int | None] | None, kind: RecordType | None) -> None:
+        self._records, self._batch, self._kind = records, batch, kind
+        self.timestamps = timestamps
+
+    @property
+    def size(self) -> int:
+        """How many records."""
+        if self._records is not None:
+            return len(self._records)
+        return 0 if self._batch is None else int(self._batch.num_rows)
+
+    def records(self) -> list[Any]:
+        """As Python records."""
+        if self._records is None:
+            assert self._batch is not None and self._kind is not None
+            self._records = self._kind.from_batch(self._batch)
+        return self._records
+
+    def batch(self, kind: RecordType) -> pa.RecordBatch:
+        """As Arrow, the record's columns only."""
+        if self._batch is None:
+            assert self._records is not None
+            self._batch = kind.to_batch(self._records)
+        return self._batch
+
+
+Consumer = Callable[[Chunk], None]
+FLUSH = 8192
+"""Records that a keyed operator collects before they go down the chain."""
+
+
+class RunningProgram:
+    """A program opened for one partition. `emit` is given (output number, batch) for whatever leaves it."""
+
+    def __init__(self, program: Program, emit: Callable[[int, pa.RecordBatch], None], clock: Callable[[], int], subtask: int = 0) -> None:
+        self.program = program
+        self.metrics = Metrics()
+        self._emit, self._clock, self._subtask = emit, clock, subtask
+        self._closing: list[Any] = []
+        self._consumers: dict[tuple[int, str | None], list[Consumer]] = {}
+        self.keyed: KeyedOperator | None = None
+        for number, output in enumerate(program.outputs):
+            self._consumers.setdefault((output.step, output.tag), []).append(self._leave(number, output))
+        try:
+            self._build(-1)
+        except BaseException:
+            self.close()
+            raise
+
+    def push(self, batch: pa.RecordBatch) -> None:
+        """Runs one batch of the input stream through the program."""
+        chunk = self._chunk(batch)
+        self._send(-1, None, chunk)
+
+    def run_of(self, key: Hashable, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
+        """Gives a keyed head a run of one key's records."""
+        assert self.keyed is not None
+        self.keyed.select(key)
+        self.keyed.process(records, timestamps)
+
+    def drain(self, at_least: int = 1) -> None:
+        """Sends what the keyed head has collected down the chain, once it is `at_least` so many records."""
+        assert self.keyed is not None
+        out = self.keyed.out
+        if len(out.records) + sum(len(records) for records, _ in out.side.values()) >= at_least:
+            self.keyed.out = Collector()
+            self._send_collected(0, out)
+
+    def close(self) -> None:
+        """Closes every function that was opened, also after a failure."""
+        while self._closing:
+            self._closing.pop().close()
+
+    def _chunk(self, batch: pa.RecordBatch) -> Chunk:
+        layout = self.program.input
+        timestamps = batch.column(TIMESTAMP).to_pylist() if layout.timestamped else None
+        return Chunk(None, batch.select(list(layout.records.names)), timestamps, layout.records)
+
+    def _send(self, step: int, tag: str | None, chunk: Chunk) -> None:
+        if chunk.size:
+            for consumer in self._consumers.get((step, tag), ()):
+                consumer(chunk)
+
+    def _send_collected(self, step: int, out: Collector) -> None:
+        self._send(step, None, Chunk(out.records, None, out.timestamps, None))
+        for tag, (records, timestamps) in out.side.items():
+            self._send(step, tag, Chunk(records, None, timestamps, None))
+
+    def _children(self, parent: int) -> list[int]:
+        return [i for i, s in enumerate(self.program.steps) if s.parent == parent]
+
+    def _build(self, parent: int) -> None:
+        for index in self._children(parent):
+            step = self.program.steps[index]
+            if step.kind in FUSED_KINDS:
+                run = self._fusable_from(index)
+                consumer = self._fused(run)
+                last = run[-1]
+            else:
+                consumer, last = self._single(index, step), index
+            if consumer is not None:
+                self._consumers.setdefault((parent, step.tag), []).append(consumer)
+            self._build(last)
+
+    def _fusable_from(self, index: int) -> list[int]:
+        """The longest run of fusable steps from `index` in which no one but the next step reads what is between."""
+        run = [index]
+        while True:
+            children = self._children(run[-1])
+            if len(children) != 1 or (run[-1], None) in self._consumers:
+                return run
+            child = self.program.steps[children[0]]
+            if child.kind not in FUSED_KINDS or child.tag is not None:
+                return run
+            run.append(children[0])
+
+    def _fused(self, run: list[int]) -> Consumer:
+        steps = [self.program.steps[i] for i in run]
+        clauses = [Clause(s.kind, self._callable(s)) for s in steps]
+        compiled: dict[bool, FusedChain] = {}
+        last = run[-1]
+
+        def consume(chunk: Chunk) -> None:
+            timestamped = chunk.timestamps is not None
+            chain = compiled.get(timestamped)
+            if chain is None:
+                chain = compiled[timestamped] = fuse(clauses, timestamped, self._saw)
+            try:
+                records, timestamps = chain.run(chunk.records(), chunk.timestamps)
+            except UserFunctionError:
+                raise
+            except Exception as error:
+                found = chain.locate(error.__traceback__)
+                if found is None:
+                    raise
+                step = steps[found[0]]
+                raise user_failure(error, self.program.where(step), step.function, found[1]) from error
+            self._send(last, None, Chunk(records, None, timestamps, None))
+
+        return consume
+
+    def _saw(self, timestamps: list[int]) -> None:
+        if timestamps:
+            self.metrics.saw_event_time(max(timestamps))
+
+    def _callable(self, step: Step) -> Callable[..., Any]:
+        function = step.function
+        self._open(step)
+        if step.kind == "assign":
+            extract = getattr(function, "extract_timestamp", function)
+            return lambda value, timestamp: _event_time(extract(value, timestamp))
+        method: Callable[..., Any] = getattr(function, step.kind, function)
+        return method
+
+    def _context(self, step: Step, state: KeyedStateBackend | None) -> RuntimeContext:
+        return RuntimeContext(step.name, self._subtask, step.parallelism, self.metrics, state)
+
+    def _open(self, step: Step) -> None:
+        if isinstance(step.function, Function):
+            self._closing.append(step.function)
+            try:
+                step.function.open(self._context(step, None))
+            except Exception as error:
+                raise user_failure(error, self.program.where(step), step.function.open, "open()") from error
+
+    def _single(self, index: int, step: Step) -> Consumer | None:
+        where = self.program.where(step)
+        if step.kind == "map_batches":
+            return self._map_batches(index, step, where)
+        if step.kind == "process":
+            return self._process(index, step, where)
+        self.keyed = self._keyed_operator(step, where)
+        self._closing.append(self.keyed)
+        try:
+            self.keyed.open(lambda state: self._context(step, state))
+        except Exception as error:
+            raise user_failure(error, where, getattr(step.function, "open", None), "open()") from error
+        return None
+
+    def _keyed_operator(self, step: Step, where: str) -> KeyedOperator:
+        options = self.program.options
+        if step.kind == "keyed_process":
+            return KeyedProcessOperator(where, step.function, options, self._clock, self.metrics)
+        combine = rolling(*step.rolling) if step.rolling else getattr(step.function, "reduce", step.function)
+        return ReduceOperator(where, combine, step.function, options, self._clock)
+
+    def _map_batches(self, index: int, step: Step, where: str) -> Consumer:
+        self._open(step)
+        output = step.output
+        assert output is not None
+
+        def consume(chunk: Chunk) -> None:
+            given = chunk.batch(self._kind_before(index))
+            if chunk.timestamps is not None:
+                given = given.append_column(TIMESTAMP, pa.array(chunk.timestamps, pa.int64()))
+            try:
+                result = step.function(given)
+            except Exception as error:
+                raise user_failure(error, where, step.function, given.slice(0, 3).to_pylist()) from error
+            batch, timestamps = _checked_batch(result, output, chunk.timestamps, where)
+            self._send(index, None, Chunk(None, batch, timestamps, output))
+
+        return consume
+
+    def _kind_before(self, index: int) -> RecordType:
+        """The record type that reaches a step: its parent's, with filters and assigners passing theirs on."""
+        parent = self.program.steps[index].parent
+        while parent >= 0 and self.program.steps[parent].output is None:
+            parent = self.program.steps[parent].parent
+        kind = self.program.input.records if parent < 0 else self.program.steps[parent].output
+        assert kind is not None
+        return kind
+
+    def _process(self, index: int, step: Step, where: str) -> Consumer:
+        self._open(step)
+        context = _ProcessContext(where, self._clock)
+        function: ProcessFunction = step.function
+
+        def consume(chunk: Chunk) -> None:
+            out = context.out = Collector()
+            timestamps = chunk.timestamps or [None] * chunk.size
+            record = None
+            try:
+                for record, timestamp in zip(chunk.records(), timestamps, strict=True):
+                    context.current = timestamp
+                    out.emit_all(function.process_element(record, context), timestamp)
+            except Exception as error:
+                raise user_failure(error, where, function.process_element, record) from error
+            self._send_collected(index, out)
+
+        return consume
+
+    def _leave(self, number: int, output: Output) -> Consumer:
+        layout = output.layout
+        schema = layout.schema
+        name = "input" if output.step < 0 else self.program.steps[output.step].name
+        where = f"{self.program.pipeline}: stage '{self.program.stage}', operator '{name}'" + (f", side output '{output.tag}'" if output.tag else "")
+
+        def consume(chunk: Chunk) -> None:
+            try:
+                batch = chunk.batch(layout.records)
+            except RecordTypeError as error:
+                raise RecordTypeError(f"{where}: {error}") from error
+            arrays = list(batch.columns)
+            if layout.timestamped:
+                arrays.append(pa.nulls(chunk.size, pa.int64()) if chunk.timestamps is None else pa.array(chunk.timestamps, pa.int64()))
+            arrays += [_keys(key.function, key.arrow, chunk.records(), key.where) for key in layout.keys]
+            self._emit(number, pa.RecordBatch.from_arrays(arrays, schema=schema))
+
+        return consume
+
+
+class _ProcessContext(ProcessFunction.Context, TimerService):
+    """The context of a non-keyed process function: time, side outputs, and no timers."""
+
+    def __init__(self, where: str, clock: Callable[[], int]) -> None:
+        self._where, self._clock = where, clock
+        self.current: int | None = None
+        self.out = Collector()
+
+    def timestamp(self) -> int | None:
+        return self.current
+
+    def timer_service(self) -> TimerService:
+        return self
+
+    def output(self, tag: OutputTag, value: Any) -> None:
+        self.out.emit_side(tag, value, self.current)
+
+    def current_processing_time(self) -> int:
+        return self._clock()
+
+    def current_watermark(self) -> int:
+        return MIN_TIMESTAMP
+
+    def _no_timers(self, timestamp: int) -> None:
+        raise UnifiedError("timers need a keyed stream; call key_by before this process function")
+
+    register_event_time_timer = _no_timers
+    register_processing_time_timer = _no_timers
+    delete_event_time_timer = _no_timers
+    delete_processing_time_timer = _no_timers
+
+
+def _event_time(moment: Any) -> int:
+    millis = to_millis(moment)
+    if not isinstance(millis, int):
+        raise RecordTypeError(f"a timestamp assigner must give milliseconds (int) or a datetime, not {shorten(moment)}")
+    return millis
+
+
+def _keys(function: Any, arrow: pa.DataType, records: list[Any], where: str) -> pa.Array:
+    get = getattr(function, "get_key", function)
+    record = None
+    keys: list[Any] = []
+    try:
+        for record in records:
+            keys.append(get(record))
+    except Exception as error:
+        raise user_failure(error, where, get, record) from error
+    if pa.types.is_struct(arrow):
+        names = [f.name for f in arrow]
+        keys = [None if k is None else dict(zip(names, k, strict=True)) for k in keys]
+    try:
+        column = pa.array(keys, arrow)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError) as error:
+        raise RecordTypeError(
+            f"{where}: the key is declared as {arrow}, but a record gave {shorten(next((k for k in keys if _unfit(k, arrow)), keys[0]))}; annotate the key function or give key_type="
+        ) from error
+    if column.null_count:
+        raise RecordTypeError(f"{where}: the key is None for {shorten(records[keys.index(None)])}; filter such records out, or give them a key")
+    return column
+
+
+def _unfit(key: Any, arrow: pa.DataType) -> bool:
+    try:
+        pa.array([key], arrow)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError):
+        return True
+    return False
+
+
+def _checked_batch(result: Any, output: RecordType, timestamps: Sequence[int | None] | None, where: str) -> tuple[pa.RecordBatch, Sequence[int | None] | None]:
+    if not isinstance(result, pa.RecordBatch):
+        raise RecordTypeError(f"{where}: map_batches must return a pyarrow.RecordBatch, not {type(result).__name__}")
+    missing = [name for name in output.names if name not in result.schema.names]
+    if missing:
+        raise RecordTypeError(f"{where}: the returned batch has no column '{missing[0]}'; it has {', '.join(result.schema.names)}")
+    if timestamps is not None:
+        if TIMESTAMP in result.schema.names:
+            timestamps = result.column(TIMESTAMP).to_pylist()
+        elif result.num_rows != len(timestamps):
+            raise RecordTypeError(
+                f"{where}: the function was given {len(timestamps)} rows and returned {result.num_rows}, so their event times are not known; "
+                f"keep the column '{TIMESTAMP}', or assign timestamps after this operator"
+            )
+    try:
+        arrays = [result.column(f.name).cast(f.type) for f in output.schema]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=output.schema)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise RecordTypeError(f"{where}: the returned batch does not fit {output.describe()}: {error}") from error
+    return batch, timestamps

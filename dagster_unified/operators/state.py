@@ -1,0 +1,341 @@
+"""Keyed state: descriptors that an author declares, and the handles that a function reads and writes.
+
+State is kept per key in a plain dict (`KeyedStateBackend`); a driver decides how long it lives: BATCH drops it at the end of
+its key (FLIP-140), STREAMING keeps it in the key group's checkpointed state. Names and methods are PyFlink's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from typing import Any, ClassVar, Generic, TypeVar
+
+from msgspec import inspect as mi
+
+from dagster_unified.errors import PipelineError
+from dagster_unified.records import type_name
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+IN = TypeVar("IN")
+OUT = TypeVar("OUT")
+
+
+class UpdateType(Enum):
+    """What renews an entry's time to live."""
+
+    ON_CREATE_AND_WRITE = "on create and write"
+    ON_READ_AND_WRITE = "on read and write"
+
+
+@dataclass(frozen=True)
+class StateTtlConfig:
+    """How long an entry of state lives without being renewed, on the processing-time clock (Flink: *State TTL*).
+
+    An expired entry is never returned. In BATCH the clock hardly moves while one key is processed, so that in practice nothing
+    expires there; a result that depends on expiry differs between the modes.
+    """
+
+    ttl: timedelta
+    update_type: UpdateType = UpdateType.ON_CREATE_AND_WRITE
+
+    def __post_init__(self) -> None:
+        if self.ttl <= timedelta(0):
+            raise PipelineError(f"state time to live must be positive, not {self.ttl}")
+
+
+@dataclass(frozen=True, eq=False)
+class StateDescriptor:
+    """The name, type and time to live of one state of an operator. Names are unique within an operator."""
+
+    kind: ClassVar[str] = "state"
+    name: str
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise PipelineError("a state descriptor needs a name")
+
+    ttl: StateTtlConfig | None = None
+
+    def enable_time_to_live(self, ttl: StateTtlConfig) -> None:
+        """PyFlink's spelling of giving a descriptor its time to live."""
+        object.__setattr__(self, "ttl", ttl)
+
+
+def _check_type(name: str, python: Any) -> None:
+    try:
+        if isinstance(mi.type_info(python), (mi.AnyType, mi.CustomType)):
+            raise TypeError(f"{type_name(python)} does not say what it holds")
+    except (TypeError, NameError) as error:
+        raise PipelineError(f"state '{name}': {error}; state is stored typed, so give a type such as int, list[str] or a NamedTuple") from error
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class ValueStateDescriptor(StateDescriptor):
+    """One value per key."""
+
+    kind: ClassVar[str] = "value"
+    type: Any
+
+    def __init__(self, name: str, type: Any, ttl: StateTtlConfig | None = None) -> None:  # noqa: A002 - Flink's name
+        super().__init__(name, ttl)
+        object.__setattr__(self, "type", type)
+        _check_type(name, type)
+
+
+class ListStateDescriptor(ValueStateDescriptor):
+    """A list of values per key; `type` is the element's."""
+
+    kind = "list"
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class MapStateDescriptor(StateDescriptor):
+    """A map per key."""
+
+    kind: ClassVar[str] = "map"
+    key_type: Any
+    value_type: Any
+
+    def __init__(self, name: str, key_type: Any, value_type: Any, ttl: StateTtlConfig | None = None) -> None:
+        super().__init__(name, ttl)
+        object.__setattr__(self, "key_type", key_type)
+        object.__setattr__(self, "value_type", value_type)
+        _check_type(name, key_type)
+        _check_type(name, value_type)
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class ReducingStateDescriptor(StateDescriptor):
+    """One value per key, to which every added value is combined by `reduce_function(a, b)`."""
+
+    kind: ClassVar[str] = "reducing"
+    reduce_function: Any
+    type: Any
+
+    def __init__(self, name: str, reduce_function: Any, type: Any, ttl: StateTtlConfig | None = None) -> None:  # noqa: A002
+        super().__init__(name, ttl)
+        object.__setattr__(self, "reduce_function", getattr(reduce_function, "reduce", reduce_function))
+        object.__setattr__(self, "type", type)
+        _check_type(name, type)
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class AggregatingStateDescriptor(StateDescriptor):
+    """One accumulator per key, to which every added value is aggregated by an `AggregateFunction`; `type` is the accumulator's."""
+
+    kind: ClassVar[str] = "aggregating"
+    aggregate_function: Any
+    type: Any
+
+    def __init__(self, name: str, aggregate_function: Any, type: Any, ttl: StateTtlConfig | None = None) -> None:  # noqa: A002
+        super().__init__(name, ttl)
+        object.__setattr__(self, "aggregate_function", aggregate_function)
+        object.__setattr__(self, "type", type)
+        _check_type(name, type)
+
+
+class KeyedStateBackend:
+    """All keyed state of one operator: a dict of state name to value for each key, and the key that is current."""
+
+    def __init__(self, now: Callable[[], int]) -> None:
+        self.now = now
+        self.keys: dict[Hashable, dict[str, Any]] = {}
+        self.current: dict[str, Any] = {}
+        self.descriptors: dict[str, StateDescriptor] = {}
+
+    def select(self, key: Hashable) -> None:
+        """Makes `key` the one that every handle reads and writes."""
+        current = self.keys.get(key)
+        if current is None:
+            current = self.keys[key] = {}
+        self.current = current
+
+    def drop(self, key: Hashable) -> None:
+        """Forgets all state of `key`."""
+        self.keys.pop(key, None)
+
+    def register(self, descriptor: StateDescriptor) -> None:
+        """Remembers a descriptor; the same name twice must be the same state."""
+        held = self.descriptors.setdefault(descriptor.name, descriptor)
+        if held.kind != descriptor.kind:
+            raise PipelineError(f"state '{descriptor.name}' is declared as {held.kind} state and as {descriptor.kind} state; give one of them another name")
+
+
+class _State:
+    """A handle on one state of the current key. With a time to live, an entry is stored as `(value, last renewal)`."""
+
+    def __init__(self, backend: KeyedStateBackend, descriptor: StateDescriptor) -> None:
+        backend.register(descriptor)
+        self._backend = backend
+        self._name = descriptor.name
+        self._ttl = None if descriptor.ttl is None else int(descriptor.ttl.ttl.total_seconds() * 1000)
+        self._renew_on_read = descriptor.ttl is not None and descriptor.ttl.update_type is UpdateType.ON_READ_AND_WRITE
+
+    def clear(self) -> None:
+        """Forgets the state of the current key."""
+        self._backend.current.pop(self._name, None)
+
+    def _wrap(self, value: Any) -> Any:
+        return value if self._ttl is None else (value, self._backend.now())
+
+    def _expired(self, entry: Any) -> bool:
+        return self._ttl is not None and self._backend.now() - entry[1] >= self._ttl
+
+    def _get(self) -> Any:
+        entry = self._backend.current.get(self._name)
+        if entry is None or self._ttl is None:
+            return entry
+        if self._expired(entry):
+            self.clear()
+            return None
+        if self._renew_on_read:
+            self._set(entry[0])
+        return entry[0]
+
+    def _set(self, value: Any) -> None:
+        self._backend.current[self._name] = self._wrap(value)
+
+
+class ValueState(_State, Generic[T]):
+    """One value of the current key."""
+
+    def value(self) -> T | None:
+        """The value, or None where there is none or it has expired."""
+        found: T | None = self._get()
+        return found
+
+    def update(self, value: T | None) -> None:
+        """Replaces the value; None clears it."""
+        if value is None:
+            self.clear()
+        else:
+            self._set(value)
+
+
+class ListState(_State, Generic[T]):
+    """A list of the current key, in the order of adding; each element has its own time to live."""
+
+    def _entries(self) -> list[Any]:
+        entries: list[Any] = self._backend.current.get(self._name) or []
+        if self._ttl is not None and entries:
+            entries = [e for e in entries if not self._expired(e)]
+            if self._renew_on_read:
+                entries = [self._wrap(value) for value, _ in entries]
+            self._backend.current[self._name] = entries
+        return entries
+
+    def get(self) -> list[T]:
+        """The live elements."""
+        return list(self._entries()) if self._ttl is None else [value for value, _ in self._entries()]
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.get())
+
+    def add(self, value: T) -> None:
+        """Appends one element."""
+        self._backend.current.setdefault(self._name, []).append(self._wrap(value))
+
+    def add_all(self, values: Iterable[T]) -> None:
+        """Appends several elements."""
+        self._backend.current.setdefault(self._name, []).extend(map(self._wrap, values))
+
+    def update(self, values: Iterable[T]) -> None:
+        """Replaces the whole list."""
+        self._backend.current[self._name] = list(map(self._wrap, values))
+
+
+class MapState(_State, Generic[K, V]):
+    """A map of the current key; each entry has its own time to live."""
+
+    def _entries(self) -> dict[K, Any]:
+        entries: dict[K, Any] = self._backend.current.get(self._name) or {}
+        if self._ttl is not None and entries:
+            entries = {k: e for k, e in entries.items() if not self._expired(e)}
+            if self._renew_on_read:
+                entries = {k: self._wrap(value) for k, (value, _) in entries.items()}
+            self._backend.current[self._name] = entries
+        return entries
+
+    def get(self, key: K) -> V | None:
+        """The value of `key`, or None."""
+        entry = self._entries().get(key)
+        return entry if entry is None or self._ttl is None else entry[0]
+
+    def put(self, key: K, value: V) -> None:
+        """Sets the value of `key`."""
+        self._backend.current.setdefault(self._name, {})[key] = self._wrap(value)
+
+    def put_all(self, values: dict[K, V]) -> None:
+        """Sets the values of several keys."""
+        for key, value in values.items():
+            self.put(key, value)
+
+    def remove(self, key: K) -> None:
+        """Forgets `key`; nothing happens where it is not there."""
+        self._entries().pop(key, None)
+
+    def contains(self, key: K) -> bool:
+        """Whether `key` has a live value."""
+        return key in self._entries()
+
+    def items(self) -> list[tuple[K, V]]:
+        """The live entries."""
+        return [(k, e if self._ttl is None else e[0]) for k, e in self._entries().items()]
+
+    def keys(self) -> list[K]:
+        """The keys of the live entries."""
+        return list(self._entries())
+
+    def values(self) -> list[V]:
+        """The values of the live entries."""
+        return [value for _, value in self.items()]
+
+    def is_empty(self) -> bool:
+        """Whether there is no live entry."""
+        return not self._entries()
+
+    def __contains__(self, key: K) -> bool:
+        return self.contains(key)
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self.keys())
+
+
+class ReducingState(_State, Generic[T]):
+    """One value of the current key, combined from all that was added."""
+
+    def __init__(self, backend: KeyedStateBackend, descriptor: ReducingStateDescriptor) -> None:
+        super().__init__(backend, descriptor)
+        self._reduce = descriptor.reduce_function
+
+    def get(self) -> T | None:
+        """The combined value, or None where nothing was added."""
+        found: T | None = self._get()
+        return found
+
+    def add(self, value: T) -> None:
+        """Combines one more value."""
+        held = self._get()
+        self._set(value if held is None else self._reduce(held, value))
+
+
+class AggregatingState(_State, Generic[IN, OUT]):
+    """The accumulator of the current key's added values, read as the aggregate function's result."""
+
+    def __init__(self, backend: KeyedStateBackend, descriptor: AggregatingStateDescriptor) -> None:
+        super().__init__(backend, descriptor)
+        self._function = descriptor.aggregate_function
+
+    def get(self) -> OUT | None:
+        """The result over all that was added, or None where nothing was."""
+        held = self._get()
+        return None if held is None else self._function.get_result(held)
+
+    def add(self, value: IN) -> None:
+        """Aggregates one more value."""
+        held = self._get()
+        self._set(self._function.add(value, self._function.create_accumulator() if held is None else held))

@@ -1,0 +1,47 @@
+"""Timers of one keyed operator, for one time domain: a heap ordered by timestamp, each (key, timestamp) at most once.
+
+Knows no driver. A timer carries its *generation*: how many timers, each registered by the callback of the one before it and
+beyond the input's last event time, led to it. That is what ends a timer that re-registers itself for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from heapq import heappop, heappush
+
+
+class TimerQueue:
+    """Pending timers, popped in timestamp order and, at one timestamp, in the order of registration."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Hashable]] = []
+        self._pending: dict[tuple[Hashable, int], tuple[int, int]] = {}
+        self._registered = 0
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def register(self, key: Hashable, timestamp: int, generation: int = 0) -> None:
+        """Adds a timer; one that is already pending stays, with the smaller generation."""
+        slot = (key, timestamp)
+        held = self._pending.get(slot)
+        if held is None:
+            self._registered += 1
+            self._pending[slot] = (self._registered, generation)
+            heappush(self._heap, (timestamp, self._registered, key))
+        elif generation < held[1]:
+            self._pending[slot] = (held[0], generation)
+
+    def delete(self, key: Hashable, timestamp: int) -> None:
+        """Removes a timer; nothing happens where it is not pending."""
+        self._pending.pop((key, timestamp), None)
+
+    def due(self, until: int) -> Iterator[tuple[int, Hashable, int]]:
+        """Pops `(timestamp, key, generation)` up to and including `until`, among them those registered meanwhile."""
+        heap = self._heap
+        while heap and heap[0][0] <= until:
+            timestamp, number, key = heappop(heap)
+            held = self._pending.get((key, timestamp))
+            if held is not None and held[0] == number:
+                del self._pending[(key, timestamp)]
+                yield timestamp, key, held[1]

@@ -1,0 +1,64 @@
+"""Holds a pipeline to the promise: over bounded input both modes give the same final result."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dagster_unified.connectors.delta import DeltaSink
+from dagster_unified.graph.nodes import AggregateNode, Graph, ReduceNode, SinkNode
+from dagster_unified.operators.time import wall_clock
+from dagster_unified.testing.run import Result, run_pipeline
+
+
+def assert_same_in_both_modes(
+    pipeline: Any, inputs: Mapping[str, Sequence[Any]] | None = None, options: Mapping[str, Any] | None = None, clock: Callable[[], int] = wall_clock
+) -> None:
+    """Runs `pipeline` in both modes, in memory, and raises `AssertionError` with the first differences of the final results.
+
+    A sink that upserts is compared by its last record per key, and so is one right after a rolling operation; any other as a
+    bag of records.
+    """
+    graph = pipeline.graph()
+    batch = final_result(graph, run_pipeline(pipeline, "BATCH", inputs, options, clock))
+    streaming = final_result(graph, run_pipeline(pipeline, "STREAMING", inputs, options, clock))
+    for sink, expected in batch.items():
+        only_batch, only_streaming = expected - streaming[sink], streaming[sink] - expected
+        if only_batch or only_streaming:
+            raise AssertionError(f"{graph.name}: sink '{sink}' ends differently\n  only in BATCH: {_first(only_batch)}\n  only in STREAMING: {_first(only_streaming)}")
+
+
+def final_result(graph: Graph, result: Result) -> dict[str, Counter[str]]:
+    """What each sink holds in the end, records as text."""
+    final = {}
+    for node in graph.nodes:
+        if isinstance(node, SinkNode):
+            records = result.sinks[node.name]
+            get = _key(graph, node)
+            if get is not None:
+                records = list({repr(get(r)): r for r in records}.values())
+            final[node.name] = Counter(map(repr, records))
+    return final
+
+
+def _key(graph: Graph, node: SinkNode) -> Callable[[Any], Any] | None:
+    """What identifies a row of a sink's table, where a later record replaces an earlier one."""
+    if isinstance(node.sink, DeltaSink) and node.sink.key:
+        return lambda r: [getattr(r, k) for k in node.sink.key]  # type: ignore[attr-defined]
+    edge = graph.inputs(node.id)[0]
+    before = graph.node(edge.source)
+    if not isinstance(before, (ReduceNode, AggregateNode)):
+        return None
+    computed, records = before.key.computed, before.records
+    if computed is not None:
+        return getattr(computed.function, "get_key", computed.function)  # type: ignore[no-any-return]
+    assert records is not None
+    places = [records.names.index(f) for f in before.key.fields]
+    return lambda r: [column[0] for i, column in enumerate(records.columns([r])) if i in places]
+
+
+def _first(differences: Counter[str], limit: int = 5) -> str:
+    shown = list(differences.elements())[:limit]
+    more = sum(differences.values()) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "") if shown else "nothing"

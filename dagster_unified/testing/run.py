@@ -1,0 +1,316 @@
+"""Runs a whole pipeline in memory, in BATCH or in STREAMING semantics: the harness's two drivers.
+
+BATCH evaluates operator by operator, keyed input sorted, through the driver that Spark's workers use. STREAMING pushes one
+record at a time through all operators, moves the watermark as it goes, and ends the input at the end.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from dagster_unified.connectors.collection import CollectionSource
+from dagster_unified.engine.translate import STEP_KINDS, input_layout, keyed_input, keyed_options, step
+from dagster_unified.errors import PipelineError
+from dagster_unified.graph import nodes as g
+from dagster_unified.graph.mode import sources
+from dagster_unified.graph.options import Configuration
+from dagster_unified.graph.plan import Plan, Port, plan
+from dagster_unified.operators.batch import run_batch
+from dagster_unified.operators.keyed import KeyedOperator
+from dagster_unified.operators.layout import StreamLayout
+from dagster_unified.operators.metrics import Metrics, merge
+from dagster_unified.operators.program import Output, Program, RunningProgram
+from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, to_millis, wall_clock
+from dagster_unified.testing.native import run_native
+
+Timed = tuple[Any, "int | None"]
+
+
+@dataclass
+class Result:
+    """What reached the sinks, in order, by sink name; and the counters."""
+
+    sinks: dict[str, list[Any]] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def only(self) -> list[Any]:
+        """The records of the one sink."""
+        if len(self.sinks) != 1:
+            raise PipelineError(f"the pipeline has {len(self.sinks)} sinks: {', '.join(self.sinks)}; read one by its name")
+        return next(iter(self.sinks.values()))
+
+
+def run_pipeline(
+    pipeline: Any,
+    mode: str,
+    inputs: Mapping[str, Sequence[Any]] | None = None,
+    options: Mapping[str, Any] | None = None,
+    clock: Callable[[], int] = wall_clock,
+    watermark_interval: int | None = 1,
+) -> Result:
+    """Runs `pipeline` in `mode` ("BATCH" or "STREAMING").
+
+    `inputs` gives records by source name; a source that reads a collection may be left out. In STREAMING a watermark follows
+    every `watermark_interval` records of an assigner, or only the end of input where it is None.
+    """
+    decided = plan(pipeline.graph(), Configuration.of({**(options or {}), "execution.runtime-mode": mode}))
+    given = _inputs(decided, inputs or {})
+    return _Batch(decided, given, clock).run() if mode == "BATCH" else _Streaming(decided, given, clock, watermark_interval).run()
+
+
+def _inputs(decided: Plan, inputs: Mapping[str, Sequence[Any]]) -> dict[int, list[Any]]:
+    found: dict[int, list[Any]] = {}
+    names = [s.name for s in sources(decided.graph)]
+    for name in inputs:
+        if name not in names:
+            raise PipelineError(f"{decided.name} has no source '{name}'; its sources are {', '.join(names)}")
+    for node in sources(decided.graph):
+        if node.name in inputs:
+            found[node.id] = list(inputs[node.name])
+        elif isinstance(node.source, CollectionSource):
+            found[node.id] = list(node.source.data)
+        else:
+            raise PipelineError(
+                f"{decided.name}: source '{node.name}' reads {node.source.describe()}, which the harness does not; give its records as inputs={{'{node.name}': [...]}}"
+            )
+    return found
+
+
+def _single(decided: Plan, node: g.Node, tags: Sequence[str | None], last_event_time: int | None) -> Program:
+    """The program of one node alone, with its outputs by tag."""
+    layout = input_layout(decided, node.id)
+    outputs = []
+    for tag in tags:
+        records = decided.graph.port_type(node.id, tag) if tag or node.records else layout.records
+        assert records is not None
+        outputs.append(Output(0, StreamLayout(records, node.timestamped), tag))
+    keyed = keyed_input(node) if isinstance(node, g.KeyedNode) else None
+    return Program(decided.name, node.name, layout, (step(node, -1, None),), tuple(outputs), keyed, keyed_options(decided.execution, last_event_time))
+
+
+def _tags(decided: Plan, node: g.Node) -> list[str | None]:
+    found = dict.fromkeys(e.tag.name if e.tag else None for e in decided.graph.outputs(node.id))
+    return list(found) or [None]
+
+
+def _key_of(decided: Plan, node: g.KeyedNode, record: Any) -> Any:
+    if node.key.computed is not None:
+        function = node.key.computed.function
+        return getattr(function, "get_key", function)(record)
+    layout = input_layout(decided, node.id)
+    values = [column[0] for column in layout.records.columns([record])]
+    picked = [values[layout.records.names.index(f)] for f in node.key.fields]
+    return picked[0] if len(picked) == 1 else tuple(picked)
+
+
+class _Batch:
+    """BATCH semantics: each operator over its whole input, keyed input sorted by key and event time."""
+
+    def __init__(self, decided: Plan, inputs: dict[int, list[Any]], clock: Callable[[], int]) -> None:
+        self.plan, self.inputs, self.clock = decided, inputs, clock
+        self.streams: dict[Port, list[Timed]] = {}
+        self.reports: list[str | Metrics] = []
+
+    def run(self) -> Result:
+        result = Result()
+        for node in self.plan.graph.nodes:
+            if isinstance(node, g.SourceNode):
+                self.streams[Port(node.id)] = [(r, None) for r in self.inputs[node.id]]
+            elif isinstance(node, g.SinkNode):
+                result.sinks.setdefault(node.name, []).extend(r for r, _ in self._arriving(node.id))
+            elif type(node) in STEP_KINDS:
+                self._python(node)
+            else:
+                self._native(node)
+        result.metrics = merge(self.reports)
+        return result
+
+    def _arriving(self, node_id: int) -> list[Timed]:
+        return [timed for e in self.plan.graph.inputs(node_id) for timed in self.streams.get(Port(e.source, e.tag.name if e.tag else None), [])]
+
+    def _python(self, node: g.Node) -> None:
+        tags = _tags(self.plan, node)
+        program = _single(self.plan, node, tags, merge(self.reports).last_event_time)
+        for item in run_batch(program, [self._batch(node, program)], self.clock):
+            if isinstance(item, str):
+                self.reports.append(item)
+                continue
+            number, batch = item
+            layout = program.outputs[number].layout
+            times = batch.column("__ts").to_pylist() if layout.timestamped else [None] * batch.num_rows
+            self.streams.setdefault(Port(node.id, tags[number]), []).extend(zip(layout.records.from_batch(batch), times, strict=True))
+
+    def _batch(self, node: g.Node, program: Program) -> pa.RecordBatch:
+        layout = program.input
+        arriving = self._arriving(node.id)
+        if isinstance(node, g.KeyedNode):
+            keys = [_key_of(self.plan, node, r) for r, _ in arriving]
+            order = sorted(range(len(arriving)), key=lambda i: (_sortable(keys[i]), MIN_TIMESTAMP if arriving[i][1] is None else arriving[i][1]))
+            arriving, keys = [arriving[i] for i in order], [keys[i] for i in order]
+        batch = layout.records.to_batch([r for r, _ in arriving])
+        columns = list(batch.columns)
+        if layout.timestamped:
+            columns.append(pa.array([t for _, t in arriving], pa.int64()))
+        for computed in layout.keys:
+            names = [f.name for f in computed.arrow] if pa.types.is_struct(computed.arrow) else None
+            columns.append(pa.array([dict(zip(names, k, strict=True)) if names else k for k in keys], computed.arrow))
+        return pa.RecordBatch.from_arrays(columns, schema=layout.schema)
+
+    def _native(self, node: g.Node) -> None:
+        layout = input_layout(self.plan, node.id)
+        assert node.records is not None
+        if isinstance(node, g.AggregateNode) and any(None in (k if isinstance(k, tuple) else (k,)) for k in (_key_of(self.plan, node, r) for r, _ in self._arriving(node.id))):
+            raise PipelineError(f"{self.plan.name}: operator '{node.name}': a key is None; filter such records out before key_by")
+        arriving = self._arriving(node.id)
+        self.streams[Port(node.id)] = run_native(self.plan.name, node, layout, arriving)
+
+
+def _sortable(key: Any) -> Any:
+    """Keys in an order of their own kind; None and mixed kinds, which the operator refuses, sort by text."""
+    parts = key if isinstance(key, tuple) else (key,)
+    return tuple((type(p).__name__, "" if p is None else p) for p in parts)
+
+
+class _Streaming:
+    """STREAMING semantics: records as they arrive, watermarks that follow them, and at last the end of input."""
+
+    def __init__(self, decided: Plan, inputs: dict[int, list[Any]], clock: Callable[[], int], interval: int | None) -> None:
+        self.plan, self.inputs, self.clock, self.interval = decided, inputs, clock, interval
+        self.result = Result()
+        self.running: dict[int, RunningProgram] = {}
+        self.tags: dict[int, list[str | None]] = {}
+        self.watermarks: dict[int, dict[int, int]] = {}
+        self.held: dict[int, list[tuple[int, int, Any]]] = {}
+        self.arrived = 0
+        self.last_event_time: int | None = None
+        self.ahead: dict[int, int] = {}
+        self.since: dict[int, int] = {}
+        self.kept: dict[int, list[Timed]] = {}
+        for node in decided.graph.nodes:
+            self.watermarks[node.id] = {e.source: MIN_TIMESTAMP for e in decided.graph.inputs(node.id)}
+            if type(node) in STEP_KINDS:
+                self._open(node)
+
+    def run(self) -> Result:
+        for node in self.plan.graph.nodes:
+            if isinstance(node, g.SinkNode):
+                self.result.sinks.setdefault(node.name, [])
+        try:
+            for node_id, records in self.inputs.items():
+                for record in records:
+                    self._emit(node_id, None, record, None)
+            for node_id in self.inputs:
+                self._watermark_from(node_id, MAX_TIMESTAMP)
+        finally:
+            for running in self.running.values():
+                running.close()
+        self.result.metrics = merge([r.metrics for r in self.running.values()])
+        return self.result
+
+    def _open(self, node: g.Node) -> None:
+        tags = self.tags[node.id] = _tags(self.plan, node)
+        program = _single(self.plan, node, tags, None)
+
+        def leave(number: int, batch: pa.RecordBatch) -> None:
+            layout = program.outputs[number].layout
+            times = batch.column("__ts").to_pylist() if layout.timestamped else [None] * batch.num_rows
+            for record, time in zip(layout.records.from_batch(batch), times, strict=True):
+                self._emit(node.id, tags[number], record, time)
+
+        self.running[node.id] = RunningProgram(program, leave, self.clock)
+
+    def _emit(self, node_id: int, tag: str | None, record: Any, time: int | None) -> None:
+        for edge in self.plan.graph.outputs(node_id):
+            if (edge.tag.name if edge.tag else None) == tag:
+                self._arrive(self.plan.graph.node(edge.target), record, time)
+
+    def _arrive(self, node: g.Node, record: Any, time: int | None) -> None:
+        if isinstance(node, g.SinkNode):
+            self.result.sinks[node.name].append(record)
+        elif isinstance(node, g.AssignTimestampsNode):
+            self._assign(node, record, time)
+        elif isinstance(node, g.KeyedNode) and type(node) in STEP_KINDS:
+            if getattr(getattr(node, "function", None), "requires_time_sorted_input", False) and time is not None:
+                self.arrived += 1
+                heapq.heappush(self.held.setdefault(node.id, []), (time, self.arrived, record))
+            else:
+                self._keyed(node, record, time)
+        elif type(node) in STEP_KINDS:
+            layout = self.running[node.id].program.input
+            self.running[node.id].push(_one(layout, record, time))
+        elif isinstance(node, g.AggregateNode):
+            self.kept.setdefault(node.id, []).append((record, time))
+        else:
+            for produced, at in run_native(self.plan.name, node, input_layout(self.plan, node.id), [(record, time)]):
+                self._emit(node.id, None, produced, at)
+
+    def _keyed(self, node: g.KeyedNode, record: Any, time: int | None) -> None:
+        running = self.running[node.id]
+        key = _key_of(self.plan, node, record)
+        if key is None or (isinstance(key, tuple) and None in key):
+            raise PipelineError(f"{self.plan.name}: operator '{node.name}': the key is None for {record!r}; filter such records out before key_by")
+        running.run_of(key, [record], [time])
+        assert running.keyed is not None
+        running.keyed.finish_bundle()
+        running.drain()
+
+    def _assign(self, node: g.AssignTimestampsNode, record: Any, time: int | None) -> None:
+        function = step(node, -1, None).function
+        moment = to_millis(function.extract_timestamp(record, time))
+        self.ahead[node.id] = max(moment, self.ahead.get(node.id, MIN_TIMESTAMP))
+        self.last_event_time = moment if self.last_event_time is None else max(moment, self.last_event_time)
+        self._emit(node.id, None, record, moment)
+        self.since[node.id] = self.since.get(node.id, 0) + 1
+        if self.interval is not None and node.max_out_of_orderness_ms is not None and self.since[node.id] >= self.interval:
+            self.since[node.id] = 0
+            self._watermark_from(node.id, self.ahead[node.id] - node.max_out_of_orderness_ms - 1)
+
+    def _watermark_from(self, node_id: int, watermark: int) -> None:
+        """A watermark leaves a node: what is downstream sees the smallest of its inputs'."""
+        for target in dict.fromkeys(e.target for e in self.plan.graph.outputs(node_id)):
+            node = self.plan.graph.node(target)
+            seen = self.watermarks[target]
+            before = min(seen.values())
+            seen[node_id] = max(watermark, seen[node_id])
+            now = min(seen.values())
+            if now > before:
+                self._advance(node, now)
+
+    def _advance(self, node: g.Node, watermark: int) -> None:
+        if isinstance(node, g.AssignTimestampsNode) and watermark != MAX_TIMESTAMP:
+            return  # it makes watermarks of its own
+        if isinstance(node, g.KeyedNode) and node.id in self.running:
+            self._advance_keyed(node, watermark)
+        if isinstance(node, g.AggregateNode) and watermark == MAX_TIMESTAMP:
+            for record, time in run_native(self.plan.name, node, input_layout(self.plan, node.id), self.kept.get(node.id, [])):
+                self._emit(node.id, None, record, time)
+        self._watermark_from(node.id, watermark)
+
+    def _advance_keyed(self, node: g.KeyedNode, watermark: int) -> None:
+        running = self.running[node.id]
+        operator: KeyedOperator | None = running.keyed
+        assert operator is not None
+        held = self.held.get(node.id, [])
+        while held and held[0][0] <= watermark:
+            time, _, record = heapq.heappop(held)
+            if time - 1 > operator.watermark:
+                operator.advance_watermark(time - 1)
+            self._keyed(node, record, time)
+        if watermark == MAX_TIMESTAMP:
+            operator.last_event_time = self.last_event_time
+            operator.end_of_input()
+        else:
+            operator.advance_watermark(watermark)
+        running.drain()
+
+
+def _one(layout: StreamLayout, record: Any, time: int | None) -> pa.RecordBatch:
+    columns = list(layout.records.to_batch([record]).columns)
+    if layout.timestamped:
+        columns.append(pa.array([time], pa.int64()))
+    return pa.RecordBatch.from_arrays(columns, schema=StreamLayout(layout.records, layout.timestamped).schema)
