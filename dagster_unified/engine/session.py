@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_unified.errors import MissingRequirementError
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JAVA = 17
+
+LOGGING = Path(__file__).with_name("log4j2.properties")
 
 DEFAULTS: dict[str, str] = {
     "spark.ui.enabled": "false",
@@ -34,7 +37,9 @@ DEFAULTS: dict[str, str] = {
 }
 """What a local session is given unless the configuration says otherwise: nothing listens beyond loopback."""
 
-SESSION_DEFAULTS: dict[str, str] = {k: v for k, v in DEFAULTS.items() if k.startswith("spark.sql.")}
+SESSION_LOGGING = Path(__file__).with_name("log4j2.properties")
+
+DEFAULTS: dict[str, str] = {k: v for k, v in DEFAULTS.items() if k.startswith("spark.sql.")}
 """The settings that results rely on, set in every session, also one that was started elsewhere."""
 
 
@@ -59,14 +64,17 @@ def start(master: str = "local[*]", remote: str | None = None, config: Mapping[s
 
     if remote:
         session = SparkSession.builder.remote(remote).appName(app_name).getOrCreate()
+        for key, value in (config or {}).items():
+            session.conf.set(key, value)
     else:
         check_java()
         if master.startswith("local"):
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
             os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         builder = SparkSession.builder.master(master).appName(app_name)
         cores = re.fullmatch(r"local\[(\d+|\*)\]", master)
-        settings = dict(DEFAULTS)
+        settings = {**DEFAULTS, "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}"}
         if cores:
             count = os.cpu_count() or 1 if cores.group(1) == "*" else int(cores.group(1))
             settings["spark.sql.shuffle.partitions"] = str(max(2 * count, 1))

@@ -1,0 +1,83 @@
+"""What a materialized stage shows in the Dagster UI."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+from dagster import AssetKey, MetadataValue, TableColumn, TableColumnConstraints, TableColumnDep, TableColumnLineage, TableRecord, TableSchema
+
+from dagster_unified.engine.batch.store import Manifest
+from dagster_unified.graph import nodes as g
+from dagster_unified.graph.explain import as_mermaid
+from dagster_unified.graph.lineage import column_lineage
+from dagster_unified.graph.plan import Plan, Region
+from dagster_unified.orchestration.translator import StageTranslator
+from dagster_unified.records import RecordType, shorten
+
+
+def stage_metadata(plan: Plan, region: Region, manifest: Manifest, translator: StageTranslator, previews: Mapping[str, pa.Table]) -> dict[str, Any]:
+    """Row and byte counts, schema, duration, counters, the job graph, previews, and column lineage where it is known."""
+    metadata: dict[str, Any] = {
+        "dagster/row_count": manifest.rows,
+        "bytes": manifest.bytes,
+        "duration_seconds": round(manifest.seconds, 3),
+        "fingerprint": manifest.fingerprint,
+        "job_graph": MetadataValue.md(f"```mermaid\n{as_mermaid(plan)}\n```"),
+    }
+    records = output_records(plan, region)
+    if records is not None:
+        metadata["dagster/column_schema"] = table_schema(records.schema)
+    for stream in manifest.streams if len(manifest.streams) > 1 else []:
+        metadata[f"rows of {stream.uid}" + (f" / {stream.tag}" if stream.tag else "")] = stream.rows
+    for name, total in manifest.counters.items():
+        metadata[name] = total
+    for sink, location in manifest.sinks.items():
+        metadata[f"written to ({sink})"] = MetadataValue.path(location)
+    for sink, table in previews.items():
+        metadata[f"preview of {sink}"] = preview(table)
+    lineage = dagster_lineage(plan, region, translator)
+    if lineage is not None:
+        metadata["dagster/column_lineage"] = lineage
+    return metadata
+
+
+def output_records(plan: Plan, region: Region) -> RecordType | None:
+    """The record type of a stage's first stream."""
+    if region.outputs:
+        return plan.graph.port_type(region.outputs[0].node, region.outputs[0].tag)
+    edge = plan.graph.inputs(region.sinks[0])[0]
+    return plan.graph.port_type(edge.source, edge.tag.name if edge.tag else None)
+
+
+def table_schema(schema: pa.Schema) -> TableSchema:
+    """An Arrow schema as Dagster's."""
+    return TableSchema([TableColumn(f.name, str(f.type), constraints=TableColumnConstraints(nullable=f.nullable)) for f in schema])
+
+
+def preview(table: pa.Table) -> Any:
+    """The first rows of a table."""
+    rows = [
+        TableRecord({k: v if isinstance(v, (str, int, float, bool, type(None))) else shorten(v, 80) if isinstance(v, (list, dict)) else str(v) for k, v in row.items()})
+        for row in table.to_pylist()
+    ]
+    return MetadataValue.table(records=rows, schema=table_schema(table.schema))
+
+
+def dagster_lineage(plan: Plan, region: Region, translator: StageTranslator) -> TableColumnLineage | None:
+    """Where a stage's columns come from, as far as the graph shows it."""
+    last = region.outputs[0].node if region.outputs else plan.graph.inputs(region.sinks[0])[0].source
+    if (region.outputs and region.outputs[0].tag) or last not in region.nodes:
+        return None
+    found = column_lineage(plan, region, last)
+    if found is None:
+        return None
+    return TableColumnLineage({name: [TableColumnDep(_key(plan, region, node, translator), column) for node, column in sorted(origins)] for name, origins in found.items()})
+
+
+def _key(plan: Plan, region: Region, node_id: int, translator: StageTranslator) -> AssetKey:
+    node = plan.graph.node(node_id)
+    if isinstance(node, g.SourceNode) and node_id in region.nodes:
+        return translator.get_source_key(plan, node)
+    return translator.get_asset_key(plan, plan.region_of(node_id))

@@ -1,0 +1,56 @@
+"""The resources of a deployment: a Spark session, and the option keys as launch-time configuration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Optional
+
+from dagster import ConfigurableResource
+from pydantic import Field, create_model
+
+from dagster_unified.engine import session
+from dagster_unified.errors import ConfigurationError
+from dagster_unified.graph.options import OPTIONS, Configuration
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class SparkResource(ConfigurableResource):  # type: ignore[type-arg]
+    """A Spark session: classic on `master`, or Spark Connect at `remote`. Started by the first stage that needs it."""
+
+    master: str = Field(default="local[*]", description="The master of a classic session, such as local[2] or spark://host:7077.")
+    remote: Optional[str] = Field(default=None, description="The address of a Spark Connect server, such as sc://host:15002; used instead of `master`.")  # noqa: UP045 - Dagster reads it
+    config: dict[str, str] = Field(default={}, description="Further Spark configuration.")
+
+    def session(self) -> SparkSession:
+        """The running session, or a new one."""
+        return session.start(self.master, self.remote, self.config)
+
+
+def session_of(resource: Any) -> SparkSession:
+    """The session of a `SparkResource`, or of anything with a `spark_session`, such as dagster-pyspark's `PySparkResource`."""
+    if isinstance(resource, SparkResource):
+        return resource.session()
+    found = getattr(resource, "spark_session", None)
+    if found is None:
+        raise ConfigurationError(f"the resource 'spark' is a {type(resource).__name__}; give a SparkResource, or dagster-pyspark's PySparkResource")
+    return session.prepared(found)
+
+
+class _Execution(ConfigurableResource):  # type: ignore[type-arg]
+    """The execution configuration of a run: its fields are the option keys. What is not set follows from the pipeline and its mode."""
+
+    def configuration(self) -> Configuration:
+        """The options that were set at launch, and the defaults of the others."""
+        given = {field.alias: getattr(self, name) for name, field in type(self).model_fields.items() if field.alias}
+        return Configuration([("launch", {str(k): v for k, v in given.items() if v is not None})])
+
+
+_TYPES: dict[str, Any] = {"bool": Optional[bool], "count": Optional[int], "size": Optional[int]}
+
+ExecutionConfig: type[_Execution] = create_model(
+    "ExecutionConfig",
+    __base__=_Execution,
+    **{o.key.replace(".", "_").replace("-", "_"): (_TYPES.get(o.kind, Optional[str]), Field(default=None, alias=o.key, description=o.description)) for o in OPTIONS},  # type: ignore[call-overload]
+)
+"""`ExecutionConfig(**{"execution.runtime-mode": "BATCH"})`; in the launchpad, a field for every option key."""

@@ -1,0 +1,60 @@
+"""How a stage becomes an asset. Override a method of `StageTranslator` to change keys, groups, tags or metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dagster import AssetKey
+
+from dagster_unified.connectors.collection import CollectionSource
+from dagster_unified.connectors.delta import DeltaSink
+from dagster_unified.graph.nodes import AggregateNode, KeyedProcessNode, SinkNode, SourceNode
+from dagster_unified.graph.plan import Plan, Region
+
+
+class StageTranslator:
+    """Gives a stage's asset its key, group, tags, kinds, description and metadata."""
+
+    def get_asset_key(self, plan: Plan, region: Region) -> AssetKey:
+        """`<pipeline>/<stage>`."""
+        return AssetKey([plan.name, region.name])
+
+    def get_source_key(self, plan: Plan, source: SourceNode) -> AssetKey:
+        """The external asset that stands for a source."""
+        return AssetKey([plan.name, "sources", _word(source.name)])
+
+    def get_group_name(self, plan: Plan, region: Region) -> str:
+        """The pipeline's name."""
+        return plan.name
+
+    def get_tags(self, plan: Plan, region: Region) -> Mapping[str, str]:
+        """No tags."""
+        return {}
+
+    def get_kinds(self, plan: Plan, region: Region) -> set[str]:
+        """`spark`, and what the stage writes or reads."""
+        kinds = {"spark"}
+        nodes = [plan.graph.node(n) for n in region.nodes]
+        if any(isinstance(n, SinkNode) and isinstance(n.sink, DeltaSink) for n in nodes):
+            kinds.add("deltalake")
+        if any(isinstance(n, (KeyedProcessNode, AggregateNode)) for n in nodes):
+            kinds.add("stateful")
+        for node in nodes:
+            if isinstance(node, SourceNode) and not isinstance(node.source, CollectionSource) and hasattr(node.source, "format"):
+                kinds.add(str(node.source.format))
+        return kinds
+
+    def get_description(self, plan: Plan, region: Region) -> str:
+        """The stage's operators, and why it begins where it does."""
+        names = " → ".join(plan.graph.node(n).name for n in region.nodes)
+        barriers = "; ".join(dict.fromkeys(e.reason for e in plan.exchanges if e.blocking and e.target in region.tasks))
+        return f"{names}\n\nStage {region.id + 1} of {len(plan.regions)}." + (f" Begins at a barrier: {barriers}." if barriers else "")
+
+    def get_metadata(self, plan: Plan, region: Region) -> Mapping[str, Any]:
+        """No further metadata."""
+        return {}
+
+
+def _word(name: str) -> str:
+    return "".join(c if c.isalnum() or c == "_" else "_" for c in name)
