@@ -91,10 +91,12 @@ class DataStream:
         name = _name_of(function, "map_batches")
         return self._next(nodes.MapBatchesNode, name, records=self._pipeline._record_type(output_type, name), function=function)
 
-    def process(self, function: ProcessFunction, output_type: Any = None) -> DataStream:
+    def process(self, function: Any, output_type: Any = None) -> DataStream:
         """Runs a `ProcessFunction`: a record in, any number out, with timestamps and side outputs."""
-        if isinstance(function, KeyedProcessFunction):
-            raise PipelineError(f"{self._where(_name_of(function, 'process'))}: a KeyedProcessFunction needs a keyed stream; call key_by before process")
+        if not isinstance(function, ProcessFunction):
+            raise PipelineError(
+                f"{self._where(_name_of(function, 'process'))}: process needs a ProcessFunction; a KeyedProcessFunction needs a keyed stream, so call key_by before it"
+            )
         return self._apply(nodes.ProcessNode, function, "process_element", output_type, element_type)
 
     # Columns, left to Catalyst
@@ -332,27 +334,30 @@ class DataStream:
                     raise PipelineError(f"{self._where(operator)}: no column '{name}' in {records.describe()}{nearest(name, records.names)}")
 
 
-class KeyedStream:
-    """A stream partitioned by key: what state, timers and rolling operations need."""
+class KeyedStream(DataStream):
+    """A stream partitioned by key: what state, timers and rolling operations need.
+
+    Operators of a plain stream may follow as well; they then run partitioned by key.
+    """
 
     def __init__(self, pipeline: Pipeline, upstream: tuple[Upstream, ...], key: Key) -> None:
-        self._stream = DataStream(pipeline, None, upstream)
-        self._pipeline = pipeline
-        self._key = key
         partitioning = Partitioning(ExchangeKind.HASH, key)
-        self._upstream = tuple(replace(u, partitioning=partitioning) for u in upstream)
+        super().__init__(pipeline, None, tuple(replace(u, partitioning=partitioning) for u in upstream))
+        self._key_selector = key
 
-    def process(self, function: KeyedProcessFunction, output_type: Any = None) -> DataStream:
+    def process(self, function: KeyedProcessFunction | ProcessFunction, output_type: Any = None) -> DataStream:
         """Runs a `KeyedProcessFunction`, with state and timers of the record's key.
 
         In BATCH a key's records come in event-time order with the watermark at `MIN`, then its timers fire. In STREAMING records
         come as they arrive, and timers fire as the watermark passes them.
         """
+        if isinstance(function, ProcessFunction):
+            return super().process(function, output_type)
         if not isinstance(function, KeyedProcessFunction):
-            raise PipelineError(f"{self._stream._where('process')}: a keyed stream needs a KeyedProcessFunction, not {_name_of(function, 'function')}")
+            raise PipelineError(f"{self._where('process')}: a keyed stream needs a KeyedProcessFunction, not {_name_of(function, 'function')}")
         name = _name_of(function, "process")
-        records = self._stream._output(name, function.process_element, output_type, element_type)
-        return self._next(nodes.KeyedProcessNode, name, records=records, function=function, timestamped=True)
+        records = self._output(name, function.process_element, output_type, element_type)
+        return self._keyed(nodes.KeyedProcessNode, name, records=records, function=function, timestamped=True)
 
     def reduce(self, function: Any) -> DataStream:
         """Combines a key's records with `function(a, b)`, where `a` came first.
@@ -384,31 +389,30 @@ class KeyedStream:
 
     def agg(self, *columns: str | Column, output_type: Any) -> DataStream:
         """Column aggregates per key, such as `F.sum("delay").alias("delay")`; the result has the key's fields first. Runs in Catalyst."""
-        if not self._key.fields:
-            raise PipelineError(f"{self._stream._where('agg')}: agg needs a stream keyed by fields; use key_by('field')")
-        self._stream._check_columns([c for c in columns if isinstance(c, Column)], "agg")
-        return self._next(nodes.AggregateNode, "agg", records=self._pipeline._record_type(output_type, "agg"), columns=columns, timestamped=False)
+        if not self._key_selector.fields:
+            raise PipelineError(f"{self._where('agg')}: agg needs a stream keyed by fields; use key_by('field')")
+        self._check_columns([c for c in columns if isinstance(c, Column)], "agg")
+        return self._keyed(nodes.AggregateNode, "agg", records=self._pipeline._record_type(output_type, "agg"), columns=columns, timestamped=False)
 
     def _builtin(self, kind: str, field: str | int) -> DataStream:
-        records = self._stream._records(kind)
+        records = self._records(kind)
         if records.shape == "value":
             return self._rolling(kind, rolling=(kind, None))
         name = records.names[field] if isinstance(field, int) and 0 <= field < len(records.names) else field
         if name not in records.names:
-            raise PipelineError(f"{self._stream._where(kind)}: no field '{field}' in {records.describe()}{nearest(str(field), records.names)}")
+            raise PipelineError(f"{self._where(kind)}: no field '{field}' in {records.describe()}{nearest(str(field), records.names)}")
         kind_of = records.schema.field(name).type
         if kind == "sum" and not (pa.types.is_integer(kind_of) or pa.types.is_floating(kind_of) or pa.types.is_decimal(kind_of) or pa.types.is_duration(kind_of)):
-            raise PipelineError(f"{self._stream._where(kind)}: field '{name}' is a {kind_of}, which has no sum")
+            raise PipelineError(f"{self._where(kind)}: field '{name}' is a {kind_of}, which has no sum")
         if records.schema.field(name).nullable:
-            raise PipelineError(f"{self._stream._where(kind)}: field '{name}' may be None, which {kind} cannot combine; map it to a value, or use reduce")
+            raise PipelineError(f"{self._where(kind)}: field '{name}' may be None, which {kind} cannot combine; map it to a value, or use reduce")
         return self._rolling(kind, rolling=(kind, records.names.index(name) if records.shape == "tuple" else name))
 
     def _rolling(self, name: str, **attributes: Any) -> DataStream:
-        return self._next(nodes.ReduceNode, name, records=self._stream._records(name), **attributes)
+        return self._keyed(nodes.ReduceNode, name, records=self._records(name), **attributes)
 
-    def _next(self, kind: type[Node], name: str, **attributes: Any) -> DataStream:
-        node = self._pipeline._add(kind, list(self._upstream), name, key=self._key, **attributes)
-        return DataStream(self._pipeline, node.id)
+    def _keyed(self, kind: type[Node], name: str, **attributes: Any) -> DataStream:
+        return self._next(kind, name, key=self._key_selector, **attributes)
 
 
 class DataStreamSink:

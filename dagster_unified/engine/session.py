@@ -37,9 +37,7 @@ DEFAULTS: dict[str, str] = {
 }
 """What a local session is given unless the configuration says otherwise: nothing listens beyond loopback."""
 
-SESSION_LOGGING = Path(__file__).with_name("log4j2.properties")
-
-DEFAULTS: dict[str, str] = {k: v for k, v in DEFAULTS.items() if k.startswith("spark.sql.")}
+SESSION_DEFAULTS: dict[str, str] = {k: v for k, v in DEFAULTS.items() if k.startswith("spark.sql.")}
 """The settings that results rely on, set in every session, also one that was started elsewhere."""
 
 

@@ -74,12 +74,14 @@ def _loaded(payload: bytes) -> Any:
 
 def by_value_bytes(value: Any) -> bytes:
     """Pickles something with every author's module that it refers to by value, so that workers need not be able to import it."""
-    from pyspark import cloudpickle
+    from pyspark import cloudpickle as untyped
+
+    cloudpickle: Any = untyped
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, type) and "__msgspec_cache__" in vars(obj):
-                del obj.__msgspec_cache__  # msgspec's note to itself on a class, which it makes again when it needs it
+                delattr(obj, "__msgspec_cache__")  # msgspec's note to itself on a class, which it makes again when it needs it
             return super().reducer_override(obj)
 
     modules = [module for name, module in list(sys.modules.items()) if _belongs_to_the_author(name, module)]

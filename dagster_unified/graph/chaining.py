@@ -62,7 +62,7 @@ def tasks(graph: Graph, enabled: bool) -> tuple[Task, ...]:
     for node in graph.nodes:
         if node.id in chained:
             head[node.id] = head[chained[node.id]]
-    found = []
+    found: list[Task] = []
     for node in graph.nodes:
         if head[node.id] == node.id:
             found.append(Task(len(found), tuple(n.id for n in graph.nodes if head[n.id] == node.id)))

@@ -163,5 +163,5 @@ def _object(value: Any, seen: set[int]) -> Iterator[object]:
         yield from _describe(dict(sorted(state.items())), seen)
     elif getattr(type(value), "__slots__", None):
         yield from _describe([getattr(value, slot, None) for slot in type(value).__slots__], seen)
-    elif type(value).__repr__ is not object.__repr__:
+    elif getattr(type(value), "__repr__", None) is not getattr(object, "__repr__", None):
         yield repr(value)

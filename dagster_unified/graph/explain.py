@@ -139,8 +139,7 @@ def as_text(plan: Plan) -> str:
 def _region_text(plan: Plan, region: Region) -> list[str]:
     lines = [f"stage {region.id + 1} of {len(plan.regions)}: {region.name}"]
     own = [e for e in plan.exchanges if e.target in region.tasks]
-    for exchange in own:
-        lines.append(f"  {'reads' if exchange.blocking else 'joins'} {_exchange_text(plan, exchange)}")
+    lines += [f"  {'reads' if e.blocking else 'joins'} {_exchange_text(plan, e)}" for e in own]
     for task_id in region.tasks:
         lines.append(f"  task {task_id + 1}")
         for operator in plan.tasks[task_id].operators:

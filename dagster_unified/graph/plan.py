@@ -159,8 +159,7 @@ def _describe_node(node: Node) -> str:
         return digest(*described, node.source.describe(), node.source.snapshot())
     if isinstance(node, SinkNode):
         return digest(*described, node.sink.describe())
-    for name in ("function", "assigner", "rolling", "names"):
-        described.append(fingerprint(getattr(node, name, None)))
+    described += [fingerprint(getattr(node, name, None)) for name in ("function", "assigner", "rolling", "names")]
     described.append(repr(getattr(node, "columns", None)))
     if isinstance(node, KeyedNode):
         described.append(node.key.fields)

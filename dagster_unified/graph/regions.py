@@ -35,7 +35,7 @@ class Exchange:
 def exchanges(graph: Graph, tasks: tuple[Task, ...], shuffle_mode: str) -> tuple[Exchange, ...]:
     """The edges between tasks, each with the reason why it is a barrier or not."""
     task_of = {operator: task.id for task in tasks for operator in task.operators}
-    found = []
+    found: list[Exchange] = []
     for edge in graph.edges:
         source, target = task_of[edge.source], task_of[edge.target]
         if source != target:
@@ -109,7 +109,7 @@ def _strongly_connected(count: int, arcs: list[tuple[int, int]]) -> list[list[in
                 if work:
                     low[work[-1][0]] = min(low[work[-1][0]], low[node])
                 if low[node] == index[node]:
-                    component = []
+                    component: list[int] = []
                     while not component or component[-1] != node:
                         component.append(stack.pop())
                     found.append(component)

@@ -272,14 +272,21 @@ def rolling(kind: str, field: str | int | None) -> Callable[[Any, Any], Any]:
     of equal ones (Flink: `ComparableAggregator`, `SumAggregator`).
     """
     if field is None:
-        return {"sum": lambda a, b: a + b, "min": min, "max": max, "min_by": min, "max_by": max}[kind]
+        return _PLAIN[kind]
     get: Callable[[Any], Any] = (lambda r: r[field]) if isinstance(field, int) else (lambda r: getattr(r, field))
     if kind == "min_by":
         return lambda a, b: b if get(b) < get(a) else a
     if kind == "max_by":
         return lambda a, b: b if get(b) > get(a) else a
-    combine: Callable[[Any, Any], Any] = {"sum": lambda a, b: a + b, "min": min, "max": max}[kind]
+    combine = _PLAIN[kind]
     return lambda a, b: _with(a, field, combine(get(a), get(b)))
+
+
+def _add(a: Any, b: Any) -> Any:
+    return a + b
+
+
+_PLAIN: dict[str, Callable[[Any, Any], Any]] = {"sum": _add, "min": min, "max": max, "min_by": min, "max_by": max}
 
 
 def _with(record: Any, field: str | int, value: Any) -> Any:

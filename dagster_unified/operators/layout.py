@@ -79,8 +79,7 @@ def combine(schema: pa.Schema, index: int, batch: pa.RecordBatch) -> pa.RecordBa
         return pa.RecordBatch.from_arrays([*batch.columns, missing], schema=schema)
     own = output_column(index)
     arrays: list[pa.Array] = [pa.repeat(pa.scalar(index, pa.int32()), size)]
-    for field in list(schema)[1:-1]:
-        arrays.append(pa.StructArray.from_arrays(batch.columns, fields=list(field.type)) if field.name == own else pa.nulls(size, field.type))
+    arrays += [pa.StructArray.from_arrays(batch.columns, fields=list(field.type)) if field.name == own else pa.nulls(size, field.type) for field in list(schema)[1:-1]]
     return pa.RecordBatch.from_arrays([*arrays, missing], schema=schema)
 
 

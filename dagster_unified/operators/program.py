@@ -94,7 +94,8 @@ class Chunk:
     def records(self) -> list[Any]:
         """As Python records."""
         if self._records is None:
-            assert self._batch is not None and self._kind is not None
+            assert self._batch is not None
+            assert self._kind is not None
             self._records = self._kind.from_batch(self._batch)
         return self._records
 
@@ -174,6 +175,7 @@ class RunningProgram:
     def _build(self, parent: int) -> None:
         for index in self._children(parent):
             step = self.program.steps[index]
+            consumer: Consumer | None
             if step.kind in FUSED_KINDS:
                 run = self._fusable_from(index)
                 consumer = self._fused(run)

@@ -47,22 +47,22 @@ class StateTtlConfig:
             raise PipelineError(f"state time to live must be positive, not {self.ttl}")
 
 
-@dataclass(frozen=True, eq=False)
 class StateDescriptor:
     """The name, type and time to live of one state of an operator. Names are unique within an operator."""
 
     kind: ClassVar[str] = "state"
-    name: str
 
-    def __post_init__(self) -> None:
-        if not self.name:
+    def __init__(self, name: str, types: tuple[Any, ...], ttl: StateTtlConfig | None) -> None:
+        if not name:
             raise PipelineError("a state descriptor needs a name")
-
-    ttl: StateTtlConfig | None = None
+        for python in types:
+            _check_type(name, python)
+        self.name = name
+        self.ttl = ttl
 
     def enable_time_to_live(self, ttl: StateTtlConfig) -> None:
         """PyFlink's spelling of giving a descriptor its time to live."""
-        object.__setattr__(self, "ttl", ttl)
+        self.ttl = ttl
 
 
 def _check_type(name: str, python: Any) -> None:
@@ -73,17 +73,14 @@ def _check_type(name: str, python: Any) -> None:
         raise PipelineError(f"state '{name}': {error}; state is stored typed, so give a type such as int, list[str] or a NamedTuple") from error
 
 
-@dataclass(frozen=True, eq=False, init=False)
 class ValueStateDescriptor(StateDescriptor):
     """One value per key."""
 
-    kind: ClassVar[str] = "value"
-    type: Any
+    kind = "value"
 
     def __init__(self, name: str, type: Any, ttl: StateTtlConfig | None = None) -> None:  # noqa: A002 - Flink's name
-        super().__init__(name, ttl)
-        object.__setattr__(self, "type", type)
-        _check_type(name, type)
+        super().__init__(name, (type,), ttl)
+        self.type = type
 
 
 class ListStateDescriptor(ValueStateDescriptor):
@@ -92,50 +89,35 @@ class ListStateDescriptor(ValueStateDescriptor):
     kind = "list"
 
 
-@dataclass(frozen=True, eq=False, init=False)
 class MapStateDescriptor(StateDescriptor):
     """A map per key."""
 
-    kind: ClassVar[str] = "map"
-    key_type: Any
-    value_type: Any
+    kind = "map"
 
     def __init__(self, name: str, key_type: Any, value_type: Any, ttl: StateTtlConfig | None = None) -> None:
-        super().__init__(name, ttl)
-        object.__setattr__(self, "key_type", key_type)
-        object.__setattr__(self, "value_type", value_type)
-        _check_type(name, key_type)
-        _check_type(name, value_type)
+        super().__init__(name, (key_type, value_type), ttl)
+        self.key_type = key_type
+        self.value_type = value_type
 
 
-@dataclass(frozen=True, eq=False, init=False)
-class ReducingStateDescriptor(StateDescriptor):
+class ReducingStateDescriptor(ValueStateDescriptor):
     """One value per key, to which every added value is combined by `reduce_function(a, b)`."""
 
-    kind: ClassVar[str] = "reducing"
-    reduce_function: Any
-    type: Any
+    kind = "reducing"
 
     def __init__(self, name: str, reduce_function: Any, type: Any, ttl: StateTtlConfig | None = None) -> None:  # noqa: A002
-        super().__init__(name, ttl)
-        object.__setattr__(self, "reduce_function", getattr(reduce_function, "reduce", reduce_function))
-        object.__setattr__(self, "type", type)
-        _check_type(name, type)
+        super().__init__(name, type, ttl)
+        self.reduce_function = getattr(reduce_function, "reduce", reduce_function)
 
 
-@dataclass(frozen=True, eq=False, init=False)
-class AggregatingStateDescriptor(StateDescriptor):
+class AggregatingStateDescriptor(ValueStateDescriptor):
     """One accumulator per key, to which every added value is aggregated by an `AggregateFunction`; `type` is the accumulator's."""
 
-    kind: ClassVar[str] = "aggregating"
-    aggregate_function: Any
-    type: Any
+    kind = "aggregating"
 
     def __init__(self, name: str, aggregate_function: Any, type: Any, ttl: StateTtlConfig | None = None) -> None:  # noqa: A002
-        super().__init__(name, ttl)
-        object.__setattr__(self, "aggregate_function", aggregate_function)
-        object.__setattr__(self, "type", type)
-        _check_type(name, type)
+        super().__init__(name, type, ttl)
+        self.aggregate_function = aggregate_function
 
 
 class KeyedStateBackend:

@@ -31,8 +31,7 @@ def stage_metadata(plan: Plan, region: Region, manifest: Manifest, translator: S
         metadata["dagster/column_schema"] = table_schema(records.schema)
     for stream in manifest.streams if len(manifest.streams) > 1 else []:
         metadata[f"rows of {stream.uid}" + (f" / {stream.tag}" if stream.tag else "")] = stream.rows
-    for name, total in manifest.counters.items():
-        metadata[name] = total
+    metadata.update(manifest.counters)
     for sink, location in manifest.sinks.items():
         metadata[f"written to ({sink})"] = MetadataValue.path(location)
     for sink, table in previews.items():

@@ -19,7 +19,7 @@ class SparkResource(ConfigurableResource):  # type: ignore[type-arg]
     """A Spark session: classic on `master`, or Spark Connect at `remote`. Started by the first stage that needs it."""
 
     master: str = Field(default="local[*]", description="The master of a classic session, such as local[2] or spark://host:7077.")
-    remote: Optional[str] = Field(default=None, description="The address of a Spark Connect server, such as sc://host:15002; used instead of `master`.")  # noqa: UP045 - Dagster reads it
+    remote: Optional[str] = Field(default=None, description="The address of a Spark Connect server, such as sc://host:15002; used instead of `master`.")
     config: dict[str, str] = Field(default={}, description="Further Spark configuration.")
 
     def session(self) -> SparkSession:

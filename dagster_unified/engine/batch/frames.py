@@ -196,10 +196,12 @@ class RegionFrames:
         kind = edge.partitioning.kind
         count = node.parallelism or self.plan.execution.parallelism
         if kind is ExchangeKind.HASH:
-            keys = [key_column(0)] if layout.keys else list(edge.partitioning.key.fields)  # type: ignore[union-attr]
             if isinstance(node, g.AggregateNode):
-                return frame
+                return frame  # Catalyst shuffles by itself, after it has aggregated in part
+            keys = _key_columns(edge)
             spread = frame.repartition(count, *keys) if count else frame.repartition(*keys)
+            if not isinstance(node, g.KeyedNode):
+                return spread
             return spread.sortWithinPartitions(*keys, TIMESTAMP) if layout.timestamped else spread.sortWithinPartitions(*keys)
         if kind in (ExchangeKind.REBALANCE, ExchangeKind.RESCALE, ExchangeKind.SHUFFLE):
             return frame.repartition(count) if count else frame.repartition(F.rand() if kind is ExchangeKind.SHUFFLE else F.spark_partition_id())
@@ -221,9 +223,7 @@ class RegionFrames:
                 f"{self.plan.name}: operator '{node.name}' comes after partition_custom and needs set_parallelism(n), since the partitioner is asked for one of n partitions"
             )
         partitioner = edge.partitioning.partitioner
-        key = edge.partitioning.key
-        assert key is not None
-        names = [key_column(0)] if key.computed is not None else list(key.fields)
+        names = _key_columns(edge)
         where = f"{self.plan.name}: partition_custom before '{node.name}'"
 
         def choose(*values: object) -> int:
@@ -311,6 +311,13 @@ class RegionFrames:
                 )
             columns.append(F.col(declared.name).cast(declared.dataType))
         return frame.select(*columns, *([TIMESTAMP] if node.timestamped and TIMESTAMP in frame.columns else []))
+
+
+def _key_columns(edge: Edge) -> list[str]:
+    """The columns of the key that an exchange goes by."""
+    key = edge.partitioning.key
+    assert key is not None
+    return [key_column(0)] if key.computed is not None else list(key.fields)
 
 
 _WIDER = {
