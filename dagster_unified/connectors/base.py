@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -28,11 +28,11 @@ class WriteContext:
 
 @dataclass
 class WriteResult:
-    """What a sink wrote: where, how many bytes, and details for the metadata."""
+    """What a sink wrote: where, and how many bytes. `repeated` says that this execution had written before, and nothing was written now."""
 
     location: str
     bytes: int = 0
-    details: dict[str, Any] = field(default_factory=dict)
+    repeated: bool = False
 
 
 class SparkSource(Source):

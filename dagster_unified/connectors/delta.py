@@ -81,7 +81,7 @@ class DeltaSink(SparkSink):
         table = self._table(frame)
         app = f"dagster-unified/{context.pipeline}/{self.name}/{context.execution}/{context.partition}"
         if table.transaction_version(app) is not None:
-            return WriteResult(str(self.path), 0, {"already committed": True})
+            return WriteResult(str(self.path), repeated=True)
         staged = self.path / f"_data-{uuid4().hex}" if self.mode == "upsert" else self.path / f"data-{uuid4().hex}"
         try:
             writer = frame.write.mode("overwrite")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from dagster_unified.connectors.base import SparkSink, WriteContext, spark_schema
+from dagster_unified.connectors.base import SparkSink, WriteContext, WriteResult, spark_schema
 from dagster_unified.connectors.paths import for_spark, remove_tree
 from dagster_unified.engine.batch.frames import RegionFrames
 from dagster_unified.engine.batch.store import Address, IntermediateStore, Manifest, StoredStream, now
@@ -139,19 +139,20 @@ class _Job:
         from pyspark.sql import Observation
 
         counts = Observation()
-        locations: dict[str, str] = {}
-        size = 0
+        results: dict[str, WriteResult] = {}
         direct = len(self.sinks) == 1 and not self.region.outputs
         if direct:
             frame = self._counted(self.frames.sink_input(self.sinks[0].id), counts, flat=True)
-            schema, (locations, size) = frame.schema.json(), self._write_sinks({self.sinks[0].id: frame})
+            results = self._write_sinks({self.sinks[0].id: frame})
         else:
             frame = self._counted(self._combined(), counts, flat=len(self.streams) == 1)
             frame.write.mode("overwrite").parquet(for_spark(self.attempt))
-            schema = frame.schema.json()
-        report = counts.get
-        rows = [int(report.get(f"rows{i}") or 0) for i in range(len(self.streams))]
-        metrics = self.frames.metrics()
+        if direct and any(r.repeated for r in results.values()):
+            # No job ran, so there is nothing to observe, and asking would wait for ever.
+            rows, metrics = [0] * len(self.streams), Metrics({"sink had this execution already": 1})
+        else:
+            report = counts.get
+            rows, metrics = [int(report.get(f"rows{i}") or 0) for i in range(len(self.streams))], self.frames.metrics()
         metrics.saw_event_time(self.frames.last_event_time)
         self._count_malformed(metrics)
         files = self.run.store.files(self.attempt)
@@ -161,10 +162,10 @@ class _Job:
             partition=self.run.partition,
             run=self.run.run_id,
             fingerprint=self.region.fingerprint,
-            schema=schema,
+            schema=frame.schema.json(),
             streams=[StoredStream(s.uid, s.tag, n) for s, n in zip(self.streams, rows, strict=True)],
             rows=sum(rows),
-            bytes=size or sum(f.bytes for f in files),
+            bytes=sum(f.bytes for f in files) or sum(r.bytes for r in results.values()),
             data=self.attempt.name,
             files=files,
             last_event_time=metrics.last_event_time,
@@ -172,8 +173,8 @@ class _Job:
             created=now(),
         )
         if not direct and self.sinks:
-            locations, _ = self._write_sinks({s.id: self._materialized(manifest, s) for s in self.sinks})
-        manifest = _with(manifest, seconds=now() - begun, sinks=locations)
+            results = self._write_sinks({s.id: self._materialized(manifest, s) for s in self.sinks})
+        manifest = _with(manifest, seconds=now() - begun, sinks={name: r.location for name, r in results.items()})
         self.run.store.commit(self.run.address(self.region), manifest)
         return manifest
 
@@ -249,16 +250,14 @@ class _Job:
         frame = _stored(self.run, manifest, number, self.streams[number].layout)
         return frame.select(*self.streams[number].layout.records.names)
 
-    def _write_sinks(self, frames: Mapping[int, DataFrame]) -> tuple[dict[str, str], int]:
+    def _write_sinks(self, frames: Mapping[int, DataFrame]) -> dict[str, WriteResult]:
         context = WriteContext(self.run.spark, self.run.plan.name, self.region.name, self.run.execution, self.run.partition)
-        locations, size = {}, 0
+        written = {}
         for node in self.sinks:
             if not isinstance(node.sink, SparkSink):
                 raise PipelineError(f"{self.run.plan.name}: sink '{node.name}' is a {type(node.sink).__name__}, which Spark cannot write")
-            result = node.sink.write(frames[node.id], context)
-            locations[node.name] = result.location
-            size += result.bytes
-        return locations, size
+            written[node.name] = node.sink.write(frames[node.id], context)
+        return written
 
     def _count_malformed(self, metrics: Metrics) -> None:
         """Counts the rows that did not fit, and writes those that are to be kept beside the intermediate."""

@@ -1,0 +1,56 @@
+"""A pipeline whose last stage fails as long as a file exists: for the recovery tests. At module scope, since re-execution imports it."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from dagster_unified.api import DeltaSink, Pipeline
+from dagster_unified.orchestration import IntermediateIOManager, SparkResource, unified_definitions
+
+HOME = Path(os.environ.get("RECOVERY_HOME") or tempfile.mkdtemp(prefix="recovery"))
+BROKEN = HOME / "broken"
+
+
+class Event(NamedTuple):
+    key: str
+    value: int
+
+
+def keyed(event: Event) -> Event:
+    return Event(event.key.upper(), event.value)
+
+
+def parity(event: Event) -> str:
+    return "even" if event.value % 2 == 0 else "odd"
+
+
+def combine(a: Event, b: Event) -> Event:
+    return Event(a.key, a.value + b.value)
+
+
+def last(event: Event) -> Event:
+    if BROKEN.exists():
+        raise OSError("the service is away")
+    return event
+
+
+def build() -> Pipeline:
+    pipeline = Pipeline("recovery")
+    events = pipeline.from_collection([Event(k, v) for v, k in enumerate("abcabcabz")], name="events").map(keyed)
+    sums = events.key_by("key").reduce(combine).name("sums")
+    by_parity = sums.key_by(parity).reduce(combine).name("by_parity")
+    by_parity.map(last).sink_to(DeltaSink(str(HOME / "table"), name="table", mode="append"))
+    return pipeline
+
+
+pipeline = build()
+defs = unified_definitions(
+    pipeline,
+    resources={"spark": SparkResource(master="local[2]"), "intermediates": IntermediateIOManager(path=str(HOME / "store"))},
+    retry_policy=None,
+)
+
+
+def job():
+    return defs.resolve_job_def("recovery_batch")

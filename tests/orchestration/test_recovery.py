@@ -1,0 +1,137 @@
+"""Failures in the last stage, lost intermediates, and what runs again: through Dagster, on Spark."""
+
+import shutil
+
+import pyarrow as pa
+import pytest
+from dagster import DagsterEventType, DagsterInstance, ReexecutionOptions, execute_job, reconstructable
+from deltalake import DeltaTable
+
+from tests.orchestration import recovery_job
+from tests.orchestration.recovery_job import BROKEN, HOME, job
+
+
+@pytest.fixture
+def instance(spark, tmp_path):
+    for name in ("table", "store"):
+        shutil.rmtree(HOME / name, ignore_errors=True)
+    BROKEN.unlink(missing_ok=True)
+    with DagsterInstance.local_temp(str(tmp_path)) as instance:
+        yield instance
+
+
+def values():
+    return sorted(pa.table(DeltaTable(str(HOME / "table")).to_pyarrow_table())["value"].to_pylist())
+
+
+def failed_run(instance):
+    BROKEN.touch()
+    result = job().execute_in_process(instance=instance, raise_on_error=False)
+    BROKEN.unlink()
+    assert not result.success
+    return result
+
+
+def reexecuted(instance, run_id):
+    return execute_job(reconstructable(job), instance, reexecution_options=ReexecutionOptions.from_failure(run_id, instance))
+
+
+def steps(result):
+    return [e.step_key for e in result.get_step_success_events()]
+
+
+def test_a_run_materializes_every_stage_once_and_in_order(instance):
+    result = job().execute_in_process(instance=instance)
+    assert [e.dagster_event.step_key for e in instance.all_logs(result.run_id, of_type=DagsterEventType.STEP_SUCCESS)] == ["recovery__keyed", "recovery__sums", "recovery__table"]
+    assert values() == [16, 20]
+
+
+def test_re_execution_from_failure_runs_only_the_last_stage(instance):
+    first = failed_run(instance)
+    with reexecuted(instance, first.run_id) as again:
+        assert again.success
+        assert steps(again) == ["recovery__table"]
+    assert values() == [16, 20]
+
+
+def test_a_lost_intermediate_is_recomputed_inside_the_step_that_needs_it(instance):
+    first = failed_run(instance)
+    shutil.rmtree(HOME / "store" / "recovery" / "sums")
+    with reexecuted(instance, first.run_id) as again:
+        assert again.success
+        assert steps(again) == ["recovery__table"]
+        log = [e.user_message for e in instance.all_logs(again.run_id)]
+    assert any("recomputing stage 'sums'" in line for line in log)
+    assert not any("recomputing stage 'keyed'" in line for line in log)
+    assert values() == [16, 20]
+
+
+def test_two_lost_intermediates_are_recomputed_from_the_source(instance):
+    first = failed_run(instance)
+    shutil.rmtree(HOME / "store" / "recovery")
+    with reexecuted(instance, first.run_id) as again:
+        assert again.success
+        log = "\n".join(e.user_message for e in instance.all_logs(again.run_id))
+    assert "recomputing stage 'keyed'" in log
+    assert "recomputing stage 'sums'" in log
+    assert values() == [16, 20]
+
+
+def test_a_truncated_intermediate_counts_as_lost(instance):
+    first = failed_run(instance)
+    file = next((HOME / "store" / "recovery" / "sums").rglob("*.parquet"))
+    file.write_bytes(file.read_bytes()[:-10])
+    with reexecuted(instance, first.run_id) as again:
+        assert again.success
+    assert values() == [16, 20]
+
+
+def test_the_error_of_a_user_function_names_its_place_and_is_not_retried(instance):
+    result = failed_run(instance)
+    failure = next(e for e in result.all_node_events if e.is_step_failure)
+    message = failure.step_failure_data.user_failure_data.description
+    assert "recovery: stage 'table', operator 'last': OSError: the service is away" in message
+    assert f"{recovery_job.__file__}:" in message
+    assert "Event(key=" in message
+    assert "\tat " not in message
+
+
+def test_re_execution_after_the_sink_had_committed_does_not_append_twice(instance):
+    first = job().execute_in_process(instance=instance)
+    manifest = next((HOME / "store" / "recovery" / "table").rglob("manifest.json"))
+    manifest.unlink()  # as if the run had died between the sink's commit and the stage's
+    with execute_job(reconstructable(job), instance, reexecution_options=ReexecutionOptions(parent_run_id=first.run_id, step_selection=["recovery__table"])) as again:
+        assert again.success
+    assert values() == [16, 20]
+
+
+def test_launching_with_all_exchanges_pipelined_runs_one_spark_job_in_the_last_step(instance):
+    options = {"resources": {"execution": {"config": {"execution.batch-shuffle-mode": "ALL_EXCHANGES_PIPELINED"}}}}
+    result = job().execute_in_process(instance=instance, run_config=options)
+    assert result.success
+    pipelined = {m.asset_key.path[-1] for m in (e.materialization for e in result.get_asset_materialization_events()) if "pipelined" in m.metadata}
+    assert pipelined == {"keyed", "sums"}
+    assert values() == [16, 20]
+
+
+def test_metadata_shows_rows_bytes_schema_graph_and_preview(instance):
+    result = job().execute_in_process(instance=instance)
+    found = {e.materialization.asset_key.path[-1]: e.materialization.metadata for e in result.get_asset_materialization_events()}
+    assert found["keyed"]["dagster/row_count"].value == 9
+    assert found["keyed"]["bytes"].value > 0
+    assert [c.name for c in found["keyed"]["dagster/column_schema"].schema.columns] == ["key", "value"]
+    assert "flowchart" in found["table"]["job_graph"].value
+    assert len(found["table"]["preview of table"].records) == 2
+
+
+def test_an_unknown_option_is_refused_at_launch(instance):
+    from dagster import DagsterInvalidConfigError
+
+    with pytest.raises(DagsterInvalidConfigError, match="execution.runtime-mod"):
+        job().execute_in_process(instance=instance, run_config={"resources": {"execution": {"config": {"execution.runtime-mod": "BATCH"}}}})
+
+
+def test_streaming_is_refused_with_a_sentence_that_says_what_to_do(instance):
+    result = job().execute_in_process(instance=instance, raise_on_error=False, run_config={"resources": {"execution": {"config": {"execution.runtime-mode": "STREAMING"}}}})
+    failure = next(e for e in result.all_node_events if e.is_step_failure)
+    assert "launch with execution.runtime-mode=BATCH" in failure.step_failure_data.user_failure_data.description
