@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import io
 import sys
+import typing
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
@@ -82,6 +83,8 @@ def by_value_bytes(value: Any) -> bytes:
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, type) and "__msgspec_cache__" in vars(obj):
                 delattr(obj, "__msgspec_cache__")  # msgspec's note to itself on a class, which it makes again when it needs it
+            if isinstance(obj, type):
+                _resolve_annotations(obj)
             return super().reducer_override(obj)
 
     modules = [module for name, module in list(sys.modules.items()) if _belongs_to_the_author(name, module)]
@@ -94,6 +97,17 @@ def by_value_bytes(value: Any) -> bytes:
         for module in modules:
             cloudpickle.unregister_pickle_by_value(module)
     return buffer.getvalue()
+
+
+def _resolve_annotations(cls: type) -> None:
+    """Puts types in the place of annotations that are text: a worker has not the module in which they could be looked up."""
+    own = vars(cls).get("__annotations__")
+    if isinstance(own, dict) and any(isinstance(a, (str, typing.ForwardRef)) for a in own.values()):
+        try:
+            hints = typing.get_type_hints(cls, include_extras=True)
+        except (NameError, TypeError):
+            return  # names known to a type checker only: nothing that a record's fields could be made of
+        own.update({name: hints[name] for name in own})
 
 
 def _belongs_to_the_author(name: str, module: ModuleType | None) -> bool:

@@ -11,6 +11,7 @@ import hashlib
 import sys
 import sysconfig
 import types
+import typing
 from collections.abc import Iterator
 from typing import Any
 
@@ -149,7 +150,11 @@ def _class(cls: type, seen: set[int]) -> Iterator[object]:
     yield f"{cls.__module__}.{cls.__qualname__}"
     if is_installed(cls.__module__):
         return
-    yield repr({name: str(annotation) for name, annotation in getattr(cls, "__annotations__", {}).items()})
+    try:
+        hints = typing.get_type_hints(cls, include_extras=True)
+    except (NameError, TypeError):
+        hints = dict(getattr(cls, "__annotations__", {}))
+    yield repr({name: str(hint) for name, hint in hints.items()})
     for name, member in sorted(vars(cls).items()):
         if isinstance(member, (types.FunctionType, staticmethod, classmethod, int, float, str, tuple)) and not (name.startswith("__") and name != "__init__"):
             yield name
