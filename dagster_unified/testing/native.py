@@ -23,7 +23,7 @@ def run_native(pipeline: str, node: g.Node, layout: StreamLayout, arriving: list
     batch = layout.records.to_batch([r for r, _ in arriving])
     table = pa.Table.from_batches([batch.append_column(TIMESTAMP, pa.array([t for _, t in arriving], pa.int64()))])
     session._conn.register("dagster_unified_input", table)
-    frame = session.table("dagster_unified_input")
+    frame = session.table("dagster_unified_input").select(*layout.records.names, TIMESTAMP)
     columns = [_column(c, functions, pipeline, node) for c in getattr(node, "columns", ())]
     if isinstance(node, g.WhereNode):
         frame = frame.where(columns[0])

@@ -127,7 +127,7 @@ def test_metadata_shows_rows_bytes_schema_graph_and_preview(instance):
 def test_an_unknown_option_is_refused_at_launch(instance):
     from dagster import DagsterInvalidConfigError
 
-    with pytest.raises(DagsterInvalidConfigError, match="execution.runtime-mod"):
+    with pytest.raises(DagsterInvalidConfigError, match=r"execution\.runtime-mod"):
         job().execute_in_process(instance=instance, run_config={"resources": {"execution": {"config": {"execution.runtime-mod": "BATCH"}}}})
 
 

@@ -1,0 +1,298 @@
+"""BATCH on Spark: equals the harness, ships user code, and what bad input leads to."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dagster_unified.api import CsvSource, FileSink, KeyedProcessFunction, OutputTag, ParquetSource, Pipeline, ProcessFunction, ValueStateDescriptor, WatermarkStrategy
+from dagster_unified.api import functions as F
+from dagster_unified.engine.batch.stage import Run, run_all
+from dagster_unified.engine.batch.store import IntermediateStore
+from dagster_unified.errors import MalformedInputError, PipelineError, RecordTypeError, UserFunctionError
+from dagster_unified.testing import run_pipeline
+
+
+class Event(NamedTuple):
+    key: str
+    at: int
+    value: int
+
+
+class Total(NamedTuple):
+    key: str
+    total: int
+    count: int
+
+
+def event_time(pipeline, events):
+    strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(seconds=10)).with_timestamp_assigner("at")
+    return pipeline.from_collection(events, Event, "events").assign_timestamps_and_watermarks(strategy)
+
+
+class Gaps(KeyedProcessFunction):
+    """The time since the key's last event, and an alarm 50 ms after the last one."""
+
+    requires_time_sorted_input = True
+
+    def open(self, context):
+        self.last = context.get_state(ValueStateDescriptor("last", int))
+
+    def process_element(self, value: Event, ctx) -> Iterable[Event]:
+        last = self.last.value()
+        if last is not None:
+            ctx.timer_service().delete_event_time_timer(last + 50)
+        self.last.update(value.at)
+        ctx.timer_service().register_event_time_timer(value.at + 50)
+        yield Event(value.key, value.at, value.at - (last or 0))
+
+    def on_timer(self, timestamp, ctx):
+        yield ALARM, f"{ctx.get_current_key()} at {timestamp}"
+
+
+ALARM = OutputTag("alarm", str)
+
+
+def by_value(event: Event) -> tuple[str, bool]:
+    return (event.key, event.value % 2 == 0)
+
+
+def add(a: Event, b: Event) -> Event:
+    return Event(a.key, max(a.at, b.at), a.value + b.value)
+
+
+OPERATIONS = {
+    "map": lambda s: s.map(lambda e: Event(e.key, e.at, e.value + 1), Event),
+    "filter": lambda s: s.filter(lambda e: e.value % 3 != 0),
+    "flat_map": lambda s: s.flat_map(lambda e: [e, e] if e.value % 2 else [], Event),
+    "where": lambda s: s.where("value > 2"),
+    "with_columns": lambda s: s.with_columns({"value": F.col("value") * 2}, Event),
+    "map_batches": lambda s: s.map_batches(lambda b: b.set_column(2, "value", pc.add(b["value"], 1)), Event),
+    "rebalance": lambda s: s.rebalance(),
+    "gaps": lambda s: s.key_by("key").process(Gaps()),
+    "max_by": lambda s: s.key_by("key").max_by("at"),
+    "reduce": lambda s: s.key_by("key").reduce(add),
+    "computed key": lambda s: s.key_by(by_value).reduce(add),
+}
+
+
+def collected(spark, folder):
+    return Counter(tuple(r) for r in spark.read.parquet(str(folder)).collect())
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    operations=st.lists(st.sampled_from(sorted(OPERATIONS)), min_size=1, max_size=4),
+    # No two events of a key at one time: their order would not be defined.
+    events=st.lists(st.builds(Event, st.sampled_from("abc"), st.integers(0, 300), st.integers(0, 9)), max_size=20, unique_by=lambda e: (e.key, e.at)),
+    pipelined=st.booleans(),
+)
+def test_batch_on_spark_equals_the_harness(spark, tmp_path, operations, events, pipelined):
+    folder = tmp_path / str(len(list(tmp_path.iterdir())))
+    pipeline = Pipeline("generated")
+    stream = event_time(pipeline, events)
+    for name in operations:
+        stream = OPERATIONS[name](stream)
+    stream.map(lambda e: e, Event).sink_to(FileSink(str(folder / "out"), name="out"))
+    mode = "ALL_EXCHANGES_PIPELINED" if pipelined else "ALL_EXCHANGES_BLOCKING"
+    run_all(Run(pipeline.plan({"execution.batch-shuffle-mode": mode}), spark, IntermediateStore(str(folder / "store")), "run", "run"))
+    assert collected(spark, folder / "out") == Counter(map(tuple, run_pipeline(pipeline, "BATCH").only()))
+
+
+def test_a_stage_with_side_outputs_and_two_sinks_materializes_once(spark, run_on_spark, tmp_path):
+    class Split(ProcessFunction):
+        def process_element(self, value: Event, ctx) -> Iterable[Event]:
+            ctx.output(ALARM, value.key) if value.value > 5 else None
+            yield value
+
+    pipeline = Pipeline("fan_out")
+    main = event_time(pipeline, [Event("a", 1, 1), Event("b", 2, 9)]).process(Split()).name("split")
+    main.sink_to(FileSink(str(tmp_path / "all"), name="all"))
+    main.get_side_output(ALARM).sink_to(FileSink(str(tmp_path / "alarms"), name="alarms"))
+    main.key_by("key").agg(F.sum("value").alias("total"), F.count("*").alias("count"), output_type=Total).sink_to(FileSink(str(tmp_path / "totals"), name="totals"))
+    first, last = run_on_spark(pipeline)
+    assert [s.rows for s in first.streams] == [2, 1]
+    assert (last.rows, set(first.sinks)) == (2, {"all", "alarms"})
+    assert collected(spark, tmp_path / "all") == Counter([("a", 1, 1), ("b", 2, 9)])
+    assert collected(spark, tmp_path / "alarms") == Counter([("b",)])
+    assert collected(spark, tmp_path / "totals") == Counter([("a", 1, 1), ("b", 9, 1)])
+
+
+def test_empty_input_gives_empty_output(spark, run_on_spark, tmp_path):
+    pipeline = Pipeline("empty")
+    event_time(pipeline, []).key_by("key").process(Gaps()).key_by(by_value).reduce(add).sink_to(FileSink(str(tmp_path / "out"), name="out"))
+    assert [m.rows for m in run_on_spark(pipeline)] == [0, 0, 0]
+    assert collected(spark, tmp_path / "out") == Counter()
+
+
+@pytest.mark.parametrize(("exchange", "partitions"), [("rebalance", 3), ("shuffle", 3), ("rescale", 3), ("global_", 1), ("broadcast", 3)])
+def test_exchanges_keep_all_records_and_broadcast_multiplies_them(spark, run_on_spark, tmp_path, exchange, partitions):
+    pipeline = Pipeline("exchange")
+    stream = getattr(pipeline.from_collection(list(range(50))), exchange)()
+    stream.map_batches(lambda b: pa.RecordBatch.from_arrays([b.column(0)], names=["value"]), int).set_parallelism(partitions).sink_to(FileSink(str(tmp_path / "out"), name="out"))
+    run_on_spark(pipeline)
+    copies = partitions if exchange == "broadcast" else 1
+    assert collected(spark, tmp_path / "out") == Counter({(n,): copies for n in range(50)})
+
+
+def test_partition_custom_sends_each_key_where_the_partitioner_says(spark, run_on_spark, tmp_path):
+    class Where(ProcessFunction):
+        def open(self, context):
+            self.here = context.get_index_of_this_subtask()
+
+        def process_element(self, value, ctx) -> Iterable[tuple[int, int]]:
+            yield value, self.here
+
+    pipeline = Pipeline("custom")
+    stream = pipeline.from_collection(list(range(20))).partition_custom(lambda key, n: (key * 7) % n, lambda v: v, key_type=int)
+    stream.process(Where()).set_parallelism(4).sink_to(FileSink(str(tmp_path / "out"), name="out"))
+    run_on_spark(pipeline)
+    assert collected(spark, tmp_path / "out") == Counter((n, (n * 7) % 4) for n in range(20))
+
+
+def test_a_function_that_raises_is_named_with_stage_operator_line_and_record(run_on_spark, tmp_path):
+    def halve(event: Event) -> Event:
+        return Event(event.key, event.at, event.value // 0)
+
+    pipeline = Pipeline("failing")
+    event_time(pipeline, [Event("a", 1, 1)]).map(halve).sink_to(FileSink(str(tmp_path / "out"), name="out"))
+    with pytest.raises(UserFunctionError) as caught:
+        run_on_spark(pipeline)
+    message = str(caught.value)
+    assert message.startswith("failing: stage 'out', operator 'halve': ZeroDivisionError: integer division or modulo by zero, at ")
+    assert f"{__file__}:" in message
+    assert message.endswith("in halve, on Event(key='a', at=1, value=1)")
+
+
+def test_a_wrong_output_type_names_operator_and_field(run_on_spark, tmp_path):
+    pipeline = Pipeline("typed")
+    event_time(pipeline, [Event("a", 1, 1)]).map(lambda e: Event(e.key, "late", 1), Event).name("when").sink_to(FileSink(str(tmp_path / "out"), name="out"))
+    with pytest.raises(RecordTypeError, match=r"operator 'when': field 'at' is a int64, but a record has 'late' \(str\)"):
+        run_on_spark(pipeline)
+
+
+class Row(NamedTuple):
+    name: str
+    size: int
+    note: str | None
+
+
+def csv(tmp_path, on_malformed):
+    file = tmp_path / "rows.csv"
+    file.write_text("name,size,note\na,1,x\nb,many,y\nc,3,\n")
+    pipeline = Pipeline("files")
+    pipeline.from_source(CsvSource(str(file), Row, on_malformed=on_malformed)).sink_to(FileSink(str(tmp_path / "out"), name="out"))
+    return pipeline
+
+
+def test_a_malformed_row_fails_the_run_with_file_and_line(run_on_spark, tmp_path):
+    with pytest.raises(MalformedInputError, match=r"source 'rows': .*rows\.csv, line 3: .*: b,many,y; mend the file"):
+        run_on_spark(csv(tmp_path, "fail"))
+
+
+@pytest.mark.parametrize(("on_malformed", "counter"), [("drop", "malformed rows dropped"), ("divert", "malformed rows diverted")])
+def test_malformed_rows_are_dropped_or_diverted_and_counted(spark, run_on_spark, tmp_path, on_malformed, counter):
+    (manifest,) = run_on_spark(csv(tmp_path, on_malformed))
+    assert collected(spark, tmp_path / "out") == Counter([("a", 1, "x"), ("c", 3, None)])
+    assert manifest.counters == {counter: 1}
+    side = list((tmp_path / "store").rglob("malformed-0"))
+    assert bool(side) == (on_malformed == "divert")
+    if side:
+        (row,) = spark.read.parquet(str(side[0])).collect()
+        assert (row["row"], "cannot be read as" in row["reason"], row["file"].endswith("rows.csv")) == ("b,many,y", True, True)
+
+
+def test_a_null_key_is_an_error_that_shows_the_record(run_on_spark, tmp_path):
+    pipeline = Pipeline("nulls")
+    rows = pipeline.from_collection([Row("a", 1, None)], Row, "rows")
+    rows.key_by("note").reduce(lambda a, b: a).name("first").sink_to(FileSink(str(tmp_path / "out"), name="out"))
+    with pytest.raises(RecordTypeError, match=r"operator 'first': the key 'note' is None for .*'name': 'a'"):
+        run_on_spark(pipeline)
+
+
+def test_a_native_null_key_is_an_error_too(run_on_spark, tmp_path):
+    pipeline = Pipeline("nulls")
+    rows = pipeline.from_collection([Row("a", 1, None)], Row, "rows")
+    rows.key_by("note").agg(F.sum("size").alias("total"), output_type=tuple_of_note).sink_to(FileSink(str(tmp_path / "out"), name="out"))
+    with pytest.raises(RecordTypeError, match="operator 'agg': a key is None"):
+        run_on_spark(pipeline)
+
+
+class tuple_of_note(NamedTuple):
+    note: str
+    total: int
+
+
+def test_a_missing_file_or_column_says_so(spark, run_on_spark, tmp_path):
+    pipeline = Pipeline("missing")
+    pipeline.from_source(ParquetSource(str(tmp_path / "nowhere"), Row)).print()
+    with pytest.raises(PipelineError, match=r"there are no files at .*nowhere"):
+        run_on_spark(pipeline)
+    spark.range(3).write.parquet(str(tmp_path / "ids"))
+    pipeline = Pipeline("missing")
+    pipeline.from_source(ParquetSource(str(tmp_path / "ids"), Row)).print()
+    with pytest.raises(PipelineError, match=r"no column 'name' in .*; it has id"):
+        run_on_spark(pipeline)
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import author_module
+from dagster_unified.engine import session
+from dagster_unified.engine.batch.stage import Run, run_all
+from dagster_unified.engine.batch.store import IntermediateStore
+spark = session.start("local[1]", remote=sys.argv[3] if len(sys.argv) > 3 else None, config={"spark.sql.shuffle.partitions": "1"})
+run_all(Run(author_module.pipeline(sys.argv[2] + "/out").plan(), spark, IntermediateStore(sys.argv[2] + "/store"), "run", "run"))
+print(sorted(tuple(r) for r in spark.read.parquet(sys.argv[2] + "/out").collect()))
+spark.stop()
+"""
+
+AUTHOR = """
+from __future__ import annotations
+from datetime import datetime, timezone
+from typing import Iterable, NamedTuple
+from dagster_unified.api import FileSink, KeyedProcessFunction, Pipeline, ValueStateDescriptor
+
+class Visit(NamedTuple):
+    who: str
+    at: datetime
+
+FACTOR = 10
+
+def helper(n): return n * FACTOR
+
+class Count(KeyedProcessFunction):
+    def open(self, context): self.n = context.get_state(ValueStateDescriptor("last", Visit))
+    def process_element(self, value: Visit, ctx) -> Iterable[tuple[str, int]]:
+        self.n.update(value)
+        yield self.n.value().who, helper(value.at.year)
+
+def pipeline(out):
+    p = Pipeline("shipped")
+    visits = p.from_collection([Visit("x", datetime(2020, 1, 1, tzinfo=timezone.utc))], Visit)
+    visits.key_by("who").process(Count()).sink_to(FileSink(out, name="out"))
+    return p
+"""
+
+
+@pytest.mark.parametrize("remote", [(), ("local[1]",)], ids=["classic", "connect"])
+def test_user_code_reaches_workers_that_cannot_import_it(tmp_path, remote):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "author_module.py").write_text(AUTHOR)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "code"), str(tmp_path), *remote], capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=180, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip().splitlines()[-1] == "[('x', 20200)]"

@@ -1,0 +1,151 @@
+"""State of every kind under a time to live, and what clearing does."""
+
+from datetime import timedelta
+
+import pytest
+
+from dagster_unified.api import (
+    AggregateFunction,
+    AggregatingStateDescriptor,
+    KeyedProcessFunction,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateTtlConfig,
+    UpdateType,
+    ValueStateDescriptor,
+)
+from dagster_unified.errors import PipelineError
+from dagster_unified.testing import KeyedHarness, ManualClock
+
+
+class Total(AggregateFunction):
+    def create_accumulator(self):
+        return 0
+
+    def add(self, value, accumulator):
+        return accumulator + value
+
+    def get_result(self, accumulator):
+        return f"total {accumulator}"
+
+    def merge(self, a, b):
+        return a + b
+
+
+def add(a, b):
+    return a + b
+
+
+KINDS = {
+    "value": (lambda c, ttl: c.get_state(ValueStateDescriptor("s", int, ttl)), lambda s, v: s.update(v), lambda s: s.value(), 1, None),
+    "list": (lambda c, ttl: c.get_list_state(ListStateDescriptor("s", int, ttl)), lambda s, v: s.add(v), lambda s: s.get(), [1], []),
+    "map": (lambda c, ttl: c.get_map_state(MapStateDescriptor("s", str, int, ttl)), lambda s, v: s.put("k", v), lambda s: s.items(), [("k", 1)], []),
+    "reducing": (lambda c, ttl: c.get_reducing_state(ReducingStateDescriptor("s", add, int, ttl)), lambda s, v: s.add(v), lambda s: s.get(), 1, None),
+    "aggregating": (lambda c, ttl: c.get_aggregating_state(AggregatingStateDescriptor("s", Total(), int, ttl)), lambda s, v: s.add(v), lambda s: s.get(), "total 1", None),
+}
+
+
+class Keep(KeyedProcessFunction):
+    """Writes a number, reads on 'read', forgets on 'clear'."""
+
+    def __init__(self, kind, ttl=None):
+        self.make, self.write, self.read = KINDS[kind][:3]
+        self.ttl = ttl
+
+    def open(self, context):
+        self.state = self.make(context, self.ttl)
+
+    def process_element(self, value, ctx):
+        if value == "read":
+            yield self.read(self.state)
+        elif value == "clear":
+            self.state.clear()
+        else:
+            self.write(self.state, value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cleared_state_is_as_if_never_written(kind):
+    held, empty = KINDS[kind][3:]
+    harness = KeyedHarness(Keep(kind))
+    assert harness.element("a", "read") == [empty]
+    harness.element("a", 1)
+    assert harness.element("a", "read") == [held]
+    harness.element("a", "clear")
+    assert harness.element("a", "read") == [empty]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("update", "renewed"), [(UpdateType.ON_CREATE_AND_WRITE, False), (UpdateType.ON_READ_AND_WRITE, True)])
+def test_an_entry_lives_for_its_time_and_a_read_renews_it_where_asked(kind, update, renewed):
+    held, empty = KINDS[kind][3:]
+    harness = KeyedHarness(Keep(kind, StateTtlConfig(timedelta(seconds=10), update)), clock := ManualClock())
+    harness.element("a", 1)
+    clock.advance(9_999)
+    assert harness.element("a", "read") == [held]
+    clock.advance(1)
+    assert harness.element("a", "read") == [held if renewed else empty]
+    clock.advance(10_000)
+    assert harness.element("a", "read") == [empty]
+
+
+@pytest.mark.parametrize("kind", ["list", "map"])
+def test_every_entry_of_a_list_or_map_has_its_own_time_to_live(kind):
+    function = Keep(kind, StateTtlConfig(timedelta(seconds=10)))
+    function.write = (lambda s, v: s.put(str(v), v)) if kind == "map" else function.write
+    harness = KeyedHarness(function, clock := ManualClock())
+    harness.element("a", 1)
+    clock.advance(6_000)
+    harness.element("a", 2)
+    clock.advance(6_000)
+    assert harness.element("a", "read") == [[("2", 2)] if kind == "map" else [2]]
+
+
+def test_reading_one_entry_of_a_map_does_not_renew_the_others():
+    class Read(KeyedProcessFunction):
+        def open(self, context):
+            self.map = context.get_map_state(MapStateDescriptor("s", str, int, StateTtlConfig(timedelta(seconds=10), UpdateType.ON_READ_AND_WRITE)))
+
+        def process_element(self, value, ctx):
+            if value == "put":
+                self.map.put_all({"x": 1, "y": 2})
+            else:
+                yield self.map.get(value)
+
+    harness = KeyedHarness(Read(), clock := ManualClock())
+    harness.element("a", "put")
+    clock.advance(9_000)
+    assert harness.element("a", "x") == [1]
+    clock.advance(9_000)
+    assert harness.element("a", "y") == [None]
+
+
+def test_a_list_or_map_can_be_replaced_and_searched():
+    class Many(KeyedProcessFunction):
+        def open(self, context):
+            self.list, self.map = context.get_list_state(ListStateDescriptor("l", int)), context.get_map_state(MapStateDescriptor("m", str, int))
+
+        def process_element(self, value, ctx):
+            self.list.add_all([1, 2])
+            self.list.update([3])
+            self.map.put_all({"x": 1, "y": 2})
+            self.map.remove("x")
+            self.map.remove("z")
+            yield list(self.list), list(self.map), self.map.values(), "y" in self.map, self.map.contains("x"), self.map.is_empty()
+
+    assert KeyedHarness(Many()).element("a", 0) == [([3], ["y"], [2], True, False, False)]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: ValueStateDescriptor("", int), "needs a name"),
+        (lambda: ValueStateDescriptor("s", object), "state 's': .*state is stored typed"),
+        (lambda: ValueStateDescriptor("s", 3), "state 's': .*state is stored typed"),
+        (lambda: StateTtlConfig(timedelta(0)), "must be positive"),
+    ],
+)
+def test_a_descriptor_that_says_too_little_is_an_error(make, words):
+    with pytest.raises(PipelineError, match=words):
+        make()

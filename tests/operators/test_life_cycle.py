@@ -1,0 +1,107 @@
+"""`open` and `close`: once each, in either mode, whatever happens between."""
+
+import pytest
+
+from dagster_unified.api import FilterFunction, FlatMapFunction, KeyedProcessFunction, MapFunction, Pipeline, ProcessFunction, ReduceFunction
+from dagster_unified.errors import UserFunctionError
+from dagster_unified.testing import run_pipeline
+
+
+class Noted:
+    """Notes when it is opened and closed; fails on 13."""
+
+    def __init__(self):
+        self.notes = []
+
+    def open(self, context):
+        self.notes.append(f"open {context.get_task_name()}")
+
+    def close(self):
+        self.notes.append("close")
+
+    def see(self, value):
+        if value == 13:
+            raise ValueError("unlucky")
+        return value
+
+
+class Map(Noted, MapFunction):
+    def map(self, value) -> int:
+        return self.see(value)
+
+
+class Filter(Noted, FilterFunction):
+    def filter(self, value):
+        return self.see(value) >= 0
+
+
+class FlatMap(Noted, FlatMapFunction):
+    def flat_map(self, value) -> list[int]:
+        return [self.see(value)]
+
+
+class Process(Noted, ProcessFunction):
+    def process_element(self, value, ctx) -> list[int]:
+        return [self.see(value)]
+
+
+class KeyedProcess(Noted, KeyedProcessFunction):
+    def process_element(self, value, ctx) -> list[int]:
+        return [self.see(value)]
+
+
+class Reduce(Noted, ReduceFunction):
+    def reduce(self, value1, value2):
+        return self.see(value2)
+
+
+KINDS = {"map": Map, "filter": Filter, "flat_map": FlatMap, "process": Process, "keyed process": KeyedProcess, "reduce": Reduce}
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fails", [False, True])
+def test_open_and_close_run_once_also_when_a_record_fails(mode, kind, fails):
+    function = KINDS[kind]()
+    pipeline = Pipeline("p")
+    stream = pipeline.from_collection([1, 13 if fails else 3, 5])
+    stream = stream.key_by(lambda v: 0, key_type=int) if kind in ("keyed process", "reduce") else stream
+    getattr(stream, kind.split()[-1])(function).name("noted").print()
+    if fails:
+        with pytest.raises(UserFunctionError, match="operator 'noted': ValueError: unlucky"):
+            run_pipeline(pipeline, mode)
+    else:
+        run_pipeline(pipeline, mode)
+    assert function.notes == ["open noted", "close"]
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_what_was_opened_is_closed_when_a_later_open_fails(mode):
+    class Broken(MapFunction):
+        def open(self, context):
+            raise OSError("no connection")
+
+        def map(self, value) -> int:
+            return value
+
+    first = Map()
+    pipeline = Pipeline("p")
+    pipeline.from_collection([1]).map(first).map(Broken()).print()
+    with pytest.raises(UserFunctionError, match=r"operator 'Broken': OSError: no connection.*on 'open\(\)'"):
+        run_pipeline(pipeline, mode)
+    assert first.notes == ["open Map", "close"]
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_counters_reach_the_result(mode):
+    class Count(MapFunction):
+        def open(self, context):
+            self.context = context
+
+        def map(self, value) -> int:
+            self.context.count("seen", value)
+            return value
+
+    pipeline = Pipeline("p")
+    pipeline.from_collection([1, 2]).map(Count()).print()
+    assert run_pipeline(pipeline, mode).metrics.counters == {"seen": 3}

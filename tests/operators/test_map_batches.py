@@ -1,0 +1,72 @@
+"""`map_batches`: Arrow in, Arrow out."""
+
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from dagster_unified.api import KeyedProcessFunction, Pipeline, WatermarkStrategy
+from dagster_unified.errors import RecordTypeError, UserFunctionError
+from dagster_unified.testing import run_pipeline
+
+
+class Row(NamedTuple):
+    key: str
+    at: int
+
+
+class When(KeyedProcessFunction):
+    def process_element(self, value: Row, ctx) -> list[tuple[int, int]]:
+        return [(value.at, ctx.timestamp())]
+
+
+def times(function, timestamped=True):
+    pipeline = Pipeline("p")
+    stream = pipeline.from_collection([Row("a", 1), Row("a", 2), Row("a", 3)])
+    if timestamped:
+        stream = stream.assign_timestamps_and_watermarks(WatermarkStrategy.no_watermarks().with_timestamp_assigner("at"))
+    stream = stream.map_batches(function, Row).name("vector")
+    (stream.key_by("key").process(When()) if timestamped else stream).print()
+    return run_pipeline(pipeline, "BATCH").only()
+
+
+def add_ten(batch):
+    return pa.RecordBatch.from_pydict({"key": batch["key"], "at": pc.add(batch["at"], 10)})
+
+
+def drop_first(batch):
+    return batch.slice(1)
+
+
+def drop_first_and_time(batch):
+    return batch.slice(1).select(["key", "at"])
+
+
+def test_rows_that_stay_as_many_keep_their_event_times():
+    assert times(add_ten) == [(11, 1), (12, 2), (13, 3)]
+
+
+def test_rows_that_change_in_number_need_the_column_of_event_times():
+    assert times(drop_first) == [(2, 2), (3, 3)]
+    with pytest.raises(RecordTypeError, match=r"operator 'vector': the function was given 3 rows and returned 2, .* keep the column '__ts'"):
+        times(drop_first_and_time)
+
+
+def test_without_event_times_any_number_of_rows_may_come_back():
+    assert times(drop_first_and_time, timestamped=False) == [Row("a", 2), Row("a", 3)]
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "words"),
+    [
+        (lambda b: b.to_pylist(), RecordTypeError, "must return a pyarrow.RecordBatch, not list"),
+        (lambda b: b.select(["key"]), RecordTypeError, "the returned batch has no column 'at'; it has key"),
+        (lambda b: pa.RecordBatch.from_pydict({"key": b["key"], "at": ["x"] * 3}), RecordTypeError, r"does not fit Row\(key: string, at: int64\)"),
+        (lambda b: b["nothing"], UserFunctionError, r"KeyError: .*nothing.* on \[\{'key': 'a', 'at': 1"),
+        (lambda b: pa.RecordBatch.from_pydict({"key": b["key"], "at": pa.nulls(3, pa.int64())}), RecordTypeError, "field 'at'"),
+    ],
+)
+def test_a_batch_that_is_not_what_was_declared_is_an_error_that_names_the_operator(function, kind, words):
+    with pytest.raises(kind, match=f"p: stage 'vector', operator 'vector'.*{words}"):
+        times(function, timestamped=False)

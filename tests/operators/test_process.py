@@ -1,0 +1,60 @@
+"""`process` on a stream without key."""
+
+import pytest
+
+from dagster_unified.api import OutputTag, Pipeline, ProcessFunction, ValueStateDescriptor, WatermarkStrategy
+from dagster_unified.errors import UnifiedError, UnsupportedError
+from dagster_unified.testing import run_pipeline
+
+BIG, SMALL = OutputTag("big", int), OutputTag("small", str)
+
+
+class Split(ProcessFunction):
+    def process_element(self, value, ctx):
+        if value > 10:
+            yield BIG, value
+        elif value < 3:
+            ctx.output(SMALL, f"{value} at {ctx.timestamp()}")
+        else:
+            yield value
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_side_outputs_go_their_own_ways(mode):
+    pipeline = Pipeline("p")
+    by_value = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(lambda v: v * 1000)
+    main = pipeline.from_collection([1, 5, 20]).assign_timestamps_and_watermarks(by_value).process(Split(), int)
+    main.print("main")
+    main.get_side_output(BIG).map(lambda v: v + 1, int).print("big")
+    main.get_side_output(SMALL).print("small")
+    assert run_pipeline(pipeline, mode).sinks == {"main": [5], "big": [21], "small": ["1 at 1000"]}
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_a_side_output_that_nobody_reads_is_dropped(mode):
+    pipeline = Pipeline("p")
+    pipeline.from_collection([1, 5, 20]).process(Split(), int).print()
+    assert run_pipeline(pipeline, mode).only() == [5]
+
+
+class Timer(ProcessFunction):
+    def process_element(self, value, ctx):
+        ctx.timer_service().register_event_time_timer(value)
+
+
+class Stateful(ProcessFunction):
+    def open(self, context):
+        context.get_state(ValueStateDescriptor("seen", int))
+
+    def process_element(self, value, ctx):
+        yield value
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "words"), [(Timer(), UnifiedError, "operator 'Timer': timers need a keyed stream"), (Stateful(), UnsupportedError, "state 'seen' needs a keyed")]
+)
+def test_timers_and_state_need_a_keyed_stream(function, kind, words):
+    pipeline = Pipeline("p")
+    pipeline.from_collection([1]).process(function, int).print()
+    with pytest.raises(kind, match=words):
+        run_pipeline(pipeline, "BATCH")

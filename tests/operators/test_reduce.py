@@ -1,0 +1,81 @@
+"""The rolling family: `reduce`, `sum`, `min`, `max`, `min_by`, `max_by`."""
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_unified.api import Pipeline, ReduceFunction
+from dagster_unified.errors import UserFunctionError
+from dagster_unified.testing import run_pipeline
+
+
+class Sale(NamedTuple):
+    shop: str
+    amount: int
+    who: str
+
+
+@dataclass(frozen=True)
+class Point:
+    shop: str
+    amount: int
+
+
+SALES = [Sale("a", 3, "x"), Sale("b", 5, "y"), Sale("a", 1, "z"), Sale("a", 3, "w")]
+
+
+def rolled(method, *arguments, mode, data=SALES, options=None):
+    pipeline = Pipeline("p")
+    getattr(pipeline.from_collection(data).key_by("shop"), method)(*arguments).print()
+    return run_pipeline(pipeline, mode, options=options).only()
+
+
+@pytest.mark.parametrize(
+    ("method", "final"),
+    [
+        ("sum", Sale("a", 7, "x")),
+        ("min", Sale("a", 1, "x")),
+        ("max", Sale("a", 3, "x")),
+        ("min_by", Sale("a", 1, "z")),
+        ("max_by", Sale("a", 3, "x")),
+    ],
+)
+def test_one_final_record_per_key_in_batch_and_one_per_record_in_streaming(method, final):
+    assert rolled(method, "amount", mode="BATCH") == [final, Sale("b", 5, "y")]
+    updates = rolled(method, "amount", mode="STREAMING")
+    assert [r.shop for r in updates] == ["a", "b", "a", "a"]
+    assert (updates[0], updates[-1]) == (SALES[0], final)
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_incremental_updates_can_be_asked_for_in_either_mode(mode):
+    assert rolled("sum", "amount", mode=mode, options={"execution.incremental-updates": "true"})[-1 if mode == "STREAMING" else 2].amount == 7
+
+
+def test_dataclasses_keep_their_other_fields():
+    assert rolled("sum", "amount", mode="BATCH", data=[Point("a", 1), Point("a", 2)]) == [Point("a", 3)]
+
+
+class Join(ReduceFunction):
+    def reduce(self, value1, value2):
+        return value1._replace(amount=value1.amount * 10 + value2.amount)
+
+
+@given(st.lists(st.builds(Sale, st.sampled_from("ab"), st.integers(0, 9), st.just("")), min_size=1, max_size=20))
+def test_reduce_folds_each_keys_records_in_their_order(sales):
+    expected = {shop: reduce(Join().reduce, [s for s in sales if s.shop == shop]) for shop in sorted({s.shop for s in sales})}
+    assert rolled("reduce", Join(), mode="BATCH", data=sales) == list(expected.values())
+    assert {s.shop: s for s in rolled("reduce", Join(), mode="STREAMING", data=sales)} == expected
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_a_failure_shows_both_records(mode):
+    def refuse(a: Sale, b: Sale) -> Sale:
+        raise ValueError("no")
+
+    with pytest.raises(UserFunctionError, match=r"operator 'refuse': ValueError: no, at .*test_reduce\.py:\d+ in refuse, on \(Sale\(.*'x'\), Sale\(.*'z'\)\)"):
+        rolled("reduce", refuse, mode=mode)

@@ -1,0 +1,97 @@
+"""Record types: from annotations to Arrow columns and back."""
+
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import NamedTuple
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_unified.errors import RecordTypeError
+from dagster_unified.records import record_type
+
+
+class Inner(NamedTuple):
+    a: int
+    b: str | None
+
+
+class Everything(NamedTuple):
+    text: str
+    number: int
+    maybe: int | None
+    real: float
+    flag: bool
+    raw: bytes
+    at: datetime
+    day: date
+    money: Decimal
+    span: timedelta
+    items: list[Inner]
+    table: dict[str, float]
+    pair: tuple[int, str]
+    inner: Inner
+
+
+@dataclass
+class Point:
+    x: int
+    y: int
+
+
+class Struct(msgspec.Struct):
+    x: int
+    name: str | None = None
+
+
+def round_trip(python, records):
+    kind = record_type(python)
+    return kind.from_batch(kind.to_batch(records))
+
+
+def test_every_supported_type_comes_back_as_it_went():
+    record = Everything(
+        "a", 1, None, 1.5, True, b"x", datetime(2020, 1, 1, tzinfo=timezone.utc), date(2020, 1, 2), Decimal("1.5"), timedelta(seconds=3),
+        [Inner(1, None)], {"k": 2.0}, (1, "p"), Inner(2, "z"),
+    )  # fmt: skip
+    assert round_trip(Everything, [record]) == [record]
+
+
+@pytest.mark.parametrize(
+    ("python", "records"),
+    [(Point, [Point(1, 2)]), (Struct, [Struct(1), Struct(2, "n")]), (int, [1, 2]), (str, ["a"]), (tuple[str, int], [("a", 1)]), (list[int], [[1, 2], []])],
+)
+def test_classes_tuples_and_plain_values_are_records(python, records):
+    assert round_trip(python, records) == records
+
+
+@given(st.lists(st.builds(Inner, st.integers(-(2**63), 2**63 - 1), st.none() | st.text())))
+def test_any_records_round_trip(records):
+    assert round_trip(Inner, records) == records
+
+
+@pytest.mark.parametrize(
+    ("python", "words"), [(dict, "says nothing about the columns"), (object, "says nothing"), (int | str, "union of several types"), (None, "None is not a record type")]
+)
+def test_a_type_without_columns_is_an_error_that_says_what_to_use(python, words):
+    with pytest.raises(RecordTypeError, match=words):
+        record_type(python, "p: operator 'x'")
+
+
+def test_a_value_that_does_not_fit_names_the_field_and_the_record():
+    with pytest.raises(RecordTypeError, match=r"field 'a' is a int64, but a record has 'one' \(str\): Inner\(a='one', b=None\)"):
+        record_type(Inner).to_batch([Inner("one", None)])
+
+
+def test_none_in_a_field_that_does_not_allow_it_says_how_to_allow_it():
+    with pytest.raises(RecordTypeError, match=r"annotate it as '\| None'"):
+        record_type(Inner).to_batch([Inner(None, None)])
+
+
+def test_names_of_the_library_are_reserved():
+    reserved = dataclass(type("Reserved", (), {"__annotations__": {"__ts": int}}))
+    with pytest.raises(RecordTypeError, match="are reserved"):
+        record_type(reserved)
