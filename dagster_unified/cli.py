@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -119,7 +120,7 @@ def show(key: str | None = None, /, *, define: Definitions = [], format: Literal
             raise ConfigurationError(f"unknown option '{key}'{nearest(key, BY_KEY)}")
         option = BY_KEY[key]
         out.print(
-            f"{key} = {configuration[key]} ({configuration.origin(key)})\n{option.description}\nIt is {option.expected()}. Looked for in: {settings.places(key)}.",
+            f"{key} = {_shown(configuration[key])} ({configuration.origin(key)})\n{option.description}\nIt is {option.expected()}. Looked for in: {settings.places(key)}.",
             highlight=False,
             soft_wrap=True,
         )
@@ -170,9 +171,13 @@ def _import_module(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(error.name + ".")):
             raise PipelineError(f"there is no module '{name}'{_similar(name)}; give a module or a file, from the folder that holds it") from error
-        raise PipelineError(f"{name} cannot be imported: {error}") from error
-    except ValueError as error:
-        raise PipelineError(f"'{name}' is not a module's name") from error
+        raise PipelineError(_cannot_import(name, error)) from error
+    except (ValueError, TypeError) as error:
+        raise PipelineError(f"'{name}' is not a module's name; give it in full, such as jobs.flight_delays") from error
+    except UnifiedError:
+        raise
+    except Exception as error:
+        raise PipelineError(_cannot_import(name, error)) from error
 
 
 def _similar(name: str) -> str:
@@ -190,8 +195,19 @@ def _import_file(path: Path) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except UnifiedError:
+        raise
+    except Exception as error:
+        raise PipelineError(_cannot_import(str(path), error)) from error
     return module
+
+
+def _cannot_import(name: str, error: Exception) -> str:
+    trace = traceback.extract_tb(error.__traceback__)
+    at = f", at {trace[-1].filename}:{trace[-1].lineno}" if trace else ""
+    return f"{name} cannot be imported: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}{at}"
 
 
 def _shown(value: Any) -> str:

@@ -79,7 +79,8 @@ class RecordType:
         if issubclass(self.python, tuple):
             # The generated `_make` is a Python call per record; this stays in C.
             return map(tuple.__new__, repeat(self.python), rows)
-        return (self.python(*row) for row in rows)
+        names = self.names
+        return (self.python(**dict(zip(names, row, strict=True))) for row in rows)
 
     def columns(self, records: Sequence[Any]) -> list[Sequence[Any]]:
         """The inverse of `records`."""
@@ -97,7 +98,9 @@ class RecordType:
             columns = self.columns(records)
             if len(columns) != len(self.schema):
                 raise RecordTypeError(f"{type_name(self.python)} has {len(self.schema)} fields, but a record has {len(columns)}")
-            arrays = [pa.array(column, field.type) for column, field in zip(columns, self.schema, strict=True)]
+            encoders = _encoders(self.python)
+            encoded = [column if encode is None else list(map(encode, column)) for column, encode in zip(columns, encoders, strict=True)]
+            arrays = [pa.array(column, field.type) for column, field in zip(encoded, self.schema, strict=True)]
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, AttributeError, ValueError) as error:
             raise self._misfit(records, error) from error
         for array, field in zip(arrays, self.schema, strict=True):
@@ -152,6 +155,40 @@ def _decoders(python: Any) -> tuple[Decoder | None, ...]:
     return (_decoder(info),)
 
 
+@lru_cache(maxsize=1024)
+def _encoders(python: Any) -> tuple[Decoder | None, ...]:
+    """One function per column from what the annotation says to what Arrow takes; None where Arrow takes it as it is."""
+    info = mi.type_info(python)
+    if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)):
+        return tuple(_encoder(f.type) for f in info.fields)
+    if isinstance(info, mi.TupleType):
+        return tuple(_encoder(t) for t in info.item_types)
+    return (_encoder(info),)
+
+
+def _encoder(info: mi.Type) -> Decoder | None:
+    """Arrow takes nested named tuples, but not dataclasses and msgspec structs; those become dicts."""
+    if isinstance(info, mi.UnionType):
+        return _encoder(next(t for t in info.types if not isinstance(t, mi.NoneType)))
+    if isinstance(info, (mi.DataclassType, mi.StructType, mi.NamedTupleType)):
+        fields = [(f.name, _encoder(f.type)) for f in info.fields]
+        if isinstance(info, mi.NamedTupleType) and all(encode is None for _, encode in fields):
+            return None
+        return lambda v: None if v is None else {n: getattr(v, n) if e is None else e(getattr(v, n)) for n, e in fields}
+    if isinstance(info, mi.TupleType):
+        items = [(f"f{i}", _encoder(t)) for i, t in enumerate(info.item_types)]
+        if all(encode is None for _, encode in items):
+            return None
+        return lambda v: None if v is None else {n: x if e is None else e(x) for (n, e), x in zip(items, v, strict=True)}
+    if isinstance(info, (mi.ListType, mi.VarTupleType)):
+        item = _encoder(info.item_type)
+        return None if item is None else lambda v: None if v is None else [item(x) for x in v]
+    if isinstance(info, mi.DictType):
+        value = _encoder(info.value_type)
+        return None if value is None else lambda v: None if v is None else {k: value(x) for k, x in v.items()}
+    return None
+
+
 def decoder(python: Any) -> Decoder | None:
     """What turns one value as Arrow gives it into `python`; None where nothing has to be done."""
     return _decoder(mi.type_info(python))
@@ -171,8 +208,8 @@ def _decoder(info: mi.Type) -> Decoder | None:
         collect: Callable[[Iterable[Any]], Any] = tuple if isinstance(info, mi.VarTupleType) else list
         return None if item is None and collect is list else lambda v: collect(v if item is None else map(item, v))
     if isinstance(info, mi.DictType):
-        value = _decoder(info.value_type)
-        return lambda v: {k: x if value is None or x is None else value(x) for k, x in v}
+        key, value = _decoder(info.key_type), _decoder(info.value_type)
+        return lambda v: {(k if key is None else key(k)): x if value is None or x is None else value(x) for k, x in v}
     return None
 
 

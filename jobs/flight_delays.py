@@ -1,33 +1,50 @@
 """Where do delays come from? Every flight out of New York in 2013, followed aircraft by aircraft.
 
-    flights ─ clean ─┬─ by carrier ─ totals ──────────────────────────────→ carrier_delays
-                     └─ by aircraft ─ AircraftDay ─┬─ by carrier ─ sums ──→ delay_propagation
-                                                   └─ (idle aircraft) ────→ idle_aircraft
+    flights ─ clean ─┬─ by carrier ─ totals ────────────────────────────────────→ carrier_delays
+                     └─ by aircraft ─ AircraftDay ─┬─ by carrier, month ─ sums → delay_propagation
+                                                   └─ (idle aircraft) ───────── → idle_aircraft
 
-`AircraftDay` follows each tail number through its days: how long it stood between two departures from New York, how much of a
-delay it brought along from the leg before, and whether it has not flown for three days.
+`AircraftDay` follows each tail number through its days: how long it stood on the ground between two departures from New York,
+how much of a delay it brought along from the leg before, and when it has not been seen in New York for thirty days.
 
-The data has New York's departures only, so a leg's return flight is not in it: the *turnaround* is the time from landing
-at the destination to the next departure from New York, and includes the way back.
+What the data does not have, and what is done about it:
+  - Flights to New York. The way back is taken to last as long as the way out; what remains is time on the ground, at both ends.
+  - Taxiing. An aircraft lands `air_time` after it left the gate, so ground time includes taxiing.
+  - The time after 2013. A silence that would become an alert only then is no alert.
+
+`python -m jobs.data` puts the flights in place.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
-from dagster_unified.api import CsvSource, DeltaSink, KeyedProcessFunction, OutputTag, Pipeline, ValueStateDescriptor, WatermarkStrategy
+from dagster_unified.api import (
+    CsvSource,
+    DeltaSink,
+    KeyedProcessFunction,
+    MapStateDescriptor,
+    OutputTag,
+    Pipeline,
+    RuntimeContext,
+    ValueStateDescriptor,
+    WatermarkStrategy,
+)
 from dagster_unified.api import functions as F
 from jobs.data import FLIGHTS
 
 NEW_YORK = ZoneInfo("America/New_York")
 OUTPUT = Path(os.environ.get("DAGSTER_UNIFIED_OUTPUT", ".dagster_unified/tables"))
-IDLE_AFTER = timedelta(days=3)
+IDLE_AFTER = timedelta(days=30)
+DATA_ENDS = datetime(2014, 1, 1, tzinfo=NEW_YORK)
+MINUTE = timedelta(minutes=1)
 MILLISECOND = timedelta(milliseconds=1)
+EPOCH = datetime.fromtimestamp(0, timezone.utc)
 
 
 class RawFlight(NamedTuple):
@@ -55,13 +72,13 @@ class RawFlight(NamedTuple):
 
 
 class Flight(NamedTuple):
-    """A flight that took place. Delays in minutes; times in UTC; `scheduled` is the departure's."""
+    """A flight that took place. Delays in minutes; times in UTC; `day` is New York's, on which it was to leave."""
 
     carrier: str
     tail: str
     origin: str
     dest: str
-    scheduled: datetime
+    day: date
     departed: datetime
     landed: datetime
     dep_delay: int
@@ -81,103 +98,125 @@ class CarrierDelay(NamedTuple):
 
 
 class Leg(NamedTuple):
-    """A flight after another one of the same aircraft. Minutes."""
+    """A flight after another one of the same aircraft, on the same day. Minutes."""
 
     carrier: str
     tail: str
-    turnaround: int
+    month: int
+    ground: int
     inherited: int
     own: int
-    legs: int
 
 
 class Propagation(NamedTuple):
-    """How a carrier's delays come about: minutes that aircraft brought along from the leg before, and minutes added."""
+    """How a carrier's delays of a month come about: minutes that aircraft brought along from the leg before, and minutes added."""
 
     carrier: str
+    month: int
     legs: int
     inherited: int
     own: int
-    turnaround: int
+    ground: int
 
 
 class Idle(NamedTuple):
-    """An aircraft that has not flown for `IDLE_AFTER`, as far as the data goes: after its end, every aircraft is idle."""
+    """An aircraft that has not left New York for `IDLE_AFTER`: where it went last, when it landed there, and when that was noticed."""
 
     tail: str
     carrier: str
     last_seen: str
     since: datetime
+    noticed: datetime
 
 
 IDLE = OutputTag("idle", Idle)
 
 
 def clean(raw: RawFlight) -> Iterable[Flight]:
-    """Flights that left and landed, with a known aircraft and times in UTC."""
+    """Flights that left and landed where they were to, with a known aircraft and times in UTC."""
     if raw.dep_delay is None or raw.arr_delay is None or raw.air_time is None or raw.tailnum is None:
         return
     local = datetime(raw.year, raw.month, raw.day, raw.sched_dep_time // 100, raw.sched_dep_time % 100, tzinfo=NEW_YORK)
-    scheduled = local.astimezone(ZoneInfo("UTC"))
-    departed = scheduled + timedelta(minutes=raw.dep_delay)
-    landed = departed + timedelta(minutes=raw.air_time)  # taxiing is not in the data
-    yield Flight(raw.carrier, raw.tailnum, raw.origin, raw.dest, scheduled, departed, landed, int(raw.dep_delay), int(raw.arr_delay), raw.distance)
+    departed = local.astimezone(timezone.utc) + raw.dep_delay * MINUTE
+    landed = departed + raw.air_time * MINUTE
+    yield Flight(raw.carrier, raw.tailnum, raw.origin, raw.dest, local.date(), departed, landed, int(raw.dep_delay), int(raw.arr_delay), raw.distance)
 
 
 def as_propagation(leg: Leg) -> Propagation:
     """One leg as a total of one."""
-    return Propagation(leg.carrier, 1, leg.inherited, leg.own, leg.turnaround)
+    return Propagation(leg.carrier, leg.month, 1, leg.inherited, leg.own, leg.ground)
 
 
 def add(a: Propagation, b: Propagation) -> Propagation:
-    """Two totals of a carrier as one."""
-    return Propagation(a.carrier, a.legs + b.legs, a.inherited + b.inherited, a.own + b.own, a.turnaround + b.turnaround)
+    """Two totals of a carrier and month as one."""
+    return Propagation(a.carrier, a.month, a.legs + b.legs, a.inherited + b.inherited, a.own + b.own, a.ground + b.ground)
+
+
+def within_the_data(idle: Idle) -> bool:
+    """Whether the data covers the whole silence: after its end, every aircraft is silent."""
+    return idle.noticed < DATA_ENDS
 
 
 class AircraftDay(KeyedProcessFunction):
-    """Follows one aircraft from departure to departure."""
+    """Follows one aircraft from departure to departure.
+
+    A flight calls off the alert that the one before it has set, unless that was due already. An alert that is due keeps its
+    record until its timer fires: at once in STREAMING, at the end of the aircraft's flights in BATCH. Both emit the same.
+    """
 
     requires_time_sorted_input = True
 
-    def open(self, context):
+    def open(self, context: RuntimeContext) -> None:
         self.last = context.get_state(ValueStateDescriptor("last flight", Flight))
-        self.legs = context.get_state(ValueStateDescriptor("legs today", int))
+        self.alerts = context.get_map_state(MapStateDescriptor("alerts", int, Idle))
 
     def process_element(self, flight: Flight, ctx: KeyedProcessFunction.Context) -> Iterable[Leg]:
         last = self.last.value()
-        timers = ctx.timer_service()
-        if last is not None:
-            timers.delete_event_time_timer(_idle_at(last))
-            same_day = last.scheduled.astimezone(NEW_YORK).date() == flight.scheduled.astimezone(NEW_YORK).date()
-            self.legs.update((self.legs.value() or 1) + 1 if same_day else 1)
-            turnaround = (flight.departed - last.landed) // timedelta(minutes=1)
-            if same_day and turnaround > 0:
-                inherited = max(0, min(last.arr_delay, flight.dep_delay))
-                yield Leg(flight.carrier, flight.tail, turnaround, inherited, flight.dep_delay - inherited, self.legs.value())
         self.last.update(flight)
-        timers.register_event_time_timer(_idle_at(flight))
+        if last is not None:
+            self._call_off_alert(last, flight, ctx)
+            yield from _leg(last, flight)
+        noticed = flight.departed + IDLE_AFTER
+        self.alerts.put(_millis(noticed), Idle(flight.tail, flight.carrier, flight.dest, flight.landed, noticed))
+        ctx.timer_service().register_event_time_timer(_millis(noticed))
 
     def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext) -> Iterable[Leg]:
-        last = self.last.value()
-        yield IDLE, Idle(last.tail, last.carrier, last.dest, last.landed)
+        yield IDLE, self.alerts.get(timestamp)
+        self.alerts.remove(timestamp)
+
+    def _call_off_alert(self, last: Flight, flight: Flight, ctx: KeyedProcessFunction.Context) -> None:
+        noticed = last.departed + IDLE_AFTER
+        if flight.departed < noticed:
+            ctx.timer_service().delete_event_time_timer(_millis(noticed))
+            self.alerts.remove(_millis(noticed))
 
 
-def _idle_at(flight: Flight) -> int:
-    """When an aircraft counts as idle, if it does not fly again. Milliseconds since the epoch."""
-    return (flight.scheduled + IDLE_AFTER - datetime.fromtimestamp(0, ZoneInfo("UTC"))) // MILLISECOND
+def _leg(last: Flight, flight: Flight) -> Iterable[Leg]:
+    """What the aircraft did between two flights of a day; nothing where the data has it in two places at once."""
+    way_back = last.landed - last.departed
+    ground = (flight.departed - last.landed - way_back) // MINUTE
+    if flight.day == last.day and ground > 0:
+        inherited = max(0, min(last.arr_delay, flight.dep_delay))
+        yield Leg(flight.carrier, flight.tail, flight.day.month, ground, inherited, flight.dep_delay - inherited)
+
+
+def _millis(time: datetime) -> int:
+    """A timer's timestamp: milliseconds since the epoch."""
+    return (time - EPOCH) // MILLISECOND
 
 
 def build(flights_csv: str = str(FLIGHTS), output: str = str(OUTPUT)) -> Pipeline:
     """The pipeline, from a CSV file to three Delta tables."""
     pipeline = Pipeline("flight_delays")
-    by_schedule = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(days=1)).with_timestamp_assigner("scheduled")
+    by_departure = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(days=1)).with_timestamp_assigner("departed")
     flights = (
         pipeline.from_source(CsvSource(flights_csv, RawFlight, name="flights", null_value="NA", on_malformed="divert"))
         .flat_map(clean)
         .name("clean")
         .uid("clean")
-        .assign_timestamps_and_watermarks(by_schedule)
+        .assign_timestamps_and_watermarks(by_departure)
         .name("flights")
+        .uid("event-times")
     )
 
     totals = flights.key_by("carrier").agg(
@@ -191,9 +230,12 @@ def build(flights_csv: str = str(FLIGHTS), output: str = str(OUTPUT)) -> Pipelin
     totals.name("totals").uid("totals").sink_to(DeltaSink(f"{output}/carrier_delays", mode="upsert", key="carrier"))
 
     legs = flights.key_by("tail").process(AircraftDay()).name("legs").uid("aircraft")
-    propagation = legs.map(as_propagation).name("propagation").key_by("carrier").reduce(add).name("sums").uid("sums")
-    propagation.sink_to(DeltaSink(f"{output}/delay_propagation", mode="upsert", key="carrier"))
-    legs.get_side_output(IDLE).sink_to(DeltaSink(f"{output}/idle_aircraft", mode="overwrite"))
+    propagation = legs.map(as_propagation).name("propagation").uid("propagation")
+    sums = propagation.key_by("carrier", "month").reduce(add).name("sums").uid("sums")
+    sums.sink_to(DeltaSink(f"{output}/delay_propagation", mode="upsert", key=("carrier", "month")))
+
+    alerts = legs.get_side_output(IDLE).filter(within_the_data).name("alerts").uid("alerts")
+    alerts.sink_to(DeltaSink(f"{output}/idle_aircraft", mode="upsert", key=("tail", "since")))
     return pipeline
 
 

@@ -22,7 +22,7 @@ from dagster_unified.graph.code import field_of
 from dagster_unified.graph.connectors import Sink
 from dagster_unified.graph.expressions import Column
 from dagster_unified.graph.nodes import Chaining, ExchangeKind, Key, Node, Partitioning
-from dagster_unified.operators.functions import KeyedProcessFunction, OutputTag, ProcessFunction
+from dagster_unified.operators.functions import Function, KeyedProcessFunction, OutputTag, ProcessFunction
 from dagster_unified.operators.layout import ComputedKey
 from dagster_unified.records import RecordType, arrow_type, element_type, return_type, type_name
 
@@ -81,6 +81,7 @@ class DataStream:
     def filter(self, function: Any) -> DataStream:
         """Keeps the records for which the function is true, in both modes."""
         name = _name_of(function, "filter")
+        self._check_function(name, getattr(function, "filter", function))
         return self._next(nodes.FilterNode, name, records=self._records(name), function=function)
 
     def map_batches(self, function: Callable[[pa.RecordBatch], pa.RecordBatch], output_type: Any) -> DataStream:
@@ -89,6 +90,7 @@ class DataStream:
         A stream with event times has them in the column `__ts`; keep it where the number of rows changes.
         """
         name = _name_of(function, "map_batches")
+        self._check_function(name, function)
         return self._next(nodes.MapBatchesNode, name, records=self._pipeline._record_type(output_type, name), function=function)
 
     def process(self, function: Any, output_type: Any = None) -> DataStream:
@@ -111,7 +113,12 @@ class DataStream:
         records = self._records("select")
         self._check_columns(columns, "select")
         if output_type is not None:
-            return self._next(nodes.SelectNode, "select", records=self._pipeline._record_type(output_type, "select"), columns=columns)
+            named = self._pipeline._record_type(output_type, "select")
+            if len(named.names) != len(columns):
+                raise RecordTypeError(
+                    f"{self._where('select')}: {len(columns)} columns are selected, and {named.describe()} has {len(named.names)} fields; each field names a column, in order"
+                )
+            return self._next(nodes.SelectNode, "select", records=named, columns=columns)
         plain = [c if isinstance(c, str) else c.arguments[0] if c.target is None and c.name == "col" else None for c in columns]
         if any(name not in records.names for name in plain):
             raise RecordTypeError(
@@ -259,13 +266,17 @@ class DataStream:
     def _apply(self, kind: type[Node], function: Any, method: str, output_type: Any, unwrap: Callable[[Any], Any], **attributes: Any) -> DataStream:
         self._records(method)
         name = _name_of(function, method.removesuffix("_element"))
+        self._check_function(name, function if isinstance(function, type) else getattr(function, method, function))
         records = self._output(name, getattr(function, method, function), output_type, unwrap)
         return self._next(kind, name, records=records, function=function, **attributes)
 
     def _output(self, name: str, function: Any, output_type: Any, unwrap: Callable[[Any], Any]) -> RecordType:
-        if not callable(function):
-            raise PipelineError(f"{self._where(name)}: expected a function or a function class, got {function!r}")
+        self._check_function(name, function)
         annotated = return_type(function)
+        if annotated is not None and output_type is None and unwrap(annotated) is None:
+            raise RecordTypeError(
+                f"{self._where(name)} is annotated to give {type_name(annotated)}, and has to give an iterable of records, such as Iterable[{type_name(annotated)}]"
+            )
         annotated = None if annotated is None else unwrap(annotated)
         if annotated is None and output_type is None:
             raise RecordTypeError(f"{self._where(name)} has no output type; annotate what the function returns, or give output_type=")
@@ -282,6 +293,12 @@ class DataStream:
                     f"{self._where(name)}: output_type is {type_name(output_type)}, but the function is annotated to give {type_name(annotated)}; make them the same"
                 )
         return records
+
+    def _check_function(self, name: str, function: Any) -> None:
+        if isinstance(function, type) and issubclass(function, Function):
+            raise PipelineError(f"{self._where(name)}: {function.__name__} is a class; give an instance of it, {function.__name__}()")
+        if not callable(function):
+            raise PipelineError(f"{self._where(name)}: expected a function or a function object, got {function!r}")
 
     def _key(self, key: tuple[Any, ...], key_type: Any) -> Key:
         records = self._records("key_by")
@@ -365,7 +382,9 @@ class KeyedStream(DataStream):
         In STREAMING emits the combination so far with every record; in BATCH one final record per key
         (`execution.incremental-updates`).
         """
-        return self._rolling(_name_of(function, "reduce"), function=function)
+        name = _name_of(function, "reduce")
+        self._check_function(name, getattr(function, "reduce", function))
+        return self._rolling(name, function=function)
 
     def sum(self, field: str | int = 0) -> DataStream:
         """The sum of a field; the other fields are the first record's. Emits as `reduce` does."""
@@ -433,6 +452,8 @@ class DataStreamSink:
 
     def set_parallelism(self, parallelism: int) -> Self:
         """How many partitions are written at once."""
+        if parallelism < 1:
+            raise PipelineError(f"{self._pipeline.name}: sink '{self._pipeline._node(self._node).name}': parallelism must be at least 1, not {parallelism}")
         self._pipeline._change(self._node, parallelism=parallelism)
         return self
 

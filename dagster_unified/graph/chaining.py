@@ -26,11 +26,20 @@ class Task:
 
 
 def resolve_forward(graph: Graph) -> Graph:
-    """Makes an exchange that the author did not name REBALANCE where parallelism changes; an explicit FORWARD is then an error."""
+    """Makes an exchange that the author did not name REBALANCE where parallelism changes; an explicit FORWARD is then an error.
+
+    An operator without a parallelism of its own takes over that of the operator whose records are forwarded to it.
+    """
+    nodes = list(graph.nodes)
+    for node in graph.nodes:
+        forwarded = [nodes[e.source].parallelism for e in graph.inputs(node.id) if e.partitioning.kind is ExchangeKind.FORWARD]
+        if node.parallelism is None and len(set(forwarded)) == 1:
+            nodes[node.id] = replace(node, parallelism=forwarded[0])
+    graph = replace(graph, nodes=tuple(nodes))
     edges = []
     for edge in graph.edges:
         source, target = graph.node(edge.source), graph.node(edge.target)
-        differs = None not in (source.parallelism, target.parallelism) and source.parallelism != target.parallelism
+        differs = target.parallelism is not None and None is not source.parallelism != target.parallelism
         if edge.partitioning.kind is ExchangeKind.FORWARD and differs:
             if edge.partitioning.explicit:
                 raise PipelineError(
@@ -49,7 +58,7 @@ def chainable(graph: Graph, edge: Edge, enabled: bool) -> bool:
         enabled
         and len(graph.inputs(edge.target)) == 1
         and edge.partitioning.kind is ExchangeKind.FORWARD
-        and (upstream.parallelism == downstream.parallelism or None in (upstream.parallelism, downstream.parallelism))
+        and upstream.parallelism in (None, downstream.parallelism)
         and upstream.chaining is not Chaining.NEVER
         and downstream.chaining is Chaining.ALWAYS
     )

@@ -7,6 +7,7 @@ modules that it refers to; not the bodies of installed libraries, whose versions
 from __future__ import annotations
 
 import dis
+import functools
 import hashlib
 import sys
 import sysconfig
@@ -135,8 +136,12 @@ def _function(function: types.FunctionType, seen: set[int]) -> Iterator[object]:
             yield "empty"
     for name in sorted({n for code in _nested(function.__code__) for n in code.co_names}):
         if name in function.__globals__:
+            value = function.__globals__[name]
             yield name
-            yield from _describe(function.__globals__[name], seen)
+            yield from _describe(value, seen)
+            if isinstance(value, types.ModuleType) and not is_installed(value.__name__):
+                used = {n for code in _nested(function.__code__) for n in code.co_names}
+                yield from _describe([vars(value)[n] for n in sorted(used & set(vars(value)))], seen)
 
 
 def _code(code: types.CodeType, seen: set[int]) -> Iterator[object]:
@@ -155,16 +160,25 @@ def _class(cls: type, seen: set[int]) -> Iterator[object]:
     except (NameError, TypeError):
         hints = dict(getattr(cls, "__annotations__", {}))
     yield repr({name: str(hint) for name, hint in hints.items()})
+    for base in cls.__bases__:
+        yield from _describe(base, seen)
     for name, member in sorted(vars(cls).items()):
-        if isinstance(member, (types.FunctionType, staticmethod, classmethod, int, float, str, tuple)) and not (name.startswith("__") and name != "__init__"):
-            yield name
+        if name.startswith("_abc") or (name.startswith("__") and name not in ("__init__", "__call__")) or isinstance(member, types.MemberDescriptorType):
+            continue
+        yield name
+        if isinstance(member, property):
+            yield from _describe([member.fget, member.fset], seen)
+        else:
             yield from _describe(getattr(member, "__func__", member), seen)
 
 
 def _object(value: Any, seen: set[int]) -> Iterator[object]:
     yield from _describe(type(value), seen)
+    if isinstance(value, functools.partial):
+        yield from _describe([value.func, value.args, value.keywords], seen)
+        return
     state = getattr(value, "__dict__", None)
-    if state is not None:
+    if state:
         yield from _describe(dict(sorted(state.items())), seen)
     elif getattr(type(value), "__slots__", None):
         yield from _describe([getattr(value, slot, None) for slot in type(value).__slots__], seen)

@@ -60,7 +60,7 @@ def _raise() -> Any:
 def _number(least: int) -> Callable[[Option, Any], int]:
     def parse(_: Option, given: Any) -> int:
         number = int(given)
-        return number if number >= least and not isinstance(given, bool) else _raise()
+        return number if number >= least and not isinstance(given, (bool, float)) else _raise()
 
     return parse
 

@@ -123,8 +123,8 @@ def _regions(graph: Graph, execution: Execution, all_tasks: tuple[Task, ...], al
     found: list[Region] = []
     for i, group in enumerate(groups):
         nodes = tuple(n for task in group for n in all_tasks[task].operators)
-        leaving = [e for e in all_exchanges if e.blocking and region_of[e.source] == i]
-        entering = [e for e in all_exchanges if e.blocking and region_of[e.target] == i]
+        leaving = [e for e in all_exchanges if e.blocking and region_of[e.source] == i != region_of[e.target]]
+        entering = [e for e in all_exchanges if e.blocking and region_of[e.target] == i != region_of[e.source]]
         inputs = tuple(sorted({region_of[e.source] for e in entering}))
         outputs = tuple(dict.fromkeys(Port(e.edge.source, e.edge.tag.name if e.edge.tag else None) for e in leaving))
         sinks = tuple(n for n in nodes if isinstance(graph.node(n), SinkNode))

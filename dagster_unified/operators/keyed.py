@@ -72,6 +72,7 @@ class KeyedOperator:
         self.event_timers = TimerQueue()
         self.processing_timers = TimerQueue()
         self.out = Collector()
+        self.at_end = False
         self.ended = False
         self.last_event_time = options.last_event_time
 
@@ -115,6 +116,7 @@ class KeyedOperator:
         Where a processing-time timer's callback registers event-time timers, those fire as well; new processing-time timers
         are not taken any more (quiesced).
         """
+        self.at_end = True
         self.advance_watermark(MAX_TIMESTAMP)
         self.ended = True
         if self.options.processing_time_at_end == "FIRE_AND_QUIESCE":
@@ -126,7 +128,7 @@ class KeyedOperator:
         self.state.drop(key)
         self.processing_timers = TimerQueue()
         self.watermark = MIN_TIMESTAMP
-        self.ended = False
+        self.at_end = self.ended = False
 
 
 class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext, TimerService):
@@ -161,7 +163,7 @@ class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext, T
     def on_timer(self, timestamp: int, generation: int, domain: TimeDomain) -> None:
         event_time = domain is TimeDomain.EVENT_TIME
         self._timestamp, self._domain = timestamp, domain
-        beyond = self.last_event_time is not None and timestamp > self.last_event_time
+        beyond = self.at_end and (self.last_event_time is None or timestamp > self.last_event_time)
         self._generation = generation if beyond or not event_time else -1
         try:
             self.out.emit_all(self.function.on_timer(timestamp, self), timestamp if event_time else None)

@@ -1,7 +1,8 @@
-"""Runs native operations (columns left to Catalyst) without a JVM: sqlframe replays the recorded expressions on DuckDB."""
+"""Runs native operations (columns left to Catalyst) without a JVM: sqlframe turns the recorded expressions into SQL, and DuckDB runs it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ from dagster_unified.graph import nodes as g
 from dagster_unified.graph.expressions import Column, replay
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
 
+_TABLE = "dagster_unified_input"
 Timed = tuple[Any, "int | None"]
 
 
@@ -19,42 +21,52 @@ def run_native(pipeline: str, node: g.Node, layout: StreamLayout, arriving: list
     assert node.records is not None
     if not arriving:
         return []
-    functions, session = _sqlframe()
+    duckdb, sql = _libraries()
     batch = layout.records.to_batch([r for r, _ in arriving])
     table = pa.Table.from_batches([batch.append_column(TIMESTAMP, pa.array([t for _, t in arriving], pa.int64()))])
-    session._conn.register("dagster_unified_input", table)
-    frame = session.table("dagster_unified_input").select(*layout.records.names, TIMESTAMP)
-    columns = [_column(c, functions, pipeline, node) for c in getattr(node, "columns", ())]
-    if isinstance(node, g.WhereNode):
-        frame = frame.where(columns[0])
-    elif isinstance(node, g.SelectNode):
-        frame = frame.select(*columns, TIMESTAMP)
-    elif isinstance(node, g.WithColumnsNode):
-        frame = frame.withColumns(dict(zip(node.names, columns, strict=True)))
-    elif isinstance(node, g.AggregateNode):
-        frame = frame.groupBy(*node.key.fields).agg(*columns, functions.max(TIMESTAMP).alias(TIMESTAMP))
-    else:
-        raise UnsupportedError(f"{pipeline}: the harness cannot run '{node.name}'; run the pipeline on Spark instead")
-    result = frame.toArrow()
-    result = result if isinstance(result, pa.Table) else pa.Table.from_batches(list(result))
+    columns = [sql(c, pipeline, node) for c in getattr(node, "columns", ())]
+    with duckdb.connect() as connection:
+        connection.register(_TABLE, table)
+        result = connection.sql(_statement(pipeline, node, layout, columns)).to_arrow_table()
+    if isinstance(node, g.SelectNode):
+        result = result.rename_columns([*node.records.names, TIMESTAMP])
     wanted = pa.Table.from_arrays([result.column(f.name).cast(f.type) for f in node.records.schema], names=list(node.records.names)).combine_chunks()
     times = result.column(TIMESTAMP).to_pylist() if node.timestamped else [None] * result.num_rows
     records = [r for b in wanted.to_batches() for r in node.records.from_batch(b)]
     return list(zip(records, times, strict=True))
 
 
-def _sqlframe() -> tuple[Any, Any]:
+def _statement(pipeline: str, node: g.Node, layout: StreamLayout, columns: list[str]) -> str:
+    kept = [f'"{name}"' for name in layout.records.names]
+    if isinstance(node, g.WhereNode):
+        return f'SELECT {", ".join(kept)}, "{TIMESTAMP}" FROM {_TABLE} WHERE {columns[0]}'
+    if isinstance(node, g.SelectNode):
+        return f'SELECT {", ".join(columns)}, "{TIMESTAMP}" FROM {_TABLE}'
+    if isinstance(node, g.WithColumnsNode):
+        added = [f'{column} AS "{name}"' for name, column in zip(node.names, columns, strict=True)]
+        others = [name for name in kept if name.strip('"') not in node.names]
+        return f'SELECT {", ".join([*others, *added])}, "{TIMESTAMP}" FROM {_TABLE}'
+    if isinstance(node, g.AggregateNode):
+        keys = ", ".join(f'"{k}"' for k in node.key.fields)
+        return f'SELECT {keys}, {", ".join(columns)}, max("{TIMESTAMP}") AS "{TIMESTAMP}" FROM {_TABLE} GROUP BY {keys}'
+    raise UnsupportedError(f"{pipeline}: the harness cannot run '{node.name}'; run the pipeline on Spark instead")
+
+
+def _libraries() -> tuple[Any, Callable[[Any, str, g.Node], str]]:
+    """DuckDB, and what turns an expression into its SQL."""
     try:
-        from sqlframe.duckdb import DuckDBSession
-        from sqlframe.duckdb import functions as duckdb_functions
+        import duckdb
+        import sqlglot
+        from sqlframe.duckdb import functions
     except ImportError:
-        raise MissingRequirementError("running native operations (select, where, agg) without Spark needs sqlframe: pip install 'dagster-unified[testing]'") from None
-    return duckdb_functions, DuckDBSession.builder.getOrCreate()
+        raise MissingRequirementError("running native operations (select, where, agg) without Spark needs sqlframe and duckdb: pip install 'dagster-unified[testing]'") from None
 
+    def sql(expression: Any, pipeline: str, node: g.Node) -> str:
+        if isinstance(expression, str):
+            return sqlglot.transpile(expression, read="spark", write="duckdb")[0]
+        if isinstance(expression, Column):
+            replayed = replay(expression, functions)
+            return str(replayed.expression.sql(dialect="duckdb"))
+        raise UnsupportedError(f"{pipeline}: operator '{node.name}' has a Spark Column, which needs a JVM; write it with dagster_unified.api.functions")
 
-def _column(expression: Any, functions: Any, pipeline: str, node: g.Node) -> Any:
-    if isinstance(expression, str):
-        return functions.expr(expression)
-    if isinstance(expression, Column):
-        return replay(expression, functions)
-    raise UnsupportedError(f"{pipeline}: operator '{node.name}' has a Spark Column, which needs a JVM; write it with dagster_unified.api.functions")
+    return duckdb, sql

@@ -59,6 +59,7 @@ def run_pipeline(
     every `watermark_interval` records of an assigner, or only the end of input where it is None.
     """
     decided = plan(pipeline.graph(), Configuration.of({**(options or {}), "execution.runtime-mode": mode}))
+    mode = decided.execution.mode
     given = _inputs(decided, inputs or {})
     return _Batch(decided, given, clock).run() if mode == "BATCH" else _Streaming(decided, given, clock, watermark_interval).run()
 

@@ -258,7 +258,9 @@ class RegionFrames:
         if isinstance(node, g.WhereNode):
             return frame.where(_condition(node.columns[0]))
         if isinstance(node, g.SelectNode):
-            return self._typed(node, frame.select(*map(_column, node.columns), *kept))
+            assert node.records is not None
+            named = [*node.records.names, *([TIMESTAMP] if kept else [])]
+            return self._typed(node, frame.select(*map(_column, node.columns), *kept).toDF(*named))
         if isinstance(node, g.WithColumnsNode):
             added = frame.withColumns({name: _column(c) for name, c in zip(node.names, node.columns, strict=True)})
             return self._typed(node, added)

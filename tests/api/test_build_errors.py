@@ -1,0 +1,156 @@
+"""What is wrong with a program is said while it is built: where, what, and what to do."""
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import NamedTuple
+
+import pytest
+
+from dagster_unified.api import KeyedProcessFunction, MapFunction, OutputTag, Pipeline, ProcessFunction, WatermarkStrategy
+from dagster_unified.api import functions as F
+from dagster_unified.errors import PipelineError
+
+
+class Row(NamedTuple):
+    shop: str
+    amount: int
+    note: str | None
+
+
+class Other(NamedTuple):
+    shop: str
+
+
+class Total(NamedTuple):
+    shop: str
+    amount: int
+
+
+def rows(name="p"):
+    return Pipeline(name).from_collection([Row("a", 1, None)])
+
+
+def unannotated(row):
+    return row
+
+
+def to_int(row) -> int:
+    return 1
+
+
+def to_text_key(row) -> str | None:
+    return row.note or None
+
+
+class Double(MapFunction):
+    def map(self, value) -> int:
+        return value
+
+
+class Keyed(KeyedProcessFunction):
+    def process_element(self, value, ctx) -> Iterable[int]:
+        return []
+
+
+class Plain(ProcessFunction):
+    def process_element(self, value, ctx):
+        return []
+
+
+def two_pipelines():
+    rows("p").union(rows("q"))
+
+
+ERRORS = {
+    "no output type": (lambda: rows().map(unannotated), "p: operator 'unannotated' has no output type; annotate what the function returns, or give output_type="),
+    "lambda without output type": (lambda: rows().map(lambda r: r), "operator 'map' has no output type"),
+    "flat_map of something not iterable": (lambda: rows().flat_map(to_int), "operator 'to_int'.*(Iterable|iterable)"),
+    "contradictory output_type": (lambda: rows().map(to_int, output_type=str), "'to_int': output_type is str, but the function is annotated to give int; make them the same"),
+    "None as output": (lambda: rows().map(unannotated, output_type=type(None)), "None is not a record type"),
+    "not a function, map": (lambda: rows().map(3, int), "expected a function.*, got 3"),
+    "not a function, filter": (lambda: rows().filter("amount > 1"), "expected a function"),
+    "not a function, reduce": (lambda: rows().key_by("shop").reduce(3), "expected a function"),
+    "not a function, map_batches": (lambda: rows().map_batches(3, Row), "expected a function"),
+    "a class instead of an instance": (lambda: rows().map(Double), r"Double.*(instance|Double\(\))"),
+    "unknown key field": (lambda: rows().key_by("shopp"), r"operator 'key_by': no field 'shopp' in Row\(.*\); did you mean 'shop'\?"),
+    "unknown key position": (lambda: rows().key_by(7), "no field '7'"),
+    "no key": (lambda: rows().key_by(), "give a field's name or a function"),
+    "field and function as key": (lambda: rows().key_by("shop", to_int), "either field names or one function"),
+    "key type unknown": (lambda: rows().key_by(unannotated), "the key's type is not known; annotate the key function, or give key_type="),
+    "key that may be None": (lambda: rows().key_by(to_text_key), r"key_by\(to_text_key\): a key of type str \| None may be None"),
+    "None as key type": (lambda: rows().key_by(unannotated, key_type=type(None)), "may be None"),
+    "list as key": (lambda: rows().key_by(unannotated, key_type=list[int]), r"a list\[int\] cannot be a key"),
+    "contradictory key_type": (lambda: rows().key_by(lambda r: r.amount, key_type=str), "key_type is str"),
+    "sum of text": (lambda: rows().key_by("shop").sum("shop"), "operator 'sum': field 'shop' is a string, which has no sum"),
+    "max of what may be None": (lambda: rows().key_by("shop").max("note"), "field 'note' may be None, which max cannot combine"),
+    "unknown sum field": (lambda: rows().key_by("shop").sum("amuont"), "no field 'amuont'.*did you mean 'amount'"),
+    "agg by function": (lambda: rows().key_by(lambda r: r.shop.upper(), key_type=str).agg(F.sum("amount"), output_type=Total), r"keyed by fields; use key_by\('field'\)"),
+    "agg over an unknown column": (lambda: rows().key_by("shop").agg(F.sum(F.col("amuont")).alias("x"), output_type=Total), "no column 'amuont'.*did you mean 'amount'"),
+    "agg without a column for the key": (lambda: rows().key_by("shop").agg(F.sum("amount").alias("amount"), output_type=int), "operator 'agg'.*shop"),
+    "more columns than fields": (lambda: rows().select("shop", "amount", output_type=Other), "operator 'select'.*2 columns"),
+    "a column that is not in the output": (lambda: rows().with_columns({"tax": F.col("amount") / 5}, output_type=Row), "operator 'with_columns'.*'tax'"),
+    "unknown column in where": (lambda: rows().where(F.col("amuont") > 1), "operator 'where': no column 'amuont'.*did you mean 'amount'"),
+    "unknown column in select": (lambda: rows().select("amuont"), "did you mean 'amount'"),
+    "select of an expression": (lambda: rows().select("amount + 1"), "output_type is needed, since the type of 'amount . 1' is known to Spark only"),
+    "select of nothing": (lambda: rows().select(), "at least one column"),
+    "unknown Spark function": (lambda: F.summ("amount"), "no function 'summ'; did you mean 'sum'"),
+    "a keyed function on a stream": (lambda: rows().process(Keyed()), "operator 'Keyed': process needs a ProcessFunction; .* call key_by before it"),
+    "a function as process, keyed": (lambda: rows().key_by("shop").process(to_int), "a keyed stream needs a KeyedProcessFunction, not to_int"),
+    "process without output type": (lambda: rows().process(Plain()), "operator 'Plain' has no output type"),
+    "side output of a map": (lambda: rows().map(to_int).get_side_output(OutputTag("t", int)), "'to_int' is a Map and has no side outputs; use process"),
+    "side output without type": (lambda: rows().process(Plain(), int).get_side_output(OutputTag("t", object)), "Plain, side output t.*says nothing about the columns"),
+    "union of two types": (lambda: (s := rows()).union(s.map(to_int)), "streams of different types cannot be united: Row.* and int.*map one to the other's type"),
+    "union of two pipelines": (two_pipelines, "the streams belong to different pipelines, 'p' and 'q'"),
+    "parallelism 0": (lambda: rows().map(to_int).set_parallelism(0), "'to_int': parallelism must be at least 1, not 0"),
+    "parallelism 0 of a sink": (lambda: rows().print().set_parallelism(0), "parallelism must be at least 1, not 0"),
+    "name of a union": (lambda: (s := rows()).union(s).name("x"), "name belongs to an operator, and this stream is a union"),
+    "no timestamp assigner": (
+        lambda: rows().assign_timestamps_and_watermarks(WatermarkStrategy.for_monotonous_timestamps()),
+        "has no timestamp assigner; add with_timestamp_assigner",
+    ),
+    "unknown timestamp field": (
+        lambda: rows().assign_timestamps_and_watermarks(WatermarkStrategy.no_watermarks().with_timestamp_assigner("amuont")),
+        "operator 'timestamps': no field 'amuont'.*did you mean 'amount'",
+    ),
+    "text as timestamp": (lambda: rows().assign_timestamps_and_watermarks(WatermarkStrategy.no_watermarks().with_timestamp_assigner("shop")), "'shop' is a string; a timestamp is"),
+    "negative out-of-orderness": (lambda: WatermarkStrategy.for_bounded_out_of_orderness(timedelta(-1)), "must be a timedelta that is not negative"),
+    "empty collection": (lambda: Pipeline("p").from_collection([]), "an empty collection does not tell its type; give type_info="),
+    "list in a collection": (lambda: Pipeline("p").from_collection([[1]]), "a list does not tell its element type; give type_info="),
+    "pipeline name": (lambda: Pipeline("my pipeline"), "'my pipeline' is not a pipeline name; use letters, digits and _"),
+    "no sink": (lambda: Pipeline("p").graph(), r"p: nothing is written anywhere; end a stream with sink_to\(...\) or print\(\)"),
+}
+
+
+@pytest.mark.parametrize("mistake", ERRORS)
+def test_a_mistake_is_an_error_that_says_where_and_what_to_do(mistake):
+    build, words = ERRORS[mistake]
+    with pytest.raises(PipelineError, match=words):
+        build()
+
+
+def test_two_equal_uids_name_both_operators_and_their_lines():
+    pipeline = Pipeline("p")
+    stream = pipeline.from_collection([1])
+    stream.map(to_int).name("first").uid("same").print()
+    stream.map(to_int).name("second").uid("same").print()
+    with pytest.raises(PipelineError, match=r"'first' \(.*test_build_errors\.py:\d+\) and 'second' \(.*test_build_errors\.py:\d+\) both have the uid 'same'"):
+        pipeline.graph()
+
+
+def test_uids_that_are_not_given_are_unique_and_follow_the_names():
+    pipeline = Pipeline("p")
+    pipeline.from_collection([1], name="in").map(to_int).map(to_int).print("out")
+    assert [n.uid for n in pipeline.graph().nodes] == ["in", "to_int", "to_int-2", "out"]
+
+
+def test_forward_with_another_parallelism_is_an_error():
+    pipeline = Pipeline("p")
+    pipeline.from_collection([1]).map(to_int).name("a").set_parallelism(2).forward().map(to_int).name("b").set_parallelism(4).print()
+    with pytest.raises(PipelineError, match=r"p: forward\(\) from 'a' to 'b' needs the same parallelism, but it goes from 2 to 4"):
+        pipeline.plan()
+
+
+def test_operators_of_a_plain_stream_may_follow_key_by():
+    pipeline = Pipeline("p")
+    pipeline.from_collection([1]).key_by(to_int).map(to_int).filter(lambda v: True).print()
+    assert [e.kind.value for e in pipeline.plan().exchanges] == ["HASH"]

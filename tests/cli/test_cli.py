@@ -1,0 +1,132 @@
+"""The command line: what it prints, where, and its exit codes. A mistake is one sentence and exit code 2."""
+
+import json
+from importlib.metadata import version
+
+import pytest
+
+from dagster_unified.cli import main
+
+PIPELINE = """
+from dagster_unified.api import Pipeline
+
+pipeline = Pipeline("shop")
+pipeline.from_collection([("a", 1), ("b", 2)], name="sales").key_by(0).sum(1).name("totals").print("out")
+"""
+
+
+@pytest.fixture
+def cli(tmp_path, monkeypatch, capsys):
+    """Runs the command line in a folder with a pipeline; gives exit code, output and errors."""
+    (tmp_path / "shop_job.py").write_text(PIPELINE)
+    (tmp_path / "shop_two.py").write_text(PIPELINE + '\nother = Pipeline("other")\n')
+    (tmp_path / "shop_none.py").write_text("x = 1\n")
+    (tmp_path / "shop_broken.py").write_text("def (:\n")
+    (tmp_path / "shop_fails.py").write_text("1 / 0\n")
+    (tmp_path / "shop_missing.py").write_text("import there_is_no_such_module\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out, captured.err
+
+    return run
+
+
+@pytest.mark.parametrize("name", ["shop_job.py", "shop_job", "shop_job:pipeline", "shop_two:pipeline", "./shop_job.py"])
+def test_explain_shows_the_plan_of_a_file_or_a_module(cli, name):
+    code, out, err = cli("explain", name)
+    assert (code, err) == (0, "")
+    assert out.startswith("shop: BATCH (bounded)\n")
+    assert "stage 2 of 2: out" in out
+    assert "(shop_" in out
+
+
+def test_explain_as_mermaid_and_as_json(cli):
+    assert cli("explain", "shop_job.py", "--mermaid")[1].startswith("flowchart LR\n")
+    code, out, _ = cli("explain", "shop_job.py", "--json")
+    assert (code, json.loads(out)["pipeline"]) == (0, "shop")
+
+
+@pytest.mark.parametrize(
+    "define", [["-D", "execution.runtime-mode=STREAMING"], ["--define", "execution.runtime-mode=streaming"], ["-Dexecution.runtime-mode=STREAMING"]], ids=" ".join
+)
+def test_an_option_is_set_as_flink_users_write_it(cli, define):
+    code, out, err = cli("explain", "shop_job.py", *define)
+    assert (code, err) == (0, "")
+    assert out.startswith("shop: STREAMING")
+
+
+def test_version(cli):
+    assert cli("version") == (0, version("dagster-unified") + "\n", "")
+
+
+def test_config_show_names_every_values_origin(cli, tmp_path, monkeypatch):
+    (tmp_path / "dagster-unified.toml").write_text('[parallelism]\ndefault = 3\n[execution]\nruntime-mode = "BATCH"\nincremental-updates = true\n')
+    monkeypatch.setenv("DAGSTER_UNIFIED_EXECUTION_RUNTIME_MODE", "AUTOMATIC")
+    monkeypatch.setenv("DAGSTER_UNIFIED_EXECUTION_INCREMENTAL_UPDATES", "false")
+    code, out, _ = cli("config", "show", "--format", "plain", "-D", "execution.runtime-mode=STREAMING")
+    lines = out.splitlines()
+    assert code == 0
+    assert "execution.runtime-mode = STREAMING (command line)" in lines
+    assert "execution.incremental-updates = false (environment, DAGSTER_UNIFIED_EXECUTION_INCREMENTAL_UPDATES)" in lines
+    assert "parallelism.default = 3 (file, dagster-unified.toml)" in lines
+    assert "pipeline.operator-chaining.enabled = true (default)" in lines
+    assert "execution.schedule-mode = follows from the mode (default)" in lines
+
+
+def test_config_show_of_one_option_says_where_it_is_looked_for(cli):
+    code, out, _ = cli("config", "show", "execution.schedule-mode")
+    assert code == 0
+    assert out.startswith("execution.schedule-mode = follows from the mode (default)\n")
+    assert "-D execution.schedule-mode=…, the environment variable DAGSTER_UNIFIED_EXECUTION_SCHEDULE_MODE, dagster-unified.toml" in out
+
+
+def test_config_show_as_a_table_names_options_and_origins(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, _ = cli("config", "show")
+    assert code == 0
+    assert "execution.batch-shuffle-mode" in out
+    assert "ALL_EXCHANGES_BLOCKING" in out
+
+
+MISTAKES = {
+    "unknown option": (["explain", "shop_job.py", "-D", "execution.runtme-mode=BATCH"], "unknown option 'execution.runtme-mode'; did you mean 'execution.runtime-mode'?"),
+    "wrong value": (["explain", "shop_job.py", "-D", "execution.runtime-mode=BACH"], "'BACH' is not one of BATCH, STREAMING, AUTOMATIC; did you mean 'BATCH'?"),
+    "no value": (["explain", "shop_job.py", "-D", "execution.runtime-mode"], "expected key=value, such as -D execution.runtime-mode=BATCH"),
+    "unknown option to show": (["config", "show", "parallelism.defalt"], "unknown option 'parallelism.defalt'; did you mean 'parallelism.default'?"),
+    "no such file": (["explain", "nowhere.py"], "there is no file nowhere.py"),
+    "no such module": (["explain", "shop_jbo"], "there is no module 'shop_jbo'; did you mean 'shop_job'?"),
+    "relative module": (["explain", ".shop_job"], "'.shop_job' is not a module's name"),
+    "no such pipeline": (["explain", "shop_job:pipelin"], "shop_job has no pipeline 'pipelin'; did you mean 'pipeline'?"),
+    "several pipelines": (["explain", "shop_two"], "shop_two has several pipelines; name one: shop_two:pipeline, shop_two:other"),
+    "no pipeline": (["explain", "shop_none.py"], "shop_none.py has no Pipeline at its top level"),
+    "not Python": (["explain", "shop_broken.py"], "shop_broken.py"),
+    "fails": (["explain", "shop_fails.py"], "ZeroDivisionError: division by zero"),
+    "needs a module": (["explain", "shop_missing"], "No module named 'there_is_no_such_module'"),
+    "file that needs a module": (["explain", "shop_missing.py"], "No module named 'there_is_no_such_module'"),
+    "streaming": (["run", "shop_job.py", "-D", "execution.runtime-mode=STREAMING"], "this pipeline resolves to STREAMING, which this version does not run yet"),
+    "unknown command": (["explian", "shop_job.py"], "explian"),
+    "no pipeline given": (["explain"], "pipeline"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_sentence_and_exit_code_2(cli, mistake):
+    arguments, words = MISTAKES[mistake]
+    code, out, err = cli(*arguments)
+    assert (code, out) == (2, "")
+    assert err.lower().count("dagster-unified:") == 1
+    assert words.lower() in err.lower()
+    assert "Traceback" not in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_a_file_that_is_not_toml_is_named(cli, tmp_path):
+    (tmp_path / "dagster-unified.toml").write_text("= 3")
+    code, _, err = cli("config", "show")
+    assert code == 2
+    assert "dagster-unified.toml is not TOML" in err

@@ -1,0 +1,86 @@
+"""The lint: what depends on the mode is warned of, and nothing else."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import pytest
+
+from dagster_unified.api import DeltaSink, FileSink, KeyedProcessFunction, Pipeline
+
+
+class Sale(NamedTuple):
+    shop: str
+    amount: int
+
+
+class Noted(NamedTuple):
+    shop: str | None
+    amount: int
+    note: str
+
+
+def add(a, b):
+    return a._replace(amount=a.amount + b.amount)
+
+
+class Plain(KeyedProcessFunction):
+    def process_element(self, value, ctx) -> Iterable[Sale]:
+        yield value
+
+
+class Sorted(Plain):
+    requires_time_sorted_input = True
+
+
+class Clock(Sorted):
+    def process_element(self, value, ctx) -> Iterable[Sale]:
+        yield value._replace(amount=ctx.timer_service().current_processing_time())
+
+
+class Timed(Sorted):
+    def process_element(self, value, ctx) -> Iterable[Sale]:
+        ctx.timer_service().register_processing_time_timer(ctx.timer_service().current_processing_time() + 1)
+        yield value
+
+
+def sales(p, record=Sale):
+    return p.from_collection([Sale("a", 1) if record is Sale else Noted("a", 1, "")], record)
+
+
+def totals(p):
+    return sales(p).key_by("shop").reduce(add).name("totals")
+
+
+CASES = {
+    "appending updates": (lambda p: totals(p).sink_to(FileSink("/x")), {("counts-updates", "warning")}),
+    "upserting updates": (lambda p: totals(p).sink_to(DeltaSink("/x", mode="upsert", key="shop")), set()),
+    "mapping updates, then upserting": (lambda p: totals(p).map(lambda s: s, Sale).sink_to(DeltaSink("/x", mode="upsert", key="shop")), set()),
+    "filtering updates": (lambda p: totals(p).filter(lambda s: s.amount > 9).print(), {("counts-updates", "warning")}),
+    "counting updates": (lambda p: totals(p).key_by("amount").max("shop").print(), {("counts-updates", "warning")}),
+    "appending what is not rolled": (lambda p: sales(p).sink_to(FileSink("/x")), set()),
+    "sum of the only other field": (lambda p: sales(p).key_by("shop").sum("amount").print(), set()),
+    "sum with other fields": (lambda p: sales(p, Noted).key_by("amount").max("note").print(), {("other-fields", "warning")}),
+    "max_by with other fields": (lambda p: sales(p, Noted).key_by("amount").max_by("note").print(), set()),
+    "a key that may be None": (lambda p: sales(p, Noted).key_by("shop").reduce(add).print(), {("null-key", "note")}),
+    "a function that may depend on order": (lambda p: sales(p).key_by("shop").process(Plain()).print(), {("order", "note")}),
+    "a function with sorted input": (lambda p: sales(p).key_by("shop").process(Sorted()).print(), set()),
+    "a function that reads the clock": (lambda p: sales(p).key_by("shop").process(Clock()).print(), {("clock", "warning")}),
+    "a function with processing-time timers": (lambda p: sales(p).key_by("shop").process(Timed()).print(), set()),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_lint_finds(case):
+    build, expected = CASES[case]
+    pipeline = Pipeline("p")
+    build(pipeline)
+    found = {(f.rule, f.severity) for f in pipeline.plan().findings}
+    assert found == expected
+
+
+def test_an_operator_that_leads_to_no_sink_is_noted_by_name():
+    pipeline = Pipeline("p")
+    rows = pipeline.from_collection([1])
+    rows.map(lambda v: v, int).name("forgotten")
+    rows.print()
+    assert [f.message for f in pipeline.plan().findings] == ["its output is not used: 'forgotten' leads to no sink, and it does not run"]
