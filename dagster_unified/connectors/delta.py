@@ -13,8 +13,6 @@ from urllib.parse import unquote
 from uuid import uuid4
 
 import pyarrow as pa
-import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 
 from dagster_unified.connectors.base import SparkSink, WriteContext, WriteResult, spark_schema
 from dagster_unified.connectors.paths import for_spark, remove_tree, storage_path
@@ -156,6 +154,8 @@ class DeltaSink(SparkSink):
         table.create_write_transaction(actions, mode, table.schema(), partition_by=list(self.partition_by) or None, commit_properties=properties)
 
     def _merge(self, table: DeltaTable, files: list[UPath], properties: Any) -> None:
+        import pyarrow.dataset as ds  # loads pandas where it is installed, so only where it is needed
+
         source = (
             ds.dataset([str(f) for f in files], format="parquet")
             if not files or not files[0].protocol
@@ -166,6 +166,7 @@ class DeltaSink(SparkSink):
         merger.when_matched_update_all().when_not_matched_insert_all().execute()
 
     def _add(self, file: UPath) -> tuple[AddAction, int]:
+        import pyarrow.parquet as pq
         from deltalake.transaction import AddAction
 
         relative = file.relative_to(self.path)

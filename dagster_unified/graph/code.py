@@ -27,7 +27,7 @@ def digest(*parts: object) -> str:
 
 def fingerprint(value: Any) -> str:
     """A hash that changes when what `value` does changes, and is the same in every process."""
-    return digest(*_describe(value, set()))
+    return digest(*_describe(value, {}))
 
 
 def names_used(value: Any) -> set[str]:
@@ -47,7 +47,7 @@ def field_of(function: Any) -> tuple[str | int, ...] | None:
         return None
     fields: list[str | int] = []
     constant: Any = None
-    tupled = 0
+    tupled = loads = 0
     for op in dis.get_instructions(function):
         if op.opname == "LOAD_ATTR":
             fields.append(op.argval)
@@ -57,9 +57,13 @@ def field_of(function: Any) -> tuple[str | int, ...] | None:
             fields.append(constant)
         elif op.opname == "BUILD_TUPLE":
             tupled = op.argval
-        elif op.opname not in ("RESUME", "LOAD_FAST", "LOAD_FAST_BORROW", "RETURN_VALUE", "CACHE"):
+        elif op.opname.startswith("LOAD_FAST"):
+            loads += 1
+        elif op.opname not in ("RESUME", "RETURN_VALUE", "CACHE"):
             return None
-    return tuple(fields) if fields and ((len(fields) == 1 and not tupled) or tupled == len(fields)) else None
+    if loads != len(fields):
+        return None  # a field of a field is not a column
+    return tuple(fields) if fields and ((len(fields) == 1 and not tupled) or tupled == len(fields) > 1) else None
 
 
 def _codes(value: Any) -> Iterator[types.CodeType]:
@@ -90,14 +94,14 @@ def is_installed(module: str) -> bool:
     return bool(file) and str(file).startswith(_INSTALLED)
 
 
-def _describe(value: Any, seen: set[int]) -> Iterator[object]:
+def _describe(value: Any, seen: dict[int, Any]) -> Iterator[object]:
     if value is None or isinstance(value, (str, int, float, bool, bytes, complex)):
         yield repr(value)
         return
     if id(value) in seen:
         yield "…"
         return
-    seen.add(id(value))
+    seen[id(value)] = value  # held, so that its id is not given to another object meanwhile
     if isinstance(value, types.MethodType):
         yield from _describe(value.__func__, seen)
         yield from _describe(value.__self__, seen)
@@ -122,7 +126,7 @@ def _describe(value: Any, seen: set[int]) -> Iterator[object]:
         yield from _object(value, seen)
 
 
-def _function(function: types.FunctionType, seen: set[int]) -> Iterator[object]:
+def _function(function: types.FunctionType, seen: dict[int, Any]) -> Iterator[object]:
     if is_installed(function.__module__ or ""):
         yield f"{function.__module__}.{function.__qualname__}"
         return
@@ -144,14 +148,14 @@ def _function(function: types.FunctionType, seen: set[int]) -> Iterator[object]:
                 yield from _describe([vars(value)[n] for n in sorted(used & set(vars(value)))], seen)
 
 
-def _code(code: types.CodeType, seen: set[int]) -> Iterator[object]:
+def _code(code: types.CodeType, seen: dict[int, Any]) -> Iterator[object]:
     yield code.co_code.hex()
     yield repr((code.co_names, code.co_varnames[: code.co_argcount]))
     for constant in code.co_consts:
         yield from _describe(constant, seen)
 
 
-def _class(cls: type, seen: set[int]) -> Iterator[object]:
+def _class(cls: type, seen: dict[int, Any]) -> Iterator[object]:
     yield f"{cls.__module__}.{cls.__qualname__}"
     if is_installed(cls.__module__):
         return
@@ -172,7 +176,7 @@ def _class(cls: type, seen: set[int]) -> Iterator[object]:
             yield from _describe(getattr(member, "__func__", member), seen)
 
 
-def _object(value: Any, seen: set[int]) -> Iterator[object]:
+def _object(value: Any, seen: dict[int, Any]) -> Iterator[object]:
     yield from _describe(type(value), seen)
     if isinstance(value, functools.partial):
         yield from _describe([value.func, value.args, value.keywords], seen)

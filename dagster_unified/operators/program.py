@@ -423,4 +423,7 @@ def _checked_batch(result: Any, output: RecordType, timestamps: Sequence[int | N
         batch = pa.RecordBatch.from_arrays(arrays, schema=output.schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise RecordTypeError(f"{where}: the returned batch does not fit {output.describe()}: {error}") from error
+    for column, declared in zip(arrays, output.schema, strict=True):
+        if column.null_count and not declared.nullable:
+            raise RecordTypeError(f"{where}: field '{declared.name}' is None in the returned batch, and its type does not allow None; annotate it as '| None' if it may be missing")
     return batch, timestamps

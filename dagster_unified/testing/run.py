@@ -159,7 +159,7 @@ class _Batch:
             columns.append(pa.array([t for _, t in arriving], pa.int64()))
         for computed in layout.keys:
             names = [f.name for f in computed.arrow] if pa.types.is_struct(computed.arrow) else None
-            columns.append(pa.array([dict(zip(names, k, strict=True)) if names else k for k in keys], computed.arrow))
+            columns.append(pa.array([dict(zip(names, k, strict=True)) if names and k is not None else k for k in keys], computed.arrow))
         return pa.RecordBatch.from_arrays(columns, schema=layout.schema)
 
     def _native(self, node: g.Node) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dagster_unified.connectors.base import SparkSink, WriteContext, WriteResult, spark_schema
 from dagster_unified.connectors.paths import for_spark, remove_tree
-from dagster_unified.engine.batch.frames import RegionFrames
+from dagster_unified.engine.batch.frames import RegionFrames, observed
 from dagster_unified.engine.batch.store import Address, IntermediateStore, Manifest, StoredStream, now
 from dagster_unified.engine.events import Observer, StageFinished, StageStarted, nobody
 from dagster_unified.engine.failures import translated
@@ -155,7 +155,7 @@ class _Job:
             # No job ran, so there is nothing to observe, and asking would wait for ever.
             rows, metrics = [0] * len(self.streams), Metrics({"sink had this execution already": 1})
         else:
-            report = counts.get
+            report = observed(counts)
             rows, metrics = [int(report.get(f"rows{i}") or 0) for i in range(len(self.streams))], self.frames.metrics()
         metrics.saw_event_time(self.frames.last_event_time)
         self._count_malformed(metrics)
