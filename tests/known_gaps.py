@@ -5,8 +5,6 @@ KNOWN_GAPS: dict[str, str] = {
     "test_a_generator_expression_is_traced_to_the_operator_that_returned_it": "a generator expression's code is not its function's",
     "test_reading_one_entry_of_a_map_does_not_renew_the_others": "a read of a map's entry renews every entry with ON_READ_AND_WRITE",
     "test_a_later_source_elsewhere_in_the_pipeline_ends_a_chain_at_the_same_place_in_both_modes": "BATCH takes the last event time of what reaches the operator, STREAMING of the whole pipeline",
-    "test_the_current_key_is_what_the_key_function_gives[tuple of one-BATCH]": "a tuple of one field is keyed by the field itself",
-    "test_the_current_key_is_what_the_key_function_gives[tuple of one-STREAMING]": "a tuple of one field is keyed by the field itself",
     "test_the_current_key_is_what_the_key_function_gives[nested record-BATCH]": "a nested record as a key comes back as a dict",
     "test_what_was_opened_is_closed_when_a_later_open_fails[STREAMING]": "the harness opens all operators before it is ready to close them",
     "test_a_finding_names_an_operator_of_the_plan_although_unused_ones_are_gone": "a finding's operator is numbered as written, not as planned",

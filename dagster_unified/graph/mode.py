@@ -50,8 +50,8 @@ def resolve(graph: Graph, configuration: Configuration) -> Execution:
         for node in sources(graph):
             if node.source.boundedness is Boundedness.UNBOUNDED:
                 raise PipelineError(
-                    f"{graph.name}: source '{node.name}' is unbounded, and BATCH needs bounded sources; bound it with {node.name}.bounded_until(...), "
-                    f"or launch with execution.runtime-mode=STREAMING"
+                    f"{graph.name}: source '{node.name}' is unbounded, and BATCH needs bounded sources; "
+                    f"read it from a bounded source, or launch with execution.runtime-mode=STREAMING"
                 )
         if configuration.is_set("execution.checkpointing.interval"):
             raise ConfigurationError(
