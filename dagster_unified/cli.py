@@ -23,9 +23,9 @@ from dagster_unified import settings
 from dagster_unified.api.pipeline import Pipeline
 from dagster_unified.engine.events import Event, StageFinished
 from dagster_unified.engine.session import check_java
-from dagster_unified.errors import ConfigurationError, PipelineError, UnifiedError, nearest
+from dagster_unified.errors import PipelineError, UnifiedError, nearest
 from dagster_unified.graph.explain import as_mermaid, as_text, dumps
-from dagster_unified.graph.options import BY_KEY
+from dagster_unified.graph.options import option as option_of
 from dagster_unified.graph.plan import Plan, library_version, plan
 
 app = App(name="dagster-unified", help="Write a data pipeline once, run it in batch or streaming on Spark under Dagster.", version_flags=[])
@@ -116,9 +116,7 @@ def show(key: str | None = None, /, *, define: Definitions = [], format: Literal
     """
     configuration = settings.configuration(define)
     if key is not None:
-        if key not in BY_KEY:
-            raise ConfigurationError(f"unknown option '{key}'{nearest(key, BY_KEY)}")
-        option = BY_KEY[key]
+        option = option_of(key)
         out.print(
             f"{key} = {_shown(configuration[key])} ({configuration.origin(key)})\n{option.description}\nIt is {option.expected()}. Looked for in: {settings.places(key)}.",
             highlight=False,
@@ -290,10 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point."""
     try:
         code = app(list(arguments) if arguments is not None else None, exit_on_error=False, print_error=False, result_action="return_value")
-    except CycloptsError as error:
-        err.print(f"dagster-unified: {error}", highlight=False, markup=False, soft_wrap=True)
-        code = 2
-    except UnifiedError as error:
+    except (CycloptsError, UnifiedError) as error:
         err.print(f"dagster-unified: {error}", highlight=False, markup=False, soft_wrap=True)
         code = 2
     sys.exit(code if isinstance(code, int) else 0)

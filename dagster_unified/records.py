@@ -144,26 +144,24 @@ def _has_shape(record: Any, record_type: RecordType) -> bool:
     return all(hasattr(record, name) for name in record_type.names)
 
 
+def _column_types(python: Any) -> tuple[mi.Type, ...]:
+    """The inspected type of each column of a record type."""
+    info = mi.type_info(python)
+    if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)):
+        return tuple(f.type for f in info.fields)
+    return info.item_types if isinstance(info, mi.TupleType) else (info,)
+
+
 @lru_cache(maxsize=1024)
 def _decoders(python: Any) -> tuple[Decoder | None, ...]:
     """One function per column from what Arrow gives to what the annotation says; None where they are the same."""
-    info = mi.type_info(python)
-    if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)):
-        return tuple(_decoder(f.type) for f in info.fields)
-    if isinstance(info, mi.TupleType):
-        return tuple(_decoder(t) for t in info.item_types)
-    return (_decoder(info),)
+    return tuple(map(_decoder, _column_types(python)))
 
 
 @lru_cache(maxsize=1024)
 def _encoders(python: Any) -> tuple[Decoder | None, ...]:
     """One function per column from what the annotation says to what Arrow takes; None where Arrow takes it as it is."""
-    info = mi.type_info(python)
-    if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)):
-        return tuple(_encoder(f.type) for f in info.fields)
-    if isinstance(info, mi.TupleType):
-        return tuple(_encoder(t) for t in info.item_types)
-    return (_encoder(info),)
+    return tuple(map(_encoder, _column_types(python)))
 
 
 def _encoder(info: mi.Type) -> Decoder | None:

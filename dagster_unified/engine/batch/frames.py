@@ -256,7 +256,7 @@ class RegionFrames:
         if isinstance(node, g.AssignTimestampsNode):
             return self._timestamps(node, frame)
         if isinstance(node, g.WhereNode):
-            return frame.where(_condition(node.columns[0]))
+            return frame.where(_column(node.columns[0]))
         if isinstance(node, g.SelectNode):
             assert node.records is not None
             named = [*node.records.names, *([TIMESTAMP] if kept else [])]
@@ -354,10 +354,6 @@ def _column(expression: object) -> Column:
         column: Column = expression.replay(F)
         return column
     return F.expr(expression) if isinstance(expression, str) else expression  # type: ignore[return-value]
-
-
-def _condition(expression: object) -> Column:
-    return _column(expression)
 
 
 def _all_set(keys: list[str]) -> Column:
