@@ -119,6 +119,10 @@ class RecordType:
             columns.append(values if decode is None else [None if v is None else decode(v) for v in values])
         return self.records(columns)
 
+    def decoder_of(self, name: str) -> Decoder | None:
+        """What turns one field's value as Arrow gives it into a record's; None where they are the same."""
+        return _decoders(self.python)[self.names.index(name)]
+
     def _misfit(self, records: Sequence[Any], cause: Exception) -> RecordTypeError:
         for record in records:
             if self.shape != "value" and not _has_shape(record, self):

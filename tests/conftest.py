@@ -11,7 +11,6 @@ import pytest
 from dagster_unified.engine import session
 from dagster_unified.engine.batch.stage import Run, run_all
 from dagster_unified.engine.batch.store import IntermediateStore
-from tests.known_gaps import KNOWN_GAPS
 
 
 @pytest.fixture(scope="session")
@@ -30,9 +29,3 @@ def run_on_spark(spark, tmp_path):
         return run_all(Run(plan, spark, IntermediateStore(str(tmp_path / "store")), "run", "run"))
 
     return run
-
-
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if item.name in KNOWN_GAPS:
-            item.add_marker(pytest.mark.xfail(reason=KNOWN_GAPS[item.name], strict=True))

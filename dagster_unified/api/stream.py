@@ -128,9 +128,16 @@ class DataStream:
 
     def with_columns(self, columns: dict[str, str | Column], output_type: Any) -> DataStream:
         """Adds or replaces columns, each a SQL expression as text or `functions`; `output_type` is the whole resulting record."""
-        self._records("with_columns")
+        before = self._records("with_columns")
         self._check_columns(tuple(columns.values()), "with_columns")
         records = self._pipeline._record_type(output_type, "with_columns")
+        available = [*before.names, *(name for name in columns if name not in before.names)]
+        lost = [name for name in columns if name not in records.names]
+        if lost:
+            raise RecordTypeError(f"{self._where('with_columns')}: column '{lost[0]}' is not in output_type, {records.describe()}; add it there, or do not compute it")
+        odd = [name for name in records.names if name not in available]
+        if odd:
+            raise RecordTypeError(f"{self._where('with_columns')}: no column '{odd[0]}' for {records.describe()}; there are {', '.join(available)}{nearest(odd[0], available)}")
         return self._next(nodes.WithColumnsNode, "with_columns", records=records, columns=tuple(columns.values()), names=tuple(columns))
 
     def where(self, condition: str | Column) -> DataStream:
@@ -311,6 +318,8 @@ class DataStream:
             names = [records.names[f] if isinstance(f, int) and 0 <= f < len(records.names) else str(f) for f in fields]
             for name in names:
                 self._check_key_field(records, name)
+            if key_type is not None:
+                self._check_key_type(key_type, [records.schema.field(name).type for name in names], f"the key is {', '.join(names)}")
             return Key(fields=tuple(names))
         if len(key) != 1:
             raise PipelineError(f"{self._where('key_by')}: give either field names or one function, not both")
@@ -323,10 +332,19 @@ class DataStream:
         if pa.types.is_nested(kind) and not pa.types.is_struct(kind):
             raise PipelineError(f"{self._where('key_by')}: field '{name}' is a {kind}, which cannot be a key; use a scalar field or a tuple of them")
 
+    def _check_key_type(self, key_type: Any, given: list[pa.DataType], what: str) -> None:
+        declared = arrow_type(mi.type_info(key_type), self._where("key_by"))
+        parts = [f.type for f in declared] if len(given) > 1 and pa.types.is_struct(declared) else [declared]
+        if parts != given:
+            raise RecordTypeError(
+                f"{self._where('key_by')}: key_type is {type_name(key_type)}, but {what} ({', '.join(map(str, given))}); make them the same, or leave key_type out"
+            )
+
     def _computed_key(self, function: Any, key_type: Any, records: RecordType) -> Key:
-        python = key_type if key_type is not None else return_type(getattr(function, "get_key", function))
-        if python is None and records.shape == "value" and getattr(function, "__name__", "") == "<lambda>" and field_of(function) is None:
-            python = key_type
+        annotated = return_type(getattr(function, "get_key", function))
+        python = key_type if key_type is not None else annotated
+        if key_type is not None and annotated not in (None, Any):
+            self._check_key_type(key_type, [arrow_type(mi.type_info(annotated), self._where("key_by"))], f"the function is annotated to give {type_name(annotated)}")
         if python is None:
             raise RecordTypeError(f"{self._where('key_by')}: the key's type is not known; annotate the key function, or give key_type=")
         where = f"{self._pipeline.name}: key_by({_name_of(function, 'function')})"
@@ -411,7 +429,14 @@ class KeyedStream(DataStream):
         if not self._key_selector.fields:
             raise PipelineError(f"{self._where('agg')}: agg needs a stream keyed by fields; use key_by('field')")
         self._check_columns([c for c in columns if isinstance(c, Column)], "agg")
-        return self._keyed(nodes.AggregateNode, "agg", records=self._pipeline._record_type(output_type, "agg"), columns=columns, timestamped=False)
+        records, keys = self._pipeline._record_type(output_type, "agg"), self._key_selector.fields
+        missing = [k for k in keys if k not in records.names]
+        if missing or len(records.names) != len(keys) + len(columns):
+            raise RecordTypeError(
+                f"{self._where('agg')}: the result has the key's fields ({', '.join(keys)}) and {len(columns)} aggregates, and output_type is {records.describe()}"
+                + (f", which has no field '{missing[0]}'" if missing else "")
+            )
+        return self._keyed(nodes.AggregateNode, "agg", records=records, columns=columns, timestamped=False)
 
     def _builtin(self, kind: str, field: str | int) -> DataStream:
         records = self._records(kind)

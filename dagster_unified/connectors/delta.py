@@ -141,14 +141,15 @@ class DeltaSink(SparkSink):
         from deltalake.transaction import CommitProperties, Transaction
 
         properties = CommitProperties(app_transactions=[Transaction(app, 0)])
-        if self.mode == "upsert":
-            self._merge(table, files, properties)
+        filled = [f for f in files if _rows(f)]
+        if self.mode == "upsert" and filled:
+            self._merge(table, filled, properties)
             return
-        adds = [self._add(f) for f in files]
-        actions: list[Any] = [a for a, rows in adds if rows]
+        adds = [self._add(f) for f in filled]
+        actions: list[Any] = list(adds)
         mode = "append"
         if self.mode == "overwrite" and self.partition_by:
-            actions += self._removed(table, [a for a, rows in adds if rows])
+            actions += self._removed(table, adds)
         elif self.mode == "overwrite":
             mode = "overwrite"
         table.create_write_transaction(actions, mode, table.schema(), partition_by=list(self.partition_by) or None, commit_properties=properties)
@@ -161,12 +162,11 @@ class DeltaSink(SparkSink):
             if not files or not files[0].protocol
             else ds.dataset([f.path for f in files], filesystem=files[0].fs, format="parquet")
         )
-        same = " AND ".join(f'target."{k}" = source."{k}"' for k in self.key)
+        same = " AND ".join(f'(target."{k}" IS NOT DISTINCT FROM source."{k}")' for k in self.key)
         merger = table.merge(source.scanner().to_reader(), predicate=same, source_alias="source", target_alias="target", commit_properties=properties)
         merger.when_matched_update_all().when_not_matched_insert_all().execute()
 
-    def _add(self, file: UPath) -> tuple[AddAction, int]:
-        import pyarrow.parquet as pq
+    def _add(self, file: UPath) -> AddAction:
         from deltalake.transaction import AddAction
 
         relative = file.relative_to(self.path)
@@ -175,10 +175,8 @@ class DeltaSink(SparkSink):
             name, found, value = part.partition("=")
             if found:
                 values[name] = None if value == _NO_PARTITION else unquote(value)
-        with file.open("rb") as opened:
-            rows = pq.read_metadata(opened).num_rows
         modified = int(datetime.now(timezone.utc).timestamp() * 1000)
-        return AddAction(relative.as_posix(), int(file.stat().st_size), values, modified, True, json.dumps({"numRecords": rows})), rows
+        return AddAction(relative.as_posix(), int(file.stat().st_size), values, modified, True, json.dumps({"numRecords": _rows(file)}))
 
     def _removed(self, table: DeltaTable, adds: list[AddAction]) -> list[Any]:
         """Removals of what the written partitions held before."""
@@ -192,3 +190,10 @@ class DeltaSink(SparkSink):
             if values in written:
                 removed.append(RemoveAction(row["path"], True, modified, row["size_bytes"], values))
         return removed
+
+
+def _rows(file: UPath) -> int:
+    import pyarrow.parquet as pq
+
+    with file.open("rb") as opened:
+        return int(pq.read_metadata(opened).num_rows)

@@ -14,7 +14,7 @@ from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.operators.keyed import KeyedOptions
 from dagster_unified.operators.layout import StreamLayout, key_column
 from dagster_unified.operators.program import KeyedInput, Output, Program, Step
-from dagster_unified.records import decoder
+from dagster_unified.records import Decoder, RecordType, decoder
 
 STEP_KINDS: dict[type[g.Node], str] = {
     g.MapNode: "map",
@@ -44,6 +44,7 @@ def step(node: g.Node, parent: int, tag: str | None) -> Step:
         kind=STEP_KINDS[type(node)],
         name=node.name,
         function=function,
+        uid=node.uid,
         parent=parent,
         tag=tag,
         output=None if isinstance(node, (g.FilterNode, g.AssignTimestampsNode)) else node.records,
@@ -94,12 +95,22 @@ def input_layout(plan: Plan, node: int) -> StreamLayout:
     return StreamLayout(records, any(plan.graph.node(e.source).timestamped for e in edges), computed)
 
 
-def keyed_input(node: g.KeyedNode) -> KeyedInput:
-    """How a keyed node's input is keyed."""
+def keyed_input(node: g.KeyedNode, records: RecordType) -> KeyedInput:
+    """How a keyed node's input, of these records, is keyed."""
     computed = node.key.computed
     if computed is not None:
         return KeyedInput((key_column(0),), decoder(computed.python))
-    return KeyedInput(node.key.fields)
+    return KeyedInput(node.key.fields, _fields_decoder(node.key.fields, records))
+
+
+def _fields_decoder(fields: tuple[str, ...], records: RecordType) -> Decoder | None:
+    """What turns a key as Arrow gives it into the record's own values; None where they are the same."""
+    each = [records.decoder_of(f) for f in fields]
+    if not any(each):
+        return None
+    if len(each) == 1:
+        return each[0]
+    return lambda key: tuple(value if decode is None else decode(value) for value, decode in zip(key, each, strict=True))
 
 
 def program(plan: Plan, stage: str, members: Sequence[int], outputs: Sequence[Port], last_event_time: int | None = None) -> Program:
@@ -112,12 +123,13 @@ def program(plan: Plan, stage: str, members: Sequence[int], outputs: Sequence[Po
         parent = index.get(edge.source, -1)
         steps.append(step(node, parent, edge.tag.name if edge.tag is not None and parent >= 0 else None))
     head = plan.graph.node(members[0])
+    layout = input_layout(plan, members[0])
     return Program(
         pipeline=plan.name,
         stage=stage,
-        input=input_layout(plan, members[0]),
+        input=layout,
         steps=tuple(steps),
         outputs=tuple(Output(index[p.node], plan.layout(p), p.tag) for p in outputs),
-        keyed=keyed_input(head) if isinstance(head, g.KeyedNode) else None,
+        keyed=keyed_input(head, layout.records) if isinstance(head, g.KeyedNode) else None,
         options=keyed_options(plan.execution, last_event_time),
     )

@@ -33,9 +33,28 @@ def fingerprint(value: Any) -> str:
 def names_used(value: Any) -> set[str]:
     """The attribute and global names that a function, or the methods of an object's class, refer to."""
     found: set[str] = set()
-    for code in _codes(value):
-        found |= set(code.co_names)
+    for function in _functions(value):
+        for code in _nested(function.__code__):
+            found |= set(code.co_names)
     return found
+
+
+_CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "now", "utcnow", "today"}
+
+
+def reads_from_outside(value: Any) -> str | None:
+    """What a function takes that no record holds, the clock or chance, or None: told by the names it uses of the modules that give them."""
+    for function in _functions(value):
+        names = {n for code in _nested(function.__code__) for n in code.co_names}
+        for name in sorted(names & set(function.__globals__)):
+            used = function.__globals__[name]
+            module = used.__name__ if isinstance(used, types.ModuleType) else getattr(used, "__module__", None) or type(getattr(used, "__self__", None)).__module__
+            own = {getattr(used, "__name__", "")} if callable(used) and not isinstance(used, type) else names
+            if module in ("time", "datetime", "pendulum") and own & _CLOCKS:
+                return "the clock"
+            if module in ("random", "secrets", "uuid", "numpy.random"):
+                return "chance"
+    return None
 
 
 def field_of(function: Any) -> tuple[str | int, ...] | None:
@@ -66,17 +85,16 @@ def field_of(function: Any) -> tuple[str | int, ...] | None:
     return tuple(fields) if fields and ((len(fields) == 1 and not tupled) or tupled == len(fields) > 1) else None
 
 
-def _codes(value: Any) -> Iterator[types.CodeType]:
+def _functions(value: Any) -> Iterator[types.FunctionType]:
+    """A function itself, or the methods of an object's class."""
     if isinstance(value, types.MethodType):
         value = value.__func__
     if isinstance(value, types.FunctionType):
-        yield from _nested(value.__code__)
+        yield value
         return
     for cls in type(value).__mro__:
         if not is_installed(cls.__module__):
-            for member in vars(cls).values():
-                if isinstance(member, types.FunctionType):
-                    yield from _nested(member.__code__)
+            yield from (member for member in vars(cls).values() if isinstance(member, types.FunctionType))
 
 
 def _nested(code: types.CodeType) -> Iterator[types.CodeType]:

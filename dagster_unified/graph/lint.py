@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dagster_unified.graph.code import names_used
+from dagster_unified.graph.code import names_used, reads_from_outside
 from dagster_unified.graph.mode import Execution
 from dagster_unified.graph.nodes import (
     AggregateNode,
@@ -29,11 +29,14 @@ from dagster_unified.graph.nodes import (
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing the lint found: its rule, its severity (`warning` or `note`), the operator, and what to do."""
+    """One thing the lint found: its rule, its severity (`warning` or `note`), the operator, and what to do.
+
+    `node` is None where the operator leads to no sink, and so is not in the plan.
+    """
 
     rule: str
     severity: str
-    node: int
+    node: int | None
     message: str
 
 
@@ -90,9 +93,13 @@ def _clock(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, st
     if not isinstance(node, (FunctionNode, KeyedProcessNode)):
         return []
     used = names_used(node.function)
+    found: list[tuple[str, str]] = []
     if "current_processing_time" in used and "register_processing_time_timer" not in used:
-        return [("warning", f"'{node.name}' reads the processing time, so that its result depends on when it runs; use ctx.timestamp()")]
-    return []
+        found.append(("warning", f"'{node.name}' reads the processing time, so that its result depends on when it runs; use ctx.timestamp()"))
+    outside = reads_from_outside(node.function)
+    if outside is not None:
+        found.append(("warning", f"'{node.name}' reads {outside}, so that each mode, and each retry, gives another result; take what it needs from the record"))
+    return found
 
 
 def _order(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from dagster_unified.errors import ConfigurationError, PipelineError
 from dagster_unified.graph.connectors import Boundedness
-from dagster_unified.graph.nodes import Graph, SourceNode
+from dagster_unified.graph.nodes import AggregateNode, Graph, SourceNode
 from dagster_unified.graph.options import Configuration
 
 
@@ -58,11 +58,22 @@ def resolve(graph: Graph, configuration: Configuration) -> Execution:
                 f"{graph.name}: execution.checkpointing.interval is set, and BATCH takes no checkpoints: a failed stage restarts from the materialized output "
                 f"of the stages before it; remove the option, or launch with execution.runtime-mode=STREAMING"
             )
+    if mode == "STREAMING" and configuration["execution.batch-shuffle-mode"] != "ALL_EXCHANGES_PIPELINED" and configuration.is_set("execution.batch-shuffle-mode"):
+        raise ConfigurationError(
+            f"{graph.name}: execution.batch-shuffle-mode={configuration['execution.batch-shuffle-mode']} cannot be honoured in STREAMING, where every exchange is pipelined; "
+            f"remove the option, or launch with execution.runtime-mode=BATCH"
+        )
     expected = "EAGER" if mode == "STREAMING" else "LAZY_FROM_SOURCES"
     schedule = configuration["execution.schedule-mode"] or expected
     if schedule != expected:
         raise ConfigurationError(f"{graph.name}: execution.schedule-mode={schedule} cannot be honoured in {mode}, which schedules {expected}; remove the option")
     updates = configuration["execution.incremental-updates"]
+    native = next((n for n in graph.nodes if isinstance(n, AggregateNode)), None)
+    if mode == "BATCH" and updates and native is not None:
+        raise ConfigurationError(
+            f"{graph.name}: execution.incremental-updates=true cannot be honoured in BATCH by '{native.name}', which Catalyst runs and which gives one row per key; "
+            f"remove the option, or use reduce"
+        )
     return Execution(
         mode=mode,
         boundedness=bound,

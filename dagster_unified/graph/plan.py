@@ -14,7 +14,7 @@ from dagster_unified.graph.chaining import Task, resolve_forward, tasks
 from dagster_unified.graph.code import digest, fingerprint
 from dagster_unified.graph.lint import Finding, lint
 from dagster_unified.graph.mode import Execution, resolve
-from dagster_unified.graph.nodes import Edge, Graph, KeyedNode, Node, SinkNode, SourceNode
+from dagster_unified.graph.nodes import AssignTimestampsNode, Edge, Graph, KeyedNode, Node, SinkNode, SourceNode
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.regions import Exchange, exchanges, regions
 from dagster_unified.operators.layout import ComputedKey, StreamLayout
@@ -73,6 +73,17 @@ class Plan:
         """The region with this name."""
         return next(r for r in self.regions if r.name == name)
 
+    def assigners_before(self, node: int) -> tuple[str, ...]:
+        """The uids of the nearest timestamp assigners upstream of a node, whose last event time is the last of its input."""
+        pending, found = [node], {}
+        while pending:
+            for edge in self.graph.inputs(pending.pop()):
+                if edge.source not in found:
+                    found[edge.source] = self.graph.node(edge.source)
+                    if not isinstance(found[edge.source], AssignTimestampsNode):
+                        pending.append(edge.source)
+        return tuple(n.uid for n in found.values() if isinstance(n, AssignTimestampsNode))
+
     def key_columns(self, node: int, tag: str | None) -> tuple[ComputedKey, ...]:
         """The keys that functions compute for the shuffles that a stream goes into."""
         keys: list[ComputedKey] = []
@@ -93,8 +104,10 @@ class Plan:
 def plan(graph: Graph, configuration: Configuration | None = None) -> Plan:
     """Decides mode, tasks, exchanges and regions; raises where graph and configuration contradict each other."""
     execution = resolve(graph, configuration or Configuration())
-    findings = lint(graph, execution)
-    graph = resolve_forward(_without_unused(graph))
+    whole = lint(graph, execution)
+    numbers = _used(graph)
+    findings = tuple(replace(f, node=None if f.node is None else numbers.get(f.node)) for f in whole)
+    graph = resolve_forward(_without_unused(graph, numbers))
     found_tasks = tasks(graph, execution.chaining)
     found_exchanges = exchanges(graph, found_tasks, execution.shuffle_mode)
     groups = regions(
@@ -105,15 +118,19 @@ def plan(graph: Graph, configuration: Configuration | None = None) -> Plan:
     return Plan(graph, execution, found_tasks, found_exchanges, _regions(graph, execution, found_tasks, found_exchanges, groups), findings)
 
 
-def _without_unused(graph: Graph) -> Graph:
-    """The graph with only the edges that lead to a sink; nodes keep their numbers, and those that lead nowhere lose their edges."""
+def _used(graph: Graph) -> dict[int, int]:
+    """The nodes that lead to a sink, with the numbers that they have in the plan."""
     needed = {n.id for n in graph.nodes if isinstance(n, SinkNode)}
     for node in reversed(graph.nodes):
         if any(e.target in needed for e in graph.outputs(node.id)):
             needed.add(node.id)
-    number = {old.id: new for new, old in enumerate(n for n in graph.nodes if n.id in needed)}
-    nodes = tuple(replace(n, id=number[n.id]) for n in graph.nodes if n.id in needed)
-    edges = tuple(replace(e, source=number[e.source], target=number[e.target]) for e in graph.edges if e.target in needed)
+    return {old.id: new for new, old in enumerate(n for n in graph.nodes if n.id in needed)}
+
+
+def _without_unused(graph: Graph, number: dict[int, int]) -> Graph:
+    """The graph without what leads to no sink: it does not run."""
+    nodes = tuple(replace(n, id=number[n.id]) for n in graph.nodes if n.id in number)
+    edges = tuple(replace(e, source=number[e.source], target=number[e.target]) for e in graph.edges if e.target in number)
     return replace(graph, nodes=nodes, edges=edges)
 
 

@@ -255,7 +255,11 @@ class KeyedProcessFunction(Function, ABC):
             """Which clock the timer listened to."""
 
     requires_time_sorted_input: bool = False
-    """Whether elements must come in event-time order. BATCH always sorts; STREAMING then holds elements until the watermark passes."""
+    """Whether elements must come in event-time order, and timers between them.
+
+    BATCH always sorts; with this, its watermark also follows a key's elements, so that a timer fires before the next element.
+    STREAMING holds elements until the watermark passes them (Beam: `@RequiresTimeSortedInput`).
+    """
 
     @abstractmethod
     def process_element(self, value: Any, ctx: Context) -> Iterable[Any] | None:

@@ -10,6 +10,7 @@ to the records that do not fail. Knows no graph, no driver, no Arrow.
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -36,44 +37,44 @@ class FusedChain:
     origin: dict[int, tuple[int, str]] = field(default_factory=dict)
     """Source line to (clause, variable that holds the clause's input)."""
 
-    flat_maps: dict[int, Callable[..., Any]] = field(default_factory=dict)
-    """The clauses whose failure may come while their result is iterated, which Python reports at no clause's line."""
+    loops: list[tuple[int, str] | None] = field(default_factory=list)
+    """For each loop in the compiled code, in order, the clause whose result it iterates, if it is one's.
+
+    A result that fails while it is iterated (a generator's) is reported at no clause's line, but at its loop's instruction.
+    """
 
     def locate(self, trace: TracebackType | None) -> tuple[int, Any] | None:
         """The clause that was running when an exception with this traceback was raised, and its input record."""
         while trace is not None:
             frame = trace.tb_frame
             if frame.f_code.co_filename == MARK:
-                found = self.origin.get(trace.tb_lineno) or self._iterating(trace.tb_next)
+                found = self._iterating(trace) or self.origin.get(trace.tb_lineno)
                 if found is not None and found[1] in frame.f_locals:
                     return found[0], frame.f_locals[found[1]]
             trace = trace.tb_next
         return None
 
-    def _iterating(self, inner: TracebackType | None) -> tuple[int, str] | None:
-        code = inner.tb_frame.f_code if inner is not None else None
-        clause = None
-        for clause, function in self.flat_maps.items():  # noqa: B007 - the last one serves where none matches
-            if getattr(function, "__code__", None) is code:
-                break
-        return next((found for found in self.origin.values() if found[0] == clause), None)
+    def _iterating(self, trace: TracebackType) -> tuple[int, str] | None:
+        loops = [i.offset for i in dis.get_instructions(trace.tb_frame.f_code) if i.opname == "FOR_ITER"]
+        return self.loops[loops.index(trace.tb_lasti)] if trace.tb_lasti in loops and len(loops) == len(self.loops) else None
 
 
-def fuse(clauses: Sequence[Clause], timestamped: bool, seen: Callable[[list[int]], None]) -> FusedChain:
-    """Compiles `clauses`; `timestamped` says whether records come with timestamps; `seen` is given what `assign` assigned."""
-    assigns = any(c.kind == "assign" for c in clauses)
-    reshapes = assigns or any(c.kind in ("filter", "flat_map") for c in clauses)
-    track = (timestamped and reshapes) or assigns
+def fuse(clauses: Sequence[Clause], timestamped: bool, seen: Callable[[int, list[int]], None]) -> FusedChain:
+    """Compiles `clauses`; `timestamped` says whether records come with timestamps; `seen` is given what each `assign` assigned."""
+    assigns = [i for i, c in enumerate(clauses) if c.kind == "assign"]
+    reshapes = bool(assigns) or any(c.kind in ("filter", "flat_map") for c in clauses)
+    track = (timestamped and reshapes) or bool(assigns)
     lines: list[str] = ["def fused(records, timestamps):"]
     origin: dict[int, tuple[int, str]] = {}
     if track:
         lines += ["    kept = []", "    keep = kept.append"]
-    if assigns:
-        lines += ["    assigned = []", "    note = assigned.append"]
+    for i in assigns:
+        lines += [f"    assigned{i} = []", f"    note{i} = assigned{i}.append"]
     body: list[str] = ["        for v0, t in zip(records, timestamps)" if timestamped and track else "        for v0 in records"]
     if assigns and not timestamped:
         body.append("        for t in (None,)")
     where: dict[int, tuple[int, str]] = {}
+    loops: list[tuple[int, str] | None] = [None] * len(body)
     current = 0
     last = len(clauses) - 1
     element = "v0"
@@ -88,10 +89,12 @@ def fuse(clauses: Sequence[Clause], timestamped: bool, seen: Callable[[list[int]
             body.append(f"        if f{i}({value})")
         elif clause.kind == "assign":
             body.append(f"        for t in (f{i}({value}, t),)")
-            body.append("        if not note(t)")
+            body.append(f"        if not note{i}(t)")
         else:
             current += 1
             iterable = f"f{i}({value})"
+            if clause.kind == "flat_map":
+                loops.append((i, value))
             body.append(f"        for v{current} in " + (f"({iterable},)" if clause.kind == "map" else iterable))
         element = f"v{current}"
     if track:
@@ -99,12 +102,11 @@ def fuse(clauses: Sequence[Clause], timestamped: bool, seen: Callable[[list[int]
     lines.append("    out = [")
     first = len(lines) + 1
     lines += [f"        {element}", *body, "    ]"]
-    if assigns:
-        lines.append("    seen(assigned)")
+    lines += [f"    seen({i}, assigned{i})" for i in assigns]
     lines.append(f"    return out, {'kept' if track else 'timestamps'}")
     for position, found in where.items():
         origin[first + 1 + position] = found
     namespace: dict[str, Any] = {f"f{i}": c.function for i, c in enumerate(clauses)}
     namespace["seen"] = seen
     exec(compile("\n".join(lines), MARK, "exec"), namespace)
-    return FusedChain(namespace["fused"], origin, {i: c.function for i, c in enumerate(clauses) if c.kind == "flat_map"})
+    return FusedChain(namespace["fused"], origin, loops)

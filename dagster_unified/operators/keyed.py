@@ -30,7 +30,7 @@ class KeyedOptions:
     processing_time_at_end: str = "FIRE_AND_QUIESCE"
     end_of_input_chain: int = 16
     last_event_time: int | None = None
-    """The last event time of the whole input, where the driver knows it; beyond it, chains of timers are bounded."""
+    """The last event time that was assigned upstream, where the driver knows it; beyond it, chains of timers are bounded."""
 
 
 class Collector:
@@ -91,6 +91,22 @@ class KeyedOperator:
         """A run of records of the current key, in order."""
         raise NotImplementedError
 
+    @property
+    def time_sorted(self) -> bool:
+        """Whether records have to come in event-time order, and event time with them."""
+        return False
+
+    def process_in_time_order(self, key: Hashable, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
+        """A run of records that are sorted by event time: before each, event time moves up to it and fires what is due.
+
+        A timer then sees the state of its time in every driver, also in BATCH, whose watermark moves for nothing else.
+        """
+        for record, timestamp in zip(records, timestamps, strict=True):
+            if timestamp is not None and timestamp - 1 > self.watermark:
+                self.advance_watermark(timestamp - 1)
+                self.select(key)
+            self.process((record,), (timestamp,))
+
     def finish_bundle(self) -> None:
         """The current key's bundle is over: emit what is held back for it."""
 
@@ -147,6 +163,10 @@ class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext, T
 
     def close(self) -> None:
         self.function.close()
+
+    @property
+    def time_sorted(self) -> bool:
+        return bool(getattr(self.function, "requires_time_sorted_input", False))
 
     def process(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
         process, emit = self.function.process_element, self.out.emit_all

@@ -1,4 +1,4 @@
-"""What a parallel instance reports when it ends: counters, and the last event time that it assigned.
+"""What a parallel instance reports when it ends: counters, and the last event time that each timestamp assigner gave.
 
 Reports are merged by sums and maxima, so they may come in any order, from any number of partitions.
 """
@@ -11,19 +11,22 @@ import msgspec
 
 
 class Metrics(msgspec.Struct):
-    """Totals of one partition, or merged of many. `last_event_time` is milliseconds since the epoch."""
+    """Totals of one partition, or merged of many. `last_event_times` are milliseconds since the epoch, by the assigner's uid."""
 
     counters: dict[str, int] = {}
-    last_event_time: int | None = None
+    last_event_times: dict[str, int] = {}
 
     def count(self, name: str, amount: int = 1) -> None:
         """Adds to one counter."""
         self.counters[name] = self.counters.get(name, 0) + amount
 
-    def saw_event_time(self, timestamp: int | None) -> None:
-        """Remembers the latest event time."""
-        if timestamp is not None and (self.last_event_time is None or timestamp > self.last_event_time):
-            self.last_event_time = timestamp
+    def saw_event_time(self, assigner: str, timestamp: int) -> None:
+        """Remembers the latest event time that an assigner gave."""
+        self.last_event_times[assigner] = max(timestamp, self.last_event_times.get(assigner, timestamp))
+
+    def last_event_time(self, assigners: Iterable[str]) -> int | None:
+        """The latest event time that any of these assigners gave."""
+        return max((self.last_event_times[a] for a in assigners if a in self.last_event_times), default=None)
 
     def encode(self) -> str:
         """As JSON."""
@@ -37,5 +40,6 @@ def merge(reports: Iterable[str | Metrics]) -> Metrics:
         metrics = report if isinstance(report, Metrics) else msgspec.json.decode(report, type=Metrics)
         for name, amount in metrics.counters.items():
             total.count(name, amount)
-        total.saw_event_time(metrics.last_event_time)
+        for assigner, timestamp in metrics.last_event_times.items():
+            total.saw_event_time(assigner, timestamp)
     return total

@@ -35,6 +35,7 @@ class Step:
     kind: str
     name: str
     function: Any
+    uid: str = ""
     parent: int = -1
     tag: str | None = None
     output: RecordType | None = None
@@ -139,7 +140,10 @@ class RunningProgram:
         """Gives a keyed head a run of one key's records."""
         assert self.keyed is not None
         self.keyed.select(key)
-        self.keyed.process(records, timestamps)
+        if self.keyed.time_sorted:
+            self.keyed.process_in_time_order(key, records, timestamps)
+        else:
+            self.keyed.process(records, timestamps)
 
     def drain(self, at_least: int = 1) -> None:
         """Sends what the keyed head has collected down the chain, once it is `at_least` so many records."""
@@ -204,11 +208,15 @@ class RunningProgram:
         compiled: dict[bool, FusedChain] = {}
         last = run[-1]
 
+        def saw(clause: int, timestamps: list[int]) -> None:
+            if timestamps:
+                self.metrics.saw_event_time(steps[clause].uid, max(timestamps))
+
         def consume(chunk: Chunk) -> None:
             timestamped = chunk.timestamps is not None
             chain = compiled.get(timestamped)
             if chain is None:
-                chain = compiled[timestamped] = fuse(clauses, timestamped, self._saw)
+                chain = compiled[timestamped] = fuse(clauses, timestamped, saw)
             try:
                 records, timestamps = chain.run(chunk.records(), chunk.timestamps)
             except UserFunctionError:
@@ -222,10 +230,6 @@ class RunningProgram:
             self._send(last, None, Chunk(records, None, timestamps, None))
 
         return consume
-
-    def _saw(self, timestamps: list[int]) -> None:
-        if timestamps:
-            self.metrics.saw_event_time(max(timestamps))
 
     def _callable(self, step: Step) -> Callable[..., Any]:
         function = step.function

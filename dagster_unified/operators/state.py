@@ -237,15 +237,29 @@ class MapState(_State, Generic[K, V]):
         entries: dict[K, Any] = self._backend.current.get(self._name) or {}
         if self._ttl is not None and entries:
             entries = {k: e for k, e in entries.items() if not self._expired(e)}
-            if self._renew_on_read:
-                entries = {k: self._wrap(value) for k, (value, _) in entries.items()}
             self._backend.current[self._name] = entries
+        return entries
+
+    def _read(self) -> dict[K, Any]:
+        """All live entries, each of them read."""
+        entries = self._entries()
+        if self._renew_on_read and entries:
+            entries = self._backend.current[self._name] = {k: self._wrap(value) for k, (value, _) in entries.items()}
         return entries
 
     def get(self, key: K) -> V | None:
         """The value of `key`, or None."""
-        entry = self._entries().get(key)
-        return entry if entry is None or self._ttl is None else entry[0]
+        entries: dict[K, Any] = self._backend.current.get(self._name) or {}
+        entry = entries.get(key)
+        if entry is None or self._ttl is None:
+            return entry
+        if self._expired(entry):
+            del entries[key]
+            return None
+        if self._renew_on_read:
+            entries[key] = self._wrap(entry[0])
+        found: V = entry[0]
+        return found
 
     def put(self, key: K, value: V) -> None:
         """Sets the value of `key`."""
@@ -258,19 +272,19 @@ class MapState(_State, Generic[K, V]):
 
     def remove(self, key: K) -> None:
         """Forgets `key`; nothing happens where it is not there."""
-        self._entries().pop(key, None)
+        (self._backend.current.get(self._name) or {}).pop(key, None)
 
     def contains(self, key: K) -> bool:
         """Whether `key` has a live value."""
-        return key in self._entries()
+        return self.get(key) is not None
 
     def items(self) -> list[tuple[K, V]]:
         """The live entries."""
-        return [(k, e if self._ttl is None else e[0]) for k, e in self._entries().items()]
+        return [(k, e if self._ttl is None else e[0]) for k, e in self._read().items()]
 
     def keys(self) -> list[K]:
         """The keys of the live entries."""
-        return list(self._entries())
+        return list(self._read())
 
     def values(self) -> list[V]:
         """The values of the live entries."""

@@ -90,7 +90,7 @@ def _single(decided: Plan, node: g.Node, tags: Sequence[str | None], last_event_
         records = decided.graph.port_type(node.id, tag) if tag or node.records else layout.records
         assert records is not None
         outputs.append(Output(0, StreamLayout(records, node.timestamped), tag))
-    keyed = keyed_input(node) if isinstance(node, g.KeyedNode) else None
+    keyed = keyed_input(node, layout.records) if isinstance(node, g.KeyedNode) else None
     return Program(decided.name, node.name, layout, (step(node, -1, None),), tuple(outputs), keyed, keyed_options(decided.execution, last_event_time))
 
 
@@ -136,7 +136,7 @@ class _Batch:
 
     def _python(self, node: g.Node) -> None:
         tags = _tags(self.plan, node)
-        program = _single(self.plan, node, tags, merge(self.reports).last_event_time)
+        program = _single(self.plan, node, tags, merge(self.reports).last_event_time(self.plan.assigners_before(node.id)))
         for item in run_batch(program, [self._batch(node, program)], self.clock):
             if isinstance(item, str):
                 self.reports.append(item)
@@ -188,20 +188,21 @@ class _Streaming:
         self.watermarks: dict[int, dict[int, int]] = {}
         self.held: dict[int, list[tuple[int, int, Any]]] = {}
         self.arrived = 0
-        self.last_event_time: int | None = None
+        self.event_times = Metrics()
         self.ahead: dict[int, int] = {}
         self.since: dict[int, int] = {}
         self.kept: dict[int, list[Timed]] = {}
         for node in decided.graph.nodes:
             self.watermarks[node.id] = {e.source: MIN_TIMESTAMP for e in decided.graph.inputs(node.id)}
-            if type(node) in STEP_KINDS:
-                self._open(node)
 
     def run(self) -> Result:
         for node in self.plan.graph.nodes:
             if isinstance(node, g.SinkNode):
                 self.result.sinks.setdefault(node.name, [])
         try:
+            for node in self.plan.graph.nodes:
+                if type(node) in STEP_KINDS:
+                    self._open(node)
             for node_id, records in self.inputs.items():
                 for record in records:
                     self._emit(node_id, None, record, None)
@@ -264,7 +265,7 @@ class _Streaming:
         function = step(node, -1, None).function
         moment = to_millis(function.extract_timestamp(record, time))
         self.ahead[node.id] = max(moment, self.ahead.get(node.id, MIN_TIMESTAMP))
-        self.last_event_time = moment if self.last_event_time is None else max(moment, self.last_event_time)
+        self.event_times.saw_event_time(node.uid, moment)
         self._emit(node.id, None, record, moment)
         self.since[node.id] = self.since.get(node.id, 0) + 1
         if self.interval is not None and node.max_out_of_orderness_ms is not None and self.since[node.id] >= self.interval:
@@ -299,11 +300,9 @@ class _Streaming:
         held = self.held.get(node.id, [])
         while held and held[0][0] <= watermark:
             time, _, record = heapq.heappop(held)
-            if time - 1 > operator.watermark:
-                operator.advance_watermark(time - 1)
             self._keyed(node, record, time)
         if watermark == MAX_TIMESTAMP:
-            operator.last_event_time = self.last_event_time
+            operator.last_event_time = self.event_times.last_event_time(self.plan.assigners_before(node.id))
             operator.end_of_input()
         else:
             operator.advance_watermark(watermark)

@@ -1,6 +1,9 @@
 """The lint: what depends on the mode is warned of, and nothing else."""
 
+import random
+import time
 from collections.abc import Iterable
+from datetime import datetime
 from typing import NamedTuple
 
 import pytest
@@ -65,6 +68,10 @@ CASES = {
     "a function that may depend on order": (lambda p: sales(p).key_by("shop").process(Plain()).print(), {("order", "note")}),
     "a function with sorted input": (lambda p: sales(p).key_by("shop").process(Sorted()).print(), set()),
     "a function that reads the clock": (lambda p: sales(p).key_by("shop").process(Clock()).print(), {("clock", "warning")}),
+    "a function of the time of day": (lambda p: sales(p).map(lambda s: s._replace(amount=int(time.time())), Sale).print(), {("clock", "warning")}),
+    "a function of today": (lambda p: sales(p).filter(lambda s: datetime.now().year > s.amount).print(), {("clock", "warning")}),
+    "a function of chance": (lambda p: sales(p).filter(lambda s: random.random() < 0.5).print(), {("clock", "warning")}),
+    "a function that only parses times": (lambda p: sales(p).filter(lambda s: datetime.fromtimestamp(s.amount).year > 2000).print(), set()),
     "a function with processing-time timers": (lambda p: sales(p).key_by("shop").process(Timed()).print(), set()),
 }
 

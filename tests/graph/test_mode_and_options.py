@@ -63,6 +63,7 @@ def test_what_follows_from_the_mode(mode, schedule, updates):
     [
         ({"execution.runtime-mode": "BATCH", "execution.checkpointing.interval": "1 min"}, "BATCH takes no checkpoints"),
         ({"execution.runtime-mode": "BATCH", "execution.schedule-mode": "EAGER"}, "cannot be honoured in BATCH"),
+        ({"execution.runtime-mode": "STREAMING", "execution.batch-shuffle-mode": "ALL_EXCHANGES_BLOCKING"}, "cannot be honoured in STREAMING"),
         ({"execution.runtme-mode": "BATCH"}, r"unknown option 'execution\.runtme-mode'; did you mean 'execution\.runtime-mode'\?"),
         ({"execution.runtime-mode": "BACH"}, "'BACH' is not one of BATCH, STREAMING, AUTOMATIC; did you mean 'BATCH'"),
         ({"parallelism.default": "0"}, "not a whole number of at least 1"),

@@ -71,7 +71,7 @@ def test_a_failure_names_pipeline_operator_line_and_record(mode, method, functio
 def fused(*functions):
     from dagster_unified.operators.fusion import Clause, fuse
 
-    return fuse([Clause("flat_map", f) for f in functions], False, lambda seen: None)
+    return fuse([Clause("flat_map", f) for f in functions], False, lambda clause, seen: None)
 
 
 def located(chain, records):

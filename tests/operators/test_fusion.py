@@ -34,7 +34,7 @@ def composed(clauses, records, timestamps):
 def test_a_fused_chain_is_the_composition_of_its_functions(kinds, records, timestamped):
     clauses = [CLAUSES[k] for k in kinds]
     timestamps = list(range(len(records))) if timestamped else None
-    out, times = fuse(clauses, timestamped, lambda seen: None).run(records, timestamps)
+    out, times = fuse(clauses, timestamped, lambda clause, seen: None).run(records, timestamps)
     assert list(zip(out, times if times is not None else [None] * len(out), strict=True)) == composed(clauses, records, timestamps)
 
 
@@ -56,7 +56,7 @@ def yields_then_fails(v):
 )
 @pytest.mark.parametrize("timestamps", [None, [10, 20, 30]])
 def test_a_failure_is_traced_to_its_operator_and_its_record(clause, place, timestamps):
-    chain = fuse([Clause("map", lambda v: v + 1), clause, Clause("map", lambda v: v)], timestamps is not None, lambda seen: None)
+    chain = fuse([Clause("map", lambda v: v + 1), clause, Clause("map", lambda v: v)], timestamps is not None, lambda clause, seen: None)
     with pytest.raises(ValueError) as caught:
         chain.run([0, 1, 2], timestamps)
     assert chain.locate(caught.value.__traceback__) == (place, 3)

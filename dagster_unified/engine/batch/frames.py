@@ -46,8 +46,8 @@ class RegionFrames:
     region: Region
     spark: SparkSession
     intermediate: Intermediate
-    last_event_time: int | None = None
-    """The last event time of the region's inputs, from the manifests."""
+    upstream: Metrics = field(default_factory=Metrics)
+    """The last event times of the region's inputs, from the manifests."""
     observations: list[Observation] = field(default_factory=list)
     diverted: list[tuple[DataFrame, bool]] = field(default_factory=list)
     persisted: list[DataFrame] = field(default_factory=list)
@@ -124,9 +124,9 @@ class RegionFrames:
         if one.frame is None:
             head = one.members[0]
             frame = self.stream(head)
-            needs_probe = isinstance(self.plan.graph.node(head), g.KeyedProcessNode)
-            last = self.last_event_time
-            if needs_probe and last is None and TIMESTAMP in frame.columns:
+            assigners = self.plan.assigners_before(head) if isinstance(self.plan.graph.node(head), g.KeyedProcessNode) else ()
+            last = self.upstream.last_event_time(assigners)
+            if not set(assigners) <= set(self.upstream.last_event_times):
                 last = self._probe(frame)
             ship = program(self.plan, self.region.name, one.members, one.outputs, last)
             one.frame = self._map(frame.select(*ship.input.schema.names), ship)
@@ -291,7 +291,12 @@ class RegionFrames:
             column = F.unix_millis(column.cast("timestamp"))
         observation = Observation()
         self.observations.append(observation)
-        report = F.to_json(F.struct(F.create_map().cast("map<string,int>").alias("counters"), F.max(TIMESTAMP).alias("last_event_time")))
+        report = F.to_json(
+            F.struct(
+                F.create_map().cast("map<string,int>").alias("counters"),
+                F.when(F.max(TIMESTAMP).isNotNull(), F.create_map(F.lit(node.uid), F.max(TIMESTAMP))).alias("last_event_times"),
+            )
+        )
         return frame.withColumn(TIMESTAMP, column).observe(observation, F.array(report).alias("reports"))
 
     def _typed(self, node: g.Node, frame: DataFrame) -> DataFrame:

@@ -23,7 +23,7 @@ from dagster_unified.graph.failover import regions_to_recompute
 from dagster_unified.graph.nodes import ExchangeKind, SinkNode
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.operators.layout import OUTPUT, StreamLayout, combined_schema, output_column
-from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.metrics import Metrics, merge
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Observation, SparkSession
@@ -81,9 +81,8 @@ def _run_region(run: Run, region: Region, inputs: Mapping[int, Manifest], reason
     number, of = region.id + 1, len(run.plan.regions)
     run.observe(StageStarted(region.name, number, of, reason))
     begun = now()
-    times = [inputs[i].last_event_time for i in region.inputs]
-    known = [t for t in times if t is not None]
-    frames = RegionFrames(run.plan, region, run.spark, lambda port: _read(run, port, inputs), max(known) if known else None)
+    upstream = merge(Metrics(last_event_times=inputs[i].last_event_times) for i in region.inputs)
+    frames = RegionFrames(run.plan, region, run.spark, lambda port: _read(run, port, inputs), upstream)
     attempt = run.store.new_attempt(run.address(region))
     try:
         manifest = _Job(run, region, frames, attempt, recovering=bool(reason)).execute(begun)
@@ -157,7 +156,7 @@ class _Job:
         else:
             report = observed(counts)
             rows, metrics = [int(report.get(f"rows{i}") or 0) for i in range(len(self.streams))], self.frames.metrics()
-        metrics.saw_event_time(self.frames.last_event_time)
+        metrics = merge([metrics, self.frames.upstream])
         self._count_malformed(metrics)
         files = self.run.store.files(self.attempt)
         manifest = Manifest(
@@ -172,7 +171,7 @@ class _Job:
             bytes=sum(f.bytes for f in files) or sum(r.bytes for r in results.values()),
             data=self.attempt.name,
             files=files,
-            last_event_time=metrics.last_event_time,
+            last_event_times=metrics.last_event_times,
             counters=metrics.counters,
             created=now(),
         )

@@ -53,7 +53,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     data: str
     """The folder of the attempt that was committed."""
     files: list[StoredFile]
-    last_event_time: int | None = None
+    last_event_times: dict[str, int] = {}
     counters: dict[str, int] = {}
     seconds: float = 0.0
     created: float = 0.0

@@ -1,0 +1,81 @@
+"""The Delta sink on Spark: what each mode leaves in the table, once, whatever is repeated."""
+
+from typing import NamedTuple
+
+import pytest
+from deltalake import DeltaTable
+
+from dagster_unified.api import DeltaSink
+from dagster_unified.connectors.base import WriteContext
+from dagster_unified.errors import PipelineError, SinkError
+
+
+class Stock(NamedTuple):
+    shop: str | None
+    item: str
+    amount: int
+
+
+@pytest.fixture
+def write(spark, tmp_path):
+    def run(rows, execution="first", schema="shop string, item string, amount long", **options):
+        sink = DeltaSink(str(tmp_path / "table"), **options)
+        return sink.write(spark.createDataFrame(rows, schema), WriteContext(spark, "p", "stage", execution, "all"))
+
+    return run
+
+
+@pytest.fixture
+def table(tmp_path):
+    return lambda: sorted((Stock(**r) for r in DeltaTable(str(tmp_path / "table")).to_pyarrow_table().to_pylist()), key=str)
+
+
+A, B, C = Stock("a", "pen", 1), Stock("b", "pen", 2), Stock(None, "pen", 3)
+
+
+def test_append_adds_and_a_repeated_execution_does_not(write, table):
+    write([A], "first", mode="append")
+    assert write([A], "first", mode="append").repeated
+    write([B], "second", mode="append")
+    assert table() == sorted([A, B], key=str)
+
+
+def test_overwrite_replaces_the_table_or_the_partitions_that_are_written(write, table):
+    write([A, B, C], "first", partition_by="shop")
+    write([A._replace(amount=9)], "second", partition_by="shop")
+    assert table() == sorted([A._replace(amount=9), B, C], key=str)
+
+
+def test_overwrite_replaces_the_whole_table_where_it_has_no_partitions(write, table):
+    write([A, B], "first")
+    write([C], "second")
+    assert table() == [C]
+
+
+def test_upsert_replaces_by_key_and_a_missing_key_is_one_key(write, table):
+    write([A, C], "first", mode="upsert", key=("shop", "item"))
+    write([B, C._replace(amount=9)], "second", mode="upsert", key=("shop", "item"))
+    assert table() == sorted([A, B, C._replace(amount=9)], key=str)
+
+
+def test_an_execution_that_wrote_nothing_is_remembered_as_well(write, table):
+    write([A], "first", mode="upsert", key=("shop", "item"))
+    write([], "second", mode="upsert", key=("shop", "item"))
+    assert write([B], "second", mode="upsert", key=("shop", "item")).repeated
+    assert table() == [A]
+
+
+def test_columns_that_the_table_does_not_have_are_an_error_and_nothing_is_written(write, table):
+    write([A])
+    with pytest.raises(SinkError, match="no column 'price'"):
+        write([(1,)], "second", "price long")
+    with pytest.raises(SinkError, match="column 'amount' is string, and bigint in the table"):
+        write([("a", "pen", "1")], "second", "shop string, item string, amount string")
+    assert table() == [A]
+
+
+def test_a_key_goes_with_upsert():
+    with pytest.raises(PipelineError, match="upsert needs key="):
+        DeltaSink("/x", mode="upsert")
+    with pytest.raises(PipelineError, match="key= goes with mode='upsert'"):
+        DeltaSink("/x", key="shop")
