@@ -21,7 +21,7 @@ from rich.table import Table
 
 from dagster_unified import settings
 from dagster_unified.api.pipeline import Pipeline
-from dagster_unified.engine.events import Event, StageFinished
+from dagster_unified.engine.events import EpochCommitted, Event, StageFinished
 from dagster_unified.engine.session import check_java
 from dagster_unified.errors import PipelineError, UnifiedError, nearest
 from dagster_unified.graph.explain import as_mermaid, as_text, dumps
@@ -271,10 +271,13 @@ class _Progress:
 
     def tell(self, event: Event) -> None:
         """Shows an event."""
-        place = f"stage {event.number} of {event.of}: {event.stage}"
-        if isinstance(event, StageFinished):
+        if isinstance(event, EpochCommitted):
+            text = f"epoch {event.epoch} of {event.query}: {event.rows_out:,} rows in {event.seconds:.1f} s"
+        elif isinstance(event, StageFinished):
+            place = f"stage {event.number} of {event.of}: {event.stage}"
             text = f"{place}: {event.manifest.rows:,} rows in {event.manifest.seconds:.1f} s"
         else:
+            place = f"stage {event.number} of {event.of}: {event.stage}"
             text = place + (f" (recomputing: {event.reason})" if event.reason else "")
         if self._live is None:
             err.print(text, highlight=False)

@@ -73,6 +73,14 @@ class IntermediateLostError(UnifiedError):
     retryable = True
 
 
+class LeaseLostError(UnifiedError):
+    """Another job may write to the checkpoint directory, and this one may not (any more)."""
+
+
+class StateError(UnifiedError):
+    """Keyed state cannot be stored, or what is stored no longer fits the operator; the message names both."""
+
+
 class SinkError(UnifiedError):
     """A sink refused what was written to it, for instance because the table has another schema."""
 

@@ -119,6 +119,13 @@ class RecordType:
             columns.append(values if decode is None else [None if v is None else decode(v) for v in values])
         return self.records(columns)
 
+    def type_of(self, name: str) -> Any:
+        """One field's annotation."""
+        index = self.names.index(name)
+        if self.shape == "value":
+            return self.python
+        return typing.get_args(self.python)[index] if self.shape == "tuple" else typing.get_type_hints(self.python, include_extras=True)[name]
+
     def decoder_of(self, name: str) -> Decoder | None:
         """What turns one field's value as Arrow gives it into a record's; None where they are the same."""
         return _decoders(self.python)[self.names.index(name)]

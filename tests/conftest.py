@@ -11,6 +11,7 @@ import pytest
 from dagster_unified.engine import session
 from dagster_unified.engine.batch.stage import Run, run_all
 from dagster_unified.engine.batch.store import IntermediateStore
+from dagster_unified.engine.streaming.job import Start, StreamingJob
 
 
 @pytest.fixture(scope="session")
@@ -27,5 +28,16 @@ def run_on_spark(spark, tmp_path):
     def run(pipeline, options=None):
         plan = pipeline.plan({"execution.runtime-mode": "BATCH", **(options or {})})
         return run_all(Run(plan, spark, IntermediateStore(str(tmp_path / "store")), "run", "run"))
+
+    return run
+
+
+@pytest.fixture
+def run_streaming(spark, tmp_path):
+    """Runs a pipeline in STREAMING to the end of its input, in a checkpoint directory of its own."""
+
+    def run(pipeline, options=None, start=None):
+        launched = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints"), "pipeline.max-parallelism": 4, **(options or {})}
+        return StreamingJob(pipeline.plan(launched), spark, start or Start("test")).run()
 
     return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,17 +14,28 @@ from dagster_unified.graph.connectors import Sink, Source
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+    from upath import UPath
+
+
+def _may_write() -> None:
+    """Nobody else writes."""
 
 
 @dataclass(frozen=True)
 class WriteContext:
-    """Who writes. `execution` is the same for a run, its retries and its re-executions: a sink that has it does not write again."""
+    """Who writes. `execution` is the same for a run, its retries and its re-executions: a sink that has it does not write again.
+
+    In STREAMING `execution` is the deployment and `epoch` the epoch: a sink that has this or a later epoch of it does not write
+    again. `before_commit` raises where this job may not write any more; a sink calls it just before it commits.
+    """
 
     spark: SparkSession
     pipeline: str
     stage: str
     execution: str
     partition: str = "all"
+    epoch: int | None = None
+    before_commit: Callable[[], None] = _may_write
 
 
 @dataclass
@@ -41,6 +53,10 @@ class SparkSource(Source):
     @abstractmethod
     def read(self, spark: SparkSession) -> DataFrame:
         """The records' columns, and `MALFORMED` (see below) where the source does not fail on a malformed row."""
+
+    @abstractmethod
+    def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
+        """The same as a stream; `folder` is the job's own, for what a source has to keep."""
 
     def keeps_malformed(self) -> bool:
         """Whether malformed rows are kept in a side table, rather than dropped."""

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dagster_unified.connectors.base import SparkSource, spark_schema
+from dagster_unified.connectors.paths import for_spark
 from dagster_unified.graph.code import fingerprint
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.records import RecordType
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from upath import UPath
 
 
 class CollectionSource(SparkSource):
@@ -31,6 +33,18 @@ class CollectionSource(SparkSource):
 
     def snapshot(self) -> str:
         return fingerprint(self.data)
+
+    def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
+        """Its records are written to `folder` once, and read from there."""
+        import pyarrow.parquet as pq
+
+        data = folder / f"{self.snapshot()}.parquet"
+        if not data.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / f".{data.name}").open("wb") as file:
+                pq.write_table(pa.Table.from_batches([self.batch]), file)
+            (folder / f".{data.name}").rename(data)
+        return spark.readStream.schema(spark_schema(self.records.schema)).parquet(for_spark(folder))
 
     def read(self, spark: SparkSession) -> DataFrame:
         return spark.createDataFrame(pa.Table.from_batches([self.batch]), schema=spark_schema(self.records.schema))

@@ -17,13 +17,14 @@ import pyarrow as pa
 from dagster_unified.connectors.base import SparkSink, WriteContext, WriteResult, spark_schema
 from dagster_unified.connectors.paths import for_spark, remove_tree, storage_path
 from dagster_unified.errors import PipelineError, SinkError, nearest
+from dagster_unified.graph.code import digest
 from dagster_unified.graph.connectors import Guarantee
 from dagster_unified.operators.layout import TIMESTAMP
 from dagster_unified.records import RecordType
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
-    from deltalake.transaction import AddAction
+    from deltalake.transaction import AddAction, Transaction
     from pyspark.sql import DataFrame, SparkSession
     from upath import UPath
 
@@ -31,7 +32,7 @@ _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
 class DeltaSink(SparkSink):
-    """Writes a Delta table at `path`, created when it is not there.
+    """Writes a Delta table at `path`, created when it is not there; in STREAMING one transaction per epoch.
 
     `mode` is `append`; `overwrite`, which replaces the table, or with `partition_by` only the partitions that are written; or
     `upsert`, where the last record of each `key` replaces the one in the table. Exactly-once in every mode.
@@ -75,12 +76,17 @@ class DeltaSink(SparkSink):
                 raise PipelineError(f"field '{field.name}' is a timedelta, which Delta cannot hold; map it to seconds or milliseconds")
 
     def write(self, frame: DataFrame, context: WriteContext) -> WriteResult:
+        from deltalake.transaction import Transaction
+
         frame = self._last_per_key(frame) if self.mode == "upsert" else frame.drop(TIMESTAMP)
         table = self._table(frame)
         app = f"dagster-unified/{context.pipeline}/{self.name}/{context.execution}/{context.partition}"
-        if table.transaction_version(app) is not None:
+        version = context.epoch or 0
+        done = table.transaction_version(app)
+        if done is not None and done >= version:
             return WriteResult(str(self.path), repeated=True)
-        staged = self.path / f"_data-{uuid4().hex}" if self.mode == "upsert" else self.path / f"data-{uuid4().hex}"
+        mine = f"data-{digest(app)}-"
+        staged = self.path / f"_data-{uuid4().hex}" if self.mode == "upsert" else self.path / f"{mine}{uuid4().hex}"
         try:
             writer = frame.write.mode("overwrite")
             if self.partition_by and self.mode != "upsert":
@@ -88,7 +94,9 @@ class DeltaSink(SparkSink):
             writer.parquet(for_spark(staged))
             files = sorted(f for f in staged.rglob("*.parquet") if not f.name.startswith(("_", ".")))
             size = sum(int(f.stat().st_size) for f in files)
-            self._commit(table, files, app)
+            context.before_commit()
+            if context.epoch is None or any(map(_rows, files)):
+                self._commit(table, files, Transaction(app, version), mine)
         except BaseException:
             remove_tree(staged)
             raise
@@ -137,22 +145,19 @@ class DeltaSink(SparkSink):
         last = numbered.groupBy(*self.key).agg(F.max_by(F.struct(*columns), F.struct(*order, F.col("__n"))).alias("__row"))
         return last.select(*[f"__row.{c}" for c in columns])
 
-    def _commit(self, table: DeltaTable, files: list[UPath], app: str) -> None:
-        from deltalake.transaction import CommitProperties, Transaction
+    def _commit(self, table: DeltaTable, files: list[UPath], transaction: Transaction, mine: str) -> None:
+        from deltalake.transaction import CommitProperties
 
-        properties = CommitProperties(app_transactions=[Transaction(app, 0)])
+        properties = CommitProperties(app_transactions=[transaction])
         filled = [f for f in files if _rows(f)]
         if self.mode == "upsert" and filled:
             self._merge(table, filled, properties)
             return
         adds = [self._add(f) for f in filled]
         actions: list[Any] = list(adds)
-        mode = "append"
-        if self.mode == "overwrite" and self.partition_by:
-            actions += self._removed(table, adds)
-        elif self.mode == "overwrite":
-            mode = "overwrite"
-        table.create_write_transaction(actions, mode, table.schema(), partition_by=list(self.partition_by) or None, commit_properties=properties)
+        if self.mode == "overwrite":
+            actions += self._removed(table, adds, mine)
+        table.create_write_transaction(actions, "append", table.schema(), partition_by=list(self.partition_by) or None, commit_properties=properties)
 
     def _merge(self, table: DeltaTable, files: list[UPath], properties: Any) -> None:
         import pyarrow.dataset as ds  # loads pandas where it is installed, so only where it is needed
@@ -178,8 +183,8 @@ class DeltaSink(SparkSink):
         modified = int(datetime.now(timezone.utc).timestamp() * 1000)
         return AddAction(relative.as_posix(), int(file.stat().st_size), values, modified, True, json.dumps({"numRecords": _rows(file)}))
 
-    def _removed(self, table: DeltaTable, adds: list[AddAction]) -> list[Any]:
-        """Removals of what the written partitions held before."""
+    def _removed(self, table: DeltaTable, adds: list[AddAction], mine: str) -> list[Any]:
+        """Removals of what others had put into the table, or into the partitions that are written: a STREAMING job keeps what it wrote in earlier epochs."""
         from deltalake.transaction import RemoveAction
 
         written = [dict(a.partition_values) for a in adds]
@@ -187,7 +192,7 @@ class DeltaSink(SparkSink):
         modified = int(datetime.now(timezone.utc).timestamp() * 1000)
         for row in pa.table(table.get_add_actions(flatten=False)).to_pylist():
             values = {k: None if v is None else str(v) for k, v in (row.get("partition") or row.get("partition_values") or {}).items()}
-            if values in written:
+            if not row["path"].startswith(mine) and (values in written or not self.partition_by):
                 removed.append(RemoveAction(row["path"], True, modified, row["size_bytes"], values))
         return removed
 

@@ -18,26 +18,36 @@ from dagster_unified.records import RecordType, record_type
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 OnMalformed = Literal["fail", "drop", "divert"]
 _CORRUPT = "__corrupt"
 
 
 class _FileSource(SparkSource):
-    """Files of one format under a path: a file, a folder, or a pattern with `*`."""
+    """Files of one format under a path: a file, a folder, or a pattern with `*`.
 
-    boundedness = Boundedness.BOUNDED
+    Bounded: what is there when the run begins. With `monitor` unbounded, for STREAMING: files are read as they appear, each once,
+    and have to appear at once (by rename), at most `max_files_per_trigger` in one micro-batch.
+    """
+
     format: str
 
-    def __init__(self, path: str, record: Any, name: str | None = None) -> None:
+    def __init__(self, path: str, record: Any, name: str | None = None, monitor: bool = False, max_files_per_trigger: int | None = None) -> None:
+        if max_files_per_trigger is not None and max_files_per_trigger < 1:
+            raise PipelineError(f"{self.format} source: max_files_per_trigger must be at least 1, not {max_files_per_trigger}")
+        self.boundedness = Boundedness.UNBOUNDED if monitor else Boundedness.BOUNDED
+        self.max_files_per_trigger = max_files_per_trigger
         self.path = storage_path(path, f"{self.format} source")
         self.name = name or self.path.stem.replace("*", "_") or self.format
         self.records = record_type(record, f"source '{self.name}'")
 
     def describe(self) -> str:
-        return f"{self.format} files at {self.path}"
+        return f"{self.format} files {'appearing ' if self.boundedness is Boundedness.UNBOUNDED else ''}at {self.path}"
 
     def snapshot(self) -> str:
+        if self.boundedness is Boundedness.UNBOUNDED:
+            return ""
         return digest(*[f"{f}:{f.stat().st_size}:{f.stat().st_mtime}" for f in self.files()])
 
     def files(self) -> list[UPath]:
@@ -54,6 +64,17 @@ class _FileSource(SparkSource):
             found = [self.path] if self.path.exists() else []
         return sorted(found, key=str)
 
+    def _stream(self, spark: SparkSession, schema: StructType, options: dict[str, Any]) -> DataFrame:
+        """Files in the order of their age. A folder that is monitored may still be empty; none is ignored because it is old."""
+        if self.boundedness is Boundedness.BOUNDED:
+            self._existing()
+        elif "*" not in str(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        reader = spark.readStream.format(self.format).schema(schema).options(**options).option("maxFileAge", "36500d")
+        if self.max_files_per_trigger is not None:
+            reader = reader.option("maxFilesPerTrigger", self.max_files_per_trigger)
+        return reader.load(for_spark(self.path))
+
     def _existing(self) -> str:
         if not self.files():
             raise PipelineError(f"source '{self.name}': there are no files at {self.path}; check the path")
@@ -63,8 +84,10 @@ class _FileSource(SparkSource):
 class TextSource(_FileSource):
     """A text format, whose rows may not fit their schema."""
 
-    def __init__(self, path: str, record: Any, name: str | None = None, on_malformed: OnMalformed = "fail") -> None:
-        super().__init__(path, record, name)
+    def __init__(
+        self, path: str, record: Any, name: str | None = None, on_malformed: OnMalformed = "fail", monitor: bool = False, max_files_per_trigger: int | None = None
+    ) -> None:
+        super().__init__(path, record, name, monitor, max_files_per_trigger)
         if on_malformed not in ("fail", "drop", "divert"):
             raise PipelineError(f"source '{self.name}': on_malformed is 'fail', 'drop' or 'divert', not {on_malformed!r}")
         self.on_malformed = on_malformed
@@ -79,12 +102,22 @@ class TextSource(_FileSource):
         return {}
 
     def read(self, spark: SparkSession) -> DataFrame:
-        from pyspark.sql import functions as F
+        schema, options = self._permissive()
+        return self._checked(spark.read.format(self.format).schema(schema).options(**options).load(self._existing()))
+
+    def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
+        return self._checked(self._stream(spark, *self._permissive()))
+
+    def _permissive(self) -> tuple[StructType, dict[str, Any]]:
         from pyspark.sql.types import StringType
 
         schema = spark_schema(self.records.schema).add(_CORRUPT, StringType())
-        options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, "columnPruning": "false", **self._options()}
-        frame = spark.read.format(self.format).schema(schema).options(**options).load(self._existing())
+        return schema, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, "columnPruning": "false", **self._options()}
+
+    def _checked(self, frame: DataFrame) -> DataFrame:
+        """Each row with what is wrong with it; or, where a malformed row is to fail the run, only rows that fit."""
+        from pyspark.sql import functions as F
+
         names = list(self.records.names)
         reason = F.when(F.col(_CORRUPT).isNotNull(), F.lit(f"cannot be read as {self.records.describe()}"))
         for field in self.records.schema:
@@ -126,9 +159,18 @@ class CsvSource(TextSource):
     format = "csv"
 
     def __init__(
-        self, path: str, record: Any, name: str | None = None, on_malformed: OnMalformed = "fail", header: bool = True, delimiter: str = ",", null_value: str = ""
+        self,
+        path: str,
+        record: Any,
+        name: str | None = None,
+        on_malformed: OnMalformed = "fail",
+        header: bool = True,
+        delimiter: str = ",",
+        null_value: str = "",
+        monitor: bool = False,
+        max_files_per_trigger: int | None = None,
     ) -> None:
-        super().__init__(path, record, name, on_malformed)
+        super().__init__(path, record, name, on_malformed, monitor, max_files_per_trigger)
         self.header, self.delimiter, self.null_value = header, delimiter, null_value
 
     def _options(self) -> dict[str, Any]:
@@ -156,6 +198,9 @@ class ParquetSource(_FileSource):
             raise PipelineError(f"source '{self.name}': no column '{missing[0]}' in {self.path}; it has {', '.join(frame.columns)}")
         return frame.select(*[F.col(f.name).cast(f.dataType).alias(f.name) for f in wanted])
 
+    def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
+        return self._stream(spark, spark_schema(self.records.schema), {})
+
 
 class FileSink(SparkSink):
     """A directory of Parquet or CSV files, replaced as a whole: readers see the old files or the new ones.
@@ -182,6 +227,8 @@ class FileSink(SparkSink):
             raise PipelineError(f"field '{nested[0]}' is nested, which CSV cannot hold; write Parquet, or map it to a text")
 
     def write(self, frame: DataFrame, context: WriteContext) -> WriteResult:
+        if context.epoch is not None:
+            return self._write_epoch(frame, context, context.epoch)
         target = self.path if context.partition == "all" else self.path / f"partition={context.partition}"
         staged = target.parent / f".{target.name}.{uuid4().hex}"
         writer = frame.write.mode("overwrite")
@@ -189,11 +236,38 @@ class FileSink(SparkSink):
             writer = writer.option("header", True)
         try:
             writer.format(self.format).save(for_spark(staged))
+            context.before_commit()
             _swap(staged, target)
         except BaseException:
             remove_tree(staged)
             raise
         return WriteResult(str(target), size_of(target))
+
+    def _write_epoch(self, frame: DataFrame, context: WriteContext, epoch: int) -> WriteResult:
+        """Adds an epoch's files under names of its own, so that a replayed epoch replaces them. A new deployment begins with an empty directory."""
+        staged = self.path.parent / f".{self.path.name}.{uuid4().hex}"
+        writer = frame.write.mode("overwrite")
+        if self.format == "csv":
+            writer = writer.option("header", True)
+        try:
+            writer.format(self.format).save(for_spark(staged))
+            context.before_commit()
+            mark = self.path / "_deployment"
+            if not mark.exists() or mark.read_text() != context.execution:
+                fresh = self.path.parent / f".{self.path.name}.{uuid4().hex}"
+                fresh.mkdir(parents=True)
+                (fresh / mark.name).write_text(context.execution)
+                _swap(fresh, self.path)
+            prefix = f"epoch-{epoch:010d}-"
+            for old in self.path.glob(f"{prefix}*"):
+                old.unlink()
+            size = 0
+            for number, file in enumerate(sorted(staged.glob(f"*.{self.format}"))):
+                size += int(file.stat().st_size)
+                file.rename(self.path / f"{prefix}{number:04d}.{self.format}")
+        finally:
+            remove_tree(staged)
+        return WriteResult(str(self.path), size)
 
     def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
         reader = spark.read.option("header", True) if self.format == "csv" else spark.read

@@ -5,7 +5,7 @@ Core code never prints; it tells an observer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,7 +34,22 @@ class StageFinished:
     reason: str = ""
 
 
-Event = StageStarted | StageFinished
+@dataclass(frozen=True)
+class EpochCommitted:
+    """A STREAMING job has committed a micro-batch to its sinks. Times are milliseconds since the epoch."""
+
+    query: str
+    epoch: int
+    rows_in: int
+    rows_out: int
+    seconds: float
+    watermark: int | None
+    counters: Mapping[str, int]
+    written: Mapping[str, int]
+    """Bytes by sink."""
+
+
+Event = StageStarted | StageFinished | EpochCommitted
 Observer = Callable[[Event], None]
 
 

@@ -99,8 +99,9 @@ def keyed_input(node: g.KeyedNode, records: RecordType) -> KeyedInput:
     """How a keyed node's input, of these records, is keyed."""
     computed = node.key.computed
     if computed is not None:
-        return KeyedInput((key_column(0),), decoder(computed.python))
-    return KeyedInput(node.key.fields, _fields_decoder(node.key.fields, records))
+        return KeyedInput((key_column(0),), computed.python, decoder(computed.python))
+    types = tuple(records.type_of(f) for f in node.key.fields)
+    return KeyedInput(node.key.fields, types[0] if len(types) == 1 else tuple.__class_getitem__(types), _fields_decoder(node.key.fields, records))
 
 
 def _fields_decoder(fields: tuple[str, ...], records: RecordType) -> Decoder | None:

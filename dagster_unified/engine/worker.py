@@ -62,12 +62,13 @@ def by_value(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _call(payload: bytes, *arguments: Any) -> Any:
-    function = _loaded(payload)
+    function = loaded(payload)
     return function(*arguments)
 
 
 @functools.lru_cache(maxsize=8)
-def _loaded(payload: bytes) -> Any:
+def loaded(payload: bytes) -> Any:
+    """What was shipped as bytes, unpickled once per worker."""
     from pyspark import cloudpickle
 
     return cloudpickle.loads(payload)

@@ -5,12 +5,24 @@ A pipeline is bounded when all its sources are. The mode is set at launch, never
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 
 from dagster_unified.errors import ConfigurationError, PipelineError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.nodes import AggregateNode, Graph, SourceNode
 from dagster_unified.graph.options import Configuration
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """The options that only a STREAMING job has a use for. `interval` is None where an epoch begins as soon as there is input."""
+
+    interval: timedelta | None
+    directory: str
+    retained: int
+    backend: str
+    max_parallelism: int
 
 
 @dataclass(frozen=True)
@@ -27,6 +39,8 @@ class Execution:
     end_of_input_chain: int
     chaining: bool
     parallelism: int | None
+    streaming: Streaming = field(repr=False)
+    """Not part of what identifies a stage's result."""
 
 
 def boundedness(graph: Graph) -> Boundedness:
@@ -85,4 +99,11 @@ def resolve(graph: Graph, configuration: Configuration) -> Execution:
         end_of_input_chain=configuration["pipeline.event-time.end-of-input-chain"],
         chaining=configuration["pipeline.operator-chaining.enabled"],
         parallelism=configuration["parallelism.default"],
+        streaming=Streaming(
+            interval=configuration["execution.checkpointing.interval"],
+            directory=configuration["execution.checkpointing.dir"],
+            retained=configuration["execution.checkpointing.num-retained"],
+            backend=configuration["state.backend.type"],
+            max_parallelism=configuration["pipeline.max-parallelism"],
+        ),
     )

@@ -6,8 +6,10 @@ from. An unknown key is an error that names the nearest known one. Knows nothing
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from dagster_unified.errors import ConfigurationError, nearest
@@ -36,7 +38,14 @@ class Option:
         """What a value must be, in words."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
-        return {"bool": "true or false", "count": "a whole number of at least 1", "size": "a whole number of at least 0", "text": "a text"}[self.kind]
+        return {
+            "bool": "true or false",
+            "count": "a whole number of at least 1",
+            "size": "a whole number of at least 0",
+            "text": "a text",
+            "factor": "a number of at least 0",
+            "duration": "a duration such as 10 s, 500 ms or 2 min",
+        }[self.kind]
 
 
 def _choice(option: Option, given: Any) -> str:
@@ -65,7 +74,31 @@ def _number(least: int) -> Callable[[Option, Any], int]:
     return parse
 
 
-_PARSERS: dict[str, Callable[[Option, Any], Any]] = {"choice": _choice, "bool": _bool, "count": _number(1), "size": _number(0), "text": lambda _, v: str(v)}
+_UNITS = {"ms": 1, "s": 1000, "sec": 1000, "min": 60_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|sec|min|m|h|d)")
+
+
+def _duration(_: Option, given: Any) -> timedelta:
+    if isinstance(given, timedelta):
+        return given if given >= timedelta(0) else _raise()
+    found = _DURATION.fullmatch(str(given).strip().lower())
+    return timedelta(milliseconds=float(found.group(1)) * _UNITS[found.group(2)]) if found else _raise()
+
+
+def _factor(_: Option, given: Any) -> float:
+    number = float(given)
+    return number if number >= 0 and not isinstance(given, bool) else _raise()
+
+
+_PARSERS: dict[str, Callable[[Option, Any], Any]] = {
+    "choice": _choice,
+    "bool": _bool,
+    "count": _number(1),
+    "size": _number(0),
+    "text": lambda _, v: str(v),
+    "duration": _duration,
+    "factor": _factor,
+}
 
 OPTIONS: tuple[Option, ...] = (
     Option("execution.runtime-mode", "choice", "AUTOMATIC", "BATCH, STREAMING, or AUTOMATIC: BATCH when all sources are bounded, else STREAMING (FLIP-134).", ("BATCH", "STREAMING", "AUTOMATIC")),
@@ -77,7 +110,22 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("execution.schedule-mode", "choice", None, "When regions start: EAGER (STREAMING) or LAZY_FROM_SOURCES (BATCH). Follows from the mode.", ("EAGER", "LAZY_FROM_SOURCES")),
     Option("execution.incremental-updates", "bool", None, "Whether a rolling operation emits one update per record (STREAMING) or one final result per key (BATCH). Follows from the mode."),
-    Option("execution.checkpointing.interval", "text", None, "How often a STREAMING job takes a checkpoint. BATCH has no checkpoints, and refuses this."),
+    Option("execution.checkpointing.interval", "duration", None, "How often a STREAMING job takes a checkpoint, which is when it commits an epoch; unset, as soon as there is input. BATCH has no checkpoints, and refuses this."),
+    Option("execution.checkpointing.dir", "text", ".dagster_unified/checkpoints", "Where STREAMING jobs keep state and progress: a folder, or a URL such as s3://bucket/folder."),
+    Option("execution.checkpointing.num-retained", "count", 10, "How many micro-batches' checkpoints STREAMING keeps."),
+    Option("state.backend.type", "choice", "ROCKSDB", "What keeps a STREAMING job's state on the workers: ROCKSDB or HASHMAP.", ("ROCKSDB", "HASHMAP")),
+    Option("pipeline.max-parallelism", "count", 128, "The number of key groups of a STREAMING job. Fixed in its checkpoint."),
+    Option("restart-strategy.type", "choice", "EXPONENTIAL-DELAY", "Whether and when a failed STREAMING job is started again.", ("NONE", "FIXED-DELAY", "EXPONENTIAL-DELAY", "FAILURE-RATE"), {"OFF": "NONE", "DISABLE": "NONE", "FIXEDDELAY": "FIXED-DELAY", "EXPONENTIALDELAY": "EXPONENTIAL-DELAY", "FAILURERATE": "FAILURE-RATE"}),
+    Option("restart-strategy.fixed-delay.attempts", "count", 3, "How often in all FIXED-DELAY starts again."),
+    Option("restart-strategy.fixed-delay.delay", "duration", timedelta(seconds=10), "How long FIXED-DELAY waits."),
+    Option("restart-strategy.exponential-delay.initial-backoff", "duration", timedelta(seconds=1), "How long EXPONENTIAL-DELAY waits at first."),
+    Option("restart-strategy.exponential-delay.max-backoff", "duration", timedelta(minutes=1), "How long it waits at most."),
+    Option("restart-strategy.exponential-delay.backoff-multiplier", "factor", 1.5, "By how much each wait is longer than the one before."),
+    Option("restart-strategy.exponential-delay.reset-backoff-threshold", "duration", timedelta(hours=1), "After running so long without a failure, the first wait counts again."),
+    Option("restart-strategy.exponential-delay.jitter-factor", "factor", 0.1, "The part of a wait by which it varies, so that jobs do not start all at once."),
+    Option("restart-strategy.failure-rate.max-failures-per-interval", "count", 1, "How many failures FAILURE-RATE bears in an interval."),
+    Option("restart-strategy.failure-rate.failure-rate-interval", "duration", timedelta(minutes=1), "The interval in which FAILURE-RATE counts."),
+    Option("restart-strategy.failure-rate.delay", "duration", timedelta(seconds=1), "How long FAILURE-RATE waits."),
     Option("pipeline.processing-time.allow", "choice", "ALLOW", "What registering a processing-time timer does (FLIP-134): ALLOW, IGNORE or FAIL.", ("ALLOW", "IGNORE", "FAIL")),
     Option("pipeline.processing-time.end-of-input", "choice", "FIRE_AND_QUIESCE", "What happens to pending processing-time timers at the end of input (FLIP-134).", ("FIRE_AND_QUIESCE", "IGNORE")),
     Option("pipeline.event-time.end-of-input-chain", "size", 16, "How many generations of timers, each registered by the one before, are followed past the input's last event time."),

@@ -183,6 +183,12 @@ def _describe_node(node: Node) -> str:
     return digest(*described)
 
 
+def deployment_fingerprint(plan: Plan) -> str:
+    """Changes when the pipeline's code or its configuration does, and not with what its sources hold: what a STREAMING job was started from."""
+    parts = [digest(node.uid, node.source.describe()) if isinstance(node, SourceNode) else _describe_node(node) for node in plan.graph.nodes]
+    return digest(library_version(), plan.execution, *parts, *map(_describe_edge, plan.graph.edges))
+
+
 def _describe_edge(edge: Edge) -> str:
     key = edge.partitioning.key
     computed = fingerprint(key.computed.function) if key is not None and key.computed is not None else ""

@@ -12,13 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from dagster_unified.errors import RecordTypeError
+from dagster_unified.operators.keys import runs
 from dagster_unified.operators.layout import TIMESTAMP
 from dagster_unified.operators.program import FLUSH, Program, RunningProgram
 from dagster_unified.operators.time import wall_clock
-from dagster_unified.records import shorten
 
 Emitted = tuple[int, pa.RecordBatch]
 
@@ -58,12 +56,14 @@ def _keyed(running: RunningProgram, batches: Iterable[pa.RecordBatch]) -> Iterat
     operator = running.keyed
     assert operator is not None
     current: Any = _NO_KEY
-    layout = running.program.input
+    layout, keyed = running.program.input, running.program.keyed
+    assert keyed is not None
+    where = running.program.where(running.program.steps[0])
     for batch in batches:
         size = batch.num_rows
         if not size:
             continue
-        keys, starts = _runs(running.program, batch)
+        keys, starts = runs(batch, keyed, layout, where)
         records = layout.records.from_batch(batch.select(list(layout.records.names)))
         timestamps = batch.column(TIMESTAMP).to_pylist() if layout.timestamped else [None] * size
         for key, start, end in zip(keys, starts, [*starts[1:], size], strict=True):
@@ -88,31 +88,3 @@ def _end_of_key(running: RunningProgram, key: Any) -> None:
     operator.end_of_input()
     operator.finish_bundle()
     operator.forget(key)
-
-
-def _runs(program: Program, batch: pa.RecordBatch) -> tuple[list[Any], list[int]]:
-    """The keys of a sorted batch and where each one's run begins."""
-    assert program.keyed is not None
-    columns = [batch.column(name) for name in program.keyed.columns]
-    for name, column in zip(program.keyed.columns, columns, strict=True):
-        if column.null_count:
-            row = batch.slice(column.is_null().to_pylist().index(True), 1).select(list(program.input.records.names)).to_pylist()[0]
-            raise RecordTypeError(f"{program.where(program.steps[0])}: the key '{name}' is None for {shorten(row)}; filter such records out before key_by, or give them a key")
-    if any(pa.types.is_nested(column.type) for column in columns):
-        values = list(zip(*[c.to_pylist() for c in columns], strict=True))
-        starts = [i for i in range(len(values)) if i == 0 or values[i] != values[i - 1]]
-    else:
-        starts = _boundaries(columns, batch.num_rows)
-    firsts = pa.array(starts, pa.int64())
-    picked = [column.take(firsts).to_pylist() for column in columns]
-    keys = picked[0] if len(columns) == 1 else list(zip(*picked, strict=True))
-    decode = program.keyed.decode
-    return (keys if decode is None else [decode(k) for k in keys]), starts
-
-
-def _boundaries(columns: list[pa.Array], size: int) -> list[int]:
-    changed = None
-    for column in columns:
-        differs = pc.not_equal(column.slice(1), column.slice(0, size - 1))
-        changed = differs if changed is None else pc.or_(changed, differs)
-    return [0, *pc.add(pc.indices_nonzero(changed), 1).to_pylist()]

@@ -16,7 +16,7 @@ from dagster_unified.errors import UnsupportedError
 from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.functions import KeyedProcessFunction, OutputTag, RuntimeContext, TimerService
 from dagster_unified.operators.metrics import Metrics
-from dagster_unified.operators.state import KeyedStateBackend
+from dagster_unified.operators.state import KeyedStateBackend, ValueStateDescriptor
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, TimeDomain
 from dagster_unified.operators.timers import TimerQueue
 
@@ -104,7 +104,7 @@ class KeyedOperator:
         for record, timestamp in zip(records, timestamps, strict=True):
             if timestamp is not None and timestamp - 1 > self.watermark:
                 self.advance_watermark(timestamp - 1)
-                self.select(key)
+            self.select(key)
             self.process((record,), (timestamp,))
 
     def finish_bundle(self) -> None:
@@ -239,8 +239,9 @@ class ReduceOperator(KeyedOperator):
     The result carries the event time of the record that was combined last.
     """
 
-    def __init__(self, where: str, function: Callable[[Any, Any], Any], user_function: Any, options: KeyedOptions, clock: Callable[[], int]) -> None:
+    def __init__(self, where: str, function: Callable[[Any, Any], Any], user_function: Any, records: Any, options: KeyedOptions, clock: Callable[[], int]) -> None:
         super().__init__(where, options, clock)
+        self.state.register(ValueStateDescriptor("value", records))
         self.function = function
         self.user_function = user_function
         self._last: dict[Hashable, int | None] = {}

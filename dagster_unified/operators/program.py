@@ -58,6 +58,9 @@ class KeyedInput:
     """How a keyed program's input is keyed: the columns of the key, and how a key's Python value comes from them."""
 
     columns: tuple[str, ...]
+    python: Any
+    """The key's type as the author knows it."""
+
     decode: Callable[[Any], Any] | None = None
 
 
@@ -139,10 +142,10 @@ class RunningProgram:
     def run_of(self, key: Hashable, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
         """Gives a keyed head a run of one key's records."""
         assert self.keyed is not None
-        self.keyed.select(key)
         if self.keyed.time_sorted:
             self.keyed.process_in_time_order(key, records, timestamps)
         else:
+            self.keyed.select(key)
             self.keyed.process(records, timestamps)
 
     def drain(self, at_least: int = 1) -> None:
@@ -270,7 +273,8 @@ class RunningProgram:
         if step.kind == "keyed_process":
             return KeyedProcessOperator(where, step.function, options, self._clock, self.metrics)
         combine = rolling(*step.rolling) if step.rolling else getattr(step.function, "reduce", step.function)
-        return ReduceOperator(where, combine, step.function, options, self._clock)
+        assert step.output is not None
+        return ReduceOperator(where, combine, step.function, step.output.python, options, self._clock)
 
     def _map_batches(self, index: int, step: Step, where: str) -> Consumer:
         self._open(step)

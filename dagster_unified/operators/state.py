@@ -60,6 +60,14 @@ class StateDescriptor:
         self.name = name
         self.ttl = ttl
 
+    @property
+    def stored_type(self) -> Any:
+        """The type of what is kept for one key: with a time to live, beside each value the moment of its last renewal."""
+        raise NotImplementedError
+
+    def _timed(self, python: Any) -> Any:
+        return python if self.ttl is None else tuple[python, int]
+
     def enable_time_to_live(self, ttl: StateTtlConfig) -> None:
         """PyFlink's spelling of giving a descriptor its time to live."""
         self.ttl = ttl
@@ -82,11 +90,19 @@ class ValueStateDescriptor(StateDescriptor):
         super().__init__(name, (type,), ttl)
         self.type = type
 
+    @property
+    def stored_type(self) -> Any:
+        return self._timed(self.type)
+
 
 class ListStateDescriptor(ValueStateDescriptor):
     """A list of values per key; `type` is the element's."""
 
     kind = "list"
+
+    @property
+    def stored_type(self) -> Any:
+        return list[self._timed(self.type)]  # type: ignore[misc]
 
 
 class MapStateDescriptor(StateDescriptor):
@@ -98,6 +114,10 @@ class MapStateDescriptor(StateDescriptor):
         super().__init__(name, (key_type, value_type), ttl)
         self.key_type = key_type
         self.value_type = value_type
+
+    @property
+    def stored_type(self) -> Any:
+        return dict[self.key_type, self._timed(self.value_type)]  # type: ignore[name-defined, misc]
 
 
 class ReducingStateDescriptor(ValueStateDescriptor):
@@ -128,6 +148,7 @@ class KeyedStateBackend:
         self.keys: dict[Hashable, dict[str, Any]] = {}
         self.current: dict[str, Any] = {}
         self.descriptors: dict[str, StateDescriptor] = {}
+        self.on_register: Callable[[StateDescriptor], None] | None = None
 
     def select(self, key: Hashable) -> None:
         """Makes `key` the one that every handle reads and writes."""
@@ -145,6 +166,8 @@ class KeyedStateBackend:
         held = self.descriptors.setdefault(descriptor.name, descriptor)
         if held.kind != descriptor.kind:
             raise PipelineError(f"state '{descriptor.name}' is declared as {held.kind} state and as {descriptor.kind} state; give one of them another name")
+        if self.on_register is not None and held is descriptor:
+            self.on_register(descriptor)
 
 
 class _State:

@@ -36,6 +36,11 @@ class TimerQueue:
         """Removes a timer; nothing happens where it is not pending."""
         self._pending.pop((key, timestamp), None)
 
+    def pending(self) -> Iterator[tuple[int, Hashable, int]]:
+        """All `(timestamp, key, generation)`, in the order of registration."""
+        for (key, timestamp), (_, generation) in self._pending.items():
+            yield timestamp, key, generation
+
     def due(self, until: int) -> Iterator[tuple[int, Hashable, int]]:
         """Pops `(timestamp, key, generation)` up to and including `until`, among them those registered meanwhile."""
         heap = self._heap

@@ -1,5 +1,7 @@
 """Tasks and regions of whole pipelines, and the pure functions against their plain definitions."""
 
+from datetime import timedelta
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -222,7 +224,11 @@ def test_one_unbounded_source_makes_the_pipeline_stream():
         ("execution.batch-shuffle-mode", "all_edges_pipelined", "ALL_EXCHANGES_PIPELINED"),
         ("execution.schedule-mode", "eager", "EAGER"),
         ("execution.incremental-updates", "TRUE", True),
-        ("execution.checkpointing.interval", "10 s", "10 s"),
+        ("execution.checkpointing.interval", "10 s", timedelta(seconds=10)),
+        ("execution.checkpointing.interval", timedelta(minutes=1), timedelta(minutes=1)),
+        ("state.backend.type", "hashmap", "HASHMAP"),
+        ("restart-strategy.type", "exponential-delay", "EXPONENTIAL-DELAY"),
+        ("restart-strategy.exponential-delay.jitter-factor", "0.2", 0.2),
         ("pipeline.processing-time.allow", "ignore", "IGNORE"),
         ("pipeline.processing-time.end-of-input", "IGNORE", "IGNORE"),
         ("pipeline.event-time.end-of-input-chain", "0", 0),

@@ -41,7 +41,7 @@ TEXTS = StreamLayout(record_type(str))
 
 
 def program(function, layout=ROWS, key="key"):
-    return Program("p", "s", layout, (Step("keyed_process", "op", function, output=TEXTS.records),), (Output(0, TEXTS),), KeyedInput((key,)))
+    return Program("p", "s", layout, (Step("keyed_process", "op", function, output=TEXTS.records),), (Output(0, TEXTS),), KeyedInput((key,), str))
 
 
 def emitted(program, batches):
@@ -104,6 +104,6 @@ def test_keys_of_two_columns_are_tuples():
             yield str(ctx.get_current_key())
 
     layout = StreamLayout(record_type(tuple[str, int]))
-    two = Program("p", "s", layout, (Step("keyed_process", "op", Keys(), output=TEXTS.records),), (Output(0, TEXTS),), KeyedInput(("f0", "f1")))
+    two = Program("p", "s", layout, (Step("keyed_process", "op", Keys(), output=TEXTS.records),), (Output(0, TEXTS),), KeyedInput(("f0", "f1"), tuple[str, str]))
     rows = layout.records.to_batch([("a", 1), ("a", 2), ("b", 2)])
     assert emitted(two, [pa.RecordBatch.from_arrays(rows.columns, schema=layout.schema)]) == ["('a', 1)", "('a', 2)", "('b', 2)"]

@@ -274,11 +274,14 @@ class RegionFrames:
     def _source(self, node: g.SourceNode) -> DataFrame:
         if not isinstance(node.source, SparkSource):
             raise PipelineError(f"{self.plan.name}: source '{node.name}' is a {type(node.source).__name__}, which Spark cannot read")
-        frame = node.source.read(self.spark)
+        frame = self._read(node.source, node)
         if MALFORMED in frame.columns:
             self.diverted.append((frame.where(f"{MALFORMED} is not null").select(f"{MALFORMED}.*"), node.source.keeps_malformed()))
             frame = frame.where(f"{MALFORMED} is null")
         return frame.select(*node.source.records.names)
+
+    def _read(self, source: SparkSource, node: g.SourceNode) -> DataFrame:
+        return source.read(self.spark)
 
     def _timestamps(self, node: g.AssignTimestampsNode, frame: DataFrame) -> DataFrame:
         from pyspark.sql import Observation

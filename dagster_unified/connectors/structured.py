@@ -1,0 +1,68 @@
+"""Structured Streaming's own sources: `rate`, for tests and demonstrations, and any other by its format and options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dagster_unified.connectors.base import SparkSource, spark_schema
+from dagster_unified.errors import PipelineError
+from dagster_unified.graph.code import digest
+from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.records import record_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from upath import UPath
+
+
+class StructuredSource(SparkSource):
+    """A source of Spark's `format` (such as `kafka`), whose columns are those of `record`, cast where nothing is lost. Unbounded.
+
+    With `bounded=True` BATCH reads it with `spark.read`; `options` then have to say where it ends, such as Kafka's `endingOffsets`.
+    """
+
+    def __init__(self, format: str, record: Any, options: Mapping[str, str] | None = None, name: str | None = None, bounded: bool = False) -> None:  # noqa: A002
+        self.format = format
+        self.options = dict(options or {})
+        self.name = name or format
+        self.records = record_type(record, f"source '{self.name}'")
+        self.boundedness = Boundedness.BOUNDED if bounded else Boundedness.UNBOUNDED
+
+    def describe(self) -> str:
+        return f"Spark source {self.format}"
+
+    def snapshot(self) -> str:
+        return digest(self.format, sorted(self.options.items()))
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        return self._typed(spark.read.format(self.format).options(**self.options).load())
+
+    def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
+        return self._typed(spark.readStream.format(self.format).options(**self.options).load())
+
+    def _typed(self, frame: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        wanted = spark_schema(self.records.schema)
+        missing = [n for n in wanted.names if n not in frame.columns]
+        if missing:
+            raise PipelineError(f"source '{self.name}': {self.format} gives no column '{missing[0]}'; it gives {', '.join(frame.columns)}")
+        return frame.select(*[F.col(f.name).cast(f.dataType).alias(f.name) for f in wanted])
+
+
+class Rate(NamedTuple):
+    """A record of `RateSource`."""
+
+    timestamp: datetime
+    value: int
+
+
+class RateSource(StructuredSource):
+    """Counts up, so many records a second. Unbounded."""
+
+    def __init__(self, rows_per_second: int = 1, name: str = "rate") -> None:
+        if rows_per_second < 1:
+            raise PipelineError(f"source '{name}': rows_per_second must be at least 1, not {rows_per_second}")
+        super().__init__("rate", Rate, {"rowsPerSecond": str(rows_per_second)}, name)

@@ -1,0 +1,1 @@
+"""STREAMING on Spark: key groups, lanes, the control stream, epochs, checkpoints."""

@@ -1,0 +1,215 @@
+"""A deployment's checkpoint directory: what it was deployed as, who may write, where Spark's own checkpoints lie.
+
+    <dir>/<pipeline>/deployment/{0,1}.json   identity, generation, and what must not change under kept state
+    <dir>/<pipeline>/lease/<token>.json      fencing tokens; the greatest one may write
+    <dir>/<pipeline>/control/<query>/        the control stream's latest event
+    <dir>/<pipeline>/spark/<query>/          Spark's checkpoint
+    <dir>/<pipeline>/epochs/                 the epoch that is being committed
+
+Dagster's run status does not decide who may write: a killed run's process may live on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from threading import Event, Thread
+from uuid import uuid4
+
+import msgspec
+from upath import UPath
+
+from dagster_unified.connectors.paths import remove_tree, storage_path
+from dagster_unified.engine.streaming.atomic import read_latest, write_alternately, write_atomically
+from dagster_unified.errors import ConfigurationError, LeaseLostError, StateError
+from dagster_unified.operators.time import wall_clock
+
+FORMAT = 1
+
+
+class Deployed(msgspec.Struct, frozen=True):
+    """What a deployment is. `version` counts the writes of this record, `generation` the starts from new code."""
+
+    version: int
+    id: str
+    pipeline: str
+    fingerprint: str
+    generation: int
+    max_parallelism: int
+    backend: str
+    lanes: dict[str, int]
+    levels: dict[str, list[list[str]]]
+    finished: bool = False
+    format: int = FORMAT
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """Who may write, and until when others wait for a sign of life. Milliseconds since the epoch."""
+
+    token: int
+    owner: str
+    beat: int
+    released: bool = False
+
+
+class CheckpointDirectory:
+    """The directory of one pipeline's deployment."""
+
+    def __init__(self, root: str, pipeline: str) -> None:
+        self.path = storage_path(root, "execution.checkpointing.dir") / pipeline
+
+    def deployed(self) -> Deployed | None:
+        """What was deployed here, or None."""
+        folder = self.path / "deployment"
+        found = read_latest(folder, Deployed, lambda d: d.version)
+        if found is None and folder.exists() and any(folder.iterdir()):
+            raise StateError(f"the deployment record in {folder} is damaged; restore it from a copy, or remove {self.path} to start without state")
+        if found is not None and found.format != FORMAT:
+            raise StateError(f"{self.path} was written in format {found.format}, and this version reads {FORMAT}; use the version that wrote it")
+        return found
+
+    def deploy(self, wanted: Deployed, fresh: bool = False) -> Deployed:
+        """Records a start. Raises where what must not change under kept state has changed; `fresh` drops the state instead."""
+        held = self.deployed()
+        if fresh and held is not None:
+            for part in ("spark", "control", "epochs"):
+                remove_tree(self.path / part)
+            held = None if held is None else msgspec.structs.replace(held, id="")
+        if held is not None and held.id:
+            _check(held, wanted)
+        changed = held is None or not held.id or held.fingerprint != wanted.fingerprint
+        record = msgspec.structs.replace(
+            wanted,
+            version=held.version + 1 if held else 1,
+            id=held.id if held and held.id else uuid4().hex[:12],
+            generation=(held.generation if held else 0) + changed,
+            finished=False,
+        )
+        self._write(record)
+        return record
+
+    def finish(self) -> None:
+        """Records that a bounded pipeline has come to its end."""
+        held = self.deployed()
+        if held is not None:
+            self._write(msgspec.structs.replace(held, version=held.version + 1, finished=True))
+
+    def _write(self, record: Deployed) -> None:
+        write_alternately(self.path / "deployment", record.version, msgspec.json.encode(record))
+
+    # The lease
+
+    def holder(self) -> Lease | None:
+        """The lease with the greatest token."""
+        found = [lease for path in self._leases() if (lease := _read(path)) is not None]
+        return max(found, key=lambda lease: lease.token, default=None)
+
+    def greatest(self) -> int:
+        """The greatest token that was ever given."""
+        return max((int(p.stem) for p in self._leases()), default=0)
+
+    def take(self, owner: str, patience: float) -> HeldLease:
+        """Takes the lease; where another holds it, waits for it to be released or to give no sign of life for `patience` seconds.
+
+        Raises `LeaseLostError` where the holder is alive.
+        """
+        folder = self.path / "lease"
+        folder.mkdir(parents=True, exist_ok=True)
+        held = self.holder()
+        if held is not None and not held.released and held.owner != owner and wall_clock() - held.beat < patience * 1000:
+            raise LeaseLostError(
+                f"{self.path.name}: another job, {held.owner}, is writing and gave a sign of life {(wall_clock() - held.beat) / 1000:.0f} s ago; "
+                f"stop it first, or wait until it has been silent for {patience:.0f} s"
+            )
+        token = self.greatest() + 1
+        try:
+            with (folder / f"{token}.json").open("xb") as file:
+                file.write(msgspec.json.encode(Lease(token, owner, wall_clock())))
+        except FileExistsError:
+            raise LeaseLostError(f"{self.path.name}: another job took the lease at the same moment; it runs, this one does not") from None
+        for path in self._leases():
+            if int(path.stem) < token - 8:
+                path.unlink()
+        return HeldLease(self, Lease(token, owner, wall_clock()), beat=patience / 4)
+
+    def _leases(self) -> list[UPath]:
+        folder = self.path / "lease"
+        return [p for p in folder.iterdir() if p.suffix == ".json" and p.stem.isdigit()] if folder.exists() else []
+
+
+class HeldLease:
+    """A lease that is kept alive in the background until it is released."""
+
+    def __init__(self, directory: CheckpointDirectory, lease: Lease, beat: float) -> None:
+        self._directory, self._lease = directory, lease
+        self._stopped = Event()
+        self._thread = Thread(target=self._beat, args=(beat,), daemon=True, name="lease")
+        self._thread.start()
+
+    @property
+    def token(self) -> int:
+        """The fencing token."""
+        return self._lease.token
+
+    def check(self) -> None:
+        """Raises `LeaseLostError` where another job has taken over. To be called before each commit."""
+        if self._directory.greatest() > self.token:
+            raise LeaseLostError(f"{self._directory.path.name}: another job has taken over the checkpoint directory; this one stops and writes nothing more")
+
+    def release(self) -> None:
+        """Lets others in at once."""
+        self._stopped.set()
+        self._thread.join(timeout=10)
+        if self._directory.greatest() == self.token:
+            self._write(msgspec.structs.replace(self._lease, beat=wall_clock(), released=True))
+
+    def _beat(self, every: float) -> None:
+        while not self._stopped.wait(every):
+            if self._directory.greatest() > self.token:
+                return
+            self._write(msgspec.structs.replace(self._lease, beat=wall_clock()))
+
+    def _write(self, lease: Lease) -> None:
+        write_atomically(self._directory.path / "lease" / f"{lease.token}.json", msgspec.json.encode(lease))
+
+
+def wait_for(directory: CheckpointDirectory, owner: str, patience: float, stopped: Callable[[], bool]) -> HeldLease:
+    """Takes the lease, waiting for a holder that has gone silent, as after `kill -9`; raises where it stays alive."""
+    begun = time.monotonic()
+    while True:
+        try:
+            return directory.take(owner, patience)
+        except LeaseLostError:
+            if time.monotonic() - begun > 1.5 * patience or stopped():
+                raise
+            time.sleep(patience / 20)
+
+
+def _read(path: UPath) -> Lease | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Lease)
+    except msgspec.DecodeError:
+        return Lease(int(path.stem), "a job that was interrupted while it took the lease", 0)
+    except FileNotFoundError:
+        return None
+
+
+def _check(held: Deployed, wanted: Deployed) -> None:
+    if held.max_parallelism != wanted.max_parallelism:
+        raise ConfigurationError(
+            f"{held.pipeline}: pipeline.max-parallelism is {wanted.max_parallelism}, and the checkpoint has {held.max_parallelism} key groups; "
+            f"set it back, or start without state (upgrade mode stateless)"
+        )
+    if held.backend != wanted.backend:
+        raise ConfigurationError(
+            f"{held.pipeline}: state.backend.type is {wanted.backend}, and the checkpoint was written by {held.backend}; set it back, or start without state (upgrade mode stateless)"
+        )
+    if held.levels != wanted.levels:
+        raise StateError(
+            f"{held.pipeline}: the stateful operators are {_shown(wanted.levels)}, and the checkpoint has {_shown(held.levels)}; "
+            f"keep their uids and their order, or start without state (upgrade mode stateless)"
+        )
+
+
+def _shown(levels: dict[str, list[list[str]]]) -> str:
+    return "; ".join(" → ".join(", ".join(level) for level in query) or "none" for query in levels.values()) or "none"

@@ -1,0 +1,87 @@
+"""The job's time, kept on the driver: watermarks from what each micro-batch reported, processing-time timers that come due.
+
+An operator's watermark is the smallest of its nearest assigners' (FLIP-27's alignment of sources is not part of it); an
+assigner's is its latest event time less the strategy's bound. An assigner that is idle for longer than its strategy allows
+does not hold others back. Knows the plan, not Spark; a control event is what it makes.
+"""
+
+from __future__ import annotations
+
+from threading import Lock
+
+import msgspec
+
+from dagster_unified.graph.nodes import AssignTimestampsNode, KeyedProcessNode
+from dagster_unified.graph.plan import Plan
+from dagster_unified.operators.key_groups import ControlEvent
+from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.report import Report
+from dagster_unified.operators.time import MIN_TIMESTAMP
+
+
+class JobTime:
+    """Makes control events out of reports and the wall clock. Safe for several threads."""
+
+    def __init__(self, plan: Plan, latest: ControlEvent | None, now: int) -> None:
+        graph = plan.graph
+        self._assigners = {n.uid: n for n in graph.nodes if isinstance(n, AssignTimestampsNode)}
+        self._before = {n.uid: plan.assigners_before(n.id) for n in graph.nodes if isinstance(n, KeyedProcessNode)}
+        self._latest = latest or ControlEvent()
+        self._moved = dict.fromkeys(self._assigners, now)
+        self._seen = Metrics(last_event_times=dict(self._latest.assigned))
+        self._due: set[int] = set()
+        self._lock = Lock()
+        self._wake = latest is not None  # after a restart every group is asked once when its timers are due
+
+    @property
+    def latest(self) -> ControlEvent:
+        """The latest event."""
+        return self._latest
+
+    def watermark(self) -> int | None:
+        """The smallest watermark of all operators, or None before the first."""
+        marks = [m for m in self._latest.watermarks.values() if m > MIN_TIMESTAMP]
+        return min(marks, default=None)
+
+    def after(self, report: Report, now: int) -> ControlEvent | None:
+        """What is to be told after a micro-batch, if anything."""
+        with self._lock:
+            for uid, moment in report.metrics.last_event_times.items():
+                if moment > self._seen.last_event_times.get(uid, MIN_TIMESTAMP):
+                    self._seen.saw_event_time(uid, moment)
+                    self._moved[uid] = now
+            if report.due is not None:
+                self._due.add(report.due)
+            return self._next(now)
+
+    def tick(self, now: int) -> ControlEvent | None:
+        """What is to be told because time has passed, if anything."""
+        with self._lock:
+            return self._next(now)
+
+    def end(self, now: int) -> ControlEvent:
+        """The input has ended."""
+        with self._lock:
+            last = {uid: moment for uid, before in self._before.items() if (moment := self._seen.last_event_time(before)) is not None}
+            self._latest = ControlEvent(self._latest.number + 1, self._latest.watermarks, now, True, last, dict(self._seen.last_event_times))
+            return self._latest
+
+    def _next(self, now: int) -> ControlEvent | None:
+        marks = {uid: max(self._mark(before, now), self._latest.watermarks.get(uid, MIN_TIMESTAMP)) for uid, before in self._before.items()}
+        due = {moment for moment in self._due if moment <= now}
+        if self._latest.end or not (self._wake or due or any(m > self._latest.watermarks.get(uid, MIN_TIMESTAMP) for uid, m in marks.items())):
+            return None
+        self._wake = False
+        self._due -= due
+        self._latest = msgspec.structs.replace(self._latest, number=self._latest.number + 1, watermarks=marks, now=now, assigned=dict(self._seen.last_event_times))
+        return self._latest
+
+    def _mark(self, assigners: tuple[str, ...], now: int) -> int:
+        marks: list[int] = []
+        idle: list[int] = []
+        for uid in assigners:
+            node = self._assigners[uid]
+            seen = self._seen.last_event_times.get(uid)
+            mark = MIN_TIMESTAMP if seen is None or node.max_out_of_orderness_ms is None else seen - node.max_out_of_orderness_ms - 1
+            (idle if node.idleness_ms is not None and now - self._moved[uid] >= node.idleness_ms else marks).append(mark)
+        return min(marks) if marks else max(idle, default=MIN_TIMESTAMP)

@@ -1,0 +1,98 @@
+"""Commits one micro-batch: what the query computed goes to all sinks, as one epoch.
+
+The query's rows have to be computed exactly once, since that is what moves its state on. Where one sink takes everything they
+go straight to it; else they are staged in the checkpoint directory and each sink is written from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from dagster_unified.connectors.base import SparkSink, WriteContext, WriteResult, spark_schema
+from dagster_unified.connectors.paths import for_spark, remove_tree
+from dagster_unified.engine.batch.frames import RegionFrames, observed
+from dagster_unified.errors import PipelineError
+from dagster_unified.graph.nodes import SinkNode
+from dagster_unified.graph.plan import Plan, Port, Region
+from dagster_unified.operators.lanes import PACKED, REPORT
+from dagster_unified.operators.report import Report, merge_reports
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from upath import UPath
+
+Unpacked = Callable[["DataFrame", Port], "DataFrame"]
+"""One stream of a query's output."""
+
+
+@dataclass
+class EpochWriter:
+    """Writes the epochs of one query."""
+
+    plan: Plan
+    spark: SparkSession
+    tail: Region
+    deployment: str
+    staging: UPath
+    check: Callable[[], None]
+    """Raises where this job may not write any more."""
+
+    def packed(self, frame: DataFrame, epoch: int, unpacked: Unpacked, kept: Mapping[int, Callable[[DataFrame, int], None]]) -> tuple[int, Report, dict[str, WriteResult]]:
+        """Commits packed rows. `kept` says what is done with the lanes that go to no sink, such as malformed rows."""
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as F
+
+        self.check()
+        observation = Observation()
+        counts = [F.collect_list(F.when(F.col("lane") == REPORT, F.col("data"))).alias("reports"), F.count(F.when(F.col("lane") != REPORT, 1)).alias("rows")]
+        data = frame.observe(observation, *counts).where(F.col("lane") != REPORT)
+        direct = len(self.tail.sinks) == 1 and not kept
+        if direct:
+            results = self._write(epoch, lambda port: unpacked(data, port))
+            if any(r.repeated for r in results.values()):
+                data.write.format("noop").mode("overwrite").save()  # the sink has this epoch; the state has not
+        else:
+            target = self.staging / f"epoch-{epoch}"
+            data.write.mode("overwrite").option("compression", "lz4_raw").parquet(for_spark(target))
+            results = {}
+        seen = observed(observation)
+        rows, report = int(seen.get("rows") or 0), merge_reports(bytes(r) for r in seen.get("reports") or [])
+        if not direct:
+            if rows:
+                staged = self.spark.read.schema(spark_schema(PACKED)).parquet(for_spark(target))
+                for lane, keep in kept.items():
+                    keep(staged.where(F.col("lane") == lane), epoch)
+                results = self._write(epoch, lambda port: unpacked(staged, port))
+            remove_tree(target)
+        return rows, report, results
+
+    def plain(self, frame: DataFrame, epoch: int) -> dict[str, WriteResult]:
+        """Commits the rows of one stream in its own columns."""
+        self.check()
+        if len(self.tail.sinks) == 1:
+            results = self._write(epoch, lambda port: frame)
+            if any(r.repeated for r in results.values()):
+                frame.write.format("noop").mode("overwrite").save()
+            return results
+        target = self.staging / f"epoch-{epoch}"
+        frame.write.mode("overwrite").option("compression", "lz4_raw").parquet(for_spark(target))
+        staged = self.spark.read.schema(frame.schema).parquet(for_spark(target))
+        results = self._write(epoch, lambda port: staged)
+        remove_tree(target)
+        return results
+
+    def _write(self, epoch: int, stream: Callable[[Port], DataFrame]) -> dict[str, WriteResult]:
+        frames = RegionFrames(self.plan, self.tail, self.spark, stream)
+        results = {}
+        try:
+            for number in self.tail.sinks:
+                node = cast("SinkNode", self.plan.graph.node(number))
+                if not isinstance(node.sink, SparkSink):
+                    raise PipelineError(f"{self.plan.name}: sink '{node.name}' is a {type(node.sink).__name__}, which Spark cannot write")
+                context = WriteContext(self.spark, self.plan.name, self.tail.name, self.deployment, "streaming", epoch, self.check)
+                results[node.name] = node.sink.write(frames.sink_input(number), context)
+        finally:
+            frames.release()
+        return results

@@ -1,0 +1,131 @@
+"""Builds a query's streaming DataFrame: heads, levels and passes in a line, packed; or, for native aggregates, columns.
+
+Knows Spark's DataFrame API. Lazy: nothing runs here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from dagster_unified.connectors.base import MALFORMED, SparkSource, spark_schema
+from dagster_unified.engine.batch.frames import RegionFrames
+from dagster_unified.engine.streaming import worker
+from dagster_unified.engine.streaming.control import NAME, ControlSource
+from dagster_unified.engine.streaming.topology import Head, Topology
+from dagster_unified.engine.worker import shipped
+from dagster_unified.errors import PipelineError, UnsupportedError
+from dagster_unified.graph import nodes as g
+from dagster_unified.graph.plan import Plan, Port, Region
+from dagster_unified.operators.lanes import LAST, PACKED, Route
+from dagster_unified.operators.layout import METRICS, combined_schema
+from dagster_unified.operators.program import Program
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from upath import UPath
+
+MALFORMED_ROW = pa.schema([("file", pa.string()), ("row", pa.string()), ("reason", pa.string())])
+
+
+@dataclass
+class StreamFrames(RegionFrames):
+    """The native frames of a stream: as in BATCH, but read as streams, and without what needs a job of its own."""
+
+    sources: UPath | None = None
+
+    def _read(self, source: SparkSource, node: g.SourceNode) -> DataFrame:
+        assert self.sources is not None
+        return source.read_stream(self.spark, self.sources / node.uid)
+
+    def _map(self, frame: DataFrame, ship: Program) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        mapped = frame.mapInArrow(shipped(ship), spark_schema(combined_schema(tuple(o.layout for o in ship.outputs))))
+        return mapped.where(F.col(METRICS).isNull()).drop(METRICS)
+
+    def _timestamps(self, node: g.AssignTimestampsNode, frame: DataFrame) -> DataFrame:
+        raise UnsupportedError(
+            f"{self.plan.name}: '{node.name}' assigns timestamps by a field before a native aggregate, which STREAMING does not need; assign them after it, or use a function"
+        )
+
+
+@dataclass
+class PackedFrames:
+    """The line of stages of one query."""
+
+    plan: Plan
+    topology: Topology
+    spark: SparkSession
+    folder: UPath
+    control: UPath
+    malformed: dict[str, int] = field(default_factory=dict)
+    """For each source that diverts what does not fit, the lane in which it goes."""
+
+    def build(self) -> DataFrame:
+        """Every row of the query's output, packed, with its reports."""
+        groups = self.plan.execution.streaming.max_parallelism
+        packed = spark_schema(PACKED)
+        frames = [self._head(head, groups) for head in self.topology.heads]
+        if self.topology.timed:
+            frames.append(self._control(groups))
+        frame = frames[0]
+        for other in frames[1:]:
+            frame = frame.unionByName(other)
+        for level, tracks in zip(self.topology.levels, self.topology.passes, strict=True):
+            processor = worker.KeyGroupProcessor(level)
+            frame = frame.groupBy("lane", "group").transformWithState(processor, packed, "Append", "None")
+            if tracks:
+                frame = frame.mapInArrow(worker.between(tracks, groups), packed)
+        return frame
+
+    def lane(self, frame: DataFrame, lane: int, schema: pa.Schema) -> DataFrame:
+        """One stream out of packed rows, in its own columns."""
+        from pyspark.sql import functions as F
+
+        return frame.where(F.col("lane") == lane).select("data").mapInArrow(worker.unpack(schema), spark_schema(schema))
+
+    def _head(self, head: Head, groups: int) -> DataFrame:
+        node = self.plan.graph.node(head.source)
+        assert isinstance(node, g.SourceNode)
+        if not isinstance(node.source, SparkSource):
+            raise PipelineError(f"{self.plan.name}: source '{node.name}' is a {type(node.source).__name__}, which Spark cannot read")
+        frame = node.source.read_stream(self.spark, self.folder / "sources" / node.uid)
+        route = None
+        if MALFORMED in frame.columns:
+            if node.source.keeps_malformed():
+                route = Route(0, self.malformed[node.uid], MALFORMED_ROW, tuple(MALFORMED_ROW.names))
+            if head.native:
+                raise UnsupportedError(
+                    f"{self.plan.name}: source '{node.name}' drops or diverts malformed rows and has native operators behind it, which STREAMING cannot run; "
+                    f"use on_malformed='fail', or a Python operator first"
+                )
+        else:
+            frame = frame.select(*node.source.records.names)
+        if head.native:
+            region = Region(-1, node.name, (), (head.source, *head.native), (), (), (), "")
+            native = StreamFrames(self.plan, region, self.spark, _nothing, sources=self.folder / "sources")
+            frame = native.port(Port(head.native[-1])).select(*head.track.program.input.records.names)
+        return frame.mapInArrow(worker.head(head.track, groups, route), spark_schema(PACKED))
+
+    def _control(self, groups: int) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        self.spark.dataSource.register(ControlSource)
+        events = self.spark.readStream.format(NAME).option("path", str(self.control)).load()
+        lanes = F.explode(F.array(*[F.lit(lane).cast("int") for lane in sorted(self.topology.timed)])).alias("lane")
+        addressed = events.select("event", lanes).select("event", "lane", F.explode(F.sequence(F.lit(0), F.lit(groups - 1))).alias("group"))
+        return addressed.select("lane", "group", F.lit(LAST).cast("long").alias("seq"), F.col("event").cast("binary").alias("data"))
+
+
+def _nothing(port: Port) -> DataFrame:
+    raise PipelineError(f"stream {port} is not in this region")
+
+
+def native_frame(plan: Plan, spark: SparkSession, aggregate: int, members: Sequence[int], folder: UPath) -> DataFrame:
+    """The stream of a native aggregate, from its sources: in each micro-batch the keys that changed."""
+    region = Region(-1, plan.graph.node(aggregate).name, (), tuple(members), (), (), (), "")
+    return StreamFrames(plan, region, spark, _nothing, sources=folder / "sources").port(Port(aggregate))

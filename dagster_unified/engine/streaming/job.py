@@ -1,0 +1,334 @@
+"""A STREAMING job: the queries of one pipeline, started, watched, ended and stopped as one.
+
+The job holds the lease on its checkpoint directory from before its first query starts until after its last one has stopped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, Any
+
+from dagster_unified.engine.events import EpochCommitted, Observer, nobody
+from dagster_unified.engine.failures import translated
+from dagster_unified.engine.streaming import frames
+from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, HeldLease, wait_for
+from dagster_unified.engine.streaming.clock import JobTime
+from dagster_unified.engine.streaming.control import ControlFile
+from dagster_unified.engine.streaming.epoch import EpochWriter
+from dagster_unified.engine.streaming.topology import KEYED, Lanes, Topology, ancestors, topology
+from dagster_unified.errors import UnifiedError, UnsupportedError
+from dagster_unified.graph import nodes as g
+from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.graph.mode import sources
+from dagster_unified.graph.plan import Plan, Port, Region, deployment_fingerprint
+from dagster_unified.operators.time import wall_clock
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+PROVIDERS = {
+    "ROCKSDB": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    "HASHMAP": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
+}
+PATIENCE = 20.0
+"""Seconds of silence after which a job is taken to be dead."""
+
+GRACE = 20.0
+"""Seconds for which stopping waits for an epoch that is being committed."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a job starts: as whom, and from which state. `fresh` begins without any."""
+
+    owner: str
+    fresh: bool = False
+    patience: float = PATIENCE
+
+
+class StreamingJob:
+    """One pipeline's queries."""
+
+    def __init__(self, plan: Plan, spark: SparkSession, start: Start, observe: Observer = nobody) -> None:
+        if plan.execution.mode != "STREAMING":
+            raise UnsupportedError(f"{plan.name}: this job runs in STREAMING, and the pipeline resolves to {plan.execution.mode}; launch with execution.runtime-mode=STREAMING")
+        if not hasattr(spark, "sparkContext") or type(spark).__module__.startswith("pyspark.sql.connect"):
+            raise UnsupportedError(f"{plan.name}: STREAMING needs a classic Spark session, and this one is Spark Connect's; give SparkResource a master instead of a remote")
+        self.plan, self.spark, self.start_as, self.observe = plan, spark, start, observe
+        self.directory = CheckpointDirectory(plan.execution.streaming.directory, plan.name)
+        self.deployed: Deployed | None = None
+        self._lease: HeldLease | None = None
+        self._queries: list[_Query] = []
+
+    def start(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Takes the lease and starts all queries; waits for a job that was killed to be given up."""
+        self._lease = wait_for(self.directory, self.start_as.owner, self.start_as.patience, stopped)
+        try:
+            held = None if self.start_as.fresh else self.directory.deployed()
+            lanes = Lanes(held.lanes if held else None)
+            built = [(name, sinks, aggregate, topology(self.plan, sinks, lanes) if aggregate is None else None) for name, sinks, aggregate in queries(self.plan)]
+            malformed = {n.uid: lanes.of(f"{n.uid} malformed") for n in sources(self.plan.graph)}
+            self.deployed = self.directory.deploy(self._record(lanes, built), self.start_as.fresh)
+            self._configure()
+            for name, sinks, aggregate, stages in built:
+                query = _Packed(self, name, stages, malformed) if stages is not None else _Native(self, name, sinks, aggregate)
+                self._queries.append(query)
+                query.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def run(self, stopped: Callable[[], bool] = lambda: False, poll: float = 0.1) -> str:
+        """Runs until the input has ended ("finished") or `stopped` says so ("stopped"). Raises what made a query fail."""
+        try:
+            self.start(stopped)
+            bounded = self.plan.execution.boundedness is Boundedness.BOUNDED
+            while not stopped():
+                alive = [query for query in self._queries if query.advance(bounded)]
+                if not alive:
+                    self.directory.finish()
+                    return "finished"
+                time.sleep(poll)
+            return "stopped"
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """Stops all queries, after the epochs that are being committed, and lets others write."""
+        for query in self._queries:
+            query.stop()
+        self._queries.clear()
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
+
+    def progress(self) -> list[dict[str, Any]]:
+        """Spark's last progress of each query."""
+        found = [query.progress() for query in self._queries]
+        return [p for p in found if p is not None]
+
+    def may_write(self) -> None:
+        """Raises where another job has taken over."""
+        if self._lease is not None:
+            self._lease.check()
+
+    def _record(self, lanes: Lanes, built: Sequence[tuple[str, tuple[int, ...], int | None, Topology | None]]) -> Deployed:
+        levels = {name: [sorted(track.program.steps[0].uid for track in level.values()) for level in stages.levels] for name, _, _, stages in built if stages is not None}
+        options = self.plan.execution.streaming
+        return Deployed(0, "", self.plan.name, deployment_fingerprint(self.plan), 0, options.max_parallelism, options.backend, lanes.numbers, levels)
+
+    def _configure(self) -> None:
+        options = self.plan.execution.streaming
+        settings = {
+            "spark.sql.streaming.stateStore.providerClass": PROVIDERS[options.backend],
+            "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+            "spark.sql.streaming.minBatchesToRetain": str(options.retained),
+            "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+        }
+        if self.plan.execution.parallelism is not None:
+            settings["spark.sql.shuffle.partitions"] = str(self.plan.execution.parallelism)
+        for key, value in settings.items():
+            self.spark.conf.set(key, value)
+
+
+def queries(plan: Plan) -> list[tuple[str, tuple[int, ...], int | None]]:
+    """The queries that a pipeline needs: one for each native aggregate, one for everything else. Gives name, sinks and aggregate."""
+    graph = plan.graph
+    found: dict[int | None, list[int]] = {}
+    for node in graph.nodes:
+        if not isinstance(node, g.SinkNode):
+            continue
+        upstream = ancestors(plan, (node.id,))
+        aggregates = [n for n in upstream if isinstance(graph.node(n), g.AggregateNode)]
+        if aggregates:
+            name = graph.node(aggregates[0]).name
+            others = [graph.node(n).name for n in upstream if isinstance(graph.node(n), KEYED)]
+            if len(aggregates) > 1 or others:
+                raise UnsupportedError(
+                    f"{plan.name}: sink '{node.name}' comes after the native aggregate '{name}' and after '{(others or [graph.node(aggregates[1]).name])[0]}', "
+                    f"which STREAMING cannot run in one query; use reduce instead of one of them, or write a table between them"
+                )
+            if any(s not in ancestors(plan, (aggregates[0],)) for s in upstream if isinstance(graph.node(s), g.SourceNode)):
+                raise UnsupportedError(
+                    f"{plan.name}: sink '{node.name}' unites the native aggregate '{name}' with another stream, which STREAMING cannot run; write them to two sinks"
+                )
+        found.setdefault(aggregates[0] if aggregates else None, []).append(node.id)
+    return [("main" if aggregate is None else graph.node(aggregate).uid, tuple(sinks), aggregate) for aggregate, sinks in found.items()]
+
+
+class _StoppedError(UnifiedError):
+    """The job is being stopped; not an error to anyone."""
+
+
+class _Query:
+    """One Spark query and its epochs."""
+
+    output_mode = "append"
+
+    def __init__(self, job: StreamingJob, name: str, tail: Region) -> None:
+        assert job.deployed is not None
+        self.job, self.name, self.plan = job, name, job.plan
+        self.folder = job.directory.path
+        self.writer = EpochWriter(job.plan, job.spark, tail, f"{job.deployed.id}/{name}", self.folder / "epochs" / name, job.may_write)
+        self.query: StreamingQuery | None = None
+        self.failure: Exception | None = None
+        self._stopping = False
+        self._committing = Lock()
+        self._draining: Thread | None = None
+
+    def frame(self) -> DataFrame:
+        raise NotImplementedError
+
+    def commit(self, frame: DataFrame, epoch: int) -> EpochCommitted:
+        raise NotImplementedError
+
+    def end(self) -> bool:
+        """The input is drained: tells the operators, and says whether there is more to be run for it."""
+        return False
+
+    def tick(self) -> None:
+        """Time has passed."""
+
+    def start(self) -> None:
+        interval = self.plan.execution.streaming.interval
+        writer = self.frame().writeStream.foreachBatch(self._epoch).outputMode(self.output_mode)
+        writer = writer.option("checkpointLocation", str(self.folder / "spark" / self.name)).queryName(f"{self.plan.name}/{self.name}")
+        if interval:
+            writer = writer.trigger(processingTime=f"{int(interval.total_seconds() * 1000)} milliseconds")
+        self.query = writer.start()
+
+    def advance(self, bounded: bool) -> bool:
+        """Looks after the query; says whether it goes on. Raises what made it fail."""
+        assert self.query is not None
+        if not self.query.isActive:
+            raise self._error()
+        self.tick()
+        if not bounded:
+            return True
+        if self._draining is None:
+            self._draining = Thread(target=self._drain, daemon=True, name=f"drain {self.name}")
+            self._draining.start()
+        if self._draining.is_alive():
+            return True
+        if not self.query.isActive:
+            raise self._error()
+        return False
+
+    def stop(self) -> None:
+        if self.query is None:
+            return
+        waited = self._committing.acquire(timeout=GRACE)
+        self._stopping = True
+        if waited:
+            self._committing.release()
+        try:
+            self.query.stop()
+        except Exception as error:
+            if self.query.isActive:
+                raise translated(error, self.plan, self.name, self.job.spark) from error
+
+    def progress(self) -> dict[str, Any] | None:
+        found: Any = self.query.lastProgress if self.query is not None else None
+        return None if found is None else dict(found)
+
+    def _drain(self) -> None:
+        assert self.query is not None
+        try:
+            self.query.processAllAvailable()
+            if self.end():
+                self.query.processAllAvailable()
+        except Exception as error:  # the query's own failure is read from it; anything else is this one's
+            if self.query.isActive:
+                self.failure = self.failure or error
+                self.query.stop()
+
+    def _epoch(self, frame: DataFrame, epoch: int) -> None:
+        with self._committing:
+            if self._stopping:
+                raise _StoppedError("the job is being stopped")
+            try:
+                self.job.observe(self.commit(frame, epoch))
+            except Exception as error:
+                self.failure = error
+                raise
+
+    def _error(self) -> UnifiedError:
+        assert self.query is not None
+        cause: Exception = self.failure or self.query.exception() or UnifiedError(f"{self.plan.name}: query '{self.name}' has stopped")
+        return translated(cause, self.plan, self.name, self.job.spark)
+
+
+class _Packed(_Query):
+    """A query of lanes: everything but native aggregates."""
+
+    def __init__(self, job: StreamingJob, name: str, stages: Topology, malformed: dict[str, int]) -> None:
+        super().__init__(job, name, stages.tail)
+        control = self.folder / "control" / name
+        self.frames = frames.PackedFrames(job.plan, stages, job.spark, self.folder, control, malformed)
+        self.control = ControlFile(str(control))
+        self.time = JobTime(job.plan, self.control.read(), wall_clock())
+        self.stages = stages
+        diverting = [n for n in sources(job.plan.graph) if any(h.source == n.id for h in stages.heads) and getattr(n.source, "on_malformed", "") == "divert"]
+        self.kept = {malformed[n.uid]: self._keep(n) for n in diverting}
+
+    def frame(self) -> DataFrame:
+        return self.frames.build()
+
+    def commit(self, frame: DataFrame, epoch: int) -> EpochCommitted:
+        begun = time.monotonic()
+        rows, report, results = self.writer.packed(frame, epoch, self._unpacked, self.kept)
+        if self.stages.timed:
+            event = self.time.after(report, wall_clock())
+            if event is not None:
+                self.control.write(event)
+        written = {name: result.bytes for name, result in results.items()}
+        return EpochCommitted(self.name, epoch, 0, rows, time.monotonic() - begun, self.time.watermark(), report.metrics.counters, written)
+
+    def tick(self) -> None:
+        if self.stages.timed:
+            event = self.time.tick(wall_clock())
+            if event is not None:
+                self.control.write(event)
+
+    def end(self) -> bool:
+        if self.stages.timed:
+            self.control.write(self.time.end(wall_clock()))
+        return bool(self.stages.timed)
+
+    def _unpacked(self, frame: DataFrame, port: Port) -> DataFrame:
+        return self.frames.lane(frame, self.stages.tail_lanes[port], self.plan.layout(port).schema)
+
+    def _keep(self, node: g.SourceNode) -> Callable[[DataFrame, int], None]:
+        def keep(frame: DataFrame, epoch: int) -> None:
+            from dagster_unified.connectors.paths import for_spark
+
+            target = self.folder / "malformed" / node.uid / f"epoch={epoch}"
+            lane = self.frames.malformed[node.uid]
+            self.frames.lane(frame, lane, frames.MALFORMED_ROW).write.mode("overwrite").parquet(for_spark(target))
+
+        return keep
+
+
+class _Native(_Query):
+    """A query of one native aggregate: each epoch has the keys that changed."""
+
+    output_mode = "update"
+
+    def __init__(self, job: StreamingJob, name: str, sinks: tuple[int, ...], aggregate: int | None) -> None:
+        assert aggregate is not None
+        upstream = ancestors(job.plan, (aggregate,))
+        after = sorted(ancestors(job.plan, sinks) - upstream)
+        super().__init__(job, name, Region(-1, "sinks", (), tuple(after), (), (), sinks, ""))
+        self.aggregate, self.members = aggregate, sorted(upstream)
+
+    def frame(self) -> DataFrame:
+        return frames.native_frame(self.plan, self.job.spark, self.aggregate, self.members, self.folder)
+
+    def commit(self, frame: DataFrame, epoch: int) -> EpochCommitted:
+        begun = time.monotonic()
+        results = self.writer.plain(frame, epoch)
+        return EpochCommitted(self.name, epoch, 0, 0, time.monotonic() - begun, None, {}, {name: r.bytes for name, r in results.items()})

@@ -1,0 +1,247 @@
+"""From the plan to a line of stages: which keyed operators run at which level, what runs between them, and in which lanes.
+
+    sources → pass 0 → level 1 → pass 1 → level 2 → … → the sinks' part, once per epoch
+
+A *level* is one stateful Spark operator, for all keyed operators of one depth. A *pass* runs the chains between two levels.
+What comes after the last keyed operator of its path is the *tail*: it runs on each epoch's output as a BATCH region does.
+Knows the graph and the operators, not Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dagster_unified.engine.translate import STEP_KINDS, input_layout, keyed_input, keyed_options, step
+from dagster_unified.errors import UnsupportedError
+from dagster_unified.graph import nodes as g
+from dagster_unified.graph.nodes import Edge, ExchangeKind
+from dagster_unified.graph.plan import Plan, Port, Region
+from dagster_unified.operators.lanes import Route, Track
+from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, key_column
+from dagster_unified.operators.program import Output, Program, Step
+
+KEYED = (g.KeyedProcessNode, g.ReduceNode)
+
+
+@dataclass(frozen=True)
+class Head:
+    """A source: the native operators directly behind it, and the track of everything after them."""
+
+    source: int
+    native: tuple[int, ...]
+    track: Track
+
+
+@dataclass(frozen=True)
+class Topology:
+    """One query's line of stages. `levels[i]` and `passes[i + 1]` are by lane."""
+
+    heads: tuple[Head, ...]
+    levels: tuple[Mapping[int, Track], ...]
+    passes: tuple[Mapping[int, Track], ...]
+    """The pass after each level."""
+    tail: Region
+    tail_lanes: Mapping[Port, int]
+    timed: Mapping[int, str]
+    """The lanes of operators that have to be told of time, and their uids."""
+
+
+class Lanes:
+    """Numbers of lanes, which stay with what they were given to: state is found by them."""
+
+    def __init__(self, known: Mapping[str, int] | None = None) -> None:
+        self.numbers = dict(known or {})
+
+    def of(self, name: str) -> int:
+        """The lane of an operator (by uid) or of a stream (by uid and purpose)."""
+        return self.numbers.setdefault(name, max(self.numbers.values(), default=-1) + 1)
+
+
+def topology(plan: Plan, sinks: tuple[int, ...], lanes: Lanes) -> Topology:
+    """The stages that lead to some of the plan's sinks."""
+    return _Builder(plan, sinks, lanes).build()
+
+
+def ancestors(plan: Plan, nodes: tuple[int, ...]) -> set[int]:
+    """Some nodes and everything upstream of them."""
+    found, pending = set(nodes), list(nodes)
+    while pending:
+        for edge in plan.graph.inputs(pending.pop()):
+            if edge.source not in found:
+                found.add(edge.source)
+                pending.append(edge.source)
+    return found
+
+
+class _Builder:
+    def __init__(self, plan: Plan, sinks: tuple[int, ...], lanes: Lanes) -> None:
+        self.plan, self.graph, self.sinks, self.lanes = plan, plan.graph, sinks, lanes
+        self.members = sorted(ancestors(plan, sinks))
+        self.keyed = [n for n in self.members if isinstance(self.graph.node(n), KEYED)]
+        self.body = self._body()
+        self.tail = [n for n in self.members if n not in self.body and n not in self.keyed]
+        self.tail_lanes: dict[Port, int] = {}
+
+    def build(self) -> Topology:
+        level_of = self._levels()
+        heads = tuple(self._head(self.graph.node(n)) for n in self.members if isinstance(self.graph.node(n), g.SourceNode))
+        levels: list[dict[int, Track]] = []
+        passes: list[dict[int, Track]] = []
+        for level in range(1, max(level_of.values(), default=0) + 1):
+            mine = [n for n in self.keyed if level_of[n] == level]
+            levels.append({self._lane(n): self._keyed(n) for n in mine})
+            passes.append({lane: track for n in mine for lane, track in self._after(n)})
+        uids = {self._lane(n): self.graph.node(n).uid for n in self.keyed if isinstance(self.graph.node(n), g.KeyedProcessNode)}
+        tail = Region(-1, "sinks", (), tuple(self.tail), (), (), self.sinks, "")
+        return Topology(heads, tuple(levels), tuple(passes), tail, self.tail_lanes, uids)
+
+    def _outputs(self, node: int) -> list[Edge]:
+        return [e for e in self.graph.outputs(node) if e.target in self.members]
+
+    def _body(self) -> set[int]:
+        """The sources, and what lies between a source or a keyed operator and a keyed operator."""
+        found = {n for n in self.members if isinstance(self.graph.node(n), g.SourceNode)}
+        for node in reversed(self.members):
+            if node not in self.keyed and any(e.target in self.keyed or (e.target in found and e.target != node) for e in self._outputs(node)):
+                found.add(node)
+        return found
+
+    def _levels(self) -> dict[int, int]:
+        levels: dict[int, int] = {}
+        for node in self.members:
+            before = max((levels[e.source] for e in self.graph.inputs(node)), default=0)
+            levels[node] = before + (node in self.keyed)
+        return {n: levels[n] for n in self.keyed}
+
+    def _lane(self, node: int) -> int:
+        return self.lanes.of(self.graph.node(node).uid)
+
+    def _tail_lane(self, port: Port) -> int:
+        if port not in self.tail_lanes:
+            self.tail_lanes[port] = self.lanes.of(f"{self.graph.node(port.node).uid} {port.tag or ''} to the sinks")
+        return self.tail_lanes[port]
+
+    # What runs
+
+    def _head(self, node: g.Node) -> Head:
+        native: list[int] = []
+        current = node.id
+        while True:
+            edges = self._outputs(current)
+            following = self.graph.node(edges[0].target) if len(edges) == 1 else None
+            if following is None or following.id not in self.body or not isinstance(following, g.NativeNode) or len(self.graph.inputs(following.id)) > 1:
+                break
+            native.append(following.id)
+            current = following.id
+        layout = self.plan.layout(Port(current))
+        return Head(node.id, tuple(native), self._track(Port(current), StreamLayout(layout.records, layout.timestamped)))
+
+    def _keyed(self, node_id: int) -> Track:
+        """A keyed operator alone: what it emits goes to the pass after it, or straight to the tail."""
+        node = self.graph.node(node_id)
+        assert isinstance(node, g.KeyedNode)
+        layout = input_layout(self.plan, node_id)
+        outputs: list[Output] = []
+        routes: list[Route] = []
+        for port in self._ports(node_id):
+            full = self.plan.layout(port)
+            bare = StreamLayout(full.records, full.timestamped)
+            targets = [e.target for e in self._outputs(node_id) if _tag(e) == port.tag]
+            if any(t in self.body or t in self.keyed for t in targets):
+                routes.append(_all(len(outputs), self._pass_lane(port), bare))
+                outputs.append(Output(0, bare, port.tag))
+            if any(t in self.tail for t in targets):
+                routes.append(_all(len(outputs), self._tail_lane(port), full))
+                outputs.append(Output(0, full, port.tag))
+        return Track(
+            Program(self.plan.name, node.name, layout, (step(node, -1, None),), tuple(outputs), keyed_input(node, layout.records), keyed_options(self.plan.execution, None)),
+            tuple(routes),
+        )
+
+    def _after(self, node_id: int) -> list[tuple[int, Track]]:
+        found = []
+        for port in self._ports(node_id):
+            if any(e.target in self.body or e.target in self.keyed for e in self._outputs(node_id) if _tag(e) == port.tag):
+                full = self.plan.layout(port)
+                found.append((self._pass_lane(port), self._track(port, StreamLayout(full.records, full.timestamped))))
+        return found
+
+    def _ports(self, node_id: int) -> list[Port]:
+        return list(dict.fromkeys(Port(node_id, _tag(e)) for e in self._outputs(node_id)))
+
+    def _pass_lane(self, port: Port) -> int:
+        return self.lanes.of(f"{self.graph.node(port.node).uid} {port.tag or ''} onward")
+
+    def _track(self, entry: Port, layout: StreamLayout) -> Track:
+        """Everything from a stream to the next keyed operators and the tail. A node with several inputs is there once for each of them.
+
+        What a keyed operator gives to the tail goes there without a pass between.
+        """
+        steps: list[Step] = []
+        outputs: list[Output] = []
+        routes: list[Route] = []
+
+        def follow(port: Port, index: int) -> None:
+            edges = [e for e in self._outputs(port.node) if _tag(e) == port.tag]
+            leaving = [e for e in edges if e.target in self.keyed or (e.target in self.tail and port.node not in self.keyed)]
+            if leaving:
+                number = len(outputs)
+                outputs.append(Output(index, self.plan.layout(port), port.tag if index >= 0 else None))
+                routes.extend(self._route(number, port, e) for e in leaving if e.target in self.keyed)
+                if any(e.target in self.tail for e in leaving):
+                    routes.append(_all(number, self._tail_lane(port), self.plan.layout(port)))
+            for edge in edges:
+                if edge.target in self.body:
+                    node = self._in_python(edge)
+                    steps.append(step(node, index, port.tag if index >= 0 else None))
+                    mine = len(steps) - 1
+                    for out in self._ports(node.id):
+                        follow(out, mine)
+
+        follow(entry, -1)
+        name = self.graph.node(entry.node).name
+        return Track(Program(self.plan.name, name, layout, tuple(steps), tuple(outputs), None, keyed_options(self.plan.execution, None)), tuple(routes))
+
+    def _in_python(self, edge: Edge) -> g.Node:
+        node = self.graph.node(edge.target)
+        if type(node) not in STEP_KINDS:
+            raise UnsupportedError(
+                f"{self.plan.name}: operator '{node.name}' is native and stands between Python operators before a keyed one, which STREAMING cannot run; "
+                f"put it directly behind its source or behind the last keyed operator, or write it as map or filter"
+            )
+        if edge.partitioning.kind in (ExchangeKind.GLOBAL, ExchangeKind.BROADCAST, ExchangeKind.CUSTOM):
+            raise UnsupportedError(
+                f"{self.plan.name}: the {edge.partitioning.kind.value} exchange before '{node.name}' stands before a keyed operator, which STREAMING cannot run; "
+                f"leave it out, or put it behind the last keyed operator"
+            )
+        return node
+
+    def _route(self, output: int, port: Port, edge: Edge) -> Route:
+        """From a stream to the lane of a keyed operator, in the columns of that operator's input."""
+        node = self.graph.node(edge.target)
+        assert isinstance(node, g.KeyedNode)
+        own, wanted = self.plan.layout(port), input_layout(self.plan, node.id)
+        columns: list[str | None] = list(own.records.names)
+        if wanted.timestamped:
+            columns.append(TIMESTAMP if own.timestamped else None)
+        computed = edge.partitioning.key.computed if edge.partitioning.key is not None else None
+        if computed is not None:
+            columns.append(key_column(own.keys.index(computed)))
+        return Route(
+            output,
+            self._lane(node.id),
+            wanted.schema,
+            tuple(columns),
+            keyed_input(node, wanted.records),
+            wanted,
+            f"{self.plan.name}: operator '{node.name}'",
+        )
+
+
+def _all(output: int, lane: int, layout: StreamLayout) -> Route:
+    return Route(output, lane, layout.schema, tuple(layout.schema.names))
+
+
+def _tag(edge: Edge) -> str | None:
+    return edge.tag.name if edge.tag is not None else None

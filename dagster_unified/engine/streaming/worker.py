@@ -1,0 +1,212 @@
+"""What Spark's Python workers run in STREAMING: passes over packed rows, and the processor of key groups.
+
+Knows the operators and how they get to a worker; no session. A pass or a partition of a level ends with a report in its own lane.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from dagster_unified.connectors.base import MALFORMED
+from dagster_unified.engine.worker import by_value_bytes, loaded
+from dagster_unified.operators.batch import spare_the_garbage_collector
+from dagster_unified.operators.key_groups import ControlEvent, KeyGroups, decode_event
+from dagster_unified.operators.lanes import LAST, REPORT, ROWS, Packer, Route, Track, decode, encode, packed
+from dagster_unified.operators.program import RunningProgram
+from dagster_unified.operators.report import Report
+from dagster_unified.operators.time import wall_clock
+
+Mapped = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+_row = Row("lane", "group", "seq", "data")
+
+
+def head(track: Track, groups: int, malformed: Route | None) -> Mapped:
+    """A source's rows through its track, packed. Rows that do not fit their schema go to `malformed`, or are counted only."""
+    return functools.partial(_head, by_value_bytes((track, groups, malformed)))
+
+
+def between(tracks: Mapping[int, Track], groups: int) -> Mapped:
+    """A pass between two levels: the lanes that it has a track for, unpacked, run and packed; all others as they are."""
+    return functools.partial(_between, by_value_bytes((tracks, groups)))
+
+
+def unpack(schema: pa.Schema) -> Mapped:
+    """The rows of one lane, as columns."""
+    return functools.partial(_unpack, schema.serialize().to_pybytes())
+
+
+def _unpack(schema: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    columns = pa.ipc.read_schema(pa.py_buffer(schema))
+    for batch in batches:
+        for data in batch.column("data"):
+            yield decode(data.as_buffer(), columns)
+
+
+def _head(payload: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    track, groups, malformed = loaded(payload)
+    spare_the_garbage_collector()
+    names = list(track.program.input.schema.names)
+    with _Pass(groups) as running:
+        push = running.open(track)
+        for batch in batches:
+            if MALFORMED in batch.schema.names:
+                batch = running.without_malformed(batch, malformed)
+            if batch.num_rows:
+                push(batch.select(names))
+            yield from running.packer.flush(ROWS)
+        yield from running.finish()
+
+
+def _between(payload: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    tracks, groups = loaded(payload)
+    spare_the_garbage_collector()
+    with _Pass(groups) as running:
+        opened = {lane: (running.open(track), track.program.input.schema) for lane, track in tracks.items()}
+        for batch in batches:
+            passed = []
+            for i, lane in enumerate(batch.column("lane").to_pylist()):
+                if lane in opened:
+                    push, schema = opened[lane]
+                    push(decode(batch.column("data")[i].as_buffer(), schema))
+                else:
+                    passed.append(i)
+            if passed:
+                yield batch.take(pa.array(passed, pa.int64()))
+            yield from running.packer.flush(ROWS)
+        yield from running.finish()
+
+
+class _Pass:
+    """The programs of one partition of a pass, and what they packed."""
+
+    def __init__(self, groups: int) -> None:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        self.partition = context.partitionId() if context is not None else 0
+        self.packer = Packer(self.partition, groups)
+        self._running: list[RunningProgram] = []
+        self.report = Report()
+
+    def __enter__(self) -> _Pass:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for running in self._running:
+            running.close()
+
+    def open(self, track: Track) -> Callable[[pa.RecordBatch], None]:
+        """Opens a track's program; gives what takes its input."""
+        routes = [[r for r in track.routes if r.output == number] for number in range(len(track.program.outputs))]
+
+        def emit(number: int, batch: pa.RecordBatch) -> None:
+            for route in routes[number]:
+                self.packer.add(route, batch)
+
+        running = RunningProgram(track.program, emit, wall_clock, self.partition)
+        self._running.append(running)
+        return running.push
+
+    def without_malformed(self, batch: pa.RecordBatch, route: Route | None) -> pa.RecordBatch:
+        """The rows that fit."""
+        column = batch.column(MALFORMED)
+        if column.null_count < batch.num_rows:
+            odd = batch.filter(column.is_valid()).column(MALFORMED)
+            self.report.metrics.count("malformed rows dropped" if route is None else "malformed rows diverted", len(odd))
+            if route is not None:
+                self.packer.add(route, pa.RecordBatch.from_arrays([odd.field(n) for n in route.schema.names], schema=route.schema))
+            batch = batch.filter(column.is_null())
+        return batch
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """What is left, and the report."""
+        yield from self.packer.flush()
+        for running in self._running:
+            self.report.add(running.metrics)
+        yield from _reported(self.report, self.partition)
+
+
+def _reported(report: Report, partition: int) -> Iterator[pa.RecordBatch]:
+    if not report.empty():
+        yield packed([(REPORT, partition, 0, report.encode())])
+
+
+class KeyGroupProcessor(StatefulProcessor):
+    """Runs the keyed operators of one level, each with the state of the key group that Spark hands over."""
+
+    def __init__(self, tracks: Mapping[int, Track]) -> None:
+        self._payload = by_value_bytes(dict(tracks))
+
+    def init(self, handle: Any) -> None:
+        self._tracks: Mapping[int, Track] = loaded(self._payload)
+        self._index = handle.getValueState("index", "data binary")
+        self._pages = handle.getMapState("pages", "number int", "data binary")
+        self._out: list[Row] = []
+        self._opened: dict[int, KeyGroups] = {}
+        self._address = (0, 0)
+        self._count = 0
+        spare_the_garbage_collector()
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:  # noqa: N802 - Spark's names
+        lane, group = key
+        if lane not in self._tracks:
+            yield from (_row(*row) for row in rows)
+            return
+        arrived = sorted(rows, key=lambda row: row[2])
+        groups = self._groups(lane)
+        schema = self._tracks[lane].program.input.schema
+        batches = [decode(row[3], schema) for row in arrived if row[2] != LAST]
+        events: list[ControlEvent] = [decode_event(row[3]) for row in arrived if row[2] == LAST]
+        self._address, self._count = (lane, group), 0
+        due = groups.run(_SparkStore(self._index, self._pages), batches, max(events, key=lambda e: e.number) if events else None)
+        report = Report.of(groups.running.metrics, due)
+        yield from self._out
+        self._out.clear()
+        if not report.empty():
+            yield _row(REPORT, group, 0, report.encode())
+
+    def close(self) -> None:
+        for groups in self._opened.values():
+            groups.close()
+
+    def _groups(self, lane: int) -> KeyGroups:
+        if lane not in self._opened:
+            track = self._tracks[lane]
+            routes = [[r for r in track.routes if r.output == number] for number in range(len(track.program.outputs))]
+
+            def emit(number: int, batch: pa.RecordBatch) -> None:
+                data = encode(batch)
+                for route in routes[number]:
+                    self._count += 1
+                    group = self._address[1]
+                    self._out.append(_row(route.lane, group, (group << 40) + self._count, data))
+
+            self._opened[lane] = KeyGroups(track.program, emit, wall_clock)
+        return self._opened[lane]
+
+
+class _SparkStore:
+    """The state of the group that is current in Spark's handles."""
+
+    def __init__(self, index: Any, pages: Any) -> None:
+        self._index, self._pages = index, pages
+
+    def read_index(self) -> bytes | None:
+        held = self._index.get()
+        return None if held is None else bytes(held[0])
+
+    def write_index(self, data: bytes) -> None:
+        self._index.update((data,))
+
+    def read_page(self, number: int) -> bytes | None:
+        held = self._pages.getValue((number,))
+        return None if held is None else bytes(held[0])
+
+    def write_page(self, number: int, data: bytes) -> None:
+        self._pages.updateValue((number,), (data,))

@@ -1,0 +1,260 @@
+"""The STREAMING driver: micro-batches of a key group through one keyed operator, with the group's state read and written once.
+
+A micro-batch brings a group its records, then possibly a control event: the watermark has moved, the clock has, the input
+has ended. All records of a micro-batch come before its control event, so that within one nothing is late. Knows no engine;
+where a group's pages are kept is a `GroupStore`'s affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dagster_unified.errors import UnifiedError
+from dagster_unified.operators.keys import key_hash, runs
+from dagster_unified.operators.layout import TIMESTAMP
+from dagster_unified.operators.program import FLUSH, Program, RunningProgram
+from dagster_unified.operators.state import StateDescriptor
+from dagster_unified.operators.state_pages import KEYS_PER_PAGE, Content, Index, Page, PageCodec, decode_index, encode_index
+from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP
+from dagster_unified.operators.timers import TimerQueue
+
+
+class ControlEvent(msgspec.Struct, frozen=True):
+    """What a driver tells all key groups between micro-batches. Times are milliseconds since the epoch, by operator uid.
+
+    `assigned` is the driver's own: the latest event time of each assigner, from which it goes on after a restart.
+    """
+
+    number: int = 0
+    watermarks: dict[str, int] = {}
+    now: int = MIN_TIMESTAMP
+    end: bool = False
+    last_event_times: dict[str, int] = {}
+    assigned: dict[str, int] = {}
+
+
+def decode_event(data: bytes) -> ControlEvent:
+    """The inverse of `msgspec.json.encode`."""
+    return msgspec.json.decode(data, type=ControlEvent)
+
+
+class GroupStore(Protocol):
+    """Where one group's state is kept."""
+
+    def read_index(self) -> bytes | None: ...
+    def write_index(self, data: bytes) -> None: ...
+    def read_page(self, number: int) -> bytes | None: ...
+    def write_page(self, number: int, data: bytes) -> None: ...
+
+
+class KeyGroups:
+    """One keyed program, driven over one key group after another."""
+
+    def __init__(self, program: Program, emit: Callable[[int, pa.RecordBatch], None], clock: Callable[[], int], subtask: int = 0) -> None:
+        assert program.keyed is not None
+        self.program, self.keyed = program, program.keyed
+        self.running = RunningProgram(program, emit, clock, subtask)
+        operator = self.running.keyed
+        assert operator is not None
+        self.operator = operator
+        self.codec = PageCodec(operator.where, self.keyed.python, program.input.records.python, operator.state.descriptors)
+        operator.state.on_register = self._declared_late
+        self._group: _Group | None = None
+
+    def run(self, store: GroupStore, batches: Sequence[pa.RecordBatch], event: ControlEvent | None) -> int | None:
+        """A micro-batch of one group: its records, then the control event. Gives the group's earliest processing-time timer."""
+        group = self._group = _Group(store, self.codec)
+        operator = self.operator
+        operator.state.keys = group.keys
+        operator.event_timers, operator.processing_timers = TimerQueue(), TimerQueue()
+        operator.watermark = group.index.watermark
+        operator.at_end = operator.ended = False
+        try:
+            if batches:
+                self._records(group, batches)
+            if event is not None:
+                self._control(group, event)
+            self.running.drain()
+            group.save(operator.event_timers, operator.processing_timers, operator.watermark)
+            return min((p.processing_timer for p in group.index.pages if p.processing_timer is not None), default=None)
+        finally:
+            operator.state.keys = {}
+            self._group = None
+
+    def close(self) -> None:
+        """Closes the operator's functions."""
+        self.running.close()
+
+    def _records(self, group: _Group, batches: Sequence[pa.RecordBatch]) -> None:
+        layout = self.program.input
+        batch = pa.Table.from_batches(batches).combine_chunks()
+        batch = batch.take(pc.sort_indices(batch, [(name, "ascending") for name in self.keyed.columns])) if self._sortable(batch) else self._sorted_in_python(batch)
+        (batch,) = batch.combine_chunks().to_batches()
+        keys, starts = runs(batch, self.keyed, layout, self.operator.where)
+        records = layout.records.from_batch(batch.select(list(layout.records.names)))
+        timestamps: Sequence[int | None] = batch.column(TIMESTAMP).to_pylist() if layout.timestamped else [None] * len(records)
+        self._load(group, group.pages_of(keys))
+        for key, start, end in zip(keys, starts, [*starts[1:], len(records)], strict=True):
+            self._run_of(group, key, records[start:end], timestamps[start:end])
+
+    def _run_of(self, group: _Group, key: Hashable, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
+        operator = self.operator
+        if operator.time_sorted and self.program.input.timestamped:
+            early = [i for i, t in enumerate(timestamps) if t is not None and t > operator.watermark]
+            if early:
+                group.hold(key, [(timestamps[i], records[i]) for i in early])  # type: ignore[misc]
+                waiting = set(early)
+                records = [r for i, r in enumerate(records) if i not in waiting]
+                timestamps = [t for i, t in enumerate(timestamps) if i not in waiting]
+        if records:
+            operator.select(key)
+            operator.process(records, timestamps)
+            operator.finish_bundle()
+            self.running.drain(FLUSH)
+
+    def _control(self, group: _Group, event: ControlEvent) -> None:
+        operator, uid = self.operator, self.program.steps[0].uid
+        watermark = MAX_TIMESTAMP if event.end else max(event.watermarks.get(uid, MIN_TIMESTAMP), operator.watermark)
+        self._load(group, group.pages_due(watermark, MAX_TIMESTAMP if event.end else event.now))
+        for timestamp, key, record in group.release(watermark):
+            operator.process_in_time_order(key, [record], [timestamp])
+            operator.finish_bundle()
+            self.running.drain(FLUSH)
+        if event.end:
+            operator.last_event_time = event.last_event_times.get(uid)
+            operator.end_of_input()
+        else:
+            if watermark > operator.watermark:
+                operator.advance_watermark(watermark)
+            operator.advance_processing_time(event.now)
+
+    def _load(self, group: _Group, pages: Iterable[int]) -> None:
+        for content in group.load(pages):
+            for timestamp, key, generation in content.event_timers:
+                self.operator.event_timers.register(key, timestamp, generation)
+            for timestamp, key, generation in content.processing_timers:
+                self.operator.processing_timers.register(key, timestamp, generation)
+
+    def _declared_late(self, descriptor: StateDescriptor) -> None:
+        """A state that is declared only now: what was read of it before is decoded."""
+        for state in self._group.keys.values() if self._group is not None else ():
+            if isinstance(state.get(descriptor.name), msgspec.Raw):
+                state[descriptor.name] = self.codec.decode_late(descriptor, state[descriptor.name])
+
+    def _sortable(self, batch: pa.Table) -> bool:
+        return not any(pa.types.is_nested(batch.schema.field(name).type) for name in self.keyed.columns)
+
+    def _sorted_in_python(self, batch: pa.Table) -> pa.Table:
+        """Nested keys, which Arrow does not sort; any order will do that brings equal ones together."""
+        columns = [batch.column(name).to_pylist() for name in self.keyed.columns]
+        texts = [repr(values) for values in zip(*columns, strict=True)]
+        return batch.take(pa.array(sorted(range(len(texts)), key=texts.__getitem__), pa.int64()))
+
+
+class _Group:
+    """The pages of one group, as far as they have been read, and the state of all their keys."""
+
+    def __init__(self, store: GroupStore, codec: PageCodec) -> None:
+        self.store, self.codec = store, codec
+        data = store.read_index()
+        self.before = data
+        self.index = decode_index(data) if data is not None else Index(MIN_TIMESTAMP, [Page()])
+        self.keys: dict[Hashable, dict[str, Any]] = {}
+        self.held: dict[Hashable, list[tuple[int, Any]]] = {}
+        self.loaded: dict[int, bytes | None] = {}
+        self._hashes: dict[Hashable, int] = {}
+
+    def page_of(self, key: Hashable) -> int:
+        """The page that a key is in. The hash's lowest part chose the group already, so that the rest is used."""
+        found = self._hashes.get(key)
+        if found is None:
+            found = self._hashes[key] = key_hash(key) >> 12
+        return found & (len(self.index.pages) - 1)
+
+    def pages_of(self, keys: Iterable[Hashable]) -> set[int]:
+        """The pages that some keys are in."""
+        return {0} if len(self.index.pages) == 1 else {self.page_of(key) for key in keys}
+
+    def pages_due(self, watermark: int, now: int) -> list[int]:
+        """The pages with a timer or a held-back element that is due."""
+
+        def due(moment: int | None, until: int) -> bool:
+            return moment is not None and moment <= until
+
+        return [i for i, p in enumerate(self.index.pages) if due(p.event_timer, watermark) or due(p.held, watermark) or due(p.processing_timer, now)]
+
+    def load(self, pages: Iterable[int]) -> list[Content]:
+        """Reads pages that have not been read."""
+        found = []
+        for number in sorted(pages):
+            if number in self.loaded:
+                continue
+            data = self.index.inline if len(self.index.pages) == 1 else self.store.read_page(number)
+            self.loaded[number] = data
+            if data is None:
+                if self.index.pages[number] != Page():
+                    raise UnifiedError(f"{self.codec.where}: page {number} of a key group's state is missing in the checkpoint; restore from an earlier one")
+                continue
+            content = self.codec.decode(data)
+            self.keys.update(content.keys)
+            for timestamp, key, record in content.held:
+                self.held.setdefault(key, []).append((timestamp, record))
+            found.append(content)
+        return found
+
+    def hold(self, key: Hashable, elements: list[tuple[int, Any]]) -> None:
+        """Keeps elements until the watermark passes them."""
+        self.held.setdefault(key, []).extend(elements)
+
+    def release(self, watermark: int) -> list[tuple[int, Hashable, Any]]:
+        """The held-back elements that the watermark passes, in event-time order, equal ones as they arrived."""
+        due = [(t, key, record) for key, elements in self.held.items() for t, record in elements if t <= watermark]
+        if due:
+            waiting = {key: [e for e in elements if e[0] > watermark] for key, elements in self.held.items()}
+            self.held = {key: elements for key, elements in waiting.items() if elements}
+            due.sort(key=lambda e: e[0])
+        return due
+
+    def save(self, event_timers: TimerQueue, processing_timers: TimerQueue, watermark: int) -> None:
+        """Writes back what has changed."""
+        for key in [key for key, state in self.keys.items() if not state]:
+            del self.keys[key]
+        count = sum(p.keys for i, p in enumerate(self.index.pages) if i not in self.loaded) + len(self.keys)
+        if count > KEYS_PER_PAGE * len(self.index.pages):
+            for content in self.load(range(len(self.index.pages))):
+                for queue, timers in ((event_timers, content.event_timers), (processing_timers, content.processing_timers)):
+                    for timestamp, key, generation in timers:
+                        queue.register(key, timestamp, generation)
+            while count > KEYS_PER_PAGE * len(self.index.pages):
+                self.index.pages = [Page() for _ in range(2 * len(self.index.pages))]
+            self.loaded = dict.fromkeys(range(len(self.index.pages)))
+        self._write(event_timers, processing_timers)
+        self.index.watermark = watermark
+        index = encode_index(self.index)
+        if index != self.before:
+            self.store.write_index(index)
+
+    def _write(self, event_timers: TimerQueue, processing_timers: TimerQueue) -> None:
+        pages: dict[int, Content] = {number: Content() for number in self.loaded}
+        for key, state in self.keys.items():
+            pages[self.page_of(key)].keys[key] = state
+        for timer in event_timers.pending():
+            pages[self.page_of(timer[1])].event_timers.append(timer)
+        for timer in processing_timers.pending():
+            pages[self.page_of(timer[1])].processing_timers.append(timer)
+        for key, elements in self.held.items():
+            pages[self.page_of(key)].held += [(timestamp, key, record) for timestamp, record in elements]
+        single = len(self.index.pages) == 1
+        self.index.inline = self.index.inline if single else None
+        for number, content in pages.items():
+            self.index.pages[number] = content.entry()
+            data = self.codec.encode(content)
+            if single:
+                self.index.inline = data
+            elif data != self.loaded[number]:
+                self.store.write_page(number, data)

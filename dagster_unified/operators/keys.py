@@ -1,0 +1,87 @@
+"""Keys as they lie in a batch's columns, and the key group that each belongs to.
+
+A key group is one of `pipeline.max-parallelism` hash partitions of the key space (Flink: *Key Groups*). The hash is of the key's
+msgpack encoding, so it is the same in every process, and for ever: state is found by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+from zlib import crc32
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dagster_unified.errors import RecordTypeError
+from dagster_unified.operators.layout import StreamLayout
+from dagster_unified.operators.program import KeyedInput
+from dagster_unified.records import shorten
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def key_hash(key: Hashable) -> int:
+    """A hash of a key that is the same everywhere."""
+    return crc32(_encode(key))
+
+
+def decoded(keyed: KeyedInput, values: list[Any]) -> list[Any]:
+    """Keys as the author knows them, from their values as Arrow gives them."""
+    return values if keyed.decode is None else [keyed.decode(v) for v in values]
+
+
+def runs(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: str) -> tuple[list[Any], list[int]]:
+    """The keys of a batch that is sorted by key, and where each one's run begins."""
+    columns = key_columns(batch, keyed, layout, where)
+    if any(pa.types.is_nested(column.type) for column in columns):
+        values = list(zip(*[c.to_pylist() for c in columns], strict=True))
+        starts = [i for i in range(len(values)) if i == 0 or values[i] != values[i - 1]]
+    else:
+        starts = _boundaries(columns, batch.num_rows)
+    firsts = pa.array(starts, pa.int64())
+    picked = [column.take(firsts).to_pylist() for column in columns]
+    return decoded(keyed, picked[0] if len(columns) == 1 else list(zip(*picked, strict=True))), starts
+
+
+def groups(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: str, count: int, known: dict[Any, int]) -> pa.Array:
+    """The key group of every row, of `count`. `known` remembers those of the keys met before."""
+    columns = key_columns(batch, keyed, layout, where)
+    if len(columns) == 1 and not pa.types.is_nested(columns[0].type):
+        spread = columns[0].dictionary_encode()
+        found = [_group(key, keyed, count, known) for key in spread.dictionary.to_pylist()]
+        return pa.array(found, pa.int32()).take(spread.indices)
+    values = columns[0].to_pylist() if len(columns) == 1 else list(zip(*[c.to_pylist() for c in columns], strict=True))
+    return pa.array([key_hash(k) % count for k in decoded(keyed, values)], pa.int32())
+
+
+def key_columns(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: str) -> list[pa.Array]:
+    """The key's columns; raises `RecordTypeError` for a record whose key is None."""
+    columns = [batch.column(name) for name in keyed.columns]
+    for name, column in zip(keyed.columns, columns, strict=True):
+        if column.null_count:
+            row = batch.slice(column.is_null().to_pylist().index(True), 1).select(list(layout.records.names)).to_pylist()[0]
+            raise RecordTypeError(f"{where}: the key '{name}' is None for {shorten(row)}; filter such records out before key_by, or give them a key")
+    return columns
+
+
+_REMEMBERED = 1_000_000
+"""Keys whose group a worker remembers; beyond it, it forgets them all and begins again."""
+
+
+def _group(value: Any, keyed: KeyedInput, count: int, known: dict[Any, int]) -> int:
+    found = known.get(value)
+    if found is None:
+        if len(known) >= _REMEMBERED:
+            known.clear()
+        found = known[value] = key_hash(value if keyed.decode is None else keyed.decode(value)) % count
+    return found
+
+
+def _boundaries(columns: list[pa.Array], size: int) -> list[int]:
+    changed = None
+    for column in columns:
+        differs = pc.not_equal(column.slice(1), column.slice(0, size - 1))
+        changed = differs if changed is None else pc.or_(changed, differs)
+    return [0, *pc.add(pc.indices_nonzero(changed), 1).to_pylist()]

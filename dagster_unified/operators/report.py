@@ -1,0 +1,42 @@
+"""What a partition of a STREAMING micro-batch tells the driver: metrics, and when its processing-time timers are due."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from dagster_unified.operators.metrics import Metrics, merge
+
+
+class Report(msgspec.Struct):
+    """Of one partition, or merged of many. `due` is the earliest processing-time timer that is pending, in milliseconds since the epoch."""
+
+    metrics: Metrics = msgspec.field(default_factory=Metrics)
+    due: int | None = None
+
+    @staticmethod
+    def of(metrics: Metrics, due: int | None) -> Report:
+        """A report that takes the counts out of `metrics`, so that they are told once."""
+        report = Report(Metrics(dict(metrics.counters), dict(metrics.last_event_times)), due)
+        metrics.counters.clear()
+        metrics.last_event_times.clear()
+        return report
+
+    def add(self, metrics: Metrics) -> None:
+        """Counts some more."""
+        self.metrics = merge([self.metrics, metrics])
+
+    def empty(self) -> bool:
+        """Whether there is nothing to tell."""
+        return self.due is None and not self.metrics.counters and not self.metrics.last_event_times
+
+    def encode(self) -> bytes:
+        """As JSON."""
+        return msgspec.json.encode(self)
+
+
+def merge_reports(reports: Iterable[bytes]) -> Report:
+    """The totals over several reports."""
+    found = [msgspec.json.decode(r, type=Report) for r in reports]
+    return Report(merge([r.metrics for r in found]), min((r.due for r in found if r.due is not None), default=None))

@@ -1,0 +1,206 @@
+"""The STREAMING driver against the rules: state that outlives micro-batches, however the input is cut and keys are paged."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import timedelta
+from itertools import pairwise
+from typing import NamedTuple
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_unified.api import KeyedProcessFunction, ListStateDescriptor, MapStateDescriptor, ReducingStateDescriptor, StateTtlConfig, ValueStateDescriptor
+from dagster_unified.errors import StateError
+from dagster_unified.operators import state_pages
+from dagster_unified.operators.key_groups import ControlEvent, KeyGroups
+from dagster_unified.operators.keyed import KeyedOptions
+from dagster_unified.operators.keys import key_hash
+from dagster_unified.operators.layout import StreamLayout
+from dagster_unified.operators.program import KeyedInput, Output, Program, Step
+from dagster_unified.records import record_type
+
+
+class Row(NamedTuple):
+    key: str
+    at: int
+    amount: int
+
+
+ROWS = StreamLayout(record_type(Row, "rows"), timestamped=True)
+TEXTS = StreamLayout(record_type(str, "texts"))
+
+
+class Memory:
+    """A group store in memory that counts what is read and written."""
+
+    def __init__(self):
+        self.index = None
+        self.pages = {}
+        self.written = []
+
+    def read_index(self):
+        return self.index
+
+    def write_index(self, data):
+        self.index = data
+
+    def read_page(self, number):
+        return self.pages.get(number)
+
+    def write_page(self, number, data):
+        self.written.append(number)
+        self.pages[number] = data
+
+
+class Everything(KeyedProcessFunction):
+    """Uses each kind of state, and a timer ten after every element."""
+
+    requires_time_sorted_input = False
+
+    def open(self, context):
+        self.count = context.get_state(ValueStateDescriptor("count", int))
+        self.seen = context.get_list_state(ListStateDescriptor("seen", int, StateTtlConfig(timedelta(days=9))))
+        self.by = context.get_map_state(MapStateDescriptor("by", int, Row))
+        self.total = context.get_reducing_state(ReducingStateDescriptor("total", lambda a, b: a + b, int))
+
+    def process_element(self, value, ctx) -> Iterable[str]:
+        self.count.update((self.count.value() or 0) + 1)
+        self.seen.add(value.amount)
+        self.by.put(value.amount % 3, value)
+        self.total.add(value.amount)
+        ctx.timer_service().register_event_time_timer(value.at + 10)
+        yield f"{value.key} {self.count.value()} {self.total.get()}"
+
+    def on_timer(self, timestamp, ctx) -> Iterable[str]:
+        yield f"{ctx.get_current_key()} at {timestamp}: {self.count.value()} {sorted(self.seen.get())} {sorted(self.by.keys())}"
+
+
+class Sorted(Everything):
+    requires_time_sorted_input = True
+
+
+def program(step, updates=True):
+    return Program("p", "s", ROWS, (step,), (Output(0, TEXTS if step.kind == "keyed_process" else ROWS),), KeyedInput(("key",), str), KeyedOptions(incremental_updates=updates))
+
+
+def process(function):
+    return Step("keyed_process", "op", function, uid="op", output=TEXTS.records)
+
+
+def batch(rows):
+    return pa.RecordBatch.from_arrays([*ROWS.records.to_batch(rows).columns, pa.array([r.at for r in rows], pa.int64())], schema=ROWS.schema)
+
+
+def ran(step, batches, groups=3, updates=True, stores=None):
+    """Runs micro-batches of (rows, watermark or None), each in a new driver, as after a restart; ends the input where `stores` is not given."""
+    out = []
+    given = stores if stores is not None else defaultdict(Memory)
+    events = [(rows, ControlEvent(watermarks={"op": mark} if mark is not None else {})) for rows, mark in batches]
+    if stores is None:
+        events.append(([], ControlEvent(end=True)))
+    for rows, event in events:
+        driver = KeyGroups(program(step, updates), lambda number, b: out.extend((TEXTS if step.kind == "keyed_process" else ROWS).records.from_batch(b)), lambda: 0)
+        by_group = defaultdict(list)
+        for row in rows:
+            by_group[key_hash(row.key) % groups].append(row)
+        for group in range(groups):
+            driver.run(given[group], [batch(by_group[group])] if group in by_group else [], event)
+        driver.close()
+    return out
+
+
+rows = st.lists(st.builds(Row, st.sampled_from("abcdefg"), st.integers(0, 60), st.integers(0, 9)), max_size=30)
+
+
+def cut(records, cuts):
+    points = sorted({0, len(records), *(c % (len(records) + 1) for c in cuts)})
+    return [records[a:b] for a, b in pairwise(points)]
+
+
+@given(rows, st.lists(st.integers(0, 30), max_size=5))
+def test_cuts_and_restarts_change_nothing(records, cuts):
+    assert sorted(ran(process(Everything()), [(part, None) for part in cut(records, cuts)])) == sorted(ran(process(Everything()), [(records, None)]))
+
+
+@given(rows, st.lists(st.integers(0, 30), max_size=5), st.integers(0, 20))
+def test_time_sorted_input_gives_the_same_whatever_the_watermarks(records, cuts, bound):
+    ordered = sorted(records, key=lambda r: (r.at, r.key, r.amount))
+    moved, seen = [], -1
+    for part in cut(ordered, cuts):
+        seen = max([seen, *(r.at for r in part)])
+        moved.append((part, seen - bound - 1))
+    assert sorted(ran(process(Sorted()), moved)) == sorted(ran(process(Sorted()), [(ordered, None)]))
+
+
+@given(rows, st.lists(st.integers(0, 30), max_size=5))
+def test_keys_are_found_again_however_many_pages_they_fill(records, cuts):
+    before = state_pages.KEYS_PER_PAGE
+    try:
+        from dagster_unified.operators import key_groups
+
+        expected = sorted(ran(process(Everything()), [(records, None)]))
+        key_groups.KEYS_PER_PAGE = 1
+        assert sorted(ran(process(Everything()), [(part, None) for part in cut(records, cuts)])) == expected
+    finally:
+        key_groups.KEYS_PER_PAGE = before
+
+
+def test_a_rolling_reduce_emits_per_record_or_per_micro_batch():
+    step = Step("reduce", "op", lambda a, b: b._replace(amount=a.amount + b.amount), uid="op", output=ROWS.records)
+    one, two, three = Row("a", 1, 1), Row("a", 2, 2), Row("a", 3, 4)
+    assert [r.amount for r in ran(step, [([one, two], None), ([three], None)])] == [1, 3, 7]
+    assert [r.amount for r in ran(step, [([one, two], None), ([three], None)], updates=False)] == [3, 7]
+
+
+def test_timers_fire_as_the_watermark_passes_and_not_before():
+    stores = defaultdict(Memory)
+    assert ran(process(Everything()), [([Row("a", 1, 5)], 10)], stores=stores) == ["a 1 5"]
+    assert ran(process(Everything()), [([], 11)], stores=stores) == ["a at 11: 1 [5] [2]"]
+    assert ran(process(Everything()), [([], 99)], stores=stores) == []
+
+
+def test_a_batch_reads_and_writes_only_the_pages_it_touches(monkeypatch):
+    from dagster_unified.operators import key_groups
+
+    monkeypatch.setattr(key_groups, "KEYS_PER_PAGE", 4)
+    step = Step("reduce", "op", lambda a, b: b._replace(amount=a.amount + b.amount), uid="op", output=ROWS.records)
+    store = defaultdict(Memory)
+    ran(step, [([Row(f"k{i}", 1, 1) for i in range(200)], None)], groups=1, stores=store)
+    assert len(store[0].pages) == 64
+    store[0].written.clear()
+    assert [r.amount for r in ran(step, [([Row("k7", 2, 1)], None)], groups=1, stores=store)] == [2]
+    assert len(store[0].written) == 1
+
+
+def test_a_state_of_another_type_is_an_error_that_names_it():
+    class Counts(KeyedProcessFunction):
+        def __init__(self, python):
+            self.python = python
+
+        def open(self, context):
+            self.state = context.get_state(ValueStateDescriptor("state", self.python))
+
+        def process_element(self, value, ctx) -> Iterable[str]:
+            self.state.update("text" if self.python is str else 1)
+            return ()
+
+    stores = defaultdict(Memory)
+    ran(process(Counts(str)), [([Row("a", 1, 1)], None)], stores=stores)
+    with pytest.raises(StateError, match=r"operator 'op': stored state does not fit its declared type: Expected `int \| null`, got `str`.*states: state"):
+        ran(process(Counts(int)), [([Row("a", 1, 1)], None)], stores=stores)
+
+
+def test_state_that_is_no_longer_declared_is_kept():
+    class Less(Everything):
+        def open(self, context):
+            self.count = context.get_state(ValueStateDescriptor("count", int))
+
+        def process_element(self, value, ctx) -> Iterable[str]:
+            yield f"{self.count.value()}"
+
+    stores = defaultdict(Memory)
+    ran(process(Everything()), [([Row("a", 1, 5)], None)], stores=stores)
+    assert ran(process(Less()), [([Row("a", 2, 1)], None)], stores=stores) == ["1"]
+    assert ran(process(Everything()), [([Row("a", 3, 1)], None)], stores=stores) == ["a 2 6"]
