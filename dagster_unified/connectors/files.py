@@ -73,6 +73,8 @@ class _FileSource(SparkSource):
         reader = spark.readStream.format(self.format).schema(schema).options(**options).option("maxFileAge", "36500d")
         if self.max_files_per_trigger is not None:
             reader = reader.option("maxFilesPerTrigger", self.max_files_per_trigger)
+        if self.path.is_file():  # Spark watches folders only
+            return reader.option("pathGlobFilter", self.path.name).load(for_spark(self.path.parent))
         return reader.load(for_spark(self.path))
 
     def _existing(self) -> str:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from dagster_unified.graph.plan import Plan
 
-_RAISED = re.compile(r"dagster_unified\.errors\.(\w+): (.*?)(?=\n\s*\n|\n\s+at |\nDriver stacktrace|\nJVM stacktrace|\n\nThe above|\Z)", re.DOTALL)
+_RAISED = re.compile(r"(?:^|\]\s|:\s)dagster_unified\.errors\.(\w+): (.*?)(?=\n\s*\n|\n\s+at |\nDriver stacktrace|\nJVM stacktrace|\n\nThe above|\Z)", re.DOTALL | re.MULTILINE)
+"""As a worker or an expression raises it; not where a plan that is shown quotes the expression."""
 
 
 def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) -> errors.UnifiedError:

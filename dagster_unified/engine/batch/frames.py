@@ -132,9 +132,13 @@ class RegionFrames:
             one.frame = self._map(frame.select(*ship.input.schema.names), ship)
             readers = sum(1 for e in self.plan.graph.edges if e.source in one.members and e.target not in one.members)
             if readers > 1 and self.whole_pass_differs(one):
-                one.frame = one.frame.persist()
-                self.persisted.append(one.frame)
+                one.frame = self._kept(one.frame)
         return one.frame
+
+    def _kept(self, frame: DataFrame) -> DataFrame:
+        """What several readers share is computed once."""
+        self.persisted.append(frame.persist())
+        return self.persisted[-1]
 
     def whole_pass_differs(self, one: Pass) -> bool:
         """Whether a pass with several readers would run once for each of them: not where its outputs leave the region together."""

@@ -41,6 +41,9 @@ class StreamFrames(RegionFrames):
         assert self.sources is not None
         return source.read_stream(self.spark, self.sources / node.uid)
 
+    def _kept(self, frame: DataFrame) -> DataFrame:
+        return frame  # a query has one reader
+
     def _map(self, frame: DataFrame, ship: Program) -> DataFrame:
         from pyspark.sql import functions as F
 

@@ -128,6 +128,7 @@ class StreamingJob:
             "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
             "spark.sql.streaming.minBatchesToRetain": str(options.retained),
             "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+            "spark.sql.constraintPropagation.enabled": "false",  # over a source's checks of every column it takes minutes and gigabytes
         }
         if self.plan.execution.parallelism is not None:
             settings["spark.sql.shuffle.partitions"] = str(self.plan.execution.parallelism)
