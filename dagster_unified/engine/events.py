@@ -47,6 +47,8 @@ class EpochCommitted:
     counters: Mapping[str, int]
     written: Mapping[str, int]
     """Bytes by sink."""
+    state_rows: int = 0
+    state_bytes: int = 0
 
 
 Event = StageStarted | StageFinished | EpochCommitted

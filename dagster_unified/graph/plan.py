@@ -73,6 +73,16 @@ class Plan:
         """The region with this name."""
         return next(r for r in self.regions if r.name == name)
 
+    def upstream(self, *nodes: int) -> set[int]:
+        """Some nodes and everything upstream of them."""
+        found, pending = set(nodes), list(nodes)
+        while pending:
+            for edge in self.graph.inputs(pending.pop()):
+                if edge.source not in found:
+                    found.add(edge.source)
+                    pending.append(edge.source)
+        return found
+
     def assigners_before(self, node: int) -> tuple[str, ...]:
         """The uids of the nearest timestamp assigners upstream of a node, whose last event time is the last of its input."""
         pending, found = [node], {}

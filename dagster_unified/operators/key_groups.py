@@ -98,6 +98,10 @@ class KeyGroups:
         keys, starts = runs(batch, self.keyed, layout, self.operator.where)
         records = layout.records.from_batch(batch.select(list(layout.records.names)))
         timestamps: Sequence[int | None] = batch.column(TIMESTAMP).to_pylist() if layout.timestamped else [None] * len(records)
+        if self.operator.watermark > MIN_TIMESTAMP:
+            late = sum(1 for t in timestamps if t is not None and t <= self.operator.watermark)
+            if late:
+                self.running.metrics.count("late records", late)
         self._load(group, group.pages_of(keys))
         for key, start, end in zip(keys, starts, [*starts[1:], len(records)], strict=True):
             self._run_of(group, key, records[start:end], timestamps[start:end])

@@ -14,6 +14,8 @@ class Report(msgspec.Struct):
 
     metrics: Metrics = msgspec.field(default_factory=Metrics)
     due: int | None = None
+    rows: int = 0
+    """Records read from sources."""
 
     @staticmethod
     def of(metrics: Metrics, due: int | None) -> Report:
@@ -29,7 +31,7 @@ class Report(msgspec.Struct):
 
     def empty(self) -> bool:
         """Whether there is nothing to tell."""
-        return self.due is None and not self.metrics.counters and not self.metrics.last_event_times
+        return self.due is None and not self.rows and not self.metrics.counters and not self.metrics.last_event_times
 
     def encode(self) -> bytes:
         """As JSON."""
@@ -39,4 +41,4 @@ class Report(msgspec.Struct):
 def merge_reports(reports: Iterable[bytes]) -> Report:
     """The totals over several reports."""
     found = [msgspec.json.decode(r, type=Report) for r in reports]
-    return Report(merge([r.metrics for r in found]), min((r.due for r in found if r.due is not None), default=None))
+    return Report(merge([r.metrics for r in found]), min((r.due for r in found if r.due is not None), default=None), sum(r.rows for r in found))

@@ -1,8 +1,9 @@
 """The Dagster face: a pipeline's stages as assets, in one asset job, configured at launch by the option keys."""
 
 from dagster_unified.orchestration.definitions import unified_definitions
+from dagster_unified.orchestration.deployment import StreamingDeployment
 from dagster_unified.orchestration.io_manager import IntermediateIOManager
 from dagster_unified.orchestration.resources import ExecutionConfig, SparkResource
 from dagster_unified.orchestration.translator import StageTranslator
 
-__all__ = ["ExecutionConfig", "IntermediateIOManager", "SparkResource", "StageTranslator", "unified_definitions"]
+__all__ = ["ExecutionConfig", "IntermediateIOManager", "SparkResource", "StageTranslator", "StreamingDeployment", "unified_definitions"]

@@ -24,6 +24,10 @@ class StageTranslator:
         """The external asset that stands for a source."""
         return AssetKey([plan.name, "sources", _word(source.name)])
 
+    def get_sink_key(self, plan: Plan, sink: SinkNode) -> AssetKey:
+        """The asset that stands for a sink which STREAMING alone writes."""
+        return AssetKey([plan.name, _word(sink.name)])
+
     def get_group_name(self, plan: Plan, region: Region) -> str:
         """The pipeline's name."""
         return plan.name

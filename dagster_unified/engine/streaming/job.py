@@ -18,7 +18,7 @@ from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Dep
 from dagster_unified.engine.streaming.clock import JobTime
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.epoch import EpochWriter
-from dagster_unified.engine.streaming.topology import KEYED, Lanes, Topology, ancestors, topology
+from dagster_unified.engine.streaming.topology import KEYED, Lanes, Topology, topology
 from dagster_unified.errors import UnifiedError, UnsupportedError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.connectors import Boundedness
@@ -106,10 +106,14 @@ class StreamingJob:
             self._lease.release()
             self._lease = None
 
-    def progress(self) -> list[dict[str, Any]]:
-        """Spark's last progress of each query."""
-        found = [query.progress() for query in self._queries]
-        return [p for p in found if p is not None]
+    @property
+    def token(self) -> int | None:
+        """The fencing token of the lease, while it is held."""
+        return self._lease.token if self._lease is not None else None
+
+    def activity(self) -> tuple[int, bool]:
+        """How many epochs have been committed, and whether one is being worked on."""
+        return sum(query.epochs for query in self._queries), any(query.busy() for query in self._queries)
 
     def may_write(self) -> None:
         """Raises where another job has taken over."""
@@ -143,7 +147,7 @@ def queries(plan: Plan) -> list[tuple[str, tuple[int, ...], int | None]]:
     for node in graph.nodes:
         if not isinstance(node, g.SinkNode):
             continue
-        upstream = ancestors(plan, (node.id,))
+        upstream = plan.upstream(node.id)
         aggregates = [n for n in upstream if isinstance(graph.node(n), g.AggregateNode)]
         if aggregates:
             name = graph.node(aggregates[0]).name
@@ -153,7 +157,7 @@ def queries(plan: Plan) -> list[tuple[str, tuple[int, ...], int | None]]:
                     f"{plan.name}: sink '{node.name}' comes after the native aggregate '{name}' and after '{(others or [graph.node(aggregates[1]).name])[0]}', "
                     f"which STREAMING cannot run in one query; use reduce instead of one of them, or write a table between them"
                 )
-            if any(s not in ancestors(plan, (aggregates[0],)) for s in upstream if isinstance(graph.node(s), g.SourceNode)):
+            if any(s not in plan.upstream(aggregates[0]) for s in upstream if isinstance(graph.node(s), g.SourceNode)):
                 raise UnsupportedError(
                     f"{plan.name}: sink '{node.name}' unites the native aggregate '{name}' with another stream, which STREAMING cannot run; write them to two sinks"
                 )
@@ -177,6 +181,7 @@ class _Query:
         self.writer = EpochWriter(job.plan, job.spark, tail, f"{job.deployed.id}/{name}", self.folder / "epochs" / name, job.may_write)
         self.query: StreamingQuery | None = None
         self.failure: Exception | None = None
+        self.epochs = 0
         self._stopping = False
         self._committing = Lock()
         self._draining: Thread | None = None
@@ -232,9 +237,15 @@ class _Query:
             if self.query.isActive:
                 raise translated(error, self.plan, self.name, self.job.spark) from error
 
-    def progress(self) -> dict[str, Any] | None:
+    def busy(self) -> bool:
+        """Whether an epoch is being worked on."""
+        return self.query is not None and self.query.isActive and bool(self.query.status["isTriggerActive"])
+
+    def measured(self) -> tuple[int, int, int]:
+        """What Spark measured in the micro-batch before: rows read, and rows and bytes of state."""
         found: Any = self.query.lastProgress if self.query is not None else None
-        return None if found is None else dict(found)
+        states = found["stateOperators"] if found is not None else []
+        return int(found["numInputRows"]) if found else 0, sum(s["numRowsTotal"] for s in states), sum(s["memoryUsedBytes"] for s in states)
 
     def _drain(self) -> None:
         assert self.query is not None
@@ -253,6 +264,7 @@ class _Query:
                 raise _StoppedError("the job is being stopped")
             try:
                 self.job.observe(self.commit(frame, epoch))
+                self.epochs += 1
             except Exception as error:
                 self.failure = error
                 raise
@@ -287,7 +299,9 @@ class _Packed(_Query):
             if event is not None:
                 self.control.write(event)
         written = {name: result.bytes for name, result in results.items()}
-        return EpochCommitted(self.name, epoch, 0, rows, time.monotonic() - begun, self.time.watermark(), report.metrics.counters, written)
+        _, state_rows, state_bytes = self.measured()
+        seconds = time.monotonic() - begun
+        return EpochCommitted(self.name, epoch, report.rows, rows, seconds, self.time.watermark(), report.metrics.counters, written, state_rows, state_bytes)
 
     def tick(self) -> None:
         if self.stages.timed:
@@ -321,8 +335,8 @@ class _Native(_Query):
 
     def __init__(self, job: StreamingJob, name: str, sinks: tuple[int, ...], aggregate: int | None) -> None:
         assert aggregate is not None
-        upstream = ancestors(job.plan, (aggregate,))
-        after = sorted(ancestors(job.plan, sinks) - upstream)
+        upstream = job.plan.upstream(aggregate)
+        after = sorted(job.plan.upstream(*sinks) - upstream)
         super().__init__(job, name, Region(-1, "sinks", (), tuple(after), (), (), sinks, ""))
         self.aggregate, self.members = aggregate, sorted(upstream)
 
@@ -332,4 +346,6 @@ class _Native(_Query):
     def commit(self, frame: DataFrame, epoch: int) -> EpochCommitted:
         begun = time.monotonic()
         results = self.writer.plain(frame, epoch)
-        return EpochCommitted(self.name, epoch, 0, 0, time.monotonic() - begun, None, {}, {name: r.bytes for name, r in results.items()})
+        rows, state_rows, state_bytes = self.measured()
+        written = {name: r.bytes for name, r in results.items()}
+        return EpochCommitted(self.name, epoch, rows, 0, time.monotonic() - begun, None, {}, written, state_rows, state_bytes)

@@ -63,21 +63,10 @@ def topology(plan: Plan, sinks: tuple[int, ...], lanes: Lanes) -> Topology:
     return _Builder(plan, sinks, lanes).build()
 
 
-def ancestors(plan: Plan, nodes: tuple[int, ...]) -> set[int]:
-    """Some nodes and everything upstream of them."""
-    found, pending = set(nodes), list(nodes)
-    while pending:
-        for edge in plan.graph.inputs(pending.pop()):
-            if edge.source not in found:
-                found.add(edge.source)
-                pending.append(edge.source)
-    return found
-
-
 class _Builder:
     def __init__(self, plan: Plan, sinks: tuple[int, ...], lanes: Lanes) -> None:
         self.plan, self.graph, self.sinks, self.lanes = plan, plan.graph, sinks, lanes
-        self.members = sorted(ancestors(plan, sinks))
+        self.members = sorted(plan.upstream(*sinks))
         self.keyed = [n for n in self.members if isinstance(self.graph.node(n), KEYED)]
         self.body = self._body()
         self.tail = [n for n in self.members if n not in self.body and n not in self.keyed]

@@ -57,6 +57,7 @@ def _head(payload: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Reco
         for batch in batches:
             if MALFORMED in batch.schema.names:
                 batch = running.without_malformed(batch, malformed)
+            running.report.rows += batch.num_rows
             if batch.num_rows:
                 push(batch.select(names))
             yield from running.packer.flush(ROWS)

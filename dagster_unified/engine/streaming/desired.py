@@ -1,0 +1,59 @@
+"""What operators ask of a deployment, and what the job says of itself: two small records in the checkpoint directory.
+
+Both outlive any process: a sensor whose cursor was reset, or a job that was killed, finds them again.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from dagster_unified.engine.streaming.atomic import read_latest, write_alternately
+from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
+from dagster_unified.operators.time import wall_clock
+
+
+class Desired(msgspec.Struct, frozen=True):
+    """What is wanted. `stop` is the token of a lease whose holder is to stop, and `reason` says why."""
+
+    number: int = 0
+    state: str | None = None
+    """`running` or `suspended`; None where the program's word stands."""
+    stop: int = 0
+    reason: str = ""
+    at: int = 0
+    """When the state was asked for, in milliseconds since the epoch: what failed before a resumption does not count any more."""
+
+
+class Status(msgspec.Struct, frozen=True):
+    """A job's last sign: which run it is, and since when it has been busy with one epoch. Milliseconds since the epoch."""
+
+    number: int
+    run_id: str
+    token: int
+    at: int
+    epochs: int = 0
+    busy_since: int | None = None
+    watermark: int | None = None
+
+
+def read_desired(directory: CheckpointDirectory) -> Desired:
+    """What is wanted now."""
+    return read_latest(directory.path / "desired", Desired, lambda d: d.number) or Desired()
+
+
+def ask(directory: CheckpointDirectory, *, state: str | None = None, stop: int | None = None, reason: str = "") -> Desired:
+    """Changes what is wanted: the state, or that one holder of the lease stops."""
+    held = read_desired(directory)
+    wanted = Desired(held.number + 1, state or held.state, held.stop if stop is None else stop, reason, wall_clock() if state else held.at)
+    write_alternately(directory.path / "desired", wanted.number, msgspec.json.encode(wanted))
+    return wanted
+
+
+def read_status(directory: CheckpointDirectory) -> Status | None:
+    """The last sign of the last job."""
+    return read_latest(directory.path / "status", Status, lambda s: s.number)
+
+
+def tell(directory: CheckpointDirectory, status: Status) -> None:
+    """Leaves a sign."""
+    write_alternately(directory.path / "status", status.number, msgspec.json.encode(status))

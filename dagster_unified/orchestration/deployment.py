@@ -1,0 +1,167 @@
+"""A streaming deployment as the author declares it, and the decision that its sensor takes at each tick.
+
+The decision is a pure function of what the runs, the checkpoint directory and the clock say: a cursor can be reset by anyone,
+and a run's status can be wrong after `kill -9`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any, Literal
+
+from dagster_unified.engine.streaming.checkpoint import Deployed, Lease
+from dagster_unified.engine.streaming.desired import Desired, Status
+from dagster_unified.errors import ConfigurationError, UnsupportedError
+from dagster_unified.graph.options import Configuration
+from dagster_unified.orchestration.restarts import Failure, decide
+
+if TYPE_CHECKING:
+    from dagster_unified.api.pipeline import Pipeline
+
+STARTUP = timedelta(minutes=3)
+"""How long a run may take to start Spark and take the lease."""
+
+UPGRADES = ("stateless", "last-state", "savepoint")
+
+
+@dataclass(frozen=True)
+class StreamingDeployment:
+    """How a pipeline is kept running in STREAMING.
+
+    `upgrade_mode` says what happens when the pipeline's code changes: `last-state` stops the job after an epoch and starts the
+    new code from its state, `stateless` starts it without. `options` are option keys, among them the restart strategy.
+    `start_when` says when the job is started: `always`, when `files` have arrived since it last ran, or a function of the sensor's
+    context. A job that has been busy with one epoch for `stall_after` is replaced.
+    """
+
+    pipeline: Pipeline
+    state: Literal["running", "suspended"] = "running"
+    upgrade_mode: Literal["stateless", "last-state", "savepoint"] = "last-state"
+    options: dict[str, Any] = field(default_factory=dict)
+    start_when: Literal["always", "files"] | Callable[[Any], bool] = "always"
+    stall_after: timedelta = timedelta(minutes=10)
+    observe_every: timedelta = timedelta(seconds=30)
+
+    def __post_init__(self) -> None:
+        if self.state not in ("running", "suspended"):
+            raise ConfigurationError(f"{self.pipeline.name}: a deployment's state is 'running' or 'suspended', not {self.state!r}")
+        if self.upgrade_mode not in UPGRADES:
+            raise ConfigurationError(f"{self.pipeline.name}: upgrade_mode is one of {', '.join(UPGRADES)}, not {self.upgrade_mode!r}")
+        if self.upgrade_mode == "savepoint":
+            raise UnsupportedError(f"{self.pipeline.name}: there are no savepoints yet; use upgrade_mode='last-state', which keeps the state of the checkpoint")
+        if not callable(self.start_when) and self.start_when not in ("always", "files"):
+            raise ConfigurationError(f"{self.pipeline.name}: start_when is 'always', 'files' or a function, not {self.start_when!r}")
+        Configuration.of(self.options)
+
+
+@dataclass(frozen=True)
+class SeenRun:
+    """What Dagster says of a run of the streaming job."""
+
+    run_id: str
+    status: str
+    created: datetime
+    ended: datetime | None
+    reason: str = ""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it may still run or come to run; QUEUED counts."""
+        return self.status in ("NOT_STARTED", "QUEUED", "STARTING", "STARTED", "MANAGED", "CANCELING")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Everything a decision is taken from. `runs` has the newest first."""
+
+    runs: Sequence[SeenRun]
+    deployed: Deployed | None
+    lease: Lease | None
+    desired: Desired
+    status: Status | None
+    fingerprint: str
+    now: datetime
+    may_start: bool = True
+    patience: float = 20.0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do now. `bury` is a run that Dagster takes for alive and that is dead; `replace` one that has to be ended by force."""
+
+    message: str
+    launch: str | None = None
+    """The run key to launch under."""
+    bury: str | None = None
+    replace: str | None = None
+    stop: int | None = None
+    """The token of the lease whose holder has to stop, for new code."""
+
+
+def next_step(deployment: StreamingDeployment, options: Configuration, seen: Seen) -> Decision:
+    """What the sensor does at a tick."""
+    name = deployment.pipeline.name
+    wanted = seen.desired.state or deployment.state
+    alive = next((r for r in seen.runs if r.alive), None)
+    if alive is not None:
+        return _watch(deployment, seen, alive, wanted)
+    if wanted == "suspended":
+        return Decision(f"{name} is suspended; run {name}_resume to let it go on")
+    changed = seen.deployed is not None and seen.deployed.fingerprint != seen.fingerprint
+    if seen.deployed is not None and seen.deployed.finished and not changed:
+        return Decision(f"{name} has come to the end of its bounded input")
+    last = seen.runs[0] if seen.runs else None
+    resumed = utc(seen.desired.at / 1000) if seen.desired.state == "running" else None
+    key = f"{name}/{last.run_id if last else 'first'}/{seen.fingerprint}"
+    if last is not None and last.status == "CANCELED" and not changed and (resumed is None or resumed < (last.ended or last.created)):
+        return Decision(f"run {last.run_id[:8]} was terminated by hand; run {name}_resume to start {name} again")
+    failures = [f for f in _failures(seen.runs) if resumed is None or f.ended > resumed]
+    if failures and not changed:
+        verdict = decide(failures, options)
+        why = f"run {seen.runs[0].run_id[:8]} failed: {seen.runs[0].reason or 'see its log'}"
+        if verdict.at is None:
+            return Decision(f"{why}; giving up: {verdict.reason}. Mend the cause, then run {name}_resume or launch {name}_streaming")
+        if seen.now < verdict.at:
+            return Decision(f"{why}; attempt {verdict.attempt} begins at {verdict.at:%H:%M:%S} UTC")
+        return Decision(f"{why}; attempt {verdict.attempt}", launch=key)
+    if not seen.may_start:
+        return Decision(f"{name} waits for what start_when asks for")
+    return Decision(f"starting {name}" + (" with new code" if changed else ""), launch=key)
+
+
+def _watch(deployment: StreamingDeployment, seen: Seen, run: SeenRun, wanted: str) -> Decision:
+    name = deployment.pipeline.name
+    short = run.run_id[:8]
+    lease, status, now = seen.lease, seen.status, seen.now.timestamp() * 1000
+    mine = lease is not None and lease.owner == run.run_id
+    silent = lease is None or now - lease.beat > seen.patience * 1000
+    if lease is not None and mine and silent and run.status in ("STARTED", "CANCELING"):
+        return Decision(f"run {short} has given no sign of life for {(now - lease.beat) / 1000:.0f} s; it is taken to be dead", bury=run.run_id)
+    if not mine and silent and run.status == "STARTED" and seen.now - run.created > STARTUP:
+        return Decision(f"run {short} began {seen.now - run.created} ago and has not taken the lease; it is taken to be dead", bury=run.run_id)
+    if mine and status is not None and status.run_id == run.run_id and status.busy_since is not None and now - status.busy_since > deployment.stall_after.total_seconds() * 1000:
+        return Decision(f"run {short} has been busy with one epoch for {(now - status.busy_since) / 1000:.0f} s; replacing it", replace=run.run_id)
+    if wanted == "suspended":
+        return Decision(f"run {short} of {name} is stopping, since it is suspended")
+    if mine and lease is not None and seen.deployed is not None and seen.deployed.fingerprint != seen.fingerprint and run.status == "STARTED":
+        if seen.desired.stop >= lease.token:
+            return Decision(f"run {short} is stopping, to be started with new code")
+        return Decision(f"the code of {name} has changed: stopping run {short} after its epoch", stop=lease.token)
+    return Decision(f"run {short} of {name} is {run.status.lower()}")
+
+
+def _failures(runs: Sequence[SeenRun]) -> list[Failure]:
+    """The failures since the last run that ended well, oldest first."""
+    found = []
+    for run in runs:
+        if run.status != "FAILURE":
+            break
+        found.append(Failure(run.created, run.ended or run.created, run.run_id))
+    return found[::-1]
+
+
+def utc(timestamp: float) -> datetime:
+    """A moment from Dagster's seconds since the epoch."""
+    return datetime.fromtimestamp(timestamp, timezone.utc)

@@ -1,0 +1,63 @@
+"""Restart strategies: whether and when a failed streaming job is started again (Flink: *Restart Strategies*). Pure functions."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from dagster_unified.graph.options import Configuration
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failed run: when it began and ended, and something that is the run's own, for its jitter."""
+
+    began: datetime
+    ended: datetime
+    seed: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """When to start again, and which attempt that is; `at` is None where the strategy gives up, and `reason` says why."""
+
+    attempt: int
+    at: datetime | None
+    reason: str = ""
+
+
+def decide(failures: Sequence[Failure], options: Configuration) -> Verdict:
+    """What the configured strategy says after these failures in a row, the last one last."""
+    strategy = options["restart-strategy.type"]
+    last = failures[-1]
+    if strategy == "NONE":
+        return Verdict(len(failures), None, "restart-strategy.type is NONE")
+    if strategy == "FIXED-DELAY":
+        allowed = options["restart-strategy.fixed-delay.attempts"]
+        if len(failures) > allowed:
+            return Verdict(len(failures), None, f"all {allowed} attempts of restart-strategy.fixed-delay have failed")
+        return Verdict(len(failures), last.ended + options["restart-strategy.fixed-delay.delay"])
+    if strategy == "FAILURE-RATE":
+        allowed, interval = options["restart-strategy.failure-rate.max-failures-per-interval"], options["restart-strategy.failure-rate.failure-rate-interval"]
+        recent = [f for f in failures if f.ended > last.ended - interval]
+        if len(recent) > allowed:
+            return Verdict(len(failures), None, f"{len(recent)} failures within {interval}, and restart-strategy.failure-rate bears {allowed}")
+        return Verdict(len(failures), last.ended + options["restart-strategy.failure-rate.delay"])
+    return _exponential(failures, options)
+
+
+def _exponential(failures: Sequence[Failure], options: Configuration) -> Verdict:
+    prefix = "restart-strategy.exponential-delay"
+    in_a_row: list[Failure] = []
+    for failure in failures:
+        if failure.ended - failure.began >= options[f"{prefix}.reset-backoff-threshold"]:
+            in_a_row = []
+        in_a_row.append(failure)
+    first, most = options[f"{prefix}.initial-backoff"], options[f"{prefix}.max-backoff"]
+    factor = options[f"{prefix}.backoff-multiplier"] ** min(len(in_a_row) - 1, 64)
+    wait = min(first.total_seconds() * factor, most.total_seconds())
+    jitter = options[f"{prefix}.jitter-factor"]
+    wait *= 1 + random.Random(failures[-1].seed).uniform(-jitter, jitter)
+    return Verdict(len(in_a_row), failures[-1].ended + timedelta(seconds=wait))

@@ -1,0 +1,332 @@
+"""STREAMING under Dagster: a job with one op that owns a pipeline's queries, a sensor that keeps it alive, jobs to suspend and resume.
+
+The op has no retry policy, which would catch its interruption and start a cancelled job again; the sensor alone restarts.
+"""
+
+# No `from __future__ import annotations` here: Dagster reads the annotations of an op's function as objects.
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from typing import Any
+
+from dagster import (
+    AssetKey,
+    AssetObservation,
+    AssetSpec,
+    DagsterEventType,
+    DagsterRunStatus,
+    DefaultSensorStatus,
+    Failure,
+    JobDefinition,
+    MetadataValue,
+    OpExecutionContext,
+    RunRequest,
+    RunsFilter,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SkipReason,
+    job,
+    op,
+    sensor,
+)
+from dagster._core.errors import DagsterExecutionInterruptedError
+
+from dagster_unified.engine.events import EpochCommitted, Event
+from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
+from dagster_unified.engine.streaming.desired import Status, ask, read_desired, read_status, tell
+from dagster_unified.engine.streaming.job import PATIENCE, Start, StreamingJob
+from dagster_unified.errors import UnifiedError
+from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.graph.mode import sources
+from dagster_unified.graph.nodes import SinkNode
+from dagster_unified.graph.options import Configuration
+from dagster_unified.graph.plan import Plan, deployment_fingerprint, plan
+from dagster_unified.operators.time import wall_clock
+from dagster_unified.orchestration import progress
+from dagster_unified.orchestration.deployment import Decision, Seen, SeenRun, StreamingDeployment, next_step, utc
+from dagster_unified.orchestration.resources import session_of
+from dagster_unified.orchestration.translator import StageTranslator
+from dagster_unified.orchestration.trend import Trend
+
+LOG_EVERY = 5.0
+"""Seconds between lines of the run's log."""
+
+_TICK_SECONDS = 30
+_LOOK_BACK = 50
+"""How many runs a tick looks at."""
+
+
+def configuration_of(deployment: StreamingDeployment, launched: Configuration | None = None) -> Configuration:
+    """The deployment's options, with those set at launch above them; the mode is STREAMING."""
+    given = {key: setting.value for key, setting in launched.items() if launched.is_set(key)} if launched is not None else {}
+    return Configuration([("launch", given), ("deployment", {"execution.runtime-mode": "STREAMING", **deployment.options})])
+
+
+def streaming_jobs(deployment: StreamingDeployment, observed: dict[str, AssetKey]) -> list[JobDefinition]:
+    """`<pipeline>_streaming`, `<pipeline>_suspend` and `<pipeline>_resume`. `observed` are the assets of the sinks."""
+    name = deployment.pipeline.name
+
+    @op(name=f"{name}_queries", required_resource_keys={"spark", "execution"}, description=f"Runs {name} in STREAMING until it is stopped, or its input ends.")
+    def stream(context: OpExecutionContext) -> None:
+        try:
+            planned = plan(deployment.pipeline.graph(), configuration_of(deployment, context.resources.execution.configuration()))
+            _run(context, deployment, planned, observed)
+        except UnifiedError as error:
+            raise Failure(str(error), metadata={"error": MetadataValue.text(type(error).__name__)}, allow_retries=False) from error
+
+    @job(name=f"{name}_streaming", tags={"dagster/max_retries": "0"}, description=f"{name} as one long-running job. Its sensor starts and restarts it.")
+    def streaming() -> None:
+        stream()
+
+    return [streaming, _asking(deployment, "suspend", "suspended"), _asking(deployment, "resume", "running")]
+
+
+def _asking(deployment: StreamingDeployment, verb: str, state: str) -> JobDefinition:
+    name = deployment.pipeline.name
+
+    @op(name=f"{name}_ask_to_{verb}", required_resource_keys={"execution"})
+    def change(context: OpExecutionContext) -> None:
+        directory = directory_of(deployment, context.resources.execution.configuration())
+        ask(directory, state=state, reason=f"run {context.run_id}")
+        context.log.info(f"{name} is to be {state}")
+
+    @job(name=f"{name}_{verb}", description=f"Says that {name} is to be {state}; its job and its sensor follow.")
+    def asking() -> None:
+        change()
+
+    return asking
+
+
+def directory_of(deployment: StreamingDeployment, launched: Configuration | None = None) -> CheckpointDirectory:
+    """Where a deployment keeps its state."""
+    return CheckpointDirectory(configuration_of(deployment, launched)["execution.checkpointing.dir"], deployment.pipeline.name)
+
+
+def _run(context: OpExecutionContext, deployment: StreamingDeployment, planned: Plan, observed: dict[str, AssetKey]) -> None:
+    with _interrupts() as interrupted:
+        interrupted.listen()
+        spark = session_of(context.resources.spark)
+        interrupted.listen()  # PySpark has put a handler of its own in place
+        directory = CheckpointDirectory(planned.execution.streaming.directory, planned.name)
+        held = directory.deployed()
+        fresh = deployment.upgrade_mode == "stateless" and held is not None and held.fingerprint != deployment_fingerprint(planned)
+        watcher = _Watcher(context, deployment, observed)
+        running = StreamingJob(planned, spark, Start(context.run_id, fresh), watcher.committed)
+        outcome = running.run(lambda: interrupted.received or watcher.asked_to_stop(directory, running), poll=0.2)
+        watcher.observe_sinks()
+        if interrupted.received:
+            context.log.info("stopped: the last epoch is committed, and the lease is released")
+            raise DagsterExecutionInterruptedError
+        context.log.info(f"{planned.name} has {outcome}" + (f": {watcher.reason}" if watcher.reason else ""))
+
+
+class _Interrupts:
+    """Remembers that the process was asked to stop. Raising from a handler would break the connection to the JVM."""
+
+    def __init__(self) -> None:
+        self.received = False
+
+    def listen(self) -> None:
+        """Puts the handlers in place, where this is the main thread."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._handle)
+            signal.signal(signal.SIGTERM, self._handle)
+
+    def _handle(self, number: int, frame: Any) -> None:
+        self.received = True
+
+
+@contextmanager
+def _interrupts() -> Iterator[_Interrupts]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield _Interrupts()
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class _Watcher:
+    """Tells Dagster of epochs, now and then, and looks whether the job is still wanted."""
+
+    def __init__(self, context: OpExecutionContext, deployment: StreamingDeployment, observed: dict[str, AssetKey]) -> None:
+        self._context, self._deployment, self._observed = context, deployment, observed
+        self._trend = Trend()
+        self._logged = self._told = self._looked = 0.0
+        self._observed_at = time.monotonic()
+        self._signs = 0
+        self._busy: tuple[int, int] | None = None
+        self.reason = ""
+
+    def committed(self, event: Event) -> None:
+        """An epoch is committed; called from the thread that committed it."""
+        progress.tell(event)
+        if not isinstance(event, EpochCommitted):
+            return
+        self._trend.add(event)
+        if time.monotonic() - self._logged >= LOG_EVERY:
+            self._logged = time.monotonic()
+            self._context.log.info(self._trend.line(event))
+
+    def asked_to_stop(self, directory: CheckpointDirectory, running: StreamingJob) -> bool:
+        """Whether the deployment is suspended, or new code waits; also leaves signs of life."""
+        now = time.monotonic()
+        if now - self._told >= 1:
+            self._told = now
+            self._sign(directory, running)
+            desired = read_desired(directory)
+            if (desired.state or self._deployment.state) == "suspended" and desired.state is not None:
+                self.reason = "suspended"
+            elif running.token is not None and desired.stop >= running.token:
+                self.reason = desired.reason
+        if now - self._observed_at >= self._deployment.observe_every.total_seconds():
+            self.observe_sinks()
+        return bool(self.reason)
+
+    def observe_sinks(self) -> None:
+        """An observation of each sink's asset."""
+        self._observed_at = time.monotonic()
+        for sink, key in self._observed.items():
+            metadata = self._trend.metadata(sink)
+            if metadata is not None:
+                self._context.log_event(AssetObservation(asset_key=key, metadata=metadata))
+
+    def _sign(self, directory: CheckpointDirectory, running: StreamingJob) -> None:
+        if running.token is None:
+            return
+        epochs, active = running.activity()
+        if not active:
+            self._busy = None
+        elif self._busy is None or self._busy[0] != epochs:
+            self._busy = (epochs, wall_clock())
+        last = read_status(directory)
+        self._signs = max(self._signs, last.number if last else 0) + 1
+        busy = self._busy[1] if self._busy else None
+        tell(directory, Status(self._signs, self._context.run_id, running.token, wall_clock(), epochs, busy, self._trend.watermark))
+
+
+# The sensor
+
+
+def streaming_sensor(deployment: StreamingDeployment, streaming: JobDefinition) -> SensorDefinition:
+    """`<pipeline>_streaming_sensor`: a short look at what is there, and at most one thing done."""
+    name = deployment.pipeline.name
+
+    @sensor(
+        name=f"{name}_streaming_sensor",
+        job=streaming,
+        minimum_interval_seconds=_TICK_SECONDS if not os.environ.get("UNIFIED_SENSOR_SECONDS") else int(os.environ["UNIFIED_SENSOR_SECONDS"]),
+        default_status=DefaultSensorStatus.STOPPED,
+        description=f"Keeps {name} running in STREAMING: starts it, restarts it after failures, replaces it when its code changes.",
+    )
+    def keep_alive(context: SensorEvaluationContext) -> RunRequest | SkipReason:
+        options = configuration_of(deployment)
+        try:
+            decision = next_step(deployment, options, _see(context, deployment, streaming.name))
+        except UnifiedError as error:
+            return SkipReason(str(error))
+        context.log.info(decision.message)
+        _carry_out(context, deployment, decision)
+        if decision.launch is None:
+            return SkipReason(decision.message)
+        return RunRequest(run_key=decision.launch, tags={"dagster-unified/reason": decision.message[:200]})
+
+    return keep_alive
+
+
+def _carry_out(context: SensorEvaluationContext, deployment: StreamingDeployment, decision: Decision) -> None:
+    instance = context.instance
+    if decision.stop is not None:
+        ask(directory_of(deployment), stop=decision.stop, reason="new code")
+    for run_id in (decision.bury, decision.replace):
+        run = instance.get_run_by_id(run_id) if run_id is not None else None
+        if run is None:
+            continue
+        if decision.replace is not None:
+            directory = directory_of(deployment)
+            lease = directory.holder()
+            ask(directory, stop=lease.token if lease else 0, reason="no progress")
+            instance.run_launcher.terminate(run.run_id)
+        instance.report_run_failed(run, decision.message)
+
+
+def _see(context: SensorEvaluationContext, deployment: StreamingDeployment, job_name: str) -> Seen:
+    instance = context.instance
+    directory = directory_of(deployment)
+    records = instance.get_run_records(RunsFilter(job_name=job_name), limit=_LOOK_BACK)
+    runs = [
+        SeenRun(
+            r.dagster_run.run_id,
+            r.dagster_run.status.value,
+            utc(r.start_time or r.create_timestamp.timestamp()),
+            utc(r.end_time) if r.end_time else None,
+            _reason(context, r.dagster_run.run_id) if number == 0 and r.dagster_run.status is DagsterRunStatus.FAILURE else "",
+        )
+        for number, r in enumerate(records)
+    ]
+    planned = plan(deployment.pipeline.graph(), configuration_of(deployment))
+    return Seen(
+        runs,
+        directory.deployed(),
+        directory.holder(),
+        read_desired(directory),
+        read_status(directory),
+        deployment_fingerprint(planned),
+        datetime.now(timezone.utc),
+        _may_start(deployment, planned, context, runs),
+        PATIENCE,
+    )
+
+
+def _reason(context: SensorEvaluationContext, run_id: str) -> str:
+    """Why a run failed, in one line."""
+    entries = context.instance.all_logs(run_id, of_type={DagsterEventType.STEP_FAILURE, DagsterEventType.RUN_FAILURE})
+    events = [e.dagster_event for e in entries if e.dagster_event is not None]
+    for event in events:
+        if event.is_step_failure:
+            data = event.step_failure_data
+            if data.user_failure_data is not None and data.user_failure_data.description:
+                return str(data.user_failure_data.description)[:300]
+            if data.error is not None:
+                return str(data.error.message).strip()[:300]
+    return next((str(e.message)[:300] for e in events if e.message), "")
+
+
+def _may_start(deployment: StreamingDeployment, planned: Plan, context: SensorEvaluationContext, runs: Sequence[SeenRun]) -> bool:
+    if callable(deployment.start_when):
+        return bool(deployment.start_when(context))
+    if deployment.start_when == "always":
+        return True
+    since = max((r.ended or r.created for r in runs), default=None)
+    watched = [n.source for n in sources(planned.graph) if n.source.boundedness is Boundedness.UNBOUNDED and hasattr(n.source, "files")]
+    return any(since is None or f.stat().st_mtime > since.timestamp() for source in watched for f in source.files())
+
+
+def sink_assets(planned: Plan, translator: StageTranslator) -> dict[str, AssetKey]:
+    """The asset of each sink, by the sink's name: that of the stage that writes it in BATCH, or one of its own."""
+    found = {}
+    for node in planned.graph.nodes:
+        if isinstance(node, SinkNode):
+            bounded = planned.execution.boundedness is Boundedness.BOUNDED
+            found[node.name] = translator.get_asset_key(planned, planned.region_of(node.id)) if bounded else translator.get_sink_key(planned, node)
+    return found
+
+
+def sink_specs(planned: Plan, translator: StageTranslator) -> list[AssetSpec]:
+    """The external assets that stand for the sinks of a pipeline that has no BATCH stages."""
+    return [
+        AssetSpec(
+            translator.get_sink_key(planned, node),
+            deps=[translator.get_source_key(planned, n) for n in sources(planned.graph) if n.id in planned.upstream(node.id)],
+            group_name=planned.name,
+            description=f"{node.sink.describe()}, written by {planned.name} in STREAMING ({node.sink.guarantee.value}).",
+            kinds={"spark", "streaming"},
+        )
+        for node in planned.graph.nodes
+        if isinstance(node, SinkNode)
+    ]

@@ -1,0 +1,77 @@
+"""The last epochs of a streaming job, as what one looks at: rates, durations, watermark, a picture in one line of text."""
+
+from __future__ import annotations
+
+from collections import deque
+from datetime import datetime, timezone
+from typing import Any
+
+from dagster import MetadataValue
+
+from dagster_unified.engine.events import EpochCommitted
+from dagster_unified.operators.time import wall_clock
+
+KEPT = 60
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+class Trend:
+    """Remembers the last epochs."""
+
+    def __init__(self) -> None:
+        self._epochs: deque[EpochCommitted] = deque(maxlen=KEPT)
+        self._counters: dict[str, int] = {}
+        self._bytes: dict[str, int] = {}
+
+    def add(self, event: EpochCommitted) -> None:
+        """One more epoch."""
+        self._epochs.append(event)
+        for name, count in event.counters.items():
+            self._counters[name] = self._counters.get(name, 0) + count
+        for sink, size in event.written.items():
+            self._bytes[sink] = self._bytes.get(sink, 0) + size
+
+    @property
+    def watermark(self) -> int | None:
+        """The last known watermark."""
+        return next((e.watermark for e in reversed(self._epochs) if e.watermark is not None), None)
+
+    def line(self, event: EpochCommitted) -> str:
+        """One epoch, as a line of a log."""
+        mark = "" if event.watermark is None else f", watermark {_moment(event.watermark)}"
+        rows = f"{event.rows_in:,} rows in, {event.rows_out:,} packed rows out"
+        return f"epoch {event.epoch} of {event.query}: {rows} in {event.seconds:.2f} s{mark}; durations {self._picture()}"
+
+    def metadata(self, sink: str) -> dict[str, Any] | None:
+        """What an observation of a sink's asset says, or None before the first epoch."""
+        mine = [e for e in self._epochs if sink in e.written] or list(self._epochs)
+        if not mine:
+            return None
+        last = mine[-1]
+        seconds = sum(e.seconds for e in mine)
+        found: dict[str, Any] = {
+            "epoch": last.epoch,
+            "query": last.query,
+            "batch duration (s)": round(last.seconds, 3),
+            "input rows per second": round(sum(e.rows_in for e in mine) / seconds, 1) if seconds else 0.0,
+            "bytes written": self._bytes.get(sink, 0),
+            "state rows": last.state_rows,
+            "state bytes": last.state_bytes,
+            "batch durations": MetadataValue.text(self._picture()),
+            **self._counters,
+        }
+        if self.watermark is not None:
+            found["watermark"] = MetadataValue.text(_moment(self.watermark))
+            found["watermark lag (s)"] = round((wall_clock() - self.watermark) / 1000, 1)
+        return found
+
+    def _picture(self) -> str:
+        longest = max((e.seconds for e in self._epochs), default=0.0) or 1.0
+        return "".join(_BARS[min(int(e.seconds / longest * 7.99), 7)] for e in self._epochs)
+
+
+def _moment(millis: int) -> str:
+    try:
+        return datetime.fromtimestamp(millis / 1000, timezone.utc).isoformat(sep=" ", timespec="seconds")
+    except (OverflowError, ValueError, OSError):
+        return str(millis)

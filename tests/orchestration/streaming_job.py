@@ -1,0 +1,47 @@
+"""A pipeline over a watched folder, for tests that run it under Dagster: totals per key, in a Delta table."""
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+from dagster_unified.api import CsvSource, DeltaSink, Pipeline
+from dagster_unified.orchestration import ExecutionConfig, IntermediateIOManager, SparkResource, StreamingDeployment, unified_definitions
+
+HERE = Path(os.environ.get("STREAMING_TEST_FOLDER", "/tmp/streaming-test"))
+OPTIONS = {
+    "execution.checkpointing.dir": str(HERE / "checkpoints"),
+    "pipeline.max-parallelism": 4,
+    "parallelism.default": 2,
+    "restart-strategy.exponential-delay.initial-backoff": "1 s",
+    **({"restart-strategy.type": os.environ["STREAMING_TEST_STRATEGY"]} if "STREAMING_TEST_STRATEGY" in os.environ else {}),
+}
+FACTOR = int(os.environ.get("STREAMING_TEST_FACTOR", "1"))
+
+
+class Sale(NamedTuple):
+    shop: str
+    amount: int
+
+
+def add(a: Sale, b: Sale) -> Sale:
+    return Sale(a.shop, a.amount + b.amount)
+
+
+def scaled(sale: Sale) -> Sale:
+    return Sale(sale.shop, sale.amount * FACTOR)
+
+
+pipeline = Pipeline("sales")
+sales = pipeline.from_source(CsvSource(str(HERE / "in"), Sale, name="incoming", monitor=True, max_files_per_trigger=1))
+sales.map(scaled).uid("scaled").key_by("shop").reduce(add).uid("totals").sink_to(DeltaSink(str(HERE / "totals"), mode="upsert", key="shop", name="totals"))
+
+defs = unified_definitions(
+    pipeline,
+    {
+        "spark": SparkResource(master="local[2]", config={"spark.driver.memory": "1g"}),
+        "execution": ExecutionConfig(),
+        "intermediates": IntermediateIOManager(path=str(HERE / "intermediates")),
+    },
+    deployments=[StreamingDeployment(pipeline, options=OPTIONS, observe_every=timedelta(seconds=2))],
+)
