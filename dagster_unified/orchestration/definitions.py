@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dagster import AssetSelection, Definitions, RetryPolicy, define_asset_job, in_process_executor
+from dagster import AssetSelection, Definitions, ExecutorDefinition, RetryPolicy, define_asset_job, in_process_executor
 
 from dagster_unified.api.pipeline import Pipeline
 from dagster_unified.errors import PipelineError
@@ -25,6 +25,7 @@ def unified_definitions(
     translator: StageTranslator | None = None,
     retry_policy: RetryPolicy | None = DEFAULT_RETRY,
     deployments: Sequence[StreamingDeployment] = (),
+    streaming_executor: ExecutorDefinition = in_process_executor,
 ) -> Definitions:
     """For each pipeline that can run in BATCH, one asset per stage and one asset job `<pipeline>_batch`; for each pipeline `<pipeline>_streaming`,
     a sensor that keeps it alive once it is turned on, `<pipeline>_suspend` and `<pipeline>_resume`; and the resources that they need.
@@ -65,7 +66,7 @@ def unified_definitions(
         else:
             assets += sink_specs(loaded, translator)
         deployment = declared.get(each.name, StreamingDeployment(each))
-        streaming = streaming_jobs(deployment, sink_assets(loaded, translator))
+        streaming = streaming_jobs(deployment, sink_assets(loaded, translator), streaming_executor)
         jobs += streaming
         sensors.append(streaming_sensor(deployment, streaming[0]))
     given = {"spark": SparkResource(), "execution": ExecutionConfig(), "intermediates": IntermediateIOManager(), **(resources or {})}

@@ -20,6 +20,7 @@ from dagster import (
     DagsterEventType,
     DagsterRunStatus,
     DefaultSensorStatus,
+    ExecutorDefinition,
     Failure,
     JobDefinition,
     MetadataValue,
@@ -66,7 +67,7 @@ def configuration_of(deployment: StreamingDeployment, launched: Configuration | 
     return Configuration([("launch", given), ("deployment", {"execution.runtime-mode": "STREAMING", **deployment.options})])
 
 
-def streaming_jobs(deployment: StreamingDeployment, observed: dict[str, AssetKey]) -> list[JobDefinition]:
+def streaming_jobs(deployment: StreamingDeployment, observed: dict[str, AssetKey], executor: ExecutorDefinition) -> list[JobDefinition]:
     """`<pipeline>_streaming`, `<pipeline>_suspend` and `<pipeline>_resume`. `observed` are the assets of the sinks."""
     name = deployment.pipeline.name
 
@@ -78,7 +79,7 @@ def streaming_jobs(deployment: StreamingDeployment, observed: dict[str, AssetKey
         except UnifiedError as error:
             raise Failure(str(error), metadata={"error": MetadataValue.text(type(error).__name__)}, allow_retries=False) from error
 
-    @job(name=f"{name}_streaming", tags={"dagster/max_retries": "0"}, description=f"{name} as one long-running job. Its sensor starts and restarts it.")
+    @job(name=f"{name}_streaming", executor_def=executor, tags={"dagster/max_retries": "0"}, description=f"{name} as one long-running job. Its sensor starts and restarts it.")
     def streaming() -> None:
         stream()
 
@@ -184,9 +185,16 @@ class _Watcher:
                 self.reason = "suspended"
             elif running.token is not None and desired.stop >= running.token:
                 self.reason = desired.reason
+            elif self._abandoned():
+                self.reason = "its run has ended in Dagster"
         if now - self._observed_at >= self._deployment.observe_every.total_seconds():
             self.observe_sinks()
         return bool(self.reason)
+
+    def _abandoned(self) -> bool:
+        """Whether Dagster has given the run up, as after `kill -9` of the process that this step was started from."""
+        run = self._context.instance.get_run_by_id(self._context.run_id)
+        return run is not None and run.is_finished
 
     def observe_sinks(self) -> None:
         """An observation of each sink's asset."""

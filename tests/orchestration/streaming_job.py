@@ -5,6 +5,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
+from dagster import in_process_executor, multiprocess_executor
+
 from dagster_unified.api import CsvSource, DeltaSink, Pipeline
 from dagster_unified.orchestration import ExecutionConfig, IntermediateIOManager, SparkResource, StreamingDeployment, unified_definitions
 
@@ -44,4 +46,5 @@ defs = unified_definitions(
         "intermediates": IntermediateIOManager(path=str(HERE / "intermediates")),
     },
     deployments=[StreamingDeployment(pipeline, options=OPTIONS, observe_every=timedelta(seconds=2))],
+    streaming_executor=multiprocess_executor if os.environ.get("STREAMING_TEST_EXECUTOR") == "multiprocess" else in_process_executor,
 )

@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -39,10 +41,8 @@ class Dagster:
     def stop(self):
         if self.process is not None:
             self.process.send_signal(signal.SIGINT)
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 self.process.wait(40)
-            except subprocess.TimeoutExpired:
-                pass
             for group in self._groups():
                 os.killpg(group, signal.SIGKILL)
 
@@ -80,14 +80,17 @@ class Dagster:
 
     def launch(self, job):
         selector = {**self.SELECTOR, "pipelineName": job}
-        params = {"selector": selector, "runConfigData": {"ops": {}} if False else {"resources": {"execution": {"config": {"execution.checkpointing.dir": str(self.folder / "checkpoints")}}}}, "mode": "default"}
-        return self.ask("mutation($p: ExecutionParams!) { launchRun(executionParams: $p) { __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } ... on RunConfigValidationInvalid { errors { message } } } }", p=params)
+        params = {"selector": selector, "runConfigData": {}, "mode": "default"}
+        return self.ask(
+            "mutation($p: ExecutionParams!) { launchRun(executionParams: $p) { __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } ... on RunConfigValidationInvalid { errors { message } } } }",
+            p=params,
+        )
 
     def terminate(self, run_id):
         return self.ask("mutation($r: String!) { terminateRun(runId: $r) { __typename } }", r=run_id)
 
     def runs(self):
-        found = self.ask("{ runsOrError(filter: {pipelineName: \"sales_streaming\"}) { ... on Runs { results { runId status } } } }")
+        found = self.ask('{ runsOrError(filter: {pipelineName: "sales_streaming"}) { ... on Runs { results { runId status } } } }')
         return found["runsOrError"]["results"]
 
     def started(self):
@@ -96,10 +99,19 @@ class Dagster:
     def ticks(self):
         selector = {**self.SELECTOR, "sensorName": "sales_streaming_sensor"}
         try:
-            found = self.ask("query($s: SensorSelector!) { sensorOrError(sensorSelector: $s) { ... on Sensor { sensorState { ticks(limit: 5) { status skipReason error { message } } } } } }", s=selector)
+            found = self.ask(
+                "query($s: SensorSelector!) { sensorOrError(sensorSelector: $s) { ... on Sensor { sensorState { ticks(limit: 5) { status skipReason error { message } } } } } }",
+                s=selector,
+            )
             return found["sensorOrError"]["sensorState"]["ticks"]
         except (OSError, KeyError, TypeError):
             return None
+
+    def worker_of(self, run_id):
+        """The process that executes a run, as its log says."""
+        found = self.ask("query($r: ID!) { logsForRun(runId: $r) { ... on EventConnection { events { ... on MessageEvent { message } } } } }", r=run_id)
+        messages = [e.get("message", "") for e in found["logsForRun"]["events"]]
+        return int(next(m for text in messages for m in re.findall(r"Started process for run \(pid: (\d+)\)", text)))
 
     def drop(self, name, **amounts):
         target = self.folder / "in"
@@ -121,17 +133,29 @@ def dagster(tmp_path):
     running.stop()
 
 
-def worker_of(run_id):
-    """The process that executes a run."""
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                environment = (process / "environ").read_bytes()
-                if f"DAGSTER_RUN_ID={run_id}".encode() in environment or run_id.encode() in (process / "cmdline").read_bytes():
-                    return int(process.name)
-            except OSError:
-                continue
-    return None
+@pytest.mark.parametrize("executor", ["in_process", "multiprocess"])
+def test_a_deployment_that_is_killed_goes_on_and_new_code_takes_over_its_state(dagster, executor):
+    dagster.drop("one", a=1, b=2)
+    dagster.environment["STREAMING_TEST_EXECUTOR"] = executor
+    dagster.start()
+    dagster.sensor(on=True)
+    dagster.until(lambda: dagster.totals() == {"a": 1, "b": 2}, "the first file is in the table")
+    killed = dagster.started()
+    os.kill(dagster.worker_of(killed), signal.SIGKILL)
+    dagster.drop("two", a=10)
+    dagster.until(lambda: dagster.totals() == {"a": 11, "b": 2}, "another run goes on where the killed one was")
+    assert {r["runId"]: r["status"] for r in dagster.runs()}[killed] == "FAILURE"
+    dagster.until(lambda: dagster.started() not in (None, killed), "a second run is there")
+    assert len(dagster.runs()) == 2
+
+    # New code: the daemon and the code server come back with another factor. The run has lived on meanwhile, and gives way.
+    old = dagster.started()
+    dagster.stop()
+    dagster.start(STREAMING_TEST_FACTOR="100")
+    dagster.until(lambda: dagster.started() not in (None, old), "a run with the new code")
+    assert {r["runId"]: r["status"] for r in dagster.runs()}[old] == "SUCCESS"
+    dagster.drop("three", b=1)
+    dagster.until(lambda: dagster.totals() == {"a": 11, "b": 102}, "the new code has taken over the state of the old")
 
 
 def test_a_deployment_from_start_to_cancel(dagster):
