@@ -13,10 +13,10 @@ from cyclopts import App
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import batch
+from benchmarks import batch, stream
 from benchmarks.bars import Options
 
-FAMILIES = {"batch": batch.measure}
+FAMILIES = {"batch": batch.measure, "stream": stream.measure}
 RESULTS = Path(__file__).parent / "results" / "latest.json"
 app = App(help=__doc__, version_flags=[])
 
@@ -24,15 +24,16 @@ app = App(help=__doc__, version_flags=[])
 @app.default
 def main(
     *,
-    only: Literal["batch"] | None = None,
+    only: Literal["batch", "stream"] | None = None,
     records: int = 5_000_000,
     keys: int = 10_000,
     rounds: int = 4,
     one_key_records: int = 20_000_000,
     flink: bool = True,
     flink_records: int = 1_000_000,
+    stream_records: int = 6_000_000,
 ) -> int:
-    options = Options(records, keys, rounds, one_key_records, flink, flink_records)
+    options = Options(records, keys, rounds, one_key_records, flink, flink_records, stream_records)
     bars, measurements = [], []
     for name, measure in FAMILIES.items():
         if only in (None, name):

@@ -32,6 +32,7 @@ class Options:
     one_key_records: int
     flink: bool
     flink_records: int
+    stream_records: int
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class KeyGroups:
         """A micro-batch of one group: its records, then the control event. Gives the group's earliest processing-time timer."""
         group = self._group = _Group(store, self.codec)
         operator = self.operator
-        operator.state.keys = group.keys
+        operator.state.keys, operator.state.created = group.keys, group.created
         operator.event_timers, operator.processing_timers = TimerQueue(), TimerQueue()
         operator.watermark = group.index.watermark
         operator.at_end = operator.ended = False
@@ -103,21 +103,23 @@ class KeyGroups:
             if late:
                 self.running.metrics.count("late records", late)
         self._load(group, group.pages_of(keys))
-        for key, start, end in zip(keys, starts, [*starts[1:], len(records)], strict=True):
-            self._run_of(group, key, records[start:end], timestamps[start:end])
+        if self.operator.time_sorted and layout.timestamped:
+            for key, start, end in zip(keys, starts, [*starts[1:], len(records)], strict=True):
+                self._hold_early(group, key, records[start:end], timestamps[start:end])
+        else:
+            self.operator.process_runs(keys, starts, records, timestamps, lambda: self.running.drain(FLUSH))
 
-    def _run_of(self, group: _Group, key: Hashable, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
+    def _hold_early(self, group: _Group, key: Hashable, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
+        """Elements before the watermark, and those without a time, are processed at once; the others wait for it."""
         operator = self.operator
-        if operator.time_sorted and self.program.input.timestamped:
-            early = [i for i, t in enumerate(timestamps) if t is not None and t > operator.watermark]
-            if early:
-                group.hold(key, [(timestamps[i], records[i]) for i in early])  # type: ignore[misc]
-                waiting = set(early)
-                records = [r for i, r in enumerate(records) if i not in waiting]
-                timestamps = [t for i, t in enumerate(timestamps) if i not in waiting]
-        if records:
+        timed = list(zip(records, timestamps, strict=True))
+        early = [(t, r) for r, t in timed if t is not None and t > operator.watermark]
+        if early:
+            group.hold(key, early)
+        now = [(r, t) for r, t in timed if t is None or t <= operator.watermark]
+        if now:
             operator.select(key)
-            operator.process(records, timestamps)
+            operator.process([r for r, _ in now], [t for _, t in now])
             operator.finish_bundle()
             self.running.drain(FLUSH)
 
@@ -169,6 +171,8 @@ class _Group:
         self.before = data
         self.index = decode_index(data) if data is not None else Index(MIN_TIMESTAMP, [Page()])
         self.keys: dict[Hashable, dict[str, Any]] = {}
+        self.created: list[Hashable] = []
+        self.pages: dict[int, Content] = {}
         self.held: dict[Hashable, list[tuple[int, Any]]] = {}
         self.loaded: dict[int, bytes | None] = {}
         self._hashes: dict[Hashable, int] = {}
@@ -180,9 +184,10 @@ class _Group:
             found = self._hashes[key] = key_hash(key) >> 12
         return found & (len(self.index.pages) - 1)
 
-    def pages_of(self, keys: Iterable[Hashable]) -> set[int]:
-        """The pages that some keys are in."""
-        return {0} if len(self.index.pages) == 1 else {self.page_of(key) for key in keys}
+    def pages_of(self, keys: Sequence[Hashable]) -> set[int]:
+        """The pages that some keys are in; where that will be nearly all of them, all."""
+        count = len(self.index.pages)
+        return set(range(count)) if len(keys) >= 4 * count else {self.page_of(key) for key in keys}
 
     def pages_due(self, watermark: int, now: int) -> list[int]:
         """The pages with a timer or a held-back element that is due."""
@@ -204,7 +209,7 @@ class _Group:
                 if self.index.pages[number] != Page():
                     raise UnifiedError(f"{self.codec.where}: page {number} of a key group's state is missing in the checkpoint; restore from an earlier one")
                 continue
-            content = self.codec.decode(data)
+            content = self.pages[number] = self.codec.decode(data)
             self.keys.update(content.keys)
             for timestamp, key, record in content.held:
                 self.held.setdefault(key, []).append((timestamp, record))
@@ -226,8 +231,6 @@ class _Group:
 
     def save(self, event_timers: TimerQueue, processing_timers: TimerQueue, watermark: int) -> None:
         """Writes back what has changed."""
-        for key in [key for key, state in self.keys.items() if not state]:
-            del self.keys[key]
         count = sum(p.keys for i, p in enumerate(self.index.pages) if i not in self.loaded) + len(self.keys)
         if count > KEYS_PER_PAGE * len(self.index.pages):
             for content in self.load(range(len(self.index.pages))):
@@ -237,6 +240,7 @@ class _Group:
             while count > KEYS_PER_PAGE * len(self.index.pages):
                 self.index.pages = [Page() for _ in range(2 * len(self.index.pages))]
             self.loaded = dict.fromkeys(range(len(self.index.pages)))
+            self.pages, self.created = {}, list(self.keys)
         self._write(event_timers, processing_timers)
         self.index.watermark = watermark
         index = encode_index(self.index)
@@ -245,8 +249,12 @@ class _Group:
 
     def _write(self, event_timers: TimerQueue, processing_timers: TimerQueue) -> None:
         pages: dict[int, Content] = {number: Content() for number in self.loaded}
-        for key, state in self.keys.items():
-            pages[self.page_of(key)].keys[key] = state
+        for number, content in self.pages.items():
+            pages[number].keys = {key: state for key, state in content.keys.items() if state}
+        for key in self.created:
+            state = self.keys[key]
+            if state:
+                pages[self.page_of(key)].keys[key] = state
         for timer in event_timers.pending():
             pages[self.page_of(timer[1])].event_timers.append(timer)
         for timer in processing_timers.pending():

@@ -91,6 +91,14 @@ class KeyedOperator:
         """A run of records of the current key, in order."""
         raise NotImplementedError
 
+    def process_runs(self, keys: Sequence[Hashable], starts: Sequence[int], records: Sequence[Any], timestamps: Sequence[int | None], after: Callable[[], None]) -> None:
+        """Runs of several keys, one after another, each a bundle; `after` is called after each."""
+        for key, start, end in zip(keys, starts, [*starts[1:], len(records)], strict=True):
+            self.select(key)
+            self.process(records[start:end], timestamps[start:end])
+            self.finish_bundle()
+            after()
+
     @property
     def time_sorted(self) -> bool:
         """Whether records have to come in event-time order, and event time with them."""
@@ -253,6 +261,35 @@ class ReduceOperator(KeyedOperator):
     def close(self) -> None:
         if hasattr(self.user_function, "close"):
             self.user_function.close()
+
+    def process_runs(self, keys: Sequence[Hashable], starts: Sequence[int], records: Sequence[Any], timestamps: Sequence[int | None], after: Callable[[], None]) -> None:
+        """As above, in one go: where keys are many and their runs short, what is done for each key is what it costs."""
+        if not self.options.incremental_updates:
+            super().process_runs(keys, starts, records, timestamps, after)
+            return
+        held_of, select, function, out = self.state.keys, self.state.select, self.function, self.out.records
+        held, start, state = None, 0, self.state.current
+        try:
+            for key, start, end in zip(keys, starts, [*starts[1:], len(records)], strict=True):
+                known = held_of.get(key)
+                if known is None:
+                    select(key)
+                    state = self.state.current
+                else:
+                    state = known
+                held = state.get("value")
+                if end - start == 1:
+                    updates = [records[start] if held is None else function(held, records[start])]
+                elif held is None:
+                    updates = list(accumulate(records[start:end], function))
+                else:
+                    updates = list(accumulate(records[start:end], function, initial=held))[1:]
+                out += updates
+                state["value"] = updates[-1]
+        except Exception as error:
+            raise user_failure(error, self.where, self.user_function, _operands(error, held, records[start:])) from error
+        self.out.timestamps += timestamps
+        after()
 
     def process(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
         state = self.state.current

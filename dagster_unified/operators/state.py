@@ -146,6 +146,9 @@ class KeyedStateBackend:
     def __init__(self, now: Callable[[], int]) -> None:
         self.now = now
         self.keys: dict[Hashable, dict[str, Any]] = {}
+        self.created: list[Hashable] = []
+        """The keys that had no state when they were selected; a driver that cares empties it."""
+
         self.current: dict[str, Any] = {}
         self.descriptors: dict[str, StateDescriptor] = {}
         self.on_register: Callable[[StateDescriptor], None] | None = None
@@ -155,11 +158,13 @@ class KeyedStateBackend:
         current = self.keys.get(key)
         if current is None:
             current = self.keys[key] = {}
+            self.created.append(key)
         self.current = current
 
     def drop(self, key: Hashable) -> None:
         """Forgets all state of `key`."""
         self.keys.pop(key, None)
+        self.created.clear()
 
     def register(self, descriptor: StateDescriptor) -> None:
         """Remembers a descriptor; the same name twice must be the same state."""

@@ -92,9 +92,13 @@ class PageCodec:
 
     def encode(self, content: Content) -> bytes:
         """A page as bytes."""
-        names = list(dict.fromkeys(name for state in content.keys.values() for name in state))
+        names = sorted(set().union(*content.keys.values()))
         try:
-            keys = _encoder.encode([(key, [state.get(name) for name in names]) for key, state in content.keys.items()])
+            if len(names) == 1:
+                name = names[0]
+                keys = _encoder.encode([(key, (state[name],)) for key, state in content.keys.items()])
+            else:
+                keys = _encoder.encode([(key, [state.get(name) for name in names]) for key, state in content.keys.items()])
         except (TypeError, ValueError, OverflowError) as error:
             raise StateError(f"{self.where}: state cannot be stored: {error}; {self._misfit(content)}") from error
         rest = [msgspec.Raw(_encoder.encode(part)) for part in (content.event_timers, content.processing_timers, content.held)]
@@ -112,7 +116,11 @@ class PageCodec:
             raise StateError(
                 f"{self.where}: stored state does not fit its declared type: {error} (states: {', '.join(names)}); keep the type as it was, or start without state"
             ) from error
-        content.keys = {key: {n: v for n, v in zip(names, values, strict=True) if v is not None} for key, values in entries}
+        if len(names) == 1:
+            name = names[0]
+            content.keys = {key: {name: values[0]} for key, values in entries}
+        else:
+            content.keys = {key: {n: v for n, v in zip(names, values, strict=True) if v is not None} for key, values in entries}
         return content
 
     def decode_late(self, descriptor: StateDescriptor, stored: Any) -> Any:

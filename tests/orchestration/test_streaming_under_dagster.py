@@ -39,18 +39,20 @@ class Dagster:
         self.until(lambda: self.ask("{ version }"), "the webserver is up")
 
     def stop(self):
-        if self.process is not None:
+        """Stops the webserver and the daemon; runs live on, as they do for a user."""
+        if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(40)
-            for group in self._groups():
-                os.killpg(group, signal.SIGKILL)
 
-    def _groups(self):
-        try:
-            return [os.getpgid(self.process.pid)]
-        except ProcessLookupError:
-            return []
+    def end(self):
+        """Stops everything that was started for this test, the processes of runs among them."""
+        self.stop()
+        mark = f"STREAMING_TEST_FOLDER={self.folder}".encode()
+        for process in Path("/proc").iterdir():
+            with suppress(OSError):
+                if process.name.isdigit() and mark in (process / "environ").read_bytes():
+                    os.kill(int(process.name), signal.SIGKILL)
 
     def ask(self, query, **variables):
         body = json.dumps({"query": query, "variables": variables}).encode()
@@ -130,7 +132,7 @@ class Dagster:
 def dagster(tmp_path):
     running = Dagster(tmp_path)
     yield running
-    running.stop()
+    running.end()
 
 
 @pytest.mark.parametrize("executor", ["in_process", "multiprocess"])
