@@ -51,10 +51,8 @@ def groups(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where
     if len(columns) == 1 and not pa.types.is_nested(columns[0].type):
         spread = columns[0].dictionary_encode()
         values = spread.dictionary.to_pylist()
-        if 2 * len(values) > batch.num_rows:  # hardly a key comes twice: remembering would cost more than it saves
-            found = [crc32(_encode(key)) % count for key in decoded(keyed, values)]
-        else:
-            found = [_group(key, keyed, count, known) for key in values]
+        hardly_any_twice = 2 * len(values) > batch.num_rows  # then remembering would cost more than it saves
+        found = [key_hash(key) % count for key in decoded(keyed, values)] if hardly_any_twice else [_group(key, keyed, count, known) for key in values]
         return pa.array(found, pa.int32()).take(spread.indices)
     values = columns[0].to_pylist() if len(columns) == 1 else list(zip(*[c.to_pylist() for c in columns], strict=True))
     return pa.array([key_hash(k) % count for k in decoded(keyed, values)], pa.int32())
