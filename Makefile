@@ -20,7 +20,7 @@ ONLY ?=
 	@$(BIN)/python -m dagster_unified.cli check-java
 	@touch $@
 
-demo: .venv/java ## run the flights pipeline in BATCH, through Dagster
+demo: .venv/java $(DAGSTER_HOME)/dagster.yaml ## run the flights pipeline in BATCH, through Dagster
 	@$(BIN)/python -m jobs.data
 	@$(BIN)/dagster-unified run jobs.flight_delays -D execution.runtime-mode=BATCH
 
@@ -36,8 +36,10 @@ check: .venv/ready ## format, lint, types, architecture
 bench: .venv/java ## measure; ONLY=batch runs one family
 	@$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY))
 
-dev: .venv/java ## the Dagster UI with the code location loaded
-	@mkdir -p $(DAGSTER_HOME) && cp -n resources/dagster.yaml $(DAGSTER_HOME)/dagster.yaml 2>/dev/null || true
+$(DAGSTER_HOME)/dagster.yaml: resources/dagster.yaml
+	@mkdir -p $(DAGSTER_HOME) && cp $< $@
+
+dev: .venv/java $(DAGSTER_HOME)/dagster.yaml ## the Dagster UI with the code location loaded
 	@$(BIN)/python -m jobs.data
 	@$(BIN)/dagster dev -w workspace.yaml -h 127.0.0.1
 
