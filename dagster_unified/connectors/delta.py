@@ -95,7 +95,8 @@ class DeltaSink(SparkSink):
             files = sorted(f for f in staged.rglob("*.parquet") if not f.name.startswith(("_", ".")))
             size = sum(int(f.stat().st_size) for f in files)
             context.before_commit()
-            if context.epoch is None or any(map(_rows, files)):
+            begins = self.mode == "overwrite" and context.epoch == 0
+            if context.epoch is None or begins or any(map(_rows, files)):
                 self._commit(table, files, Transaction(app, version), mine)
         except BaseException:
             remove_tree(staged)

@@ -6,7 +6,7 @@ the event-time probe that a fully pipelined job with timers needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -256,24 +256,31 @@ class RegionFrames:
         if isinstance(node, g.SourceNode):
             return self._source(node)
         frame = self.stream(node.id)
-        kept = [F.col(TIMESTAMP)] if node.timestamped and TIMESTAMP in frame.columns else []
         if isinstance(node, g.AssignTimestampsNode):
             return self._timestamps(node, frame)
-        if isinstance(node, g.WhereNode):
-            return frame.where(_column(node.columns[0]))
-        if isinstance(node, g.SelectNode):
-            assert node.records is not None
-            named = [*node.records.names, *([TIMESTAMP] if kept else [])]
-            return self._typed(node, frame.select(*map(_column, node.columns), *kept).toDF(*named))
-        if isinstance(node, g.WithColumnsNode):
-            added = frame.withColumns({name: _column(c) for name, c in zip(node.names, node.columns, strict=True)})
-            return self._typed(node, added)
+        if isinstance(node, g.NativeNode):
+            return self.operation(node, frame, [TIMESTAMP] if node.timestamped and TIMESTAMP in frame.columns else [])
         if isinstance(node, g.AggregateNode):
             keys = list(node.key.fields)
             message = f"dagster_unified.errors.RecordTypeError: {self.plan.name}: stage '{self.region.name}', operator '{node.name}': a key is None; filter such records out before key_by"
             checked = frame.where(F.when(_all_set(keys), F.lit(True)).otherwise(F.raise_error(F.lit(message)).cast("boolean")))
-            return self._typed(node, checked.groupBy(*keys).agg(*map(_column, node.columns)))
+            return self._typed(node, checked.groupBy(*keys).agg(*map(_column, node.columns)), [])
         raise PipelineError(f"{self.plan.name}: '{node.name}' cannot run in BATCH")
+
+    def operation(self, node: g.NativeNode, frame: DataFrame, kept: Sequence[str], others: Column | None = None) -> DataFrame:
+        """A native operator on columns. The columns `kept` stay beside the result; rows for which `others` holds are not its rows, and stay."""
+        from pyspark.sql import functions as F
+
+        assert node.records is not None
+        if isinstance(node, g.WhereNode):
+            condition = _column(node.columns[0])
+            return frame.where(condition if others is None else others | condition)
+        if isinstance(node, g.SelectNode):
+            named = [*node.records.names, *kept]
+            return self._typed(node, frame.select(*map(_column, node.columns), *map(F.col, kept)).toDF(*named), kept)
+        if isinstance(node, g.WithColumnsNode):
+            return self._typed(node, frame.withColumns({name: _column(c) for name, c in zip(node.names, node.columns, strict=True)}), kept)
+        raise PipelineError(f"{self.plan.name}: '{node.name}' is not an operation on columns")
 
     def _source(self, node: g.SourceNode) -> DataFrame:
         if not isinstance(node.source, SparkSource):
@@ -306,7 +313,7 @@ class RegionFrames:
         )
         return frame.withColumn(TIMESTAMP, column).observe(observation, F.array(report).alias("reports"))
 
-    def _typed(self, node: g.Node, frame: DataFrame) -> DataFrame:
+    def _typed(self, node: g.Node, frame: DataFrame, kept: Sequence[str]) -> DataFrame:
         """Holds a native result against the declared record: columns by name, cast only where nothing can be lost."""
         from pyspark.sql import functions as F
 
@@ -324,7 +331,7 @@ class RegionFrames:
                     f"{self.plan.name}: operator '{node.name}': column '{declared.name}' is a {given.simpleString()}, but output_type says {declared.dataType.simpleString()}; cast it in the expression"
                 )
             columns.append(F.col(declared.name).cast(declared.dataType))
-        return frame.select(*columns, *([TIMESTAMP] if node.timestamped and TIMESTAMP in frame.columns else []))
+        return frame.select(*columns, *kept)
 
 
 def observed(observation: Observation) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class EpochWriter:
         seen = observed(observation)
         rows, report = int(seen.get("rows") or 0), merge_reports(bytes(r) for r in seen.get("reports") or [])
         if not direct:
-            if rows:
+            if rows or epoch == 0:  # the first epoch makes the tables, also where it has nothing for them
                 staged = self.spark.read.schema(spark_schema(PACKED)).parquet(for_spark(target))
                 for lane, keep in kept.items():
                     keep(staged.where(F.col("lane") == lane), epoch)

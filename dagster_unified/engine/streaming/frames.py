@@ -15,13 +15,14 @@ from dagster_unified.connectors.base import MALFORMED, SparkSource, spark_schema
 from dagster_unified.engine.batch.frames import RegionFrames
 from dagster_unified.engine.streaming import worker
 from dagster_unified.engine.streaming.control import NAME, ControlSource
-from dagster_unified.engine.streaming.topology import Head, Topology
+from dagster_unified.engine.streaming.topology import Head, Native, Topology
+from dagster_unified.engine.translate import input_layout
 from dagster_unified.engine.worker import shipped
 from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.operators.lanes import LAST, PACKED, Route
-from dagster_unified.operators.layout import METRICS, combined_schema
+from dagster_unified.operators.layout import METRICS, TIMESTAMP, combined_schema
 from dagster_unified.operators.program import Program
 
 if TYPE_CHECKING:
@@ -78,12 +79,31 @@ class PackedFrames:
         frame = frames[0]
         for other in frames[1:]:
             frame = frame.unionByName(other)
-        for level, tracks in zip(self.topology.levels, self.topology.passes, strict=True):
+        for native in self.topology.natives[0]:
+            frame = self._natively(frame, native, groups)
+        for level, tracks, natives in zip(self.topology.levels, self.topology.passes, self.topology.natives[1:], strict=True):
             processor = worker.KeyGroupProcessor(level)
             frame = frame.groupBy("lane", "group").transformWithState(processor, packed, "Append", "None")
             if tracks:
                 frame = frame.mapInArrow(worker.between(tracks, groups), packed)
+            for native in natives:
+                frame = self._natively(frame, native, groups)
         return frame
+
+    def _natively(self, frame: DataFrame, native: Native, groups: int) -> DataFrame:
+        """Native operators on one lane's rows, which for this become columns; the other lanes' rows pass beside them."""
+        from pyspark.sql import functions as F
+
+        schema = worker.beside(input_layout(self.plan, native.nodes[0]).schema)
+        wide = frame.mapInArrow(worker.spread(native.lane, schema), spark_schema(schema))
+        helper = RegionFrames(self.plan, Region(-1, "", (), (), (), (), (), ""), self.spark, _nothing)
+        others = F.col(worker.LANE) != native.lane
+        for number in native.nodes:
+            node = self.plan.graph.node(number)
+            assert isinstance(node, g.NativeNode)
+            kept = [*worker.BESIDE, *([TIMESTAMP] if node.timestamped and TIMESTAMP in wide.columns else [])]
+            wide = helper.operation(node, wide, kept, others)
+        return wide.mapInArrow(worker.gather(native.lane, native.track, groups), spark_schema(PACKED))
 
     def lane(self, frame: DataFrame, lane: int, schema: pa.Schema) -> DataFrame:
         """One stream out of packed rows, in its own columns."""

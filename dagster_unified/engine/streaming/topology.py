@@ -34,13 +34,25 @@ class Head:
 
 
 @dataclass(frozen=True)
+class Native:
+    """Native operators in the middle: the rows of one lane become columns, Catalyst runs them, and a track goes on."""
+
+    lane: int
+    nodes: tuple[int, ...]
+    track: Track
+
+
+@dataclass(frozen=True)
 class Topology:
-    """One query's line of stages. `levels[i]` and `passes[i + 1]` are by lane."""
+    """One query's line of stages, everything by lane."""
 
     heads: tuple[Head, ...]
     levels: tuple[Mapping[int, Track], ...]
     passes: tuple[Mapping[int, Track], ...]
     """The pass after each level."""
+
+    natives: tuple[tuple[Native, ...], ...]
+    """The native operators after the heads, and after each pass, in the order in which they run."""
     tail: Region
     tail_lanes: Mapping[Port, int]
     timed: Mapping[int, str]
@@ -71,19 +83,23 @@ class _Builder:
         self.body = self._body()
         self.tail = [n for n in self.members if n not in self.body and n not in self.keyed]
         self.tail_lanes: dict[Port, int] = {}
+        self.pending: list[int] = []
+        """Native operators that a track leads to."""
 
     def build(self) -> Topology:
         level_of = self._levels()
         heads = tuple(self._head(self.graph.node(n)) for n in self.members if isinstance(self.graph.node(n), g.SourceNode))
         levels: list[dict[int, Track]] = []
         passes: list[dict[int, Track]] = []
+        natives = [self._natives()]
         for level in range(1, max(level_of.values(), default=0) + 1):
             mine = [n for n in self.keyed if level_of[n] == level]
             levels.append({self._lane(n): self._keyed(n) for n in mine})
             passes.append({lane: track for n in mine for lane, track in self._after(n)})
+            natives.append(self._natives())
         uids = {self._lane(n): self.graph.node(n).uid for n in self.keyed if isinstance(self.graph.node(n), g.KeyedProcessNode)}
         tail = Region(-1, "sinks", (), tuple(self.tail), (), (), self.sinks, "")
-        return Topology(heads, tuple(levels), tuple(passes), tail, self.tail_lanes, uids)
+        return Topology(heads, tuple(levels), tuple(passes), tuple(natives), tail, self.tail_lanes, uids)
 
     def _outputs(self, node: int) -> list[Edge]:
         return [e for e in self.graph.outputs(node) if e.target in self.members]
@@ -114,17 +130,36 @@ class _Builder:
     # What runs
 
     def _head(self, node: g.Node) -> Head:
-        native: list[int] = []
-        current = node.id
+        native = self._followed_natively(node.id)
+        return Head(node.id, tuple(native), self._onward([node.id, *native][-1]))
+
+    def _followed_natively(self, current: int) -> list[int]:
+        """The native operators that alone follow a node, one after another."""
+        found: list[int] = []
         while True:
             edges = self._outputs(current)
             following = self.graph.node(edges[0].target) if len(edges) == 1 else None
             if following is None or following.id not in self.body or not isinstance(following, g.NativeNode) or len(self.graph.inputs(following.id)) > 1:
-                break
-            native.append(following.id)
+                return found
+            found.append(following.id)
             current = following.id
-        layout = self.plan.layout(Port(current))
-        return Head(node.id, tuple(native), self._track(Port(current), StreamLayout(layout.records, layout.timestamped)))
+
+    def _natives(self) -> tuple[Native, ...]:
+        """The native operators that are pending, and those that they lead to."""
+        found: list[Native] = []
+        while self.pending:
+            wanted, self.pending = list(dict.fromkeys(self.pending)), []
+            for node in wanted:
+                nodes = [node, *self._followed_natively(node)]
+                found.append(Native(self._native_lane(node), tuple(nodes), self._onward(nodes[-1])))
+        return tuple(found)
+
+    def _native_lane(self, node: int) -> int:
+        return self.lanes.of(f"{self.graph.node(node).uid} natively")
+
+    def _onward(self, node: int) -> Track:
+        layout = self.plan.layout(Port(node))
+        return self._track(Port(node), StreamLayout(layout.records, layout.timestamped))
 
     def _keyed(self, node_id: int) -> Track:
         """A keyed operator alone: what it emits goes to the pass after it, or straight to the tail."""
@@ -173,15 +208,17 @@ class _Builder:
 
         def follow(port: Port, index: int) -> None:
             edges = [e for e in self._outputs(port.node) if _tag(e) == port.tag]
-            leaving = [e for e in edges if e.target in self.keyed or (e.target in self.tail and port.node not in self.keyed)]
+            native = [e for e in edges if e.target in self.body and isinstance(self.graph.node(e.target), g.NativeNode)]
+            leaving = [e for e in edges if e in native or e.target in self.keyed or (e.target in self.tail and port.node not in self.keyed)]
             if leaving:
                 number = len(outputs)
                 outputs.append(Output(index, self.plan.layout(port), port.tag if index >= 0 else None))
                 routes.extend(self._route(number, port, e) for e in leaving if e.target in self.keyed)
+                routes.extend(self._to_native(number, port, e) for e in native)
                 if any(e.target in self.tail for e in leaving):
                     routes.append(_all(number, self._tail_lane(port), self.plan.layout(port)))
             for edge in edges:
-                if edge.target in self.body:
+                if edge.target in self.body and edge not in native:
                     node = self._in_python(edge)
                     steps.append(step(node, index, port.tag if index >= 0 else None))
                     mine = len(steps) - 1
@@ -194,11 +231,7 @@ class _Builder:
 
     def _in_python(self, edge: Edge) -> g.Node:
         node = self.graph.node(edge.target)
-        if type(node) not in STEP_KINDS:
-            raise UnsupportedError(
-                f"{self.plan.name}: operator '{node.name}' is native and stands between Python operators before a keyed one, which STREAMING cannot run; "
-                f"put it directly behind its source or behind the last keyed operator, or write it as map or filter"
-            )
+        assert type(node) in STEP_KINDS
         if edge.partitioning.kind in (ExchangeKind.GLOBAL, ExchangeKind.BROADCAST, ExchangeKind.CUSTOM):
             raise UnsupportedError(
                 f"{self.plan.name}: the {edge.partitioning.kind.value} exchange before '{node.name}' stands before a keyed operator, which STREAMING cannot run; "
@@ -206,14 +239,17 @@ class _Builder:
             )
         return node
 
+    def _to_native(self, output: int, port: Port, edge: Edge) -> Route:
+        self.pending.append(edge.target)
+        own, wanted = self.plan.layout(port), input_layout(self.plan, edge.target)
+        return Route(output, self._native_lane(edge.target), wanted.schema, tuple(_columns(own, wanted)))
+
     def _route(self, output: int, port: Port, edge: Edge) -> Route:
         """From a stream to the lane of a keyed operator, in the columns of that operator's input."""
         node = self.graph.node(edge.target)
         assert isinstance(node, g.KeyedNode)
         own, wanted = self.plan.layout(port), input_layout(self.plan, node.id)
-        columns: list[str | None] = list(own.records.names)
-        if wanted.timestamped:
-            columns.append(TIMESTAMP if own.timestamped else None)
+        columns = _columns(own, wanted)
         computed = edge.partitioning.key.computed if edge.partitioning.key is not None else None
         if computed is not None:
             columns.append(key_column(own.keys.index(computed)))
@@ -226,6 +262,14 @@ class _Builder:
             wanted,
             f"{self.plan.name}: operator '{node.name}'",
         )
+
+
+def _columns(own: StreamLayout, wanted: StreamLayout) -> list[str | None]:
+    """A stream's columns, in the order in which an operator that unites several has them."""
+    columns: list[str | None] = list(own.records.names)
+    if wanted.timestamped:
+        columns.append(TIMESTAMP if own.timestamped else None)
+    return columns
 
 
 def _all(output: int, lane: int, layout: StreamLayout) -> Route:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
@@ -17,7 +18,7 @@ from dagster_unified.connectors.base import MALFORMED
 from dagster_unified.engine.worker import by_value_bytes, loaded
 from dagster_unified.operators.batch import spare_the_garbage_collector
 from dagster_unified.operators.key_groups import ControlEvent, KeyGroups, decode_event
-from dagster_unified.operators.lanes import LAST, REPORT, ROWS, Packer, Route, Track, decode, encode, packed
+from dagster_unified.operators.lanes import LAST, PACKED, REPORT, ROWS, Packer, Route, Track, decode, encode, packed
 from dagster_unified.operators.program import RunningProgram
 from dagster_unified.operators.report import Report
 from dagster_unified.operators.time import wall_clock
@@ -79,6 +80,60 @@ def _between(payload: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.R
                     passed.append(i)
             if passed:
                 yield batch.take(pa.array(passed, pa.int64()))
+            yield from running.packer.flush(ROWS)
+        yield from running.finish()
+
+
+LANE = "__lane"
+BESIDE = (LANE, "__group", "__seq", "__data")
+"""The columns of packed rows, where they stand beside a record's."""
+
+
+def beside(schema: pa.Schema) -> pa.Schema:
+    """The columns of packed rows, and those of a record."""
+    own = [pa.field(name, f.type) for name, f in zip(BESIDE, PACKED, strict=True)]
+    return pa.schema([*own, *[f.with_nullable(True) for f in schema]])
+
+
+def spread(lane: int, schema: pa.Schema) -> Mapped:
+    """The rows of one lane as columns, a row for each record; the rows of all others as they are, with no record."""
+    return functools.partial(_spread, lane, schema.serialize().to_pybytes())
+
+
+def gather(lane: int, track: Track, groups: int) -> Mapped:
+    """The inverse: the records of one lane through its track, packed."""
+    return functools.partial(_gather, lane, by_value_bytes((track, groups)))
+
+
+def _spread(lane: int, schema: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    columns = pa.ipc.read_schema(pa.py_buffer(schema))
+    record = pa.schema(list(columns)[len(BESIDE) :])
+    for batch in batches:
+        mine = [i for i, found in enumerate(batch.column("lane").to_pylist()) if found == lane]
+        for i in mine:
+            records = decode(batch.column("data")[i].as_buffer(), record)
+            size = records.num_rows
+            own = [pa.repeat(pa.scalar(lane, pa.int32()), size), *[pa.nulls(size, f.type) for f in list(PACKED)[1:]]]
+            yield pa.RecordBatch.from_arrays([*own, *records.columns], schema=columns)
+        if len(mine) < batch.num_rows:
+            others = batch.take(pa.array(sorted(set(range(batch.num_rows)) - set(mine)), pa.int64()))
+            yield pa.RecordBatch.from_arrays([*others.columns, *[pa.nulls(others.num_rows, f.type) for f in record]], schema=columns)
+
+
+def _gather(lane: int, payload: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    track, groups = loaded(payload)
+    spare_the_garbage_collector()
+    names = list(track.program.input.schema.names)
+    with _Pass(groups) as running:
+        push = running.open(track)
+        for batch in batches:
+            mine = pc.equal(batch.column(LANE), lane)
+            records = batch.filter(mine).select(names)
+            if records.num_rows:
+                push(records)
+            if records.num_rows < batch.num_rows:
+                others = batch.filter(pc.invert(mine)).select(list(BESIDE))
+                yield pa.RecordBatch.from_arrays(others.columns, schema=PACKED)
             yield from running.packer.flush(ROWS)
         yield from running.finish()
 

@@ -1,0 +1,128 @@
+"""BATCH and STREAMING end with the same tables: generated pipelines, generated micro-batches, restarts in the middle."""
+
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dagster_unified.api import DeltaSink, KeyedProcessFunction, OutputTag, ParquetSource, Pipeline, ValueStateDescriptor, WatermarkStrategy
+from dagster_unified.api import functions as F
+from dagster_unified.engine.batch.stage import Run, run_all
+from dagster_unified.engine.batch.store import IntermediateStore
+from dagster_unified.engine.events import EpochCommitted
+from dagster_unified.engine.streaming.job import Start, StreamingJob
+
+
+class Event(NamedTuple):
+    key: str
+    at: int
+    value: int
+
+
+ALARM = OutputTag("alarm", Event)
+
+
+class Gaps(KeyedProcessFunction):
+    """The time since the key's last event; and an alarm when it has been silent for 50."""
+
+    requires_time_sorted_input = True
+
+    def open(self, context):
+        self.last = context.get_state(ValueStateDescriptor("last", Event))
+
+    def process_element(self, value: Event, ctx) -> Iterable[Event]:
+        last = self.last.value()
+        if last is not None and value.at < last.at + 50:
+            ctx.timer_service().delete_event_time_timer(last.at + 50)
+        self.last.update(value)
+        ctx.timer_service().register_event_time_timer(value.at + 50)
+        yield Event(value.key, value.at, value.at - (last.at if last else 0))
+
+    def on_timer(self, timestamp, ctx) -> Iterable[Event]:
+        yield ALARM, Event(ctx.get_current_key(), timestamp, self.last.value().value)
+
+
+def last_of(key: str):
+    """Keeps the latest event of a key, whatever comes first."""
+    return lambda s: s.key_by(key).reduce(lambda a, b: max(a, b, key=lambda e: (e.at, e.value)))
+
+
+STATELESS = {
+    "map": lambda s: s.map(lambda e: Event(e.key, e.at, e.value + 1), Event),
+    "filter": lambda s: s.filter(lambda e: e.value % 3 != 0),
+    "where": lambda s: s.where("value > 2"),
+    "with_columns": lambda s: s.with_columns({"value": F.col("value") * 2}, Event),
+    "select": lambda s: s.select("key", "at", (F.col("value") + F.col("at")).alias("v"), output_type=Event),
+    "map_batches": lambda s: s.map_batches(lambda b: b.set_column(2, "value", pc.add(b["value"], 1)), Event),
+    "key_by": lambda s: s.key_by("key").map(lambda e: e, Event),
+    "flat_map": lambda s: s.flat_map(lambda e: [e, e._replace(key=e.key + "'")] if e.value % 2 else [], Event),
+}
+BUILD = {
+    **STATELESS,
+    "gaps": lambda s: s.key_by("key").process(Gaps()),
+    "union": lambda s: s.filter(lambda e: e.value % 2 == 0).union(s.where("value % 2 = 1")).map(lambda e: e, Event),
+}
+
+
+def build(folder: Path, operations, target: Path) -> Pipeline:
+    pipeline = Pipeline("generated")
+    by_at = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=1000)).with_timestamp_assigner("at")
+    stream = pipeline.from_source(ParquetSource(str(folder / "in"), Event, name="events", max_files_per_trigger=1)).assign_timestamps_and_watermarks(by_at)
+    alarmed = False
+    for name in operations:
+        stream = BUILD[name](stream)
+        if name == "gaps" and not alarmed:
+            alarmed = True
+            stream.get_side_output(ALARM).sink_to(DeltaSink(str(target / "alarms"), mode="upsert", key=("key", "at"), name="alarms"))
+    stream.sink_to(DeltaSink(str(target / "all"), mode="upsert", key=("key", "at", "value"), name="all"))
+    last_of("key")(stream).name("latest").sink_to(DeltaSink(str(target / "latest"), mode="upsert", key="key", name="latest"))
+    return pipeline
+
+
+def tables(folder: Path):
+    return {p.name: sorted(tuple(r.values()) for r in DeltaTable(str(p)).to_pyarrow_table().to_pylist()) for p in sorted(folder.iterdir())}
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(
+    operations=st.lists(st.sampled_from(sorted(BUILD)), min_size=1, max_size=4).filter(lambda names: names.count("gaps") <= 2),
+    # No two events of a key at one time: their order would not be defined.
+    events=st.lists(st.builds(Event, st.sampled_from("abc"), st.integers(0, 300), st.integers(0, 9)), min_size=1, max_size=20, unique_by=lambda e: (e.key, e.at)),
+    cuts=st.lists(st.integers(0, 19), max_size=2),
+    interrupt=st.booleans(),
+)
+def test_streaming_ends_with_the_tables_of_batch(spark, tmp_path, operations, events, cuts, interrupt):
+    folder = tmp_path / str(len(list(tmp_path.iterdir())))
+    (folder / "in").mkdir(parents=True)
+    points = sorted({0, len(events), *(c % len(events) for c in cuts)})
+    for number, (a, b) in enumerate(zip(points, points[1:], strict=False)):
+        pq.write_table(
+            pa.Table.from_pylist([e._asdict() for e in events[a:b]], pa.schema([("key", pa.string()), ("at", pa.int64()), ("value", pa.int64())])), folder / f"in/{number}.parquet"
+        )
+    run_all(Run(build(folder, operations, folder / "batch").plan({}), spark, IntermediateStore(str(folder / "store")), "run", "run"))
+    options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(folder / "checkpoints"), "pipeline.max-parallelism": 3}
+    plan = build(folder, operations, folder / "streaming").plan(options)
+    if interrupt:
+        epochs = []
+        StreamingJob(plan, spark, Start("first"), lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None).run(lambda: bool(epochs))
+    assert StreamingJob(plan, spark, Start("second")).run() == "finished"
+    assert tables(folder / "streaming") == tables(folder / "batch")
+
+
+def test_native_operators_stand_anywhere(spark, tmp_path):
+    """Behind a source, between Python operators, between keyed ones, behind a union, in branches of their own."""
+    events = [Event(k, at, at % 7) for k in "ab" for at in range(0, 300, 13)]
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.Table.from_pylist([e._asdict() for e in events]), tmp_path / "in/0.parquet")
+    operations = ["where", "map", "with_columns", "union", "gaps", "select", "flat_map", "where"]
+    run_all(Run(build(tmp_path, operations, tmp_path / "batch").plan({}), spark, IntermediateStore(str(tmp_path / "store")), "run", "run"))
+    plan = build(tmp_path, operations, tmp_path / "streaming").plan({"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints")})
+    assert StreamingJob(plan, spark, Start("one")).run() == "finished"
+    assert tables(tmp_path / "streaming") == tables(tmp_path / "batch")
