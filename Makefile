@@ -5,7 +5,7 @@ export DAGSTER_HOME ?= $(CURDIR)/.dagster_home
 export DAGSTER_DISABLE_TELEMETRY ?= yes
 ONLY ?=
 
-.PHONY: demo test check bench dev docs format lock clean
+.PHONY: demo demo-streaming test faults check bench dev docs format lock clean
 
 .venv/ready: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dagster-unified needs Python 3.11 or newer: run make PYTHON=/path/to/python3.11")'
@@ -26,6 +26,9 @@ demo: .venv/java $(DAGSTER_HOME)/dagster.yaml ## run the flights pipeline in BAT
 
 test: .venv/java ## the whole test suite
 	@$(BIN)/python -m pytest
+
+faults: .venv/java ## kill a streaming job at twenty points
+	@UNIFIED_KILLS=20 $(BIN)/python -m pytest tests/engine/test_streaming_faults.py
 
 check: .venv/ready ## format, lint, types, architecture
 	@$(BIN)/ruff format --check .

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -102,7 +103,7 @@ def test_streaming_ends_with_the_tables_of_batch(spark, tmp_path, operations, ev
     folder = tmp_path / str(len(list(tmp_path.iterdir())))
     (folder / "in").mkdir(parents=True)
     points = sorted({0, len(events), *(c % len(events) for c in cuts)})
-    for number, (a, b) in enumerate(zip(points, points[1:], strict=False)):
+    for number, (a, b) in enumerate(pairwise(points)):
         pq.write_table(
             pa.Table.from_pylist([e._asdict() for e in events[a:b]], pa.schema([("key", pa.string()), ("at", pa.int64()), ("value", pa.int64())])), folder / f"in/{number}.parquet"
         )

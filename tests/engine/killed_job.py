@@ -1,0 +1,61 @@
+"""A streaming job that kills itself: `python -m tests.engine.killed_job FOLDER EPOCH POINT`, as `kill -9` would, at a point of an epoch.
+
+POINT is `before` a sink writes, `staged` when its files are written and not committed, `committed` when they are, or `never`.
+"""
+
+import os
+import signal
+import sys
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+from dagster_unified.api import DeltaSink, ParquetSource, Pipeline, WatermarkStrategy
+from dagster_unified.engine import session
+from dagster_unified.engine.streaming.job import Start, StreamingJob
+
+
+class Row(NamedTuple):
+    key: str
+    at: int
+    value: int
+
+
+def add(a: Row, b: Row) -> Row:
+    return Row(a.key, max(a.at, b.at), a.value + b.value)
+
+
+class KillingSink(DeltaSink):
+    """A Delta sink whose process dies."""
+
+    epoch, point, seen = 0, "never", 0
+
+    def write(self, frame, context):
+        KillingSink.seen += 1
+        now = self.point if KillingSink.seen >= self.epoch else "never"
+        if now == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if now == "staged":
+            context = replace(context, before_commit=lambda: os.kill(os.getpid(), signal.SIGKILL))
+        result = super().write(frame, context)
+        if now == "committed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+
+def build(folder: Path) -> Pipeline:
+    pipeline = Pipeline("killed")
+    by_at = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=100)).with_timestamp_assigner("at")
+    rows = pipeline.from_source(ParquetSource(str(folder / "in"), Row, name="rows", max_files_per_trigger=1)).assign_timestamps_and_watermarks(by_at)
+    rows.sink_to(KillingSink(str(folder / "all"), mode="append", name="all"))
+    rows.key_by("key").reduce(add).uid("totals").sink_to(KillingSink(str(folder / "totals"), mode="upsert", key="key", name="totals"))
+    return pipeline
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    KillingSink.epoch, KillingSink.point = int(sys.argv[2]), sys.argv[3]
+    spark = session.start("local[2]", config={"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"})
+    options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(folder / "checkpoints"), "pipeline.max-parallelism": 4}
+    sys.stdout.write(StreamingJob(build(folder).plan(options), spark, Start(f"job {os.getpid()}", patience=0.5)).run())

@@ -1,0 +1,149 @@
+"""What a STREAMING job survives: `kill -9` anywhere, torn metadata, another job, an unwritable disk. Nothing is lost, nothing counted twice."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from dagster_unified.api import DeltaSink, Pipeline
+from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
+from dagster_unified.engine.streaming.control import ControlFile
+from dagster_unified.engine.streaming.job import Start, StreamingJob
+from dagster_unified.errors import ConfigurationError, LeaseLostError, StateError
+from dagster_unified.operators.key_groups import ControlEvent
+
+ROOT = Path(__file__).parents[2]
+POINTS = ("before", "staged", "committed")
+KILLS = int(os.environ.get("UNIFIED_KILLS", "6"))
+"""`make faults` kills it twenty times; each takes as long as Spark takes to start."""
+
+
+def table(path):
+    return DeltaTable(str(path)).to_pyarrow_table()
+
+
+def test_a_job_that_is_killed_again_and_again_loses_nothing_and_doubles_nothing(tmp_path):
+    chance = random.Random(20261121)
+    (tmp_path / "in").mkdir()
+    rows = [{"key": chance.choice("abcdef"), "at": i, "value": chance.randrange(100)} for i in range(1200)]
+    for number in range(24):
+        pq.write_table(pa.Table.from_pylist(rows[number * 50 : number * 50 + 50]), tmp_path / f"in/{number:02d}.parquet")
+        os.utime(tmp_path / f"in/{number:02d}.parquet", (1_700_000_000 + number, 1_700_000_000 + number))
+    killed = 0
+    for _ in range(KILLS + 2):
+        point = POINTS[killed % 3] if killed < KILLS else "never"
+        command = [sys.executable, "-m", "tests.engine.killed_job", str(tmp_path), str(chance.choice((1, 2, 2, 3))), point]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+        if done.returncode == 0:
+            assert done.stdout.endswith("finished")
+            break
+        assert done.returncode == -9, done.stderr[-2000:]
+        killed += 1
+    assert killed == KILLS
+    everything = table(tmp_path / "all").to_pylist()
+    assert sorted(everything, key=lambda r: r["at"]) == rows
+    totals = {r["key"]: r["value"] for r in table(tmp_path / "totals").to_pylist()}
+    assert totals == {key: sum(r["value"] for r in rows if r["key"] == key) for key in "abcdef"}
+
+
+# One writer
+
+
+def test_a_second_job_waits_for_the_first_or_fails_with_a_sentence(tmp_path):
+    directory = CheckpointDirectory(str(tmp_path), "p")
+    first = directory.take("one", patience=2)
+    with pytest.raises(LeaseLostError, match="another job, one, is writing and gave a sign of life 0 s ago; stop it first"):
+        directory.take("two", patience=2)
+    first.release()
+    second = directory.take("two", patience=2)
+    with pytest.raises(LeaseLostError, match="another job has taken over"):
+        first.check()
+    second.check()
+    second.release()
+
+
+def test_a_holder_that_is_silent_is_given_up_and_may_not_write_any_more(tmp_path):
+    directory = CheckpointDirectory(str(tmp_path), "p")
+    dead = directory.take("dead", patience=0.4)
+    dead._stopped.set()  # as if its process were stopped: it beats no more
+    end = time.monotonic() + 10
+    while True:
+        try:
+            alive = directory.take("alive", patience=0.4)
+            break
+        except LeaseLostError:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+    with pytest.raises(LeaseLostError):
+        dead.check()
+    alive.check()
+    assert directory.holder().owner == "alive"
+    alive.release()
+
+
+def counting(tmp_path, **options):
+    pipeline = Pipeline("p")
+    pipeline.from_collection([("a", 1), ("b", 2), ("a", 3)], tuple[str, int]).key_by("f0").sum("f1").uid(options.pop("uid", "sums")).sink_to(
+        DeltaSink(str(tmp_path / "out"), mode="upsert", key="f0", name="out")
+    )
+    return pipeline.plan({"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints"), "pipeline.max-parallelism": 2, **options})
+
+
+def test_a_job_that_was_overtaken_writes_nothing(spark, tmp_path):
+    class Overtaken(DeltaSink):
+        def write(self, frame, context):
+            CheckpointDirectory(str(tmp_path / "checkpoints"), "p").take("another", patience=0)
+            return super().write(frame, context)
+
+    pipeline = Pipeline("p")
+    pipeline.from_collection([("a", 1)], tuple[str, int]).key_by("f0").sum("f1").sink_to(Overtaken(str(tmp_path / "out"), mode="upsert", key="f0", name="out"))
+    plan = pipeline.plan({"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints"), "pipeline.max-parallelism": 2})
+    with pytest.raises(LeaseLostError, match="another job has taken over the checkpoint directory; this one stops and writes nothing more"):
+        StreamingJob(plan, spark, Start("one")).run()
+    assert table(tmp_path / "out").num_rows == 0
+
+
+# What is kept
+
+
+def test_what_must_not_change_under_kept_state_is_an_error_that_says_what_to_do(spark, tmp_path):
+    assert StreamingJob(counting(tmp_path), spark, Start("one")).run() == "finished"
+    with pytest.raises(ConfigurationError, match=r"pipeline.max-parallelism is 3, and the checkpoint has 2 key groups; set it back, or start without state"):
+        StreamingJob(counting(tmp_path, **{"pipeline.max-parallelism": 3}), spark, Start("two")).run()
+    with pytest.raises(StateError, match="the stateful operators are other, and the checkpoint has sums; keep their uids"):
+        StreamingJob(counting(tmp_path, uid="other"), spark, Start("three")).run()
+    assert StreamingJob(counting(tmp_path, uid="other"), spark, Start("four", fresh=True)).run() == "finished"
+    assert sorted(tuple(r.values()) for r in table(tmp_path / "out").to_pylist()) == [("a", 4), ("b", 2)]
+
+
+def test_torn_metadata_leaves_the_record_before_it(tmp_path):
+    control = ControlFile(str(tmp_path / "control"))
+    control.write(ControlEvent(1, {"op": 5}))
+    control.write(ControlEvent(2, {"op": 9}))
+    assert control.read().watermarks == {"op": 9}
+    (tmp_path / "control/0.json").write_bytes((tmp_path / "control/0.json").read_bytes()[:20])
+    assert control.read().watermarks == {"op": 5}
+
+
+def test_a_deployment_record_that_is_wholly_damaged_is_an_error(tmp_path):
+    directory = CheckpointDirectory(str(tmp_path), "p")
+    (tmp_path / "p/deployment").mkdir(parents=True)
+    (tmp_path / "p/deployment/0.json").write_text("{")
+    with pytest.raises(StateError, match=r"the deployment record in .* is damaged; restore it from a copy, or remove"):
+        directory.deployed()
+
+
+def test_a_lease_that_was_torn_is_nobodys(tmp_path):
+    directory = CheckpointDirectory(str(tmp_path), "p")
+    (tmp_path / "p/lease").mkdir(parents=True)
+    (tmp_path / "p/lease/7.json").write_text("")
+    held = directory.take("one", patience=1)
+    assert held.token == 8
+    held.release()
