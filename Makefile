@@ -24,6 +24,10 @@ demo: .venv/java $(DAGSTER_HOME)/dagster.yaml ## run the flights pipeline in BAT
 	@$(BIN)/python -m jobs.data
 	@$(BIN)/dagster-unified run jobs.flight_delays -D execution.runtime-mode=BATCH
 
+demo-streaming: .venv/java $(DAGSTER_HOME)/dagster.yaml ## replay the year as a stream, kill it once, compare with BATCH
+	@$(BIN)/python -m jobs.data
+	@$(BIN)/python -m jobs.streaming_demo
+
 test: .venv/java ## the whole test suite
 	@$(BIN)/python -m pytest
 

@@ -25,6 +25,7 @@ from dagster_unified.engine.events import EpochCommitted, Event, StageFinished
 from dagster_unified.engine.session import check_java
 from dagster_unified.errors import PipelineError, UnifiedError, nearest
 from dagster_unified.graph.explain import as_mermaid, as_text, dumps
+from dagster_unified.graph.options import as_text
 from dagster_unified.graph.options import option as option_of
 from dagster_unified.graph.plan import Plan, library_version, plan
 
@@ -69,16 +70,75 @@ def run(
     found = load(pipeline)
     configuration = settings.configuration(define)
     planned = plan(found.graph(), configuration)
-    if planned.execution.mode == "STREAMING":
-        raise PipelineError(
-            f"{found.name}: this pipeline resolves to STREAMING, which this version does not run yet; bound its sources and launch with -D execution.runtime-mode=BATCH"
-        )
     for finding in planned.findings:
         if finding.severity == "warning":
             err.print(f"[yellow]warning:[/] {finding.message}", highlight=False, soft_wrap=True)
     if not remote:
         check_java()
-    return _run(found, planned, {k: s.value for k, s in configuration.items() if s.origin != "default"}, master, remote, storage, rows)
+    return _run(
+        found,
+        planned,
+        {k: s.value if isinstance(s.value, (bool, int)) else written(s.value) for k, s in configuration.items() if s.origin != "default"},
+        master,
+        remote,
+        storage,
+        rows,
+    )
+
+
+@app.command
+def suspend(pipeline: str, /, *, define: Definitions = []) -> int:  # noqa: B006
+    """Stop a pipeline's streaming job after its epoch, and keep it stopped: its sensor does not start it again.
+
+    Parameters
+    ----------
+    pipeline
+        A module or file that holds a Pipeline.
+    define
+        Set an option, such as execution.checkpointing.dir.
+    """
+    return _ask(pipeline, define, "suspended")
+
+
+@app.command
+def resume(pipeline: str, /, *, define: Definitions = []) -> int:  # noqa: B006
+    """Let a pipeline's streaming job go on where it was suspended; its sensor starts it.
+
+    Parameters
+    ----------
+    pipeline
+        A module or file that holds a Pipeline.
+    define
+        Set an option, such as execution.checkpointing.dir.
+    """
+    return _ask(pipeline, define, "running")
+
+
+@app.command
+def drain(pipeline: str, /, *, define: Definitions = []) -> int:  # noqa: B006
+    """End a pipeline's input here: what has arrived is processed, all timers fire, and its streaming job finishes.
+
+    Parameters
+    ----------
+    pipeline
+        A module or file that holds a Pipeline.
+    define
+        Set an option, such as execution.checkpointing.dir.
+    """
+    return _ask(pipeline, define, "drained")
+
+
+def _ask(pipeline: str, define: list[str], state: str) -> int:
+    from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
+    from dagster_unified.engine.streaming.desired import ask
+
+    found = load(pipeline)
+    directory = CheckpointDirectory(settings.configuration(define)["execution.checkpointing.dir"], found.name)
+    ask(directory, state=state, reason="command line")
+    deployed = directory.deployed()
+    where = f"deployment {deployed.id}, generation {deployed.generation}" if deployed is not None else "nothing has been deployed there yet"
+    out.print(f"{found.name} is to be {state} ({directory.path}: {where})", highlight=False, soft_wrap=True)
+    return 0
 
 
 @app.command
@@ -209,7 +269,7 @@ def _cannot_import(name: str, error: Exception) -> str:
 
 
 def _shown(value: Any) -> str:
-    return "follows from the mode" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return "follows from the mode" if value is None else written(value)
 
 
 def _run(pipeline: Pipeline, planned: Plan, options: dict[str, Any], master: str, remote: str | None, storage: str, rows: int) -> int:
@@ -257,7 +317,9 @@ class _Progress:
         self._task: Any = None
 
     def __enter__(self) -> _Progress:
-        start = f"{self._planned.name}: {self._planned.execution.mode}, {len(self._planned.regions)} stages; starting Spark"
+        streaming = self._planned.execution.mode == "STREAMING"
+        work = "until its input ends, or Ctrl-C" if streaming else f"{len(self._planned.regions)} stages"
+        start = f"{self._planned.name}: {self._planned.execution.mode}, {work}; starting Spark"
         if self._live is None:
             err.print(start, highlight=False)
         else:
@@ -272,7 +334,7 @@ class _Progress:
     def tell(self, event: Event) -> None:
         """Shows an event."""
         if isinstance(event, EpochCommitted):
-            text = f"epoch {event.epoch} of {event.query}: {event.rows_out:,} rows in {event.seconds:.1f} s"
+            text = f"epoch {event.epoch} of {event.query}: {event.rows_in:,} rows read, committed in {event.seconds:.1f} s"
         elif isinstance(event, StageFinished):
             place = f"stage {event.number} of {event.of}: {event.stage}"
             text = f"{place}: {event.manifest.rows:,} rows in {event.manifest.seconds:.1f} s"

@@ -1,7 +1,20 @@
 """The code location: puts this deployment's jobs and resources together. `workspace.yaml` points here."""
 
-from dagster_unified.orchestration import unified_definitions
+from dagster import Definitions, RunFailureSensorContext, run_failure_sensor
+
+from dagster_unified.orchestration import StreamingDeployment, unified_definitions
 from jobs.flight_delays import pipeline as flight_delays
+from jobs.live_flights import pipeline as live_flights
 from resources import local
 
-defs = unified_definitions([flight_delays], resources=local())
+
+@run_failure_sensor
+def alert(context: RunFailureSensorContext) -> None:
+    """Where an alert would go out: a failed run, with its reason. The streaming sensor restarts what it can by itself."""
+    context.log.error(f"{context.dagster_run.job_name} failed: {context.failure_event.message}")
+
+
+defs = Definitions.merge(
+    unified_definitions([flight_delays, live_flights], resources=local(), deployments=[StreamingDeployment(live_flights)]),
+    Definitions(sensors=[alert]),
+)

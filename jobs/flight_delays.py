@@ -205,12 +205,12 @@ def _millis(time: datetime) -> int:
     return (time - EPOCH) // MILLISECOND
 
 
-def build(flights_csv: str = str(FLIGHTS), output: str = str(OUTPUT)) -> Pipeline:
-    """The pipeline, from a CSV file to three Delta tables."""
-    pipeline = Pipeline("flight_delays")
+def build(flights_csv: str = str(FLIGHTS), output: str = str(OUTPUT), name: str = "flight_delays", live: bool = False) -> Pipeline:
+    """The pipeline, from a CSV file to three Delta tables; `live` from a folder in which files appear."""
+    pipeline = Pipeline(name)
     by_departure = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(days=1)).with_timestamp_assigner("departed")
     flights = (
-        pipeline.from_source(CsvSource(flights_csv, RawFlight, name="flights", null_value="NA", on_malformed="divert"))
+        pipeline.from_source(CsvSource(flights_csv, RawFlight, name="flights", null_value="NA", on_malformed="divert", monitor=live))
         .flat_map(clean)
         .name("clean")
         .uid("clean")

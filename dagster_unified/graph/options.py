@@ -175,6 +175,13 @@ class Configuration:
         return list(self._settings.items())
 
 
+def written(value: Any) -> str:
+    """A value as it is written in configuration."""
+    if isinstance(value, timedelta):
+        return f"{int(value.total_seconds() * 1000)} ms"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def option(key: str) -> Option:
     """The option with this key; raises `ConfigurationError` naming the nearest one."""
     found = BY_KEY.get(key)

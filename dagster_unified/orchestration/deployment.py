@@ -110,12 +110,13 @@ def next_step(deployment: StreamingDeployment, options: Configuration, seen: See
     if wanted == "suspended":
         return Decision(f"{name} is suspended; run {name}_resume to let it go on")
     changed = seen.deployed is not None and seen.deployed.fingerprint != seen.fingerprint
-    if seen.deployed is not None and seen.deployed.finished and not changed:
-        return Decision(f"{name} has come to the end of its bounded input")
     last = seen.runs[0] if seen.runs else None
     resumed = utc(seen.desired.at / 1000) if seen.desired.state == "running" else None
+    again = resumed is not None and last is not None and resumed > (last.ended or last.created)
+    if seen.deployed is not None and seen.deployed.finished and not changed and not again:
+        return Decision(f"{name} has come to the end of its input")
     key = f"{name}/{last.run_id if last else 'first'}/{seen.fingerprint}"
-    if last is not None and last.status == "CANCELED" and not changed and (resumed is None or resumed < (last.ended or last.created)):
+    if last is not None and last.status == "CANCELED" and not changed and not again:
         return Decision(f"run {last.run_id[:8]} was terminated by hand; run {name}_resume to start {name} again")
     failures = [f for f in _failures(seen.runs) if resumed is None or f.ended > resumed]
     if failures and not changed:

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster import DagsterInstance
+from dagster._core.errors import DagsterExecutionInterruptedError
 
 from dagster_unified.connectors.base import SparkSink
 from dagster_unified.engine import session
 from dagster_unified.graph.nodes import SinkNode
+from dagster_unified.graph.options import Configuration
+from dagster_unified.graph.plan import plan
 from dagster_unified.orchestration import progress
 from dagster_unified.orchestration.definitions import unified_definitions
 from dagster_unified.orchestration.io_manager import IntermediateIOManager
@@ -50,16 +53,20 @@ class Outcome:
 
 
 def launch(pipeline: Pipeline, options: Mapping[str, Any], master: str, remote: str | None, storage: str, observe: Observer) -> Outcome:
-    """Runs `<pipeline>_batch` with these options."""
+    """Runs `<pipeline>_batch` or, where the pipeline resolves to STREAMING, `<pipeline>_streaming` with these options."""
     spark = SparkResource(master=master, remote=remote)
     definitions = unified_definitions(pipeline, {"spark": spark, "intermediates": IntermediateIOManager(path=storage)})
-    job = definitions.resolve_job_def(f"{pipeline.name}_batch")
+    mode = plan(pipeline.graph(), Configuration.of(options)).execution.mode
+    job = definitions.resolve_job_def(f"{pipeline.name}_{mode.lower()}")
     config = {"resources": {"execution": {"config": dict(options)}}, "loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
     home = os.environ.get("DAGSTER_HOME")
     if home:
         os.makedirs(home, exist_ok=True)
     with DagsterInstance.get() if home else DagsterInstance.ephemeral() as instance, progress.listening(observe):
-        result = job.execute_in_process(run_config=config, instance=instance, raise_on_error=False)
+        try:
+            result = job.execute_in_process(run_config=config, instance=instance, raise_on_error=False)
+        except (DagsterExecutionInterruptedError, KeyboardInterrupt):
+            return Outcome("", None, spark)
         failures = [e for e in result.all_node_events if e.is_step_failure]
         return Outcome(result.run_id, None if result.success else _sentence(failures), spark)
 

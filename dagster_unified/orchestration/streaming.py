@@ -68,7 +68,7 @@ def configuration_of(deployment: StreamingDeployment, launched: Configuration | 
 
 
 def streaming_jobs(deployment: StreamingDeployment, observed: dict[str, AssetKey], executor: ExecutorDefinition) -> list[JobDefinition]:
-    """`<pipeline>_streaming`, `<pipeline>_suspend` and `<pipeline>_resume`. `observed` are the assets of the sinks."""
+    """`<pipeline>_streaming`, and `<pipeline>_suspend`, `_resume` and `_drain`. `observed` are the assets of the sinks."""
     name = deployment.pipeline.name
 
     @op(name=f"{name}_queries", required_resource_keys={"spark", "execution"}, description=f"Runs {name} in STREAMING until it is stopped, or its input ends.")
@@ -83,7 +83,7 @@ def streaming_jobs(deployment: StreamingDeployment, observed: dict[str, AssetKey
     def streaming() -> None:
         stream()
 
-    return [streaming, _asking(deployment, "suspend", "suspended"), _asking(deployment, "resume", "running")]
+    return [streaming, _asking(deployment, "suspend", "suspended"), _asking(deployment, "resume", "running"), _asking(deployment, "drain", "drained")]
 
 
 def _asking(deployment: StreamingDeployment, verb: str, state: str) -> JobDefinition:
@@ -181,7 +181,9 @@ class _Watcher:
             self._told = now
             self._sign(directory, running)
             desired = read_desired(directory)
-            if (desired.state or self._deployment.state) == "suspended" and desired.state is not None:
+            if desired.state == "drained":
+                running.drain()
+            if desired.state == "suspended":
                 self.reason = "suspended"
             elif running.token is not None and desired.stop >= running.token:
                 self.reason = desired.reason

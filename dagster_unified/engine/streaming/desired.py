@@ -17,7 +17,7 @@ class Desired(msgspec.Struct, frozen=True):
 
     number: int = 0
     state: str | None = None
-    """`running` or `suspended`; None where the program's word stands."""
+    """`running`, `suspended` or `drained`; None where the program's word stands."""
     stop: int = 0
     reason: str = ""
     at: int = 0

@@ -63,16 +63,19 @@ class StreamingJob:
         self.deployed: Deployed | None = None
         self._lease: HeldLease | None = None
         self._queries: list[_Query] = []
+        self._ending = False
 
     def start(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Takes the lease and starts all queries; waits for a job that was killed to be given up."""
         self._lease = wait_for(self.directory, self.start_as.owner, self.start_as.patience, stopped)
         try:
-            held = None if self.start_as.fresh else self.directory.deployed()
+            before = self.directory.deployed()
+            fresh = self.start_as.fresh or (before is not None and before.finished)  # a bounded input that has ended is begun anew
+            held = None if fresh else before
             lanes = Lanes(held.lanes if held else None)
             built = [(name, sinks, aggregate, topology(self.plan, sinks, lanes) if aggregate is None else None) for name, sinks, aggregate in queries(self.plan)]
             malformed = {n.uid: lanes.of(f"{n.uid} malformed") for n in sources(self.plan.graph)}
-            self.deployed = self.directory.deploy(self._record(lanes, built), self.start_as.fresh)
+            self.deployed = self.directory.deploy(self._record(lanes, built), fresh)
             self._configure()
             for name, sinks, aggregate, stages in built:
                 query = _Packed(self, name, stages, malformed) if stages is not None else _Native(self, name, sinks, aggregate)
@@ -86,9 +89,9 @@ class StreamingJob:
         """Runs until the input has ended ("finished") or `stopped` says so ("stopped"). Raises what made a query fail."""
         try:
             self.start(stopped)
-            bounded = self.plan.execution.boundedness is Boundedness.BOUNDED
+            self._ending = self.plan.execution.boundedness is Boundedness.BOUNDED
             while not stopped():
-                alive = [query for query in self._queries if query.advance(bounded)]
+                alive = [query for query in self._queries if query.advance(self._ending)]
                 if not alive:
                     self.directory.finish()
                     return "finished"
@@ -96,6 +99,10 @@ class StreamingJob:
             return "stopped"
         finally:
             self.stop()
+
+    def drain(self) -> None:
+        """Ends the input here: what has arrived is processed, the watermark goes to its end, and the job finishes (Flink: `stop --drain`)."""
+        self._ending = True
 
     def stop(self) -> None:
         """Stops all queries, after the epochs that are being committed, and lets others write."""

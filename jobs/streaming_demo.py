@@ -1,0 +1,153 @@
+"""Replays the flights of 2013, a file a day, into a watched folder; kills the streaming job in the middle; compares its tables with BATCH's.
+
+Everything is real: Dagster's daemon runs the sensor, the sensor starts the job, `kill -9` ends it, the sensor starts it again.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
+from deltalake import DeltaTable
+from rich.console import Console
+from rich.progress import Progress
+
+from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
+from dagster_unified.engine.streaming.desired import read_status
+from dagster_unified.graph.options import Configuration
+from jobs.data import FLIGHTS
+from jobs.flight_delays import OUTPUT
+from jobs.live_flights import INCOMING, TABLES
+
+BIN = Path(sys.executable).parent
+DEADLINE = 600.0
+console = Console()
+
+
+def main() -> int:
+    checkpoints = Configuration()["execution.checkpointing.dir"]
+    directory = CheckpointDirectory(checkpoints, "live_flights")
+    for old in (INCOMING, TABLES, Path(str(directory.path))):
+        shutil.rmtree(old, ignore_errors=True)
+    INCOMING.mkdir(parents=True)
+    console.print("BATCH over the year, for comparison")
+    subprocess.run([BIN / "dagster-unified", "run", "jobs.flight_delays", "-D", "execution.runtime-mode=BATCH", "--rows", "0"], check=True, stdout=subprocess.DEVNULL)
+    with DagsterInstance.get() as instance, daemon():
+        subprocess.run([BIN / "dagster", "sensor", "start", "live_flights_streaming_sensor", "-w", "workspace.yaml"], check=True, stdout=subprocess.DEVNULL)
+        console.print("the sensor is on")
+        killed = replay(instance, directory)
+        subprocess.run([BIN / "dagster-unified", "drain", "jobs.live_flights"], check=True, stdout=subprocess.DEVNULL)
+        console.print("the year is over: draining")
+        until(lambda: (found := directory.deployed()) is not None and found.finished, "the job has finished")
+        runs = instance.get_runs(RunsFilter(job_name="live_flights_streaming"))
+        subprocess.run([BIN / "dagster", "sensor", "stop", "live_flights_streaming_sensor", "-w", "workspace.yaml"], check=False, stdout=subprocess.DEVNULL)
+    console.print(f"{len(runs)} runs, one of them ({killed[:8]}) ended by kill -9")
+    return compare()
+
+
+def replay(instance: DagsterInstance, directory: CheckpointDirectory) -> str:
+    """Drops a file a day; kills the job once half of them are there. Gives the killed run."""
+    days = list(daily())
+    killed = ""
+    with Progress(console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("2013", total=len(days))
+        for number, (day, lines) in enumerate(days):
+            (INCOMING / f".{day}").write_text("\n".join(lines) + "\n")
+            (INCOMING / f".{day}").rename(INCOMING / f"{day}.csv")
+            if number == len(days) // 2:
+                run = until(lambda: running(instance), "a run is started")
+                until(lambda: (s := read_status(directory)) is not None and s.epochs > 0, "the job has committed an epoch")
+                os.kill(process_of(instance, run), signal.SIGKILL)
+                killed = run
+                console.print(f"{day}: killed the worker of run {run[:8]} with kill -9")
+            status = read_status(directory)
+            progress.update(task, advance=1, description=f"{day}  epochs {status.epochs if status else 0}")
+            if not console.is_terminal and number % 60 == 0:
+                console.print(f"{day}: {number + 1} of {len(days)} files dropped, {status.epochs if status else 0} epochs")
+            time.sleep(0.15)
+    return killed
+
+
+def daily() -> Iterator[tuple[str, list[str]]]:
+    """The flights of each day, as the lines of a CSV file with a header."""
+    lines = FLIGHTS.read_text().splitlines()
+    names = next(csv.reader(lines[:1]))
+    month, day = names.index("month"), names.index("day")
+
+    def date(line: str) -> tuple[int, int]:
+        fields = line.split(",")
+        return int(fields[month]), int(fields[day])
+
+    for (m, d), of_day in groupby(sorted(lines[1:], key=date), key=date):
+        yield f"2013-{m:02d}-{d:02d}", [lines[0], *of_day]
+
+
+def compare() -> int:
+    """Each table against BATCH's."""
+    same = True
+    for table in sorted(p for p in OUTPUT.iterdir() if p.is_dir()):
+        batch, live = rows(table), rows(TABLES / table.name)
+        same &= batch == live
+        console.print(f"{table.name}: {len(batch):,} rows in BATCH, {len(live):,} in STREAMING: {'equal' if batch == live else 'DIFFERENT'}", highlight=False)
+    return 0 if same else 1
+
+
+def rows(table: Path) -> list[str]:
+    return sorted(str(sorted(r.items())) for r in DeltaTable(str(table)).to_pyarrow_table().to_pylist())
+
+
+@contextmanager
+def daemon() -> Iterator[None]:
+    """Dagster's daemon, with its output in a file."""
+    log = Path(os.environ["DAGSTER_HOME"]) / "demo-daemon.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as file:
+        running_daemon = subprocess.Popen(
+            [BIN / "dagster-daemon", "run", "-w", "workspace.yaml"], stdout=file, stderr=file, start_new_session=True, env={**os.environ, "UNIFIED_SENSOR_SECONDS": "2"}
+        )
+    try:
+        yield
+    finally:
+        running_daemon.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            running_daemon.wait(30)
+        running_daemon.kill()
+
+
+def running(instance: DagsterInstance) -> str | None:
+    found = instance.get_runs(RunsFilter(job_name="live_flights_streaming", statuses=[DagsterRunStatus.STARTED]), limit=1)
+    return found[0].run_id if found else None
+
+
+def process_of(instance: DagsterInstance, run_id: str) -> int:
+    """The process that executes a run, as its log says."""
+    for entry in instance.all_logs(run_id):
+        found = re.search(r"Started process for run \(pid: (\d+)\)", entry.user_message or (entry.dagster_event.message if entry.dagster_event else "") or "")
+        if found:
+            return int(found.group(1))
+    raise RuntimeError(f"run {run_id} does not say which process it is")
+
+
+def until(look: Callable[[], Any], what: str) -> Any:
+    end = time.monotonic() + DEADLINE
+    while not (found := look()):
+        if time.monotonic() > end:
+            raise TimeoutError(f"not within {DEADLINE:.0f} s: {what}; see demo-daemon.log in DAGSTER_HOME")
+        time.sleep(0.3)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
