@@ -25,8 +25,8 @@ from dagster_unified.engine.events import EpochCommitted, Event, StageFinished
 from dagster_unified.engine.session import check_java
 from dagster_unified.errors import PipelineError, UnifiedError, nearest
 from dagster_unified.graph.explain import as_mermaid, as_text, dumps
-from dagster_unified.graph.options import as_text
 from dagster_unified.graph.options import option as option_of
+from dagster_unified.graph.options import written
 from dagster_unified.graph.plan import Plan, library_version, plan
 
 app = App(name="dagster-unified", help="Write a data pipeline once, run it in batch or streaming on Spark under Dagster.", version_flags=[])

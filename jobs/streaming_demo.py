@@ -37,6 +37,7 @@ console = Console()
 
 
 def main() -> int:
+    """The demonstration; 0 where the tables are equal."""
     checkpoints = Configuration()["execution.checkpointing.dir"]
     directory = CheckpointDirectory(checkpoints, "live_flights")
     for old in (INCOMING, TABLES, Path(str(directory.path))):
@@ -105,6 +106,7 @@ def compare() -> int:
 
 
 def rows(table: Path) -> list[str]:
+    """A table's rows, in an order of their own."""
     return sorted(str(sorted(r.items())) for r in DeltaTable(str(table)).to_pyarrow_table().to_pylist())
 
 
@@ -127,6 +129,7 @@ def daemon() -> Iterator[None]:
 
 
 def running(instance: DagsterInstance) -> str | None:
+    """The run that is started."""
     found = instance.get_runs(RunsFilter(job_name="live_flights_streaming", statuses=[DagsterRunStatus.STARTED]), limit=1)
     return found[0].run_id if found else None
 
@@ -141,6 +144,7 @@ def process_of(instance: DagsterInstance, run_id: str) -> int:
 
 
 def until(look: Callable[[], Any], what: str) -> Any:
+    """Waits for something to be there."""
     end = time.monotonic() + DEADLINE
     while not (found := look()):
         if time.monotonic() > end:
