@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
-PROGRAM, TEST, DEFINITIONS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+PROGRAM, TEST, DEFINITIONS, DEPLOYMENT = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 (OUTPUT,) = re.findall(r"```text\n(.*?)```", README, re.DOTALL)
 
 
@@ -22,6 +22,15 @@ def test_the_definitions_have_an_asset_per_stage_and_load_without_a_jvm():
     exec(PROGRAM + DEFINITIONS, namespace)
     job = namespace["defs"].resolve_job_def("shops_batch")
     assert len(job.asset_layer.executable_asset_keys) == 2
+
+
+def test_the_deployment_gives_a_job_and_a_sensor():
+    namespace = {"__name__": "shops"}
+    exec(PROGRAM + DEFINITIONS + DEPLOYMENT + "defs = unified_definitions(pipeline, deployments=[deployment])", namespace)
+    defs = namespace["defs"]
+    assert [s.name for s in defs.sensors] == ["shops_streaming_sensor"]
+    for verb in ("streaming", "suspend", "resume", "drain"):
+        assert defs.resolve_job_def(f"shops_{verb}")
 
 
 def test_the_command_prints_what_the_readme_says(tmp_path):

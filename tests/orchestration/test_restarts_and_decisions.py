@@ -1,0 +1,157 @@
+"""Restart strategies and the sensor's decision: pure functions of what is seen."""
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from dagster_unified.api import Pipeline
+from dagster_unified.engine.streaming.checkpoint import Deployed, Lease
+from dagster_unified.engine.streaming.desired import Desired, Status
+from dagster_unified.errors import ConfigurationError, UnsupportedError
+from dagster_unified.graph.options import Configuration
+from dagster_unified.orchestration.deployment import Seen, SeenRun, StreamingDeployment, next_step
+from dagster_unified.orchestration.restarts import Failure, decide
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
+SECOND = timedelta(seconds=1)
+
+
+def failures(*ended, ran=10):
+    return [Failure(NOON + e * SECOND - ran * SECOND, NOON + e * SECOND, str(e)) for e in ended]
+
+
+def strategy(kind, **options):
+    return Configuration.of({"restart-strategy.type": kind, **{f"restart-strategy.{kind.lower()}.{k.replace('_', '-')}": v for k, v in options.items()}})
+
+
+def test_none_gives_up_at_once():
+    assert decide(failures(0), strategy("NONE")).at is None
+
+
+def test_fixed_delay_gives_up_after_its_attempts():
+    options = strategy("FIXED-DELAY", attempts=2, delay="5 s")
+    assert decide(failures(0, 20), options).at == NOON + 25 * SECOND
+    verdict = decide(failures(0, 20, 40), options)
+    assert (verdict.at, verdict.reason) == (None, "all 2 attempts of restart-strategy.fixed-delay have failed")
+
+
+def test_exponential_delay_grows_to_its_maximum_and_begins_anew_after_a_long_run():
+    options = strategy("EXPONENTIAL-DELAY", initial_backoff="1 s", backoff_multiplier=2, max_backoff="5 s", jitter_factor=0, reset_backoff_threshold="1 min")
+    waits = [decide(failures(*range(n)), options).at - NOON - (n - 1) * SECOND for n in (1, 2, 3, 4, 9)]
+    assert waits == [1 * SECOND, 2 * SECOND, 4 * SECOND, 5 * SECOND, 5 * SECOND]
+    after_long = [*failures(0, 1, 2), *failures(100, ran=90)]
+    assert decide(after_long, options).attempt == 1
+
+
+def test_jitter_keeps_within_its_factor_and_is_the_same_at_every_tick():
+    options = strategy("EXPONENTIAL-DELAY", initial_backoff="10 s", jitter_factor=0.2)
+    at = decide(failures(3), options).at
+    assert 8 * SECOND <= at - NOON - 3 * SECOND <= 12 * SECOND
+    assert decide(failures(3), options).at == at
+
+
+def test_failure_rate_counts_within_its_interval():
+    options = strategy("FAILURE-RATE", max_failures_per_interval=2, failure_rate_interval="1 min", delay="3 s")
+    assert decide(failures(0, 100), options).at == NOON + 103 * SECOND
+    assert decide(failures(50, 80, 100), options).at is None
+
+
+# Decisions
+
+
+def deployment(**options):
+    pipeline = Pipeline("p")
+    pipeline.from_collection([1]).print()
+    return StreamingDeployment(pipeline, **options)
+
+
+def run(status, name="run-1", ago=60, reason=""):
+    ended = None if status in ("STARTED", "QUEUED") else NOON - ago * SECOND
+    return SeenRun(name, status, NOON - (ago + 30) * SECOND, ended, reason)
+
+
+def millis(ago):
+    return int((NOON - ago * SECOND).timestamp() * 1000)
+
+
+def lease(owner="run-1", ago=1, released=False, token=4):
+    return Lease(token, owner, millis(ago), released)
+
+
+def deployed(fingerprint="now", finished=False):
+    return Deployed(1, "id", "p", fingerprint, 1, 128, "ROCKSDB", {}, {}, finished)
+
+
+def see(*runs, **given):
+    known = {"deployed": deployed(), "lease": None, "desired": Desired(), "status": None, "fingerprint": "now", "now": NOON, **given}
+    return next_step(deployment(**known.pop("declared", {})), Configuration.of({"restart-strategy.exponential-delay.jitter-factor": 0}), Seen(list(runs), **known))
+
+
+def test_a_deployment_without_a_run_is_started_once_per_predecessor():
+    assert see(deployed=None).launch == "p/first/now"
+    assert see(run("SUCCESS")).launch == "p/run-1/now"
+
+
+@pytest.mark.parametrize("status", ["QUEUED", "NOT_STARTED", "STARTING", "STARTED", "CANCELING"])
+def test_nothing_is_launched_beside_a_run_that_may_be_alive(status):
+    assert see(run(status), lease=lease()).launch is None
+
+
+def test_a_suspended_deployment_stays_down_whoever_said_so():
+    assert "p is suspended; run p_resume" in see(run("SUCCESS"), desired=Desired(1, "suspended")).message
+    assert see(run("SUCCESS"), declared={"state": "suspended"}).launch is None
+    assert see(run("SUCCESS"), declared={"state": "suspended"}, desired=Desired(1, "running", at=millis(1))).launch
+
+
+def test_a_failed_run_is_started_again_when_its_time_has_come_and_the_message_says_why():
+    waiting = see(run("FAILURE", ago=0, reason="disk full"))
+    assert waiting.launch is None
+    assert waiting.message == "run run-1 failed: disk full; attempt 1 begins at 12:00:01 UTC"
+    assert see(run("FAILURE", ago=5)).launch == "p/run-1/now"
+
+
+def test_a_resumption_forgives_what_failed_before():
+    gave_up = Configuration.of({"restart-strategy.type": "none"})
+    seen = Seen([run("FAILURE", ago=60)], deployed(), None, Desired(), None, "now", NOON)
+    assert "giving up: restart-strategy.type is NONE. Mend the cause" in next_step(deployment(), gave_up, seen).message
+    resumed = Seen([run("FAILURE", ago=60)], deployed(), None, Desired(2, "running", at=millis(1)), None, "now", NOON)
+    assert next_step(deployment(), gave_up, resumed).launch
+
+
+def test_a_run_that_was_terminated_by_hand_stays_down_until_it_is_resumed():
+    assert "was terminated by hand" in see(run("CANCELED")).message
+    assert see(run("CANCELED"), desired=Desired(1, "running", at=millis(1))).launch
+
+
+def test_a_silent_run_is_buried_whatever_dagster_says_of_it():
+    assert see(run("STARTED"), lease=lease(ago=30)).bury == "run-1"
+    assert see(run("STARTED"), lease=lease(ago=5)).bury is None
+    assert see(run("STARTED", ago=600), lease=lease("another", ago=600)).bury == "run-1"
+
+
+def test_a_run_without_progress_is_replaced():
+    status = Status(1, "run-1", 4, millis(1), 7, busy_since=millis(700))
+    assert see(run("STARTED"), lease=lease(), status=status).replace == "run-1"
+    assert see(run("STARTED"), lease=lease(), status=status, declared={"stall_after": timedelta(hours=1)}).replace is None
+
+
+def test_new_code_stops_the_job_once_and_starts_from_its_state():
+    stopping = see(run("STARTED"), lease=lease(), fingerprint="new")
+    assert stopping.stop == 4
+    assert see(run("STARTED"), lease=lease(), fingerprint="new", desired=Desired(1, stop=4)).stop is None
+    started = see(run("SUCCESS"), fingerprint="new")
+    assert started.launch == "p/run-1/new"
+    assert "with new code" in started.message
+
+
+def test_a_bounded_input_that_has_ended_is_not_begun_again():
+    assert see(run("SUCCESS"), deployed=deployed(finished=True)).message == "p has come to the end of its input"
+
+
+def test_a_deployment_that_cannot_be_is_an_error():
+    with pytest.raises(ConfigurationError, match="upgrade_mode is one of stateless, last-state, savepoint"):
+        deployment(upgrade_mode="blue-green")
+    with pytest.raises(UnsupportedError, match="there are no savepoints yet; use upgrade_mode='last-state'"):
+        deployment(upgrade_mode="savepoint")
+    with pytest.raises(ConfigurationError, match="unknown option"):
+        deployment(options={"restart-strategy.typ": "none"})
