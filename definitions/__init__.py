@@ -1,5 +1,7 @@
 """The code location: puts this deployment's jobs and resources together. `workspace.yaml` points here."""
 
+from datetime import timedelta
+
 from dagster import Definitions, RunFailureSensorContext, run_failure_sensor
 
 from dagster_unified.orchestration import StreamingDeployment, unified_definitions
@@ -15,6 +17,6 @@ def alert(context: RunFailureSensorContext) -> None:
 
 
 defs = Definitions.merge(
-    unified_definitions([flight_delays, live_flights], resources=local(), deployments=[StreamingDeployment(live_flights)]),
+    unified_definitions([flight_delays, live_flights], resources=local(), deployments=[StreamingDeployment(live_flights, tick_every=timedelta(seconds=5))]),
     Definitions(sensors=[alert]),
 )

@@ -116,9 +116,7 @@ def daemon() -> Iterator[None]:
     log = Path(os.environ["DAGSTER_HOME"]) / "demo-daemon.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as file:
-        running_daemon = subprocess.Popen(
-            [BIN / "dagster-daemon", "run", "-w", "workspace.yaml"], stdout=file, stderr=file, start_new_session=True, env={**os.environ, "UNIFIED_SENSOR_SECONDS": "2"}
-        )
+        running_daemon = subprocess.Popen([BIN / "dagster-daemon", "run", "-w", "workspace.yaml"], stdout=file, stderr=file, start_new_session=True)
     try:
         yield
     finally:

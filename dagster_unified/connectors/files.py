@@ -245,6 +245,15 @@ class FileSink(SparkSink):
             raise
         return WriteResult(str(target), size_of(target))
 
+    def _has_rows(self, file: UPath) -> bool:
+        """Whether a file holds more than its schema or header."""
+        with file.open("rb") as opened:
+            if self.format == "csv":
+                return len(opened.read(1 << 20).splitlines()) > 1
+            import pyarrow.parquet as pq
+
+            return int(pq.read_metadata(opened).num_rows) > 0
+
     def _write_epoch(self, frame: DataFrame, context: WriteContext, epoch: int) -> WriteResult:
         """Adds an epoch's files under names of its own, so that a replayed epoch replaces them. A new deployment begins with an empty directory."""
         staged = self.path.parent / f".{self.path.name}.{uuid4().hex}"
@@ -264,7 +273,8 @@ class FileSink(SparkSink):
             for old in self.path.glob(f"{prefix}*"):
                 old.unlink()
             size = 0
-            for number, file in enumerate(sorted(staged.glob(f"*.{self.format}"))):
+            filled = [f for f in sorted(staged.glob(f"*.{self.format}")) if epoch == 0 or self._has_rows(f)]
+            for number, file in enumerate(filled):
                 size += int(file.stat().st_size)
                 file.rename(self.path / f"{prefix}{number:04d}.{self.format}")
         finally:

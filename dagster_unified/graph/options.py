@@ -130,7 +130,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("pipeline.processing-time.end-of-input", "choice", "FIRE_AND_QUIESCE", "What happens to pending processing-time timers at the end of input (FLIP-134).", ("FIRE_AND_QUIESCE", "IGNORE")),
     Option("pipeline.event-time.end-of-input-chain", "size", 16, "How many generations of timers, each registered by the one before, are followed past the input's last event time."),
     Option("pipeline.operator-chaining.enabled", "bool", True, "Whether operators joined by forward exchanges run in one task."),
-    Option("parallelism.default", "count", None, "Partitions of an exchange, where an operator does not say. Unset, Spark decides."),
+    Option("parallelism.default", "count", None, "Partitions of an exchange, where an operator does not say. Unset, Spark decides. A STREAMING job keeps that of its checkpoint."),
 )  # fmt: skip
 
 BY_KEY: dict[str, Option] = {o.key: o for o in OPTIONS}

@@ -33,7 +33,8 @@ class StreamingDeployment:
     `upgrade_mode` says what happens when the pipeline's code changes: `last-state` stops the job after an epoch and starts the
     new code from its state, `stateless` starts it without. `options` are option keys, among them the restart strategy.
     `start_when` says when the job is started: `always`, when `files` have arrived since it last ran, or a function of the sensor's
-    context. A job that has been busy with one epoch for `stall_after` is replaced.
+    context. A job that has been busy with one epoch for `stall_after` is replaced. Its sinks' assets are observed every
+    `observe_every`; the sensor looks every `tick_every`, as far as the daemon can.
     """
 
     pipeline: Pipeline
@@ -43,6 +44,7 @@ class StreamingDeployment:
     start_when: Literal["always", "files"] | Callable[[Any], bool] = "always"
     stall_after: timedelta = timedelta(minutes=10)
     observe_every: timedelta = timedelta(seconds=30)
+    tick_every: timedelta = timedelta(seconds=30)
 
     def __post_init__(self) -> None:
         if self.state not in ("running", "suspended"):

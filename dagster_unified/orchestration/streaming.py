@@ -4,7 +4,6 @@ The op has no retry policy, which would catch its interruption and start a cance
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of an op's function as objects.
-import os
 import signal
 import threading
 import time
@@ -56,7 +55,6 @@ from dagster_unified.orchestration.trend import Trend
 LOG_EVERY = 5.0
 """Seconds between lines of the run's log."""
 
-_TICK_SECONDS = 30
 _LOOK_BACK = 50
 """How many runs a tick looks at."""
 
@@ -230,7 +228,7 @@ def streaming_sensor(deployment: StreamingDeployment, streaming: JobDefinition) 
     @sensor(
         name=f"{name}_streaming_sensor",
         job=streaming,
-        minimum_interval_seconds=_TICK_SECONDS if not os.environ.get("UNIFIED_SENSOR_SECONDS") else int(os.environ["UNIFIED_SENSOR_SECONDS"]),
+        minimum_interval_seconds=max(int(deployment.tick_every.total_seconds()), 1),
         default_status=DefaultSensorStatus.STOPPED,
         description=f"Keeps {name} running in STREAMING: starts it, restarts it after failures, replaces it when its code changes.",
     )
