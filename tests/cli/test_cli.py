@@ -108,7 +108,6 @@ MISTAKES = {
     "fails": (["explain", "shop_fails.py"], "ZeroDivisionError: division by zero"),
     "needs a module": (["explain", "shop_missing"], "No module named 'there_is_no_such_module'"),
     "file that needs a module": (["explain", "shop_missing.py"], "No module named 'there_is_no_such_module'"),
-    "streaming": (["run", "shop_job.py", "-D", "execution.runtime-mode=STREAMING"], "this pipeline resolves to STREAMING, which this version does not run yet"),
     "unknown command": (["explian", "shop_job.py"], "explian"),
     "no pipeline given": (["explain"], "pipeline"),
 }
