@@ -126,6 +126,12 @@ class RecordType:
             return self.python
         return typing.get_args(self.python)[index] if self.shape == "tuple" else typing.get_type_hints(self.python, include_extras=True)[name]
 
+    def getter(self, name: str) -> Callable[[Any], Any]:
+        """What reads one field of a record. Can be pickled."""
+        if self.shape == "value":
+            return _itself
+        return operator.itemgetter(self.names.index(name)) if self.shape == "tuple" else operator.attrgetter(name)
+
     def decoder_of(self, name: str) -> Decoder | None:
         """What turns one field's value as Arrow gives it into a record's; None where they are the same."""
         return _decoders(self.python)[self.names.index(name)]
@@ -147,6 +153,10 @@ class RecordType:
 
     def __reduce__(self) -> tuple[object, ...]:
         return (RecordType, (self.python, self.shape, self.schema))
+
+
+def _itself(value: Any) -> Any:
+    return value
 
 
 def _has_shape(record: Any, record_type: RecordType) -> bool:

@@ -5,7 +5,7 @@ Knows the graph and the operators; not Spark, so that the harness uses it with n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dagster_unified.graph import nodes as g
@@ -38,7 +38,7 @@ def step(node: g.Node, parent: int, tag: str | None) -> Step:
     """The operator of one node."""
     function = getattr(node, "function", None)
     if isinstance(node, g.AssignTimestampsNode):
-        function = FieldTimestamp(node.assigner) if isinstance(node.assigner, str) else node.assigner
+        function = FieldTimestamp(node.records.getter(node.assigner)) if isinstance(node.assigner, str) else node.assigner
         function = function if hasattr(function, "extract_timestamp") else CallableTimestamp(function)
     return Step(
         kind=STEP_KINDS[type(node)],
@@ -66,11 +66,11 @@ class CallableTimestamp:
 class FieldTimestamp:
     """A timestamp assigner that reads a field."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, get: Callable[[Any], Any]) -> None:
+        self._get = get
 
     def extract_timestamp(self, value: Any, record_timestamp: int | None) -> Any:
-        return getattr(value, self.name) if not isinstance(value, (int, float)) else value
+        return self._get(value)
 
 
 def keyed_options(execution: Execution, last_event_time: int | None) -> KeyedOptions:

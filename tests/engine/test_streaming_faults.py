@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from dagster_unified.api import DeltaSink, Pipeline
+from dagster_unified.api import DeltaSink, KeyedProcessFunction, ParquetSource, Pipeline, ValueStateDescriptor, WatermarkStrategy
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.job import Start, StreamingJob
@@ -113,8 +114,51 @@ def test_a_job_that_was_overtaken_writes_nothing(spark, tmp_path):
 # What is kept
 
 
+def stopped_after_an_epoch(job):
+    deadline = time.monotonic() + 60
+    job.start()
+    while not job.activity()[0]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    job.stop()
+
+
+def test_a_bounded_input_has_not_ended_because_its_job_was_stopped(spark, tmp_path):
+    (tmp_path / "in").mkdir()
+    for number in range(12):
+        pq.write_table(pa.table({"f0": ["a"], "f1": [number]}), tmp_path / f"in/{number:02}.parquet")
+    pipeline = Pipeline("p")
+    source = pipeline.from_source(ParquetSource(str(tmp_path / "in"), tuple[str, int], name="in", max_files_per_trigger=1))
+    source.assign_timestamps_and_watermarks(WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("f1")).key_by("f0").process(Silence()).sink_to(
+        DeltaSink(str(tmp_path / "out"), mode="upsert", key="f0", name="out")
+    )
+    plan = pipeline.plan({"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints"), "pipeline.max-parallelism": 2})
+    epochs = []
+    assert StreamingJob(plan, spark, Start("one"), epochs.append).run(lambda: bool(epochs)) == "stopped"
+    assert len(epochs) < 12
+    assert not ControlFile(str(tmp_path / "checkpoints/p/control/main")).read().end
+    assert table(tmp_path / "out").num_rows == 0
+    assert StreamingJob(plan, spark, Start("two")).run() == "finished"
+    assert table(tmp_path / "out").to_pylist() == [{"f0": "a", "f1": 12}]
+
+
+class Silence(KeyedProcessFunction):
+    """How many came, once nothing more does."""
+
+    def open(self, context):
+        self.count = context.get_state(ValueStateDescriptor("count", int))
+
+    def process_element(self, value: tuple[str, int], ctx) -> Iterable[tuple[str, int]]:
+        self.count.update((self.count.value() or 0) + 1)
+        ctx.timer_service().register_event_time_timer(100)
+        return []
+
+    def on_timer(self, timestamp, ctx) -> Iterable[tuple[str, int]]:
+        yield ctx.get_current_key(), self.count.value()
+
+
 def test_what_must_not_change_under_kept_state_is_an_error_that_says_what_to_do(spark, tmp_path):
-    assert StreamingJob(counting(tmp_path), spark, Start("one")).run() == "finished"
+    stopped_after_an_epoch(StreamingJob(counting(tmp_path), spark, Start("one")))
     with pytest.raises(ConfigurationError, match=r"pipeline.max-parallelism is 3, and the checkpoint has 2 key groups; set it back, or start without state"):
         StreamingJob(counting(tmp_path, **{"pipeline.max-parallelism": 3}), spark, Start("two")).run()
     with pytest.raises(StateError, match="the stateful operators are other, and the checkpoint has sums; keep their uids"):

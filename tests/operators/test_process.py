@@ -1,5 +1,7 @@
 """`process` on a stream without key."""
 
+from datetime import UTC, datetime
+
 import pytest
 
 from dagster_unified.api import OutputTag, Pipeline, ProcessFunction, ValueStateDescriptor, WatermarkStrategy
@@ -58,3 +60,27 @@ def test_timers_and_state_need_a_keyed_stream(function, kind, words):
     pipeline.from_collection([1]).process(function, int).print()
     with pytest.raises(kind, match=words):
         run_pipeline(pipeline, "BATCH")
+
+
+class Moment(ProcessFunction):
+    def process_element(self, value, ctx):
+        yield ctx.timestamp()
+
+
+NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@pytest.mark.parametrize(
+    ("records", "kind", "field", "moments"),
+    [
+        ([("a", 5), ("b", 7)], tuple[str, int], "f1", [5, 7]),
+        ([5, 7], int, "value", [5, 7]),
+        ([NOON], datetime, "value", [int(NOON.timestamp() * 1000)]),
+    ],
+)
+def test_a_field_gives_the_timestamp_in_every_shape_of_record(mode, records, kind, field, moments):
+    pipeline = Pipeline("p")
+    by_field = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(field)
+    pipeline.from_collection(records, kind).assign_timestamps_and_watermarks(by_field).process(Moment(), int).print()
+    assert run_pipeline(pipeline, mode).only() == moments

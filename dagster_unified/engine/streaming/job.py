@@ -258,7 +258,10 @@ class _Query:
         assert self.query is not None
         try:
             self.query.processAllAvailable()
-            if self.end():
+            with self._committing:
+                # A query that is stopped has nothing available either, and its input has not ended.
+                more = not self._stopping and self.query.isActive and self.end()
+            if more:
                 self.query.processAllAvailable()
         except Exception as error:  # the query's own failure is read from it; anything else is this one's
             if self.query.isActive:
