@@ -6,6 +6,10 @@ pyspark is imported only when something is read or written, so that pipelines lo
 from dagster_unified.connectors.collection import CollectionSource
 from dagster_unified.connectors.delta import DeltaSink
 from dagster_unified.connectors.files import CsvSource, FileSink, JsonSource, ParquetSource
+from dagster_unified.connectors.foreach import ForeachSink
 from dagster_unified.connectors.printing import PrintSink
+from dagster_unified.connectors.structured import Rate, RateSource, StructuredSource
 
-__all__ = ["CollectionSource", "CsvSource", "DeltaSink", "FileSink", "JsonSource", "ParquetSource", "PrintSink"]
+__all__ = [
+    "CollectionSource", "CsvSource", "DeltaSink", "FileSink", "ForeachSink", "JsonSource", "ParquetSource", "PrintSink", "Rate", "RateSource", "StructuredSource",
+]  # fmt: skip

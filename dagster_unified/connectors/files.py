@@ -1,4 +1,4 @@
-"""Files: CSV, JSON and Parquet sources (bounded), and Parquet and CSV directories as sinks."""
+"""Files: CSV, JSON and Parquet sources, and Parquet and CSV directories as sinks."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class TextSource(_FileSource):
 
 
 class CsvSource(TextSource):
-    """CSV files. Bounded. A row that does not fit its record type fails the run with file and line, or is dropped or diverted.
+    """CSV files. Bounded unless `monitor`. A row that does not fit its record type fails the run with file and line, or is dropped or diverted.
 
     `null_values` is the text that stands for a missing value. With `header` the first line names the columns, and must name them in
     the order of the record's fields.
@@ -180,13 +180,13 @@ class CsvSource(TextSource):
 
 
 class JsonSource(TextSource):
-    """JSON files, one object per line. Bounded. Malformed rows are treated as in `CsvSource`."""
+    """JSON files, one object per line. Bounded unless `monitor`. Malformed rows are treated as in `CsvSource`."""
 
     format = "json"
 
 
 class ParquetSource(_FileSource):
-    """Parquet files. Bounded. Columns are read by name; a missing one, or one of another type, is an error."""
+    """Parquet files. Bounded unless `monitor`. Columns are read by name; a missing one, or one of another type, is an error."""
 
     format = "parquet"
 
@@ -194,14 +194,19 @@ class ParquetSource(_FileSource):
         from pyspark.sql import functions as F
 
         frame = spark.read.parquet(self._existing())
-        wanted = spark_schema(self.records.schema)
-        missing = [n for n in wanted.names if n not in frame.columns]
-        if missing:
-            raise PipelineError(f"source '{self.name}': no column '{missing[0]}' in {self.path}; it has {', '.join(frame.columns)}")
-        return frame.select(*[F.col(f.name).cast(f.dataType).alias(f.name) for f in wanted])
+        self._check_columns(frame.columns)
+        return frame.select(*[F.col(f.name).cast(f.dataType).alias(f.name) for f in spark_schema(self.records.schema)])
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
+        present = self.files()
+        if present:  # a stream has its schema from the record, and would give null for a column that the files do not have
+            self._check_columns(spark.read.parquet(for_spark(present[0])).columns)
         return self._stream(spark, spark_schema(self.records.schema), {})
+
+    def _check_columns(self, columns: list[str]) -> None:
+        missing = [n for n in self.records.names if n not in columns]
+        if missing:
+            raise PipelineError(f"source '{self.name}': no column '{missing[0]}' in {self.path}; it has {', '.join(columns)}")
 
 
 class FileSink(SparkSink):

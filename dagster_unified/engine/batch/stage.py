@@ -18,6 +18,7 @@ from dagster_unified.engine.batch.store import Address, IntermediateStore, Manif
 from dagster_unified.engine.events import Observer, StageFinished, StageStarted, nobody
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.translate import input_layout
+from dagster_unified.engine.worker import by_value
 from dagster_unified.errors import IntermediateLostError, PipelineError, UnsupportedError
 from dagster_unified.graph.failover import regions_to_recompute
 from dagster_unified.graph.nodes import ExchangeKind, SinkNode
@@ -254,7 +255,7 @@ class _Job:
         return frame.select(*self.streams[number].layout.records.names)
 
     def _write_sinks(self, frames: Mapping[int, DataFrame]) -> dict[str, WriteResult]:
-        context = WriteContext(self.run.spark, self.run.plan.name, self.region.name, self.run.execution, self.run.partition)
+        context = WriteContext(self.run.spark, self.run.plan.name, self.region.name, self.run.execution, self.run.partition, ship=by_value)
         written = {}
         for node in self.sinks:
             if not isinstance(node.sink, SparkSink):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 from dagster_unified.connectors.base import SparkSink, WriteContext, WriteResult, spark_schema
 from dagster_unified.connectors.paths import for_spark, remove_tree
 from dagster_unified.engine.batch.frames import RegionFrames, observed
+from dagster_unified.engine.worker import by_value
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.nodes import SinkNode
 from dagster_unified.graph.plan import Plan, Port, Region
@@ -91,7 +92,7 @@ class EpochWriter:
                 node = cast("SinkNode", self.plan.graph.node(number))
                 if not isinstance(node.sink, SparkSink):
                     raise PipelineError(f"{self.plan.name}: sink '{node.name}' is a {type(node.sink).__name__}, which Spark cannot write")
-                context = WriteContext(self.spark, self.plan.name, self.tail.name, self.deployment, "streaming", epoch, self.check)
+                context = WriteContext(self.spark, self.plan.name, self.tail.name, self.deployment, "streaming", epoch, self.check, by_value)
                 results[node.name] = node.sink.write(frames.sink_input(number), context)
         finally:
             frames.release()

@@ -58,6 +58,12 @@ class StreamingJob:
             raise UnsupportedError(f"{plan.name}: this job runs in STREAMING, and the pipeline resolves to {plan.execution.mode}; launch with execution.runtime-mode=STREAMING")
         if not hasattr(spark, "sparkContext") or type(spark).__module__.startswith("pyspark.sql.connect"):
             raise UnsupportedError(f"{plan.name}: STREAMING needs a classic Spark session, and this one is Spark Connect's; give SparkResource a master instead of a remote")
+        by_group = [node.name for node in plan.graph.nodes if isinstance(node, KEYED)]
+        if plan.execution.streaming.backend == "HASHMAP" and by_group:
+            raise UnsupportedError(
+                f"{plan.name}: operator '{by_group[0]}' keeps its state in Spark's transformWithState, which only has rocksdb; "
+                f"leave state.backend.type out (hashmap is for pipelines whose only keyed operators are native aggregates)"
+            )
         self.plan, self.spark, self.start_as, self.observe = plan, spark, start, observe
         self.directory = CheckpointDirectory(plan.execution.streaming.directory, plan.name)
         self.deployed: Deployed | None = None

@@ -1,0 +1,89 @@
+"""Watermarks of several assigners, idleness, processing-time timers and the end of input, as the driver tells them."""
+
+from collections.abc import Iterable
+from datetime import timedelta
+
+import pytest
+
+from dagster_unified.api import KeyedProcessFunction, Pipeline, WatermarkStrategy
+from dagster_unified.engine.streaming.clock import JobTime
+from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.report import Report
+
+
+class Keep(KeyedProcessFunction):
+    def process_element(self, value: int, ctx) -> Iterable[int]:
+        yield value
+
+
+def joined(**idle):
+    """Two sources, each with its assigner; `idle` says after how many seconds each of them holds nothing back."""
+    pipeline = Pipeline("p")
+
+    def source(name):
+        strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=10)).with_timestamp_assigner(lambda v: v)
+        if name in idle:
+            strategy = strategy.with_idleness(timedelta(seconds=idle[name]))
+        return pipeline.from_collection([1], int).assign_timestamps_and_watermarks(strategy).uid(name)
+
+    source("left").union(source("right")).key_by(lambda v: v, key_type=int).process(Keep()).uid("keep").print()
+    return pipeline.plan({"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": "/nowhere"})
+
+
+def saw(due=None, **moments):
+    return Report(Metrics(last_event_times=moments), due)
+
+
+def test_the_slower_assigner_holds_the_watermark_back():
+    time = JobTime(joined(), None, now=0)
+    assert time.after(saw(left=100), 1) is None
+    assert time.after(saw(right=50), 2).watermarks == {"keep": 39}
+    assert time.after(saw(left=200), 3) is None
+    assert time.after(saw(right=300), 4).watermarks == {"keep": 189}
+    assert time.after(saw(right=20), 5) is None  # it never goes back
+
+
+def test_an_idle_assigner_holds_nothing_back_until_it_speaks_again():
+    time = JobTime(joined(right=5), None, now=0)
+    assert time.after(saw(left=100), 1) is None
+    assert time.tick(4_999) is None
+    assert time.tick(5_000).watermarks == {"keep": 89}
+    assert time.after(saw(left=200), 6_000).watermarks == {"keep": 189}
+    assert time.after(saw(right=150), 7_000) is None  # late by then, and held back by it
+    assert time.after(saw(left=400), 8_000) is None
+    assert time.tick(12_000).watermarks == {"keep": 389}
+
+
+def test_where_all_are_idle_the_furthest_counts():
+    time = JobTime(joined(left=5, right=5), None, now=0)
+    time.after(saw(left=100, right=50), 1)
+    assert time.tick(5_001).watermarks == {"keep": 89}
+
+
+def test_a_timer_of_processing_time_is_told_once_when_it_is_due():
+    time = JobTime(joined(), None, now=0)
+    assert time.after(saw(due=1_000), 10) is None
+    assert time.tick(999) is None
+    event = time.tick(1_000)
+    assert (event.now, event.end) == (1_000, False)
+    assert time.tick(1_001) is None
+
+
+def test_the_end_is_told_once_and_is_the_last_event():
+    time = JobTime(joined(), None, now=0)
+    time.after(saw(left=100), 1)
+    event = time.end(2)
+    assert (event.end, event.last_event_times) == (True, {"keep": 100})
+    assert time.after(saw(left=500, right=500), 3) is None
+    assert time.latest == event
+
+
+@pytest.mark.parametrize("now", [0, 10_000_000])
+def test_a_restart_wakes_every_group_once_and_goes_on_from_the_same_watermark(now):
+    first = JobTime(joined(), None, now=0)
+    before = first.after(saw(left=100, right=50), 1)
+    second = JobTime(joined(), before, now)
+    woken = second.tick(now)
+    assert (woken.number, woken.watermarks) == (before.number + 1, before.watermarks)
+    assert second.tick(now + 1) is None
+    assert second.after(saw(right=300), now + 2).watermarks == {"keep": 89}

@@ -1,0 +1,183 @@
+"""STREAMING from and to every connector, and the options that change what a stream gives."""
+
+import json
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from dagster_unified.api import DeltaSink, FileSink, ForeachSink, JsonSource, ParquetSource, Pipeline, Rate, RateSource, StructuredSource
+from dagster_unified.api import functions as F
+from dagster_unified.engine.streaming.job import Start, StreamingJob
+from dagster_unified.errors import PipelineError, UnsupportedError, UserFunctionError
+
+
+class Sale(NamedTuple):
+    shop: str
+    amount: int
+
+
+SALES = [Sale("a", 1), Sale("b", 2), Sale("a", 3), Sale("b", 4), Sale("a", 5)]
+MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+
+
+@pytest.fixture
+def run(run_on_spark, run_streaming):
+    return lambda pipeline, mode, options=None: (run_on_spark if mode == "BATCH" else run_streaming)(pipeline, options)
+
+
+def files(folder: Path, *contents: Iterable[Sale]) -> Path:
+    folder.mkdir()
+    for number, records in enumerate(contents):
+        file = folder / f"{number}.json"
+        file.write_text("".join(f"{json.dumps(r._asdict())}\n" for r in records))
+        os.utime(file, (number, number))  # files are taken in the order of their age
+    return folder
+
+
+def rows(folder: Path):
+    return sorted(tuple(r.values()) for r in pq.read_table(folder).to_pylist())
+
+
+# Sources
+
+
+@MODES
+def test_json_files_whose_malformed_rows_are_diverted_or_dropped(run, tmp_path, mode):
+    folder = files(tmp_path / "in", SALES[:2], SALES[2:])
+    (folder / "2.json").write_text('{"shop": "c", "amount": "many"}\n')
+    for on_malformed in ("divert", "drop"):
+        pipeline = Pipeline(on_malformed)
+        pipeline.from_source(JsonSource(str(folder), Sale, name="sales", on_malformed=on_malformed)).sink_to(FileSink(str(tmp_path / on_malformed)))
+        run(pipeline, mode)
+        assert rows(tmp_path / on_malformed) == sorted(tuple(s) for s in SALES)
+    (kept,) = [f for f in tmp_path.rglob("*.parquet") if "malformed" in str(f) and pq.read_table(f).num_rows]
+    (row,) = pq.read_table(kept).select(["row", "reason"]).to_pylist()
+    assert row == {"row": '{"shop": "c", "amount": "many"}', "reason": "cannot be read as Sale(shop: string, amount: int64)"}
+
+
+def test_a_missing_column_is_an_error_and_not_null(run, tmp_path):
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"shop": ["a"]}), tmp_path / "in/0.parquet")
+    for mode in ("BATCH", "STREAMING"):
+        pipeline = Pipeline("p")
+        pipeline.from_source(ParquetSource(str(tmp_path / "in"), Sale, name="sales")).print()
+        with pytest.raises(PipelineError, match=r"source 'sales': no column 'amount' in .*; it has shop"):
+            run(pipeline, mode)
+
+
+def streamed_until(job: StreamingJob, look):
+    deadline = time.monotonic() + 60
+    job.start()
+    try:
+        while not look():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        job.stop()
+
+
+def planned(pipeline, tmp_path, **options):
+    return pipeline.plan({"execution.checkpointing.dir": str(tmp_path / "checkpoints"), "pipeline.max-parallelism": 2, **options})
+
+
+def test_the_rate_source_counts(spark, tmp_path):
+    pipeline = Pipeline("p")
+    odd = pipeline.from_source(RateSource(rows_per_second=50)).filter(lambda r: r.value % 2 == 1)
+    odd.map(lambda r: Rate(r.timestamp, r.value), Rate).sink_to(FileSink(str(tmp_path / "out")))
+    streamed_until(StreamingJob(planned(pipeline, tmp_path), spark, Start("one")), lambda: (tmp_path / "out").exists() and len(rows(tmp_path / "out")) > 20)
+    values = sorted(value for _, value in rows(tmp_path / "out"))
+    assert values == list(range(1, 2 * len(values), 2))
+
+
+class Tick(NamedTuple):
+    value: int
+
+
+def test_any_structured_source(spark, tmp_path):
+    pipeline = Pipeline("p")
+    source = StructuredSource("rate-micro-batch", Tick, {"rowsPerBatch": "7", "numPartitions": "1"}, name="ticks")
+    pipeline.from_source(source).key_by(lambda t: t.value % 2, key_type=int).reduce(lambda a, b: Tick(a.value + b.value)).sink_to(FileSink(str(tmp_path / "out")))
+    job = StreamingJob(planned(pipeline, tmp_path, **{"execution.checkpointing.interval": "100ms"}), spark, Start("one"))
+    streamed_until(job, lambda: job.activity()[0] >= 3)
+    assert {0, 0 + 2, 0 + 2 + 4, 1, 1 + 3, 1 + 3 + 5} <= {value for (value,) in rows(tmp_path / "out")}
+
+
+def test_a_structured_source_without_a_column_says_which_there_are(spark, tmp_path):
+    pipeline = Pipeline("p")
+    pipeline.from_source(StructuredSource("rate", Sale, name="ticks")).sink_to(FileSink(str(tmp_path / "out")))
+    with pytest.raises(PipelineError, match="source 'ticks': rate gives no column 'shop'; it gives timestamp, value"):
+        StreamingJob(planned(pipeline, tmp_path), spark, Start("one")).run()
+
+
+# Sinks
+
+
+class Lines:
+    """Appends to a file of its own for each partition that it is opened in."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def open(self):
+        import uuid
+
+        self.file = (self.folder / uuid.uuid4().hex).open("w")
+
+    def __call__(self, sale: Sale):
+        if sale.amount == 0:
+            raise ValueError("nothing sold")
+        self.file.write(f"{sale.shop} {sale.amount}\n")
+
+    def close(self):
+        self.file.close()
+
+
+@MODES
+def test_a_function_is_called_with_every_record(run, tmp_path, mode):
+    (tmp_path / "out").mkdir()
+    pipeline = Pipeline("p")
+    pipeline.from_collection(SALES).sink_to(ForeachSink(Lines(tmp_path / "out"), name="lines"))
+    run(pipeline, mode)
+    assert sorted("".join(f.read_text() for f in (tmp_path / "out").iterdir()).splitlines()) == sorted(f"{s.shop} {s.amount}" for s in SALES)
+
+
+@MODES
+def test_a_function_that_fails_names_the_record(run, tmp_path, mode):
+    (tmp_path / "out").mkdir()
+    pipeline = Pipeline("p")
+    pipeline.from_collection([Sale("a", 0)]).sink_to(ForeachSink(Lines(tmp_path / "out"), name="lines"))
+    with pytest.raises(UserFunctionError, match=r"p: stage '.*', sink 'lines': ValueError: nothing sold, at .* in __call__, on Sale\(shop='a', amount=0\)"):
+        run(pipeline, mode)
+
+
+# Options
+
+
+def test_one_update_per_key_and_micro_batch(run_streaming, tmp_path):
+    folder = files(tmp_path / "in", SALES[:3], SALES[3:])
+    for value, expected in (("false", [("a", 4), ("a", 9), ("b", 2), ("b", 6)]), ("true", [("a", 1), ("a", 4), ("a", 9), ("b", 2), ("b", 6)])):
+        pipeline = Pipeline(f"updates_{value}")
+        sales = pipeline.from_source(JsonSource(str(folder), Sale, max_files_per_trigger=1))
+        sales.key_by("shop").sum("amount").sink_to(DeltaSink(str(tmp_path / value), mode="append"))
+        run_streaming(pipeline, {"execution.incremental-updates": value})
+        assert sorted(tuple(r.values()) for r in DeltaTable(str(tmp_path / value)).to_pyarrow_table().to_pylist()) == expected
+
+
+def test_the_hashmap_backend(run_streaming, tmp_path):
+    hashmap = {"state.backend.type": "hashmap"}
+    pipeline = Pipeline("native")
+    totals = pipeline.from_collection(SALES).key_by("shop").agg(F.sum("amount").alias("amount"), output_type=Sale)
+    totals.sink_to(DeltaSink(str(tmp_path / "out"), mode="upsert", key="shop"))
+    run_streaming(pipeline, hashmap)
+    assert sorted(tuple(r.values()) for r in DeltaTable(str(tmp_path / "out")).to_pyarrow_table().to_pylist()) == [("a", 9), ("b", 6)]
+    pipeline = Pipeline("p")
+    pipeline.from_collection(SALES).key_by("shop").sum("amount").sink_to(FileSink(str(tmp_path / "files")))
+    with pytest.raises(UnsupportedError, match=r"p: operator 'sum' keeps its state in Spark's transformWithState, which only has rocksdb; leave state.backend.type out"):
+        run_streaming(pipeline, hashmap)
