@@ -44,12 +44,15 @@ class KillingSink(DeltaSink):
         return result
 
 
-def build(folder: Path) -> Pipeline:
+OPTIONS = {"execution.runtime-mode": "STREAMING", "pipeline.max-parallelism": 4}
+
+
+def build(folder: Path, target: Path) -> Pipeline:
     pipeline = Pipeline("killed")
     by_at = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=100)).with_timestamp_assigner("at")
     rows = pipeline.from_source(ParquetSource(str(folder / "in"), Row, name="rows", max_files_per_trigger=1)).assign_timestamps_and_watermarks(by_at)
-    rows.sink_to(KillingSink(str(folder / "all"), mode="append", name="all"))
-    rows.key_by("key").reduce(add).uid("totals").sink_to(KillingSink(str(folder / "totals"), mode="upsert", key="key", name="totals"))
+    rows.sink_to(KillingSink(str(target / "all"), mode="append", name="all"))
+    rows.key_by("key").reduce(add).uid("totals").sink_to(KillingSink(str(target / "totals"), mode="upsert", key="key", name="totals"))
     return pipeline
 
 
@@ -57,5 +60,5 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     KillingSink.epoch, KillingSink.point = int(sys.argv[2]), sys.argv[3]
     spark = session.start("local[2]", config={"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"})
-    options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(folder / "checkpoints"), "pipeline.max-parallelism": 4}
-    sys.stdout.write(StreamingJob(build(folder).plan(options), spark, Start(f"job {os.getpid()}", patience=0.5)).run())
+    options = {**OPTIONS, "execution.checkpointing.dir": str(folder / "checkpoints")}
+    sys.stdout.write(StreamingJob(build(folder, folder).plan(options), spark, Start(f"job {os.getpid()}", patience=0.5)).run())

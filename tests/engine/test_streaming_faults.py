@@ -1,5 +1,6 @@
 """What a STREAMING job survives: `kill -9` anywhere, torn metadata, another job, an unwritable disk. Nothing is lost, nothing counted twice."""
 
+import contextlib
 import os
 import random
 import subprocess
@@ -17,8 +18,9 @@ from dagster_unified.api import DeltaSink, KeyedProcessFunction, ParquetSource, 
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.errors import ConfigurationError, LeaseLostError, StateError
+from dagster_unified.errors import ConfigurationError, LeaseLostError, StateError, UnifiedError
 from dagster_unified.operators.key_groups import ControlEvent
+from tests.engine.killed_job import OPTIONS, build
 
 ROOT = Path(__file__).parents[2]
 POINTS = ("before", "staged", "committed")
@@ -32,11 +34,7 @@ def table(path):
 
 def test_a_job_that_is_killed_again_and_again_loses_nothing_and_doubles_nothing(tmp_path):
     chance = random.Random(20261121)
-    (tmp_path / "in").mkdir()
-    rows = [{"key": chance.choice("abcdef"), "at": i, "value": chance.randrange(100)} for i in range(1200)]
-    for number in range(24):
-        pq.write_table(pa.Table.from_pylist(rows[number * 50 : number * 50 + 50]), tmp_path / f"in/{number:02d}.parquet")
-        os.utime(tmp_path / f"in/{number:02d}.parquet", (1_700_000_000 + number, 1_700_000_000 + number))
+    rows = inputs(tmp_path / "in", 24)
     killed = 0
     for _ in range(KILLS + 2):
         point = POINTS[killed % 3] if killed < KILLS else "never"
@@ -48,10 +46,60 @@ def test_a_job_that_is_killed_again_and_again_loses_nothing_and_doubles_nothing(
         assert done.returncode == -9, done.stderr[-2000:]
         killed += 1
     assert killed == KILLS
-    everything = table(tmp_path / "all").to_pylist()
-    assert sorted(everything, key=lambda r: r["at"]) == rows
-    totals = {r["key"]: r["value"] for r in table(tmp_path / "totals").to_pylist()}
+    assert_exactly_once(tmp_path, rows)
+
+
+def inputs(folder, files):
+    """So many files of fifty rows; gives all rows."""
+    chance = random.Random(files)
+    folder.mkdir()
+    rows = [{"key": chance.choice("abcdef"), "at": i, "value": chance.randrange(100)} for i in range(50 * files)]
+    for number in range(files):
+        pq.write_table(pa.Table.from_pylist(rows[number * 50 : number * 50 + 50]), folder / f"{number:02d}.parquet")
+        os.utime(folder / f"{number:02d}.parquet", (1_700_000_000 + number, 1_700_000_000 + number))
+    return rows
+
+
+def assert_exactly_once(folder, rows):
+    assert sorted(table(folder / "all").to_pylist(), key=lambda r: r["at"]) == rows
+    totals = {r["key"]: r["value"] for r in table(folder / "totals").to_pylist()}
     assert totals == {key: sum(r["value"] for r in rows if r["key"] == key) for key in "abcdef"}
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of its own, of a few megabytes."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("a tmpfs can only be mounted by root")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder):
+    with contextlib.suppress(OSError), (folder / "ballast").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_a_full_disk_fails_the_job_and_once_there_is_room_it_goes_on(spark, tmp_path, small_disk, epochs):
+    rows = inputs(tmp_path / "in", 8)
+    plan = build(tmp_path, small_disk).plan({**OPTIONS, "execution.checkpointing.dir": str(small_disk / "checkpoints")})
+    committed = []
+
+    def observe(event):
+        committed.append(event)
+        if len(committed) == epochs:
+            fill(small_disk)
+
+    with pytest.raises(UnifiedError, match="No space left on device"):
+        StreamingJob(plan, spark, Start("one"), observe).run()
+    (small_disk / "ballast").unlink()
+    assert StreamingJob(plan, spark, Start("two", patience=0.5)).run() == "finished"
+    assert_exactly_once(small_disk, rows)
 
 
 # One writer

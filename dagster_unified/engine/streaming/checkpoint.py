@@ -11,6 +11,7 @@ Dagster's run status does not decide who may write: a killed run's process may l
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from threading import Event, Thread
@@ -161,16 +162,19 @@ class HeldLease:
         self._stopped.set()
         self._thread.join(timeout=10)
         if self._directory.greatest() == self.token:
-            self._write(msgspec.structs.replace(self._lease, beat=wall_clock(), released=True))
+            self._sign(released=True)
 
     def _beat(self, every: float) -> None:
         while not self._stopped.wait(every):
             if self._directory.greatest() > self.token:
                 return
-            self._write(msgspec.structs.replace(self._lease, beat=wall_clock()))
+            self._sign(released=False)
 
-    def _write(self, lease: Lease) -> None:
-        write_atomically(self._directory.path / "lease" / f"{lease.token}.json", msgspec.json.encode(lease))
+    def _sign(self, released: bool) -> None:
+        """A sign of life, or of the end. Where it cannot be written, as on a full disk, others take the lease after a while: no harm, for it is fenced."""
+        lease = msgspec.structs.replace(self._lease, beat=wall_clock(), released=released)
+        with contextlib.suppress(OSError):
+            write_atomically(self._directory.path / "lease" / f"{lease.token}.json", msgspec.json.encode(lease))
 
 
 def wait_for(directory: CheckpointDirectory, owner: str, patience: float, stopped: Callable[[], bool]) -> HeldLease:
