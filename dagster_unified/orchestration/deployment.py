@@ -31,8 +31,8 @@ class StreamingDeployment:
     """How a pipeline is kept running in STREAMING.
 
     `upgrade_mode` says what happens when the pipeline's code changes: `last-state` stops the job after an epoch and starts the
-    new code from its state, `stateless` starts it without. `options` are option keys, among them the restart strategy.
-    `start_when` says when the job is started: `always`, when `files` have arrived since it last ran, or a function of the sensor's
+    new code from its state, `stateless` starts it without. `restart_strategy` is short for the option `restart-strategy.type`;
+    `options` are option keys, among them the strategy's own, such as `restart-strategy.fixed-delay.attempts`. `start_when` says when the job is started: `always`, when `files` have arrived since it last ran, or a function of the sensor's
     context. A job that has been busy with one epoch for `stall_after` is replaced. Its sinks' assets are observed every
     `observe_every`; the sensor looks every `tick_every`, as far as the daemon can.
     """
@@ -40,6 +40,7 @@ class StreamingDeployment:
     pipeline: Pipeline
     state: Literal["running", "suspended"] = "running"
     upgrade_mode: Literal["stateless", "last-state", "savepoint"] = "last-state"
+    restart_strategy: Literal["none", "fixed-delay", "exponential-delay", "failure-rate"] | None = None
     options: dict[str, Any] = field(default_factory=dict)
     start_when: Literal["always", "files"] | Callable[[Any], bool] = "always"
     stall_after: timedelta = timedelta(minutes=10)
@@ -55,6 +56,10 @@ class StreamingDeployment:
             raise UnsupportedError(f"{self.pipeline.name}: there are no savepoints yet; use upgrade_mode='last-state', which keeps the state of the checkpoint")
         if not callable(self.start_when) and self.start_when not in ("always", "files"):
             raise ConfigurationError(f"{self.pipeline.name}: start_when is 'always', 'files' or a function, not {self.start_when!r}")
+        if self.restart_strategy is not None:
+            if "restart-strategy.type" in self.options:
+                raise ConfigurationError(f"{self.pipeline.name}: the restart strategy is given twice; leave restart_strategy or the option restart-strategy.type out")
+            object.__setattr__(self, "options", {**self.options, "restart-strategy.type": self.restart_strategy})
         Configuration.of(self.options)
 
 

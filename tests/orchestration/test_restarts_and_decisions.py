@@ -155,3 +155,12 @@ def test_a_deployment_that_cannot_be_is_an_error():
         deployment(upgrade_mode="savepoint")
     with pytest.raises(ConfigurationError, match="unknown option"):
         deployment(options={"restart-strategy.typ": "none"})
+    with pytest.raises(ConfigurationError, match="the restart strategy is given twice"):
+        deployment(restart_strategy="none", options={"restart-strategy.type": "fixed-delay"})
+    with pytest.raises(ConfigurationError, match="restart-strategy.type"):
+        deployment(restart_strategy="sometimes")
+
+
+def test_the_restart_strategy_is_an_option_like_any_other():
+    assert deployment(restart_strategy="none").options == {"restart-strategy.type": "none"}
+    assert deployment(restart_strategy="fixed-delay", options={"restart-strategy.fixed-delay.attempts": 2}).options["restart-strategy.type"] == "fixed-delay"

@@ -109,11 +109,30 @@ class Dagster:
         except (OSError, KeyError, TypeError):
             return None
 
+    def canceled_within(self, run, seconds):
+        begun = time.monotonic()
+        self.terminate(run)
+        self.until(lambda: self.statuses()[run] == "CANCELED", "the run is cancelled")
+        assert time.monotonic() - begun < seconds
+        lease = self.lease()
+        assert (lease["owner"], lease["released"]) == (run, True)
+
+    def lease(self):
+        return json.loads(max((self.folder / "checkpoints/sales/lease").glob("*.json"), key=lambda p: int(p.stem)).read_text())
+
+    def statuses(self):
+        return {r["runId"]: r["status"] for r in self.runs()}
+
+    def said(self, run_id):
+        """All messages of a run's log, one after another."""
+        found = self.ask(
+            "query($r: ID!) { logsForRun(runId: $r) { ... on EventConnection { events { ... on MessageEvent { message } ... on ErrorEvent { error { message } } } } } }", r=run_id
+        )
+        return "\n".join(e.get("message", "") + (e.get("error") or {}).get("message", "") for e in found["logsForRun"]["events"])
+
     def worker_of(self, run_id):
         """The process that executes a run, as its log says."""
-        found = self.ask("query($r: ID!) { logsForRun(runId: $r) { ... on EventConnection { events { ... on MessageEvent { message } } } } }", r=run_id)
-        messages = [e.get("message", "") for e in found["logsForRun"]["events"]]
-        return int(next(m for text in messages for m in re.findall(r"Started process for run \(pid: (\d+)\)", text)))
+        return int(re.findall(r"Started process for run \(pid: (\d+)\)", self.said(run_id))[0])
 
     def drop(self, name, **amounts):
         target = self.folder / "in"
@@ -145,7 +164,7 @@ def test_a_deployment_that_is_killed_goes_on_and_new_code_takes_over_its_state(d
     os.kill(dagster.worker_of(killed), signal.SIGKILL)
     dagster.drop("two", a=10)
     dagster.until(lambda: dagster.totals() == {"a": 11, "b": 2}, "another run goes on where the killed one was")
-    assert {r["runId"]: r["status"] for r in dagster.runs()}[killed] == "FAILURE"
+    assert dagster.statuses()[killed] == "FAILURE"
     dagster.until(lambda: dagster.started() not in (None, killed), "a second run is there")
     assert len(dagster.runs()) == 2
 
@@ -154,9 +173,19 @@ def test_a_deployment_that_is_killed_goes_on_and_new_code_takes_over_its_state(d
     dagster.stop()
     dagster.start(STREAMING_TEST_FACTOR="100")
     dagster.until(lambda: dagster.started() not in (None, old), "a run with the new code")
-    assert {r["runId"]: r["status"] for r in dagster.runs()}[old] == "SUCCESS"
+    assert dagster.statuses()[old] == "SUCCESS"
     dagster.drop("three", b=1)
     dagster.until(lambda: dagster.totals() == {"a": 11, "b": 102}, "the new code has taken over the state of the old")
+
+    # A second job, launched by hand, writes nothing and says why.
+    writer = dagster.started()
+    second = dagster.launch("sales_streaming")["launchRun"]["run"]["runId"]
+    dagster.until(lambda: dagster.statuses()[second] == "FAILURE", "the second job has given up")
+    assert f"another job, {writer}, is writing" in dagster.said(second)
+    assert dagster.statuses()[writer] == "STARTED"
+    dagster.drop("four", a=1)
+    dagster.until(lambda: dagster.totals() == {"a": 111, "b": 102}, "the first goes on")
+    dagster.canceled_within(writer, seconds=30)
 
 
 def test_a_deployment_from_start_to_cancel(dagster):
@@ -166,8 +195,7 @@ def test_a_deployment_from_start_to_cancel(dagster):
     dagster.until(lambda: dagster.totals() == {"a": 1, "b": 2}, "the sensor has started the job and the first file is in the table")
 
     first = dagster.started()
-    lease = json.loads(max((dagster.folder / "checkpoints/sales/lease").glob("*.json"), key=lambda p: int(p.stem)).read_text())
-    assert lease["owner"] == first
+    assert dagster.lease()["owner"] == first
 
     # Suspend and resume.
     dagster.launch("sales_suspend")
@@ -177,9 +205,23 @@ def test_a_deployment_from_start_to_cancel(dagster):
     dagster.launch("sales_resume")
     dagster.until(lambda: dagster.totals() == {"a": 11, "b": 2}, "the job goes on where it was")
 
-    # Cancel.
-    run = dagster.started()
-    dagster.terminate(run)
-    dagster.until(lambda: {r["runId"]: r["status"] for r in dagster.runs()}[run] == "CANCELED", "the run is cancelled")
-    held = json.loads(max((dagster.folder / "checkpoints/sales/lease").glob("*.json"), key=lambda p: int(p.stem)).read_text())
-    assert held["released"]
+    # An epoch that hangs: the sensor replaces the job.
+    hanging = dagster.started()
+    dagster.drop("three", stuck=5, b=1)
+    dagster.until(lambda: dagster.statuses()[hanging] == "FAILURE", "the job that makes no progress has been replaced")
+    assert "has been busy with one epoch for" in dagster.said(hanging)
+    (dagster.folder / "go on").touch()
+    dagster.until(lambda: dagster.totals() == {"a": 11, "b": 3, "stuck": 5}, "another job has done the epoch")
+
+    # A process that is frozen, taken to be dead, and thawed when another one writes.
+    frozen = dagster.until(dagster.started, "a run")
+    worker = dagster.worker_of(frozen)
+    os.kill(worker, signal.SIGSTOP)
+    dagster.drop("four", a=100)
+    dagster.until(lambda: dagster.totals() == {"a": 111, "b": 3, "stuck": 5}, "another run has taken over")
+    os.kill(worker, signal.SIGCONT)
+    dagster.until(lambda: not Path(f"/proc/{worker}").exists() or "Z" in Path(f"/proc/{worker}/stat").read_text().split()[2], "the thawed process has ended")
+    dagster.drop("five", b=10)
+    dagster.until(lambda: dagster.totals() == {"a": 111, "b": 13, "stuck": 5}, "nothing was written twice")
+
+    dagster.canceled_within(dagster.started(), seconds=30)
