@@ -214,7 +214,7 @@ def test_a_deployment_from_start_to_cancel(dagster):
     dagster.until(lambda: dagster.totals() == {"a": 11, "b": 3, "stuck": 5}, "another job has done the epoch")
 
     # A process that is frozen, taken to be dead, and thawed when another one writes.
-    frozen = dagster.until(dagster.started, "a run")
+    frozen = dagster.until(lambda: dagster.started() == dagster.lease()["owner"] and dagster.started(), "another run writes")
     worker = dagster.worker_of(frozen)
     os.kill(worker, signal.SIGSTOP)
     dagster.drop("four", a=100)
@@ -224,4 +224,5 @@ def test_a_deployment_from_start_to_cancel(dagster):
     dagster.drop("five", b=10)
     dagster.until(lambda: dagster.totals() == {"a": 111, "b": 13, "stuck": 5}, "nothing was written twice")
 
-    dagster.canceled_within(dagster.started(), seconds=30)
+    last = dagster.until(lambda: dagster.started() == dagster.lease()["owner"] and dagster.started(), "another run writes")
+    dagster.canceled_within(last, seconds=30)
