@@ -106,9 +106,10 @@ def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
                 "million keys": _library(spark, folder, options.stream_records, 1_000_000, LARGE),
             }
             hand: dict[str, tuple[float, ...]] = {}
+            plain = _plain(spark)
             for size, count in ((LARGE, 2 * LARGE), (SMALL, 5 * SMALL)):
                 for name, processor in (("row", PerKey), ("pandas", PerKeyInPandas)):
-                    hand[f"{size} {name}"] = _by_hand(spark, folder, count, options.keys, size, processor)
+                    hand[f"{size} {name}"] = _by_hand(plain, folder, count, options.keys, size, processor)
             touch = {keys: _touching(spark, folder, keys) for keys in (10_000, 1_000_000)}
             latencies = _latencies(spark, folder)
     finally:
@@ -162,6 +163,15 @@ def _spark() -> Iterator[SparkSession]:
         yield spark
     finally:
         spark.stop()
+
+
+def _plain(spark: SparkSession) -> SparkSession:
+    """A session without the library's settings, for what is written by hand; its state is in RocksDB with a changelog too."""
+    plain = spark.newSession()
+    plain.conf.set("spark.sql.streaming.stateStore.providerClass", "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
+    plain.conf.set("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
+    plain.streams.addListener(_progress)
+    return plain
 
 
 def _settled(expected: int) -> list[tuple[int, float]]:

@@ -34,6 +34,9 @@ PROVIDERS = {
     "ROCKSDB": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     "HASHMAP": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
 }
+LOCAL_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+"""For a local disk, where Spark's own choice starts a process for every file that it renames: 29 ms for each instead of 7, several times a micro-batch."""
+
 PATIENCE = 20.0
 """Seconds of silence after which a job is taken to be dead."""
 
@@ -147,6 +150,8 @@ class StreamingJob:
             "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
             "spark.sql.constraintPropagation.enabled": "false",  # over a source's checks of every column it takes minutes and gigabytes
         }
+        if self.directory.path.protocol in ("", "file"):
+            settings["spark.sql.streaming.checkpointFileManagerClass"] = LOCAL_FILES
         if self.plan.execution.parallelism is not None:
             settings["spark.sql.shuffle.partitions"] = str(self.plan.execution.parallelism)
         for key, value in settings.items():
