@@ -38,6 +38,7 @@ def step(node: g.Node, parent: int, tag: str | None) -> Step:
     """The operator of one node."""
     function = getattr(node, "function", None)
     if isinstance(node, g.AssignTimestampsNode):
+        assert node.records is not None
         function = FieldTimestamp(node.records.getter(node.assigner)) if isinstance(node.assigner, str) else node.assigner
         function = function if hasattr(function, "extract_timestamp") else CallableTimestamp(function)
     return Step(

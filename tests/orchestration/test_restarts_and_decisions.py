@@ -157,7 +157,7 @@ def test_a_deployment_that_cannot_be_is_an_error():
         deployment(options={"restart-strategy.typ": "none"})
     with pytest.raises(ConfigurationError, match="the restart strategy is given twice"):
         deployment(restart_strategy="none", options={"restart-strategy.type": "fixed-delay"})
-    with pytest.raises(ConfigurationError, match="restart-strategy.type"):
+    with pytest.raises(ConfigurationError, match=r"restart-strategy.type"):
         deployment(restart_strategy="sometimes")
 
 
