@@ -50,6 +50,7 @@ class GroupStore(Protocol):
     def write_index(self, data: bytes) -> None: ...
     def read_page(self, number: int) -> bytes | None: ...
     def write_page(self, number: int, data: bytes) -> None: ...
+    def remove_page(self, number: int) -> None: ...
 
 
 class KeyGroups:
@@ -149,8 +150,7 @@ class KeyGroups:
     def _declared_late(self, descriptor: StateDescriptor) -> None:
         """A state that is declared only now: what was read of it before is decoded."""
         for state in self._group.keys.values() if self._group is not None else ():
-            if isinstance(state.get(descriptor.name), msgspec.Raw):
-                state[descriptor.name] = self.codec.decode_late(descriptor, state[descriptor.name])
+            self.codec.declare(descriptor, state)
 
     def _sortable(self, batch: pa.Table) -> bool:
         return not any(pa.types.is_nested(batch.schema.field(name).type) for name in self.keyed.columns)
@@ -175,6 +175,10 @@ class _Group:
         self.pages: dict[int, Content] = {}
         self.held: dict[Hashable, list[tuple[int, Any]]] = {}
         self.loaded: dict[int, bytes | None] = {}
+        self.parts: set[int] = set()
+        """The parts of large lists and maps in the pages that were read."""
+
+        self.read: dict[int, bytes] = {}
         self._hashes: dict[Hashable, int] = {}
 
     def page_of(self, key: Hashable) -> int:
@@ -209,7 +213,8 @@ class _Group:
                 if self.index.pages[number] != Page():
                     raise UnifiedError(f"{self.codec.where}: page {number} of a key group's state is missing in the checkpoint; restore from an earlier one")
                 continue
-            content = self.pages[number] = self.codec.decode(data)
+            content = self.pages[number] = self.codec.decode(data, self._read_part)
+            self.parts |= content.parts()
             self.keys.update(content.keys)
             for timestamp, key, record in content.held:
                 self.held.setdefault(key, []).append((timestamp, record))
@@ -248,7 +253,7 @@ class _Group:
             self.store.write_index(index)
 
     def _write(self, event_timers: TimerQueue, processing_timers: TimerQueue) -> None:
-        pages: dict[int, Content] = {number: Content() for number in self.loaded}
+        pages: dict[int, Content] = {number: Content(large=bool(self.parts)) for number in self.loaded}
         for number, content in self.pages.items():
             pages[number].keys = {key: state for key, state in content.keys.items() if state}
         for key in self.created:
@@ -265,8 +270,25 @@ class _Group:
         self.index.inline = self.index.inline if single else None
         for number, content in pages.items():
             self.index.pages[number] = content.entry()
-            data = self.codec.encode(content)
+            data = self.codec.encode(content, self._write_part, self._read_part)
             if single:
                 self.index.inline = data
             elif data != self.loaded[number]:
                 self.store.write_page(number, data)
+        for gone in self.parts - {number for content in pages.values() for number in content.parts()} if self.parts else ():
+            self.store.remove_page(gone)
+
+    def _read_part(self, number: int) -> bytes:
+        data = self.store.read_page(number)
+        if data is None:
+            raise UnifiedError(f"{self.codec.where}: a part of a key group's state is missing in the checkpoint; restore from an earlier one")
+        self.read[number] = data
+        return data
+
+    def _write_part(self, number: int | None, data: bytes) -> int:
+        if number is None:
+            self.index.parts += 1
+            number = -self.index.parts
+        if self.read.get(number) != data:
+            self.store.write_page(number, data)
+        return number

@@ -232,10 +232,12 @@ class ListState(_State, Generic[T]):
     def _entries(self) -> list[Any]:
         entries: list[Any] = self._backend.current.get(self._name) or []
         if self._ttl is not None and entries:
-            entries = [e for e in entries if not self._expired(e)]
+            live = [e for e in entries if not self._expired(e)]
             if self._renew_on_read:
-                entries = [self._wrap(value) for value, _ in entries]
-            self._backend.current[self._name] = entries
+                live = [self._wrap(value) for value, _ in live]
+            if self._renew_on_read or len(live) < len(entries):
+                self._backend.current[self._name] = live
+            entries = live
         return entries
 
     def get(self) -> list[T]:

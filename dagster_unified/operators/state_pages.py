@@ -1,20 +1,22 @@
 """How the keyed state of a key group is stored: pages of keys, encoded with msgspec by the types that the descriptors declare.
 
 A group's keys are spread over pages by their hash, so that a micro-batch reads and writes only what it touches. A page holds
-its keys' state, timers and held-back elements. Nothing in it is executable, and each state is named: one that the operator
+its keys' state, timers and held-back elements; of a list or map that is large it holds where its parts are. Nothing in it is executable, and each state is named: one that the operator
 has not declared (yet) is kept as it is, and one that no longer fits its type is an error that names it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from dagster_unified.errors import StateError
+from dagster_unified.operators import state_large
 from dagster_unified.operators.state import StateDescriptor
+from dagster_unified.operators.state_large import LargeList, LargeMap, Write
 
 KEYS_PER_PAGE = 256
 """How many keys a page holds on average before a group's pages are split."""
@@ -27,6 +29,8 @@ class Index(msgspec.Struct, array_like=True):
     pages: list[Page]
     inline: bytes | None = None
     """The content of the only page, where there is but one."""
+    parts: int = 0
+    """How many parts of large lists and maps were ever numbered; they count down from -1, pages up from 0."""
 
 
 class Page(msgspec.Struct, array_like=True):
@@ -44,6 +48,17 @@ class _Stored(msgspec.Struct, array_like=True):
     event_timers: msgspec.Raw
     processing_timers: msgspec.Raw
     held: msgspec.Raw
+    large: list[_Large] = []
+
+
+class _Large(msgspec.Struct, array_like=True):
+    """A list or map that is in parts: the place of its key in the page, its name, kind and size, and its parts."""
+
+    key: int
+    name: str
+    kind: str
+    size: int
+    parts: list[int | None]
 
 
 @dataclass
@@ -54,6 +69,15 @@ class Content:
     event_timers: list[tuple[int, Hashable, int]] = field(default_factory=list)
     processing_timers: list[tuple[int, Hashable, int]] = field(default_factory=list)
     held: list[tuple[int, Hashable, Any]] = field(default_factory=list)
+    large: bool = False
+    """Whether it may have large lists or maps."""
+
+    def parts(self) -> set[int]:
+        """The parts of its large lists and maps."""
+        if not self.large:
+            return set()
+        found = (v for state in self.keys.values() for v in state.values() if isinstance(v, (LargeList, LargeMap)))
+        return {number for value in found for number in value.parts if number is not None}
 
     def entry(self) -> Page:
         """What the index says of it."""
@@ -85,13 +109,26 @@ class PageCodec:
 
     def __init__(self, where: str, key_type: Any, record_type: Any, declared: dict[str, StateDescriptor]) -> None:
         self.where, self.declared = where, declared
+        self._parts: dict[str, msgspec.msgpack.Decoder[Any]] = {}
         self._key_type = key_type
         self._timers = self._decoder("timers", list[tuple[int, key_type, int]])
         self._held = self._decoder("held-back elements", list[tuple[int, key_type, record_type]])
         self._keys: dict[tuple[str, ...], msgspec.msgpack.Decoder[Any]] = {}
 
-    def encode(self, content: Content) -> bytes:
-        """A page as bytes."""
+    def encode(self, content: Content, write: Write, read: Callable[[int], bytes]) -> bytes:
+        """A page as bytes; large lists and maps are written in parts."""
+        large = self._set_apart(content, write, read)
+        try:
+            return self._encode(content, large)
+        finally:
+            for state, name, value in large:
+                state[name] = value
+
+    def _encode(self, content: Content, large: list[tuple[dict[str, Any], str, LargeList | LargeMap]]) -> bytes:
+        places = {id(state): place for place, state in enumerate(content.keys.values())} if large else {}
+        apart = [_Large(places[id(state)], name, value.kind, value.size, list(value.parts)) for state, name, value in large]
+        for state, name, value in large:
+            state[name] = value.inline
         names = sorted(set().union(*content.keys.values()))
         try:
             if len(names) == 1:
@@ -101,10 +138,43 @@ class PageCodec:
                 keys = _encoder.encode([(key, [state.get(name) for name in names]) for key, state in content.keys.items()])
         except (TypeError, ValueError, OverflowError) as error:
             raise StateError(f"{self.where}: state cannot be stored: {error}; {self._misfit(content)}") from error
-        rest = [msgspec.Raw(_encoder.encode(part)) for part in (content.event_timers, content.processing_timers, content.held)]
-        return _encoder.encode(_Stored(names, msgspec.Raw(keys), *rest))
+        event_timers, processing_timers, waiting = (msgspec.Raw(_encoder.encode(part)) for part in (content.event_timers, content.processing_timers, content.held))
+        return _encoder.encode(_Stored(names, msgspec.Raw(keys), event_timers, processing_timers, waiting, apart))
 
-    def decode(self, data: bytes) -> Content:
+    def _set_apart(self, content: Content, write: Write, read: Callable[[int], bytes]) -> list[tuple[dict[str, Any], str, LargeList | LargeMap]]:
+        """The large lists and maps of a page, with what has changed of them written."""
+        collections = [name for name, d in self.declared.items() if d.kind in ("list", "map")]
+        found: list[tuple[dict[str, Any], str, LargeList | LargeMap]] = []
+        if not collections and not content.large:
+            return found
+        for state in content.keys.values():
+            for name in collections:
+                value = state.get(name)
+                if isinstance(value, (list, dict)) and len(value) > state_large.PART:
+                    value = state[name] = self._large(name, value, read)
+                if isinstance(value, (LargeList, LargeMap)):
+                    value.save(lambda number, part: write(number, _encoder.encode(part)))
+                    if not len(value):
+                        del state[name]
+            found += [(state, name, value) for name, value in state.items() if isinstance(value, (LargeList, LargeMap))]
+        content.large = bool(found)
+        return found
+
+    def _large(self, name: str, value: Any, read: Callable[[int], bytes]) -> LargeList | LargeMap:
+        def part(number: int) -> Any:
+            return self._part(name, read(number))
+
+        return LargeList([], 0, value, part) if isinstance(value, list) else LargeMap.of(value, part)
+
+    def _part(self, name: str, data: bytes) -> Any:
+        if name not in self._parts:
+            self._parts[name] = self._decoder(name, self.declared[name].stored_type)
+        try:
+            return self._parts[name].decode(data)
+        except msgspec.ValidationError as error:
+            raise StateError(f"{self.where}: stored state '{name}' does not fit its declared type: {error}; keep the type as it was, or start without state") from error
+
+    def decode(self, data: bytes, read: Callable[[int], bytes]) -> Content:
         """A page from its bytes; raises `StateError` naming the state that does not fit its type."""
         stored = _stored.decode(data)
         names = tuple(stored.names)
@@ -121,11 +191,31 @@ class PageCodec:
             content.keys = {key: {name: values[0]} for key, values in entries}
         else:
             content.keys = {key: {n: v for n, v in zip(names, values, strict=True) if v is not None} for key, values in entries}
+        if stored.large:
+            self._restore(content, stored.large, read)
         return content
 
-    def decode_late(self, descriptor: StateDescriptor, stored: Any) -> Any:
-        """One state that was read before it was declared."""
-        return self._decoder(descriptor.name, descriptor.stored_type).decode(stored)
+    def _restore(self, content: Content, large: list[_Large], read: Callable[[int], bytes]) -> None:
+        states = list(content.keys.values())
+        for entry in large:
+            state, name = states[entry.key], entry.name
+            content.large = True
+
+            def part(number: int, name: str = name) -> Any:
+                return self._part(name, read(number))
+
+            if entry.kind == "list":
+                state[name] = LargeList([p for p in entry.parts if p is not None], entry.size, state.get(name), part)
+            else:
+                state[name] = LargeMap(entry.parts, entry.size, part)
+
+    def declare(self, descriptor: StateDescriptor, state: dict[str, Any]) -> None:
+        """Decodes one state of a key that was read before it was declared."""
+        held = state.get(descriptor.name)
+        if isinstance(held, msgspec.Raw):
+            state[descriptor.name] = self._decoder(descriptor.name, descriptor.stored_type).decode(held)
+        elif isinstance(held, LargeList) and isinstance(held.tail, msgspec.Raw):
+            held.tail = self._decoder(descriptor.name, descriptor.stored_type).decode(held.tail)
 
     def _keys_decoder(self, names: tuple[str, ...]) -> msgspec.msgpack.Decoder[Any]:
         """For one set of names; those that are not declared are left as they are."""

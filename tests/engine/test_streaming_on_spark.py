@@ -1,12 +1,24 @@
 """STREAMING on Spark: the same pipelines, the same results, over whatever micro-batches and restarts."""
 
+import os
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import NamedTuple
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from dagster_unified.api import DeltaSink, KeyedProcessFunction, Pipeline, ValueStateDescriptor, WatermarkStrategy
+from dagster_unified.api import (
+    DeltaSink,
+    KeyedProcessFunction,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ParquetSource,
+    Pipeline,
+    ValueStateDescriptor,
+    WatermarkStrategy,
+)
 
 
 class Row(NamedTuple):
@@ -66,3 +78,33 @@ def test_timers_fire_in_order_through_two_levels_to_the_end_of_input(run_streami
     assert run_streaming(pipeline) == "finished"
     assert table("silences") == [("a", 13, 4), ("b", 12, 2), ("b", 40, 6), ("c", 41, 5)]
     assert table("totals") == [("all", 41, 17)]
+
+
+class Hoard(KeyedProcessFunction):
+    """Keeps everything in a list and a map, until an amount of -1 clears both."""
+
+    def open(self, context):
+        self.items = context.get_list_state(ListStateDescriptor("items", int))
+        self.by = context.get_map_state(MapStateDescriptor("by", int, int))
+
+    def process_element(self, value: Row, ctx) -> Iterable[Row]:
+        if value.amount < 0:
+            yield Row(value.key, len(self.by.keys()), sum(self.items.get()))
+            self.items.clear()
+            self.by.clear()
+        else:
+            self.items.add(value.amount)
+            self.by.put(value.amount, value.at)
+
+
+def test_lists_and_maps_that_outgrow_a_page(run_streaming, table, tmp_path):
+    parts = [[Row("a", 0, i) for i in range(3000)], [Row("a", 0, i) for i in range(2000, 4000)] + [Row("a", 0, -1)], [Row("a", 0, 7), Row("a", 0, -1)]]
+    (tmp_path / "in").mkdir()
+    for number, rows in enumerate(parts):
+        pq.write_table(pa.Table.from_pylist([r._asdict() for r in rows]), tmp_path / f"in/{number}.parquet")
+        os.utime(tmp_path / f"in/{number}.parquet", (number, number))
+    pipeline = Pipeline("p")
+    rows = pipeline.from_source(ParquetSource(str(tmp_path / "in"), Row, max_files_per_trigger=1))
+    rows.key_by("key").process(Hoard()).sink_to(DeltaSink(str(tmp_path / "out"), mode="append"))
+    assert run_streaming(pipeline) == "finished"
+    assert table("out") == [("a", 1, 7), ("a", 4000, sum(range(3000)) + sum(range(2000, 4000)))]

@@ -53,6 +53,9 @@ class Memory:
         self.written.append(number)
         self.pages[number] = data
 
+    def remove_page(self, number):
+        del self.pages[number]
+
 
 class Everything(KeyedProcessFunction):
     """Uses each kind of state, and a timer ten after every element."""

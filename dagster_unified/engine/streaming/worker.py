@@ -266,3 +266,6 @@ class _SparkStore:
 
     def write_page(self, number: int, data: bytes) -> None:
         self._pages.updateValue((number,), (data,))
+
+    def remove_page(self, number: int) -> None:
+        self._pages.removeKey((number,))
