@@ -255,7 +255,7 @@ class _Group:
     def _write(self, event_timers: TimerQueue, processing_timers: TimerQueue) -> None:
         pages: dict[int, Content] = {number: Content(large=bool(self.parts)) for number in self.loaded}
         for number, content in self.pages.items():
-            pages[number].keys = {key: state for key, state in content.keys.items() if state}
+            pages[number].keys = content.keys if all(content.keys.values()) else {key: state for key, state in content.keys.items() if state}
         for key in self.created:
             state = self.keys[key]
             if state:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -18,7 +18,7 @@ from dagster_unified.operators import state_large
 from dagster_unified.operators.state import StateDescriptor
 from dagster_unified.operators.state_large import LargeList, LargeMap, Write
 
-KEYS_PER_PAGE = 256
+KEYS_PER_PAGE = 1024
 """How many keys a page holds on average before a group's pages are split."""
 
 
@@ -131,11 +131,7 @@ class PageCodec:
             state[name] = value.inline
         names = sorted(set().union(*content.keys.values()))
         try:
-            if len(names) == 1:
-                name = names[0]
-                keys = _encoder.encode([(key, (state[name],)) for key, state in content.keys.items()])
-            else:
-                keys = _encoder.encode([(key, [state.get(name) for name in names]) for key, state in content.keys.items()])
+            keys = _encoder.encode(list(content.keys.items()))
         except (TypeError, ValueError, OverflowError) as error:
             raise StateError(f"{self.where}: state cannot be stored: {error}; {self._misfit(content)}") from error
         event_timers, processing_timers, waiting = (msgspec.Raw(_encoder.encode(part)) for part in (content.event_timers, content.processing_timers, content.held))
@@ -179,18 +175,13 @@ class PageCodec:
         stored = _stored.decode(data)
         names = tuple(stored.names)
         try:
-            entries = self._keys_decoder(names).decode(stored.keys)
-            content = Content(event_timers=self._timers.decode(stored.event_timers), processing_timers=self._timers.decode(stored.processing_timers))
+            keys = dict(self._keys_decoder(names).decode(stored.keys))
+            content = Content(keys, event_timers=self._timers.decode(stored.event_timers), processing_timers=self._timers.decode(stored.processing_timers))
             content.held = self._held.decode(stored.held)
         except msgspec.ValidationError as error:
             raise StateError(
                 f"{self.where}: stored state does not fit its declared type: {error} (states: {', '.join(names)}); keep the type as it was, or start without state"
             ) from error
-        if len(names) == 1:
-            name = names[0]
-            content.keys = {key: {name: values[0]} for key, values in entries}
-        else:
-            content.keys = {key: {n: v for n, v in zip(names, values, strict=True) if v is not None} for key, values in entries}
         if stored.large:
             self._restore(content, stored.large, read)
         return content
@@ -222,9 +213,9 @@ class PageCodec:
         known = tuple(name for name in names if name in self.declared)
         decoder = self._keys.get((*names, "|", *known))
         if decoder is None:
-            types = [(self.declared[n].stored_type | None) if n in self.declared else (msgspec.Raw) for n in names]
-            values: Any = tuple.__class_getitem__(tuple(types)) if types else list[None]
-            decoder = self._decoder(", ".join(names), list[tuple[self._key_type, values]])  # type: ignore[name-defined]
+            types = {n: self.declared[n].stored_type if n in self.declared else msgspec.Raw for n in names}
+            states: Any = TypedDict("states", types, total=False)  # type: ignore[misc]
+            decoder = self._decoder(", ".join(names), list[tuple[self._key_type, states]])  # type: ignore[name-defined]
             self._keys[(*names, "|", *known)] = decoder
         return decoder
 
