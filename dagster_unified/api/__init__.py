@@ -4,6 +4,7 @@ from dagster_unified.api.columns import functions
 from dagster_unified.api.pipeline import Pipeline
 from dagster_unified.api.stream import DataStream, DataStreamSink, KeyedStream
 from dagster_unified.api.watermarks import WatermarkStrategy
+from dagster_unified.api.windows import WindowedStream
 from dagster_unified.connectors import (
     CollectionSource,
     CsvSource,
@@ -42,11 +43,43 @@ from dagster_unified.operators.state import (
     ValueStateDescriptor,
 )
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, TimeDomain
+from dagster_unified.operators.windows import (
+    ContinuousEventTimeTrigger,
+    ContinuousProcessingTimeTrigger,
+    CountEvictor,
+    CountTrigger,
+    DeltaEvictor,
+    DeltaTrigger,
+    EventTimeSessionWindows,
+    EventTimeTrigger,
+    Evictor,
+    GlobalWindow,
+    GlobalWindows,
+    MergingWindowAssigner,
+    ProcessingTimeSessionWindows,
+    ProcessingTimeTrigger,
+    ProcessWindowFunction,
+    PurgingTrigger,
+    SlidingEventTimeWindows,
+    SlidingProcessingTimeWindows,
+    TimeEvictor,
+    TimeWindow,
+    Trigger,
+    TriggerResult,
+    TumblingEventTimeWindows,
+    TumblingProcessingTimeWindows,
+    WindowAssigner,
+    WindowFunction,
+)
 
 __all__ = [
-    "MAX_TIMESTAMP", "MIN_TIMESTAMP", "AggregateFunction", "AggregatingStateDescriptor", "CollectionSource", "CsvSource", "DataStream", "DataStreamSink",
-    "DeltaSink", "FileSink", "FilterFunction", "FlatMapFunction", "ForeachSink", "JsonSource", "KeySelector", "KeyedProcessFunction", "KeyedStream", "ListStateDescriptor",
-    "MapFunction", "MapStateDescriptor", "OutputTag", "ParquetSource", "Partitioner", "Pipeline", "PrintSink", "ProcessFunction", "Rate", "RateSource", "ReduceFunction",
-    "ReducingStateDescriptor", "RuntimeContext", "StateTtlConfig", "StructuredSource", "TimeDomain", "TimerService", "TimestampAssigner", "UpdateType", "ValueStateDescriptor",
-    "WatermarkStrategy", "functions",
+    "MAX_TIMESTAMP", "MIN_TIMESTAMP", "AggregateFunction", "AggregatingStateDescriptor", "CollectionSource", "ContinuousEventTimeTrigger",
+    "ContinuousProcessingTimeTrigger", "CountEvictor", "CountTrigger", "CsvSource", "DataStream", "DataStreamSink", "DeltaEvictor", "DeltaSink", "DeltaTrigger",
+    "EventTimeSessionWindows", "EventTimeTrigger", "Evictor", "FileSink", "FilterFunction", "FlatMapFunction", "ForeachSink", "GlobalWindow", "GlobalWindows",
+    "JsonSource", "KeySelector", "KeyedProcessFunction", "KeyedStream", "ListStateDescriptor", "MapFunction", "MapStateDescriptor", "MergingWindowAssigner", "OutputTag",
+    "ParquetSource", "Partitioner", "Pipeline", "PrintSink", "ProcessFunction", "ProcessWindowFunction", "ProcessingTimeSessionWindows", "ProcessingTimeTrigger",
+    "PurgingTrigger", "Rate", "RateSource", "ReduceFunction", "ReducingStateDescriptor", "RuntimeContext", "SlidingEventTimeWindows", "SlidingProcessingTimeWindows",
+    "StateTtlConfig", "StructuredSource", "TimeDomain", "TimeEvictor", "TimeWindow", "TimerService", "TimestampAssigner", "Trigger", "TriggerResult",
+    "TumblingEventTimeWindows", "TumblingProcessingTimeWindows", "UpdateType", "ValueStateDescriptor", "WatermarkStrategy", "WindowAssigner", "WindowFunction",
+    "WindowedStream", "functions",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ from msgspec import inspect as mi
 
 from dagster_unified.api.pipeline import Pipeline
 from dagster_unified.api.watermarks import WatermarkStrategy
+from dagster_unified.api.windows import WindowedStream
 from dagster_unified.connectors.printing import PrintSink
 from dagster_unified.errors import PipelineError, RecordTypeError, nearest
 from dagster_unified.graph import nodes
@@ -24,6 +25,8 @@ from dagster_unified.graph.expressions import Column
 from dagster_unified.graph.nodes import Chaining, ExchangeKind, Key, Node, Partitioning
 from dagster_unified.operators.functions import Function, KeyedProcessFunction, OutputTag, ProcessFunction
 from dagster_unified.operators.layout import ComputedKey
+from dagster_unified.operators.windows import CountEvictor, CountTrigger, GlobalWindows, PurgingTrigger, WindowAssigner
+from dagster_unified.operators.windows.triggers import SlidingCountTrigger
 from dagster_unified.records import RecordType, arrow_type, element_type, return_type, type_name
 
 
@@ -218,6 +221,18 @@ class DataStream:
         key = self._key((key_selector,), key_type)
         return self._exchange(ExchangeKind.CUSTOM, key, getattr(partitioner, "partition", partitioner))
 
+    # Windows over everything
+
+    def window_all(self, assigner: WindowAssigner) -> WindowedStream:
+        """Puts all elements into windows, whatever their key; runs on one partition."""
+        return WindowedStream(self.key_by(_everything), assigner, alone=True)
+
+    def count_window_all(self, size: int, slide: int | None = None) -> WindowedStream:
+        """Windows of `size` elements, whatever their key; runs on one partition."""
+        windows = self.key_by(_everything).count_window(size, slide)
+        windows._alone = True
+        return windows
+
     # Outputs
 
     def get_side_output(self, tag: OutputTag) -> DataStream:
@@ -404,6 +419,20 @@ class KeyedStream(DataStream):
         self._check_function(name, getattr(function, "reduce", function))
         return self._rolling(name, function=function)
 
+    def window(self, assigner: WindowAssigner) -> WindowedStream:
+        """Puts a key's elements into windows; go on with a trigger, an evictor, allowed lateness, and at last a function."""
+        return WindowedStream(self, assigner)
+
+    def count_window(self, size: int, slide: int | None = None) -> WindowedStream:
+        """Windows of `size` elements of a key, as they arrive; with `slide` another such window begins at every `slide` elements.
+
+        What is left at the end of the input gives nothing. Which elements are together depends on their order, and so on the mode.
+        """
+        windows = WindowedStream(self, GlobalWindows.create())
+        if slide is None:
+            return windows.trigger(PurgingTrigger.of(CountTrigger.of(size)))
+        return windows.trigger(SlidingCountTrigger(size, slide)).evictor(CountEvictor.of(size))
+
     def sum(self, field: str | int = 0) -> DataStream:
         """The sum of a field; the other fields are the first record's. Emits as `reduce` does."""
         return self._builtin("sum", field)
@@ -481,6 +510,10 @@ class DataStreamSink:
             raise PipelineError(f"{self._pipeline.name}: sink '{self._pipeline._node(self._node).name}': parallelism must be at least 1, not {parallelism}")
         self._pipeline._change(self._node, parallelism=parallelism)
         return self
+
+
+def _everything(record: Any) -> int:
+    return 0
 
 
 def _name_of(function: Any, default: str) -> str:

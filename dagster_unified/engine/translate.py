@@ -24,6 +24,7 @@ STEP_KINDS: dict[type[g.Node], str] = {
     g.ProcessNode: "process",
     g.AssignTimestampsNode: "assign",
     g.KeyedProcessNode: "keyed_process",
+    g.WindowNode: "window",
     g.ReduceNode: "reduce",
 }
 """The nodes that run in Python, and the operators that run them."""

@@ -16,6 +16,8 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
+from dagster_unified.operators.windows.operator import Windowing
+
 _INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
@@ -86,7 +88,11 @@ def field_of(function: Any) -> tuple[str | int, ...] | None:
 
 
 def _functions(value: Any) -> Iterator[types.FunctionType]:
-    """A function itself, or the methods of an object's class."""
+    """A function itself, the methods of an object's class, or those of everything that a windowed stream was given."""
+    if isinstance(value, Windowing):
+        for part in (value.assigner, value.trigger, value.evictor, value.reduce, value.aggregate, value.function):
+            yield from _functions(part)
+        return
     if isinstance(value, types.MethodType):
         value = value.__func__
     if isinstance(value, types.FunctionType):

@@ -11,9 +11,10 @@ import json
 import textwrap
 from typing import Any
 
-from dagster_unified.graph.nodes import AggregateNode, AssignTimestampsNode, KeyedNode, KeyedProcessNode, NativeNode, Node, ReduceNode, SinkNode, SourceNode
+from dagster_unified.graph.nodes import AggregateNode, AssignTimestampsNode, KeyedNode, KeyedProcessNode, NativeNode, Node, ReduceNode, SinkNode, SourceNode, WindowNode
 from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.graph.regions import Exchange
+from dagster_unified.operators.windows.operator import CONTENTS
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
@@ -90,6 +91,8 @@ def describe(node: Node) -> str:
         return "Catalyst: " + ", ".join(map(str, node.columns))
     if isinstance(node, ReduceNode) and node.rolling is not None:
         return f"{node.rolling[0]}({'' if node.rolling[1] is None else node.rolling[1]})"
+    if isinstance(node, WindowNode):
+        return str(node.function.describe())
     if isinstance(node, AssignTimestampsNode):
         bound = node.max_out_of_orderness_ms
         return "event time, no watermarks" if bound is None else f"event time, out of order by up to {bound} ms"
@@ -102,6 +105,8 @@ def state(node: Node) -> list[dict[str, str]]:
         return [{"name": "aggregates", "kind": "aggregating"}]
     if isinstance(node, ReduceNode):
         return [{"name": "value", "kind": "value"}]
+    if isinstance(node, WindowNode):
+        return [{"name": CONTENTS, "kind": "map"}]
     if not isinstance(node, KeyedProcessNode):
         return []
     found = []

@@ -24,7 +24,20 @@ from dagster_unified.graph.nodes import (
     ReduceNode,
     SinkNode,
     WhereNode,
+    WindowNode,
 )
+from dagster_unified.operators.windows import (
+    ContinuousEventTimeTrigger,
+    ContinuousProcessingTimeTrigger,
+    CountTrigger,
+    DeltaTrigger,
+    ProcessingTimeSessionWindows,
+    ProcessingTimeTrigger,
+    PurgingTrigger,
+    SlidingProcessingTimeWindows,
+    TumblingProcessingTimeWindows,
+)
+from dagster_unified.operators.windows.triggers import SlidingCountTrigger
 
 
 @dataclass(frozen=True)
@@ -44,7 +57,7 @@ def lint(graph: Graph, execution: Execution) -> tuple[Finding, ...]:
     """All findings, in the order of the operators."""
     found: list[Finding] = []
     for node in graph.nodes:
-        for rule in (_counts_updates, _other_fields, _clock, _order, _null_key, _unused):
+        for rule in (_counts_updates, _other_fields, _clock, _windows, _order, _null_key, _unused):
             found += [Finding(rule.__name__.strip("_").replace("_", "-"), severity, node.id, message) for severity, message in rule(graph, node, execution)]
     return tuple(found)
 
@@ -102,8 +115,36 @@ def _clock(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, st
     return found
 
 
+def _windows(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
+    if not isinstance(node, WindowNode):
+        return []
+    spec, found = node.function, []
+    trigger = spec.trigger.nested if isinstance(spec.trigger, PurgingTrigger) else spec.trigger
+    if isinstance(trigger, (CountTrigger, SlidingCountTrigger, DeltaTrigger)):
+        found.append(
+            (
+                "warning",
+                f"'{node.name}' closes its windows by the elements that have come, which come in event-time order in BATCH and as they arrive in STREAMING; use windows by event time",
+            )
+        )
+    if isinstance(spec.assigner, (TumblingProcessingTimeWindows, SlidingProcessingTimeWindows, ProcessingTimeSessionWindows)) or isinstance(
+        trigger, (ProcessingTimeTrigger, ContinuousProcessingTimeTrigger)
+    ):
+        found.append(("warning", f"'{node.name}' goes by processing time, so that its windows depend on when it runs; use windows by event time"))
+    if isinstance(trigger, ContinuousEventTimeTrigger):
+        found.append(("warning", f"'{node.name}' gives early results in STREAMING and each window's last one in BATCH; use a sink that upserts by key and window"))
+    if spec.late_tag is not None or spec.lateness:
+        what = f"side output '{spec.late_tag.name}'" if spec.late_tag is not None else "allowed lateness"
+        found.append(("warning", f"'{node.name}': nothing is late in BATCH, so that its {what} is of STREAMING only"))
+    if spec.evictor is not None or (spec.reduce is None and spec.aggregate is None):
+        found.append(
+            ("note", f"'{node.name}' is given a window's elements in event-time order in BATCH and as they arrived in STREAMING; sort them if its result depends on order")
+        )
+    return found
+
+
 def _order(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
-    if not isinstance(node, KeyedProcessNode) or getattr(node.function, "requires_time_sorted_input", False):
+    if isinstance(node, WindowNode) or not isinstance(node, KeyedProcessNode) or getattr(node.function, "requires_time_sorted_input", False):
         return []
     return [
         (

@@ -143,6 +143,10 @@ class KeyedProcessNode(KeyedNode):
     function: Any
 
 
+class WindowNode(KeyedProcessNode):
+    """Windows; `function` is their `Windowing`."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReduceNode(KeyedNode):
     """A rolling combination: a reduce function, or a built-in one as (kind, field)."""

@@ -189,14 +189,16 @@ class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext, T
             raise user_failure(error, self.where, self.function.process_element, record) from error
 
     def on_timer(self, timestamp: int, generation: int, domain: TimeDomain) -> None:
-        event_time = domain is TimeDomain.EVENT_TIME
-        self._timestamp, self._domain = timestamp, domain
-        beyond = self.at_end and (self.last_event_time is None or timestamp > self.last_event_time)
-        self._generation = generation if beyond or not event_time else -1
+        self._begin_timer(timestamp, generation, domain)
         try:
-            self.out.emit_all(self.function.on_timer(timestamp, self), timestamp if event_time else None)
+            self.out.emit_all(self.function.on_timer(timestamp, self), timestamp if domain is TimeDomain.EVENT_TIME else None)
         except Exception as error:
             raise user_failure(error, self.where, self.function.on_timer, f"timer at {timestamp} of key {self.key!r}") from error
+
+    def _begin_timer(self, timestamp: int, generation: int, domain: TimeDomain) -> None:
+        self._timestamp, self._domain = timestamp, domain
+        beyond = self.at_end and (self.last_event_time is None or timestamp > self.last_event_time)
+        self._generation = generation if beyond or domain is TimeDomain.PROCESSING_TIME else -1
 
     def timestamp(self) -> int | None:
         return self._timestamp
@@ -268,7 +270,7 @@ class ReduceOperator(KeyedOperator):
             super().process_runs(keys, starts, records, timestamps, after)
             return
         held_of, select, function, out = self.state.keys, self.state.select, self.function, self.out.records
-        held, start, state = None, 0, self.state.current
+        held, start, state, emit = None, 0, self.state.current, out.append
         try:
             for key, start, end in zip(keys, starts, [*starts[1:], len(records)], strict=True):
                 known = held_of.get(key)
@@ -278,12 +280,13 @@ class ReduceOperator(KeyedOperator):
                 else:
                     state = known
                 held = state.get("value")
-                if end - start == 1:
-                    updates = [records[start] if held is None else function(held, records[start])]
-                elif held is None:
-                    updates = list(accumulate(records[start:end], function))
-                else:
-                    updates = list(accumulate(records[start:end], function, initial=held))[1:]
+                if end - start <= 2:
+                    for record in records[start:end]:
+                        held = record if held is None else function(held, record)
+                        emit(held)
+                    state["value"] = held
+                    continue
+                updates = list(accumulate(records[start:end], function)) if held is None else list(accumulate(records[start:end], function, initial=held))[1:]
                 out += updates
                 state["value"] = updates[-1]
         except Exception as error:

@@ -52,10 +52,7 @@ def groups(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where
         spread = columns[0].dictionary_encode()
         values = spread.dictionary.to_pylist()
         hardly_any_twice = 2 * len(values) > batch.num_rows  # then remembering would cost more than it saves
-        if hardly_any_twice:
-            found = [h % count for h in map(crc32, map(_encode, decoded(keyed, values)))]
-        else:
-            found = [_group(key, keyed, count, known) for key in values]
+        found = [h % count for h in map(crc32, map(_encode, decoded(keyed, values)))] if hardly_any_twice else [_group(key, keyed, count, known) for key in values]
         return pa.array(found, pa.int32()).take(spread.indices)
     values = columns[0].to_pylist() if len(columns) == 1 else list(zip(*[c.to_pylist() for c in columns], strict=True))
     return pa.array([key_hash(k) % count for k in decoded(keyed, values)], pa.int32())

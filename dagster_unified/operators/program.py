@@ -22,10 +22,11 @@ from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.state import KeyedStateBackend
 from dagster_unified.operators.time import MIN_TIMESTAMP, to_millis
+from dagster_unified.operators.windows.operator import WindowOperator
 from dagster_unified.records import RecordType, shorten
 
 FUSED_KINDS = ("map", "filter", "flat_map", "assign")
-KEYED_KINDS = ("keyed_process", "reduce")
+KEYED_KINDS = ("keyed_process", "window", "reduce")
 
 
 @dataclass(frozen=True)
@@ -272,6 +273,8 @@ class RunningProgram:
         options = self.program.options
         if step.kind == "keyed_process":
             return KeyedProcessOperator(where, step.function, options, self._clock, self.metrics)
+        if step.kind == "window":
+            return WindowOperator(where, step.function, options, self._clock, self.metrics)
         combine = rolling(*step.rolling) if step.rolling else getattr(step.function, "reduce", step.function)
         assert step.output is not None
         return ReduceOperator(where, combine, step.function, step.output.python, options, self._clock)

@@ -1,4 +1,4 @@
-"""The oracle's programs that need no windows, connect or broadcast, written against this library. See README.md."""
+"""The oracle's programs that need no connect or broadcast, written against this library. See README.md."""
 
 from __future__ import annotations
 
@@ -8,10 +8,19 @@ from datetime import timedelta
 from dagster_unified.api import (
     MAX_TIMESTAMP,
     MIN_TIMESTAMP,
+    AggregateFunction,
+    CountTrigger,
+    EventTimeSessionWindows,
+    GlobalWindows,
     KeyedProcessFunction,
     OutputTag,
     Pipeline,
     ProcessFunction,
+    ProcessWindowFunction,
+    PurgingTrigger,
+    SlidingEventTimeWindows,
+    TimeWindow,
+    TumblingEventTimeWindows,
     ValueStateDescriptor,
     WatermarkStrategy,
 )
@@ -125,6 +134,63 @@ def two_keyed_stages(p):
     return src(p, A).key_by(lambda r: r[0]).reduce(combine).map(lambda r: ("odd" if r[1] % 2 else "even", 1, r[2]), output_type=Row).key_by(lambda r: r[0]).reduce(combine)
 
 
+class WindowDump(ProcessWindowFunction):
+    def process(self, key, context, elements) -> Iterable[str]:
+        window = context.window()
+        span = f"[{window.start},{window.end})" if isinstance(window, TimeWindow) else "global"
+        yield f"key={key} {span} {[e[1] for e in elements]}"
+
+
+def seconds(n):
+    return timedelta(seconds=n)
+
+
+def tumbling(p):
+    return src(p, A).key_by(lambda r: r[0]).window(TumblingEventTimeWindows.of(seconds(5))).process(WindowDump())
+
+
+def tumbling_offset(p):
+    return src(p, A).key_by(lambda r: r[0]).window(TumblingEventTimeWindows.of(seconds(5), seconds(2))).process(WindowDump())
+
+
+def sliding(p):
+    return src(p, A).key_by(lambda r: r[0]).window(SlidingEventTimeWindows.of(seconds(6), seconds(2))).process(WindowDump())
+
+
+def session(p):
+    return src(p, A).key_by(lambda r: r[0]).window(EventTimeSessionWindows.with_gap(seconds(4))).process(WindowDump())
+
+
+def count_window(p):
+    return src(p, A).key_by(lambda r: r[0]).count_window(2).process(WindowDump())
+
+
+def count_window_sliding(p):
+    return src(p, A).key_by(lambda r: r[0]).count_window(3, 1).process(WindowDump())
+
+
+def global_window_count_trigger(p):
+    return src(p, A).key_by(lambda r: r[0]).window(GlobalWindows.create()).trigger(PurgingTrigger.of(CountTrigger.of(2))).process(WindowDump())
+
+
+class Mean(AggregateFunction):
+    def create_accumulator(self) -> tuple[int, int]:
+        return (0, 0)
+
+    def add(self, value, accumulator):
+        return (accumulator[0] + value[1], accumulator[1] + 1)
+
+    def get_result(self, accumulator) -> str:
+        return f"mean={accumulator[0] / accumulator[1]:.3f}"
+
+    def merge(self, a, b):
+        return (a[0] + b[0], a[1] + b[1])
+
+
+def tumbling_aggregate(p):
+    return src(p, A).key_by(lambda r: r[0]).window(TumblingEventTimeWindows.of(seconds(5))).aggregate(Mean())
+
+
 PROGRAMS = {
     f.__name__: f
     for f in (
@@ -135,11 +201,19 @@ PROGRAMS = {
         event_time_timers,
         timers_registered_and_deleted_in_timers,
         processing_time_timers_far_in_the_future,
+        tumbling,
+        tumbling_offset,
+        sliding,
+        session,
+        count_window,
+        count_window_sliding,
+        global_window_count_trigger,
+        tumbling_aggregate,
         union_then_reduce,
         side_output,
         two_keyed_stages,
     )
 }
 
-FLAGGED = {"rolling_sum", "rolling_min", "two_keyed_stages"}
+FLAGGED = {"rolling_sum", "rolling_min", "count_window", "count_window_sliding", "global_window_count_trigger", "two_keyed_stages"}
 """Programs whose result depends on arrival order or on counting updates, by their nature: the lint must warn."""

@@ -191,7 +191,7 @@ def test_a_state_of_another_type_is_an_error_that_names_it():
 
     stores = defaultdict(Memory)
     ran(process(Counts(str)), [([Row("a", 1, 1)], None)], stores=stores)
-    with pytest.raises(StateError, match=r"operator 'op': stored state does not fit its declared type: Expected `int \| null`, got `str`.*states: state"):
+    with pytest.raises(StateError, match=r"operator 'op': stored state does not fit its declared type: Expected `int`, got `str`.*states: state"):
         ran(process(Counts(int)), [([Row("a", 1, 1)], None)], stores=stores)
 
 

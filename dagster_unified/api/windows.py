@@ -1,0 +1,181 @@
+"""Windowed streams: what `window(...)` gives, up to the function that ends it.
+
+Names follow PyFlink. In BATCH nothing is late: windows fire at the end of their key, in the order of time, and allowed lateness
+changes nothing. In STREAMING they fire as the watermark (or the clock, or a trigger) says.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Self
+
+from dagster_unified.errors import PipelineError, RecordTypeError, UnsupportedError, nearest
+from dagster_unified.graph import nodes
+from dagster_unified.operators.functions import AggregateFunction, OutputTag
+from dagster_unified.operators.keyed import rolling
+from dagster_unified.operators.state import ListStateDescriptor, ValueStateDescriptor
+from dagster_unified.operators.windows import Evictor, MergingWindowAssigner, ProcessWindowFunction, Trigger, WindowAssigner, WindowFunction
+from dagster_unified.operators.windows.operator import Windowing
+from dagster_unified.records import RecordType, element_type, return_type
+
+if TYPE_CHECKING:
+    from dagster_unified.api.stream import DataStream, KeyedStream
+
+
+class WindowedStream:
+    """A keyed stream whose elements are in windows. `reduce`, `aggregate`, `process` or `apply` makes it a stream again.
+
+    A window that is reduced or aggregated holds one value; one that is processed holds its elements.
+    """
+
+    def __init__(self, stream: KeyedStream, assigner: WindowAssigner, alone: bool = False) -> None:
+        self._stream, self._assigner, self._alone = stream, assigner, alone
+        self._trigger: Trigger | None = None
+        self._evictor: Evictor | None = None
+        self._lateness = 0
+        self._late_tag: OutputTag | None = None
+        where = stream._where("window")
+        if not isinstance(assigner, WindowAssigner):
+            raise PipelineError(f"{where}: expected a window assigner such as TumblingEventTimeWindows.of(timedelta(hours=1)), got {assigner!r}")
+        if assigner.is_event_time and not any(stream._pipeline._node(u.node).timestamped for u in stream._upstream):
+            raise PipelineError(f"{where}: {assigner.describe()} goes by event time, and the stream has none; call assign_timestamps_and_watermarks before key_by")
+
+    def trigger(self, trigger: Trigger) -> Self:
+        """When windows give their results, in place of the assigner's own trigger."""
+        if not isinstance(trigger, Trigger):
+            raise PipelineError(f"{self._where()}: expected a Trigger, got {trigger!r}")
+        if isinstance(self._assigner, MergingWindowAssigner) and not trigger.can_merge():
+            raise UnsupportedError(f"{self._where()}: {type(trigger).__name__} does not work with windows that merge; use another trigger, or give it can_merge() and on_merge()")
+        self._trigger = trigger
+        return self
+
+    def evictor(self, evictor: Evictor) -> Self:
+        """What windows drop before or after their function sees them. They then hold all their elements, also where they are reduced."""
+        if not isinstance(evictor, Evictor):
+            raise PipelineError(f"{self._where()}: expected an Evictor, got {evictor!r}")
+        self._evictor = evictor
+        return self
+
+    def allowed_lateness(self, lateness: timedelta) -> Self:
+        """For how long a window stays after its end, to fire again with each late element. Changes nothing in BATCH."""
+        if lateness < timedelta(0):
+            raise PipelineError(f"{self._where()}: allowed lateness cannot be negative, and is {lateness}")
+        self._event_time_only("allowed lateness")
+        self._lateness = lateness // timedelta(milliseconds=1)
+        return self
+
+    def side_output_late_data(self, tag: OutputTag) -> Self:
+        """Where elements go that come after all their windows are gone; without it they are dropped and counted. None comes in BATCH."""
+        self._event_time_only("late data")
+        self._late_tag = tag
+        return self
+
+    # Functions
+
+    def reduce(self, function: Any, window_function: ProcessWindowFunction | WindowFunction | None = None, output_type: Any = None) -> DataStream:
+        """Reduces each window's elements with `function(a, b)`; `window_function` is then given the one result."""
+        self._stream._check_function("reduce", getattr(function, "reduce", function))
+        return self._with(window_function, output_type, self._stream._records("reduce"), "reduce", reduce=function)
+
+    def aggregate(
+        self, function: AggregateFunction, window_function: ProcessWindowFunction | WindowFunction | None = None, accumulator_type: Any = None, output_type: Any = None
+    ) -> DataStream:
+        """Aggregates each window's elements; `window_function` is then given the one result.
+
+        `accumulator_type` is the accumulator's, as state keeps it, where `create_accumulator` is not annotated.
+        """
+        if not isinstance(function, AggregateFunction):
+            raise PipelineError(f"{self._where('aggregate')}: expected an AggregateFunction, got {function!r}")
+        accumulator = accumulator_type if accumulator_type is not None else return_type(function.create_accumulator)
+        if accumulator in (None, Any):
+            raise RecordTypeError(
+                f"{self._where('aggregate')}: the accumulator's type is not known; annotate {type(function).__name__}.create_accumulator, or give accumulator_type="
+            )
+        result = None
+        if window_function is None:
+            result = self._stream._output(type(function).__name__, function.get_result, output_type, lambda t: t)
+        return self._with(window_function, output_type, result, type(function).__name__, aggregate=function, accumulator_type=accumulator)
+
+    def process(self, function: ProcessWindowFunction, output_type: Any = None) -> DataStream:
+        """Gives each window's elements to a `ProcessWindowFunction`: in BATCH in event-time order, in STREAMING as they arrived."""
+        if not isinstance(function, ProcessWindowFunction):
+            raise PipelineError(f"{self._where('process')}: a window needs a ProcessWindowFunction, not {function!r}; use apply for a WindowFunction")
+        return self._with(function, output_type, None, "process")
+
+    def apply(self, function: WindowFunction, output_type: Any = None) -> DataStream:
+        """Gives each window's elements to a `WindowFunction`."""
+        if not isinstance(function, WindowFunction):
+            raise PipelineError(f"{self._where('apply')}: expected a WindowFunction, got {function!r}; use process for a ProcessWindowFunction")
+        return self._with(function, output_type, None, "apply")
+
+    def sum(self, field: str | int = 0) -> DataStream:
+        """The sum of a field over each window; the other fields are the first element's."""
+        return self._builtin("sum", field)
+
+    def min(self, field: str | int = 0) -> DataStream:
+        """The smallest value of a field over each window; the other fields are the first element's."""
+        return self._builtin("min", field)
+
+    def max(self, field: str | int = 0) -> DataStream:
+        """The largest value of a field over each window; the other fields are the first element's."""
+        return self._builtin("max", field)
+
+    def min_by(self, field: str | int = 0) -> DataStream:
+        """Each window's element with the smallest value of a field."""
+        return self._builtin("min_by", field)
+
+    def max_by(self, field: str | int = 0) -> DataStream:
+        """Each window's element with the largest value of a field."""
+        return self._builtin("max_by", field)
+
+    # Building
+
+    def _builtin(self, kind: str, field: str | int) -> DataStream:
+        records = self._stream._records(kind)
+        if records.shape == "value":
+            return self._with(None, None, records, kind, reduce=rolling(kind, None))
+        name = records.names[field] if isinstance(field, int) and 0 <= field < len(records.names) else field
+        if name not in records.names:
+            raise PipelineError(f"{self._where(kind)}: no field '{field}' in {records.describe()}{nearest(str(field), records.names)}")
+        return self._with(None, None, records, kind, reduce=rolling(kind, records.names.index(name) if records.shape == "tuple" else name))
+
+    def _with(self, function: Any, output_type: Any, result: RecordType | None, name: str, **how: Any) -> DataStream:
+        stream = self._stream
+        if function is not None:
+            method = function.process if isinstance(function, ProcessWindowFunction) else function.apply
+            name = type(function).__name__
+            records = stream._output(name, method, output_type, element_type)
+        else:
+            assert result is not None
+            records = result
+        spec = Windowing(
+            self._assigner,
+            self._trigger or self._assigner.get_default_trigger(),
+            stream._records(name).python,
+            self._evictor,
+            self._lateness,
+            self._late_tag,
+            function=function,
+            **how,
+        )
+        _check_storable(spec, self._where(name))
+        made = stream._keyed(nodes.WindowNode, name, records=records, function=spec, timestamped=True)
+        return made.set_parallelism(1) if self._alone else made
+
+    def _event_time_only(self, what: str) -> None:
+        if not self._assigner.is_event_time:
+            raise PipelineError(f"{self._where()}: {what} is of event time, and {self._assigner.describe()} does not go by it; leave it out")
+
+    def _where(self, operator: str = "window") -> str:
+        return self._stream._where(operator)
+
+
+def _check_storable(spec: Windowing, where: str) -> None:
+    """A window's elements or accumulator are state, and state is typed."""
+    try:
+        if spec.aggregate is not None:
+            ValueStateDescriptor("accumulator", spec.accumulator_type)
+        else:
+            ListStateDescriptor("elements", spec.element_type)
+    except PipelineError as error:
+        raise RecordTypeError(f"{where}: {error}") from error

@@ -1,0 +1,222 @@
+"""Which windows an element is in."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Self
+
+from dagster_unified.errors import PipelineError
+from dagster_unified.operators.windows.triggers import EventTimeTrigger, NeverTrigger, ProcessingTimeTrigger, Trigger
+from dagster_unified.operators.windows.window import GlobalWindow, TimeWindow
+
+
+class WindowAssigner(ABC):
+    """Says which windows an element is in. `window_type` is what it gives: a NamedTuple with a `max_timestamp()`."""
+
+    window_type: Any = TimeWindow
+    is_event_time: bool = True
+    """Whether windows go by event time: then elements have to have one, and may be late."""
+
+    @abstractmethod
+    def assign_windows(self, element: Any, timestamp: int, now: int) -> Sequence[Any]:
+        """The windows of an element. `timestamp` is its event time, or `MIN_TIMESTAMP` where it has none; `now` the processing time."""
+
+    @abstractmethod
+    def get_default_trigger(self) -> Trigger:
+        """The trigger where the author gives none."""
+
+    def describe(self) -> str:
+        """For plans."""
+        return type(self).__name__
+
+
+class _TimeWindows(WindowAssigner):
+    """Windows of one size, of which a new one begins every `slide` milliseconds."""
+
+    def __init__(self, size: int, slide: int, offset: int) -> None:
+        self.size, self.slide, self.offset = size, slide, offset
+
+    def windows_at(self, moment: int) -> list[TimeWindow]:
+        """The windows around a moment, the earliest first."""
+        size, slide = self.size, self.slide
+        last = moment - (moment - self.offset) % slide
+        if size == slide:
+            return [TimeWindow(last, last + size)]
+        return [TimeWindow(start, start + size) for start in range(last - (size - 1 - (moment - last)) // slide * slide, last + slide, slide)] if size > moment - last else []
+
+    def describe(self) -> str:
+        every = "" if self.size == self.slide else f" every {timedelta(milliseconds=self.slide)}"
+        shifted = f", offset {timedelta(milliseconds=self.offset)}" if self.offset else ""
+        return f"{type(self).__name__} of {timedelta(milliseconds=self.size)}{every}{shifted}"
+
+
+class AlignedEventTimeWindows(_TimeWindows):
+    """Tumbling and sliding windows by event time."""
+
+    def assign_windows(self, element: Any, timestamp: int, now: int) -> Sequence[TimeWindow]:
+        return self.windows_at(timestamp)
+
+    def get_default_trigger(self) -> Trigger:
+        return EventTimeTrigger()
+
+
+class _ProcessingTime(_TimeWindows):
+    is_event_time = False
+
+    def assign_windows(self, element: Any, timestamp: int, now: int) -> Sequence[TimeWindow]:
+        return self.windows_at(now)
+
+    def get_default_trigger(self) -> Trigger:
+        return ProcessingTimeTrigger()
+
+
+class TumblingEventTimeWindows(AlignedEventTimeWindows):
+    """Windows of one size that follow one another, by event time, aligned with the epoch (plus `offset`)."""
+
+    @classmethod
+    def of(cls, size: timedelta, offset: timedelta = timedelta(0)) -> Self:
+        """Windows of `size`."""
+        return cls(*_tumbling(cls, size, offset))
+
+
+class TumblingProcessingTimeWindows(_ProcessingTime):
+    """Windows of one size that follow one another, by processing time: what is in them depends on when the job runs."""
+
+    @classmethod
+    def of(cls, size: timedelta, offset: timedelta = timedelta(0)) -> Self:
+        """Windows of `size`."""
+        return cls(*_tumbling(cls, size, offset))
+
+
+class SlidingEventTimeWindows(AlignedEventTimeWindows):
+    """Windows of one size, of which one begins every `slide`, by event time: an element is in several, or, with gaps, in none."""
+
+    @classmethod
+    def of(cls, size: timedelta, slide: timedelta, offset: timedelta = timedelta(0)) -> Self:
+        """Windows of `size` every `slide`."""
+        return cls(*_sliding(cls, size, slide, offset))
+
+
+class SlidingProcessingTimeWindows(_ProcessingTime):
+    """Windows of one size, of which one begins every `slide`, by processing time."""
+
+    @classmethod
+    def of(cls, size: timedelta, slide: timedelta, offset: timedelta = timedelta(0)) -> Self:
+        """Windows of `size` every `slide`."""
+        return cls(*_sliding(cls, size, slide, offset))
+
+
+class MergingWindowAssigner(WindowAssigner):
+    """An assigner whose windows grow together: each element gets a window of its own, and windows that touch become one."""
+
+    def merge_windows(self, windows: Sequence[Any]) -> list[tuple[Any, list[Any]]]:
+        """The merged windows, each with those that it is made of; windows that stay alone are merged with themselves."""
+        merged: list[tuple[Any, list[Any]]] = []
+        for window in sorted(windows):
+            if merged and merged[-1][0].intersects(window):
+                cover, parts = merged[-1]
+                merged[-1] = (cover.cover(window), [*parts, window])
+            else:
+                merged.append((window, [window]))
+        return merged
+
+
+class _Sessions(MergingWindowAssigner):
+    def __init__(self, gap: int | Callable[[Any], Any]) -> None:
+        self.gap = gap
+
+    @classmethod
+    def with_gap(cls, gap: timedelta) -> Self:
+        """Sessions that end once nothing has come for `gap`."""
+        return cls(_millis(cls, "gap", gap, at_least=1))
+
+    @classmethod
+    def with_dynamic_gap(cls, extractor: Callable[[Any], Any]) -> Self:
+        """Sessions whose gap each element says: `extractor` gives a timedelta or milliseconds, more than 0."""
+        return cls(getattr(extractor, "extract", extractor))
+
+    def session_at(self, element: Any, moment: int) -> TimeWindow:
+        """The session of one element alone."""
+        gap = self.gap
+        if callable(gap):
+            found = gap(element)
+            gap = found // timedelta(milliseconds=1) if isinstance(found, timedelta) else int(found)
+            if gap <= 0:
+                raise PipelineError(f"a session's gap must be more than 0 ms, not {gap}")
+        return TimeWindow(moment, moment + gap)
+
+    def describe(self) -> str:
+        return f"{type(self).__name__} with {'a gap that each element says' if callable(self.gap) else f'gap {timedelta(milliseconds=self.gap)}'}"
+
+
+class EventTimeSessionWindows(_Sessions):
+    """Sessions by event time: elements that are less than the gap apart are together."""
+
+    def assign_windows(self, element: Any, timestamp: int, now: int) -> Sequence[TimeWindow]:
+        return [self.session_at(element, timestamp)]
+
+    def get_default_trigger(self) -> Trigger:
+        return EventTimeTrigger()
+
+
+class ProcessingTimeSessionWindows(_Sessions):
+    """Sessions by processing time."""
+
+    is_event_time = False
+
+    def assign_windows(self, element: Any, timestamp: int, now: int) -> Sequence[TimeWindow]:
+        return [self.session_at(element, now)]
+
+    def get_default_trigger(self) -> Trigger:
+        return ProcessingTimeTrigger()
+
+
+class GlobalWindows(WindowAssigner):
+    """One window for everything. It never ends, so that it needs a trigger to give anything."""
+
+    window_type = GlobalWindow
+    is_event_time = False
+
+    @classmethod
+    def create(cls) -> Self:
+        """The assigner."""
+        return cls()
+
+    def assign_windows(self, element: Any, timestamp: int, now: int) -> Sequence[GlobalWindow]:
+        return (GlobalWindow(),)
+
+    def get_default_trigger(self) -> Trigger:
+        return NeverTrigger()
+
+
+def _tumbling(kind: type, size: timedelta, offset: timedelta) -> tuple[int, int, int]:
+    millis = _millis(kind, "size", size, at_least=1)
+    return millis, millis, _offset(kind, offset, millis)
+
+
+def _sliding(kind: type, size: timedelta, slide: timedelta, offset: timedelta) -> tuple[int, int, int]:
+    step = _millis(kind, "slide", slide, at_least=1)
+    return _millis(kind, "size", size, at_least=1), step, _offset(kind, offset, step)
+
+
+def _offset(kind: type, offset: timedelta, period: int) -> int:
+    millis = _millis(kind, "offset", offset, at_least=-period + 1)
+    if abs(millis) >= period:
+        raise PipelineError(f"{kind.__name__}: the offset has to be smaller than the period, and is {offset}")
+    return millis
+
+
+def _millis(kind: type, what: str, length: timedelta, at_least: int) -> int:
+    if not isinstance(length, timedelta):
+        raise PipelineError(f"{kind.__name__}: the {what} is a timedelta, not {length!r}")
+    millis = to_span(length)
+    if millis < at_least:
+        raise PipelineError(f"{kind.__name__}: the {what} has to be at least {at_least} ms, and is {length}")
+    return millis
+
+
+def to_span(length: timedelta) -> int:
+    """A length of time in milliseconds."""
+    return length // timedelta(milliseconds=1)

@@ -1,0 +1,99 @@
+"""What a window drops before or after its function sees it. A window with an evictor keeps all its elements, not an aggregate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Self
+
+from dagster_unified.errors import PipelineError
+
+Element = tuple[Any, "int | None"]
+"""An element with its event time."""
+
+
+class Evictor:  # both moments have a default
+    """Gives, of a window's elements in their order, those that stay (Flink: `Evictor`)."""
+
+    def evict_before(self, elements: Sequence[Element], window: Any) -> Sequence[Element]:
+        """What the window's function gets, and what stays."""
+        return elements
+
+    def evict_after(self, elements: Sequence[Element], window: Any) -> Sequence[Element]:
+        """What stays once the function has seen it."""
+        return elements
+
+
+class _Once(Evictor):
+    """Evicts at one of the two moments, before unless `do_evict_after`."""
+
+    def __init__(self, do_evict_after: bool) -> None:
+        self.do_evict_after = do_evict_after
+
+    def keep(self, elements: Sequence[Element]) -> Sequence[Element]:
+        """What stays."""
+        raise NotImplementedError
+
+    def evict_before(self, elements: Sequence[Element], window: Any) -> Sequence[Element]:
+        return elements if self.do_evict_after else self.keep(elements)
+
+    def evict_after(self, elements: Sequence[Element], window: Any) -> Sequence[Element]:
+        return self.keep(elements) if self.do_evict_after else elements
+
+
+class CountEvictor(_Once):
+    """Keeps the last so many."""
+
+    def __init__(self, count: int, do_evict_after: bool = False) -> None:
+        super().__init__(do_evict_after)
+        self.count = count
+
+    @classmethod
+    def of(cls, count: int, do_evict_after: bool = False) -> Self:
+        """Keeps the last `count`."""
+        if count < 1:
+            raise PipelineError(f"CountEvictor: the count has to be at least 1, and is {count}")
+        return cls(count, do_evict_after)
+
+    def keep(self, elements: Sequence[Element]) -> Sequence[Element]:
+        return elements[-self.count :]
+
+
+class TimeEvictor(_Once):
+    """Keeps those that are not more than a length of time older than the newest."""
+
+    def __init__(self, millis: int, do_evict_after: bool = False) -> None:
+        super().__init__(do_evict_after)
+        self.millis = millis
+
+    @classmethod
+    def of(cls, length: timedelta, do_evict_after: bool = False) -> Self:
+        """Keeps what is less than `length` older than the newest element."""
+        return cls(length // timedelta(milliseconds=1), do_evict_after)
+
+    def keep(self, elements: Sequence[Element]) -> Sequence[Element]:
+        times = [t for _, t in elements if t is not None]
+        if not times:
+            return elements
+        cutoff = max(times) - self.millis
+        return [e for e in elements if e[1] is None or e[1] > cutoff]
+
+
+class DeltaEvictor(_Once):
+    """Keeps those that are less than a threshold from the last element."""
+
+    def __init__(self, threshold: float, delta_function: Callable[[Any, Any], float], do_evict_after: bool = False) -> None:
+        super().__init__(do_evict_after)
+        self.threshold = threshold
+        self.delta_function = getattr(delta_function, "get_delta", delta_function)
+
+    @classmethod
+    def of(cls, threshold: float, delta_function: Callable[[Any, Any], float], do_evict_after: bool = False) -> Self:
+        """Keeps the elements for which `delta_function(element, last)` is less than `threshold`."""
+        return cls(threshold, delta_function, do_evict_after)
+
+    def keep(self, elements: Sequence[Element]) -> Sequence[Element]:
+        if not elements:
+            return elements
+        last = elements[-1][0]
+        return [e for e in elements if self.delta_function(e[0], last) < self.threshold]

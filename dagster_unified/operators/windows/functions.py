@@ -1,0 +1,76 @@
+"""The functions of windows, and what they are given."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+from dagster_unified.operators.functions import Function, OutputTag
+from dagster_unified.operators.state import ListStateDescriptor, MapStateDescriptor, ReducingStateDescriptor, ValueStateDescriptor
+
+
+class KeyedStateStore(ABC):
+    """Where a window function gets its state: of this window, or of the key over all its windows."""
+
+    @abstractmethod
+    def get_state(self, descriptor: ValueStateDescriptor) -> Any:
+        """Value state."""
+
+    @abstractmethod
+    def get_list_state(self, descriptor: ListStateDescriptor) -> Any:
+        """List state."""
+
+    @abstractmethod
+    def get_map_state(self, descriptor: MapStateDescriptor) -> Any:
+        """Map state."""
+
+    @abstractmethod
+    def get_reducing_state(self, descriptor: ReducingStateDescriptor) -> Any:
+        """Reducing state."""
+
+
+class WindowFunction(Function, ABC):
+    """Turns a window's elements into results."""
+
+    @abstractmethod
+    def apply(self, key: Any, window: Any, inputs: Iterable[Any]) -> Iterable[Any] | None:
+        """The results; `inputs` are the window's elements, or the one value that they were reduced or aggregated to."""
+
+
+class ProcessWindowFunction(Function, ABC):
+    """Turns a window's elements into results, with time, state and side outputs at hand."""
+
+    class Context(ABC):
+        """What `process` and `clear` are given besides."""
+
+        @abstractmethod
+        def window(self) -> Any:
+            """The window."""
+
+        @abstractmethod
+        def current_processing_time(self) -> int:
+            """The clock, in milliseconds since the epoch."""
+
+        @abstractmethod
+        def current_watermark(self) -> int:
+            """Event time, in milliseconds since the epoch."""
+
+        @abstractmethod
+        def window_state(self) -> KeyedStateStore:
+            """State of this key and window; what is kept there has to be cleared in `clear`."""
+
+        @abstractmethod
+        def global_state(self) -> KeyedStateStore:
+            """State of this key."""
+
+        @abstractmethod
+        def output(self, tag: OutputTag, value: Any) -> None:
+            """Emits to a side output."""
+
+    @abstractmethod
+    def process(self, key: Any, context: Context, elements: Iterable[Any]) -> Iterable[Any] | None:
+        """The results; `elements` are the window's, or the one value that they were reduced or aggregated to."""
+
+    def clear(self, context: Context) -> None:
+        """The window is gone: its `window_state()` is to be cleared."""

@@ -1,0 +1,411 @@
+"""When a window gives its result, and whether it keeps its elements then.
+
+A trigger is told of each element and of each timer that it registered; what it has to remember is state of its key and window.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from datetime import timedelta
+from enum import Enum
+from typing import Any, Self
+
+from dagster_unified.errors import PipelineError, UnsupportedError
+from dagster_unified.operators.state import ReducingStateDescriptor, StateDescriptor, ValueStateDescriptor
+
+
+class TriggerResult(Enum):
+    """What is to happen with a window."""
+
+    CONTINUE = (False, False)
+    FIRE = (True, False)
+    PURGE = (False, True)
+    FIRE_AND_PURGE = (True, True)
+
+    @property
+    def fires(self) -> bool:
+        """Whether the window's function is called."""
+        return self.value[0]
+
+    @property
+    def purges(self) -> bool:
+        """Whether the window's elements are dropped."""
+        return self.value[1]
+
+
+class TriggerContext(ABC):
+    """Time, timers and state of the key and window at hand."""
+
+    @abstractmethod
+    def get_current_watermark(self) -> int:
+        """Event time, in milliseconds since the epoch; in BATCH `MIN_TIMESTAMP` until the key's end."""
+
+    @abstractmethod
+    def get_current_processing_time(self) -> int:
+        """The clock, in milliseconds since the epoch."""
+
+    @abstractmethod
+    def register_event_time_timer(self, timestamp: int) -> None:
+        """Calls `on_event_time` for this window once the watermark is there."""
+
+    @abstractmethod
+    def register_processing_time_timer(self, timestamp: int) -> None:
+        """Calls `on_processing_time` for this window once the clock is there."""
+
+    @abstractmethod
+    def delete_event_time_timer(self, timestamp: int) -> None:
+        """Takes a timer back."""
+
+    @abstractmethod
+    def delete_processing_time_timer(self, timestamp: int) -> None:
+        """Takes a timer back."""
+
+    @abstractmethod
+    def get_partitioned_state(self, descriptor: StateDescriptor) -> Any:
+        """State of this key and window."""
+
+
+class OnMergeContext(TriggerContext):
+    """What `on_merge` is given besides: the state of the windows that were merged."""
+
+    @abstractmethod
+    def merge_partitioned_state(self, descriptor: StateDescriptor) -> None:
+        """Brings reducing, aggregating or list state of the merged windows together in the new one."""
+
+
+class Trigger(ABC):
+    """Says when a window gives its result (Flink: `Trigger`)."""
+
+    @abstractmethod
+    def on_element(self, element: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+        """An element has come into a window."""
+
+    @abstractmethod
+    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        """An event-time timer of the window has come; also called when its time to be cleaned up has."""
+
+    @abstractmethod
+    def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        """A processing-time timer of the window has come; also called when its time to be cleaned up has."""
+
+    def can_merge(self) -> bool:
+        """Whether it can be used with windows that merge."""
+        return False
+
+    def on_merge(self, window: Any, ctx: OnMergeContext) -> None:
+        """Windows have become one: their state and timers are to become its."""
+        raise UnsupportedError(f"{type(self).__name__} does not work with windows that merge; give it can_merge() and on_merge()")
+
+    @abstractmethod
+    def clear(self, window: Any, ctx: TriggerContext) -> None:
+        """The window is gone: timers and state of it are to go."""
+
+
+class EventTimeTrigger(Trigger):
+    """Fires once the watermark passes the window's end, and then for every late element that is still allowed."""
+
+    def on_element(self, element: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+        if window.max_timestamp() <= ctx.get_current_watermark():
+            return TriggerResult.FIRE
+        ctx.register_event_time_timer(window.max_timestamp())
+        return TriggerResult.CONTINUE
+
+    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        return TriggerResult.FIRE if time == window.max_timestamp() else TriggerResult.CONTINUE
+
+    def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        return TriggerResult.CONTINUE
+
+    def can_merge(self) -> bool:
+        return True
+
+    def on_merge(self, window: Any, ctx: OnMergeContext) -> None:
+        if window.max_timestamp() > ctx.get_current_watermark():
+            ctx.register_event_time_timer(window.max_timestamp())
+
+    def clear(self, window: Any, ctx: TriggerContext) -> None:
+        ctx.delete_event_time_timer(window.max_timestamp())
+
+
+class ProcessingTimeTrigger(Trigger):
+    """Fires once the clock passes the window's end."""
+
+    def on_element(self, element: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+        ctx.register_processing_time_timer(window.max_timestamp())
+        return TriggerResult.CONTINUE
+
+    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        return TriggerResult.CONTINUE
+
+    def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        return TriggerResult.FIRE
+
+    def can_merge(self) -> bool:
+        return True
+
+    def on_merge(self, window: Any, ctx: OnMergeContext) -> None:
+        if window.max_timestamp() > ctx.get_current_processing_time():
+            ctx.register_processing_time_timer(window.max_timestamp())
+
+    def clear(self, window: Any, ctx: TriggerContext) -> None:
+        ctx.delete_processing_time_timer(window.max_timestamp())
+
+
+class NeverTrigger(Trigger):
+    """Never fires."""
+
+    def on_element(self, element: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+        return TriggerResult.CONTINUE
+
+    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        return TriggerResult.CONTINUE
+
+    def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        return TriggerResult.CONTINUE
+
+    def can_merge(self) -> bool:
+        return True
+
+    def on_merge(self, window: Any, ctx: OnMergeContext) -> None:
+        """There is nothing to merge."""
+
+    def clear(self, window: Any, ctx: TriggerContext) -> None:
+        """There is nothing to clear."""
+
+
+class _Continuous(Trigger):
+    """Fires again and again, at the multiples of an interval. `_next` is when it fires next."""
+
+    _next = ReducingStateDescriptor("next fire", min, int)
+
+    def __init__(self, interval: int) -> None:
+        self.interval = interval
+
+    @classmethod
+    def of(cls, interval: timedelta) -> Self:
+        """Fires every `interval`."""
+        millis = interval // timedelta(milliseconds=1)
+        if millis < 1:
+            raise PipelineError(f"{cls.__name__}: the interval has to be at least 1 ms, and is {interval}")
+        return cls(millis)
+
+    def can_merge(self) -> bool:
+        return True
+
+    def _after(self, moment: int, window: Any) -> int:
+        return int(min(moment - moment % self.interval + self.interval, window.max_timestamp()))
+
+
+class ContinuousEventTimeTrigger(_Continuous):
+    """Fires each time the watermark passes a multiple of an interval, and at the window's end."""
+
+    def on_element(self, element: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+        if window.max_timestamp() <= ctx.get_current_watermark():
+            return TriggerResult.FIRE
+        ctx.register_event_time_timer(window.max_timestamp())
+        state = ctx.get_partitioned_state(self._next)
+        if state.get() is None and timestamp is not None:
+            self._register(self._after(timestamp, window), ctx, state)
+        return TriggerResult.CONTINUE
+
+    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        if time == window.max_timestamp():
+            return TriggerResult.FIRE
+        state = ctx.get_partitioned_state(self._next)
+        if state.get() != time:
+            return TriggerResult.CONTINUE
+        state.clear()
+        self._register(self._after(time, window), ctx, state)
+        return TriggerResult.FIRE
+
+    def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        return TriggerResult.CONTINUE
+
+    def on_merge(self, window: Any, ctx: OnMergeContext) -> None:
+        ctx.register_event_time_timer(window.max_timestamp())
+        ctx.merge_partitioned_state(self._next)
+        following = ctx.get_partitioned_state(self._next).get()
+        if following is not None:
+            ctx.register_event_time_timer(following)
+
+    def clear(self, window: Any, ctx: TriggerContext) -> None:
+        state = ctx.get_partitioned_state(self._next)
+        if state.get() is not None:
+            ctx.delete_event_time_timer(state.get())
+            state.clear()
+        ctx.delete_event_time_timer(window.max_timestamp())
+
+    def _register(self, time: int, ctx: TriggerContext, state: Any) -> None:
+        state.add(time)
+        ctx.register_event_time_timer(time)
+
+
+class ContinuousProcessingTimeTrigger(_Continuous):
+    """Fires each time the clock passes a multiple of an interval, as long as elements come."""
+
+    def on_element(self, element: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+        state = ctx.get_partitioned_state(self._next)
+        if state.get() is None:
+            self._register(self._after(ctx.get_current_processing_time(), window), ctx, state)
+        return TriggerResult.CONTINUE
+
+    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        return TriggerResult.CONTINUE
+
+    def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        state = ctx.get_partitioned_state(self._next)
+        if state.get() != time:
+            return TriggerResult.CONTINUE
+        state.clear()
+        self._register(self._after(time, window), ctx, state)
+        return TriggerResult.FIRE
+
+    def on_merge(self, window: Any, ctx: OnMergeContext) -> None:
+        ctx.merge_partitioned_state(self._next)
+        following = ctx.get_partitioned_state(self._next).get()
+        if following is not None:
+            ctx.register_processing_time_timer(following)
+
+    def clear(self, window: Any, ctx: TriggerContext) -> None:
+        state = ctx.get_partitioned_state(self._next)
+        if state.get() is not None:
+            ctx.delete_processing_time_timer(state.get())
+            state.clear()
+
+    def _register(self, time: int, ctx: TriggerContext, state: Any) -> None:
+        state.add(time)
+        ctx.register_processing_time_timer(time)
+
+
+class CountTrigger(Trigger):
+    """Fires whenever so many elements have come."""
+
+    _count = ReducingStateDescriptor("count", lambda a, b: a + b, int)
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    @classmethod
+    def of(cls, count: int) -> Self:
+        """Fires at every `count` elements."""
+        if count < 1:
+            raise PipelineError(f"CountTrigger: the count has to be at least 1, and is {count}")
+        return cls(count)
+
+    def on_element(self, element: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+        state = ctx.get_partitioned_state(self._count)
+        state.add(1)
+        if state.get() < self.count:
+            return TriggerResult.CONTINUE
+        state.clear()
+        return TriggerResult.FIRE
+
+    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        return TriggerResult.CONTINUE
+
+    def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        return TriggerResult.CONTINUE
+
+    def can_merge(self) -> bool:
+        return True
+
+    def on_merge(self, window: Any, ctx: OnMergeContext) -> None:
+        ctx.merge_partitioned_state(self._count)
+
+    def clear(self, window: Any, ctx: TriggerContext) -> None:
+        ctx.get_partitioned_state(self._count).clear()
+
+
+class SlidingCountTrigger(Trigger):
+    """Fires at the first `size` elements, and then at every `slide` more: what sliding count windows do, with an evictor for the last `size`."""
+
+    _count = ReducingStateDescriptor("count", lambda a, b: a + b, int)
+
+    def __init__(self, size: int, slide: int) -> None:
+        if size < 1 or slide < 1:
+            raise PipelineError(f"count windows have to have a size and a slide of at least 1, and have {size} and {slide}")
+        self.size, self.slide = size, slide
+
+    def on_element(self, element: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+        state = ctx.get_partitioned_state(self._count)
+        state.add(1)
+        beyond = state.get() - self.size
+        return TriggerResult.FIRE if beyond >= 0 and beyond % self.slide == 0 else TriggerResult.CONTINUE
+
+    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        return TriggerResult.CONTINUE
+
+    def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        return TriggerResult.CONTINUE
+
+    def clear(self, window: Any, ctx: TriggerContext) -> None:
+        ctx.get_partitioned_state(self._count).clear()
+
+
+class DeltaTrigger(Trigger):
+    """Fires when an element is further than a threshold from the one at which it fired last, the first element at first."""
+
+    def __init__(self, threshold: float, delta_function: Callable[[Any, Any], float], element_type: Any) -> None:
+        self.threshold = threshold
+        self.delta_function = getattr(delta_function, "get_delta", delta_function)
+        self._last = ValueStateDescriptor("last element", element_type)
+
+    @classmethod
+    def of(cls, threshold: float, delta_function: Callable[[Any, Any], float], element_type: Any) -> Self:
+        """Fires where `delta_function(last, element)` is more than `threshold`."""
+        return cls(threshold, delta_function, element_type)
+
+    def on_element(self, element: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+        state = ctx.get_partitioned_state(self._last)
+        last = state.value()
+        if last is None:
+            state.update(element)
+            return TriggerResult.CONTINUE
+        if self.delta_function(last, element) <= self.threshold:
+            return TriggerResult.CONTINUE
+        state.update(element)
+        return TriggerResult.FIRE
+
+    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        return TriggerResult.CONTINUE
+
+    def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        return TriggerResult.CONTINUE
+
+    def clear(self, window: Any, ctx: TriggerContext) -> None:
+        ctx.get_partitioned_state(self._last).clear()
+
+
+class PurgingTrigger(Trigger):
+    """Another trigger, after whose firing a window is empty."""
+
+    def __init__(self, nested: Trigger) -> None:
+        self.nested = nested
+
+    @classmethod
+    def of(cls, nested: Trigger) -> Self:
+        """Makes every FIRE of `nested` a FIRE_AND_PURGE."""
+        return cls(nested)
+
+    def on_element(self, element: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+        return _purging(self.nested.on_element(element, timestamp, window, ctx))
+
+    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        return _purging(self.nested.on_event_time(time, window, ctx))
+
+    def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        return _purging(self.nested.on_processing_time(time, window, ctx))
+
+    def can_merge(self) -> bool:
+        return self.nested.can_merge()
+
+    def on_merge(self, window: Any, ctx: OnMergeContext) -> None:
+        self.nested.on_merge(window, ctx)
+
+    def clear(self, window: Any, ctx: TriggerContext) -> None:
+        self.nested.clear(window, ctx)
+
+
+def _purging(result: TriggerResult) -> TriggerResult:
+    return TriggerResult.FIRE_AND_PURGE if result.fires else result

@@ -1,0 +1,41 @@
+"""The windows themselves: plain values, which are kept in state and are keys there."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from dagster_unified.operators.time import MAX_TIMESTAMP
+
+
+class Window(Protocol):
+    """What an assigner gives: a hashable value whose type says how it is stored."""
+
+    def max_timestamp(self) -> int:
+        """The greatest event time that is in it, in milliseconds since the epoch: what it emits carries this."""
+
+
+class TimeWindow(NamedTuple):
+    """From `start` up to and without `end`, in milliseconds since the epoch."""
+
+    start: int
+    end: int
+
+    def max_timestamp(self) -> int:
+        """`end - 1`."""
+        return self.end - 1
+
+    def intersects(self, other: TimeWindow) -> bool:
+        """Whether two windows overlap or touch."""
+        return self.start <= other.end and other.start <= self.end
+
+    def cover(self, other: TimeWindow) -> TimeWindow:
+        """The smallest window that has both in it."""
+        return TimeWindow(min(self.start, other.start), max(self.end, other.end))
+
+
+class GlobalWindow(NamedTuple):
+    """The one window that every element is in."""
+
+    def max_timestamp(self) -> int:
+        """The end of time."""
+        return MAX_TIMESTAMP
