@@ -29,10 +29,11 @@ from dagster_unified.operators.state import (
     ValueState,
 )
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, TimeDomain
-from dagster_unified.operators.windows.assigners import AlignedEventTimeWindows, MergingWindowAssigner, WindowAssigner
+from dagster_unified.operators.windows.assigners import AlignedEventTimeWindows, EventTimeSessionWindows, MergingWindowAssigner, WindowAssigner
 from dagster_unified.operators.windows.evictors import Evictor
 from dagster_unified.operators.windows.functions import KeyedStateStore, ProcessWindowFunction, WindowFunction
 from dagster_unified.operators.windows.triggers import EventTimeTrigger, OnMergeContext, Trigger, TriggerResult
+from dagster_unified.operators.windows.window import TimeWindow
 
 CONTENTS = "window contents"
 TIMERS = {TimeDomain.EVENT_TIME: "window timers", TimeDomain.PROCESSING_TIME: "window clock timers"}
@@ -90,6 +91,7 @@ class WindowOperator(KeyedProcessOperator):
         self._merging = spec.assigner if isinstance(spec.assigner, MergingWindowAssigner) else None
         self._sessions = self._merging is not None and type(self._merging).merge_windows is MergingWindowAssigner.merge_windows
         self._by_pane = _by_pane(spec)
+        self._gap = _gap(spec)
         self._reduce = getattr(spec.reduce, "reduce", spec.reduce)
         self._ordered: list[Any] | None = None
         """The windows of the current key in order, where they merge."""
@@ -119,7 +121,12 @@ class WindowOperator(KeyedProcessOperator):
         self._domain, self._generation = None, -1
         if self._by_pane is not None and None not in timestamps:
             self._process_by_pane(*self._by_pane, records, timestamps)  # type: ignore[arg-type]
-            return
+        elif self._gap is not None and None not in timestamps:
+            self._process_by_session(self._gap, records, timestamps)  # type: ignore[arg-type]
+        else:
+            self._one_by_one(records, timestamps)
+
+    def _one_by_one(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
         record = None
         try:
             for record, timestamp in zip(records, timestamps, strict=True):
@@ -141,18 +148,27 @@ class WindowOperator(KeyedProcessOperator):
             if windows and windows[0].max_timestamp() > self.watermark:
                 for window in windows:
                     self._add_all(window, records[start:end])
-                    self._register(window, window.max_timestamp(), TimeDomain.EVENT_TIME)
-                    self._register_cleanup(window)
             else:
-                record = None
-                try:
-                    for record, timestamp in zip(records[start:end], timestamps[start:end], strict=True):
-                        self._element(record, timestamp)
-                except UnifiedError:
-                    raise
-                except Exception as error:
-                    raise user_failure(error, self.where, _suspect(self.spec), record) from error
+                self._one_by_one(records[start:end], timestamps[start:end])
             start = end
+
+    def _process_by_session(self, gap: int, records: Sequence[Any], timestamps: Sequence[int]) -> None:
+        """Elements that follow one another in one session, in one go; those that would be late alone, one by one."""
+        first: int | None = None
+        low = high = 0
+        for number, moment in enumerate(timestamps):
+            if first is not None and moment <= high and low <= moment + gap and moment + gap - 1 > self.watermark:
+                low, high = min(low, moment), max(high, moment + gap)
+                continue
+            if first is not None:
+                self._add_all(self._merged(TimeWindow(low, high)), records[first:number])
+            if moment + gap - 1 > self.watermark:
+                first, low, high = number, moment, moment + gap
+            else:
+                first = None
+                self._one_by_one(records[number : number + 1], timestamps[number : number + 1])
+        if first is not None:
+            self._add_all(self._merged(TimeWindow(low, high)), records[first:])
 
     def _element(self, record: Any, timestamp: int | None) -> None:
         spec = self.spec
@@ -194,6 +210,7 @@ class WindowOperator(KeyedProcessOperator):
             held.append(record)
 
     def _add_all(self, window: Any, records: Sequence[Any]) -> None:
+        """Elements into a window that fires once, at its end, which is still to come."""
         spec, windows = self.spec, self.state.current.setdefault(CONTENTS, {})
         held = windows.get(window)
         record = None
@@ -213,6 +230,8 @@ class WindowOperator(KeyedProcessOperator):
         except Exception as error:
             raise user_failure(error, self.where, _suspect(spec), records[0] if record is None else record) from error
         windows[window] = held
+        self._register(window, window.max_timestamp(), TimeDomain.EVENT_TIME)
+        self._register_cleanup(window)
 
     # Merging
 
@@ -405,6 +424,13 @@ def _by_pane(spec: Windowing) -> tuple[int, int] | None:
     if not simple or spec.assigner.size % spec.assigner.slide:  # type: ignore[attr-defined]
         return None
     return spec.assigner.slide, spec.assigner.offset  # type: ignore[attr-defined]
+
+
+def _gap(spec: Windowing) -> int | None:
+    """The gap of sessions by event time that fire once, at their end."""
+    simple = type(spec.assigner) is EventTimeSessionWindows and type(spec.trigger) is EventTimeTrigger and spec.evictor is None
+    gap = spec.assigner.gap if simple else None  # type: ignore[attr-defined]
+    return gap if isinstance(gap, int) else None
 
 
 def _suspect(spec: Windowing) -> Any:
