@@ -1,6 +1,7 @@
 """What a pipeline author writes. Names are PyFlink's wherever PyFlink has the thing."""
 
 from dagster_unified.api.columns import functions
+from dagster_unified.api.connected import ConnectedStreams
 from dagster_unified.api.pipeline import Pipeline
 from dagster_unified.api.stream import DataStream, DataStreamSink, KeyedStream
 from dagster_unified.api.watermarks import WatermarkStrategy
@@ -18,6 +19,7 @@ from dagster_unified.connectors import (
     RateSource,
     StructuredSource,
 )
+from dagster_unified.operators.connected import CoFlatMapFunction, CoMapFunction, CoProcessFunction, KeyedCoProcessFunction
 from dagster_unified.operators.functions import (
     AggregateFunction,
     FilterFunction,
@@ -33,6 +35,7 @@ from dagster_unified.operators.functions import (
     TimerService,
     TimestampAssigner,
 )
+from dagster_unified.operators.joins import CoGroupFunction, FlatJoinFunction, JoinFunction, ProcessJoinFunction
 from dagster_unified.operators.state import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
@@ -73,11 +76,12 @@ from dagster_unified.operators.windows import (
 )
 
 __all__ = [
-    "MAX_TIMESTAMP", "MIN_TIMESTAMP", "AggregateFunction", "AggregatingStateDescriptor", "CollectionSource", "ContinuousEventTimeTrigger",
-    "ContinuousProcessingTimeTrigger", "CountEvictor", "CountTrigger", "CsvSource", "DataStream", "DataStreamSink", "DeltaEvictor", "DeltaSink", "DeltaTrigger",
-    "EventTimeSessionWindows", "EventTimeTrigger", "Evictor", "FileSink", "FilterFunction", "FlatMapFunction", "ForeachSink", "GlobalWindow", "GlobalWindows",
-    "JsonSource", "KeySelector", "KeyedProcessFunction", "KeyedStream", "ListStateDescriptor", "MapFunction", "MapStateDescriptor", "MergingWindowAssigner", "OutputTag",
-    "ParquetSource", "Partitioner", "Pipeline", "PrintSink", "ProcessFunction", "ProcessWindowFunction", "ProcessingTimeSessionWindows", "ProcessingTimeTrigger",
+    "MAX_TIMESTAMP", "MIN_TIMESTAMP", "AggregateFunction", "AggregatingStateDescriptor", "CoFlatMapFunction", "CoGroupFunction", "CoMapFunction", "CoProcessFunction",
+    "CollectionSource", "ConnectedStreams", "ContinuousEventTimeTrigger", "ContinuousProcessingTimeTrigger", "CountEvictor", "CountTrigger", "CsvSource", "DataStream",
+    "DataStreamSink", "DeltaEvictor", "DeltaSink", "DeltaTrigger", "EventTimeSessionWindows", "EventTimeTrigger", "Evictor", "FileSink", "FilterFunction",
+    "FlatJoinFunction", "FlatMapFunction", "ForeachSink", "GlobalWindow", "GlobalWindows", "JoinFunction", "JsonSource", "KeySelector", "KeyedCoProcessFunction",
+    "KeyedProcessFunction", "KeyedStream", "ListStateDescriptor", "MapFunction", "MapStateDescriptor", "MergingWindowAssigner", "OutputTag", "ParquetSource",
+    "Partitioner", "Pipeline", "PrintSink", "ProcessFunction", "ProcessJoinFunction", "ProcessWindowFunction", "ProcessingTimeSessionWindows", "ProcessingTimeTrigger",
     "PurgingTrigger", "Rate", "RateSource", "ReduceFunction", "ReducingStateDescriptor", "RuntimeContext", "SlidingEventTimeWindows", "SlidingProcessingTimeWindows",
     "StateTtlConfig", "StructuredSource", "TimeDomain", "TimeEvictor", "TimeWindow", "TimerService", "TimestampAssigner", "Trigger", "TriggerResult",
     "TumblingEventTimeWindows", "TumblingProcessingTimeWindows", "UpdateType", "ValueStateDescriptor", "WatermarkStrategy", "WindowAssigner", "WindowFunction",

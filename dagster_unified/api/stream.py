@@ -13,6 +13,7 @@ from typing import Any, Self
 import pyarrow as pa
 from msgspec import inspect as mi
 
+from dagster_unified.api.connected import ConnectedStreams, IntervalJoined, JoinedStreams
 from dagster_unified.api.pipeline import Pipeline
 from dagster_unified.api.watermarks import WatermarkStrategy
 from dagster_unified.api.windows import WindowedStream
@@ -221,6 +222,22 @@ class DataStream:
         key = self._key((key_selector,), key_type)
         return self._exchange(ExchangeKind.CUSTOM, key, getattr(partitioner, "partition", partitioner))
 
+    # Two streams
+
+    def connect(self, other: DataStream) -> ConnectedStreams:
+        """Brings two streams of different types to one operator; if both are keyed, so is what follows."""
+        if isinstance(self, KeyedStream) and isinstance(other, KeyedStream):
+            return ConnectedStreams(self, other, (self._key_selector, other._key_selector))
+        return ConnectedStreams(self, other)
+
+    def join(self, other: DataStream) -> JoinedStreams:
+        """Joins with another stream: pairs of one key and window; `where(key).equal_to(key).window(assigner).apply(function)`."""
+        return JoinedStreams(self, other, "join")
+
+    def co_group(self, other: DataStream) -> JoinedStreams:
+        """Groups with another stream: all records of one key and window of both, also where one of them has none."""
+        return JoinedStreams(self, other, "co_group")
+
     # Windows over everything
 
     def window_all(self, assigner: WindowAssigner) -> WindowedStream:
@@ -418,6 +435,12 @@ class KeyedStream(DataStream):
         name = _name_of(function, "reduce")
         self._check_function(name, getattr(function, "reduce", function))
         return self._rolling(name, function=function)
+
+    def interval_join(self, other: KeyedStream) -> IntervalJoined:
+        """Joins each record with those of another keyed stream whose event times are in an interval around its own."""
+        if not isinstance(other, KeyedStream):
+            raise PipelineError(f"{self._where('interval_join')}: both streams have to be keyed; call key_by on the other")
+        return IntervalJoined(self, other)
 
     def window(self, assigner: WindowAssigner) -> WindowedStream:
         """Puts a key's elements into windows; go on with a trigger, an evictor, allowed lateness, and at last a function."""

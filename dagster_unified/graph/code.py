@@ -16,8 +16,6 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from dagster_unified.operators.windows.operator import Windowing
-
 _INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
@@ -88,11 +86,9 @@ def field_of(function: Any) -> tuple[str | int, ...] | None:
 
 
 def _functions(value: Any) -> Iterator[types.FunctionType]:
-    """A function itself, the methods of an object's class, or those of everything that a windowed stream was given."""
-    if isinstance(value, Windowing):
-        for part in (value.assigner, value.trigger, value.evictor, value.reduce, value.aggregate, value.function):
-            yield from _functions(part)
-        return
+    """A function itself, or the methods of an object's class; of the library's own objects, those of the functions that they were given."""
+    for part in getattr(value, "wrapped_functions", ()):
+        yield from _functions(part)
     if isinstance(value, types.MethodType):
         value = value.__func__
     if isinstance(value, types.FunctionType):

@@ -1,4 +1,4 @@
-"""The oracle's programs that need no connect or broadcast, written against this library. See README.md."""
+"""The oracle's programs that need no broadcast state, written against this library. See README.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from dagster_unified.api import (
     CountTrigger,
     EventTimeSessionWindows,
     GlobalWindows,
+    KeyedCoProcessFunction,
     KeyedProcessFunction,
+    ListStateDescriptor,
     OutputTag,
     Pipeline,
     ProcessFunction,
@@ -191,6 +193,28 @@ def tumbling_aggregate(p):
     return src(p, A).key_by(lambda r: r[0]).window(TumblingEventTimeWindows.of(seconds(5))).aggregate(Mean())
 
 
+class TwoInputs(KeyedCoProcessFunction):
+    def open(self, ctx):
+        self.seen = ctx.get_list_state(ListStateDescriptor("seen", str))
+
+    def process_element1(self, value, ctx) -> Iterable[str]:
+        self.seen.add(f"L{value[1]}@{ctx.timestamp()}")
+        ctx.timer_service().register_event_time_timer(100000)
+        return []
+
+    def process_element2(self, value, ctx) -> Iterable[str]:
+        self.seen.add(f"R{value[1]}@{ctx.timestamp()}")
+        ctx.timer_service().register_event_time_timer(100000)
+        return []
+
+    def on_timer(self, timestamp, ctx) -> Iterable[str]:
+        yield f"key={ctx.get_current_key()} {sorted(self.seen)}"
+
+
+def keyed_co_process(p):
+    return src(p, A).connect(src(p, B, "b")).key_by(lambda r: r[0], lambda r: r[0]).process(TwoInputs())
+
+
 PROGRAMS = {
     f.__name__: f
     for f in (
@@ -209,6 +233,7 @@ PROGRAMS = {
         count_window_sliding,
         global_window_count_trigger,
         tumbling_aggregate,
+        keyed_co_process,
         union_then_reduce,
         side_output,
         two_keyed_stages,

@@ -77,6 +77,11 @@ class Windowing:
         return ", ".join([*parts, "all elements" if self.evictor is not None else held])
 
     @property
+    def wrapped_functions(self) -> tuple[Any, ...]:
+        """The author's."""
+        return (self.assigner, self.trigger, self.evictor, self.reduce, self.aggregate, self.function)
+
+    @property
     def functions(self) -> list[Function]:
         """Those that have to be opened and closed."""
         return [f for f in (self.reduce, self.aggregate, self.function) if isinstance(f, Function)]

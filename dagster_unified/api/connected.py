@@ -1,0 +1,266 @@
+"""Streams of two types in one operator: `connect`, window joins and co-groups, interval joins.
+
+Each unites its streams as records of `Either` and puts an operator of one input behind it; see `operators/connected.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Self
+
+from dagster_unified.api.windows import WindowedStream
+from dagster_unified.errors import PipelineError, RecordTypeError
+from dagster_unified.graph import nodes
+from dagster_unified.operators.connected import (
+    CoFlatMap,
+    CoFlatMapFunction,
+    CoMap,
+    CoMapFunction,
+    CoProcess,
+    CoProcessFunction,
+    EitherKey,
+    KeyedCoProcess,
+    KeyedCoProcessFunction,
+    Tag,
+    either_type,
+)
+from dagster_unified.operators.functions import OutputTag
+from dagster_unified.operators.joins import CoGroupFunction, FlatJoinFunction, IntervalJoin, JoinFunction, ProcessJoinFunction, WindowedPairs
+from dagster_unified.operators.windows import Evictor, Trigger, WindowAssigner
+from dagster_unified.records import element_type, return_type, type_name
+
+if TYPE_CHECKING:
+    from dagster_unified.api.stream import DataStream, KeyedStream
+
+
+class ConnectedStreams:
+    """Two streams that an operator sees together, each under its own type. Their order to one another is not defined, unless they are keyed."""
+
+    def __init__(self, first: DataStream, second: DataStream, keys: tuple[Any, Any] | None = None, key_type: Any = None) -> None:
+        if first._pipeline is not second._pipeline:
+            raise PipelineError(f"{first._where('connect')}: the streams belong to different pipelines, '{first._pipeline.name}' and '{second._pipeline.name}'")
+        self._first, self._second, self._keys, self._key_type = first, second, keys, key_type
+
+    def key_by(self, key1: Any, key2: Any, key_type: Any = None) -> ConnectedStreams:
+        """Partitions both by key: each a field, a tuple of fields, or a function of the record. The keys have to be of one type."""
+        return ConnectedStreams(self._first, self._second, (key1, key2), key_type)
+
+    def map(self, function: CoMapFunction, output_type: Any = None) -> DataStream:
+        """One record out for each record of either stream."""
+        self._expect(function, CoMapFunction, "map")
+        stream = self._stream()
+        return stream.map(CoMap(function, "map1", "map2"), self._output(function, ("map1", "map2"), output_type, lambda t: t)).name(type(function).__name__)
+
+    def flat_map(self, function: CoFlatMapFunction, output_type: Any = None) -> DataStream:
+        """Any number of records out for each record of either stream."""
+        self._expect(function, CoFlatMapFunction, "flat_map")
+        stream = self._stream()
+        made = stream.flat_map(CoFlatMap(function, "flat_map1", "flat_map2"), self._output(function, ("flat_map1", "flat_map2"), output_type, element_type))
+        return made.name(type(function).__name__)
+
+    def process(self, function: CoProcessFunction | KeyedCoProcessFunction, output_type: Any = None) -> DataStream:
+        """A `KeyedCoProcessFunction` where the streams are keyed, with state and timers of the key; else a `CoProcessFunction`."""
+        keyed = self._keys is not None
+        self._expect(function, KeyedCoProcessFunction if keyed else CoProcessFunction, "process")
+        output = self._output(function, ("process_element1", "process_element2"), output_type, element_type)
+        if isinstance(function, KeyedCoProcessFunction):
+            return self.keyed().process(KeyedCoProcess(function), output).name(type(function).__name__)
+        return self._stream().process(CoProcess(function, "process_element1", "process_element2"), output).name(type(function).__name__)
+
+    # Building
+
+    def keyed(self) -> KeyedStream:
+        """Both streams as one of `Either`, keyed."""
+        assert self._keys is not None
+        (first, kind), (second, other) = (_getter(s, k, self._key_type) for s, k in zip((self._first, self._second), self._keys, strict=True))
+        if kind != other:
+            raise RecordTypeError(
+                f"{self._where('key_by')}: the first stream's key is a {type_name(kind)} and the second's a {type_name(other)}; give both the same, or map one of them"
+            )
+        return self._stream().key_by(EitherKey(first, second), key_type=kind)
+
+    def _stream(self) -> DataStream:
+        first, second = (s._records("connect") for s in (self._first, self._second))
+        either = either_type(first.python, second.python)
+        sides = [plain(s).map(Tag(either, number), either).name(f"{_name(s)} as {number}") for number, s in ((1, self._first), (2, self._second))]
+        return sides[0].union(sides[1])
+
+    def _expect(self, function: Any, kind: type, method: str) -> None:
+        if not isinstance(function, kind):
+            hint = "" if kind is not CoProcessFunction or not isinstance(function, KeyedCoProcessFunction) else "; call key_by on the connected streams first"
+            raise PipelineError(f"{self._where(method)}: expected a {kind.__name__}, got {function!r}{hint}")
+
+    def _output(self, function: Any, methods: tuple[str, str], output_type: Any, unwrap: Callable[[Any], Any]) -> Any:
+        if output_type is not None:
+            return output_type
+        found = [None if (t := return_type(getattr(function, m))) is None else unwrap(t) for m in methods]
+        told = next((t for t in found if t is not None), None)
+        if told is None:
+            raise RecordTypeError(f"{self._where(type(function).__name__)} has no output type; annotate what {methods[0]} returns, or give output_type=")
+        if None not in found and found[0] != found[1]:
+            raise RecordTypeError(
+                f"{self._where(type(function).__name__)}: {methods[0]} gives {type_name(found[0])} and {methods[1]} gives {type_name(found[1])}; make them the same"
+            )
+        return told
+
+    def _where(self, what: str) -> str:
+        return self._first._where(what)
+
+
+class JoinedStreams:
+    """`first.join(second)` or `first.co_group(second)`; go on with `where(key)`, `equal_to(key)`, `window(assigner)` and `apply(function)`."""
+
+    def __init__(self, first: DataStream, second: DataStream, kind: str) -> None:
+        self._first, self._second, self._kind = first, second, kind
+        self._keys: list[Any] = []
+        self._key_type: Any = None
+
+    def where(self, key: Any, key_type: Any = None) -> Self:
+        """The first stream's key."""
+        self._keys, self._key_type = [key], key_type
+        return self
+
+    def equal_to(self, key: Any) -> Self:
+        """The second stream's key."""
+        self._keys = [*self._keys[:1], key]
+        return self
+
+    def window(self, assigner: WindowAssigner) -> JoinedWindows:
+        """Pairs are of one key and one window."""
+        if len(self._keys) != 2:
+            raise PipelineError(f"{self._first._where(self._kind)}: give the keys first, with where(key) and equal_to(key)")
+        keyed = ConnectedStreams(self._first, self._second, (self._keys[0], self._keys[1]), self._key_type).keyed()
+        return JoinedWindows(WindowedStream(keyed, assigner), self._kind)
+
+
+class JoinedWindows:
+    """The windows of a join or a co-group, which hold the records of both streams."""
+
+    def __init__(self, windows: WindowedStream, kind: str) -> None:
+        self._windows, self._kind = windows, kind
+
+    def trigger(self, trigger: Trigger) -> Self:
+        """As `WindowedStream.trigger`."""
+        self._windows.trigger(trigger)
+        return self
+
+    def evictor(self, evictor: Evictor) -> Self:
+        """As `WindowedStream.evictor`; it sees records of both streams."""
+        self._windows.evictor(evictor)
+        return self
+
+    def allowed_lateness(self, lateness: timedelta) -> Self:
+        """As `WindowedStream.allowed_lateness`."""
+        self._windows.allowed_lateness(lateness)
+        return self
+
+    def apply(self, function: Any, output_type: Any = None) -> DataStream:
+        """A `JoinFunction` (or a function of two records) or a `FlatJoinFunction` for each pair; for a co-group a `CoGroupFunction`."""
+        kind = "flat_join" if isinstance(function, FlatJoinFunction) else self._kind
+        wanted = CoGroupFunction if kind == "co_group" else (JoinFunction, FlatJoinFunction)
+        if not isinstance(function, wanted) and (not callable(function) or isinstance(function, type)):
+            raise PipelineError(f"{self._windows._where(self._kind)}: expected a {'CoGroupFunction' if kind == 'co_group' else 'JoinFunction'}, got {function!r}")
+        if output_type is None:
+            method: Any = function
+            annotated = return_type(getattr(method, "co_group" if kind == "co_group" else "join", method))
+            output_type = annotated if kind == "join" or annotated is None else element_type(annotated)
+        if output_type is None:
+            raise RecordTypeError(f"{self._windows._where(self._kind)} has no output type; annotate what the function returns, or give output_type=")
+        return self._windows.apply(WindowedPairs(function, kind), output_type).name(self._kind)
+
+
+class IntervalJoined:
+    """`first.interval_join(second)` on keyed streams; go on with `between(lower, upper)` and `process(function)`."""
+
+    def __init__(self, left: KeyedStream, right: KeyedStream) -> None:
+        self._left, self._right = left, right
+        self._bounds: tuple[int, int] | None = None
+        self._exclusive = [0, 0]
+        self._late: list[OutputTag | None] = [None, None]
+
+    def between(self, lower: timedelta, upper: timedelta) -> Self:
+        """Pairs a left record with the right ones from `lower` to `upper` after it, both included; negative is before."""
+        low, high = (bound // timedelta(milliseconds=1) for bound in (lower, upper))
+        if low > high:
+            raise PipelineError(f"{self._where()}: the lower bound, {lower}, is above the upper, {upper}")
+        self._bounds = (low, high)
+        return self
+
+    def lower_bound_exclusive(self) -> Self:
+        """Leaves out what is exactly at the lower bound."""
+        self._exclusive[0] = 1
+        return self
+
+    def upper_bound_exclusive(self) -> Self:
+        """Leaves out what is exactly at the upper bound."""
+        self._exclusive[1] = 1
+        return self
+
+    def side_output_left_late_data(self, tag: OutputTag) -> Self:
+        """Where left records go that come after the watermark; without it they are dropped and counted. None comes in BATCH."""
+        self._late[0] = tag
+        return self
+
+    def side_output_right_late_data(self, tag: OutputTag) -> Self:
+        """Where right records go that come after the watermark."""
+        self._late[1] = tag
+        return self
+
+    def process(self, function: ProcessJoinFunction, output_type: Any = None) -> DataStream:
+        """Gives each pair to a `ProcessJoinFunction`. What it gives carries the later of the pair's event times."""
+        if not isinstance(function, ProcessJoinFunction):
+            raise PipelineError(f"{self._where()}: expected a ProcessJoinFunction, got {function!r}")
+        if self._bounds is None:
+            raise PipelineError(f"{self._where()}: give the interval first, with between(lower, upper)")
+        streams = (self._left, self._right)
+        if not all(s._pipeline._node(u.node).timestamped for s in streams for u in s._upstream):
+            raise PipelineError(f"{self._where()}: an interval join goes by event time; call assign_timestamps_and_watermarks on both streams before key_by")
+        lower, upper = self._bounds[0] + self._exclusive[0], self._bounds[1] - self._exclusive[1]
+        types = (self._left._records("interval_join").python, self._right._records("interval_join").python)
+        annotated = return_type(function.process_element)
+        output = output_type if output_type is not None else None if annotated is None else element_type(annotated)
+        if output is None:
+            raise RecordTypeError(f"{self._where()}: {type(function).__name__} has no output type; annotate what process_element returns, or give output_type=")
+        join = IntervalJoin(function, lower, upper, types, (self._late[0], self._late[1]))
+        connected = ConnectedStreams(self._left, self._right, (self._left._key_selector, self._right._key_selector))
+        return connected.process(join, output).name(type(function).__name__)
+
+    def _where(self) -> str:
+        return self._left._where("interval_join")
+
+
+def plain(stream: DataStream) -> DataStream:
+    """A stream without the exchange that was asked for."""
+    from dagster_unified.api.stream import DataStream
+
+    return DataStream(stream._pipeline, None, tuple(replace(u, partitioning=None) for u in stream._upstream))
+
+
+def _name(stream: DataStream) -> str:
+    return stream._pipeline._node(stream._upstream[0].node).name
+
+
+def _getter(stream: DataStream, key: Any, key_type: Any) -> tuple[Callable[[Any], Any], Any]:
+    """What reads a record's key, and the key's type."""
+    records = stream._records("connect")
+    selected = key if isinstance(key, nodes.Key) else stream._key(tuple(key) if isinstance(key, (tuple, list)) else (key,), key_type)
+    if selected.computed is not None:
+        function = selected.computed.function
+        return getattr(function, "get_key", function), selected.computed.python
+    getters = [records.getter(name) for name in selected.fields]
+    kinds = [records.type_of(name) for name in selected.fields]
+    if len(getters) == 1:
+        return getters[0], kinds[0]
+    return Fields(tuple(getters)), tuple.__class_getitem__(tuple(kinds))
+
+
+class Fields:
+    """Reads several fields of a record, as a tuple."""
+
+    def __init__(self, getters: tuple[Callable[[Any], Any], ...]) -> None:
+        self.getters = getters
+
+    def __call__(self, record: Any) -> tuple[Any, ...]:
+        return tuple(get(record) for get in self.getters)

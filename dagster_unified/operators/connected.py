@@ -1,0 +1,163 @@
+"""Operators of two inputs of different types: one function that sees both, with state and timers they share where they are keyed.
+
+The two streams are united as records of `Either`, so that an engine knows operators of one input only, and one key's records of
+both come together, in the order of time in BATCH.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from dagster_unified.operators.functions import Function, KeyedProcessFunction, ProcessFunction, RuntimeContext
+
+
+class CoMapFunction(Function, ABC):
+    """One record in, of either stream, one record out."""
+
+    @abstractmethod
+    def map1(self, value: Any) -> Any:
+        """What a record of the first stream becomes."""
+
+    @abstractmethod
+    def map2(self, value: Any) -> Any:
+        """What a record of the second stream becomes."""
+
+
+class CoFlatMapFunction(Function, ABC):
+    """One record in, of either stream, any number out."""
+
+    @abstractmethod
+    def flat_map1(self, value: Any) -> Iterable[Any]:
+        """What a record of the first stream becomes."""
+
+    @abstractmethod
+    def flat_map2(self, value: Any) -> Iterable[Any]:
+        """What a record of the second stream becomes."""
+
+
+class CoProcessFunction(Function, ABC):
+    """A process function over two streams that are not keyed."""
+
+    Context = ProcessFunction.Context
+
+    @abstractmethod
+    def process_element1(self, value: Any, ctx: ProcessFunction.Context) -> Iterable[Any] | None:
+        """What a record of the first stream leads to."""
+
+    @abstractmethod
+    def process_element2(self, value: Any, ctx: ProcessFunction.Context) -> Iterable[Any] | None:
+        """What a record of the second stream leads to."""
+
+
+class KeyedCoProcessFunction(Function, ABC):
+    """A process function over two keyed streams, with state and timers of the key that both share.
+
+    In BATCH all records of a key from both come before the next key, sorted by event time; in STREAMING they come as they arrive.
+    """
+
+    Context = KeyedProcessFunction.Context
+    OnTimerContext = KeyedProcessFunction.OnTimerContext
+
+    requires_time_sorted_input: bool = False
+
+    @abstractmethod
+    def process_element1(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any] | None:
+        """What a record of the first stream leads to."""
+
+    @abstractmethod
+    def process_element2(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any] | None:
+        """What a record of the second stream leads to."""
+
+    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext) -> Iterable[Any] | None:
+        """A timer has come."""
+        return ()
+
+
+def either_type(first: Any, second: Any) -> Any:
+    """The record of two united streams: which one it is from (1 or 2), and its record there."""
+    return NamedTuple("Either", [("side", int), ("first", first | None), ("second", second | None)])
+
+
+class Tag:
+    """Makes a stream's records those of `Either`."""
+
+    def __init__(self, either: Any, side: int) -> None:
+        self.either, self.side = either, side
+
+    def __call__(self, record: Any) -> Any:
+        return self.either(1, record, None) if self.side == 1 else self.either(2, None, record)
+
+
+class EitherKey:
+    """The key of a record of `Either`, from that of its own stream."""
+
+    def __init__(self, first: Callable[[Any], Any], second: Callable[[Any], Any]) -> None:
+        self.first, self.second = first, second
+
+    def __call__(self, record: Any) -> Any:
+        return self.first(record.first) if record.side == 1 else self.second(record.second)
+
+
+class _Both(Function):
+    """Calls one of two methods of a function, by the side that a record is from."""
+
+    def __init__(self, function: Any, first: str, second: str) -> None:
+        self.function = function
+        self._names = (first, second)
+        self._first, self._second = getattr(function, first), getattr(function, second)
+
+    @property
+    def wrapped_functions(self) -> tuple[Any, ...]:
+        """The author's."""
+        return (self.function,)
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        if hasattr(self.function, "open"):
+            self.function.open(runtime_context)
+
+    def close(self) -> None:
+        if hasattr(self.function, "close"):
+            self.function.close()
+
+
+class CoMap(_Both):
+    """A `CoMapFunction` over `Either`."""
+
+    def map(self, value: Any) -> Any:
+        """As `MapFunction.map`."""
+        return self._first(value.first) if value.side == 1 else self._second(value.second)
+
+
+class CoFlatMap(_Both):
+    """A `CoFlatMapFunction` over `Either`."""
+
+    def flat_map(self, value: Any) -> Iterable[Any]:
+        """As `FlatMapFunction.flat_map`."""
+        found: Iterable[Any] = self._first(value.first) if value.side == 1 else self._second(value.second)
+        return found
+
+
+class CoProcess(_Both, ProcessFunction):
+    """A `CoProcessFunction` over `Either`."""
+
+    def process_element(self, value: Any, ctx: ProcessFunction.Context) -> Iterable[Any] | None:
+        found: Iterable[Any] | None = self._first(value.first, ctx) if value.side == 1 else self._second(value.second, ctx)
+        return found
+
+
+class KeyedCoProcess(_Both, KeyedProcessFunction):
+    """A `KeyedCoProcessFunction` over `Either`."""
+
+    def __init__(self, function: KeyedCoProcessFunction) -> None:
+        super().__init__(function, "process_element1", "process_element2")
+        self.requires_time_sorted_input = function.requires_time_sorted_input
+
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any] | None:
+        found: Iterable[Any] | None = self._first(value.first, ctx) if value.side == 1 else self._second(value.second, ctx)
+        return found
+
+    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext) -> Iterable[Any] | None:
+        found: Iterable[Any] | None = self.function.on_timer(timestamp, ctx)
+        return found

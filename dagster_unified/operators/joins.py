@@ -1,0 +1,191 @@
+"""Joins of two keyed streams: within a window, or within an interval around each record.
+
+A window join is a window over both streams' records as `Either`; an interval join is a keyed function with two buffers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+from dagster_unified.operators.connected import KeyedCoProcessFunction
+from dagster_unified.operators.functions import Function, KeyedProcessFunction, OutputTag, RuntimeContext
+from dagster_unified.operators.state import MapStateDescriptor
+from dagster_unified.operators.windows.functions import WindowFunction
+
+
+class JoinFunction(Function, ABC):
+    """Gives one record for each pair of one key and window."""
+
+    @abstractmethod
+    def join(self, first: Any, second: Any) -> Any:
+        """The pair as one record."""
+
+
+class FlatJoinFunction(Function, ABC):
+    """Gives any number of records for each pair of one key and window."""
+
+    @abstractmethod
+    def join(self, first: Any, second: Any) -> Iterable[Any]:
+        """What the pair gives."""
+
+
+class CoGroupFunction(Function, ABC):
+    """Gives any number of records for all records of one key and window; one of the two lists may be empty."""
+
+    @abstractmethod
+    def co_group(self, first: list[Any], second: list[Any]) -> Iterable[Any]:
+        """What the two groups give."""
+
+
+class ProcessJoinFunction(Function, ABC):
+    """Gives any number of records for each pair of an interval join."""
+
+    class Context(ABC):
+        """What `process_element` is given besides."""
+
+        @abstractmethod
+        def get_left_timestamp(self) -> int:
+            """The left record's event time."""
+
+        @abstractmethod
+        def get_right_timestamp(self) -> int:
+            """The right record's event time."""
+
+        @abstractmethod
+        def get_timestamp(self) -> int:
+            """The later of the two, which the results carry."""
+
+        @abstractmethod
+        def output(self, tag: OutputTag, value: Any) -> None:
+            """Emits to a side output."""
+
+    @abstractmethod
+    def process_element(self, left: Any, right: Any, ctx: Context) -> Iterable[Any] | None:
+        """What the pair gives."""
+
+
+class WindowedPairs(WindowFunction):
+    """Splits a window's records by their side, for a join or a co-group."""
+
+    def __init__(self, function: Any, kind: str) -> None:
+        self.function, self.kind = function, kind
+        self._call = getattr(function, "co_group" if kind == "co_group" else "join", function)
+
+    @property
+    def wrapped_functions(self) -> tuple[Any, ...]:
+        """The author's."""
+        return (self.function,)
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        if isinstance(self.function, Function):
+            self.function.open(runtime_context)
+
+    def close(self) -> None:
+        if isinstance(self.function, Function):
+            self.function.close()
+
+    def apply(self, key: Any, window: Any, inputs: Iterable[Any]) -> Iterable[Any]:
+        first: list[Any] = []
+        second: list[Any] = []
+        for record in inputs:
+            if record.side == 1:
+                first.append(record.first)
+            else:
+                second.append(record.second)
+        if self.kind == "co_group":
+            yield from self._call(first, second)
+            return
+        for left in first:
+            for right in second:
+                if self.kind == "flat_join":
+                    yield from self._call(left, right)
+                else:
+                    yield self._call(left, right)
+
+
+class IntervalJoin(KeyedCoProcessFunction):
+    """Pairs records of one key whose times are `lower <= right - left <= upper` milliseconds apart (Flink: *Interval Join*).
+
+    Records are taken in the order of time, in both modes, so that what no record can meet any more is forgotten as time goes on:
+    BATCH holds an interval of a key, not the key. A record that comes after the watermark is dropped and counted, or goes to a
+    side output.
+    """
+
+    requires_time_sorted_input = True
+
+    def __init__(self, function: ProcessJoinFunction, lower: int, upper: int, types: tuple[Any, Any], late: tuple[OutputTag | None, OutputTag | None]) -> None:
+        self.function, self.lower, self.upper, self.late = function, lower, upper, late
+        self._descriptors = [MapStateDescriptor(name, int, list[kind]) for name, kind in zip(("left", "right"), types, strict=True)]  # type: ignore[valid-type]
+        self._pair = _Pair()
+
+    @property
+    def wrapped_functions(self) -> tuple[Any, ...]:
+        """The author's."""
+        return (self.function,)
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self._left, self._right = (runtime_context.get_map_state(d) for d in self._descriptors)
+        self._count = runtime_context.count
+        self.function.open(runtime_context)
+
+    def close(self) -> None:
+        self.function.close()
+
+    def process_element1(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any]:
+        moment = self._on_time(value, ctx, self.late[0])
+        if moment is None:
+            return
+        self._keep(self._left, moment, value)
+        for other in sorted(t for t in self._right.keys() if moment + self.lower <= t <= moment + self.upper):  # noqa: SIM118 - a state handle
+            for right in self._right.get(other) or ():
+                yield from self.function.process_element(value, right, self._pair.of(ctx, moment, other)) or ()
+        ctx.timer_service().register_event_time_timer(moment + max(self.upper, 0))
+
+    def process_element2(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any]:
+        moment = self._on_time(value, ctx, self.late[1])
+        if moment is None:
+            return
+        self._keep(self._right, moment, value)
+        for other in sorted(t for t in self._left.keys() if moment - self.upper <= t <= moment - self.lower):  # noqa: SIM118 - a state handle
+            for left in self._left.get(other) or ():
+                yield from self.function.process_element(left, value, self._pair.of(ctx, other, moment)) or ()
+        ctx.timer_service().register_event_time_timer(moment + max(-self.lower, 0))
+
+    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext) -> Iterable[Any] | None:
+        for buffer, reach in ((self._left, max(self.upper, 0)), (self._right, max(-self.lower, 0))):
+            buffer.remove(timestamp - reach)
+        return None
+
+    def _on_time(self, value: Any, ctx: KeyedProcessFunction.Context, tag: OutputTag | None) -> int | None:
+        moment = ctx.timestamp()
+        if moment is not None and moment >= ctx.timer_service().current_watermark():
+            return moment
+        if tag is not None:
+            ctx.output(tag, value)
+        else:
+            self._count("late records dropped")
+        return None
+
+    @staticmethod
+    def _keep(buffer: Any, moment: int, value: Any) -> None:
+        buffer.put(moment, [*(buffer.get(moment) or ()), value])
+
+
+class _Pair(ProcessJoinFunction.Context):
+    def of(self, ctx: KeyedProcessFunction.Context, left: int, right: int) -> _Pair:
+        self._ctx, self._left, self._right = ctx, left, right
+        return self
+
+    def get_left_timestamp(self) -> int:
+        return self._left
+
+    def get_right_timestamp(self) -> int:
+        return self._right
+
+    def get_timestamp(self) -> int:
+        return max(self._left, self._right)
+
+    def output(self, tag: OutputTag, value: Any) -> None:
+        self._ctx.output(tag, value)
