@@ -99,7 +99,7 @@ class PerKeyInPandas(PerKey):
 def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
     folder = Path(tempfile.mkdtemp(prefix="bench"))
     try:
-        with _spark() as spark:
+        with streaming_session() as spark:
             rates = {
                 "small": _library(spark, folder, options.stream_records, options.keys, SMALL),  # first, so that the JVM is warm for the others, as for those by hand
                 "large": _library(spark, folder, options.stream_records, options.keys, LARGE),
@@ -156,8 +156,9 @@ _progress = _Progress()
 
 
 @contextmanager
-def _spark() -> Iterator[SparkSession]:
-    spark = session.start("local[2]", config={"spark.driver.memory": "6g", "spark.sql.shuffle.partitions": "2"})
+def streaming_session(**config: str) -> Iterator[SparkSession]:
+    """A session whose micro-batches are timed."""
+    spark = session.start("local[2]", config={"spark.driver.memory": "6g", "spark.sql.shuffle.partitions": "2", **config})
     spark.streams.addListener(_progress)
     try:
         yield spark
@@ -182,7 +183,8 @@ def _settled(expected: int) -> list[tuple[int, float]]:
     return list(_progress.batches)
 
 
-def _rates(expected: int) -> tuple[float, ...]:
+def rates_of_batches(expected: int) -> tuple[float, ...]:
+    """Of each micro-batch but the first, millions of records a second."""
     return tuple(rows / seconds / 1e6 for rows, seconds in _settled(expected)[1:])
 
 
@@ -207,7 +209,7 @@ def _run(spark: SparkSession, folder: Path, source: Path, files: int = 2) -> Non
 
 def _library(spark: SparkSession, folder: Path, records: int, keys: int, size: int) -> tuple[float, ...]:
     _run(spark, folder, _numbers(spark, folder, records, keys, size))
-    return _rates(records)
+    return rates_of_batches(records)
 
 
 def _by_hand(spark: SparkSession, folder: Path, records: int, keys: int, size: int, processor: type[PerKey]) -> tuple[float, ...]:
@@ -219,7 +221,7 @@ def _by_hand(spark: SparkSession, folder: Path, records: int, keys: int, size: i
     query = out.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     query.awaitTermination()
     shutil.rmtree(checkpoint)
-    return _rates(records)
+    return rates_of_batches(records)
 
 
 def _touching(spark: SparkSession, folder: Path, keys: int) -> float:

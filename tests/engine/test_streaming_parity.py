@@ -13,7 +13,20 @@ from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dagster_unified.api import DeltaSink, KeyedProcessFunction, OutputTag, ParquetSource, Pipeline, ValueStateDescriptor, WatermarkStrategy
+from dagster_unified.api import (
+    DeltaSink,
+    EventTimeSessionWindows,
+    KeyedCoProcessFunction,
+    KeyedProcessFunction,
+    OutputTag,
+    ParquetSource,
+    Pipeline,
+    ProcessJoinFunction,
+    SlidingEventTimeWindows,
+    TumblingEventTimeWindows,
+    ValueStateDescriptor,
+    WatermarkStrategy,
+)
 from dagster_unified.api import functions as F
 from dagster_unified.engine.batch.stage import Run, run_all
 from dagster_unified.engine.batch.store import IntermediateStore
@@ -65,9 +78,40 @@ STATELESS = {
     "key_by": lambda s: s.key_by("key").map(lambda e: e, Event),
     "flat_map": lambda s: s.flat_map(lambda e: [e, e._replace(key=e.key + "'")] if e.value % 2 else [], Event),
 }
+
+
+def latest(a: Event, b: Event) -> Event:
+    return max(a, b, key=lambda e: (e.at, e.value))
+
+
+class Near(ProcessJoinFunction):
+    def process_element(self, left, right, ctx) -> Iterable[Event]:
+        if left.at < right.at:
+            yield Event(left.key, ctx.get_timestamp(), left.value * 10 + right.value)
+
+
+class Sides(KeyedCoProcessFunction):
+    def process_element1(self, value, ctx) -> Iterable[Event]:
+        yield value
+
+    def process_element2(self, value, ctx) -> Iterable[Event]:
+        ctx.timer_service().register_event_time_timer(value.at + 7)
+
+    def on_timer(self, timestamp, ctx) -> Iterable[Event]:
+        yield Event(ctx.get_current_key(), timestamp, 1)
+
+
+KEYED = {
+    "gaps": lambda s: s.key_by("key").process(Gaps()),
+    "windows": lambda s: s.key_by("key").window(TumblingEventTimeWindows.of(timedelta(milliseconds=40))).reduce(latest),
+    "sliding": lambda s: s.key_by("key").window(SlidingEventTimeWindows.of(timedelta(milliseconds=50), timedelta(milliseconds=30))).reduce(latest).key_by("key").reduce(latest),
+    "sessions": lambda s: s.key_by("key").window(EventTimeSessionWindows.with_gap(timedelta(milliseconds=20))).reduce(latest),
+    "interval_join": lambda s: s.key_by("key").interval_join(s.key_by("key")).between(timedelta(0), timedelta(milliseconds=60)).process(Near()),
+    "connect": lambda s: s.where("value > 3").connect(s.filter(lambda e: e.value <= 3)).key_by("key", "key").process(Sides()),
+}
 BUILD = {
     **STATELESS,
-    "gaps": lambda s: s.key_by("key").process(Gaps()),
+    **KEYED,
     "union": lambda s: s.filter(lambda e: e.value % 2 == 0).union(s.where("value % 2 = 1")).map(lambda e: e, Event),
 }
 
@@ -93,7 +137,7 @@ def tables(folder: Path):
 
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
-    operations=st.lists(st.sampled_from(sorted(BUILD)), min_size=1, max_size=4).filter(lambda names: names.count("gaps") <= 2),
+    operations=st.lists(st.sampled_from(sorted(BUILD)), min_size=1, max_size=4).filter(lambda names: sum(name in KEYED for name in names) <= 2),
     # No two events of a key at one time: their order would not be defined.
     events=st.lists(st.builds(Event, st.sampled_from("abc"), st.integers(0, 300), st.integers(0, 9)), min_size=1, max_size=20, unique_by=lambda e: (e.key, e.at)),
     cuts=st.lists(st.integers(0, 19), max_size=2),
