@@ -104,7 +104,7 @@ class Sides(KeyedCoProcessFunction):
 KEYED = {
     "gaps": lambda s: s.key_by("key").process(Gaps()),
     "windows": lambda s: s.key_by("key").window(TumblingEventTimeWindows.of(timedelta(milliseconds=40))).reduce(latest),
-    "sliding": lambda s: s.key_by("key").window(SlidingEventTimeWindows.of(timedelta(milliseconds=50), timedelta(milliseconds=30))).reduce(latest).key_by("key").reduce(latest),
+    "sliding": lambda s: s.key_by("key").window(SlidingEventTimeWindows.of(timedelta(milliseconds=50), timedelta(milliseconds=30))).reduce(latest),
     "sessions": lambda s: s.key_by("key").window(EventTimeSessionWindows.with_gap(timedelta(milliseconds=20))).reduce(latest),
     "interval_join": lambda s: s.key_by("key").interval_join(s.key_by("key")).between(timedelta(0), timedelta(milliseconds=60)).process(Near()),
     "connect": lambda s: s.where("value > 3").connect(s.filter(lambda e: e.value <= 3)).key_by("key", "key").process(Sides()),
@@ -114,6 +114,12 @@ BUILD = {
     **KEYED,
     "union": lambda s: s.filter(lambda e: e.value % 2 == 0).union(s.where("value % 2 = 1")).map(lambda e: e, Event),
 }
+
+
+def defined(operations) -> bool:
+    """Whether the result is: `gaps` needs events of a key at different times. And whether it is small enough to run."""
+    several_at_once = [i for i, name in enumerate(operations) if name in ("interval_join", "connect")]
+    return sum(name in KEYED for name in operations) <= 2 and not (several_at_once and "gaps" in operations[several_at_once[0] :])
 
 
 def build(folder: Path, operations, target: Path) -> Pipeline:
@@ -135,9 +141,9 @@ def tables(folder: Path):
     return {p.name: sorted(tuple(r.values()) for r in DeltaTable(str(p)).to_pyarrow_table().to_pylist()) for p in sorted(folder.iterdir())}
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
-    operations=st.lists(st.sampled_from(sorted(BUILD)), min_size=1, max_size=4).filter(lambda names: sum(name in KEYED for name in names) <= 2),
+    operations=st.lists(st.sampled_from(sorted(BUILD)), min_size=1, max_size=4).filter(defined),
     # No two events of a key at one time: their order would not be defined.
     events=st.lists(st.builds(Event, st.sampled_from("abc"), st.integers(0, 300), st.integers(0, 9)), min_size=1, max_size=20, unique_by=lambda e: (e.key, e.at)),
     cuts=st.lists(st.integers(0, 19), max_size=2),
