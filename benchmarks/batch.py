@@ -141,7 +141,7 @@ def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
 
 @contextmanager
 def _spark(**config: str) -> Iterator[SparkSession]:
-    spark = session.start("local[2]", config={"spark.driver.memory": "4g", "spark.sql.shuffle.partitions": str(PARTITIONS), **config})
+    spark = session.start("local[2]", config={"spark.driver.memory": "4g", "spark.sql.shuffle.partitions": str(PARTITIONS), "spark.python.worker.reuse": "true", **config})
     try:
         yield spark
     finally:

@@ -158,7 +158,7 @@ _progress = _Progress()
 @contextmanager
 def streaming_session(**config: str) -> Iterator[SparkSession]:
     """A session whose micro-batches are timed."""
-    spark = session.start("local[2]", config={"spark.driver.memory": "6g", "spark.sql.shuffle.partitions": "2", **config})
+    spark = session.start("local[2]", config={"spark.driver.memory": "6g", "spark.sql.shuffle.partitions": "2", "spark.python.worker.reuse": "true", **config})
     spark.streams.addListener(_progress)
     try:
         yield spark
