@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
@@ -18,14 +19,17 @@ _BARS = "▁▂▃▄▅▆▇█"
 class Trend:
     """Remembers the last epochs."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], int] = wall_clock) -> None:
+        self._clock = clock
         self._epochs: deque[EpochCommitted] = deque(maxlen=KEPT)
+        self._committed: deque[int] = deque(maxlen=KEPT)
         self._counters: dict[str, int] = {}
         self._bytes: dict[str, int] = {}
 
     def add(self, event: EpochCommitted) -> None:
         """One more epoch."""
         self._epochs.append(event)
+        self._committed.append(self._clock())
         for name, count in event.counters.items():
             self._counters[name] = self._counters.get(name, 0) + count
         for sink, size in event.written.items():
@@ -44,25 +48,29 @@ class Trend:
 
     def metadata(self, sink: str) -> dict[str, Any] | None:
         """What an observation of a sink's asset says, or None before the first epoch."""
-        mine = [e for e in self._epochs if sink in e.written] or list(self._epochs)
+        both = list(zip(self._epochs, self._committed, strict=True))
+        mine = [(e, at) for e, at in both if sink in e.written] or both
         if not mine:
             return None
-        last = mine[-1]
-        seconds = sum(e.seconds for e in mine)
+        last, (first, begun) = mine[-1][0], mine[0]
+        rows, seconds = sum(e.rows_in for e, _ in mine), sum(e.seconds for e, _ in mine)
+        elapsed = (self._clock() - begun) / 1000 + first.seconds
         found: dict[str, Any] = {
             "epoch": last.epoch,
             "query": last.query,
             "batch duration (s)": round(last.seconds, 3),
-            "input rows per second": round(sum(e.rows_in for e in mine) / seconds, 1) if seconds else 0.0,
+            "input rows per second": round(rows / elapsed, 1) if elapsed else 0.0,
+            "processed rows per second": round(rows / seconds, 1) if seconds else 0.0,
             "bytes written": self._bytes.get(sink, 0),
             "state rows": last.state_rows,
             "state bytes": last.state_bytes,
             "batch durations": MetadataValue.text(self._picture()),
+            "late records": 0,
             **self._counters,
         }
         if self.watermark is not None:
             found["watermark"] = MetadataValue.text(_moment(self.watermark))
-            found["watermark lag (s)"] = round((wall_clock() - self.watermark) / 1000, 1)
+            found["watermark lag (s)"] = round((self._clock() - self.watermark) / 1000, 1)
         return found
 
     def _picture(self) -> str:

@@ -1,0 +1,25 @@
+"""What an observation of a sink's asset says."""
+
+from dagster_unified.engine.events import EpochCommitted
+from dagster_unified.orchestration.trend import Trend
+
+
+def epoch(number, rows, seconds, sink="a", late=0, watermark=None):
+    return EpochCommitted("main", number, rows, 1, seconds, watermark, {"late records": late} if late else {}, {sink: 10}, 7, 700)
+
+
+def test_rates_state_watermark_and_late_records():
+    now = [10_000]
+    trend = Trend(lambda: now[0])
+    assert trend.metadata("a") is None
+    trend.add(epoch(0, 100, 1.0))
+    assert trend.metadata("a")["late records"] == 0
+    now[0] = 18_000
+    trend.add(epoch(1, 800, 1.0, late=3, watermark=15_000))
+    trend.add(epoch(0, 5_000, 9.0, sink="b"))
+    now[0] = 19_000
+    said = trend.metadata("a")
+    assert (said["epoch"], said["input rows per second"], said["processed rows per second"]) == (1, 90.0, 450.0)
+    assert (said["late records"], said["bytes written"], said["state rows"], said["state bytes"], said["watermark lag (s)"]) == (3, 20, 7, 700, 4.0)
+    assert said["watermark"].value == "1970-01-01 00:00:15+00:00"
+    assert said["batch durations"].value == "▁▁█"
