@@ -1,5 +1,6 @@
 """What a pipeline author writes. Names are PyFlink's wherever PyFlink has the thing."""
 
+from dagster_unified.api.async_io import AsyncDataStream
 from dagster_unified.api.columns import functions
 from dagster_unified.api.connected import ConnectedStreams
 from dagster_unified.api.pipeline import Pipeline
@@ -19,6 +20,7 @@ from dagster_unified.connectors import (
     RateSource,
     StructuredSource,
 )
+from dagster_unified.operators.async_io import AsyncFunction
 from dagster_unified.operators.connected import CoFlatMapFunction, CoMapFunction, CoProcessFunction, KeyedCoProcessFunction
 from dagster_unified.operators.functions import (
     AggregateFunction,
@@ -76,14 +78,14 @@ from dagster_unified.operators.windows import (
 )
 
 __all__ = [
-    "MAX_TIMESTAMP", "MIN_TIMESTAMP", "AggregateFunction", "AggregatingStateDescriptor", "CoFlatMapFunction", "CoGroupFunction", "CoMapFunction", "CoProcessFunction",
-    "CollectionSource", "ConnectedStreams", "ContinuousEventTimeTrigger", "ContinuousProcessingTimeTrigger", "CountEvictor", "CountTrigger", "CsvSource", "DataStream",
-    "DataStreamSink", "DeltaEvictor", "DeltaSink", "DeltaTrigger", "EventTimeSessionWindows", "EventTimeTrigger", "Evictor", "FileSink", "FilterFunction",
-    "FlatJoinFunction", "FlatMapFunction", "ForeachSink", "GlobalWindow", "GlobalWindows", "JoinFunction", "JsonSource", "KeySelector", "KeyedCoProcessFunction",
-    "KeyedProcessFunction", "KeyedStream", "ListStateDescriptor", "MapFunction", "MapStateDescriptor", "MergingWindowAssigner", "OutputTag", "ParquetSource",
-    "Partitioner", "Pipeline", "PrintSink", "ProcessFunction", "ProcessJoinFunction", "ProcessWindowFunction", "ProcessingTimeSessionWindows", "ProcessingTimeTrigger",
-    "PurgingTrigger", "Rate", "RateSource", "ReduceFunction", "ReducingStateDescriptor", "RuntimeContext", "SlidingEventTimeWindows", "SlidingProcessingTimeWindows",
-    "StateTtlConfig", "StructuredSource", "TimeDomain", "TimeEvictor", "TimeWindow", "TimerService", "TimestampAssigner", "Trigger", "TriggerResult",
-    "TumblingEventTimeWindows", "TumblingProcessingTimeWindows", "UpdateType", "ValueStateDescriptor", "WatermarkStrategy", "WindowAssigner", "WindowFunction",
-    "WindowedStream", "functions",
+    "MAX_TIMESTAMP", "MIN_TIMESTAMP", "AggregateFunction", "AggregatingStateDescriptor", "AsyncDataStream", "AsyncFunction", "CoFlatMapFunction", "CoGroupFunction",
+    "CoMapFunction", "CoProcessFunction", "CollectionSource", "ConnectedStreams", "ContinuousEventTimeTrigger", "ContinuousProcessingTimeTrigger", "CountEvictor",
+    "CountTrigger", "CsvSource", "DataStream", "DataStreamSink", "DeltaEvictor", "DeltaSink", "DeltaTrigger", "EventTimeSessionWindows", "EventTimeTrigger", "Evictor",
+    "FileSink", "FilterFunction", "FlatJoinFunction", "FlatMapFunction", "ForeachSink", "GlobalWindow", "GlobalWindows", "JoinFunction", "JsonSource", "KeySelector",
+    "KeyedCoProcessFunction", "KeyedProcessFunction", "KeyedStream", "ListStateDescriptor", "MapFunction", "MapStateDescriptor", "MergingWindowAssigner", "OutputTag",
+    "ParquetSource", "Partitioner", "Pipeline", "PrintSink", "ProcessFunction", "ProcessJoinFunction", "ProcessWindowFunction", "ProcessingTimeSessionWindows",
+    "ProcessingTimeTrigger", "PurgingTrigger", "Rate", "RateSource", "ReduceFunction", "ReducingStateDescriptor", "RuntimeContext", "SlidingEventTimeWindows",
+    "SlidingProcessingTimeWindows", "StateTtlConfig", "StructuredSource", "TimeDomain", "TimeEvictor", "TimeWindow", "TimerService", "TimestampAssigner", "Trigger",
+    "TriggerResult", "TumblingEventTimeWindows", "TumblingProcessingTimeWindows", "UpdateType", "ValueStateDescriptor", "WatermarkStrategy", "WindowAssigner",
+    "WindowFunction", "WindowedStream", "functions",
 ]  # fmt: skip

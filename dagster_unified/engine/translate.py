@@ -22,6 +22,7 @@ STEP_KINDS: dict[type[g.Node], str] = {
     g.FilterNode: "filter",
     g.MapBatchesNode: "map_batches",
     g.ProcessNode: "process",
+    g.AsyncNode: "async",
     g.AssignTimestampsNode: "assign",
     g.KeyedProcessNode: "keyed_process",
     g.WindowNode: "window",

@@ -13,6 +13,7 @@ from dagster_unified.graph.mode import Execution
 from dagster_unified.graph.nodes import (
     AggregateNode,
     AssignTimestampsNode,
+    AsyncNode,
     FilterNode,
     FlatMapNode,
     FunctionNode,
@@ -74,7 +75,7 @@ def _rolling_upstream(graph: Graph, node: Node) -> Node | None:
 
 
 def _counts_updates(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
-    keeps = isinstance(node, (ReduceNode, AggregateNode, KeyedProcessNode, FilterNode, WhereNode, FlatMapNode, ProcessNode, MapBatchesNode))
+    keeps = isinstance(node, (ReduceNode, AggregateNode, KeyedProcessNode, FilterNode, WhereNode, FlatMapNode, ProcessNode, AsyncNode, MapBatchesNode))
     appends = isinstance(node, SinkNode) and not node.sink.upserts
     if not (keeps or appends):
         return []

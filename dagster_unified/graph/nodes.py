@@ -129,6 +129,10 @@ class ProcessNode(FunctionNode):
     """A `ProcessFunction` on a stream that is not keyed."""
 
 
+class AsyncNode(FunctionNode):
+    """Asynchronous calls; `function` is their `AsyncCalls`."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeyedNode(Node):
     """An operator on a keyed stream."""

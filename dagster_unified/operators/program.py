@@ -7,13 +7,15 @@ fused into one function; outputs leave as Arrow batches. Knows no driver and no 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 
 from dagster_unified.errors import RecordTypeError, UnifiedError, UserFunctionError
+from dagster_unified.operators.async_io import AsyncCalls
 from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.functions import Function, OutputTag, ProcessFunction, RuntimeContext, TimerService
 from dagster_unified.operators.fusion import Clause, FusedChain, fuse
@@ -261,6 +263,8 @@ class RunningProgram:
             return self._map_batches(index, step, where)
         if step.kind == "process":
             return self._process(index, step, where)
+        if step.kind == "async":
+            return self._async(index, step, where)
         self.keyed = self._keyed_operator(step, where)
         self._closing.append(self.keyed)
         try:
@@ -321,6 +325,23 @@ class RunningProgram:
                     out.emit_all(function.process_element(record, context), timestamp)
             except Exception as error:
                 raise user_failure(error, where, function.process_element, record) from error
+            self._send_collected(index, out)
+
+        return consume
+
+    def _async(self, index: int, step: Step, where: str) -> Consumer:
+        calls: AsyncCalls = step.function
+        loop = asyncio.new_event_loop()
+        self._closing.append(loop)
+        self._open(replace(step, function=calls.function))
+
+        def failed(error: Exception, record: Any) -> Exception:
+            return user_failure(error, where, calls.function.async_invoke, record)
+
+        def consume(chunk: Chunk) -> None:
+            out = Collector()
+            timestamps = chunk.timestamps or [None] * chunk.size
+            loop.run_until_complete(calls.run(chunk.records(), lambda number, found: out.emit_all(found, timestamps[number]), failed))
             self._send_collected(index, out)
 
         return consume

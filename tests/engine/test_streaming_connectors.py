@@ -1,9 +1,11 @@
 """STREAMING from and to every connector, and the options that change what a stream gives."""
 
+import asyncio
 import json
 import os
 import time
 from collections.abc import Iterable
+from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +14,21 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from dagster_unified.api import DeltaSink, FileSink, ForeachSink, JsonSource, ParquetSource, Pipeline, Rate, RateSource, StructuredSource
+from dagster_unified.api import (
+    AsyncDataStream,
+    AsyncFunction,
+    DeltaSink,
+    FileSink,
+    ForeachSink,
+    JsonSource,
+    ParquetSource,
+    Pipeline,
+    Rate,
+    RateSource,
+    StructuredSource,
+    TumblingEventTimeWindows,
+    WatermarkStrategy,
+)
 from dagster_unified.api import functions as F
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import PipelineError, UnsupportedError, UserFunctionError
@@ -155,6 +171,33 @@ def test_a_function_that_fails_names_the_record(run, tmp_path, mode):
     pipeline.from_collection([Sale("a", 0)]).sink_to(ForeachSink(Lines(tmp_path / "out"), name="lines"))
     with pytest.raises(UserFunctionError, match=r"p: stage '.*', sink 'lines': ValueError: nothing sold, at .* in __call__, on Sale\(shop='a', amount=0\)"):
         run(pipeline, mode)
+
+
+# Operators that reach a worker
+
+
+class Doubled(AsyncFunction):
+    async def async_invoke(self, value: Sale) -> list[Sale]:
+        await asyncio.sleep(0)
+        return [Sale(value.shop, 2 * value.amount)]
+
+
+class Both(NamedTuple):
+    shop: str
+    first: int
+    second: int
+
+
+@MODES
+def test_asynchronous_calls_and_a_join(run, tmp_path, mode):
+    pipeline = Pipeline("p")
+    at = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(seconds=1)).with_timestamp_assigner("amount")
+    sales = pipeline.from_collection(SALES).assign_timestamps_and_watermarks(at)
+    doubled = AsyncDataStream.unordered_wait(sales, Doubled(), timedelta(seconds=9))
+    windows = sales.join(doubled).where("shop").equal_to("shop").window(TumblingEventTimeWindows.of(timedelta(milliseconds=4)))
+    windows.apply(lambda a, b: Both(a.shop, a.amount, b.amount), Both).sink_to(FileSink(str(tmp_path / "out")))
+    run(pipeline, mode)
+    assert rows(tmp_path / "out") == [("a", 1, 2), ("a", 1, 6), ("a", 3, 2), ("a", 3, 6), ("a", 5, 10), ("b", 2, 4), ("b", 4, 8)]
 
 
 # Options

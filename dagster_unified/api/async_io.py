@@ -1,0 +1,45 @@
+"""`AsyncDataStream`: asynchronous calls on a stream, as PyFlink writes them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from dagster_unified.errors import PipelineError
+from dagster_unified.graph import nodes
+from dagster_unified.operators.async_io import AsyncCalls, AsyncFunction
+from dagster_unified.records import element_type
+
+if TYPE_CHECKING:
+    from dagster_unified.api.stream import DataStream
+
+
+class AsyncDataStream:
+    """Calls an `AsyncFunction` for each record, many at once.
+
+    In both modes a record's results carry its event time, a call that fails fails the stage or the epoch, and a retry calls again
+    (at-least-once towards the service). `capacity` is per partition.
+    """
+
+    @staticmethod
+    def ordered_wait(data_stream: DataStream, async_function: AsyncFunction, timeout: timedelta, capacity: int = 100, output_type: Any = None) -> DataStream:
+        """Results in the order of their records."""
+        return _calls(data_stream, async_function, timeout, capacity, output_type, ordered=True)
+
+    @staticmethod
+    def unordered_wait(data_stream: DataStream, async_function: AsyncFunction, timeout: timedelta, capacity: int = 100, output_type: Any = None) -> DataStream:
+        """Results as they come: in no order within a batch of records, and never past a watermark."""
+        return _calls(data_stream, async_function, timeout, capacity, output_type, ordered=False)
+
+
+def _calls(stream: DataStream, function: AsyncFunction, timeout: timedelta, capacity: int, output_type: Any, ordered: bool) -> DataStream:
+    name = type(function).__name__
+    where = stream._where(name)
+    if not isinstance(function, AsyncFunction):
+        raise PipelineError(f"{where}: expected an AsyncFunction, got {function!r}")
+    if timeout <= timedelta(0):
+        raise PipelineError(f"{where}: the timeout has to be positive, and is {timeout}")
+    if capacity < 1:
+        raise PipelineError(f"{where}: the capacity has to be at least 1, and is {capacity}")
+    records = stream._output(name, function.async_invoke, output_type, element_type)
+    return stream._next(nodes.AsyncNode, name, records=records, function=AsyncCalls(function, timeout.total_seconds(), capacity, ordered))

@@ -1,0 +1,125 @@
+"""Asynchronous calls: their order, how many at once, what becomes of slow and failing ones."""
+
+import asyncio
+from collections.abc import Iterable
+from datetime import timedelta
+
+import pytest
+
+from dagster_unified.api import AsyncDataStream, AsyncFunction, Pipeline, ProcessFunction, WatermarkStrategy
+from dagster_unified.errors import PipelineError, RecordTypeError, UserFunctionError
+from dagster_unified.testing import run_pipeline
+
+MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+SECOND = timedelta(seconds=1)
+
+
+class Lookup(AsyncFunction):
+    """Answers once all that were asked before and at once have been asked: nothing here waits for time to pass."""
+
+    running = most = 0
+
+    def open(self, context):
+        self.opened = True
+
+    async def async_invoke(self, value: int) -> Iterable[str]:
+        assert self.opened
+        Lookup.running += 1
+        Lookup.most = max(Lookup.most, Lookup.running)
+        for _ in range(10 - value):
+            await asyncio.sleep(0)
+        Lookup.running -= 1
+        return [f"{value}"] * (value % 3)
+
+
+def looked_up(wait, mode, records=range(10), function=None, **how):
+    pipeline = Pipeline("p")
+    wait(pipeline.from_collection(list(records)), function or Lookup(), how.pop("timeout", SECOND), **how).print()
+    return run_pipeline(pipeline, mode).only()
+
+
+ANSWERS = [str(n) for n in range(10) for _ in range(n % 3)]
+
+
+@MODES
+def test_ordered_results_come_in_the_order_of_their_records(mode):
+    assert looked_up(AsyncDataStream.ordered_wait, mode) == ANSWERS
+
+
+def test_unordered_results_come_as_they_are_ready():
+    found = looked_up(AsyncDataStream.unordered_wait, "BATCH")
+    assert sorted(found) == ANSWERS
+    assert found != ANSWERS
+    assert sorted(looked_up(AsyncDataStream.unordered_wait, "STREAMING")) == ANSWERS
+
+
+@pytest.mark.parametrize("capacity", [1, 3])
+def test_no_more_calls_than_the_capacity_run_at_once(capacity):
+    Lookup.most = 0
+    looked_up(AsyncDataStream.unordered_wait, "BATCH", capacity=capacity)
+    assert Lookup.most == capacity
+
+
+class Slow(AsyncFunction):
+    async def async_invoke(self, value: int) -> list[str]:
+        if value == 2:
+            await asyncio.Event().wait()
+        return [f"{value}"]
+
+
+class Patient(Slow):
+    def timeout(self, value):
+        return [f"no answer for {value}"]
+
+
+@MODES
+def test_a_call_that_takes_too_long_gives_what_timeout_gives_or_fails(mode):
+    short = timedelta(milliseconds=20)
+    assert looked_up(AsyncDataStream.ordered_wait, mode, [1, 2, 3], Patient(), timeout=short) == ["1", "no answer for 2", "3"]
+    with pytest.raises(UserFunctionError, match=r"operator 'Slow': TimeoutError: no answer in time; .* on 2"):
+        looked_up(AsyncDataStream.ordered_wait, mode, [1, 2, 3], Slow(), timeout=short)
+
+
+class Failing(AsyncFunction):
+    async def async_invoke(self, value: int) -> list[int]:
+        await asyncio.sleep(0)
+        return [1 // value]
+
+
+@MODES
+def test_a_call_that_fails_names_its_record(mode):
+    with pytest.raises(UserFunctionError, match=r"operator 'Failing': ZeroDivisionError: .* in async_invoke, on 0"):
+        looked_up(AsyncDataStream.unordered_wait, mode, [1, 0, 2], Failing())
+
+
+class Moment(ProcessFunction):
+    def process_element(self, value, ctx) -> Iterable[tuple[str, int]]:
+        yield (value, ctx.timestamp())
+
+
+@MODES
+def test_results_have_the_event_time_of_their_record(mode):
+    pipeline = Pipeline("p")
+    at = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(lambda v: v * 10)
+    stream = pipeline.from_collection([1, 3, 4]).assign_timestamps_and_watermarks(at)
+    AsyncDataStream.unordered_wait(stream, Lookup(), SECOND).process(Moment()).print()
+    assert sorted(run_pipeline(pipeline, mode).only()) == [("1", 10), ("4", 40)]
+
+
+class Untyped(AsyncFunction):
+    async def async_invoke(self, value):
+        return [value]
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "message"),
+    [
+        ({"capacity": 0}, PipelineError, "the capacity has to be at least 1"),
+        ({"timeout": timedelta(0)}, PipelineError, "the timeout has to be positive"),
+        ({"function": Untyped()}, RecordTypeError, "'Untyped' has no output type"),
+        ({"function": len}, PipelineError, "expected an AsyncFunction"),
+    ],
+)
+def test_what_cannot_be_is_an_error_when_the_graph_is_built(how, error, message):
+    with pytest.raises(error, match=message):
+        looked_up(AsyncDataStream.ordered_wait, "BATCH", **how)
