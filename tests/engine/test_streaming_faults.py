@@ -239,3 +239,21 @@ def test_a_lease_that_was_torn_is_nobodys(tmp_path):
     held = directory.take("one", patience=1)
     assert held.token == 8
     held.release()
+
+
+def test_a_job_that_is_stopped_leaves_no_epoch_to_be_run_again(spark, tmp_path):
+    """As soon as the sinks have an epoch the job is stopped, before Spark has logged it: other code must not run it again."""
+    inputs(tmp_path / "in", 6)
+    plan = build(tmp_path, tmp_path).plan({**OPTIONS, "execution.checkpointing.dir": str(tmp_path / "checkpoints")})
+    for number in range(3):
+        epochs = []
+        job = StreamingJob(plan, spark, Start(f"job {number}"), epochs.append)
+        job.start()
+        deadline = time.monotonic() + 60
+        while not epochs:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        job.stop()
+        logged, committed = (sorted(int(f.name) for f in (tmp_path / "checkpoints/killed/spark/main" / log).glob("[0-9]*")) for log in ("offsets", "commits"))
+        assert epochs[-1].epoch in committed
+        assert len(logged) - len(committed) <= 1

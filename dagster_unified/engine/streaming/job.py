@@ -249,11 +249,18 @@ class _Query:
         self._stopping = True
         if waited:
             self._committing.release()
+            self._let_spark_commit()
         try:
             self.query.stop()
         except Exception as error:
             if self.query.isActive:
                 raise translated(error, self.plan, self.name, self.job.spark) from error
+
+    def _let_spark_commit(self) -> None:
+        """Waits until Spark has logged the epoch that the sinks have: else it would be run again, after an upgrade by other code."""
+        deadline = time.monotonic() + GRACE
+        while self.busy() and time.monotonic() < deadline:
+            time.sleep(0.02)
 
     def busy(self) -> bool:
         """Whether an epoch is being worked on."""
