@@ -52,6 +52,22 @@ class _TimeWindows(WindowAssigner):
         return f"{type(self).__name__} of {timedelta(milliseconds=self.size)}{every}{shifted}"
 
 
+class _Tumbling(_TimeWindows):
+    @classmethod
+    def of(cls, size: timedelta, offset: timedelta = timedelta(0)) -> Self:
+        """Windows of `size`."""
+        millis = _millis(cls, "size", size, at_least=1)
+        return cls(millis, millis, _offset(cls, offset, millis))
+
+
+class _Sliding(_TimeWindows):
+    @classmethod
+    def of(cls, size: timedelta, slide: timedelta, offset: timedelta = timedelta(0)) -> Self:
+        """Windows of `size` every `slide`."""
+        step = _millis(cls, "slide", slide, at_least=1)
+        return cls(_millis(cls, "size", size, at_least=1), step, _offset(cls, offset, step))
+
+
 class AlignedEventTimeWindows(_TimeWindows):
     """Tumbling and sliding windows by event time."""
 
@@ -72,40 +88,20 @@ class _ProcessingTime(_TimeWindows):
         return ProcessingTimeTrigger()
 
 
-class TumblingEventTimeWindows(AlignedEventTimeWindows):
+class TumblingEventTimeWindows(_Tumbling, AlignedEventTimeWindows):
     """Windows of one size that follow one another, by event time, aligned with the epoch (plus `offset`)."""
 
-    @classmethod
-    def of(cls, size: timedelta, offset: timedelta = timedelta(0)) -> Self:
-        """Windows of `size`."""
-        return cls(*_tumbling(cls, size, offset))
 
-
-class TumblingProcessingTimeWindows(_ProcessingTime):
+class TumblingProcessingTimeWindows(_Tumbling, _ProcessingTime):
     """Windows of one size that follow one another, by processing time: what is in them depends on when the job runs."""
 
-    @classmethod
-    def of(cls, size: timedelta, offset: timedelta = timedelta(0)) -> Self:
-        """Windows of `size`."""
-        return cls(*_tumbling(cls, size, offset))
 
-
-class SlidingEventTimeWindows(AlignedEventTimeWindows):
+class SlidingEventTimeWindows(_Sliding, AlignedEventTimeWindows):
     """Windows of one size, of which one begins every `slide`, by event time: an element is in several, or, with gaps, in none."""
 
-    @classmethod
-    def of(cls, size: timedelta, slide: timedelta, offset: timedelta = timedelta(0)) -> Self:
-        """Windows of `size` every `slide`."""
-        return cls(*_sliding(cls, size, slide, offset))
 
-
-class SlidingProcessingTimeWindows(_ProcessingTime):
+class SlidingProcessingTimeWindows(_Sliding, _ProcessingTime):
     """Windows of one size, of which one begins every `slide`, by processing time."""
-
-    @classmethod
-    def of(cls, size: timedelta, slide: timedelta, offset: timedelta = timedelta(0)) -> Self:
-        """Windows of `size` every `slide`."""
-        return cls(*_sliding(cls, size, slide, offset))
 
 
 class MergingWindowAssigner(WindowAssigner):
@@ -189,16 +185,6 @@ class GlobalWindows(WindowAssigner):
 
     def get_default_trigger(self) -> Trigger:
         return NeverTrigger()
-
-
-def _tumbling(kind: type, size: timedelta, offset: timedelta) -> tuple[int, int, int]:
-    millis = _millis(kind, "size", size, at_least=1)
-    return millis, millis, _offset(kind, offset, millis)
-
-
-def _sliding(kind: type, size: timedelta, slide: timedelta, offset: timedelta) -> tuple[int, int, int]:
-    step = _millis(kind, "slide", slide, at_least=1)
-    return _millis(kind, "size", size, at_least=1), step, _offset(kind, offset, step)
 
 
 def _offset(kind: type, offset: timedelta, period: int) -> int:

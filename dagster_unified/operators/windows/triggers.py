@@ -102,7 +102,17 @@ class Trigger(ABC):
         """The window is gone: timers and state of it are to go."""
 
 
-class EventTimeTrigger(Trigger):
+class _Quiet(Trigger):
+    """Does nothing when a timer comes, unless it says so."""
+
+    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        return TriggerResult.CONTINUE
+
+    def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        return TriggerResult.CONTINUE
+
+
+class EventTimeTrigger(_Quiet):
     """Fires once the watermark passes the window's end, and then for every late element that is still allowed."""
 
     def on_element(self, element: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
@@ -113,9 +123,6 @@ class EventTimeTrigger(Trigger):
 
     def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
         return TriggerResult.FIRE if time == window.max_timestamp() else TriggerResult.CONTINUE
-
-    def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
-        return TriggerResult.CONTINUE
 
     def can_merge(self) -> bool:
         return True
@@ -128,14 +135,11 @@ class EventTimeTrigger(Trigger):
         ctx.delete_event_time_timer(window.max_timestamp())
 
 
-class ProcessingTimeTrigger(Trigger):
+class ProcessingTimeTrigger(_Quiet):
     """Fires once the clock passes the window's end."""
 
     def on_element(self, element: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
         ctx.register_processing_time_timer(window.max_timestamp())
-        return TriggerResult.CONTINUE
-
-    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
         return TriggerResult.CONTINUE
 
     def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
@@ -152,16 +156,10 @@ class ProcessingTimeTrigger(Trigger):
         ctx.delete_processing_time_timer(window.max_timestamp())
 
 
-class NeverTrigger(Trigger):
+class NeverTrigger(_Quiet):
     """Never fires."""
 
     def on_element(self, element: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
-        return TriggerResult.CONTINUE
-
-    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
-        return TriggerResult.CONTINUE
-
-    def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
         return TriggerResult.CONTINUE
 
     def can_merge(self) -> bool:
@@ -174,8 +172,8 @@ class NeverTrigger(Trigger):
         """There is nothing to clear."""
 
 
-class _Continuous(Trigger):
-    """Fires again and again, at the multiples of an interval. `_next` is when it fires next."""
+class _Continuous(_Quiet):
+    """Fires again and again, at the multiples of an interval, by timers of one domain. `_next` is when it fires next."""
 
     _next = ReducingStateDescriptor("next fire", min, int)
 
@@ -190,98 +188,106 @@ class _Continuous(Trigger):
             raise PipelineError(f"{cls.__name__}: the interval has to be at least 1 ms, and is {interval}")
         return cls(millis)
 
+    def register(self, time: int, ctx: TriggerContext) -> None:
+        """Registers a timer of its domain."""
+        raise NotImplementedError
+
+    def delete(self, time: int, ctx: TriggerContext) -> None:
+        """Takes a timer of its domain back."""
+        raise NotImplementedError
+
     def can_merge(self) -> bool:
         return True
 
-    def _after(self, moment: int, window: Any) -> int:
-        return int(min(moment - moment % self.interval + self.interval, window.max_timestamp()))
+    def on_merge(self, window: Any, ctx: OnMergeContext) -> None:
+        ctx.merge_partitioned_state(self._next)
+        following = ctx.get_partitioned_state(self._next).get()
+        if following is not None:
+            self.register(following, ctx)
+
+    def clear(self, window: Any, ctx: TriggerContext) -> None:
+        state = ctx.get_partitioned_state(self._next)
+        if state.get() is not None:
+            self.delete(state.get(), ctx)
+            state.clear()
+
+    def _begin(self, moment: int, window: Any, ctx: TriggerContext) -> None:
+        """The first time to fire, where there is none yet."""
+        if ctx.get_partitioned_state(self._next).get() is None:
+            self._follow(moment, window, ctx)
+
+    def _again(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        """A timer has come: where it is the one to fire at, the next follows."""
+        state = ctx.get_partitioned_state(self._next)
+        if state.get() != time:
+            return TriggerResult.CONTINUE
+        state.clear()
+        self._follow(time, window, ctx)
+        return TriggerResult.FIRE
+
+    def _follow(self, moment: int, window: Any, ctx: TriggerContext) -> None:
+        time = min(moment - moment % self.interval + self.interval, window.max_timestamp())
+        ctx.get_partitioned_state(self._next).add(time)
+        self.register(time, ctx)
 
 
 class ContinuousEventTimeTrigger(_Continuous):
     """Fires each time the watermark passes a multiple of an interval, and at the window's end."""
 
+    def register(self, time: int, ctx: TriggerContext) -> None:
+        ctx.register_event_time_timer(time)
+
+    def delete(self, time: int, ctx: TriggerContext) -> None:
+        ctx.delete_event_time_timer(time)
+
     def on_element(self, element: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
         if window.max_timestamp() <= ctx.get_current_watermark():
             return TriggerResult.FIRE
-        ctx.register_event_time_timer(window.max_timestamp())
-        state = ctx.get_partitioned_state(self._next)
-        if state.get() is None and timestamp is not None:
-            self._register(self._after(timestamp, window), ctx, state)
+        self.register(window.max_timestamp(), ctx)
+        if timestamp is not None:
+            self._begin(timestamp, window, ctx)
         return TriggerResult.CONTINUE
 
     def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
-        if time == window.max_timestamp():
-            return TriggerResult.FIRE
-        state = ctx.get_partitioned_state(self._next)
-        if state.get() != time:
-            return TriggerResult.CONTINUE
-        state.clear()
-        self._register(self._after(time, window), ctx, state)
-        return TriggerResult.FIRE
-
-    def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
-        return TriggerResult.CONTINUE
+        return TriggerResult.FIRE if time == window.max_timestamp() else self._again(time, window, ctx)
 
     def on_merge(self, window: Any, ctx: OnMergeContext) -> None:
-        ctx.register_event_time_timer(window.max_timestamp())
-        ctx.merge_partitioned_state(self._next)
-        following = ctx.get_partitioned_state(self._next).get()
-        if following is not None:
-            ctx.register_event_time_timer(following)
+        self.register(window.max_timestamp(), ctx)
+        super().on_merge(window, ctx)
 
     def clear(self, window: Any, ctx: TriggerContext) -> None:
-        state = ctx.get_partitioned_state(self._next)
-        if state.get() is not None:
-            ctx.delete_event_time_timer(state.get())
-            state.clear()
-        ctx.delete_event_time_timer(window.max_timestamp())
-
-    def _register(self, time: int, ctx: TriggerContext, state: Any) -> None:
-        state.add(time)
-        ctx.register_event_time_timer(time)
+        super().clear(window, ctx)
+        self.delete(window.max_timestamp(), ctx)
 
 
 class ContinuousProcessingTimeTrigger(_Continuous):
     """Fires each time the clock passes a multiple of an interval, as long as elements come."""
 
-    def on_element(self, element: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
-        state = ctx.get_partitioned_state(self._next)
-        if state.get() is None:
-            self._register(self._after(ctx.get_current_processing_time(), window), ctx, state)
-        return TriggerResult.CONTINUE
+    def register(self, time: int, ctx: TriggerContext) -> None:
+        ctx.register_processing_time_timer(time)
 
-    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def delete(self, time: int, ctx: TriggerContext) -> None:
+        ctx.delete_processing_time_timer(time)
+
+    def on_element(self, element: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+        self._begin(ctx.get_current_processing_time(), window, ctx)
         return TriggerResult.CONTINUE
 
     def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
-        state = ctx.get_partitioned_state(self._next)
-        if state.get() != time:
-            return TriggerResult.CONTINUE
-        state.clear()
-        self._register(self._after(time, window), ctx, state)
-        return TriggerResult.FIRE
-
-    def on_merge(self, window: Any, ctx: OnMergeContext) -> None:
-        ctx.merge_partitioned_state(self._next)
-        following = ctx.get_partitioned_state(self._next).get()
-        if following is not None:
-            ctx.register_processing_time_timer(following)
-
-    def clear(self, window: Any, ctx: TriggerContext) -> None:
-        state = ctx.get_partitioned_state(self._next)
-        if state.get() is not None:
-            ctx.delete_processing_time_timer(state.get())
-            state.clear()
-
-    def _register(self, time: int, ctx: TriggerContext, state: Any) -> None:
-        state.add(time)
-        ctx.register_processing_time_timer(time)
+        return self._again(time, window, ctx)
 
 
-class CountTrigger(Trigger):
-    """Fires whenever so many elements have come."""
+class _Counting(_Quiet):
+    """Counts the elements of a window."""
 
     _count = ReducingStateDescriptor("count", lambda a, b: a + b, int)
+
+    def clear(self, window: Any, ctx: TriggerContext) -> None:
+        ctx.get_partitioned_state(self._count).clear()
+
+
+class CountTrigger(_Counting):
+    """Fires whenever so many elements have come."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -301,26 +307,15 @@ class CountTrigger(Trigger):
         state.clear()
         return TriggerResult.FIRE
 
-    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
-        return TriggerResult.CONTINUE
-
-    def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
-        return TriggerResult.CONTINUE
-
     def can_merge(self) -> bool:
         return True
 
     def on_merge(self, window: Any, ctx: OnMergeContext) -> None:
         ctx.merge_partitioned_state(self._count)
 
-    def clear(self, window: Any, ctx: TriggerContext) -> None:
-        ctx.get_partitioned_state(self._count).clear()
 
-
-class SlidingCountTrigger(Trigger):
+class SlidingCountTrigger(_Counting):
     """Fires at the first `size` elements, and then at every `slide` more: what sliding count windows do, with an evictor for the last `size`."""
-
-    _count = ReducingStateDescriptor("count", lambda a, b: a + b, int)
 
     def __init__(self, size: int, slide: int) -> None:
         if size < 1 or slide < 1:
@@ -333,17 +328,8 @@ class SlidingCountTrigger(Trigger):
         beyond = state.get() - self.size
         return TriggerResult.FIRE if beyond >= 0 and beyond % self.slide == 0 else TriggerResult.CONTINUE
 
-    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
-        return TriggerResult.CONTINUE
 
-    def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
-        return TriggerResult.CONTINUE
-
-    def clear(self, window: Any, ctx: TriggerContext) -> None:
-        ctx.get_partitioned_state(self._count).clear()
-
-
-class DeltaTrigger(Trigger):
+class DeltaTrigger(_Quiet):
     """Fires when an element is further than a threshold from the one at which it fired last, the first element at first."""
 
     def __init__(self, threshold: float, delta_function: Callable[[Any, Any], float], element_type: Any) -> None:
@@ -366,12 +352,6 @@ class DeltaTrigger(Trigger):
             return TriggerResult.CONTINUE
         state.update(element)
         return TriggerResult.FIRE
-
-    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
-        return TriggerResult.CONTINUE
-
-    def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
-        return TriggerResult.CONTINUE
 
     def clear(self, window: Any, ctx: TriggerContext) -> None:
         ctx.get_partitioned_state(self._last).clear()
