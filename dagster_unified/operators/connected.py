@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from dagster_unified.operators.functions import Function, KeyedProcessFunction, ProcessFunction, RuntimeContext
+from dagster_unified.operators.functions import Function, KeyedProcessFunction, ProcessFunction, Wrapping
 
 
 class CoMapFunction(Function, ABC):
@@ -100,26 +100,12 @@ class EitherKey:
         return self.first(record.first) if record.side == 1 else self.second(record.second)
 
 
-class _Both(Function):
+class _Both(Wrapping):
     """Calls one of two methods of a function, by the side that a record is from."""
 
     def __init__(self, function: Any, first: str, second: str) -> None:
-        self.function = function
-        self._names = (first, second)
+        super().__init__(function)
         self._first, self._second = getattr(function, first), getattr(function, second)
-
-    @property
-    def wrapped_functions(self) -> tuple[Any, ...]:
-        """The author's."""
-        return (self.function,)
-
-    def open(self, runtime_context: RuntimeContext) -> None:
-        if hasattr(self.function, "open"):
-            self.function.open(runtime_context)
-
-    def close(self) -> None:
-        if hasattr(self.function, "close"):
-            self.function.close()
 
 
 class CoMap(_Both):

@@ -110,6 +110,26 @@ class Function:
         """Called after the last record, and after a failure."""
 
 
+class Wrapping(Function):
+    """A function of the library's around one of the author's."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    @property
+    def wrapped_functions(self) -> tuple[Any, ...]:
+        """The author's."""
+        return (self.function,)
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        if isinstance(self.function, Function):
+            self.function.open(runtime_context)
+
+    def close(self) -> None:
+        if isinstance(self.function, Function):
+            self.function.close()
+
+
 class MapFunction(Function, ABC):
     """One record in, one record out."""
 

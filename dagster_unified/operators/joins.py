@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from dagster_unified.operators.connected import KeyedCoProcessFunction
-from dagster_unified.operators.functions import Function, KeyedProcessFunction, OutputTag, RuntimeContext
+from dagster_unified.operators.functions import Function, KeyedProcessFunction, OutputTag, RuntimeContext, Wrapping
 from dagster_unified.operators.state import MapStateDescriptor
 from dagster_unified.operators.windows.functions import WindowFunction
 
@@ -66,25 +66,13 @@ class ProcessJoinFunction(Function, ABC):
         """What the pair gives."""
 
 
-class WindowedPairs(WindowFunction):
+class WindowedPairs(Wrapping, WindowFunction):
     """Splits a window's records by their side, for a join or a co-group."""
 
     def __init__(self, function: Any, kind: str) -> None:
-        self.function, self.kind = function, kind
+        super().__init__(function)
+        self.kind = kind
         self._call = getattr(function, "co_group" if kind == "co_group" else "join", function)
-
-    @property
-    def wrapped_functions(self) -> tuple[Any, ...]:
-        """The author's."""
-        return (self.function,)
-
-    def open(self, runtime_context: RuntimeContext) -> None:
-        if isinstance(self.function, Function):
-            self.function.open(runtime_context)
-
-    def close(self) -> None:
-        if isinstance(self.function, Function):
-            self.function.close()
 
     def apply(self, key: Any, window: Any, inputs: Iterable[Any]) -> Iterable[Any]:
         first: list[Any] = []
@@ -105,7 +93,7 @@ class WindowedPairs(WindowFunction):
                     yield self._call(left, right)
 
 
-class IntervalJoin(KeyedCoProcessFunction):
+class IntervalJoin(Wrapping, KeyedCoProcessFunction):
     """Pairs records of one key whose times are `lower <= right - left <= upper` milliseconds apart (Flink: *Interval Join*).
 
     Records are taken in the order of time, in both modes, so that what no record can meet any more is forgotten as time goes on:
@@ -116,47 +104,44 @@ class IntervalJoin(KeyedCoProcessFunction):
     requires_time_sorted_input = True
 
     def __init__(self, function: ProcessJoinFunction, lower: int, upper: int, types: tuple[Any, Any], late: tuple[OutputTag | None, OutputTag | None]) -> None:
-        self.function, self.lower, self.upper, self.late = function, lower, upper, late
+        super().__init__(function)
+        self._ranges = ((lower, upper), (-upper, -lower))
+        """How far after a record, of either side, what it meets may be."""
+        self._late = late
         self._descriptors = [MapStateDescriptor(name, int, list[kind]) for name, kind in zip(("left", "right"), types, strict=True)]  # type: ignore[valid-type]
         self._pair = _Pair()
 
-    @property
-    def wrapped_functions(self) -> tuple[Any, ...]:
-        """The author's."""
-        return (self.function,)
-
     def open(self, runtime_context: RuntimeContext) -> None:
-        self._left, self._right = (runtime_context.get_map_state(d) for d in self._descriptors)
+        self._buffers = [runtime_context.get_map_state(d) for d in self._descriptors]
         self._count = runtime_context.count
-        self.function.open(runtime_context)
-
-    def close(self) -> None:
-        self.function.close()
+        super().open(runtime_context)
 
     def process_element1(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any]:
-        moment = self._on_time(value, ctx, self.late[0])
-        if moment is None:
-            return
-        self._keep(self._left, moment, value)
-        for other in sorted(t for t in self._right.keys() if moment + self.lower <= t <= moment + self.upper):  # noqa: SIM118 - a state handle
-            for right in self._right.get(other) or ():
-                yield from self.function.process_element(value, right, self._pair.of(ctx, moment, other)) or ()
-        ctx.timer_service().register_event_time_timer(moment + max(self.upper, 0))
+        return self._meet(0, value, ctx)
 
     def process_element2(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any]:
-        moment = self._on_time(value, ctx, self.late[1])
-        if moment is None:
-            return
-        self._keep(self._right, moment, value)
-        for other in sorted(t for t in self._left.keys() if moment - self.upper <= t <= moment - self.lower):  # noqa: SIM118 - a state handle
-            for left in self._left.get(other) or ():
-                yield from self.function.process_element(left, value, self._pair.of(ctx, other, moment)) or ()
-        ctx.timer_service().register_event_time_timer(moment + max(-self.lower, 0))
+        return self._meet(1, value, ctx)
 
     def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext) -> Iterable[Any] | None:
-        for buffer, reach in ((self._left, max(self.upper, 0)), (self._right, max(-self.lower, 0))):
-            buffer.remove(timestamp - reach)
+        for buffer, (_, high) in zip(self._buffers, self._ranges, strict=True):
+            buffer.remove(timestamp - max(high, 0))
         return None
+
+    def _meet(self, side: int, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any]:
+        """Keeps a record of one side, and pairs it with those of the other that are near."""
+        moment = self._on_time(value, ctx, self._late[side])
+        if moment is None:
+            return
+        low, high = self._ranges[side]
+        self._keep(self._buffers[side], moment, value)
+        others = self._buffers[1 - side]
+        for other in sorted(t for t in others.keys() if moment + low <= t <= moment + high):  # noqa: SIM118 - a state handle
+            for met in others.get(other) or ():
+                if side == 0:
+                    yield from self.function.process_element(value, met, self._pair.of(ctx, moment, other)) or ()
+                else:
+                    yield from self.function.process_element(met, value, self._pair.of(ctx, other, moment)) or ()
+        ctx.timer_service().register_event_time_timer(moment + max(high, 0))
 
     def _on_time(self, value: Any, ctx: KeyedProcessFunction.Context, tag: OutputTag | None) -> int | None:
         moment = ctx.timestamp()

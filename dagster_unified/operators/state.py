@@ -365,3 +365,11 @@ class AggregatingState(_State, Generic[IN, OUT]):
         """Aggregates one more value."""
         held = self._get()
         self._set(self._function.add(value, self._function.create_accumulator() if held is None else held))
+
+
+_HANDLES: dict[str, type[_State]] = {"value": ValueState, "list": ListState, "map": MapState, "reducing": ReducingState, "aggregating": AggregatingState}
+
+
+def handle(backend: KeyedStateBackend, descriptor: StateDescriptor) -> Any:
+    """The handle that reads and writes the state which a descriptor names."""
+    return _HANDLES[descriptor.kind](backend, descriptor)

@@ -157,10 +157,11 @@ class PageCodec:
         return found
 
     def _large(self, name: str, value: Any, read: Callable[[int], bytes]) -> LargeList | LargeMap:
-        def part(number: int) -> Any:
-            return self._part(name, read(number))
-
+        part = self._reader(name, read)
         return LargeList([], 0, value, part) if isinstance(value, list) else LargeMap.of(value, part)
+
+    def _reader(self, name: str, read: Callable[[int], bytes]) -> Callable[[int], Any]:
+        return lambda number: self._part(name, read(number))
 
     def _part(self, name: str, data: bytes) -> Any:
         if name not in self._parts:
@@ -191,10 +192,7 @@ class PageCodec:
         for entry in large:
             state, name = states[entry.key], entry.name
             content.large = True
-
-            def part(number: int, name: str = name) -> Any:
-                return self._part(name, read(number))
-
+            part = self._reader(name, read)
             if entry.kind == "list":
                 state[name] = LargeList([p for p in entry.parts if p is not None], entry.size, state.get(name), part)
             else:

@@ -19,14 +19,10 @@ from dagster_unified.operators.functions import AggregateFunction, Function, Out
 from dagster_unified.operators.keyed import KeyedOptions, KeyedProcessOperator
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.state import (
-    AggregatingState,
     KeyedStateBackend,
-    ListState,
-    MapState,
     MapStateDescriptor,
-    ReducingState,
     StateDescriptor,
-    ValueState,
+    handle,
 )
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, TimeDomain
 from dagster_unified.operators.windows.assigners import AlignedEventTimeWindows, EventTimeSessionWindows, MergingWindowAssigner, WindowAssigner
@@ -499,9 +495,6 @@ class _Scoped:
         return value
 
 
-_HANDLES: dict[str, Any] = {"value": ValueState, "list": ListState, "map": MapState, "reducing": ReducingState, "aggregating": AggregatingState}
-
-
 class _Handles:
     """The handles of a scope, made once for each descriptor."""
 
@@ -510,10 +503,10 @@ class _Handles:
         self._made: dict[str, Any] = {}
 
     def of(self, descriptor: StateDescriptor) -> Any:
-        handle = self._made.get(descriptor.name)
-        if handle is None:
-            handle = self._made[descriptor.name] = _HANDLES[descriptor.kind](self._backend, descriptor)
-        return handle
+        held = self._made.get(descriptor.name)
+        if held is None:
+            held = self._made[descriptor.name] = handle(self._backend, descriptor)
+        return held
 
 
 class _TriggerContext(OnMergeContext):
@@ -549,7 +542,7 @@ class _TriggerContext(OnMergeContext):
         return self._handles.of(descriptor)
 
     def merge_partitioned_state(self, descriptor: StateDescriptor) -> None:
-        handle, scope, into = self._handles.of(descriptor), self._scope, self._scope.window
+        state, scope, into = self._handles.of(descriptor), self._scope, self._scope.window
         found = []
         for window in self._merged:
             scope.window = window
@@ -562,9 +555,9 @@ class _TriggerContext(OnMergeContext):
         if descriptor.kind == "list":
             merged: Any = [e for values in found for e in values]
         elif descriptor.kind == "reducing":
-            merged = reduce(handle._reduce, found)
+            merged = reduce(state._reduce, found)
         elif descriptor.kind == "aggregating":
-            merged = reduce(handle._function.merge, found)
+            merged = reduce(state._function.merge, found)
         else:
             raise UnsupportedError(f"{self._operator.where}: {descriptor.kind} state '{descriptor.name}' cannot be merged; use reducing, aggregating or list state")
         scope.current[descriptor.name] = merged
