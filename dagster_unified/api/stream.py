@@ -491,9 +491,13 @@ class KeyedStream(DataStream):
         return self._keyed(nodes.AggregateNode, "agg", records=records, columns=columns, timestamped=False)
 
     def _builtin(self, kind: str, field: str | int) -> DataStream:
+        return self._rolling(kind, rolling=(kind, self._combined_field(kind, field)))
+
+    def _combined_field(self, kind: str, field: str | int) -> str | int | None:
+        """The field that `sum` and its like combine, as operators read it; None where the record is the value."""
         records = self._records(kind)
         if records.shape == "value":
-            return self._rolling(kind, rolling=(kind, None))
+            return None
         name = records.names[field] if isinstance(field, int) and 0 <= field < len(records.names) else field
         if name not in records.names:
             raise PipelineError(f"{self._where(kind)}: no field '{field}' in {records.describe()}{nearest(str(field), records.names)}")
@@ -502,7 +506,7 @@ class KeyedStream(DataStream):
             raise PipelineError(f"{self._where(kind)}: field '{name}' is a {kind_of}, which has no sum")
         if records.schema.field(name).nullable:
             raise PipelineError(f"{self._where(kind)}: field '{name}' may be None, which {kind} cannot combine; map it to a value, or use reduce")
-        return self._rolling(kind, rolling=(kind, records.names.index(name) if records.shape == "tuple" else name))
+        return records.names.index(name) if records.shape == "tuple" else name
 
     def _rolling(self, name: str, **attributes: Any) -> DataStream:
         return self._keyed(nodes.ReduceNode, name, records=self._records(name), **attributes)

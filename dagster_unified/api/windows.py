@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-from dagster_unified.errors import PipelineError, RecordTypeError, UnsupportedError, nearest
+from dagster_unified.errors import PipelineError, RecordTypeError, UnsupportedError
 from dagster_unified.graph import nodes
 from dagster_unified.operators.functions import AggregateFunction, OutputTag
 from dagster_unified.operators.keyed import rolling
@@ -131,13 +131,7 @@ class WindowedStream:
     # Building
 
     def _builtin(self, kind: str, field: str | int) -> DataStream:
-        records = self._stream._records(kind)
-        if records.shape == "value":
-            return self._with(None, None, records, kind, reduce=rolling(kind, None))
-        name = records.names[field] if isinstance(field, int) and 0 <= field < len(records.names) else field
-        if name not in records.names:
-            raise PipelineError(f"{self._where(kind)}: no field '{field}' in {records.describe()}{nearest(str(field), records.names)}")
-        return self._with(None, None, records, kind, reduce=rolling(kind, records.names.index(name) if records.shape == "tuple" else name))
+        return self._with(None, None, self._stream._records(kind), kind, reduce=rolling(kind, self._stream._combined_field(kind, field)))
 
     def _with(self, function: Any, output_type: Any, result: RecordType | None, name: str, **how: Any) -> DataStream:
         stream = self._stream

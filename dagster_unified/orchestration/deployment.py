@@ -32,7 +32,8 @@ class StreamingDeployment:
 
     `upgrade_mode` says what happens when the pipeline's code changes: `last-state` stops the job after an epoch and starts the
     new code from its state, `stateless` starts it without. `restart_strategy` is short for the option `restart-strategy.type`;
-    `options` are option keys, among them the strategy's own, such as `restart-strategy.fixed-delay.attempts`. `start_when` says when the job is started: `always`, when `files` have arrived since it last ran, or a function of the sensor's
+    `options` are option keys, among them the strategy's own, such as `restart-strategy.fixed-delay.attempts`.
+    `start_when` says when the job is started: `always`, when `files` have arrived since it last ran, or a function of the sensor's
     context. A job that has been busy with one epoch for `stall_after` is replaced. Its sinks' assets are observed every
     `observe_every`; the sensor looks every `tick_every`, as far as the daemon can.
     """
