@@ -1,6 +1,7 @@
 """What a pipeline author writes. Names are PyFlink's wherever PyFlink has the thing."""
 
 from dagster_unified.api.async_io import AsyncDataStream
+from dagster_unified.api.broadcast import BroadcastConnectedStream, BroadcastStream
 from dagster_unified.api.columns import functions
 from dagster_unified.api.connected import ConnectedStreams
 from dagster_unified.api.pipeline import Pipeline
@@ -21,6 +22,7 @@ from dagster_unified.connectors import (
     StructuredSource,
 )
 from dagster_unified.operators.async_io import AsyncFunction
+from dagster_unified.operators.broadcast import BroadcastProcessFunction, BroadcastState, KeyedBroadcastProcessFunction, ReadOnlyBroadcastState
 from dagster_unified.operators.connected import CoFlatMapFunction, CoMapFunction, CoProcessFunction, KeyedCoProcessFunction
 from dagster_unified.operators.functions import (
     AggregateFunction,
@@ -78,14 +80,15 @@ from dagster_unified.operators.windows import (
 )
 
 __all__ = [
-    "MAX_TIMESTAMP", "MIN_TIMESTAMP", "AggregateFunction", "AggregatingStateDescriptor", "AsyncDataStream", "AsyncFunction", "CoFlatMapFunction", "CoGroupFunction",
-    "CoMapFunction", "CoProcessFunction", "CollectionSource", "ConnectedStreams", "ContinuousEventTimeTrigger", "ContinuousProcessingTimeTrigger", "CountEvictor",
-    "CountTrigger", "CsvSource", "DataStream", "DataStreamSink", "DeltaEvictor", "DeltaSink", "DeltaTrigger", "EventTimeSessionWindows", "EventTimeTrigger", "Evictor",
-    "FileSink", "FilterFunction", "FlatJoinFunction", "FlatMapFunction", "ForeachSink", "GlobalWindow", "GlobalWindows", "JoinFunction", "JsonSource", "KeySelector",
-    "KeyedCoProcessFunction", "KeyedProcessFunction", "KeyedStream", "ListStateDescriptor", "MapFunction", "MapStateDescriptor", "MergingWindowAssigner", "OutputTag",
-    "ParquetSource", "Partitioner", "Pipeline", "PrintSink", "ProcessFunction", "ProcessJoinFunction", "ProcessWindowFunction", "ProcessingTimeSessionWindows",
-    "ProcessingTimeTrigger", "PurgingTrigger", "Rate", "RateSource", "ReduceFunction", "ReducingStateDescriptor", "RuntimeContext", "SlidingEventTimeWindows",
-    "SlidingProcessingTimeWindows", "StateTtlConfig", "StructuredSource", "TimeDomain", "TimeEvictor", "TimeWindow", "TimerService", "TimestampAssigner", "Trigger",
-    "TriggerResult", "TumblingEventTimeWindows", "TumblingProcessingTimeWindows", "UpdateType", "ValueStateDescriptor", "WatermarkStrategy", "WindowAssigner",
-    "WindowFunction", "WindowedStream", "functions",
+    "MAX_TIMESTAMP", "MIN_TIMESTAMP", "AggregateFunction", "AggregatingStateDescriptor", "AsyncDataStream", "AsyncFunction", "BroadcastConnectedStream",
+    "BroadcastProcessFunction", "BroadcastState", "BroadcastStream", "CoFlatMapFunction", "CoGroupFunction", "CoMapFunction", "CoProcessFunction",
+    "CollectionSource", "ConnectedStreams", "ContinuousEventTimeTrigger", "ContinuousProcessingTimeTrigger", "CountEvictor", "CountTrigger", "CsvSource",
+    "DataStream", "DataStreamSink", "DeltaEvictor", "DeltaSink", "DeltaTrigger", "EventTimeSessionWindows", "EventTimeTrigger", "Evictor", "FileSink",
+    "FilterFunction", "FlatJoinFunction", "FlatMapFunction", "ForeachSink", "GlobalWindow", "GlobalWindows", "JoinFunction", "JsonSource", "KeySelector",
+    "KeyedBroadcastProcessFunction", "KeyedCoProcessFunction", "KeyedProcessFunction", "KeyedStream", "ListStateDescriptor", "MapFunction", "MapStateDescriptor",
+    "MergingWindowAssigner", "OutputTag", "ParquetSource", "Partitioner", "Pipeline", "PrintSink", "ProcessFunction", "ProcessJoinFunction", "ProcessWindowFunction",
+    "ProcessingTimeSessionWindows", "ProcessingTimeTrigger", "PurgingTrigger", "Rate", "RateSource", "ReadOnlyBroadcastState", "ReduceFunction",
+    "ReducingStateDescriptor", "RuntimeContext", "SlidingEventTimeWindows", "SlidingProcessingTimeWindows", "StateTtlConfig", "StructuredSource", "TimeDomain",
+    "TimeEvictor", "TimeWindow", "TimerService", "TimestampAssigner", "Trigger", "TriggerResult", "TumblingEventTimeWindows", "TumblingProcessingTimeWindows",
+    "UpdateType", "ValueStateDescriptor", "WatermarkStrategy", "WindowAssigner", "WindowFunction", "WindowedStream", "functions",
 ]  # fmt: skip

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import pyarrow as pa
 from msgspec import inspect as mi
 
+from dagster_unified.api.broadcast import BroadcastConnectedStream, BroadcastStream
 from dagster_unified.api.connected import ConnectedStreams, IntervalJoined, JoinedStreams
 from dagster_unified.api.pipeline import Pipeline
 from dagster_unified.api.watermarks import WatermarkStrategy
@@ -26,6 +27,7 @@ from dagster_unified.graph.expressions import Column
 from dagster_unified.graph.nodes import Chaining, ExchangeKind, Key, Node, Partitioning
 from dagster_unified.operators.functions import Function, KeyedProcessFunction, OutputTag, ProcessFunction
 from dagster_unified.operators.layout import ComputedKey
+from dagster_unified.operators.state import MapStateDescriptor
 from dagster_unified.operators.windows import CountEvictor, CountTrigger, GlobalWindows, PurgingTrigger, WindowAssigner
 from dagster_unified.operators.windows.triggers import SlidingCountTrigger
 from dagster_unified.records import RecordType, arrow_type, element_type, return_type, type_name
@@ -205,9 +207,13 @@ class DataStream:
         """Spreads records at random."""
         return self._exchange(ExchangeKind.SHUFFLE)
 
-    def broadcast(self) -> DataStream:
-        """Sends every record to every partition of the next operator."""
-        return self._exchange(ExchangeKind.BROADCAST)
+    @overload
+    def broadcast(self) -> DataStream: ...
+    @overload
+    def broadcast(self, *descriptors: MapStateDescriptor) -> BroadcastStream: ...
+    def broadcast(self, *descriptors: MapStateDescriptor) -> DataStream | BroadcastStream:
+        """Sends every record to every partition of the next operator. With descriptors, it fills broadcast state: connect another stream to it."""
+        return BroadcastStream(self, descriptors) if descriptors else self._exchange(ExchangeKind.BROADCAST)
 
     def global_(self) -> DataStream:
         """Sends all records to one partition."""
@@ -224,8 +230,14 @@ class DataStream:
 
     # Two streams
 
-    def connect(self, other: DataStream) -> ConnectedStreams:
-        """Brings two streams of different types to one operator; if both are keyed, so is what follows."""
+    @overload
+    def connect(self, other: DataStream) -> ConnectedStreams: ...
+    @overload
+    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
+    def connect(self, other: DataStream | BroadcastStream) -> ConnectedStreams | BroadcastConnectedStream:
+        """Brings two streams of different types to one operator; if both are keyed, so is what follows. The other one may be broadcast with state."""
+        if isinstance(other, BroadcastStream):
+            return BroadcastConnectedStream(self, other)
         if isinstance(self, KeyedStream) and isinstance(other, KeyedStream):
             return ConnectedStreams(self, other, (self._key_selector, other._key_selector))
         return ConnectedStreams(self, other)
@@ -299,7 +311,10 @@ class DataStream:
         return found
 
     def _next(self, kind: type[Node], name: str, **attributes: Any) -> DataStream:
-        node = self._pipeline._add(kind, list(self._upstream), name, **attributes)
+        return self._after(list(self._upstream), kind, name, **attributes)
+
+    def _after(self, upstream: list[Upstream], kind: type[Node], name: str, **attributes: Any) -> DataStream:
+        node = self._pipeline._add(kind, upstream, name, **attributes)
         return DataStream(self._pipeline, node.id)
 
     def _apply(self, kind: type[Node], function: Any, method: str, output_type: Any, unwrap: Callable[[Any], Any], **attributes: Any) -> DataStream:

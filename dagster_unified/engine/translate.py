@@ -10,10 +10,11 @@ from typing import Any
 
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.mode import Execution
+from dagster_unified.graph.nodes import Edge, Key
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.operators.keyed import KeyedOptions
 from dagster_unified.operators.layout import StreamLayout, key_column
-from dagster_unified.operators.program import KeyedInput, Output, Program, Step
+from dagster_unified.operators.program import BroadcastInput, KeyedInput, Output, Program, Step
 from dagster_unified.records import Decoder, RecordType, decoder
 
 STEP_KINDS: dict[type[g.Node], str] = {
@@ -26,6 +27,7 @@ STEP_KINDS: dict[type[g.Node], str] = {
     g.AssignTimestampsNode: "assign",
     g.KeyedProcessNode: "keyed_process",
     g.WindowNode: "window",
+    g.BroadcastNode: "broadcast",
     g.ReduceNode: "reduce",
 }
 """The nodes that run in Python, and the operators that run them."""
@@ -89,17 +91,28 @@ def keyed_options(execution: Execution, last_event_time: int | None) -> KeyedOpt
 
 def input_layout(plan: Plan, node: int) -> StreamLayout:
     """The columns of what reaches a node: its inputs united, with the computed key it is partitioned by, if any."""
-    edges = plan.graph.inputs(node)
+    bare = _united(plan, plan.graph.main_inputs(node))
+    key = getattr(plan.graph.node(node), "key", None)
+    computed = (key.computed,) if key is not None and key.computed is not None else ()
+    return StreamLayout(bare.records, bare.timestamped, computed)
+
+
+def broadcast_layout(plan: Plan, node: int) -> StreamLayout:
+    """The columns of a node's broadcast stream."""
+    return _united(plan, plan.graph.broadcast_inputs(node))
+
+
+def _united(plan: Plan, edges: Sequence[Edge]) -> StreamLayout:
     first = edges[0]
     records = plan.graph.port_type(first.source, first.tag.name if first.tag else None)
     assert records is not None
-    key = getattr(plan.graph.node(node), "key", None)
-    computed = (key.computed,) if key is not None and key.computed is not None else ()
-    return StreamLayout(records, any(plan.graph.node(e.source).timestamped for e in edges), computed)
+    return StreamLayout(records, any(plan.graph.node(e.source).timestamped for e in edges))
 
 
 def keyed_input(node: g.KeyedNode, records: RecordType) -> KeyedInput:
-    """How a keyed node's input, of these records, is keyed."""
+    """How a keyed node's input, of these records, is keyed. A key of no fields is 0 for every record."""
+    if node.key == Key():
+        return KeyedInput((), int)
     computed = node.key.computed
     if computed is not None:
         return KeyedInput((key_column(0),), computed.python, decoder(computed.python))
@@ -123,7 +136,7 @@ def program(plan: Plan, stage: str, members: Sequence[int], outputs: Sequence[Po
     steps = []
     for member in members:
         node = plan.graph.node(member)
-        edge = plan.graph.inputs(member)[0]
+        edge = plan.graph.main_inputs(member)[0]
         parent = index.get(edge.source, -1)
         steps.append(step(node, parent, edge.tag.name if edge.tag is not None and parent >= 0 else None))
     head = plan.graph.node(members[0])
@@ -136,4 +149,5 @@ def program(plan: Plan, stage: str, members: Sequence[int], outputs: Sequence[Po
         outputs=tuple(Output(index[p.node], plan.layout(p), p.tag) for p in outputs),
         keyed=keyed_input(head, layout.records) if isinstance(head, g.KeyedNode) else None,
         options=keyed_options(plan.execution, last_event_time),
+        broadcast=BroadcastInput(broadcast_layout(plan, head.id)) if isinstance(head, g.BroadcastNode) else None,
     )

@@ -14,6 +14,7 @@ from dagster_unified.graph.nodes import (
     AggregateNode,
     AssignTimestampsNode,
     AsyncNode,
+    BroadcastNode,
     FilterNode,
     FlatMapNode,
     FunctionNode,
@@ -58,7 +59,7 @@ def lint(graph: Graph, execution: Execution) -> tuple[Finding, ...]:
     """All findings, in the order of the operators."""
     found: list[Finding] = []
     for node in graph.nodes:
-        for rule in (_counts_updates, _other_fields, _clock, _windows, _order, _null_key, _unused):
+        for rule in (_counts_updates, _other_fields, _clock, _windows, _broadcast, _order, _null_key, _unused):
             found += [Finding(rule.__name__.strip("_").replace("_", "-"), severity, node.id, message) for severity, message in rule(graph, node, execution)]
     return tuple(found)
 
@@ -144,6 +145,20 @@ def _windows(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, 
     return found
 
 
+def _broadcast(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
+    if not isinstance(node, BroadcastNode):
+        return []
+    found = [
+        (
+            "warning",
+            f"'{node.name}' sees every broadcast record before its other records in BATCH, and in STREAMING only those that came before; make its result independent of that, or join with an interval",
+        )
+    ]
+    if "apply_to_keyed_state" in names_used(node.function):
+        found.append(("warning", f"'{node.name}' uses apply_to_keyed_state, which in BATCH is called for no key: there is none yet when broadcast records come"))
+    return found
+
+
 def _order(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
     if isinstance(node, WindowNode) or not isinstance(node, KeyedProcessNode) or getattr(node.function, "requires_time_sorted_input", False):
         return []
@@ -160,7 +175,7 @@ def _null_key(graph: Graph, node: Node, execution: Execution) -> list[tuple[str,
     if key is None or not key.fields:
         return []
     found = []
-    for edge in graph.inputs(node.id):
+    for edge in graph.main_inputs(node.id):
         records = graph.port_type(edge.source, edge.tag.name if edge.tag else None)
         if records is not None:
             found += [

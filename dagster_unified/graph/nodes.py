@@ -147,6 +147,13 @@ class KeyedProcessNode(KeyedNode):
     function: Any
 
 
+class BroadcastNode(KeyedProcessNode):
+    """A function with broadcast state; `function` is its `Broadcasting`. With a key of no fields its stream is not keyed.
+
+    What comes over BROADCAST exchanges is its broadcast stream.
+    """
+
+
 class WindowNode(KeyedProcessNode):
     """Windows; `function` is their `Windowing`."""
 
@@ -220,6 +227,17 @@ class Graph:
     def inputs(self, node_id: int) -> list[Edge]:
         """The edges that lead to a node."""
         return [e for e in self.edges if e.target == node_id]
+
+    def main_inputs(self, node_id: int) -> list[Edge]:
+        """The edges that lead to a node, without those of a broadcast stream."""
+        broadcast = self.broadcast_inputs(node_id)
+        return [e for e in self.inputs(node_id) if e not in broadcast]
+
+    def broadcast_inputs(self, node_id: int) -> list[Edge]:
+        """The edges of a node's broadcast stream, where it has one."""
+        if not isinstance(self.node(node_id), BroadcastNode):
+            return []
+        return [e for e in self.inputs(node_id) if e.partitioning.kind is ExchangeKind.BROADCAST]
 
     def outputs(self, node_id: int) -> list[Edge]:
         """The edges that leave a node."""

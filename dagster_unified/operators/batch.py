@@ -2,7 +2,7 @@
 
 A keyed program's batches come sorted by key, then event time. State is that of one key at a time (FLIP-140): a key's timers
 fire and its state goes when the next key begins, so that a key with 50 million records needs no more memory than one with
-ten. The watermark is `MIN` while a key's records come and `MAX` at its end (FLIP-134).
+ten. Broadcast records come before all others. The watermark is `MIN` while a key's records come and `MAX` at its end (FLIP-134).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_unified.operators.keys import runs
+from dagster_unified.operators.lanes import decode
 from dagster_unified.operators.layout import TIMESTAMP
 from dagster_unified.operators.program import FLUSH, Program, RunningProgram
 from dagster_unified.operators.time import wall_clock
@@ -59,7 +60,13 @@ def _keyed(running: RunningProgram, batches: Iterable[pa.RecordBatch]) -> Iterat
     layout, keyed = running.program.input, running.program.keyed
     assert keyed is not None
     where = running.program.where(running.program.steps[0])
-    for batch in batches:
+    given = running.program.broadcast
+    if given is not None:
+        for data in given.data:
+            running.broadcast(decode(data, given.layout.schema), given.leads)
+            running.drain(FLUSH)
+            yield
+    for batch in batches if given is None or not given.alone else ():
         size = batch.num_rows
         if not size:
             continue

@@ -15,11 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_unified.errors import UnifiedError
+from dagster_unified.operators.broadcast import BroadcastOperator
 from dagster_unified.operators.keys import key_hash, runs
 from dagster_unified.operators.layout import TIMESTAMP
 from dagster_unified.operators.program import FLUSH, Program, RunningProgram
 from dagster_unified.operators.state import StateDescriptor
-from dagster_unified.operators.state_pages import KEYS_PER_PAGE, Content, Index, Page, PageCodec, decode_index, encode_index
+from dagster_unified.operators.state_pages import BROADCAST, KEYS_PER_PAGE, BroadcastCodec, Content, Index, Page, PageCodec, decode_index, encode_index
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP
 from dagster_unified.operators.timers import TimerQueue
 
@@ -64,11 +65,15 @@ class KeyGroups:
         assert operator is not None
         self.operator = operator
         self.codec = PageCodec(operator.where, self.keyed.python, program.input.records.python, operator.state.descriptors)
+        self.broadcast = BroadcastCodec(operator.where, operator.descriptors) if isinstance(operator, BroadcastOperator) else None
         operator.state.on_register = self._declared_late
         self._group: _Group | None = None
 
-    def run(self, store: GroupStore, batches: Sequence[pa.RecordBatch], event: ControlEvent | None) -> int | None:
-        """A micro-batch of one group: its records, then the control event. Gives the group's earliest processing-time timer."""
+    def run(self, store: GroupStore, batches: Sequence[pa.RecordBatch], event: ControlEvent | None, broadcast: Sequence[pa.RecordBatch] = (), leads: bool = True) -> int | None:
+        """A micro-batch of one group: broadcast records, its own, then the control event. Gives the group's earliest processing-time timer.
+
+        Of all groups one `leads`: what comes of broadcast records is emitted there.
+        """
         group = self._group = _Group(store, self.codec)
         operator = self.operator
         operator.state.keys, operator.state.created = group.keys, group.created
@@ -76,6 +81,8 @@ class KeyGroups:
         operator.watermark = group.index.watermark
         operator.at_end = operator.ended = False
         try:
+            if isinstance(operator, BroadcastOperator):
+                self._broadcast(operator, group, broadcast, leads)
             if batches:
                 self._records(group, batches)
             if event is not None:
@@ -91,10 +98,28 @@ class KeyGroups:
         """Closes the operator's functions."""
         self.running.close()
 
+    def _broadcast(self, operator: BroadcastOperator, group: _Group, batches: Sequence[pa.RecordBatch], leads: bool) -> None:
+        """Makes the group's copy of the broadcast state current, and takes the records that change it."""
+        assert self.broadcast is not None
+        data = group.store.read_page(BROADCAST)
+        operator.broadcast = {} if data is None else self.broadcast.decode(data)
+
+        def all_keys() -> Iterable[Hashable]:
+            self._load(group, range(len(group.index.pages)))
+            return group.keys
+
+        operator.keys = all_keys
+        for batch in batches:
+            self.running.broadcast(batch, leads)
+            self.running.drain(FLUSH)
+        if batches:
+            group.store.write_page(BROADCAST, self.broadcast.encode(operator.broadcast))
+
     def _records(self, group: _Group, batches: Sequence[pa.RecordBatch]) -> None:
         layout = self.program.input
         batch = pa.Table.from_batches(batches).combine_chunks()
-        batch = batch.take(pc.sort_indices(batch, [(name, "ascending") for name in self.keyed.columns])) if self._sortable(batch) else self._sorted_in_python(batch)
+        if self.keyed.columns:
+            batch = batch.take(pc.sort_indices(batch, [(name, "ascending") for name in self.keyed.columns])) if self._sortable(batch) else self._sorted_in_python(batch)
         (batch,) = batch.combine_chunks().to_batches()
         keys, starts = runs(batch, self.keyed, layout, self.operator.where)
         records = layout.records.from_batch(batch.select(list(layout.records.names)))

@@ -58,6 +58,15 @@ class Collector:
         records.append(record)
         timestamps.append(timestamp)
 
+    def take(self, other: Collector) -> None:
+        """Takes all that another one collected."""
+        self.records += other.records
+        self.timestamps += other.timestamps
+        for name, (records, timestamps) in other.side.items():
+            mine = self.side.setdefault(name, ([], []))
+            mine[0].extend(records)
+            mine[1].extend(timestamps)
+
 
 class KeyedOperator:
     """What every keyed operator has: state, timers of both domains, a watermark, a clock, and the key that is current."""
@@ -76,7 +85,7 @@ class KeyedOperator:
         self.ended = False
         self.last_event_time = options.last_event_time
 
-    def open(self, context: Callable[[KeyedStateBackend], RuntimeContext]) -> None:
+    def open(self, context: Callable[[KeyedStateBackend | None], RuntimeContext]) -> None:
         """Called once before the first record, with what makes a runtime context."""
 
     def close(self) -> None:
@@ -166,7 +175,7 @@ class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext, T
         self._domain: TimeDomain | None = None
         self._generation = -1
 
-    def open(self, context: Callable[[KeyedStateBackend], RuntimeContext]) -> None:
+    def open(self, context: Callable[[KeyedStateBackend | None], RuntimeContext]) -> None:
         self.function.open(context(self.state))
 
     def close(self) -> None:
@@ -256,7 +265,7 @@ class ReduceOperator(KeyedOperator):
         self.user_function = user_function
         self._last: dict[Hashable, int | None] = {}
 
-    def open(self, context: Callable[[KeyedStateBackend], RuntimeContext]) -> None:
+    def open(self, context: Callable[[KeyedStateBackend | None], RuntimeContext]) -> None:
         if hasattr(self.user_function, "open"):
             self.user_function.open(context(self.state))
 

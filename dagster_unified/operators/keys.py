@@ -33,8 +33,10 @@ def decoded(keyed: KeyedInput, values: list[Any]) -> list[Any]:
 
 
 def runs(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: str) -> tuple[list[Any], list[int]]:
-    """The keys of a batch that is sorted by key, and where each one's run begins."""
+    """The keys of a batch that is sorted by key, and where each one's run begins. With no key columns it is one run, of the key 0."""
     columns = key_columns(batch, keyed, layout, where)
+    if not columns:
+        return [0], [0]
     if any(pa.types.is_nested(column.type) for column in columns):
         values = list(zip(*[c.to_pylist() for c in columns], strict=True))
         starts = [i for i in range(len(values)) if i == 0 or values[i] != values[i - 1]]

@@ -26,8 +26,14 @@ REPORT = -1
 LAST = 2**63 - 1
 """The sequence number of a control event: it comes after every record of its micro-batch."""
 
+FIRST = -(2**62)
+"""What is added to the sequence numbers of broadcast records, which so are negative: they come before every other record."""
+
 ROWS = 131_072
 """Rows that are collected before they are packed: with many key groups, smaller ones would make buffers of a few rows."""
+
+SPREAD = 8192
+"""How many records go to one key group together, where they have no key and any group will do."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,8 @@ class Route:
     keyed: KeyedInput | None = None
     layout: StreamLayout | None = None
     where: str = ""
+    everywhere: bool = False
+    """Whether every key group gets a copy: broadcast records, which come before all others of their micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,10 @@ class Packer:
         rows: list[tuple[int, int, int, bytes]] = []
         for route, batches in self._waiting.values():
             (batch,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+            if route.everywhere:
+                data, seq = encode(batch), FIRST + self._next()
+                rows += [(route.lane, group, seq, data) for group in range(self._groups)]
+                continue
             for group, part in self._parts(route, batch):
                 rows.append((route.lane, group, self._next(), encode(part)))
         self._waiting, self._rows = {}, 0
@@ -103,6 +115,10 @@ class Packer:
     def _parts(self, route: Route, batch: pa.RecordBatch) -> Iterable[tuple[int, pa.RecordBatch]]:
         if route.keyed is None or route.layout is None:
             yield self._partition % self._groups, batch
+            return
+        if not route.keyed.columns:
+            for start in range(0, batch.num_rows, SPREAD):
+                yield self._next() % self._groups, batch.slice(start, SPREAD)
             return
         known = self._known.setdefault(route.keyed.columns, {})
         found = groups(batch, route.keyed, route.layout, route.where, self._groups, known)

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from dagster_unified.errors import RecordTypeError, UnifiedError, UserFunctionError
 from dagster_unified.operators.async_io import AsyncCalls
+from dagster_unified.operators.broadcast import BroadcastOperator
 from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.functions import Function, OutputTag, ProcessFunction, RuntimeContext, TimerService
 from dagster_unified.operators.fusion import Clause, FusedChain, fuse
@@ -28,7 +29,6 @@ from dagster_unified.operators.windows.operator import WindowOperator
 from dagster_unified.records import RecordType, shorten
 
 FUSED_KINDS = ("map", "filter", "flat_map", "assign")
-KEYED_KINDS = ("keyed_process", "window", "reduce")
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,21 @@ class KeyedInput:
 
 
 @dataclass(frozen=True)
+class BroadcastInput:
+    """What a program's head is given besides its input: the records of a small stream, all of them in every partition."""
+
+    layout: StreamLayout
+    data: tuple[bytes, ...] = ()
+    """In BATCH, where they are there before the program starts: encoded batches."""
+
+    leads: bool = True
+    """Whether what the operator emits for them is kept; so it is in one partition of all."""
+
+    alone: bool = False
+    """Whether there is nothing else in the partition: its other input is not read."""
+
+
+@dataclass(frozen=True)
 class Program:
     """Everything that a worker needs to run a task's Python operators."""
 
@@ -78,6 +93,7 @@ class Program:
     outputs: tuple[Output, ...]
     keyed: KeyedInput | None = None
     options: KeyedOptions = field(default_factory=KeyedOptions)
+    broadcast: BroadcastInput | None = None
 
     def where(self, step: Step) -> str:
         """How an error names the place."""
@@ -139,8 +155,14 @@ class RunningProgram:
 
     def push(self, batch: pa.RecordBatch) -> None:
         """Runs one batch of the input stream through the program."""
-        chunk = self._chunk(batch)
-        self._send(-1, None, chunk)
+        self._send(-1, None, self._chunk(batch, self.program.input))
+
+    def broadcast(self, batch: pa.RecordBatch, leads: bool) -> None:
+        """Gives the head a batch of broadcast records."""
+        assert isinstance(self.keyed, BroadcastOperator)
+        assert self.program.broadcast is not None
+        chunk = self._chunk(batch, self.program.broadcast.layout)
+        self.keyed.process_broadcast(chunk.records(), chunk.timestamps or [None] * chunk.size, leads)
 
     def run_of(self, key: Hashable, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
         """Gives a keyed head a run of one key's records."""
@@ -164,8 +186,7 @@ class RunningProgram:
         while self._closing:
             self._closing.pop().close()
 
-    def _chunk(self, batch: pa.RecordBatch) -> Chunk:
-        layout = self.program.input
+    def _chunk(self, batch: pa.RecordBatch, layout: StreamLayout) -> Chunk:
         timestamps = batch.column(TIMESTAMP).to_pylist() if layout.timestamped else None
         return Chunk(None, batch.select(list(layout.records.names)), timestamps, layout.records)
 
@@ -279,6 +300,8 @@ class RunningProgram:
             return KeyedProcessOperator(where, step.function, options, self._clock, self.metrics)
         if step.kind == "window":
             return WindowOperator(where, step.function, options, self._clock, self.metrics)
+        if step.kind == "broadcast":
+            return BroadcastOperator(where, step.function, options, self._clock, self.metrics)
         combine = rolling(*step.rolling) if step.rolling else getattr(step.function, "reduce", step.function)
         assert step.output is not None
         return ReduceOperator(where, combine, step.function, step.output.python, options, self._clock)

@@ -7,7 +7,7 @@ has not declared (yet) is kept as it is, and one that no longer fits its type is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
@@ -20,6 +20,9 @@ from dagster_unified.operators.state_large import LargeList, LargeMap, Write
 
 KEYS_PER_PAGE = 1024
 """How many keys a page holds on average before a group's pages are split."""
+
+BROADCAST = 2**31 - 1
+"""The number of the page that holds a group's copy of broadcast state."""
 
 
 class Index(msgspec.Struct, array_like=True):
@@ -102,6 +105,35 @@ def encode_index(index: Index) -> bytes:
 def decode_index(data: bytes) -> Index:
     """The inverse of `encode_index`."""
     return _index.decode(data)
+
+
+class BroadcastCodec:
+    """Encodes and decodes a group's broadcast maps by the types that their descriptors declare; `where` names the operator in errors."""
+
+    def __init__(self, where: str, declared: Mapping[str, StateDescriptor]) -> None:
+        self.where = where
+        types: Any = TypedDict("broadcast", {name: d.stored_type for name, d in declared.items()}, total=False)  # type: ignore[misc]
+        self._declared = frozenset(declared)
+        self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(types)
+        self._raw = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
+
+    def encode(self, maps: dict[str, dict[Any, Any]]) -> bytes:
+        """Raises `StateError` for what cannot be stored."""
+        try:
+            return _encoder.encode(maps)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise StateError(f"{self.where}: broadcast state cannot be stored: {error}; put what its MapStateDescriptor declares") from error
+
+    def decode(self, data: bytes) -> dict[str, dict[Any, Any]]:
+        """Raises `StateError` for a map that does not fit its type any more, or that nothing declares."""
+        lost = sorted(set(self._raw.decode(data)) - self._declared)
+        if lost:
+            raise StateError(f"{self.where}: the checkpoint has broadcast state '{lost[0]}', which is not declared; give broadcast(...) its descriptor, or start without state")
+        try:
+            found: dict[str, dict[Any, Any]] = self._decoder.decode(data)
+        except msgspec.ValidationError as error:
+            raise StateError(f"{self.where}: stored broadcast state does not fit its declared type: {error}; keep the type as it was, or start without state") from error
+        return found
 
 
 class PageCodec:

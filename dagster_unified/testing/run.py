@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 
 from dagster_unified.connectors.collection import CollectionSource
-from dagster_unified.engine.translate import STEP_KINDS, input_layout, keyed_input, keyed_options, step
+from dagster_unified.engine.translate import STEP_KINDS, broadcast_layout, input_layout, keyed_input, keyed_options, step
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.mode import sources
+from dagster_unified.graph.nodes import Edge
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, Port, plan
 from dagster_unified.operators.batch import run_batch
+from dagster_unified.operators.broadcast import BroadcastOperator
 from dagster_unified.operators.keyed import KeyedOperator
+from dagster_unified.operators.lanes import encode
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.metrics import Metrics, merge
-from dagster_unified.operators.program import Output, Program, RunningProgram
+from dagster_unified.operators.program import BroadcastInput, Output, Program, RunningProgram
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, to_millis, wall_clock
 from dagster_unified.testing.native import run_native
 
@@ -91,7 +94,8 @@ def _single(decided: Plan, node: g.Node, tags: Sequence[str | None], last_event_
         assert records is not None
         outputs.append(Output(0, StreamLayout(records, node.timestamped), tag))
     keyed = keyed_input(node, layout.records) if isinstance(node, g.KeyedNode) else None
-    return Program(decided.name, node.name, layout, (step(node, -1, None),), tuple(outputs), keyed, keyed_options(decided.execution, last_event_time))
+    broadcast = BroadcastInput(broadcast_layout(decided, node.id)) if isinstance(node, g.BroadcastNode) else None
+    return Program(decided.name, node.name, layout, (step(node, -1, None),), tuple(outputs), keyed, keyed_options(decided.execution, last_event_time), broadcast)
 
 
 def _tags(decided: Plan, node: g.Node) -> list[str | None]:
@@ -103,6 +107,8 @@ def _key_of(decided: Plan, node: g.KeyedNode, record: Any) -> Any:
     if node.key.computed is not None:
         function = node.key.computed.function
         return getattr(function, "get_key", function)(record)
+    if node.key == g.Key():
+        return 0
     layout = input_layout(decided, node.id)
     values = [column[0] for column in layout.records.columns([record])]
     picked = [values[layout.records.names.index(f)] for f in node.key.fields]
@@ -132,11 +138,20 @@ class _Batch:
         return result
 
     def _arriving(self, node_id: int) -> list[Timed]:
-        return [timed for e in self.plan.graph.inputs(node_id) for timed in self.streams.get(Port(e.source, e.tag.name if e.tag else None), [])]
+        return self._records(self.plan.graph.main_inputs(node_id))
+
+    def _records(self, edges: Sequence[Edge]) -> list[Timed]:
+        return [timed for e in edges for timed in self.streams.get(Port(e.source, e.tag.name if e.tag else None), [])]
 
     def _python(self, node: g.Node) -> None:
         tags = _tags(self.plan, node)
         program = _single(self.plan, node, tags, merge(self.reports).last_event_time(self.plan.assigners_before(node.id)))
+        if program.broadcast is not None:
+            records = self._records(self.plan.graph.broadcast_inputs(node.id))
+            if program.broadcast.layout.timestamped:
+                records.sort(key=lambda timed: MIN_TIMESTAMP if timed[1] is None else timed[1])
+            data = tuple(encode(_one(program.broadcast.layout, record, time)) for record, time in records)
+            program = replace(program, broadcast=replace(program.broadcast, data=data))
         for item in run_batch(program, [self._batch(node, program)], self.clock):
             if isinstance(item, str):
                 self.reports.append(item)
@@ -149,7 +164,7 @@ class _Batch:
     def _batch(self, node: g.Node, program: Program) -> pa.RecordBatch:
         layout = program.input
         arriving = self._arriving(node.id)
-        if isinstance(node, g.KeyedNode):
+        if isinstance(node, g.KeyedNode) and node.key != g.Key():
             keys = [_key_of(self.plan, node, r) for r, _ in arriving]
             order = sorted(range(len(arriving)), key=lambda i: (_sortable(keys[i]), MIN_TIMESTAMP if arriving[i][1] is None else arriving[i][1]))
             arriving, keys = [arriving[i] for i in order], [keys[i] for i in order]
@@ -229,7 +244,11 @@ class _Streaming:
     def _emit(self, node_id: int, tag: str | None, record: Any, time: int | None) -> None:
         for edge in self.plan.graph.outputs(node_id):
             if (edge.tag.name if edge.tag else None) == tag:
-                self._arrive(self.plan.graph.node(edge.target), record, time)
+                node = self.plan.graph.node(edge.target)
+                if edge in self.plan.graph.broadcast_inputs(node.id):
+                    self._broadcast(node, record, time)
+                else:
+                    self._arrive(node, record, time)
 
     def _arrive(self, node: g.Node, record: Any, time: int | None) -> None:
         if isinstance(node, g.SinkNode):
@@ -250,6 +269,15 @@ class _Streaming:
         else:
             for produced, at in run_native(self.plan.name, node, input_layout(self.plan, node.id), [(record, time)]):
                 self._emit(node.id, None, produced, at)
+
+    def _broadcast(self, node: g.Node, record: Any, time: int | None) -> None:
+        running = self.running[node.id]
+        assert isinstance(running.keyed, BroadcastOperator)
+        assert running.program.broadcast is not None
+        operator = running.keyed
+        operator.keys = lambda: operator.state.keys
+        running.broadcast(_one(running.program.broadcast.layout, record, time), leads=True)
+        running.drain()
 
     def _keyed(self, node: g.KeyedNode, record: Any, time: int | None) -> None:
         running = self.running[node.id]

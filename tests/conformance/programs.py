@@ -1,4 +1,4 @@
-"""The oracle's programs that need no broadcast state, written against this library. See README.md."""
+"""The oracle's programs, written against this library. See README.md."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from dagster_unified.api import (
     CountTrigger,
     EventTimeSessionWindows,
     GlobalWindows,
+    KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
     KeyedProcessFunction,
     ListStateDescriptor,
+    MapStateDescriptor,
     OutputTag,
     Pipeline,
     ProcessFunction,
@@ -215,6 +217,21 @@ def keyed_co_process(p):
     return src(p, A).connect(src(p, B, "b")).key_by(lambda r: r[0], lambda r: r[0]).process(TwoInputs())
 
 
+RULES = MapStateDescriptor("rules", str, int)
+
+
+class Broadcast(KeyedBroadcastProcessFunction):
+    def process_element(self, value, ctx) -> Iterable[str]:
+        yield f"{value[0]} {value[1]} rule={ctx.get_broadcast_state(RULES).get(value[0])}"
+
+    def process_broadcast_element(self, value, ctx):
+        ctx.get_broadcast_state(RULES).put(value[0], value[1])
+
+
+def broadcast_state(p):
+    return src(p, A).key_by(lambda r: r[0]).connect(src(p, B[:3], "b").broadcast(RULES)).process(Broadcast())
+
+
 PROGRAMS = {
     f.__name__: f
     for f in (
@@ -234,11 +251,12 @@ PROGRAMS = {
         global_window_count_trigger,
         tumbling_aggregate,
         keyed_co_process,
+        broadcast_state,
         union_then_reduce,
         side_output,
         two_keyed_stages,
     )
 }
 
-FLAGGED = {"rolling_sum", "rolling_min", "count_window", "count_window_sliding", "global_window_count_trigger", "two_keyed_stages"}
+FLAGGED = {"rolling_sum", "rolling_min", "count_window", "count_window_sliding", "global_window_count_trigger", "broadcast_state", "two_keyed_stages"}
 """Programs whose result depends on arrival order or on counting updates, by their nature: the lint must warn."""

@@ -14,10 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dagster_unified.api import (
+    BroadcastProcessFunction,
     DeltaSink,
     EventTimeSessionWindows,
+    KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
     KeyedProcessFunction,
+    MapStateDescriptor,
     OutputTag,
     ParquetSource,
     Pipeline,
@@ -101,12 +104,52 @@ class Sides(KeyedCoProcessFunction):
         yield Event(ctx.get_current_key(), timestamp, 1)
 
 
+BY_KEY = MapStateDescriptor("by key", str, int)
+RULES = [Event("a", 0, 5), Event("c", 0, 7)]  # of each key one, since their order is not defined
+
+
+def rules(stream):
+    """A collection comes whole in the first micro-batch, and so before everything else in both modes."""
+    source = stream._pipeline.from_collection(RULES, Event, f"rules {len(stream._pipeline._nodes)}")
+    return source.broadcast(BY_KEY)
+
+
+class Enriched(BroadcastProcessFunction):
+    def process_element(self, value, ctx) -> Iterable[Event]:
+        yield value._replace(value=value.value + (ctx.get_broadcast_state(BY_KEY).get(value.key) or 0))
+
+    def process_broadcast_element(self, value, ctx) -> Iterable[Event]:
+        ctx.get_broadcast_state(BY_KEY).put(value.key, value.value)
+        yield value
+
+
+class Limited(KeyedBroadcastProcessFunction):
+    """Lets a key's records below its limit through, and says at their end how many there were."""
+
+    def open(self, context):
+        self.count = context.get_state(ValueStateDescriptor("count", int))
+
+    def process_element(self, value, ctx) -> Iterable[Event]:
+        self.count.update((self.count.value() or 0) + 1)
+        ctx.timer_service().register_event_time_timer(10_000)
+        if value.value < (ctx.get_broadcast_state(BY_KEY).get(value.key) or 9):
+            yield value
+
+    def process_broadcast_element(self, value, ctx):
+        ctx.get_broadcast_state(BY_KEY).put(value.key, value.value)
+
+    def on_timer(self, timestamp, ctx) -> Iterable[Event]:
+        yield Event(ctx.get_current_key(), timestamp, self.count.value() * 10 + (ctx.get_broadcast_state(BY_KEY).get(ctx.get_current_key()) or 0))
+
+
 KEYED = {
     "gaps": lambda s: s.key_by("key").process(Gaps()),
     "windows": lambda s: s.key_by("key").window(TumblingEventTimeWindows.of(timedelta(milliseconds=40))).reduce(latest),
     "sliding": lambda s: s.key_by("key").window(SlidingEventTimeWindows.of(timedelta(milliseconds=50), timedelta(milliseconds=30))).reduce(latest),
     "sessions": lambda s: s.key_by("key").window(EventTimeSessionWindows.with_gap(timedelta(milliseconds=20))).reduce(latest),
     "interval_join": lambda s: s.key_by("key").interval_join(s.key_by("key")).between(timedelta(0), timedelta(milliseconds=60)).process(Near()),
+    "enriched": lambda s: s.connect(rules(s)).process(Enriched()),
+    "limited": lambda s: s.key_by("key").connect(rules(s)).process(Limited()),
     "connect": lambda s: s.where("value > 3").connect(s.filter(lambda e: e.value <= 3)).key_by("key", "key").process(Sides()),
 }
 BUILD = {
@@ -118,7 +161,7 @@ BUILD = {
 
 def defined(operations) -> bool:
     """Whether the result is: `gaps` needs events of a key at different times. And whether it is small enough to run."""
-    several_at_once = [i for i, name in enumerate(operations) if name in ("interval_join", "connect")]
+    several_at_once = [i for i, name in enumerate(operations) if name in ("interval_join", "connect", "limited", "enriched")]
     return sum(name in KEYED for name in operations) <= 2 and not (several_at_once and "gaps" in operations[several_at_once[0] :])
 
 
@@ -177,3 +220,29 @@ def test_native_operators_stand_anywhere(spark, tmp_path):
     plan = build(tmp_path, operations, tmp_path / "streaming").plan({"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints")})
     assert StreamingJob(plan, spark, Start("one")).run() == "finished"
     assert tables(tmp_path / "streaming") == tables(tmp_path / "batch")
+
+
+def test_broadcast_state_reaches_every_group_and_survives_a_restart(spark, tmp_path):
+    """Its records come through a chain of their own, behind a keyed operator, and before operators that follow."""
+    events = [Event(k, at, at % 7) for k in "abc" for at in range(0, 300, 13)]
+    (tmp_path / "in").mkdir()
+    for number, part in enumerate((events[:20], events[20:])):
+        pq.write_table(pa.Table.from_pylist([e._asdict() for e in part]), tmp_path / f"in/{number}.parquet")
+    operations = ["gaps", "enriched", "map", "limited"]
+    run_all(Run(build(tmp_path, operations, tmp_path / "batch").plan({}), spark, IntermediateStore(str(tmp_path / "store")), "run", "run"))
+    options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints"), "pipeline.max-parallelism": 5}
+    epochs = []
+    plan = build(tmp_path, operations, tmp_path / "streaming").plan(options)
+    StreamingJob(plan, spark, Start("one"), lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None).run(lambda: bool(epochs))
+    assert StreamingJob(plan, spark, Start("two")).run() == "finished"
+    assert tables(tmp_path / "streaming") == tables(tmp_path / "batch")
+
+
+def test_broadcast_elements_are_emitted_once_also_without_any_other_record(run_on_spark, run_streaming, spark, tmp_path):
+    for run, name in ((run_on_spark, "batch"), (run_streaming, "streaming")):
+        pipeline = Pipeline("p")
+        rules_alone = pipeline.from_collection(RULES, Event, "rules").broadcast(BY_KEY)
+        nothing = pipeline.from_collection([], Event, "nothing").connect(rules_alone).process(Enriched())
+        nothing.map(lambda e: e, Event).sink_to(DeltaSink(str(tmp_path / name / "out"), mode="append"))
+        run(pipeline)
+    assert tables(tmp_path / "batch") == tables(tmp_path / "streaming") == {"out": sorted(map(tuple, RULES))}

@@ -1,14 +1,16 @@
 """Builds a region's DataFrames: one Python pass per connected set of Python operators, everything else left to Catalyst.
 
 Knows the plan and Spark's DataFrame API (no RDDs, no JVM handles: it runs on Connect as well). Lazy: nothing runs here, but for
-the event-time probe that a fully pipelined job with timers needs.
+the event-time probe that a fully pipelined job with timers needs, and for fetching broadcast records.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from dagster_unified.connectors.base import MALFORMED, SparkSource, spark_schema
 from dagster_unified.engine.translate import input_layout, program, runs_in_python
@@ -18,9 +20,10 @@ from dagster_unified.graph import nodes as g
 from dagster_unified.graph.expressions import Column as Recorded
 from dagster_unified.graph.nodes import Edge, ExchangeKind
 from dagster_unified.graph.plan import Plan, Port, Region
+from dagster_unified.operators.lanes import encode
 from dagster_unified.operators.layout import METRICS, OUTPUT, TIMESTAMP, StreamLayout, combined_schema, key_column, output_column
 from dagster_unified.operators.metrics import Metrics, merge
-from dagster_unified.operators.program import Output, Program
+from dagster_unified.operators.program import BroadcastInput, Output, Program
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation, SparkSession
@@ -129,7 +132,8 @@ class RegionFrames:
             if not set(assigners) <= set(self.upstream.last_event_times):
                 last = self._probe(frame)
             ship = program(self.plan, self.region.name, one.members, one.outputs, last)
-            one.frame = self._map(frame.select(*ship.input.schema.names), ship)
+            frame = frame.select(*ship.input.schema.names)
+            one.frame = self._map(frame, ship) if ship.broadcast is None else self._with_broadcast(frame, ship, ship.broadcast, head)
             readers = sum(1 for e in self.plan.graph.edges if e.source in one.members and e.target not in one.members)
             if readers > 1 and self.whole_pass_differs(one):
                 one.frame = self._kept(one.frame)
@@ -154,6 +158,20 @@ class RegionFrames:
         mapped = frame.mapInArrow(shipped(ship), spark_schema(schema))
         return mapped.observe(observation, F.collect_list(METRICS).alias("reports")).where(F.col(METRICS).isNull()).drop(METRICS)
 
+    def _with_broadcast(self, frame: DataFrame, ship: Program, given: BroadcastInput, node_id: int) -> DataFrame:
+        """A pass whose head has broadcast state: its records travel with the program to every partition, and to one that does nothing else, which leads."""
+        from pyspark.sql import functions as F
+
+        records = self._united(self.plan.graph.broadcast_inputs(node_id), given.layout)
+        if given.layout.timestamped:
+            records = records.orderBy(TIMESTAMP)
+        data = tuple(encode(pa.RecordBatch.from_arrays(b.columns, schema=given.layout.schema)) for b in records.toArrow().cast(given.layout.schema).to_batches())
+        followers = self._map(frame, replace(ship, broadcast=replace(given, data=data, leads=False)))
+        columns = spark_schema(ship.input.schema)
+        nothing = self.spark.range(0, 1, 1, 1).select(*[F.lit(None).cast(f.dataType).alias(f.name) for f in columns])
+        leader = self._map(nothing, replace(ship, broadcast=replace(given, data=data, alone=True)))
+        return followers.unionByName(leader)
+
     def _with_keys(self, port: Port, frame: DataFrame, layout: StreamLayout) -> DataFrame:
         """Keys that functions compute, after an operator that runs in Catalyst."""
         bare = StreamLayout(layout.records, layout.timestamped)
@@ -174,11 +192,14 @@ class RegionFrames:
         """A node's inputs united, partitioned as their exchange says, and sorted where the node is keyed."""
         node = self.plan.graph.node(node_id)
         layout = input_layout(self.plan, node_id)
-        edges = self.plan.graph.inputs(node_id)
+        edges = self.plan.graph.main_inputs(node_id)
+        return self._exchanged(self._united(edges, layout), edges[0], node, layout)
+
+    def _united(self, edges: Sequence[Edge], layout: StreamLayout) -> DataFrame:
         frame = self._aligned(edges[0], layout)
         for edge in edges[1:]:
             frame = frame.unionByName(self._aligned(edge, layout))
-        return self._exchanged(frame, edges[0], node, layout)
+        return frame
 
     def _aligned(self, edge: Edge, layout: StreamLayout) -> DataFrame:
         from pyspark.sql import functions as F

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dagster_unified.engine.translate import STEP_KINDS, input_layout, keyed_input, keyed_options, step
+from dagster_unified.engine.translate import STEP_KINDS, broadcast_layout, input_layout, keyed_input, keyed_options, step
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.nodes import Edge, ExchangeKind
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.operators.lanes import Route, Track
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, key_column
-from dagster_unified.operators.program import Output, Program, Step
+from dagster_unified.operators.program import BroadcastInput, Output, Program, Step
 
 KEYED = (g.KeyedProcessNode, g.ReduceNode)
 
@@ -179,7 +179,16 @@ class _Builder:
                 routes.append(_all(len(outputs), self._tail_lane(port), full))
                 outputs.append(Output(0, full, port.tag))
         return Track(
-            Program(self.plan.name, node.name, layout, (step(node, -1, None),), tuple(outputs), keyed_input(node, layout.records), keyed_options(self.plan.execution, None)),
+            Program(
+                self.plan.name,
+                node.name,
+                layout,
+                (step(node, -1, None),),
+                tuple(outputs),
+                keyed_input(node, layout.records),
+                keyed_options(self.plan.execution, None),
+                BroadcastInput(broadcast_layout(self.plan, node_id)) if isinstance(node, g.BroadcastNode) else None,
+            ),
             tuple(routes),
         )
 
@@ -248,7 +257,11 @@ class _Builder:
         """From a stream to the lane of a keyed operator, in the columns of that operator's input."""
         node = self.graph.node(edge.target)
         assert isinstance(node, g.KeyedNode)
-        own, wanted = self.plan.layout(port), input_layout(self.plan, node.id)
+        own = self.plan.layout(port)
+        if edge in self.graph.broadcast_inputs(node.id):
+            copied = broadcast_layout(self.plan, node.id)
+            return Route(output, self._lane(node.id), copied.schema, tuple(_columns(own, copied)), everywhere=True)
+        wanted = input_layout(self.plan, node.id)
         columns = _columns(own, wanted)
         computed = edge.partitioning.key.computed if edge.partitioning.key is not None else None
         if computed is not None:

@@ -216,11 +216,12 @@ class KeyGroupProcessor(StatefulProcessor):
             return
         arrived = sorted(rows, key=lambda row: row[2])
         groups = self._groups(lane)
-        schema = self._tracks[lane].program.input.schema
-        batches = [decode(row[3], schema) for row in arrived if row[2] != LAST]
+        program = self._tracks[lane].program
+        batches = [decode(row[3], program.input.schema) for row in arrived if 0 <= row[2] < LAST]
+        broadcast = [decode(row[3], program.broadcast.layout.schema) for row in arrived if row[2] < 0] if program.broadcast is not None else []
         events: list[ControlEvent] = [decode_event(row[3]) for row in arrived if row[2] == LAST]
         self._address, self._count = (lane, group), 0
-        due = groups.run(_SparkStore(self._index, self._pages), batches, max(events, key=lambda e: e.number) if events else None)
+        due = groups.run(_SparkStore(self._index, self._pages), batches, max(events, key=lambda e: e.number) if events else None, broadcast, leads=group == 0)
         report = Report.of(groups.running.metrics, due)
         yield from self._out
         self._out.clear()

@@ -104,7 +104,7 @@ class WindowOperator(KeyedProcessOperator):
         self._triggers = _TriggerContext(self)
         self._functions = _FunctionContext(self)
 
-    def open(self, context: Callable[[KeyedStateBackend], RuntimeContext]) -> None:
+    def open(self, context: Callable[[KeyedStateBackend | None], RuntimeContext]) -> None:
         for function in self.spec.functions:
             function.open(context(self.state))
 

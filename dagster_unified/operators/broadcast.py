@@ -1,0 +1,309 @@
+"""Broadcast state: a small stream of rules, whose every record reaches every parallel instance of an operator on a large one.
+
+Each instance holds its copy of the maps that the rules fill, and the records of the large stream are processed with them at
+hand (Flink: *The Broadcast State Pattern*). A driver gives an instance its broadcast records, and says which instance leads: what
+`process_broadcast_element` emits and counts is the leader's only, so that it does not depend on how many instances there are.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from dagster_unified.errors import PipelineError, UnsupportedError
+from dagster_unified.operators.failures import user_failure
+from dagster_unified.operators.functions import Function, OutputTag, RuntimeContext, TimerService
+from dagster_unified.operators.keyed import Collector, KeyedOptions, KeyedProcessOperator
+from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.state import KeyedStateBackend, MapStateDescriptor, StateDescriptor, handle
+from dagster_unified.operators.time import TimeDomain
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class ReadOnlyBroadcastState(Generic[K, V]):
+    """A broadcast map, as the records of the large stream see it."""
+
+    def __init__(self, entries: dict[K, V]) -> None:
+        self._entries = entries
+
+    def get(self, key: K) -> V | None:
+        """The value of `key`, or None."""
+        return self._entries.get(key)
+
+    def contains(self, key: K) -> bool:
+        """Whether `key` has a value."""
+        return key in self._entries
+
+    def items(self) -> list[tuple[K, V]]:
+        """The entries, in the order in which their keys were first put."""
+        return list(self._entries.items())
+
+    def keys(self) -> list[K]:
+        """The keys."""
+        return list(self._entries)
+
+    def values(self) -> list[V]:
+        """The values."""
+        return list(self._entries.values())
+
+    def is_empty(self) -> bool:
+        """Whether there is no entry."""
+        return not self._entries
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._entries
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self.keys())
+
+
+class BroadcastState(ReadOnlyBroadcastState[K, V]):
+    """A broadcast map, as the broadcast records fill it."""
+
+    def put(self, key: K, value: V) -> None:
+        """Sets the value of `key`."""
+        self._entries[key] = value
+
+    def put_all(self, values: dict[K, V]) -> None:
+        """Sets the values of several keys."""
+        self._entries.update(values)
+
+    def remove(self, key: K) -> None:
+        """Forgets `key`; nothing happens where it is not there."""
+        self._entries.pop(key, None)
+
+    def clear(self) -> None:
+        """Forgets all entries."""
+        self._entries.clear()
+
+
+class _BaseContext(ABC):
+    @abstractmethod
+    def timestamp(self) -> int | None:
+        """The record's event time, or None where the stream has none."""
+
+    @abstractmethod
+    def current_processing_time(self) -> int:
+        """The clock, in milliseconds since the epoch."""
+
+    @abstractmethod
+    def current_watermark(self) -> int:
+        """The event-time watermark: the smaller one of both streams'."""
+
+    @abstractmethod
+    def output(self, tag: OutputTag, value: Any) -> None:
+        """Emits to a side output."""
+
+
+class BroadcastProcessFunction(Function, ABC):
+    """A process function on a stream that is not keyed, with broadcast state.
+
+    In BATCH every broadcast record comes before the first of the stream's; in STREAMING both come as they arrive, the broadcast
+    records of a micro-batch first. In BATCH the stream stays partitioned as it is; in STREAMING its records are spread
+    over the key groups, each of which holds a copy of the state.
+    """
+
+    class ReadOnlyContext(_BaseContext):
+        """What `process_element` is given besides the record."""
+
+        @abstractmethod
+        def get_broadcast_state(self, descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
+            """The broadcast map that `descriptor` names, to be read."""
+
+    class Context(_BaseContext):
+        """What `process_broadcast_element` is given besides the record."""
+
+        @abstractmethod
+        def get_broadcast_state(self, descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
+            """The broadcast map that `descriptor` names, to be read and written."""
+
+    @abstractmethod
+    def process_element(self, value: Any, ctx: ReadOnlyContext) -> Iterable[Any] | None:
+        """The records that a record of the stream leads to; `(tag, record)` goes to a side output."""
+
+    @abstractmethod
+    def process_broadcast_element(self, value: Any, ctx: Context) -> Iterable[Any] | None:
+        """Takes a broadcast record into the state. It runs once in every instance, and has to do the same in each; what it emits is emitted once."""
+
+
+class KeyedBroadcastProcessFunction(Function, ABC):
+    """A process function on a keyed stream, with keyed state, timers, and broadcast state that only broadcast records change.
+
+    In BATCH every broadcast record comes before the first of the stream's, and a key's records together; in STREAMING both come as
+    they arrive, the broadcast records of a micro-batch first.
+    """
+
+    class ReadOnlyContext(BroadcastProcessFunction.ReadOnlyContext):
+        """What `process_element` is given besides the record."""
+
+        @abstractmethod
+        def timer_service(self) -> TimerService:
+            """Time and timers of the current key."""
+
+        @abstractmethod
+        def get_current_key(self) -> Any:
+            """The key of the record or timer."""
+
+    class OnTimerContext(ReadOnlyContext):
+        """What `on_timer` is given besides the timestamp."""
+
+        @abstractmethod
+        def time_domain(self) -> TimeDomain:
+            """Which clock the timer listened to."""
+
+    class Context(BroadcastProcessFunction.Context):
+        """What `process_broadcast_element` is given besides the record."""
+
+        @abstractmethod
+        def apply_to_keyed_state(self, descriptor: StateDescriptor, function: Callable[[Any, Any], Iterable[Any] | None]) -> None:
+            """Calls `function(key, state)` for every key that has this state; it may change the state, and what it returns is emitted.
+
+            In BATCH there is no key yet when broadcast records come, so that it is called for none.
+            """
+
+    requires_time_sorted_input: bool = False
+
+    @abstractmethod
+    def process_element(self, value: Any, ctx: ReadOnlyContext) -> Iterable[Any] | None:
+        """The records that a record of the stream leads to; `(tag, record)` goes to a side output."""
+
+    @abstractmethod
+    def process_broadcast_element(self, value: Any, ctx: Context) -> Iterable[Any] | None:
+        """Takes a broadcast record into the state. It runs once in every instance, and has to do the same in each; what it emits is emitted once."""
+
+    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterable[Any] | None:
+        """The records that a timer leads to."""
+        return None
+
+
+@dataclass(frozen=True)
+class Broadcasting:
+    """A function with broadcast state, and the maps that it has."""
+
+    function: BroadcastProcessFunction | KeyedBroadcastProcessFunction
+    descriptors: tuple[MapStateDescriptor, ...]
+
+    @property
+    def keyed(self) -> bool:
+        """Whether its stream is keyed."""
+        return isinstance(self.function, KeyedBroadcastProcessFunction)
+
+    @property
+    def wrapped_functions(self) -> tuple[Any, ...]:
+        """The author's."""
+        return (self.function,)
+
+    @property
+    def requires_time_sorted_input(self) -> bool:
+        """As the function says."""
+        return bool(getattr(self.function, "requires_time_sorted_input", False))
+
+
+class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTimerContext):
+    """Runs a function with broadcast state; is itself the context that the stream's records are processed with.
+
+    Without a keyed stream it is driven as with one key, and has neither keyed state nor timers.
+    """
+
+    def __init__(self, where: str, spec: Broadcasting, options: KeyedOptions, clock: Callable[[], int], metrics: Metrics) -> None:
+        function: Any = spec.function  # on_timer is called for timers only, which a stream that is not keyed has none of
+        super().__init__(where, function, options, clock, metrics)
+        self.broadcast: dict[str, dict[Any, Any]] = {}
+        """The broadcast maps by name, of the instance that a driver has made current."""
+
+        self.keys: Callable[[], Iterable[Hashable]] = tuple
+        """The keys that there are, where a driver holds several at once."""
+
+        self.descriptors = {d.name: d for d in spec.descriptors}
+        self._keyed = spec.keyed
+
+    def open(self, context: Callable[[KeyedStateBackend | None], RuntimeContext]) -> None:
+        self.function.open(context(self.state if self._keyed else None))
+
+    def process_broadcast(self, records: Sequence[Any], timestamps: Sequence[int | None], leads: bool) -> None:
+        """Broadcast records, in order. What comes of them is kept where this instance leads."""
+        function: Any = self.function
+        context = _BroadcastContext(self)
+        counted = dict(self._metrics.counters)
+        record = None
+        try:
+            for record, timestamp in zip(records, timestamps, strict=True):
+                context.current = timestamp
+                context.out.emit_all(function.process_broadcast_element(record, context), timestamp)
+        except Exception as error:
+            raise user_failure(error, self.where, function.process_broadcast_element, record) from error
+        if leads:
+            self.out.take(context.out)
+        else:
+            self._metrics.counters = counted
+
+    def entries(self, descriptor: MapStateDescriptor) -> dict[Any, Any]:
+        """The broadcast map that a descriptor names."""
+        if descriptor.name not in self.descriptors:
+            raise PipelineError(
+                f"there is no broadcast state '{descriptor.name}'; the stream was broadcast with {', '.join(self.descriptors)}, so give broadcast(...) this descriptor too"
+            )
+        return self.broadcast.setdefault(descriptor.name, {})
+
+    def get_broadcast_state(self, descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
+        return ReadOnlyBroadcastState(self.entries(descriptor))
+
+    def timer_service(self) -> TimerService:
+        if not self._keyed:
+            raise UnsupportedError("timers need a keyed stream; call key_by before connect, and use a KeyedBroadcastProcessFunction")
+        return self
+
+    def get_current_key(self) -> Any:
+        if not self._keyed:
+            raise UnsupportedError("there is no key; call key_by before connect, and use a KeyedBroadcastProcessFunction")
+        return self.key
+
+
+class _BroadcastContext(KeyedBroadcastProcessFunction.Context):
+    """The context of broadcast records."""
+
+    def __init__(self, operator: BroadcastOperator) -> None:
+        self._operator = operator
+        self.current: int | None = None
+        self.out = Collector()
+
+    def timestamp(self) -> int | None:
+        return self.current
+
+    def current_processing_time(self) -> int:
+        return self._operator.clock()
+
+    def current_watermark(self) -> int:
+        return self._operator.watermark
+
+    def output(self, tag: OutputTag, value: Any) -> None:
+        self.out.emit_side(tag, value, self.current)
+
+    def get_broadcast_state(self, descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
+        return BroadcastState(self._operator.entries(descriptor))
+
+    def apply_to_keyed_state(self, descriptor: StateDescriptor, function: Callable[[Any, Any], Iterable[Any] | None]) -> None:
+        operator = self._operator
+        state = handle(operator.state, descriptor)
+        for key in list(operator.keys()):
+            operator.select(key)
+            if descriptor.name in operator.state.current:
+                operator.out.emit_all(function(key, state), self.current)
+
+
+def checked(descriptors: Sequence[MapStateDescriptor], where: str) -> tuple[MapStateDescriptor, ...]:
+    """Descriptors of broadcast state; raises `PipelineError` for what cannot be one."""
+    for descriptor in descriptors:
+        if not isinstance(descriptor, MapStateDescriptor):
+            raise PipelineError(f"{where}: broadcast state is a map, so give broadcast(...) a MapStateDescriptor, not {descriptor!r}")
+        if descriptor.ttl is not None:
+            raise PipelineError(f"{where}: broadcast state '{descriptor.name}' cannot have a time to live; remove entries in process_broadcast_element")
+    names = [d.name for d in descriptors]
+    twice = [n for n in names if names.count(n) > 1]
+    if twice:
+        raise PipelineError(f"{where}: there are two broadcast states named '{twice[0]}'; give one of them another name")
+    return tuple(descriptors)
