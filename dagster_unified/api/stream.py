@@ -493,17 +493,24 @@ class KeyedStream(DataStream):
 
     def agg(self, *columns: str | Column, output_type: Any) -> DataStream:
         """Column aggregates per key, such as `F.sum("delay").alias("delay")`; the result has the key's fields first. Runs in Catalyst."""
+        records = self._aggregated(columns, output_type)
+        return self._keyed(nodes.AggregateNode, "agg", records=records, columns=columns, timestamped=False)
+
+    def _aggregated(self, columns: tuple[str | Column, ...], output_type: Any, bounds: tuple[str, ...] = ()) -> RecordType:
+        """The record of column aggregates, with the bounds of a window where it names them; raises where it does not fit."""
         if not self._key_selector.fields:
             raise PipelineError(f"{self._where('agg')}: agg needs a stream keyed by fields; use key_by('field')")
         self._check_columns([c for c in columns if isinstance(c, Column)], "agg")
         records, keys = self._pipeline._record_type(output_type, "agg"), self._key_selector.fields
         missing = [k for k in keys if k not in records.names]
-        if missing or len(records.names) != len(keys) + len(columns):
+        told = [b for b in bounds if b in records.names]
+        if missing or len(records.names) != len(keys) + len(told) + len(columns):
+            also = f" {', '.join(bounds)} where it names them," if bounds else ""
             raise RecordTypeError(
-                f"{self._where('agg')}: the result has the key's fields ({', '.join(keys)}) and {len(columns)} aggregates, and output_type is {records.describe()}"
+                f"{self._where('agg')}: the result has the key's fields ({', '.join(keys)}),{also} and {len(columns)} aggregates, and output_type is {records.describe()}"
                 + (f", which has no field '{missing[0]}'" if missing else "")
             )
-        return self._keyed(nodes.AggregateNode, "agg", records=records, columns=columns, timestamped=False)
+        return records
 
     def _builtin(self, kind: str, field: str | int) -> DataStream:
         return self._rolling(kind, rolling=(kind, self._combined_field(kind, field)))

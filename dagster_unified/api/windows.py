@@ -9,12 +9,16 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
+import pyarrow as pa
+
 from dagster_unified.errors import PipelineError, RecordTypeError, UnsupportedError
 from dagster_unified.graph import nodes
+from dagster_unified.graph.expressions import Column
 from dagster_unified.operators.functions import AggregateFunction, OutputTag
 from dagster_unified.operators.keyed import rolling
 from dagster_unified.operators.state import ListStateDescriptor, ValueStateDescriptor
-from dagster_unified.operators.windows import Evictor, MergingWindowAssigner, ProcessWindowFunction, Trigger, WindowAssigner, WindowFunction
+from dagster_unified.operators.windows import EventTimeSessionWindows, Evictor, MergingWindowAssigner, ProcessWindowFunction, Trigger, WindowAssigner, WindowFunction
+from dagster_unified.operators.windows.assigners import AlignedEventTimeWindows
 from dagster_unified.operators.windows.operator import Windowing
 from dagster_unified.records import RecordType, element_type, return_type
 
@@ -127,6 +131,39 @@ class WindowedStream:
     def max_by(self, field: str | int = 0) -> DataStream:
         """Each window's element with the largest value of a field."""
         return self._builtin("max_by", field)
+
+    # Columns, left to Catalyst
+
+    def agg(self, *columns: str | Column, output_type: Any) -> DataStream:
+        """Column aggregates per key and window, such as `F.sum("delay").alias("delay")`. Runs in Catalyst: Spark's `window` and `session_window`.
+
+        The result has the key's fields, the window's bounds where `output_type` has fields `window_start` and `window_end` (datetimes, or
+        milliseconds), and the aggregates. In both modes each window gives one result: in BATCH when its key is over, in STREAMING once the
+        watermark has passed its end; what comes later is dropped and counted.
+        """
+        assigner, where = self._assigner, self._where("agg")
+        said = [
+            (self._alone, "a key: call key_by(field).window(...)"),
+            (self._trigger is not None, "no trigger"),
+            (self._evictor is not None, "no evictor"),
+            (self._lateness or self._late_tag is not None, "no allowed lateness or late data"),
+            (not isinstance(assigner, (AlignedEventTimeWindows, EventTimeSessionWindows)), "tumbling, sliding or session windows by event time"),
+            (isinstance(assigner, EventTimeSessionWindows) and not isinstance(assigner.gap, int), "one gap for all sessions"),
+            (isinstance(assigner, AlignedEventTimeWindows) and assigner.slide > assigner.size, "a slide that is not longer than the window"),
+        ]
+        for wrong, needed in said:
+            if wrong:
+                raise UnsupportedError(f"{where}: a native window needs {needed}; or use aggregate(...), reduce(...) or process(...)")
+        taken = [b for b in nodes.BOUNDS if b in self._stream._key_selector.fields]
+        if taken:
+            raise PipelineError(f"{where}: the stream is keyed by '{taken[0]}', which is the name of a window's bound; rename the field")
+        records = self._stream._aggregated(columns, output_type, nodes.BOUNDS)
+        for name in nodes.BOUNDS:
+            if name in records.names:
+                kind = records.schema.field(name).type
+                if not (pa.types.is_timestamp(kind) or pa.types.is_int64(kind)):
+                    raise RecordTypeError(f"{where}: field '{name}' is a {kind}; a window's bound is a datetime, or an int in milliseconds")
+        return self._stream._keyed(nodes.WindowAggregateNode, "agg", records=records, columns=columns, assigner=assigner, timestamped=True)
 
     # Building
 

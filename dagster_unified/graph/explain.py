@@ -11,7 +11,20 @@ import json
 import textwrap
 from typing import Any
 
-from dagster_unified.graph.nodes import AggregateNode, AssignTimestampsNode, KeyedNode, KeyedProcessNode, NativeNode, Node, ReduceNode, SinkNode, SourceNode, WindowNode
+from dagster_unified.graph.nodes import (
+    AssignTimestampsNode,
+    BroadcastNode,
+    KeyedNode,
+    KeyedProcessNode,
+    NativeKeyedNode,
+    NativeNode,
+    Node,
+    ReduceNode,
+    SinkNode,
+    SourceNode,
+    WindowAggregateNode,
+    WindowNode,
+)
 from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.graph.regions import Exchange
 from dagster_unified.operators.windows.operator import CONTENTS
@@ -87,8 +100,9 @@ def describe(node: Node) -> str:
         return f"{node.source.describe()}, {node.source.boundedness.value}"
     if isinstance(node, SinkNode):
         return f"{node.sink.describe()}, {node.sink.guarantee.value}"
-    if isinstance(node, (NativeNode, AggregateNode)):
-        return "Catalyst: " + ", ".join(map(str, node.columns))
+    if isinstance(node, (NativeNode, NativeKeyedNode)):
+        windows = f" in {node.assigner.describe()}" if isinstance(node, WindowAggregateNode) else ""
+        return "Catalyst: " + ", ".join(map(str, node.columns)) + windows
     if isinstance(node, ReduceNode) and node.rolling is not None:
         return f"{node.rolling[0]}({'' if node.rolling[1] is None else node.rolling[1]})"
     if isinstance(node, WindowNode):
@@ -101,7 +115,7 @@ def describe(node: Node) -> str:
 
 def state(node: Node) -> list[dict[str, str]]:
     """The keyed state of an operator, as far as its code shows it."""
-    if isinstance(node, AggregateNode):
+    if isinstance(node, NativeKeyedNode):
         return [{"name": "aggregates", "kind": "aggregating"}]
     if isinstance(node, ReduceNode):
         return [{"name": "value", "kind": "value"}]
@@ -110,7 +124,11 @@ def state(node: Node) -> list[dict[str, str]]:
     if not isinstance(node, KeyedProcessNode):
         return []
     found = []
-    for call in _calls(type(node.function)):
+    function = node.function
+    if isinstance(node, BroadcastNode):
+        found += [{"name": d.name, "kind": "broadcast"} for d in function.descriptors]
+        function = function.function
+    for call in _calls(type(function)):
         name = call.func.id if isinstance(call.func, ast.Name) else call.func.attr if isinstance(call.func, ast.Attribute) else ""
         if name.endswith("StateDescriptor") and call.args and isinstance(call.args[0], ast.Constant):
             found.append({"name": str(call.args[0].value), "kind": name.removesuffix("StateDescriptor").lower()})

@@ -21,6 +21,7 @@ from dagster_unified.graph.nodes import (
     Graph,
     KeyedProcessNode,
     MapBatchesNode,
+    NativeKeyedNode,
     Node,
     ProcessNode,
     ReduceNode,
@@ -76,7 +77,7 @@ def _rolling_upstream(graph: Graph, node: Node) -> Node | None:
 
 
 def _counts_updates(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
-    keeps = isinstance(node, (ReduceNode, AggregateNode, KeyedProcessNode, FilterNode, WhereNode, FlatMapNode, ProcessNode, AsyncNode, MapBatchesNode))
+    keeps = isinstance(node, (ReduceNode, NativeKeyedNode, KeyedProcessNode, FilterNode, WhereNode, FlatMapNode, ProcessNode, AsyncNode, MapBatchesNode))
     appends = isinstance(node, SinkNode) and not node.sink.upserts
     if not (keeps or appends):
         return []

@@ -12,7 +12,11 @@ from typing import Any
 from dagster_unified.graph.connectors import Sink, Source
 from dagster_unified.operators.functions import OutputTag
 from dagster_unified.operators.layout import ComputedKey
+from dagster_unified.operators.windows.assigners import WindowAssigner
 from dagster_unified.records import RecordType
+
+BOUNDS = ("window_start", "window_end")
+"""The fields of a record in which a native window tells its bounds."""
 
 
 @dataclass(frozen=True)
@@ -167,10 +171,21 @@ class ReduceNode(KeyedNode):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class AggregateNode(KeyedNode):
-    """Column aggregates per key, left to Catalyst."""
+class NativeKeyedNode(KeyedNode):
+    """Column aggregates on a keyed stream, left to Catalyst."""
 
     columns: tuple[Any, ...]
+
+
+class AggregateNode(NativeKeyedNode):
+    """Column aggregates per key."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WindowAggregateNode(NativeKeyedNode):
+    """Column aggregates per key and window."""
+
+    assigner: WindowAssigner
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -9,7 +9,7 @@ from dagster import AssetKey
 
 from dagster_unified.connectors.collection import CollectionSource
 from dagster_unified.connectors.delta import DeltaSink
-from dagster_unified.graph.nodes import AggregateNode, KeyedProcessNode, SinkNode, SourceNode
+from dagster_unified.graph.nodes import KeyedProcessNode, NativeKeyedNode, SinkNode, SourceNode
 from dagster_unified.graph.plan import Plan, Region
 
 
@@ -42,7 +42,7 @@ class StageTranslator:
         nodes = [plan.graph.node(n) for n in region.nodes]
         if any(isinstance(n, SinkNode) and isinstance(n.sink, DeltaSink) for n in nodes):
             kinds.add("deltalake")
-        if any(isinstance(n, (KeyedProcessNode, AggregateNode)) for n in nodes):
+        if any(isinstance(n, (KeyedProcessNode, NativeKeyedNode)) for n in nodes):
             kinds.add("stateful")
         for node in nodes:
             if isinstance(node, SourceNode) and not isinstance(node.source, CollectionSource) and hasattr(node.source, "format"):

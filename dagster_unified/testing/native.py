@@ -7,12 +7,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_unified.errors import MissingRequirementError, UnsupportedError
+from dagster_unified.errors import MissingRequirementError, RecordTypeError, UnsupportedError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.expressions import Column, replay
+from dagster_unified.graph.nodes import BOUNDS
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
+from dagster_unified.operators.windows.assigners import MergingWindowAssigner
 
 _TABLE = "dagster_unified_input"
+START, END = "__start", "__end"
 Timed = tuple[Any, "int | None"]
 
 
@@ -24,6 +27,8 @@ def run_native(pipeline: str, node: g.Node, layout: StreamLayout, arriving: list
     duckdb, sql = _libraries()
     batch = layout.records.to_batch([r for r, _ in arriving])
     table = pa.Table.from_batches([batch.append_column(TIMESTAMP, pa.array([t for _, t in arriving], pa.int64()))])
+    if isinstance(node, g.WindowAggregateNode):
+        table = _in_windows(pipeline, node, table, arriving)
     columns = [sql(c, pipeline, node) for c in getattr(node, "columns", ())]
     with duckdb.connect() as connection:
         connection.register(_TABLE, table)
@@ -49,7 +54,38 @@ def _statement(pipeline: str, node: g.Node, layout: StreamLayout, columns: list[
     if isinstance(node, g.AggregateNode):
         keys = ", ".join(f'"{k}"' for k in node.key.fields)
         return f'SELECT {keys}, {", ".join(columns)}, max("{TIMESTAMP}") AS "{TIMESTAMP}" FROM {_TABLE} GROUP BY {keys}'
+    if isinstance(node, g.WindowAggregateNode):
+        assert node.records is not None
+        keys = ", ".join(f'"{k}"' for k in [*node.key.fields, *(b for b in BOUNDS if b in node.records.names)])
+        return f'SELECT {keys}, {", ".join(columns)}, "{END}" - 1 AS "{TIMESTAMP}" FROM {_TABLE} GROUP BY {keys}, "{START}", "{END}"'
     raise UnsupportedError(f"{pipeline}: the harness cannot run '{node.name}'; run the pipeline on Spark instead")
+
+
+def _in_windows(pipeline: str, node: g.WindowAggregateNode, table: pa.Table, arriving: list[Timed]) -> pa.Table:
+    """Each row once for every window that it is in, with the window's bounds."""
+    assert node.records is not None
+    keys = list(zip(*[table.column(k).to_pylist() for k in node.key.fields], strict=True))
+    windows: dict[Any, list[tuple[Any, int]]] = {}
+    for row, (record, timestamp) in enumerate(arriving):
+        if timestamp is None:
+            raise RecordTypeError(f"{pipeline}: operator '{node.name}': a record has no event time; assign timestamps before the window")
+        windows.setdefault(keys[row], []).extend((window, row) for window in node.assigner.assign_windows(record, timestamp, timestamp))
+    if isinstance(node.assigner, MergingWindowAssigner):
+        windows = {key: _merged(node.assigner, found) for key, found in windows.items()}
+    pairs = [pair for found in windows.values() for pair in found]
+    table = table.take(pa.array([row for _, row in pairs], pa.int64()))
+    starts, ends = pa.array([w.start for w, _ in pairs], pa.int64()), pa.array([w.end for w, _ in pairs], pa.int64())
+    table = table.append_column(START, starts).append_column(END, ends)
+    for name, bounds in zip(BOUNDS, (starts, ends), strict=True):
+        if name in node.records.names:
+            declared = node.records.schema.field(name).type
+            table = table.append_column(name, bounds if pa.types.is_integer(declared) else bounds.cast(pa.timestamp("ms", declared.tz)).cast(declared))
+    return table
+
+
+def _merged(assigner: MergingWindowAssigner, found: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
+    whole = {part: cover for cover, parts in assigner.merge_windows([w for w, _ in found]) for part in parts}
+    return [(whole[window], row) for window, row in found]
 
 
 def _libraries() -> tuple[Any, Callable[[Any, str, g.Node], str]]:

@@ -180,7 +180,7 @@ class _Batch:
     def _native(self, node: g.Node) -> None:
         layout = input_layout(self.plan, node.id)
         assert node.records is not None
-        if isinstance(node, g.AggregateNode) and any(None in (k if isinstance(k, tuple) else (k,)) for k in (_key_of(self.plan, node, r) for r, _ in self._arriving(node.id))):
+        if isinstance(node, g.NativeKeyedNode) and any(None in (k if isinstance(k, tuple) else (k,)) for k in (_key_of(self.plan, node, r) for r, _ in self._arriving(node.id))):
             raise PipelineError(f"{self.plan.name}: operator '{node.name}': a key is None; filter such records out before key_by")
         arriving = self._arriving(node.id)
         self.streams[Port(node.id)] = run_native(self.plan.name, node, layout, arriving)
@@ -264,7 +264,7 @@ class _Streaming:
         elif type(node) in STEP_KINDS:
             layout = self.running[node.id].program.input
             self.running[node.id].push(_one(layout, record, time))
-        elif isinstance(node, g.AggregateNode):
+        elif isinstance(node, g.NativeKeyedNode):
             self.kept.setdefault(node.id, []).append((record, time))
         else:
             for produced, at in run_native(self.plan.name, node, input_layout(self.plan, node.id), [(record, time)]):
@@ -316,7 +316,7 @@ class _Streaming:
             return  # it makes watermarks of its own
         if isinstance(node, g.KeyedNode) and node.id in self.running:
             self._advance_keyed(node, watermark)
-        if isinstance(node, g.AggregateNode) and watermark == MAX_TIMESTAMP:
+        if isinstance(node, g.NativeKeyedNode) and watermark == MAX_TIMESTAMP:
             for record, time in run_native(self.plan.name, node, input_layout(self.plan, node.id), self.kept.get(node.id, [])):
                 self._emit(node.id, None, record, time)
         self._watermark_from(node.id, watermark)

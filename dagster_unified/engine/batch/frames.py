@@ -18,15 +18,21 @@ from dagster_unified.engine.worker import shipped
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.expressions import Column as Recorded
-from dagster_unified.graph.nodes import Edge, ExchangeKind
+from dagster_unified.graph.nodes import BOUNDS, Edge, ExchangeKind
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.operators.lanes import encode
 from dagster_unified.operators.layout import METRICS, OUTPUT, TIMESTAMP, StreamLayout, combined_schema, key_column, output_column
 from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.program import BroadcastInput, Output, Program
+from dagster_unified.operators.windows.assigners import AlignedEventTimeWindows, EventTimeSessionWindows, WindowAssigner
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation, SparkSession
+
+MOMENT = "__moment"
+"""A row's event time as Spark's timestamp, where Catalyst puts it into windows."""
+
+WINDOW = "__window"
 
 Intermediate = Callable[[Port], "DataFrame"]
 """Gives the stream of another region's port."""
@@ -221,7 +227,7 @@ class RegionFrames:
         kind = edge.partitioning.kind
         count = node.parallelism or self.plan.execution.parallelism
         if kind is ExchangeKind.HASH:
-            if isinstance(node, g.AggregateNode):
+            if isinstance(node, g.NativeKeyedNode):
                 return frame  # Catalyst shuffles by itself, after it has aggregated in part
             keys = _key_columns(edge)
             spread = frame.repartition(count, *keys) if count else frame.repartition(*keys)
@@ -272,8 +278,6 @@ class RegionFrames:
     # What Catalyst does by itself
 
     def _native(self, node: g.Node) -> DataFrame:
-        from pyspark.sql import functions as F
-
         if isinstance(node, g.SourceNode):
             return self._source(node)
         frame = self.stream(node.id)
@@ -282,11 +286,43 @@ class RegionFrames:
         if isinstance(node, g.NativeNode):
             return self.operation(node, frame, [TIMESTAMP] if node.timestamped and TIMESTAMP in frame.columns else [])
         if isinstance(node, g.AggregateNode):
-            keys = list(node.key.fields)
-            message = f"dagster_unified.errors.RecordTypeError: {self.plan.name}: stage '{self.region.name}', operator '{node.name}': a key is None; filter such records out before key_by"
-            checked = frame.where(F.when(_all_set(keys), F.lit(True)).otherwise(F.raise_error(F.lit(message)).cast("boolean")))
-            return self._typed(node, checked.groupBy(*keys).agg(*map(_column, node.columns)), [])
+            checked = self._checked(frame, node, node.key.fields, "a key is None; filter such records out before key_by")
+            return self._typed(node, checked.groupBy(*node.key.fields).agg(*map(_column, node.columns)), [])
+        if isinstance(node, g.WindowAggregateNode):
+            return self._windows(node, frame)
         raise PipelineError(f"{self.plan.name}: '{node.name}' cannot run in BATCH")
+
+    def _checked(self, frame: DataFrame, node: g.Node, columns: Sequence[str], otherwise: str) -> DataFrame:
+        """The rows; one that has no value in one of these columns is an error."""
+        from pyspark.sql import functions as F
+
+        return frame.where(F.when(_all_set(columns), F.lit(True)).otherwise(self._raised(node, otherwise).cast("boolean")))
+
+    def _raised(self, node: g.Node, what: str) -> Column:
+        """An expression whose evaluation is a `RecordTypeError`."""
+        from pyspark.sql import functions as F
+
+        return F.raise_error(F.lit(f"dagster_unified.errors.RecordTypeError: {self.plan.name}: stage '{self.region.name}', operator '{node.name}': {what}"))
+
+    def _windows(self, node: g.WindowAggregateNode, frame: DataFrame) -> DataFrame:
+        """Column aggregates per key and window. A result has the window's last moment as its event time."""
+        from pyspark.sql import functions as F
+
+        assert node.records is not None
+        checked = self._checked(frame, node, node.key.fields, "a key is None; filter such records out before key_by")
+        # Not as a condition: Spark drops rows without a moment itself, before conditions that come after its own.
+        missing = self._raised(node, "a record has no event time; assign timestamps before the window")
+        timed = self._timed(node, checked.withColumn(MOMENT, F.coalesce(F.timestamp_millis(TIMESTAMP), missing.cast("timestamp"))))
+        found = timed.groupBy(*node.key.fields, _window(node.assigner).alias(WINDOW)).agg(*map(_column, node.columns))
+        for name in BOUNDS:
+            if name in node.records.names:
+                bound = F.col(f"{WINDOW}.{name.removeprefix('window_')}")
+                found = found.withColumn(name, F.unix_millis(bound) if pa.types.is_integer(node.records.schema.field(name).type) else bound)
+        return self._typed(node, found.withColumn(TIMESTAMP, F.unix_millis(f"{WINDOW}.end") - 1), [TIMESTAMP])
+
+    def _timed(self, node: g.WindowAggregateNode, frame: DataFrame) -> DataFrame:
+        """Rows with their moments, before they are put into windows."""
+        return frame
 
     def operation(self, node: g.NativeNode, frame: DataFrame, kept: Sequence[str], others: Column | None = None) -> DataFrame:
         """A native operator on columns. The columns `kept` stay beside the result; rows for which `others` holds are not its rows, and stay."""
@@ -316,14 +352,10 @@ class RegionFrames:
         return source.read(self.spark)
 
     def _timestamps(self, node: g.AssignTimestampsNode, frame: DataFrame) -> DataFrame:
+        """Event times from a field, and the last of them observed."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as F
-        from pyspark.sql.types import LongType
 
-        field = frame.schema[node.assigner].dataType
-        column = F.col(node.assigner)
-        if not isinstance(field, LongType):
-            column = F.unix_millis(column.cast("timestamp"))
         observation = Observation()
         self.observations.append(observation)
         report = F.to_json(
@@ -332,7 +364,7 @@ class RegionFrames:
                 F.when(F.max(TIMESTAMP).isNotNull(), F.create_map(F.lit(node.uid), F.max(TIMESTAMP))).alias("last_event_times"),
             )
         )
-        return frame.withColumn(TIMESTAMP, column).observe(observation, F.array(report).alias("reports"))
+        return with_event_time(node, frame).observe(observation, F.array(report).alias("reports"))
 
     def _typed(self, node: g.Node, frame: DataFrame, kept: Sequence[str]) -> DataFrame:
         """Holds a native result against the declared record: columns by name, cast only where nothing can be lost."""
@@ -353,6 +385,31 @@ class RegionFrames:
                 )
             columns.append(F.col(declared.name).cast(declared.dataType))
         return frame.select(*columns, *kept)
+
+
+def with_event_time(node: g.AssignTimestampsNode, frame: DataFrame) -> DataFrame:
+    """Rows with the event time that a field of them says."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import LongType
+
+    column = F.col(node.assigner)
+    if not isinstance(frame.schema[node.assigner].dataType, LongType):
+        column = F.unix_millis(column.cast("timestamp"))
+    return frame.withColumn(TIMESTAMP, column)
+
+
+def _window(assigner: WindowAssigner) -> Column:
+    """The windows of an assigner, as Catalyst has them."""
+    from pyspark.sql import functions as F
+
+    def span(millis: int) -> str:
+        return f"{millis} milliseconds"
+
+    if isinstance(assigner, AlignedEventTimeWindows):
+        return F.window(MOMENT, span(assigner.size), span(assigner.slide), span(assigner.offset))
+    assert isinstance(assigner, EventTimeSessionWindows)
+    assert isinstance(assigner.gap, int)
+    return F.session_window(MOMENT, span(assigner.gap))
 
 
 def observed(observation: Observation) -> dict[str, Any]:
@@ -396,7 +453,7 @@ def _column(expression: object) -> Column:
     return F.expr(expression) if isinstance(expression, str) else expression  # type: ignore[return-value]
 
 
-def _all_set(keys: list[str]) -> Column:
+def _all_set(keys: Sequence[str]) -> Column:
     from pyspark.sql import functions as F
 
     condition = F.col(keys[0]).isNotNull()

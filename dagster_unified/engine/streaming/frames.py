@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from dagster_unified.connectors.base import MALFORMED, SparkSource, spark_schema
-from dagster_unified.engine.batch.frames import RegionFrames
+from dagster_unified.engine.batch.frames import MOMENT, RegionFrames, with_event_time
 from dagster_unified.engine.streaming import worker
 from dagster_unified.engine.streaming.control import NAME, ControlSource
 from dagster_unified.engine.streaming.topology import Head, Native, Topology
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from upath import UPath
 
+END = 253_402_300_799_000
+"""The last moment that Spark's timestamps reach (the year 9999), in milliseconds."""
+
 MALFORMED_ROW = pa.schema([("file", pa.string()), ("row", pa.string()), ("reason", pa.string())])
 
 
@@ -37,6 +40,8 @@ class StreamFrames(RegionFrames):
     """The native frames of a stream: as in BATCH, but read as streams, and without what needs a job of its own."""
 
     sources: UPath | None = None
+    control: UPath | None = None
+    """Where the end of input is told, for windows to close."""
 
     def _read(self, source: SparkSource, node: g.SourceNode) -> DataFrame:
         assert self.sources is not None
@@ -52,9 +57,32 @@ class StreamFrames(RegionFrames):
         return mapped.where(F.col(METRICS).isNull()).drop(METRICS)
 
     def _timestamps(self, node: g.AssignTimestampsNode, frame: DataFrame) -> DataFrame:
-        raise UnsupportedError(
-            f"{self.plan.name}: '{node.name}' assigns timestamps by a field before a native aggregate, which STREAMING does not need; assign them after it, or use a function"
-        )
+        return with_event_time(node, frame)
+
+    def _timed(self, node: g.WindowAggregateNode, frame: DataFrame) -> DataFrame:
+        """With Spark's watermark, by the strategy of the one assigner; at the end of input a row of the control stream moves it to its end.
+
+        Spark has one watermark for a query, which is the latest of all its sources': so there can be but one assigner.
+        """
+        from pyspark.sql import functions as F
+
+        where = f"{self.plan.name}: operator '{node.name}'"
+        assigners = [n for n in self.plan.graph.nodes if n.uid in self.plan.assigners_before(node.id)]
+        assert self.control is not None
+        if len(assigners) != 1:
+            raise UnsupportedError(
+                f"{where}: its event times come from {' and '.join(n.name for n in assigners)}, and a native window has one watermark in STREAMING; "
+                f"assign timestamps once, after the union, or use aggregate(...) instead of agg(...)"
+            )
+        bound = assigners[0].max_out_of_orderness_ms  # type: ignore[attr-defined]
+        if bound is None:
+            raise UnsupportedError(f"{where}: '{assigners[0].name}' makes no watermarks, which a native window needs in STREAMING; give the strategy a bound")
+        self.spark.dataSource.register(ControlSource)
+        events = self.spark.readStream.format(NAME).option("path", str(self.control)).load().where(F.get_json_object("event", "$.end") == "true")
+        nothing = [F.lit(None).cast(f.dataType).alias(f.name) for f in frame.schema if f.name != MOMENT]
+        end = events.select(*nothing, F.timestamp_millis(F.lit(END)).alias(MOMENT))
+        both = frame.unionByName(end).withWatermark(MOMENT, f"{bound} milliseconds")
+        return both.where(F.col(MOMENT) < F.timestamp_millis(F.lit(END)))
 
 
 @dataclass
@@ -148,7 +176,7 @@ def _nothing(port: Port) -> DataFrame:
     raise PipelineError(f"stream {port} is not in this region")
 
 
-def native_frame(plan: Plan, spark: SparkSession, aggregate: int, members: Sequence[int], folder: UPath) -> DataFrame:
-    """The stream of a native aggregate, from its sources: in each micro-batch the keys that changed."""
+def native_frame(plan: Plan, spark: SparkSession, aggregate: int, members: Sequence[int], folder: UPath, control: UPath) -> DataFrame:
+    """The stream of a native aggregate, from its sources: in each micro-batch the keys that changed, or the windows that closed."""
     region = Region(-1, plan.graph.node(aggregate).name, (), tuple(members), (), (), (), "")
-    return StreamFrames(plan, region, spark, _nothing, sources=folder / "sources").port(Port(aggregate))
+    return StreamFrames(plan, region, spark, _nothing, sources=folder / "sources", control=control).port(Port(aggregate))

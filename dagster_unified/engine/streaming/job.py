@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from dagster_unified.graph import nodes as g
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.mode import sources
 from dagster_unified.graph.plan import Plan, Port, Region, deployment_fingerprint
+from dagster_unified.operators.key_groups import ControlEvent
 from dagster_unified.operators.time import wall_clock
 
 if TYPE_CHECKING:
@@ -166,7 +168,7 @@ def queries(plan: Plan) -> list[tuple[str, tuple[int, ...], int | None]]:
         if not isinstance(node, g.SinkNode):
             continue
         upstream = plan.upstream(node.id)
-        aggregates = [n for n in upstream if isinstance(graph.node(n), g.AggregateNode)]
+        aggregates = [n for n in upstream if isinstance(graph.node(n), g.NativeKeyedNode)]
         if aggregates:
             name = graph.node(aggregates[0]).name
             others = [graph.node(n).name for n in upstream if isinstance(graph.node(n), KEYED)]
@@ -357,9 +359,7 @@ class _Packed(_Query):
 
 
 class _Native(_Query):
-    """A query of one native aggregate: each epoch has the keys that changed."""
-
-    output_mode = "update"
+    """A query of one native aggregate: each epoch has the keys that changed, or the windows that closed."""
 
     def __init__(self, job: StreamingJob, name: str, sinks: tuple[int, ...], aggregate: int | None) -> None:
         assert aggregate is not None
@@ -367,13 +367,37 @@ class _Native(_Query):
         after = sorted(job.plan.upstream(*sinks) - upstream)
         super().__init__(job, name, Region(-1, "sinks", (), tuple(after), (), (), sinks, ""))
         self.aggregate, self.members = aggregate, sorted(upstream)
+        self.windowed = isinstance(job.plan.graph.node(aggregate), g.WindowAggregateNode)
+        self.output_mode = "append" if self.windowed else "update"
+        self.control = self.folder / "control" / name
 
     def frame(self) -> DataFrame:
-        return frames.native_frame(self.plan, self.job.spark, self.aggregate, self.members, self.folder)
+        return frames.native_frame(self.plan, self.job.spark, self.aggregate, self.members, self.folder, self.control)
+
+    def end(self) -> bool:
+        if self.windowed:
+            control = ControlFile(str(self.control))
+            before = control.read() or ControlEvent()
+            control.write(ControlEvent(before.number + 1, end=True))
+        return self.windowed
 
     def commit(self, frame: DataFrame, epoch: int) -> EpochCommitted:
         begun = time.monotonic()
         results = self.writer.plain(frame, epoch)
         rows, state_rows, state_bytes = self.measured()
         written = {name: r.bytes for name, r in results.items()}
-        return EpochCommitted(self.name, epoch, rows, 0, time.monotonic() - begun, None, {}, written, state_rows, state_bytes)
+        late = self.late()
+        counters = {"late records": late} if late else {}
+        return EpochCommitted(self.name, epoch, rows, 0, time.monotonic() - begun, self.watermark(), counters, written, state_rows, state_bytes)
+
+    def late(self) -> int:
+        """How many rows the micro-batch before dropped, because their windows had closed."""
+        found: Any = self.query.lastProgress if self.query is not None else None
+        return sum(s["numRowsDroppedByWatermark"] for s in found["stateOperators"]) if found is not None else 0
+
+    def watermark(self) -> int | None:
+        """Spark's watermark in the micro-batch before; none before the first, which Spark takes for 1970."""
+        found: Any = self.query.lastProgress if self.query is not None else None
+        text = found["eventTime"].get("watermark") if found is not None else None
+        millis = None if text is None else int(datetime.fromisoformat(text).timestamp() * 1000)
+        return millis or None

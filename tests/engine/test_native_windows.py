@@ -1,0 +1,217 @@
+"""Windows with column aggregates: Catalyst gives what the Python operator gives, in both modes and in the harness."""
+
+import os
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dagster_unified.api import (
+    DeltaSink,
+    EventTimeSessionWindows,
+    FileSink,
+    GlobalWindows,
+    ParquetSource,
+    Pipeline,
+    ProcessWindowFunction,
+    SlidingEventTimeWindows,
+    TumblingEventTimeWindows,
+    WatermarkStrategy,
+)
+from dagster_unified.api import functions as F
+from dagster_unified.engine.batch.stage import Run, run_all
+from dagster_unified.engine.batch.store import IntermediateStore
+from dagster_unified.engine.events import EpochCommitted
+from dagster_unified.engine.streaming.job import Start, StreamingJob
+from dagster_unified.errors import PipelineError, UnifiedError, UnsupportedError
+from dagster_unified.testing import run_pipeline
+
+
+class Event(NamedTuple):
+    key: str
+    at: int
+    value: int
+
+
+class Total(NamedTuple):
+    key: str
+    window_start: int
+    window_end: int
+    total: int
+    most: int
+
+
+class Totals(ProcessWindowFunction):
+    def process(self, key, context, elements) -> Iterable[Total]:
+        values = [e.value for e in elements]
+        yield Total(key, context.window().start, context.window().end, sum(values), max(values))
+
+
+def ms(n: int) -> timedelta:
+    return timedelta(milliseconds=n)
+
+
+BY_AT = WatermarkStrategy.for_bounded_out_of_orderness(ms(100)).with_timestamp_assigner("at")
+ASSIGNERS = st.one_of(
+    st.builds(lambda size, offset: TumblingEventTimeWindows.of(ms(size), ms(offset % size)), st.integers(1, 50), st.integers(-49, 49)),
+    st.builds(lambda slide, more, offset: SlidingEventTimeWindows.of(ms(slide + more), ms(slide), ms(offset % slide)), st.integers(1, 20), st.integers(0, 50), st.integers(0, 19)),
+    st.builds(lambda gap: EventTimeSessionWindows.with_gap(ms(gap)), st.integers(1, 30)),
+)
+EVENTS = st.lists(st.builds(Event, st.sampled_from("ab"), st.integers(-100, 200), st.integers(-5, 5)), min_size=1, max_size=15)
+
+
+def windowed(stream, assigner, native: bool):
+    windows = stream.key_by("key").window(assigner)
+    return windows.agg(F.sum("value").alias("total"), F.max("value").alias("most"), output_type=Total) if native else windows.process(Totals())
+
+
+def built(events, assigner, native: bool) -> Pipeline:
+    pipeline = Pipeline("p")
+    windowed(pipeline.from_collection(events, Event).assign_timestamps_and_watermarks(BY_AT), assigner, native).print("out")
+    return pipeline
+
+
+@settings(max_examples=150, deadline=None)
+@given(assigner=ASSIGNERS, events=EVENTS)
+def test_the_harness_gives_what_the_python_operator_gives(assigner, events):
+    results = [sorted(run_pipeline(built(events, assigner, native), mode, watermark_interval=None).only()) for native in (True, False) for mode in ("BATCH", "STREAMING")]
+    assert results[0] == results[1] == results[2] == results[3]
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(assigner=ASSIGNERS, events=EVENTS)
+def test_catalyst_gives_what_the_python_operator_gives(spark, tmp_path, assigner, events):
+    folder = tmp_path / str(len(list(tmp_path.iterdir())))
+    pipeline = Pipeline("p")
+    windowed(pipeline.from_collection(events, Event).assign_timestamps_and_watermarks(BY_AT), assigner, native=True).sink_to(FileSink(str(folder / "out")))
+    run_all(Run(pipeline.plan(), spark, IntermediateStore(str(folder / "store")), "run", "run"))
+    rows = [Total(*row) for row in spark.read.parquet(str(folder / "out")).collect()]
+    assert sorted(rows) == sorted(run_pipeline(built(events, assigner, native=False), "BATCH").only())
+
+
+PARTS = [
+    [Event("a", 5, 1), Event("a", 130, 2), Event("b", 20, 3), Event("a", 31, 9)],
+    [Event("a", 300, 4), Event("b", 220, 5)],
+    [Event("b", 305, 7), Event("a", 290, 8)],
+    [Event("b", 21, 6), Event("a", 310, 6)],  # b at 21 is late
+]
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "in").mkdir()
+    for number, rows in enumerate(PARTS):
+        pq.write_table(pa.Table.from_pylist([r._asdict() for r in rows]), tmp_path / f"in/{number}.parquet")
+        os.utime(tmp_path / f"in/{number}.parquet", (number, number))
+    return ParquetSource(str(tmp_path / "in"), Event, name="events", max_files_per_trigger=1)
+
+
+def from_files(files, tmp_path, assigner, native, mode="append"):
+    pipeline = Pipeline("p")
+    stream = windowed(pipeline.from_source(files).assign_timestamps_and_watermarks(BY_AT), assigner, native)
+    stream.map(lambda t: t._replace(most=t.most + 1), Total).sink_to(DeltaSink(str(tmp_path / ("native" if native else "python")), mode=mode, name="out"))
+    return pipeline
+
+
+@pytest.mark.parametrize("assigner", [TumblingEventTimeWindows.of(ms(50)), SlidingEventTimeWindows.of(ms(60), ms(30)), EventTimeSessionWindows.with_gap(ms(40))], ids=str)
+def test_streaming_gives_each_window_once_also_what_the_end_of_input_closes(files, tmp_path, spark, assigner):
+    from deltalake import DeltaTable
+
+    found = {}
+    late = {}
+    for native in (True, False):
+        options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / f"checkpoints {native}"), "pipeline.max-parallelism": 3}
+        plan = from_files(files, tmp_path, assigner, native).plan(options)
+        epochs = []
+        observe = lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None  # noqa: E731
+        StreamingJob(plan, spark, Start("one"), observe).run(lambda: bool(epochs))  # noqa: B023
+        assert StreamingJob(plan, spark, Start("two"), observe).run() == "finished"
+        target = tmp_path / ("native" if native else "python")
+        found[native] = sorted(tuple(r.values()) for r in DeltaTable(str(target)).to_pyarrow_table().to_pylist())
+        late[native] = sum(e.counters.get("late records", 0) for e in epochs)
+    assert found[True] == found[False]
+    assert late[True] > 0
+    assert late[False] > 0
+
+
+def test_bounds_as_moments_and_by_results_windowed_again():
+    class Hour(NamedTuple):
+        key: str
+        window_start: datetime
+        n: int
+
+    class Day(NamedTuple):
+        key: str
+        window_end: int
+        n: int
+
+    hour = 3_600_000
+    events = [Event("a", 0, 1), Event("a", hour - 1, 1), Event("a", 5 * hour, 1), Event("a", 24 * hour, 1)]
+    pipeline = Pipeline("p")
+    hours = pipeline.from_collection(events, Event).assign_timestamps_and_watermarks(BY_AT).key_by("key").window(TumblingEventTimeWindows.of(timedelta(hours=1)))
+    counted = hours.agg(F.count("value").alias("n"), output_type=Hour)
+    counted.print("hours")
+    counted.key_by("key").window(TumblingEventTimeWindows.of(timedelta(days=1))).agg(F.sum("n").alias("n"), output_type=Day).print("days")
+    result = run_pipeline(pipeline, "BATCH").sinks
+    moments = [datetime(1970, 1, 1, tzinfo=UTC), datetime(1970, 1, 1, 5, tzinfo=UTC), datetime(1970, 1, 2, tzinfo=UTC)]
+    assert sorted(result["hours"]) == [Hour("a", m, n) for m, n in zip(moments, (2, 1, 1), strict=True)]
+    assert sorted(result["days"]) == [Day("a", 24 * hour, 3), Day("a", 48 * hour, 1)]
+
+
+def test_a_record_without_an_event_time_is_an_error(run_on_spark, tmp_path):
+    class Maybe(NamedTuple):
+        key: str
+        at: int | None
+        value: int
+
+    pipeline = Pipeline("p")
+    events = pipeline.from_collection([Maybe("a", None, 1)], Maybe).assign_timestamps_and_watermarks(BY_AT)
+    windowed(events, TumblingEventTimeWindows.of(ms(1)), native=True).sink_to(FileSink(str(tmp_path / "out")))
+    with pytest.raises(UnifiedError, match="operator 'agg': a record has no event time; assign timestamps before the window"):
+        run_on_spark(pipeline)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: w.allowed_lateness(ms(1)), "needs no allowed lateness"),
+        (lambda w: w.trigger(w._assigner.get_default_trigger()), "needs no trigger"),
+        (lambda w: w._stream.window(EventTimeSessionWindows.with_dynamic_gap(lambda e: e.value)), "needs one gap for all sessions"),
+        (lambda w: w._stream.window(SlidingEventTimeWindows.of(ms(1), ms(2))), "needs a slide that is not longer than the window"),
+        (lambda w: w._stream.window(GlobalWindows.create()), "needs tumbling, sliding or session windows by event time"),
+        (lambda w: w._stream.window_all(TumblingEventTimeWindows.of(ms(1))), "needs a key"),
+    ],
+)
+def test_what_catalyst_cannot_do_is_an_error_that_says_what_can(change, message):
+    events = Pipeline("p").from_collection([Event("a", 1, 1)], Event).assign_timestamps_and_watermarks(BY_AT)
+    with pytest.raises(UnsupportedError, match=rf"operator 'agg': a native window {message}.*; or use aggregate"):
+        change(events.key_by("key").window(TumblingEventTimeWindows.of(ms(1)))).agg(F.sum("value").alias("total"), output_type=Total)
+
+
+def test_a_bound_is_a_moment_or_milliseconds():
+    class Bad(NamedTuple):
+        key: str
+        window_start: str
+        total: int
+
+    events = Pipeline("p").from_collection([Event("a", 1, 1)], Event).assign_timestamps_and_watermarks(BY_AT)
+    with pytest.raises(PipelineError, match="field 'window_start' is a string; a window's bound is a datetime, or an int in milliseconds"):
+        events.key_by("key").window(TumblingEventTimeWindows.of(ms(1))).agg(F.sum("value").alias("total"), output_type=Bad)
+
+
+def test_several_watermarks_or_none_are_errors_in_streaming(spark, tmp_path):
+    def run(strategies, message):
+        pipeline = Pipeline("p")
+        streams = [pipeline.from_collection([Event("a", 1, 1)], Event, f"s{i}").assign_timestamps_and_watermarks(s) for i, s in enumerate(strategies)]
+        windowed(streams[0].union(*streams[1:]), TumblingEventTimeWindows.of(ms(1)), native=True).sink_to(FileSink(str(tmp_path / "out")))
+        plan = pipeline.plan({"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints")})
+        with pytest.raises(UnsupportedError, match=message):
+            StreamingJob(plan, spark, Start("one")).run()
+
+    run([BY_AT, BY_AT], "one watermark in STREAMING; assign timestamps once, after the union, or use aggregate")
+    run([WatermarkStrategy.no_watermarks().with_timestamp_assigner("at")], "makes no watermarks, which a native window needs in STREAMING")
