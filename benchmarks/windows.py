@@ -1,6 +1,6 @@
-"""Windows: tumbling ones with a Python `AggregateFunction`, in both modes, against PyFlink; and one window of ten million records.
+"""Windows: tumbling ones in Python against PyFlink, and natively against Spark by hand, in both modes; and one window of ten million records.
 
-Both sum a number over windows of 10,000 ms of event time, a thousand keys. The Spark side reads Parquet; PyFlink makes its records.
+All sum a number over windows of 10,000 ms of event time, a thousand keys. The Spark side reads Parquet; PyFlink makes its records.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from benchmarks.bars import Bar, Measurement, Options
 from benchmarks.batch import memory_mb
 from benchmarks.flink import flink_rate
-from benchmarks.stream import Nowhere, rates_of_batches, streaming_session
+from benchmarks.stream import Nowhere, plain_session, rates_of_batches, streaming_session
 from dagster_unified.api import (
     AggregateFunction,
     FileSink,
@@ -29,6 +29,7 @@ from dagster_unified.api import (
     ProcessWindowFunction,
     TumblingEventTimeWindows,
     WatermarkStrategy,
+    functions,
 )
 from dagster_unified.engine.batch.stage import Run, run_all
 from dagster_unified.engine.batch.store import IntermediateStore
@@ -69,12 +70,26 @@ class Memory(ProcessWindowFunction):
         yield int(memory_mb("VmHWM") - self.idle)
 
 
-def pipeline(source: Path, sink, keys: str = "k", window: timedelta = WINDOW, function=None, files: int | None = None) -> Pipeline:
+class Total(NamedTuple):
+    k: str
+    window_start: int
+    total: int
+
+
+def pipeline(source: Path, sink, window: timedelta = WINDOW, function=None, files: int | None = None, native: bool = False) -> Pipeline:
     p = Pipeline("windows")
     by_ts = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(seconds=1)).with_timestamp_assigner("ts")
     numbers = p.from_source(ParquetSource(str(source), R, name="numbers", max_files_per_trigger=files)).assign_timestamps_and_watermarks(by_ts)
-    numbers.key_by(keys).window(TumblingEventTimeWindows.of(window)).aggregate(Sum(), function).sink_to(sink)
+    windows = numbers.key_by("k").window(TumblingEventTimeWindows.of(window))
+    summed = windows.agg(functions.sum("v").alias("total"), output_type=Total) if native else windows.aggregate(Sum(), function)
+    summed.sink_to(sink)
     return p
+
+
+def by_hand(frame: DataFrame) -> DataFrame:
+    """The native windows in plain PySpark, where `frame` has the moments in `at`."""
+    found = frame.groupBy("k", F.window("at", "10 seconds").alias("w")).agg(F.sum("v").alias("total"))
+    return found.select("k", F.unix_millis("w.start").alias("window_start"), "total")
 
 
 def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
@@ -86,10 +101,27 @@ def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
             source = _numbers(spark, folder / "in", options.records, KEYS, options.records // (BATCH // 2))
             batch = tuple(_batch(spark, folder, source, options.records) for _ in range(options.rounds))
             stream = _stream(spark, folder, source, options.records)
+            pairs = [(_batch(spark, folder, source, options.records, native=True), _batch_by_hand(spark, folder, source, options.records)) for _ in range(2 * options.rounds)]
+            native, hand = zip(*pairs, strict=True)
+            plain, native_stream, hand_stream = plain_session(spark), (), ()
+            for _ in range(options.rounds):  # in turns, since the machine is shared
+                native_stream += _stream(spark, folder, source, options.records, native=True, files=4)
+                hand_stream += _stream_by_hand(plain, folder, source, options.records)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    measured = [Measurement("windows, BATCH", max(batch), batch), Measurement("windows, STREAMING", statistics.median(stream), stream)]
-    bars = [Bar("windows.one_window_memory_mb", memory, 150, at_most=True)]
+    measured = [
+        Measurement("windows, BATCH", max(batch), batch),
+        Measurement("windows, STREAMING", statistics.median(stream), stream),
+        Measurement("native windows, BATCH", max(native), native),
+        Measurement("native windows by hand, BATCH", max(hand), hand),
+        Measurement("native windows, STREAMING", statistics.median(native_stream), native_stream),
+        Measurement("native windows by hand, STREAMING", statistics.median(hand_stream), hand_stream),
+    ]
+    bars = [
+        Bar("windows.one_window_memory_mb", memory, 150, at_most=True),
+        Bar("windows.native_batch_vs_by_hand", max(native) / max(hand), 0.9),
+        Bar("windows.native_streaming_vs_by_hand", statistics.median(native_stream) / statistics.median(hand_stream), 0.9),
+    ]
     if options.flink:
         for mode, ours, bar in (("BATCH", max(batch), 10), ("STREAMING", statistics.median(stream), 5)):
             flink = flink_rate(mode, options.flink_records, KEYS, windows=True)
@@ -104,16 +136,34 @@ def _numbers(spark: SparkSession, path: Path, records: int, keys: int, files: in
     return path
 
 
-def _batch(spark: SparkSession, folder: Path, source: Path, records: int) -> float:
-    plan = pipeline(source, FileSink(str(folder / "out"), name="out")).plan({"execution.batch-shuffle-mode": "ALL_EXCHANGES_PIPELINED"})
+def _batch(spark: SparkSession, folder: Path, source: Path, records: int, native: bool = False) -> float:
+    plan = pipeline(source, FileSink(str(folder / "out"), name="out"), native=native).plan({"execution.batch-shuffle-mode": "ALL_EXCHANGES_PIPELINED"})
     begun = time.monotonic()
     run_all(Run(plan, spark, IntermediateStore(str(folder / "store")), f"run{begun}", f"run{begun}"))
     return round(records / (time.monotonic() - begun) / 1e6, 3)
 
 
-def _stream(spark: SparkSession, folder: Path, source: Path, records: int) -> tuple[float, ...]:
-    plan = pipeline(source, Nowhere(), files=2).plan({"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(folder / "checkpoints")})
-    StreamingJob(plan, spark, Start("bench")).run()
+def _batch_by_hand(spark: SparkSession, folder: Path, source: Path, records: int) -> float:
+    begun = time.monotonic()
+    by_hand(spark.read.parquet(str(source)).withColumn("at", F.timestamp_millis("ts"))).write.mode("overwrite").parquet(str(folder / "by-hand"))
+    return round(records / (time.monotonic() - begun) / 1e6, 3)
+
+
+def _stream(spark: SparkSession, folder: Path, source: Path, records: int, native: bool = False, files: int = 2) -> tuple[float, ...]:
+    checkpoints = folder / "checkpoints"
+    options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(checkpoints)}
+    StreamingJob(pipeline(source, Nowhere(), files=files, native=native).plan(options), spark, Start("bench")).run()
+    shutil.rmtree(checkpoints)
+    return tuple(round(r, 3) for r in rates_of_batches(records))
+
+
+def _stream_by_hand(spark: SparkSession, folder: Path, source: Path, records: int) -> tuple[float, ...]:
+    read = spark.readStream.schema("k string, v long, ts long").option("maxFilesPerTrigger", 4).parquet(str(source))
+    timed = read.withColumn("at", F.timestamp_millis("ts")).withWatermark("at", "1 second")
+    checkpoints = folder / "by-hand-checkpoints"
+    query = by_hand(timed).writeStream.format("noop").option("checkpointLocation", str(checkpoints)).trigger(availableNow=True).start()
+    query.awaitTermination()
+    shutil.rmtree(checkpoints)
     return tuple(round(r, 3) for r in rates_of_batches(records))
 
 

@@ -129,7 +129,7 @@ def test_streaming_gives_each_window_once_also_what_the_end_of_input_closes(file
         plan = from_files(files, tmp_path, assigner, native).plan(options)
         epochs = []
         observe = lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None  # noqa: E731
-        StreamingJob(plan, spark, Start("one"), observe).run(lambda: bool(epochs))  # noqa: B023
+        StreamingJob(plan, spark, Start("one"), observe).run(lambda: bool(epochs))
         assert StreamingJob(plan, spark, Start("two"), observe).run() == "finished"
         target = tmp_path / ("native" if native else "python")
         found[native] = sorted(tuple(r.values()) for r in DeltaTable(str(target)).to_pyarrow_table().to_pylist())

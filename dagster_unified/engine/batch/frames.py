@@ -352,10 +352,13 @@ class RegionFrames:
         return source.read(self.spark)
 
     def _timestamps(self, node: g.AssignTimestampsNode, frame: DataFrame) -> DataFrame:
-        """Event times from a field, and the last of them observed."""
+        """Event times from a field; the last of them is observed where timers go by it, since observing costs Catalyst its fused code."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as F
 
+        timers = [n.id for n in self.plan.graph.nodes if isinstance(n, g.KeyedProcessNode)]
+        if not any(node.uid in self.plan.assigners_before(n) for n in timers):
+            return with_event_time(node, frame)
         observation = Observation()
         self.observations.append(observation)
         report = F.to_json(
