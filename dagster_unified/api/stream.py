@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Self, overload
+from typing import Any, Literal, Self, overload
 
 import pyarrow as pa
 from msgspec import inspect as mi
@@ -22,7 +22,7 @@ from dagster_unified.connectors.printing import PrintSink
 from dagster_unified.errors import PipelineError, RecordTypeError, nearest
 from dagster_unified.graph import nodes
 from dagster_unified.graph.code import field_of
-from dagster_unified.graph.connectors import Sink
+from dagster_unified.graph.connectors import Boundedness, Sink, Source
 from dagster_unified.graph.expressions import Column
 from dagster_unified.graph.nodes import Chaining, ExchangeKind, Key, Node, Partitioning
 from dagster_unified.operators.functions import Function, KeyedProcessFunction, OutputTag, ProcessFunction
@@ -151,6 +151,47 @@ class DataStream:
         self._check_columns((condition,), "where")
         return self._next(nodes.WhereNode, "where", records=self._records("where"), columns=(condition,))
 
+    def lookup_join(self, table: Source, on: str | dict[str, str], columns: dict[str, str], output_type: Any, how: Literal["left", "inner"] = "left") -> DataStream:
+        """Joins each record with the rows of a small bounded table that have its key; Spark's broadcast join, with no Python worker.
+
+        `on` is a field that both have, or fields and the table's columns; `columns` are new fields, and the table's columns that they are
+        from. A record with no row is kept with None ("left") or dropped ("inner"); one with several gives several; None finds nothing. In
+        BATCH the table is as it is when the stage runs, in STREAMING as it is, or was a second before, at each micro-batch.
+        """
+        name = "lookup_join"
+        before, where = self._records(name), self._where(name)
+        if not isinstance(table, Source) or table.boundedness is not Boundedness.BOUNDED:
+            raise PipelineError(f"{where}: expected a bounded source such as CsvSource(path, Airport), got {table.describe() if isinstance(table, Source) else repr(table)}")
+        if getattr(table, "on_malformed", "fail") != "fail":
+            raise PipelineError(f"{where}: '{table.name}' drops or diverts malformed rows, which a lookup does not; use on_malformed='fail'")
+        if how not in ("left", "inner"):
+            raise PipelineError(f"{where}: how is 'left' or 'inner', not {how!r}")
+        pairs = {on: on} if isinstance(on, str) else on
+        for field, column in pairs.items():
+            _check_field(before, field, where)
+            _check_field(table.records, column, f"{where}: table '{table.name}'")
+            kinds = before.schema.field(field).type, table.records.schema.field(column).type
+            if kinds[0] != kinds[1]:
+                raise RecordTypeError(f"{where}: field '{field}' is a {kinds[0]} and the table's '{column}' a {kinds[1]}; a lookup compares values of one type")
+        records = self._pipeline._record_type(output_type, name)
+        for field, column in columns.items():
+            _check_field(table.records, column, f"{where}: table '{table.name}'")
+            if field in before.names:
+                raise PipelineError(f"{where}: the stream has a field '{field}' already; give the table's column '{column}' another name")
+            if field not in records.names:
+                raise RecordTypeError(f"{where}: field '{field}' is not in output_type, {records.describe()}; add it there, or leave it out of columns")
+        for field in records.names:
+            if field not in columns:
+                _check_field(before, field, where)
+            given = table.records.schema.field(columns[field]) if field in columns else before.schema.field(field)
+            nullable = given.nullable or (field in columns and how == "left")
+            declared = records.schema.field(field)
+            if declared.type != given.type:
+                raise RecordTypeError(f"{where}: field '{field}' is a {given.type}, and output_type says {declared.type}; make them the same")
+            if nullable and not declared.nullable:
+                raise RecordTypeError(f"{where}: field '{field}' is None where nothing is found, and output_type does not allow None; annotate it as '| None', or use how='inner'")
+        return self._next(nodes.LookupNode, name, records=records, columns=(), source=table, on=tuple(pairs.items()), found=tuple(columns.items()), inner=how == "inner")
+
     # Time
 
     def assign_timestamps_and_watermarks(self, strategy: WatermarkStrategy) -> DataStream:
@@ -160,8 +201,7 @@ class DataStream:
         if assigner is None:
             raise PipelineError(f"{self._where('timestamps')}: the strategy has no timestamp assigner; add with_timestamp_assigner('field') or a function")
         if isinstance(assigner, str):
-            if assigner not in records.names:
-                raise PipelineError(f"{self._where('timestamps')}: no field '{assigner}' in {records.describe()}{nearest(assigner, records.names)}")
+            _check_field(records, assigner, self._where("timestamps"))
             kind = records.schema.field(assigner).type
             if not (pa.types.is_timestamp(kind) or pa.types.is_integer(kind)):
                 raise PipelineError(f"{self._where('timestamps')}: field '{assigner}' is a {kind}; a timestamp is a datetime, or an int in milliseconds")
@@ -373,8 +413,7 @@ class DataStream:
         return self._computed_key(key[0], key_type, records)
 
     def _check_key_field(self, records: RecordType, name: str) -> None:
-        if name not in records.names:
-            raise PipelineError(f"{self._where('key_by')}: no field '{name}' in {records.describe()}{nearest(name, records.names)}")
+        _check_field(records, name, self._where("key_by"))
         kind = records.schema.field(name).type
         if pa.types.is_nested(kind) and not pa.types.is_struct(kind):
             raise PipelineError(f"{self._where('key_by')}: field '{name}' is a {kind}, which cannot be a key; use a scalar field or a tuple of them")
@@ -568,6 +607,11 @@ def _everything(record: Any) -> int:
 def _name_of(function: Any, default: str) -> str:
     name = getattr(function, "__name__", None) or type(function).__name__
     return default if name == "<lambda>" else name
+
+
+def _check_field(records: RecordType, name: str, where: str) -> None:
+    if name not in records.names:
+        raise PipelineError(f"{where}: no field '{name}' in {records.describe()}{nearest(name, records.names)}")
 
 
 def _projected(records: RecordType, names: list[str]) -> RecordType:

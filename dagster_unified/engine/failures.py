@@ -36,8 +36,16 @@ def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) ->
         kind = getattr(errors, name, errors.StageError)
         built: errors.UnifiedError = kind(message)
         return built
-    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-    return errors.StageError(f"{plan.name}: stage '{stage}': {type(error).__name__}: {first[:500]}")
+    return errors.StageError(f"{plan.name}: stage '{stage}': {_sentence(error, text)[:500]}")
+
+
+def _sentence(error: Exception, text: str) -> str:
+    """The line that says what went wrong: of a Java error the exception's own, and its innermost cause's."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
+    if not lines[0].startswith("An error occurred while calling"):
+        return f"{type(error).__name__}: {lines[0]}"
+    said = [line.removeprefix(": ") for line in lines[1:2]] + [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")][-1:]
+    return "; ".join(re.sub(r"^(?:\w+\.)+(?=\w+(?::|$))", "", line) for line in dict.fromkeys(said)) or lines[0]
 
 
 def _malformed(message: str, plan: Plan, spark: SparkSession) -> errors.UnifiedError:

@@ -16,6 +16,7 @@ from dagster_unified.graph.nodes import (
     BroadcastNode,
     KeyedNode,
     KeyedProcessNode,
+    LookupNode,
     NativeKeyedNode,
     NativeNode,
     Node,
@@ -100,6 +101,8 @@ def describe(node: Node) -> str:
         return f"{node.source.describe()}, {node.source.boundedness.value}"
     if isinstance(node, SinkNode):
         return f"{node.sink.describe()}, {node.sink.guarantee.value}"
+    if isinstance(node, LookupNode):
+        return f"Catalyst: {', '.join(f'{a} = {b}' for a, b in node.on)} in {node.source.describe()}{', inner' if node.inner else ''}"
     if isinstance(node, (NativeNode, NativeKeyedNode)):
         windows = f" in {node.assigner.describe()}" if isinstance(node, WindowAggregateNode) else ""
         return "Catalyst: " + ", ".join(map(str, node.columns)) + windows

@@ -26,6 +26,8 @@ def column_lineage(plan: Plan, region: Region, node_id: int) -> Lineage | None:
         return before
     if isinstance(node, g.ReduceNode) and node.rolling is not None:
         return before
+    if isinstance(node, g.LookupNode):
+        return None
     if isinstance(node, g.SelectNode):
         return _columns(before, {}, node.columns, node.records.names if node.records else ())
     if isinstance(node, g.AggregateNode):

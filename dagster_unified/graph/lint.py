@@ -20,6 +20,7 @@ from dagster_unified.graph.nodes import (
     FunctionNode,
     Graph,
     KeyedProcessNode,
+    LookupNode,
     MapBatchesNode,
     NativeKeyedNode,
     Node,
@@ -60,7 +61,7 @@ def lint(graph: Graph, execution: Execution) -> tuple[Finding, ...]:
     """All findings, in the order of the operators."""
     found: list[Finding] = []
     for node in graph.nodes:
-        for rule in (_counts_updates, _other_fields, _clock, _windows, _broadcast, _order, _null_key, _unused):
+        for rule in (_counts_updates, _other_fields, _clock, _windows, _broadcast, _lookup, _order, _null_key, _unused):
             found += [Finding(rule.__name__.strip("_").replace("_", "-"), severity, node.id, message) for severity, message in rule(graph, node, execution)]
     return tuple(found)
 
@@ -158,6 +159,14 @@ def _broadcast(graph: Graph, node: Node, execution: Execution) -> list[tuple[str
     if "apply_to_keyed_state" in names_used(node.function):
         found.append(("warning", f"'{node.name}' uses apply_to_keyed_state, which in BATCH is called for no key: there is none yet when broadcast records come"))
     return found
+
+
+def _lookup(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
+    if not isinstance(node, LookupNode):
+        return []
+    return [
+        ("note", f"'{node.name}' reads '{node.source.name}' as it is when the stage runs in BATCH, and as it is at each micro-batch in STREAMING; while it changes, results differ")
+    ]
 
 
 def _order(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:

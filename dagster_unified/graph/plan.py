@@ -14,7 +14,7 @@ from dagster_unified.graph.chaining import Task, resolve_forward, tasks
 from dagster_unified.graph.code import digest, fingerprint
 from dagster_unified.graph.lint import Finding, lint
 from dagster_unified.graph.mode import Execution, resolve
-from dagster_unified.graph.nodes import AssignTimestampsNode, Edge, Graph, KeyedNode, Node, SinkNode, SourceNode
+from dagster_unified.graph.nodes import AssignTimestampsNode, Edge, Graph, KeyedNode, LookupNode, Node, SinkNode, SourceNode
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.regions import Exchange, exchanges, regions
 from dagster_unified.operators.layout import ComputedKey, StreamLayout
@@ -184,6 +184,8 @@ def _describe_node(node: Node) -> str:
     described = [type(node).__name__, node.uid, node.records.describe() if node.records else "", node.timestamped, node.parallelism]
     if isinstance(node, SourceNode):
         return digest(*described, node.source.describe(), node.source.snapshot())
+    if isinstance(node, LookupNode):
+        return digest(_describe_lookup(node), node.source.snapshot())
     if isinstance(node, SinkNode):
         return digest(*described, node.sink.describe())
     described += [fingerprint(getattr(node, name, None)) for name in ("function", "assigner", "rolling", "names")]
@@ -193,9 +195,19 @@ def _describe_node(node: Node) -> str:
     return digest(*described)
 
 
+def _describe_lookup(node: LookupNode) -> str:
+    return digest(node.uid, node.records.describe() if node.records else "", node.source.describe(), node.on, node.found, node.inner)
+
+
 def deployment_fingerprint(plan: Plan) -> str:
     """Changes when the pipeline's code or its configuration does, and not with what its sources hold: what a STREAMING job was started from."""
-    parts = [digest(node.uid, node.source.describe()) if isinstance(node, SourceNode) else _describe_node(node) for node in plan.graph.nodes]
+
+    def described(node: Node) -> str:
+        if isinstance(node, LookupNode):
+            return _describe_lookup(node)
+        return digest(node.uid, node.source.describe()) if isinstance(node, SourceNode) else _describe_node(node)
+
+    parts = map(described, plan.graph.nodes)
     return digest(library_version(), plan.execution, *parts, *map(_describe_edge, plan.graph.edges))
 
 

@@ -14,7 +14,7 @@ from dagster_unified.connectors.base import SparkSink
 from dagster_unified.engine.batch.stage import Run, run_stage
 from dagster_unified.engine.events import Event, StageFinished, StageStarted
 from dagster_unified.errors import UnifiedError
-from dagster_unified.graph.nodes import Graph, SinkNode, SourceNode
+from dagster_unified.graph.nodes import Graph, LookupNode, SinkNode, SourceNode
 from dagster_unified.graph.plan import Plan, Region, plan
 from dagster_unified.orchestration import progress
 from dagster_unified.orchestration.io_manager import StageOutput, execution_id, find_manifest
@@ -35,22 +35,19 @@ PREVIEW_ROWS = 10
 
 def source_specs(loaded: Plan, translator: "StageTranslator") -> list[AssetSpec]:
     """The external assets that stand for the sources."""
-    nodes = [n for n in loaded.graph.nodes if isinstance(n, SourceNode)]
-    return [
-        AssetSpec(translator.get_source_key(loaded, n), group_name=loaded.name, description=n.source.describe(), metadata={"boundedness": n.source.boundedness.value})
-        for n in nodes
-    ]
+    nodes = {translator.get_source_key(loaded, n): n for n in loaded.graph.nodes if isinstance(n, (SourceNode, LookupNode))}
+    return [AssetSpec(key, group_name=loaded.name, description=n.source.describe(), metadata={"boundedness": n.source.boundedness.value}) for key, n in nodes.items()]
 
 
 def stage_asset(graph: Graph, loaded: Plan, region: Region, translator: "StageTranslator", retry_policy: RetryPolicy | None) -> AssetsDefinition:
     """The asset of one stage."""
     upstream = {f"input_{i}": AssetIn(key=translator.get_asset_key(loaded, loaded.regions[r])) for i, r in enumerate(region.inputs)}
-    sources = [n for n in (loaded.graph.node(i) for i in region.nodes) if isinstance(n, SourceNode)]
+    read = [n for n in (loaded.graph.node(i) for i in region.nodes) if isinstance(n, (SourceNode, LookupNode))]
 
     @asset(
         key=translator.get_asset_key(loaded, region),
         ins=upstream,
-        deps=[translator.get_source_key(loaded, s) for s in sources],
+        deps=list(dict.fromkeys(translator.get_source_key(loaded, n) for n in read)),
         group_name=translator.get_group_name(loaded, region),
         tags=translator.get_tags(loaded, region),
         kinds=translator.get_kinds(loaded, region),

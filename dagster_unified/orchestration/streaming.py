@@ -42,7 +42,7 @@ from dagster_unified.engine.streaming.job import PATIENCE, Start, StreamingJob
 from dagster_unified.errors import UnifiedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.mode import sources
-from dagster_unified.graph.nodes import SinkNode
+from dagster_unified.graph.nodes import LookupNode, SinkNode, SourceNode
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, deployment_fingerprint, plan
 from dagster_unified.operators.time import wall_clock
@@ -330,7 +330,9 @@ def sink_specs(planned: Plan, translator: StageTranslator) -> list[AssetSpec]:
     return [
         AssetSpec(
             translator.get_sink_key(planned, node),
-            deps=[translator.get_source_key(planned, n) for n in sources(planned.graph) if n.id in planned.upstream(node.id)],
+            deps=list(
+                dict.fromkeys(translator.get_source_key(planned, n) for n in planned.graph.nodes if isinstance(n, (SourceNode, LookupNode)) and n.id in planned.upstream(node.id))
+            ),
             group_name=planned.name,
             description=f"{node.sink.describe()}, written by {planned.name} in STREAMING ({node.sink.guarantee.value}).",
             kinds={"spark", "streaming"},

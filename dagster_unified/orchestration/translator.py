@@ -9,7 +9,7 @@ from dagster import AssetKey
 
 from dagster_unified.connectors.collection import CollectionSource
 from dagster_unified.connectors.delta import DeltaSink
-from dagster_unified.graph.nodes import KeyedProcessNode, NativeKeyedNode, SinkNode, SourceNode
+from dagster_unified.graph.nodes import KeyedProcessNode, LookupNode, NativeKeyedNode, SinkNode, SourceNode
 from dagster_unified.graph.plan import Plan, Region
 
 
@@ -20,9 +20,9 @@ class StageTranslator:
         """`<pipeline>/<stage>`."""
         return AssetKey([plan.name, region.name])
 
-    def get_source_key(self, plan: Plan, source: SourceNode) -> AssetKey:
-        """The external asset that stands for a source."""
-        return AssetKey([plan.name, "sources", _word(source.name)])
+    def get_source_key(self, plan: Plan, source: SourceNode | LookupNode) -> AssetKey:
+        """The external asset that stands for a source, or for the table of a lookup."""
+        return AssetKey([plan.name, "sources", _word(source.name if isinstance(source, SourceNode) else source.source.name)])
 
     def get_sink_key(self, plan: Plan, sink: SinkNode) -> AssetKey:
         """The asset that stands for a sink which STREAMING alone writes."""
@@ -45,7 +45,7 @@ class StageTranslator:
         if any(isinstance(n, (KeyedProcessNode, NativeKeyedNode)) for n in nodes):
             kinds.add("stateful")
         for node in nodes:
-            if isinstance(node, SourceNode) and not isinstance(node.source, CollectionSource) and hasattr(node.source, "format"):
+            if isinstance(node, (SourceNode, LookupNode)) and not isinstance(node.source, CollectionSource) and hasattr(node.source, "format"):
                 kinds.add(str(node.source.format))
         return kinds
 

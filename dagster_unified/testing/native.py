@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -15,12 +15,13 @@ from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
 from dagster_unified.operators.windows.assigners import MergingWindowAssigner
 
 _TABLE = "dagster_unified_input"
+_LOOKED_UP = "dagster_unified_looked_up"
 START, END = "__start", "__end"
 Timed = tuple[Any, "int | None"]
 
 
-def run_native(pipeline: str, node: g.Node, layout: StreamLayout, arriving: list[Timed]) -> list[Timed]:
-    """What a native operation makes of these records."""
+def run_native(pipeline: str, node: g.Node, layout: StreamLayout, arriving: list[Timed], looked_up: Sequence[Any] = ()) -> list[Timed]:
+    """What a native operation makes of these records; a lookup, with the records of its table."""
     assert node.records is not None
     if not arriving:
         return []
@@ -32,6 +33,8 @@ def run_native(pipeline: str, node: g.Node, layout: StreamLayout, arriving: list
     columns = [sql(c, pipeline, node) for c in getattr(node, "columns", ())]
     with duckdb.connect() as connection:
         connection.register(_TABLE, table)
+        if isinstance(node, g.LookupNode):
+            connection.register(_LOOKED_UP, pa.Table.from_batches([node.source.records.to_batch(list(looked_up))]))
         result = connection.sql(_statement(pipeline, node, layout, columns)).to_arrow_table()
     if isinstance(node, g.SelectNode):
         result = result.rename_columns([*node.records.names, TIMESTAMP])
@@ -51,6 +54,11 @@ def _statement(pipeline: str, node: g.Node, layout: StreamLayout, columns: list[
         added = [f'{column} AS "{name}"' for name, column in zip(node.names, columns, strict=True)]
         others = [name for name in kept if name.strip('"') not in node.names]
         return f'SELECT {", ".join([*others, *added])}, "{TIMESTAMP}" FROM {_TABLE}'
+    if isinstance(node, g.LookupNode):
+        given = {name: f't."{column}"' for name, column in node.found}
+        fields = [f'{given.get(name) or "r." + chr(34) + name + chr(34)} AS "{name}"' for name in (node.records.names if node.records else ())]
+        condition = " AND ".join(f'r."{name}" = t."{column}"' for name, column in node.on)
+        return f'SELECT {", ".join(fields)}, r."{TIMESTAMP}" FROM {_TABLE} r {"INNER" if node.inner else "LEFT"} JOIN {_LOOKED_UP} t ON {condition}'
     if isinstance(node, g.AggregateNode):
         keys = ", ".join(f'"{k}"' for k in node.key.fields)
         return f'SELECT {keys}, {", ".join(columns)}, max("{TIMESTAMP}") AS "{TIMESTAMP}" FROM {_TABLE} GROUP BY {keys}'

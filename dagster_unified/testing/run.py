@@ -69,19 +69,20 @@ def run_pipeline(
 
 def _inputs(decided: Plan, inputs: Mapping[str, Sequence[Any]]) -> dict[int, list[Any]]:
     found: dict[int, list[Any]] = {}
-    names = [s.name for s in sources(decided.graph)]
+    tables = [n for n in decided.graph.nodes if isinstance(n, g.LookupNode)]
+    reading: list[g.SourceNode | g.LookupNode] = [*sources(decided.graph), *tables]
+    names = [*(s.name for s in sources(decided.graph)), *(n.source.name for n in tables)]
     for name in inputs:
         if name not in names:
             raise PipelineError(f"{decided.name} has no source '{name}'; its sources are {', '.join(names)}")
-    for node in sources(decided.graph):
-        if node.name in inputs:
-            found[node.id] = list(inputs[node.name])
+    for node in reading:
+        name = node.source.name if isinstance(node, g.LookupNode) else node.name
+        if name in inputs:
+            found[node.id] = list(inputs[name])
         elif isinstance(node.source, CollectionSource):
             found[node.id] = list(node.source.data)
         else:
-            raise PipelineError(
-                f"{decided.name}: source '{node.name}' reads {node.source.describe()}, which the harness does not; give its records as inputs={{'{node.name}': [...]}}"
-            )
+            raise PipelineError(f"{decided.name}: source '{name}' reads {node.source.describe()}, which the harness does not; give its records as inputs={{'{name}': [...]}}")
     return found
 
 
@@ -183,7 +184,7 @@ class _Batch:
         if isinstance(node, g.NativeKeyedNode) and any(None in (k if isinstance(k, tuple) else (k,)) for k in (_key_of(self.plan, node, r) for r, _ in self._arriving(node.id))):
             raise PipelineError(f"{self.plan.name}: operator '{node.name}': a key is None; filter such records out before key_by")
         arriving = self._arriving(node.id)
-        self.streams[Port(node.id)] = run_native(self.plan.name, node, layout, arriving)
+        self.streams[Port(node.id)] = run_native(self.plan.name, node, layout, arriving, self.inputs.get(node.id, ()))
 
 
 def _sortable(key: Any) -> Any:
@@ -218,10 +219,11 @@ class _Streaming:
             for node in self.plan.graph.nodes:
                 if type(node) in STEP_KINDS:
                     self._open(node)
-            for node_id, records in self.inputs.items():
-                for record in records:
+            streams = [node.id for node in sources(self.plan.graph)]
+            for node_id in streams:
+                for record in self.inputs[node_id]:
                     self._emit(node_id, None, record, None)
-            for node_id in self.inputs:
+            for node_id in streams:
                 self._watermark_from(node_id, MAX_TIMESTAMP)
         finally:
             for running in self.running.values():
@@ -267,7 +269,7 @@ class _Streaming:
         elif isinstance(node, g.NativeKeyedNode):
             self.kept.setdefault(node.id, []).append((record, time))
         else:
-            for produced, at in run_native(self.plan.name, node, input_layout(self.plan, node.id), [(record, time)]):
+            for produced, at in run_native(self.plan.name, node, input_layout(self.plan, node.id), [(record, time)], self.inputs.get(node.id, ())):
                 self._emit(node.id, None, produced, at)
 
     def _broadcast(self, node: g.Node, record: Any, time: int | None) -> None:

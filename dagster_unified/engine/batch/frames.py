@@ -60,6 +60,9 @@ class RegionFrames:
     observations: list[Observation] = field(default_factory=list)
     diverted: list[tuple[DataFrame, bool]] = field(default_factory=list)
     persisted: list[DataFrame] = field(default_factory=list)
+    tables: list[DataFrame] = field(default_factory=list)
+    """What lookups read."""
+
     _ports: dict[Port, DataFrame] = field(default_factory=dict)
     passes: list[Pass] = field(default_factory=list)
 
@@ -337,7 +340,29 @@ class RegionFrames:
             return self._typed(node, frame.select(*map(_column, node.columns), *map(F.col, kept)).toDF(*named), kept)
         if isinstance(node, g.WithColumnsNode):
             return self._typed(node, frame.withColumns({name: _column(c) for name, c in zip(node.names, node.columns, strict=True)}), kept)
+        if isinstance(node, g.LookupNode):
+            return self._typed(node, self._looked_up(node, frame, others), kept)
         raise PipelineError(f"{self.plan.name}: '{node.name}' is not an operation on columns")
+
+    def _looked_up(self, node: g.LookupNode, frame: DataFrame, others: Column | None) -> DataFrame:
+        """A broadcast join with the table."""
+        from pyspark.sql import functions as F
+
+        if not isinstance(node.source, SparkSource):
+            raise PipelineError(f"{self.plan.name}: operator '{node.name}': '{node.source.name}' is a {type(node.source).__name__}, which Spark cannot read")
+        keys = [F.col(column).alias(f"__key{i}") for i, (_, column) in enumerate(node.on)]
+        values = [F.col(column).alias(f"__value{i}") for i, (_, column) in enumerate(node.found)]
+        read = node.source.read(self.spark)
+        self.tables.append(read)
+        table = read.select(*keys, *values, F.lit(True).alias("__found"))
+        condition = F.lit(True)
+        for i, (name, _) in enumerate(node.on):
+            condition = condition & (F.col(name) == F.col(f"__key{i}"))
+        joined = frame.join(F.broadcast(table), condition, "left")
+        if node.inner:
+            matched = F.col("__found").isNotNull()
+            joined = joined.where(matched if others is None else others | matched)
+        return joined.withColumns({name: F.col(f"__value{i}") for i, (name, _) in enumerate(node.found)})
 
     def _source(self, node: g.SourceNode) -> DataFrame:
         if not isinstance(node.source, SparkSource):

@@ -5,9 +5,9 @@ Knows Spark's DataFrame API. Lazy: nothing runs here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -95,6 +95,9 @@ class PackedFrames:
     folder: UPath
     control: UPath
     malformed: dict[str, int] = field(default_factory=dict)
+    tables: list[DataFrame] = field(default_factory=list)
+    """What lookups read."""
+
     """For each source that diverts what does not fit, the lane in which it goes."""
 
     def build(self) -> DataFrame:
@@ -124,7 +127,7 @@ class PackedFrames:
 
         schema = worker.beside(input_layout(self.plan, native.nodes[0]).schema)
         wide = frame.mapInArrow(worker.spread(native.lane, schema), spark_schema(schema))
-        helper = RegionFrames(self.plan, Region(-1, "", (), (), (), (), (), ""), self.spark, _nothing)
+        helper = RegionFrames(self.plan, Region(-1, "", (), (), (), (), (), ""), self.spark, _nothing, tables=self.tables)
         others = F.col(worker.LANE) != native.lane
         for number in native.nodes:
             node = self.plan.graph.node(number)
@@ -158,7 +161,7 @@ class PackedFrames:
             frame = frame.select(*node.source.records.names)
         if head.native:
             region = Region(-1, node.name, (), (head.source, *head.native), (), (), (), "")
-            native = StreamFrames(self.plan, region, self.spark, _nothing, sources=self.folder / "sources")
+            native = StreamFrames(self.plan, region, self.spark, _nothing, tables=self.tables, sources=self.folder / "sources")
             frame = native.port(Port(head.native[-1])).select(*head.track.program.input.records.names)
         return frame.mapInArrow(worker.head(head.track, groups, route), spark_schema(PACKED))
 
@@ -176,7 +179,18 @@ def _nothing(port: Port) -> DataFrame:
     raise PipelineError(f"stream {port} is not in this region")
 
 
-def native_frame(plan: Plan, spark: SparkSession, aggregate: int, members: Sequence[int], folder: UPath, control: UPath) -> DataFrame:
+def read_again(tables: Iterable[DataFrame]) -> None:
+    """Lets the tables that a running query reads in each micro-batch see files that came since; Spark lists them once."""
+    for table in tables:
+        plan: Any = table._jdf.queryExecution().analyzed()
+        leaves = plan.collectLeaves()
+        for number in range(leaves.size()):
+            leaf = leaves.apply(number)
+            if leaf.getClass().getSimpleName() == "LogicalRelation" and leaf.relation().getClass().getSimpleName() == "HadoopFsRelation":
+                leaf.relation().location().refresh()
+
+
+def native_frame(plan: Plan, spark: SparkSession, aggregate: int, members: Sequence[int], folder: UPath, control: UPath, tables: list[DataFrame]) -> DataFrame:
     """The stream of a native aggregate, from its sources: in each micro-batch the keys that changed, or the windows that closed."""
     region = Region(-1, plan.graph.node(aggregate).name, (), tuple(members), (), (), (), "")
-    return StreamFrames(plan, region, spark, _nothing, sources=folder / "sources", control=control).port(Port(aggregate))
+    return StreamFrames(plan, region, spark, _nothing, tables=tables, sources=folder / "sources", control=control).port(Port(aggregate))

@@ -42,6 +42,9 @@ LOCAL_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystem
 PATIENCE = 20.0
 """Seconds of silence after which a job is taken to be dead."""
 
+STALE = 1.0
+"""Seconds after which a running query lists the files of a looked-up table again."""
+
 GRACE = 20.0
 """Seconds for which stopping waits for an epoch that is being committed."""
 
@@ -202,6 +205,11 @@ class _Query:
         self.query: StreamingQuery | None = None
         self.failure: Exception | None = None
         self.epochs = 0
+        self.tables: list[DataFrame] = []
+        """What lookups read in each micro-batch."""
+
+        self._read = time.monotonic()
+
         self._stopping = False
         self._committing = Lock()
         self._draining: Thread | None = None
@@ -218,6 +226,9 @@ class _Query:
 
     def tick(self) -> None:
         """Time has passed."""
+        if time.monotonic() - self._read >= STALE:
+            frames.read_again(self.tables)
+            self._read = time.monotonic()
 
     def start(self) -> None:
         interval = self.plan.execution.streaming.interval
@@ -311,7 +322,7 @@ class _Packed(_Query):
     def __init__(self, job: StreamingJob, name: str, stages: Topology, malformed: dict[str, int]) -> None:
         super().__init__(job, name, stages.tail)
         control = self.folder / "control" / name
-        self.frames = frames.PackedFrames(job.plan, stages, job.spark, self.folder, control, malformed)
+        self.frames = frames.PackedFrames(job.plan, stages, job.spark, self.folder, control, malformed, self.tables)
         self.control = ControlFile(str(control))
         self.time = JobTime(job.plan, self.control.read(), wall_clock())
         self.stages = stages
@@ -334,6 +345,7 @@ class _Packed(_Query):
         return EpochCommitted(self.name, epoch, report.rows, rows, seconds, self.time.watermark(), report.metrics.counters, written, state_rows, state_bytes)
 
     def tick(self) -> None:
+        super().tick()
         if self.stages.timed:
             event = self.time.tick(wall_clock())
             if event is not None:
@@ -372,7 +384,7 @@ class _Native(_Query):
         self.control = self.folder / "control" / name
 
     def frame(self) -> DataFrame:
-        return frames.native_frame(self.plan, self.job.spark, self.aggregate, self.members, self.folder, self.control)
+        return frames.native_frame(self.plan, self.job.spark, self.aggregate, self.members, self.folder, self.control, self.tables)
 
     def end(self) -> bool:
         if self.windowed:

@@ -1,0 +1,163 @@
+"""Lookups in a small table: Catalyst's broadcast join in both modes, what the harness gives, and a table that changes."""
+
+import os
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from dagster_unified.api import CollectionSource, CsvSource, DeltaSink, FileSink, ParquetSource, Pipeline, RateSource
+from dagster_unified.engine.batch.stage import Run, run_all
+from dagster_unified.engine.batch.store import IntermediateStore
+from dagster_unified.engine.events import EpochCommitted
+from dagster_unified.engine.streaming import frames
+from dagster_unified.engine.streaming.job import Start, StreamingJob
+from dagster_unified.errors import PipelineError, RecordTypeError
+from dagster_unified.records import record_type
+from dagster_unified.testing import run_pipeline
+
+
+class Flight(NamedTuple):
+    n: int
+    origin: str | None
+
+
+class Airport(NamedTuple):
+    faa: str
+    name: str
+    lat: float
+
+
+class Located(NamedTuple):
+    n: int
+    name: str | None
+    lat: float | None
+
+
+class Found(NamedTuple):
+    name: str
+    n: int
+
+
+FLIGHTS = [Flight(1, "JFK"), Flight(2, "XXX"), Flight(3, None), Flight(4, "LGA")]
+AIRPORTS = [Airport("JFK", "Kennedy", 40.6), Airport("LGA", "La Guardia", 40.7), Airport("LGA", "again", 0.0)]
+LOCATED = [(1, "Kennedy", 40.6), (2, None, None), (3, None, None), (4, "La Guardia", 40.7), (4, "again", 0.0)]
+
+
+def table(records=AIRPORTS):
+    return CollectionSource("airports", record_type(Airport, "airports"), tuple(records))
+
+
+def located(stream, source=None):
+    return stream.lookup_join(source or table(), {"origin": "faa"}, {"name": "name", "lat": "lat"}, Located)
+
+
+def test_the_harness_and_batch_join_alike(run_on_spark, spark, tmp_path):
+    def build(sink):
+        pipeline = Pipeline("p")
+        sink(located(pipeline.from_collection(FLIGHTS, Flight)), "left")
+        sink(pipeline.from_collection(FLIGHTS, Flight, "others").lookup_join(table(), {"origin": "faa"}, {"name": "name"}, Found, how="inner"), "inner")
+        return pipeline
+
+    pipeline = build(lambda s, name: s.print(name))
+    inner = [("Kennedy", 1), ("La Guardia", 4), ("again", 4)]
+    for mode in ("BATCH", "STREAMING"):
+        result = run_pipeline(pipeline, mode).sinks
+        assert sorted(result["left"], key=str) == sorted(LOCATED, key=str)
+        assert sorted(result["inner"]) == inner
+    run_on_spark(build(lambda s, name: s.sink_to(FileSink(str(tmp_path / name), name=name))))
+    assert sorted(map(str, map(tuple, spark.read.parquet(str(tmp_path / "left")).collect()))) == sorted(map(str, LOCATED))
+    assert sorted(map(tuple, spark.read.parquet(str(tmp_path / "inner")).collect())) == inner
+
+
+def rows(path):
+    return sorted((tuple(r.values()) for r in DeltaTable(str(path)).to_pyarrow_table().to_pylist()), key=str)
+
+
+@pytest.mark.parametrize("place", ["at the source", "before a key", "between keys", "at the sink"])
+def test_streaming_joins_wherever_it_stands(spark, tmp_path, place):
+    def build(target):
+        pipeline = Pipeline("p")
+        stream = pipeline.from_collection(FLIGHTS, Flight)
+        if place != "at the source":
+            stream = stream.map(lambda f: f, Flight)
+        if place in ("between keys", "at the sink"):
+            stream = stream.key_by("n").reduce(lambda a, b: b)
+        stream = located(stream)
+        if place != "at the sink":
+            stream = stream.key_by("n").reduce(lambda a, b: min(a, b))
+        stream.sink_to(DeltaSink(str(target), mode="append", name="out"))
+        return pipeline
+
+    run_all(Run(build(tmp_path / "batch").plan(), spark, IntermediateStore(str(tmp_path / "store")), "run", "run"))
+    options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints"), "pipeline.max-parallelism": 3}
+    assert StreamingJob(build(tmp_path / "streaming").plan(options), spark, Start("one")).run() == "finished"
+    found = rows(tmp_path / "streaming")
+    assert [r for r in found if r[0] != 4] == [r for r in rows(tmp_path / "batch") if r[0] != 4] == sorted((r for r in LOCATED if r[0] != 4), key=str)
+    assert {r for r in found if r[0] == 4} >= {r for r in rows(tmp_path / "batch") if r[0] == 4}
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_a_table_that_changes_is_seen_by_the_micro_batches_after(spark, tmp_path, monkeypatch, keyed):
+    def write(folder, number, records):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        pq.write_table(pa.Table.from_pylist([r._asdict() for r in records]), tmp_path / folder / f".{number}")
+        os.rename(tmp_path / folder / f".{number}", tmp_path / folder / f"{number}.parquet")
+
+    write("airports", 0, AIRPORTS[:1])
+    write("flights", 0, [Flight(1, "JFK"), Flight(2, "LGA")])
+    pipeline = Pipeline("p")
+    stream = located(pipeline.from_source(ParquetSource(str(tmp_path / "flights"), Flight, monitor=True)), ParquetSource(str(tmp_path / "airports"), Airport))
+    stream = stream.key_by("n").reduce(lambda a, b: b) if keyed else stream
+    stream.sink_to(DeltaSink(str(tmp_path / "out"), mode="append", name="out"))
+    epochs: list[EpochCommitted] = []
+    job = StreamingJob(
+        pipeline.plan({"execution.checkpointing.dir": str(tmp_path / "checkpoints")}), spark, Start("one"), lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None
+    )
+    listed = []
+    read_again = frames.read_again
+
+    def listening(tables):
+        read_again(tables)
+        listed.append((tmp_path / "airports/1.parquet").exists())
+
+    monkeypatch.setattr(frames, "read_again", listening)
+    changed, asked = [], []
+
+    def stopped():
+        if not changed and sum(e.rows_in for e in epochs) >= 2:
+            changed.append(write("airports", 1, AIRPORTS[1:2]))
+        if not asked and any(listed):
+            asked.append(write("flights", 1, [Flight(3, "LGA")]))
+        return sum(e.rows_in for e in epochs) >= 3
+
+    job.run(stopped)
+    assert rows(tmp_path / "out") == [(1, "Kennedy", 40.6), (2, None, None), (3, "La Guardia", 40.7)]
+
+
+class Strict(NamedTuple):
+    n: int
+    name: str
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((table(), "origin", {"name": "name"}, Located), PipelineError, "table 'airports': no field 'origin'"),
+        ((table(), {"org": "faa"}, {"name": "name"}, Located), PipelineError, "no field 'org' in .*did you mean 'origin'"),
+        ((table(), {"n": "faa"}, {"name": "name"}, Located), RecordTypeError, "field 'n' is a int64 and the table's 'faa' a string"),
+        ((table(), {"origin": "faa"}, {"n": "name"}, Located), PipelineError, "the stream has a field 'n' already"),
+        ((table(), {"origin": "faa"}, {"named": "name"}, Located), RecordTypeError, "field 'named' is not in output_type"),
+        ((table(), {"origin": "faa"}, {"name": "name"}, Strict), RecordTypeError, "field 'name' is None where nothing is found.*or use how='inner'"),
+        ((table(), {"origin": "faa"}, {"name": "lat"}, Strict), RecordTypeError, "field 'name' is a double, and output_type says string"),
+        ((table(), {"origin": "faa"}, {"name": "name"}, Located), PipelineError, "no field 'lat'"),
+        ((RateSource(1, "r"), {"origin": "faa"}, {"name": "name"}, Located), PipelineError, "expected a bounded source"),
+        ((CsvSource("/tmp/x.csv", Airport, on_malformed="drop"), {"origin": "faa"}, {}, Flight), PipelineError, "use on_malformed='fail'"),
+    ],
+)
+def test_errors_while_the_graph_is_built(arguments, error, message):
+    stream = Pipeline("p").from_collection(FLIGHTS, Flight)
+    with pytest.raises(error, match=rf"operator 'lookup_join': .*{message}"):
+        stream.lookup_join(*arguments)
