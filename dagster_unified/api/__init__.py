@@ -46,6 +46,7 @@ from dagster_unified.operators.state import (
     MapStateDescriptor,
     ReducingStateDescriptor,
     StateTtlConfig,
+    StateVisibility,
     UpdateType,
     ValueStateDescriptor,
 )
@@ -88,7 +89,7 @@ __all__ = [
     "KeyedBroadcastProcessFunction", "KeyedCoProcessFunction", "KeyedProcessFunction", "KeyedStream", "ListStateDescriptor", "MapFunction", "MapStateDescriptor",
     "MergingWindowAssigner", "OutputTag", "ParquetSource", "Partitioner", "Pipeline", "PrintSink", "ProcessFunction", "ProcessJoinFunction", "ProcessWindowFunction",
     "ProcessingTimeSessionWindows", "ProcessingTimeTrigger", "PurgingTrigger", "Rate", "RateSource", "ReadOnlyBroadcastState", "ReduceFunction",
-    "ReducingStateDescriptor", "RuntimeContext", "SlidingEventTimeWindows", "SlidingProcessingTimeWindows", "StateTtlConfig", "StructuredSource", "TimeDomain",
+    "ReducingStateDescriptor", "RuntimeContext", "SlidingEventTimeWindows", "SlidingProcessingTimeWindows", "StateTtlConfig", "StateVisibility", "StructuredSource", "TimeDomain",
     "TimeEvictor", "TimeWindow", "TimerService", "TimestampAssigner", "Trigger", "TriggerResult", "TumblingEventTimeWindows", "TumblingProcessingTimeWindows",
     "UpdateType", "ValueStateDescriptor", "WatermarkStrategy", "WindowAssigner", "WindowFunction", "WindowedStream", "functions",
 ]  # fmt: skip

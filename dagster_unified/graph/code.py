@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -37,6 +37,18 @@ def names_used(value: Any) -> set[str]:
         for code in _nested(function.__code__):
             found |= set(code.co_names)
     return found
+
+
+def refers_to(value: Any, wanted: Callable[[Any], bool]) -> bool:
+    """Whether a function, or the methods of an object's class, refer to something of a kind: as a global, in a closure, or as an attribute of the object."""
+    held = list(vars(value).values()) if hasattr(value, "__dict__") else []
+    for part in getattr(value, "wrapped_functions", ()):
+        held += list(vars(part).values()) if hasattr(part, "__dict__") else []
+    for function in _functions(value):
+        names = {n for code in _nested(function.__code__) for n in code.co_names}
+        held += [function.__globals__[n] for n in names & set(function.__globals__)]
+        held += _closed_over(function)
+    return any(wanted(found) for found in held)
 
 
 _CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "now", "utcnow", "today"}
@@ -153,11 +165,8 @@ def _function(function: types.FunctionType, seen: dict[int, Any]) -> Iterator[ob
     yield from _describe(function.__code__, seen)
     yield from _describe(function.__defaults__, seen)
     yield from _describe(function.__kwdefaults__, seen)
-    for cell in function.__closure__ or ():
-        try:
-            yield from _describe(cell.cell_contents, seen)
-        except ValueError:  # a cell that is not filled yet
-            yield "empty"
+    for value in _closed_over(function):
+        yield from _describe(value, seen)
     for name in sorted({n for code in _nested(function.__code__) for n in code.co_names}):
         if name in function.__globals__:
             value = function.__globals__[name]
@@ -166,6 +175,14 @@ def _function(function: types.FunctionType, seen: dict[int, Any]) -> Iterator[ob
             if isinstance(value, types.ModuleType) and not is_installed(value.__name__):
                 used = {n for code in _nested(function.__code__) for n in code.co_names}
                 yield from _describe([vars(value)[n] for n in sorted(used & set(vars(value)))], seen)
+
+
+def _closed_over(function: types.FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # a cell that is not filled yet
+            continue
 
 
 def _code(code: types.CodeType, seen: dict[int, Any]) -> Iterator[object]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dagster_unified.graph.code import names_used, reads_from_outside
+from dagster_unified.graph.code import names_used, reads_from_outside, refers_to
 from dagster_unified.graph.mode import Execution
 from dagster_unified.graph.nodes import (
     AggregateNode,
@@ -30,6 +30,7 @@ from dagster_unified.graph.nodes import (
     WhereNode,
     WindowNode,
 )
+from dagster_unified.operators.state import StateDescriptor, StateTtlConfig
 from dagster_unified.operators.windows import (
     ContinuousEventTimeTrigger,
     ContinuousProcessingTimeTrigger,
@@ -61,7 +62,7 @@ def lint(graph: Graph, execution: Execution) -> tuple[Finding, ...]:
     """All findings, in the order of the operators."""
     found: list[Finding] = []
     for node in graph.nodes:
-        for rule in (_counts_updates, _other_fields, _clock, _windows, _broadcast, _lookup, _order, _null_key, _unused):
+        for rule in (_counts_updates, _other_fields, _clock, _windows, _broadcast, _lookup, _expiry, _order, _null_key, _unused):
             found += [Finding(rule.__name__.strip("_").replace("_", "-"), severity, node.id, message) for severity, message in rule(graph, node, execution)]
     return tuple(found)
 
@@ -167,6 +168,21 @@ def _lookup(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, s
     return [
         ("note", f"'{node.name}' reads '{node.source.name}' as it is when the stage runs in BATCH, and as it is at each micro-batch in STREAMING; while it changes, results differ")
     ]
+
+
+def _expiry(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
+    if not isinstance(node, KeyedProcessNode) or not refers_to(node.function, _lives_for_a_time):
+        return []
+    return [
+        (
+            "warning",
+            f"'{node.name}' has state with a time to live, which STREAMING forgets after that and BATCH does not; if its result depends on it, forget by event-time timers instead",
+        )
+    ]
+
+
+def _lives_for_a_time(value: object) -> bool:
+    return value is StateTtlConfig or isinstance(value, StateTtlConfig) or (isinstance(value, StateDescriptor) and value.ttl is not None)
 
 
 def _order(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:

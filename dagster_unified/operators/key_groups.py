@@ -88,6 +88,7 @@ class KeyGroups:
             if event is not None:
                 self._control(group, event)
             self.running.drain()
+            operator.state.forget_expired(group.keys.values())
             group.save(operator.event_timers, operator.processing_timers, operator.watermark)
             return min((p.processing_timer for p in group.index.pages if p.processing_timer is not None), default=None)
         finally:

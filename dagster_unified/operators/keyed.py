@@ -29,6 +29,9 @@ class KeyedOptions:
     processing_time: str = "ALLOW"
     processing_time_at_end: str = "FIRE_AND_QUIESCE"
     end_of_input_chain: int = 16
+    expiry: bool = True
+    """Whether state with a time to live expires: so it does in STREAMING."""
+
     last_event_time: int | None = None
     """The last event time that was assigned upstream, where the driver knows it; beyond it, chains of timers are bounded."""
 
@@ -68,6 +71,11 @@ class Collector:
             mine[1].extend(timestamps)
 
 
+def _standing() -> int:
+    """The clock of state where nothing expires."""
+    return 0
+
+
 class KeyedOperator:
     """What every keyed operator has: state, timers of both domains, a watermark, a clock, and the key that is current."""
 
@@ -77,7 +85,7 @@ class KeyedOperator:
         self.clock = clock
         self.key: Hashable = None
         self.watermark = MIN_TIMESTAMP
-        self.state = KeyedStateBackend(clock)
+        self.state = KeyedStateBackend(clock if options.expiry else _standing)
         self.event_timers = TimerQueue()
         self.processing_timers = TimerQueue()
         self.out = Collector()

@@ -31,16 +31,26 @@ class UpdateType(Enum):
     ON_READ_AND_WRITE = "on read and write"
 
 
+class StateVisibility(Enum):
+    """Whether an expired entry that has not been removed yet is returned."""
+
+    NEVER_RETURN_EXPIRED = "never return expired"
+    RETURN_EXPIRED_IF_NOT_CLEANED_UP = "return expired if not cleaned up"
+
+
 @dataclass(frozen=True)
 class StateTtlConfig:
     """How long an entry of state lives without being renewed, on the processing-time clock (Flink: *State TTL*).
 
-    An expired entry is never returned. In BATCH the clock hardly moves while one key is processed, so that in practice nothing
-    expires there; a result that depends on expiry differs between the modes.
+    In STREAMING an expired entry is removed when it is read, and with the next micro-batch that touches its page of keys; until then
+    `visibility` says whether reading gives it once more. In BATCH nothing expires: a key's whole history passes in a moment, whose length
+    says nothing of the time between its records. So a result that depends on expiry differs between the modes, which the lint says;
+    event-time timers forget alike in both.
     """
 
     ttl: timedelta
     update_type: UpdateType = UpdateType.ON_CREATE_AND_WRITE
+    visibility: StateVisibility = StateVisibility.NEVER_RETURN_EXPIRED
 
     def __post_init__(self) -> None:
         if self.ttl <= timedelta(0):
@@ -161,6 +171,15 @@ class KeyedStateBackend:
             self.created.append(key)
         self.current = current
 
+    def forget_expired(self, states: Iterable[dict[str, Any]]) -> None:
+        """Removes what has expired of some keys' states."""
+        timed = [handle(self, d) for d in list(self.descriptors.values()) if d.ttl is not None]
+        if timed:
+            for state in states:
+                self.current = state
+                for one in timed:
+                    one.forget_expired()
+
     def drop(self, key: Hashable) -> None:
         """Forgets all state of `key`."""
         self.keys.pop(key, None)
@@ -184,6 +203,7 @@ class _State:
         self._name = descriptor.name
         self._ttl = None if descriptor.ttl is None else int(descriptor.ttl.ttl.total_seconds() * 1000)
         self._renew_on_read = descriptor.ttl is not None and descriptor.ttl.update_type is UpdateType.ON_READ_AND_WRITE
+        self._give_expired = descriptor.ttl is not None and descriptor.ttl.visibility is StateVisibility.RETURN_EXPIRED_IF_NOT_CLEANED_UP
 
     def clear(self) -> None:
         """Forgets the state of the current key."""
@@ -195,13 +215,19 @@ class _State:
     def _expired(self, entry: Any) -> bool:
         return self._ttl is not None and self._backend.now() - entry[1] >= self._ttl
 
-    def _get(self) -> Any:
+    def forget_expired(self) -> None:
+        """Removes what has expired."""
+        entry = self._backend.current.get(self._name)
+        if entry is not None and self._expired(entry):
+            self.clear()
+
+    def _get(self, give_expired: bool | None = None) -> Any:
         entry = self._backend.current.get(self._name)
         if entry is None or self._ttl is None:
             return entry
         if self._expired(entry):
             self.clear()
-            return None
+            return entry[0] if (self._give_expired if give_expired is None else give_expired) else None
         if self._renew_on_read:
             self._set(entry[0])
         return entry[0]
@@ -233,12 +259,22 @@ class ListState(_State, Generic[T]):
         entries: list[Any] = self._backend.current.get(self._name) or []
         if self._ttl is not None and entries:
             live = [e for e in entries if not self._expired(e)]
+            given = list(entries) if self._give_expired else live
             if self._renew_on_read:
                 live = [self._wrap(value) for value, _ in live]
             if self._renew_on_read or len(live) < len(entries):
                 self._backend.current[self._name] = live
-            entries = live
+            entries = given
         return entries
+
+    def forget_expired(self) -> None:
+        entries = self._backend.current.get(self._name)
+        if isinstance(entries, list):  # the parts of a large one are not read for this
+            live = [e for e in entries if not self._expired(e)]
+            if live:
+                self._backend.current[self._name] = live
+            else:
+                self.clear()
 
     def get(self) -> list[T]:
         """The live elements."""
@@ -263,19 +299,26 @@ class ListState(_State, Generic[T]):
 class MapState(_State, Generic[K, V]):
     """A map of the current key; each entry has its own time to live."""
 
-    def _entries(self) -> dict[K, Any]:
+    def _entries(self, read: bool = False) -> dict[K, Any]:
+        """The entries that are given. Those that live stay, each renewed where it is `read`."""
         entries: dict[K, Any] = self._backend.current.get(self._name) or {}
-        if self._ttl is not None and entries:
-            entries = {k: e for k, e in entries.items() if not self._expired(e)}
-            self._backend.current[self._name] = entries
-        return entries
+        if self._ttl is None or not entries:
+            return entries
+        live = {k: e for k, e in entries.items() if not self._expired(e)}
+        given = dict(entries) if self._give_expired else live
+        if read and self._renew_on_read:
+            live = {k: self._wrap(value) for k, (value, _) in live.items()}
+        self._backend.current[self._name] = live
+        return given
 
-    def _read(self) -> dict[K, Any]:
-        """All live entries, each of them read."""
-        entries = self._entries()
-        if self._renew_on_read and entries:
-            entries = self._backend.current[self._name] = {k: self._wrap(value) for k, (value, _) in entries.items()}
-        return entries
+    def forget_expired(self) -> None:
+        entries = self._backend.current.get(self._name)
+        if isinstance(entries, dict):
+            live = {k: e for k, e in entries.items() if not self._expired(e)}
+            if live:
+                self._backend.current[self._name] = live
+            else:
+                self.clear()
 
     def get(self, key: K) -> V | None:
         """The value of `key`, or None."""
@@ -285,7 +328,8 @@ class MapState(_State, Generic[K, V]):
             return entry
         if self._expired(entry):
             del entries[key]
-            return None
+            given: V | None = entry[0] if self._give_expired else None
+            return given
         if self._renew_on_read:
             entries[key] = self._wrap(entry[0])
         found: V = entry[0]
@@ -310,11 +354,11 @@ class MapState(_State, Generic[K, V]):
 
     def items(self) -> list[tuple[K, V]]:
         """The live entries."""
-        return [(k, e if self._ttl is None else e[0]) for k, e in self._read().items()]
+        return [(k, e if self._ttl is None else e[0]) for k, e in self._entries(read=True).items()]
 
     def keys(self) -> list[K]:
         """The keys of the live entries."""
-        return list(self._read())
+        return list(self._entries(read=True))
 
     def values(self) -> list[V]:
         """The values of the live entries."""
@@ -345,7 +389,7 @@ class ReducingState(_State, Generic[T]):
 
     def add(self, value: T) -> None:
         """Combines one more value."""
-        held = self._get()
+        held = self._get(give_expired=False)
         self._set(value if held is None else self._reduce(held, value))
 
 
@@ -363,7 +407,7 @@ class AggregatingState(_State, Generic[IN, OUT]):
 
     def add(self, value: IN) -> None:
         """Aggregates one more value."""
-        held = self._get()
+        held = self._get(give_expired=False)
         self._set(self._function.add(value, self._function.create_accumulator() if held is None else held))
 
 

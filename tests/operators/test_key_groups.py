@@ -207,3 +207,31 @@ def test_state_that_is_no_longer_declared_is_kept():
     ran(process(Everything()), [([Row("a", 1, 5)], None)], stores=stores)
     assert ran(process(Less()), [([Row("a", 2, 1)], None)], stores=stores) == ["1"]
     assert ran(process(Everything()), [([Row("a", 3, 1)], None)], stores=stores) == ["a 2 6"]
+
+
+class Fleeting(KeyedProcessFunction):
+    """Each kind of entry, for ten milliseconds."""
+
+    def open(self, context):
+        ttl = StateTtlConfig(timedelta(milliseconds=10))
+        self.value = context.get_state(ValueStateDescriptor("value", int, ttl))
+        self.list = context.get_list_state(ListStateDescriptor("list", int, ttl))
+        self.map = context.get_map_state(MapStateDescriptor("map", int, int, ttl))
+
+    def process_element(self, value, ctx) -> Iterable[str]:
+        self.value.update(value.amount)
+        self.list.add(value.amount)
+        self.map.put(value.amount, value.amount)
+        return []
+
+
+def test_what_has_expired_goes_with_the_next_micro_batch_of_its_page():
+    store, now = Memory(), [0]
+    driver = KeyGroups(program(process(Fleeting())), lambda number, b: None, lambda: now[0])
+    driver.run(store, [batch([Row("a", 0, 1)])], None)
+    assert len(driver.codec.decode(state_pages.decode_index(store.read_index()).inline, store.read_page).keys) == 1
+    now[0] = 5
+    driver.run(store, [batch([Row("b", 0, 2)])], None)
+    now[0] = 10
+    driver.run(store, [batch([Row("c", 0, 3)])], None)
+    assert set(driver.codec.decode(state_pages.decode_index(store.read_index()).inline, store.read_page).keys) == {"b", "c"}

@@ -1,5 +1,6 @@
 """State of every kind under a time to live, and what clearing does."""
 
+from collections.abc import Iterable
 from datetime import timedelta
 
 import pytest
@@ -10,13 +11,15 @@ from dagster_unified.api import (
     KeyedProcessFunction,
     ListStateDescriptor,
     MapStateDescriptor,
+    Pipeline,
     ReducingStateDescriptor,
     StateTtlConfig,
+    StateVisibility,
     UpdateType,
     ValueStateDescriptor,
 )
 from dagster_unified.errors import PipelineError
-from dagster_unified.testing import KeyedHarness, ManualClock
+from dagster_unified.testing import KeyedHarness, ManualClock, run_pipeline
 
 
 class Total(AggregateFunction):
@@ -100,6 +103,72 @@ def test_every_entry_of_a_list_or_map_has_its_own_time_to_live(kind):
     harness.element("a", 2)
     clock.advance(6_000)
     assert harness.element("a", "read") == [[("2", 2)] if kind == "map" else [2]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_expired_entry_is_given_once_more_where_that_is_asked_for(kind):
+    held, empty = KINDS[kind][3:]
+    harness = KeyedHarness(Keep(kind, StateTtlConfig(timedelta(seconds=10), visibility=StateVisibility.RETURN_EXPIRED_IF_NOT_CLEANED_UP)), clock := ManualClock())
+    harness.element("a", 1)
+    clock.advance(10_000)
+    assert harness.element("a", "read") == [held]
+    assert harness.element("a", "read") == [empty]
+
+
+@pytest.mark.parametrize("kind", ["reducing", "aggregating"])
+def test_nothing_is_combined_with_what_has_expired(kind):
+    harness = KeyedHarness(Keep(kind, StateTtlConfig(timedelta(seconds=10), visibility=StateVisibility.RETURN_EXPIRED_IF_NOT_CLEANED_UP)), clock := ManualClock())
+    harness.element("a", 5)
+    clock.advance(10_000)
+    harness.element("a", 1)
+    assert harness.element("a", "read") == [KINDS[kind][3]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_batch_nothing_expires_however_long_a_key_takes(kind):
+    moments = iter(range(0, 10**9, 10**6))
+    pipeline = Pipeline("p")
+    # Both modes: two elements of one key, a thousand seconds apart by the clock.
+    pipeline.from_collection([("a", "1"), ("a", "read")], tuple[str, str]).key_by(0).process(ReadLater(kind, StateTtlConfig(timedelta(seconds=10)))).print("out")
+    held, empty = KINDS[kind][3:]
+    assert run_pipeline(pipeline, "BATCH", clock=lambda: next(moments)).only() == [repr(held)]
+    assert run_pipeline(pipeline, "STREAMING", clock=lambda: next(moments)).only() == [repr(empty)]
+
+
+class ReadLater(Keep):
+    def process_element(self, value, ctx) -> Iterable[str]:
+        if value[1] == "read":
+            yield repr(self.read(self.state))
+        else:
+            self.write(self.state, int(value[1]))
+
+
+LASTING = ValueStateDescriptor("lasting", int)
+FLEETING = ValueStateDescriptor("fleeting", int, StateTtlConfig(timedelta(seconds=1)))
+
+
+class Global(KeyedProcessFunction):
+    def open(self, context):
+        self.state = context.get_state(FLEETING)
+
+    def process_element(self, value, ctx) -> Iterable[str]:
+        return []
+
+
+class Without(KeyedProcessFunction):
+    def open(self, context):
+        self.state = context.get_state(LASTING)
+
+    def process_element(self, value, ctx) -> Iterable[str]:
+        return []
+
+
+@pytest.mark.parametrize(("function", "warned"), [(Global(), True), (ReadLater("value", StateTtlConfig(timedelta(seconds=10))), True), (Without(), False)])
+def test_the_lint_says_where_time_to_live_makes_modes_differ(function, warned):
+    pipeline = Pipeline("p")
+    pipeline.from_collection([("a", "1")], tuple[str, str]).key_by(0).process(function).print("out")
+    found = [f.message for f in pipeline.plan().findings if f.rule == "expiry"]
+    assert ["forget by event-time timers" in m for m in found] == [True] * warned
 
 
 def test_reading_one_entry_of_a_map_does_not_renew_the_others():
