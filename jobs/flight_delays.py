@@ -17,15 +17,11 @@ What the data does not have, and what is done about it:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
-from datetime import date, datetime, timedelta, timezone
-from pathlib import Path
+from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
-from zoneinfo import ZoneInfo
 
 from dagster_unified.api import (
-    CsvSource,
     DeltaSink,
     KeyedProcessFunction,
     MapStateDescriptor,
@@ -33,57 +29,16 @@ from dagster_unified.api import (
     Pipeline,
     RuntimeContext,
     ValueStateDescriptor,
-    WatermarkStrategy,
 )
 from dagster_unified.api import functions as F
-from jobs.data import FLIGHTS
+from jobs.data import FLIGHTS, OUTPUT
+from jobs.flights import IN_ORDER, NEW_YORK, Flight, cleaned
 
-NEW_YORK = ZoneInfo("America/New_York")
-OUTPUT = Path(os.environ.get("DAGSTER_UNIFIED_OUTPUT", ".dagster_unified/tables"))
 IDLE_AFTER = timedelta(days=30)
 DATA_ENDS = datetime(2014, 1, 1, tzinfo=NEW_YORK)
 MINUTE = timedelta(minutes=1)
 MILLISECOND = timedelta(milliseconds=1)
 EPOCH = datetime.fromtimestamp(0, timezone.utc)
-
-
-class RawFlight(NamedTuple):
-    """A line of flights.csv. What is missing was not measured: a cancelled flight has no departure."""
-
-    year: int
-    month: int
-    day: int
-    dep_time: float | None
-    sched_dep_time: int
-    dep_delay: float | None
-    arr_time: float | None
-    sched_arr_time: int
-    arr_delay: float | None
-    carrier: str
-    flight: int
-    tailnum: str | None
-    origin: str
-    dest: str
-    air_time: float | None
-    distance: int
-    hour: int
-    minute: int
-    time_hour: str
-
-
-class Flight(NamedTuple):
-    """A flight that took place. Delays in minutes; times in UTC; `day` is New York's, on which it was to leave."""
-
-    carrier: str
-    tail: str
-    origin: str
-    dest: str
-    day: date
-    departed: datetime
-    landed: datetime
-    dep_delay: int
-    arr_delay: int
-    miles: int
 
 
 class CarrierDelay(NamedTuple):
@@ -130,16 +85,6 @@ class Idle(NamedTuple):
 
 
 IDLE = OutputTag("idle", Idle)
-
-
-def clean(raw: RawFlight) -> Iterable[Flight]:
-    """Flights that left and landed where they were to, with a known aircraft and times in UTC."""
-    if raw.dep_delay is None or raw.arr_delay is None or raw.air_time is None or raw.tailnum is None:
-        return
-    local = datetime(raw.year, raw.month, raw.day, raw.sched_dep_time // 100, raw.sched_dep_time % 100, tzinfo=NEW_YORK)
-    departed = local.astimezone(timezone.utc) + raw.dep_delay * MINUTE
-    landed = departed + raw.air_time * MINUTE
-    yield Flight(raw.carrier, raw.tailnum, raw.origin, raw.dest, local.date(), departed, landed, int(raw.dep_delay), int(raw.arr_delay), raw.distance)
 
 
 def as_propagation(leg: Leg) -> Propagation:
@@ -208,16 +153,7 @@ def _millis(time: datetime) -> int:
 def build(flights_csv: str = str(FLIGHTS), output: str = str(OUTPUT), name: str = "flight_delays", live: bool = False) -> Pipeline:
     """The pipeline, from a CSV file to three Delta tables; `live` from a folder in which files appear."""
     pipeline = Pipeline(name)
-    by_departure = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(days=1)).with_timestamp_assigner("departed")
-    flights = (
-        pipeline.from_source(CsvSource(flights_csv, RawFlight, name="flights", null_value="NA", on_malformed="divert", monitor=live))
-        .flat_map(clean)
-        .name("clean")
-        .uid("clean")
-        .assign_timestamps_and_watermarks(by_departure)
-        .name("flights")
-        .uid("event-times")
-    )
+    flights = cleaned(pipeline, flights_csv, live).assign_timestamps_and_watermarks(IN_ORDER).name("flights").uid("event-times")
 
     totals = flights.key_by("carrier").agg(
         F.count("*").alias("flights"),

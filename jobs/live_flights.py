@@ -1,7 +1,7 @@
 """The flights pipeline on files as they arrive: the same code as `flight_delays`, on a folder that is watched."""
 
-from jobs.data import FOLDER
-from jobs.flight_delays import OUTPUT, build
+from jobs.data import FOLDER, OUTPUT
+from jobs.flight_delays import build
 
 INCOMING = FOLDER / "incoming"
 TABLES = OUTPUT.parent / "live_tables"

@@ -27,8 +27,7 @@ from rich.progress import Progress
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.desired import read_status
 from dagster_unified.graph.options import Configuration
-from jobs.data import FLIGHTS
-from jobs.flight_delays import OUTPUT
+from jobs.data import FLIGHTS, OUTPUT
 from jobs.live_flights import INCOMING, TABLES
 
 BIN = Path(sys.executable).parent

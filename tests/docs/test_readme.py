@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
-PROGRAM, TEST, WINDOWS, DEFINITIONS, DEPLOYMENT = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+PROGRAM, TEST, WINDOWS, COLUMNS, DEFINITIONS, DEPLOYMENT = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 (OUTPUT,) = re.findall(r"```text\n(.*?)```", README, re.DOTALL)
 
 
@@ -14,7 +14,7 @@ def test_the_pipeline_is_short_and_its_test_passes():
     assert len([line for line in PROGRAM.splitlines() if line.strip()]) <= 20
     namespace = {"__name__": "shops"}
     sys.modules.setdefault("shops", type(sys)("shops"))
-    exec(PROGRAM + TEST + WINDOWS, namespace)
+    exec(PROGRAM + TEST + WINDOWS + COLUMNS, namespace)
 
 
 def test_the_definitions_have_an_asset_per_stage_and_load_without_a_jvm():

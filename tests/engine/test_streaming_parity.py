@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from dagster_unified.api import (
     BroadcastProcessFunction,
+    CoGroupFunction,
+    CollectionSource,
     DeltaSink,
     EventTimeSessionWindows,
     KeyedBroadcastProcessFunction,
@@ -35,6 +37,8 @@ from dagster_unified.engine.batch.stage import Run, run_all
 from dagster_unified.engine.batch.store import IntermediateStore
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
+from dagster_unified.records import record_type
+from dagster_unified.testing import final_result, run_pipeline
 
 
 class Event(NamedTuple):
@@ -71,6 +75,20 @@ def last_of(key: str):
     return lambda s: s.key_by(key).reduce(lambda a, b: max(a, b, key=lambda e: (e.at, e.value)))
 
 
+class Name(NamedTuple):
+    of: str
+    name: str
+
+
+class Named(NamedTuple):
+    key: str
+    at: int
+    value: int
+    name: str | None
+
+
+NAMES = CollectionSource("names", record_type(Name, "names"), (Name("a", "A"), Name("b", "B")))
+
 STATELESS = {
     "map": lambda s: s.map(lambda e: Event(e.key, e.at, e.value + 1), Event),
     "filter": lambda s: s.filter(lambda e: e.value % 3 != 0),
@@ -79,6 +97,7 @@ STATELESS = {
     "select": lambda s: s.select("key", "at", (F.col("value") + F.col("at")).alias("v"), output_type=Event),
     "map_batches": lambda s: s.map_batches(lambda b: b.set_column(2, "value", pc.add(b["value"], 1)), Event),
     "key_by": lambda s: s.key_by("key").map(lambda e: e, Event),
+    "lookup": lambda s: s.lookup_join(NAMES, {"key": "of"}, {"name": "name"}, Named).map(lambda n: Event(n.name or n.key, n.at, n.value), Event),
     "flat_map": lambda s: s.flat_map(lambda e: [e, e._replace(key=e.key + "'")] if e.value % 2 else [], Event),
 }
 
@@ -91,6 +110,12 @@ class Near(ProcessJoinFunction):
     def process_element(self, left, right, ctx) -> Iterable[Event]:
         if left.at < right.at:
             yield Event(left.key, ctx.get_timestamp(), left.value * 10 + right.value)
+
+
+class Counted(CoGroupFunction):
+    def co_group(self, first, second) -> Iterable[Event]:
+        both = [*first, *second]
+        yield Event(both[0].key, max(e.at for e in both), len(list(first)) * 10 + len(list(second)))
 
 
 class Sides(KeyedCoProcessFunction):
@@ -148,6 +173,14 @@ KEYED = {
     "sliding": lambda s: s.key_by("key").window(SlidingEventTimeWindows.of(timedelta(milliseconds=50), timedelta(milliseconds=30))).reduce(latest),
     "sessions": lambda s: s.key_by("key").window(EventTimeSessionWindows.with_gap(timedelta(milliseconds=20))).reduce(latest),
     "interval_join": lambda s: s.key_by("key").interval_join(s.key_by("key")).between(timedelta(0), timedelta(milliseconds=60)).process(Near()),
+    "join": lambda s: (
+        s.join(s.filter(lambda e: e.value > 4))
+        .where("key")
+        .equal_to("key")
+        .window(TumblingEventTimeWindows.of(timedelta(milliseconds=30)))
+        .apply(lambda a, b: Event(a.key, max(a.at, b.at), a.value * 10 + b.value), Event)
+    ),
+    "co_group": lambda s: s.co_group(s.where("value > 4")).where("key").equal_to("key").window(TumblingEventTimeWindows.of(timedelta(milliseconds=30))).apply(Counted()),
     "enriched": lambda s: s.connect(rules(s)).process(Enriched()),
     "limited": lambda s: s.key_by("key").connect(rules(s)).process(Limited()),
     "connect": lambda s: s.where("value > 3").connect(s.filter(lambda e: e.value <= 3)).key_by("key", "key").process(Sides()),
@@ -161,7 +194,7 @@ BUILD = {
 
 def defined(operations) -> bool:
     """Whether the result is: `gaps` needs events of a key at different times. And whether it is small enough to run."""
-    several_at_once = [i for i, name in enumerate(operations) if name in ("interval_join", "connect", "limited", "enriched")]
+    several_at_once = [i for i, name in enumerate(operations) if name in ("interval_join", "connect", "join", "co_group", "limited", "enriched")]
     return sum(name in KEYED for name in operations) <= 2 and not (several_at_once and "gaps" in operations[several_at_once[0] :])
 
 
@@ -207,7 +240,12 @@ def test_streaming_ends_with_the_tables_of_batch(spark, tmp_path, operations, ev
         epochs = []
         StreamingJob(plan, spark, Start("first"), lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None).run(lambda: bool(epochs))
     assert StreamingJob(plan, spark, Start("second")).run() == "finished"
-    assert tables(folder / "streaming") == tables(folder / "batch")
+    batch = tables(folder / "batch")
+    assert tables(folder / "streaming") == batch
+    for mode in ("BATCH", "STREAMING"):
+        pipeline = build(folder, operations, folder / "harness")
+        harness = final_result(pipeline.graph(), run_pipeline(pipeline, mode, inputs={"events": events}))
+        assert {name: set(records) for name, records in harness.items()} == {name: {repr(Event(*row)) for row in rows} for name, rows in batch.items()}
 
 
 def test_native_operators_stand_anywhere(spark, tmp_path):

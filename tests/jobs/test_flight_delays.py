@@ -17,7 +17,8 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.testing import KeyedHarness
 from dagster_unified.testing.parity import assert_same_in_both_modes
 from jobs.data import flights_csv
-from jobs.flight_delays import AircraftDay, Leg, RawFlight, build, clean, pipeline
+from jobs.flight_delays import AircraftDay, Leg, build, pipeline
+from jobs.flights import RawFlight, clean
 
 # Busy on the first days of January; quiet for more than a month, and back; shared by two flights with one schedule; a handful more.
 TAILS = ("N14228", "N725MQ", "N24211", "N3ALAA", "N13989", "N523JB", "N14148")

@@ -1,0 +1,125 @@
+"""The other example pipelines on a slice of the real data: the same tables in both modes, held against plain Python."""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from datetime import datetime, timedelta
+from functools import partial
+
+import pytest
+from deltalake import DeltaTable
+
+from dagster_unified.engine.batch.stage import Run, run_all
+from dagster_unified.engine.batch.store import IntermediateStore
+from dagster_unified.engine.streaming.job import Start, StreamingJob
+from jobs import aircraft_sessions, delay_rules, destinations, weather_delays
+from jobs.data import airports_csv, flights_csv, planes_csv, rules_json, weather_csv
+
+DAYS = {("1", str(day)) for day in range(1, 6)}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    found = {"flights_csv": flights_csv(folder), "weather_csv": weather_csv(folder), "planes_csv": planes_csv(folder), "airports_csv": airports_csv(folder)}
+    for name in ("flights_csv", "weather_csv"):
+        path = found[name]
+        rows = [r for r in read(path) if (r["month"], r["day"]) in DAYS]
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+    return {**found, "rules_json": rules_json(folder)}
+
+
+def read(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def tables(data, spark, tmp_path_factory):
+    """Builds the tables of one example in both modes, which have to be the same; gives them by name."""
+
+    def run(module, *inputs):
+        folder = tmp_path_factory.mktemp(module.__name__.rpartition(".")[2])
+        build = partial(module.build, **{name: str(data[name]) for name in inputs})
+        run_all(Run(build(output=str(folder / "batch")).plan(), spark, IntermediateStore(str(folder / "store")), "run1", "run1"))
+        options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(folder / "checkpoints"), "pipeline.max-parallelism": 8}
+        assert StreamingJob(build(output=str(folder / "streaming")).plan(options), spark, Start("one")).run() == "finished"
+        found = {mode: {t.name: DeltaTable(str(t)).to_pyarrow_table().to_pylist() for t in (folder / mode).iterdir()} for mode in ("batch", "streaming")}
+        in_order = {mode: {name: sorted(map(repr, rows)) for name, rows in by_name.items()} for mode, by_name in found.items()}
+        assert in_order["batch"] == in_order["streaming"]
+        return found["batch"]
+
+    return run
+
+
+def flown(data):
+    """Completed flights, with the departure in UTC from the data's own `time_hour`."""
+    for row in read(data["flights_csv"]):
+        if "NA" not in (row["dep_delay"], row["arr_delay"], row["air_time"], row["tailnum"]):
+            yield row, datetime.fromisoformat(row["time_hour"]) + timedelta(minutes=int(row["minute"]) + int(row["dep_delay"]))
+
+
+def test_weather_delays(tables, data):
+    found = tables(weather_delays, "flights_csv", "weather_csv")
+    measured = {(r["origin"], datetime.fromisoformat(r["time_hour"])): r for r in read(data["weather_csv"])}
+    hours = defaultdict(lambda: [0, 0])
+    for row, departed in flown(data):
+        hour = row["origin"], departed.replace(minute=0)
+        if hour in measured:
+            hours[hour][0] += 1
+            hours[hour][1] += int(row["dep_delay"])
+    assert {(r["origin"], r["hour"]): [r["flights"], r["minutes"]] for r in found["weather_delays"]} == hours
+    assert all(r["precip"] == float(measured[r["origin"], r["hour"]]["precip"]) for r in found["weather_delays"])
+    dry = [v for h, v in hours.items() if float(measured[h]["precip"]) == 0 and float(measured[h]["visib"]) >= 5]
+    (row,) = (r for r in found["delay_by_conditions"] if r["conditions"] == "dry, can see")
+    assert (row["hours"], row["flights"], row["minutes"]) == (len(dry), sum(v[0] for v in dry), sum(v[1] for v in dry))
+
+
+def test_aircraft_sessions(tables, data):
+    found = tables(aircraft_sessions, "flights_csv", "planes_csv")
+    by_tail = defaultdict(list)
+    for row, departed in flown(data):
+        by_tail[row["tailnum"]].append(departed)
+    sessions = defaultdict(int)
+    for tail, departures in by_tail.items():
+        first = last = None
+        for departed in sorted(departures):
+            if last is None or departed - last > aircraft_sessions.ABSENCE:
+                first = departed
+            sessions[tail, first] += 1
+            last = departed
+    assert {(r["tail"], r["first"]): r["flights"] for r in found["aircraft_sessions"]} == sessions
+    models = {r["tailnum"]: r["model"] for r in read(data["planes_csv"])}
+    assert {r["tail"]: r["model"] for r in found["aircraft_sessions"]} == {tail: models.get(tail) for tail in by_tail}
+
+
+def test_delay_rules(tables, data):
+    found = tables(delay_rules, "flights_csv", "rules_json")["flagged_flights"]
+    expected = set()
+    in_a_row = defaultdict(int)
+    for row, departed in sorted(flown(data), key=lambda f: f[1]):
+        late = int(row["dep_delay"])
+        in_a_row[row["tailnum"]] = in_a_row[row["tailnum"]] + 1 if late >= 60 else 0
+        if in_a_row[row["tailnum"]] >= 3:
+            expected.add(("late again", row["tailnum"], departed))
+        if row["origin"] == "EWR" and late >= 240:
+            expected.add(("very late out of Newark", row["tailnum"], departed))
+    assert expected
+    assert {(r["rule"], r["tail"], r["departed"]) for r in found} == expected
+
+
+def test_destinations(tables, data):
+    found = tables(destinations, "flights_csv", "airports_csv")["destinations"]
+    names = {r["faa"]: r["name"] for r in read(data["airports_csv"])}
+    expected = defaultdict(lambda: [0, 0])
+    for row in read(data["flights_csv"]):
+        if row["arr_delay"] != "NA":
+            total = expected[row["dest"], names.get(row["dest"], "not in the list")]
+            total[0] += 1
+            total[1] += int(row["arr_delay"])
+    assert {(r["dest"], r["airport"]): [r["flights"], int(r["minutes"])] for r in found} == expected
+    assert ("SJU", "not in the list") in expected
