@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
@@ -28,6 +28,9 @@ from dagster_unified.graph.explain import as_mermaid, as_text, dumps
 from dagster_unified.graph.options import option as option_of
 from dagster_unified.graph.options import written
 from dagster_unified.graph.plan import Plan, library_version, plan
+
+if TYPE_CHECKING:
+    from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 
 app = App(name="dagster-unified", help="Write a data pipeline once, run it in batch or streaming on Spark under Dagster.", version_flags=[])
 config_app = App(name="config", help="Look at the settings.")
@@ -128,16 +131,76 @@ def drain(pipeline: str, /, *, define: Definitions = []) -> int:  # noqa: B006
     return _ask(pipeline, define, "drained")
 
 
-def _ask(pipeline: str, define: list[str], state: str) -> int:
+@app.command
+def savepoint(pipeline: str, /, *, define: Definitions = []) -> int:  # noqa: B006
+    """Keep a copy of the state of a pipeline's streaming job, which has to be suspended.
+
+    Parameters
+    ----------
+    pipeline
+        A module or file that holds a Pipeline.
+    define
+        Set an option, such as execution.checkpointing.dir.
+    """
+    from dagster_unified.engine.streaming.savepoint import save_stopped
+
+    made = save_stopped(_directory(pipeline, define), "command line", "command line")
+    out.print(made.describe(), highlight=False, soft_wrap=True)
+    return 0
+
+
+@app.command
+def savepoints(pipeline: str, /, *, define: Definitions = []) -> int:  # noqa: B006
+    """List the savepoints of a pipeline's streaming job, the oldest first.
+
+    Parameters
+    ----------
+    pipeline
+        A module or file that holds a Pipeline.
+    define
+        Set an option, such as execution.checkpointing.dir.
+    """
+    from dagster_unified.engine.streaming.savepoint import savepoints as known
+
+    for one in known(_directory(pipeline, define)):
+        out.print(one.describe(), highlight=False, soft_wrap=True)
+    return 0
+
+
+@app.command
+def restore(pipeline: str, /, *, savepoint: str | None = None, define: Definitions = []) -> int:  # noqa: B006
+    """Go back to a savepoint of a pipeline's streaming job, which has to be suspended. Resume it then.
+
+    Parameters
+    ----------
+    pipeline
+        A module or file that holds a Pipeline.
+    savepoint
+        Its name; by default the latest.
+    define
+        Set an option, such as execution.checkpointing.dir.
+    """
+    from dagster_unified.engine.streaming.savepoint import restore_stopped
+
+    chosen = restore_stopped(_directory(pipeline, define), "command line", savepoint)
+    out.print(f"went back to {chosen.describe()}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _directory(pipeline: str, define: list[str]) -> CheckpointDirectory:
     from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
+
+    return CheckpointDirectory(settings.configuration(define)["execution.checkpointing.dir"], load(pipeline).name)
+
+
+def _ask(pipeline: str, define: list[str], state: str) -> int:
     from dagster_unified.engine.streaming.desired import ask
 
-    found = load(pipeline)
-    directory = CheckpointDirectory(settings.configuration(define)["execution.checkpointing.dir"], found.name)
+    directory = _directory(pipeline, define)
     ask(directory, state=state, reason="command line")
     deployed = directory.deployed()
     where = f"deployment {deployed.id}, generation {deployed.generation}" if deployed is not None else "nothing has been deployed there yet"
-    out.print(f"{found.name} is to be {state} ({directory.path}: {where})", highlight=False, soft_wrap=True)
+    out.print(f"{directory.path.name} is to be {state} ({directory.path}: {where})", highlight=False, soft_wrap=True)
     return 0
 
 

@@ -30,7 +30,7 @@ class WriteContext:
     """Who writes. `execution` is the same for a run, its retries and its re-executions: a sink that has it does not write again.
 
     In STREAMING `execution` is the deployment and `epoch` the epoch: a sink that has this or a later epoch of it does not write
-    again. `before_commit` raises where this job may not write any more; a sink calls it just before it commits.
+    again. Where the deployment went back to a savepoint, it begins a new `timeline`, on which epochs come again. `before_commit` raises where this job may not write any more; a sink calls it just before it commits.
     """
 
     spark: SparkSession
@@ -39,6 +39,7 @@ class WriteContext:
     execution: str
     partition: str = "all"
     epoch: int | None = None
+    timeline: int = 0
     before_commit: Callable[[], None] = _may_write
     ship: Callable[[Callable[..., Any]], Callable[..., Any]] = _as_it_is
     """Makes a function one that reaches Spark's workers with its author's code."""

@@ -24,7 +24,7 @@ from dagster_unified.records import RecordType
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
-    from deltalake.transaction import AddAction, Transaction
+    from deltalake.transaction import AddAction, RemoveAction, Transaction
     from pyspark.sql import DataFrame, SparkSession
     from upath import UPath
 
@@ -81,12 +81,14 @@ class DeltaSink(SparkSink):
         frame = self._last_per_key(frame) if self.mode == "upsert" else frame.drop(TIMESTAMP)
         table = self._table(frame)
         app = f"dagster-unified/{context.pipeline}/{self.name}/{context.execution}/{context.partition}"
+        mine = f"data-{digest(app)}-"
+        if context.timeline:
+            app += f"/timeline {context.timeline}"
         version = context.epoch or 0
         done = table.transaction_version(app)
         if done is not None and done >= version:
             return WriteResult(str(self.path), repeated=True)
-        mine = f"data-{digest(app)}-"
-        staged = self.path / f"_data-{uuid4().hex}" if self.mode == "upsert" else self.path / f"{mine}{uuid4().hex}"
+        staged = self.path / f"_data-{uuid4().hex}" if self.mode == "upsert" else self.path / f"{mine}{version:010d}-{uuid4().hex}"
         try:
             writer = frame.write.mode("overwrite")
             if self.partition_by and self.mode != "upsert":
@@ -95,9 +97,10 @@ class DeltaSink(SparkSink):
             files = sorted(f for f in staged.rglob("*.parquet") if not f.name.startswith(("_", ".")))
             size = sum(int(f.stat().st_size) for f in files)
             context.before_commit()
+            undone = self._undone(table, f"{mine}{version:010d}-") if context.timeline and done is None else []
             begins = self.mode == "overwrite" and context.epoch == 0
-            if context.epoch is None or begins or any(map(_rows, files)):
-                self._commit(table, files, Transaction(app, version), mine)
+            if context.epoch is None or begins or undone or any(map(_rows, files)):
+                self._commit(table, files, Transaction(app, version), mine, undone)
         except BaseException:
             remove_tree(staged)
             raise
@@ -146,7 +149,7 @@ class DeltaSink(SparkSink):
         last = numbered.groupBy(*self.key).agg(F.max_by(F.struct(*columns), F.struct(*order, F.col("__n"))).alias("__row"))
         return last.select(*[f"__row.{c}" for c in columns])
 
-    def _commit(self, table: DeltaTable, files: list[UPath], transaction: Transaction, mine: str) -> None:
+    def _commit(self, table: DeltaTable, files: list[UPath], transaction: Transaction, mine: str, undone: list[RemoveAction]) -> None:
         from deltalake.transaction import CommitProperties
 
         properties = CommitProperties(app_transactions=[transaction])
@@ -155,7 +158,7 @@ class DeltaSink(SparkSink):
             self._merge(table, filled, properties)
             return
         adds = [self._add(f) for f in filled]
-        actions: list[Any] = list(adds)
+        actions: list[Any] = [*adds, *undone]
         if self.mode == "overwrite":
             actions += self._removed(table, adds, mine)
         table.create_write_transaction(actions, "append", table.schema(), partition_by=list(self.partition_by) or None, commit_properties=properties)
@@ -184,18 +187,31 @@ class DeltaSink(SparkSink):
         modified = int(datetime.now(timezone.utc).timestamp() * 1000)
         return AddAction(relative.as_posix(), int(file.stat().st_size), values, modified, True, json.dumps({"numRecords": _rows(file)}))
 
-    def _removed(self, table: DeltaTable, adds: list[AddAction], mine: str) -> list[Any]:
-        """Removals of what others had put into the table, or into the partitions that are written: a STREAMING job keeps what it wrote in earlier epochs."""
+    def _undone(self, table: DeltaTable, first: str) -> list[RemoveAction]:
+        """Removals of what a STREAMING job had added from an epoch on, to which it has gone back. A merge leaves nothing that could be told by its file."""
+        if self.mode == "upsert":
+            return []
+        prefix = first[: -len("0000000000-")]
+        return [self._remove(row) for row in self._rows_of(table) if row["path"].startswith(prefix) and row["path"].split("/")[0] >= first]
+
+    def _rows_of(self, table: DeltaTable) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = pa.table(table.get_add_actions(flatten=False)).to_pylist()
+        return found
+
+    def _remove(self, row: dict[str, Any]) -> RemoveAction:
         from deltalake.transaction import RemoveAction
 
+        return RemoveAction(row["path"], True, int(datetime.now(timezone.utc).timestamp() * 1000), row["size_bytes"], _partition(row))
+
+    def _removed(self, table: DeltaTable, adds: list[AddAction], mine: str) -> list[Any]:
+        """Removals of what others had put into the table, or into the partitions that are written: a STREAMING job keeps what it wrote in earlier epochs."""
         written = [dict(a.partition_values) for a in adds]
-        removed = []
-        modified = int(datetime.now(timezone.utc).timestamp() * 1000)
-        for row in pa.table(table.get_add_actions(flatten=False)).to_pylist():
-            values = {k: None if v is None else str(v) for k, v in (row.get("partition") or row.get("partition_values") or {}).items()}
-            if not row["path"].startswith(mine) and (values in written or not self.partition_by):
-                removed.append(RemoveAction(row["path"], True, modified, row["size_bytes"], values))
-        return removed
+        others = [row for row in self._rows_of(table) if not row["path"].startswith(mine)]
+        return [self._remove(row) for row in others if _partition(row) in written or not self.partition_by]
+
+
+def _partition(row: dict[str, Any]) -> dict[str, str | None]:
+    return {k: None if v is None else str(v) for k, v in (row.get("partition") or row.get("partition_values") or {}).items()}
 
 
 def _rows(file: UPath) -> int:

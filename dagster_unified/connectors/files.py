@@ -260,7 +260,10 @@ class FileSink(SparkSink):
             return int(pq.read_metadata(opened).num_rows) > 0
 
     def _write_epoch(self, frame: DataFrame, context: WriteContext, epoch: int) -> WriteResult:
-        """Adds an epoch's files under names of its own, so that a replayed epoch replaces them. A new deployment begins with an empty directory."""
+        """Adds an epoch's files under names of its own, so that a replayed epoch replaces them.
+
+        A new deployment begins with an empty directory; one that has gone back to a savepoint takes back the epochs that it had since.
+        """
         staged = self.path.parent / f".{self.path.name}.{uuid4().hex}"
         writer = frame.write.mode("overwrite")
         if self.format == "csv":
@@ -268,12 +271,17 @@ class FileSink(SparkSink):
         try:
             writer.format(self.format).save(for_spark(staged))
             context.before_commit()
-            mark = self.path / "_deployment"
-            if not mark.exists() or mark.read_text() != context.execution:
+            mark, mine = self.path / "_deployment", f"{context.execution} timeline {context.timeline}"
+            before = mark.read_text() if mark.exists() else ""
+            if before.rpartition(" timeline ")[0] != context.execution:
                 fresh = self.path.parent / f".{self.path.name}.{uuid4().hex}"
                 fresh.mkdir(parents=True)
-                (fresh / mark.name).write_text(context.execution)
+                (fresh / mark.name).write_text(mine)
                 _swap(fresh, self.path)
+            elif before != mine:
+                for undone in (f for f in self.path.glob("epoch-*") if f.name >= f"epoch-{epoch:010d}-"):
+                    undone.unlink()
+                mark.write_text(mine)
             prefix = f"epoch-{epoch:010d}-"
             for old in self.path.glob(f"{prefix}*"):
                 old.unlink()

@@ -28,7 +28,7 @@ def unified_definitions(
     streaming_executor: ExecutorDefinition = in_process_executor,
 ) -> Definitions:
     """For each pipeline that can run in BATCH, one asset per stage and one asset job `<pipeline>_batch`; for each pipeline `<pipeline>_streaming`,
-    a sensor that keeps it alive once it is turned on, `<pipeline>_suspend`, `_resume` and `_drain`; and the resources that they need.
+    a sensor that keeps it alive once it is turned on, `<pipeline>_suspend`, `_resume`, `_drain`, `_savepoint` and `_restore`; and the resources that they need.
 
     `deployments` say how pipelines are kept running in STREAMING; one that is not among them has the defaults.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_unified.engine.streaming.checkpoint import Deployed, Lease
 from dagster_unified.engine.streaming.desired import Desired, Status
-from dagster_unified.errors import ConfigurationError, UnsupportedError
+from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.orchestration.restarts import Failure, decide
 
@@ -31,7 +31,8 @@ class StreamingDeployment:
     """How a pipeline is kept running in STREAMING.
 
     `upgrade_mode` says what happens when the pipeline's code changes: `last-state` stops the job after an epoch and starts the
-    new code from its state, `stateless` starts it without. `restart_strategy` is short for the option `restart-strategy.type`;
+    new code from its state, `savepoint` keeps a copy of that state as well, to which one can go back, and `stateless` starts it
+    without. `restart_strategy` is short for the option `restart-strategy.type`;
     `options` are option keys, among them the strategy's own, such as `restart-strategy.fixed-delay.attempts`.
     `start_when` says when the job is started: `always`, when `files` have arrived since it last ran, or a function of the sensor's
     context. A job that has been busy with one epoch for `stall_after` is replaced. Its sinks' assets are observed every
@@ -53,8 +54,6 @@ class StreamingDeployment:
             raise ConfigurationError(f"{self.pipeline.name}: a deployment's state is 'running' or 'suspended', not {self.state!r}")
         if self.upgrade_mode not in UPGRADES:
             raise ConfigurationError(f"{self.pipeline.name}: upgrade_mode is one of {', '.join(UPGRADES)}, not {self.upgrade_mode!r}")
-        if self.upgrade_mode == "savepoint":
-            raise UnsupportedError(f"{self.pipeline.name}: there are no savepoints yet; use upgrade_mode='last-state', which keeps the state of the checkpoint")
         if not callable(self.start_when) and self.start_when not in ("always", "files"):
             raise ConfigurationError(f"{self.pipeline.name}: start_when is 'always', 'files' or a function, not {self.start_when!r}")
         if self.restart_strategy is not None:

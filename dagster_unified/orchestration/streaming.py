@@ -16,6 +16,7 @@ from dagster import (
     AssetKey,
     AssetObservation,
     AssetSpec,
+    Config,
     DagsterEventType,
     DagsterRunStatus,
     DefaultSensorStatus,
@@ -36,9 +37,10 @@ from dagster import (
 from dagster._core.errors import DagsterExecutionInterruptedError
 
 from dagster_unified.engine.events import EpochCommitted, Event
-from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
+from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory
 from dagster_unified.engine.streaming.desired import Status, ask, read_desired, read_status, tell
-from dagster_unified.engine.streaming.job import PATIENCE, Start, StreamingJob
+from dagster_unified.engine.streaming.job import Start, StreamingJob
+from dagster_unified.engine.streaming.savepoint import restore_stopped, save_stopped
 from dagster_unified.errors import UnifiedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.mode import sources
@@ -66,22 +68,21 @@ def configuration_of(deployment: StreamingDeployment, launched: Configuration | 
 
 
 def streaming_jobs(deployment: StreamingDeployment, observed: dict[str, AssetKey], executor: ExecutorDefinition) -> list[JobDefinition]:
-    """`<pipeline>_streaming`, and `<pipeline>_suspend`, `_resume` and `_drain`. `observed` are the assets of the sinks."""
+    """`<pipeline>_streaming`, and `<pipeline>_suspend`, `_resume`, `_drain`, `_savepoint` and `_restore`. `observed` are the assets of the sinks."""
     name = deployment.pipeline.name
 
     @op(name=f"{name}_queries", required_resource_keys={"spark", "execution"}, description=f"Runs {name} in STREAMING until it is stopped, or its input ends.")
     def stream(context: OpExecutionContext) -> None:
-        try:
+        with _told():
             planned = plan(deployment.pipeline.graph(), configuration_of(deployment, context.resources.execution.configuration()))
             _run(context, deployment, planned, observed)
-        except UnifiedError as error:
-            raise Failure(str(error), metadata={"error": MetadataValue.text(type(error).__name__)}, allow_retries=False) from error
 
     @job(name=f"{name}_streaming", executor_def=executor, tags={"dagster/max_retries": "0"}, description=f"{name} as one long-running job. Its sensor starts and restarts it.")
     def streaming() -> None:
         stream()
 
-    return [streaming, _asking(deployment, "suspend", "suspended"), _asking(deployment, "resume", "running"), _asking(deployment, "drain", "drained")]
+    asking = [_asking(deployment, verb, state) for verb, state in (("suspend", "suspended"), ("resume", "running"), ("drain", "drained"))]
+    return [streaming, *asking, _saving(deployment), _restoring(deployment)]
 
 
 def _asking(deployment: StreamingDeployment, verb: str, state: str) -> JobDefinition:
@@ -100,6 +101,54 @@ def _asking(deployment: StreamingDeployment, verb: str, state: str) -> JobDefini
     return asking
 
 
+class RestoreConfig(Config):
+    """Which savepoint: its name, or the latest."""
+
+    savepoint: str | None = None
+
+
+def _saving(deployment: StreamingDeployment) -> JobDefinition:
+    name = deployment.pipeline.name
+
+    @op(name=f"{name}_take_savepoint", required_resource_keys={"execution"})
+    def save(context: OpExecutionContext) -> None:
+        with _told():
+            made = save_stopped(directory_of(deployment, context.resources.execution.configuration()), context.run_id, f"run {context.run_id}")
+        context.log.info(made.describe())
+        context.add_output_metadata({"savepoint": made.name, "epochs": made.epochs})
+
+    @job(name=f"{name}_savepoint", description=f"Keeps a copy of the state of {name}, which has to be suspended.")
+    def saving() -> None:
+        save()
+
+    return saving
+
+
+def _restoring(deployment: StreamingDeployment) -> JobDefinition:
+    name = deployment.pipeline.name
+
+    @op(name=f"{name}_go_back", required_resource_keys={"execution"})
+    def restore(context: OpExecutionContext, config: RestoreConfig) -> None:
+        with _told():
+            chosen = restore_stopped(directory_of(deployment, context.resources.execution.configuration()), context.run_id, config.savepoint)
+        context.log.info(f"went back to {chosen.describe()}; run {name}_resume to go on from there")
+
+    @job(name=f"{name}_restore", description=f"Goes back to a savepoint of {name}, which has to be suspended: the latest, or the one that the op's configuration names.")
+    def restoring() -> None:
+        restore()
+
+    return restoring
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """A library error as a failure that is not retried, with its sentence."""
+    try:
+        yield
+    except UnifiedError as error:
+        raise Failure(str(error), metadata={"error": MetadataValue.text(type(error).__name__)}, allow_retries=False) from error
+
+
 def directory_of(deployment: StreamingDeployment, launched: Configuration | None = None) -> CheckpointDirectory:
     """Where a deployment keeps its state."""
     return CheckpointDirectory(configuration_of(deployment, launched)["execution.checkpointing.dir"], deployment.pipeline.name)
@@ -114,7 +163,7 @@ def _run(context: OpExecutionContext, deployment: StreamingDeployment, planned: 
         held = directory.deployed()
         fresh = deployment.upgrade_mode == "stateless" and held is not None and held.fingerprint != deployment_fingerprint(planned)
         watcher = _Watcher(context, deployment, observed)
-        running = StreamingJob(planned, spark, Start(context.run_id, fresh), watcher.committed)
+        running = StreamingJob(planned, spark, Start(context.run_id, fresh, deployment.upgrade_mode == "savepoint"), watcher.committed)
         outcome = running.run(lambda: interrupted.received or watcher.asked_to_stop(directory, running), poll=0.2)
         watcher.observe_sinks()
         if interrupted.received:

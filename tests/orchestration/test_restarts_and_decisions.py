@@ -7,7 +7,7 @@ import pytest
 from dagster_unified.api import Pipeline
 from dagster_unified.engine.streaming.checkpoint import Deployed, Lease
 from dagster_unified.engine.streaming.desired import Desired, Status
-from dagster_unified.errors import ConfigurationError, UnsupportedError
+from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.orchestration.deployment import Seen, SeenRun, StreamingDeployment, next_step
 from dagster_unified.orchestration.restarts import Failure, decide
@@ -151,8 +151,6 @@ def test_a_bounded_input_that_has_ended_is_not_begun_again():
 def test_a_deployment_that_cannot_be_is_an_error():
     with pytest.raises(ConfigurationError, match="upgrade_mode is one of stateless, last-state, savepoint"):
         deployment(upgrade_mode="blue-green")
-    with pytest.raises(UnsupportedError, match="there are no savepoints yet; use upgrade_mode='last-state'"):
-        deployment(upgrade_mode="savepoint")
     with pytest.raises(ConfigurationError, match="unknown option"):
         deployment(options={"restart-strategy.typ": "none"})
     with pytest.raises(ConfigurationError, match="the restart strategy is given twice"):

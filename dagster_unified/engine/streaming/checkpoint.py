@@ -5,6 +5,7 @@
     <dir>/<pipeline>/control/<query>/        the control stream's latest event
     <dir>/<pipeline>/spark/<query>/          Spark's checkpoint
     <dir>/<pipeline>/epochs/                 the epoch that is being committed
+    <dir>/<pipeline>/savepoints/<name>/      what one can go back to
 
 Dagster's run status does not decide who may write: a killed run's process may live on.
 """
@@ -27,6 +28,9 @@ from dagster_unified.operators.time import wall_clock
 
 FORMAT = 1
 
+PATIENCE = 20.0
+"""Seconds of silence after which a job is taken to be dead."""
+
 
 class Deployed(msgspec.Struct, frozen=True):
     """What a deployment is. `version` counts the writes of this record, `generation` the starts from new code."""
@@ -41,6 +45,9 @@ class Deployed(msgspec.Struct, frozen=True):
     lanes: dict[str, int]
     levels: dict[str, list[list[str]]]
     finished: bool = False
+    timeline: int = 0
+    """How often it went back to a savepoint: sinks keep the epochs of each timeline apart."""
+
     format: int = FORMAT
 
 
@@ -85,6 +92,7 @@ class CheckpointDirectory:
             id=held.id if held and held.id else uuid4().hex[:12],
             generation=(held.generation if held else 0) + changed,
             finished=False,
+            timeline=held.timeline if held and held.id else 0,
         )
         self._write(record)
         return record
@@ -94,6 +102,12 @@ class CheckpointDirectory:
         held = self.deployed()
         if held is not None:
             self._write(msgspec.structs.replace(held, version=held.version + 1, finished=True))
+
+    def go_back(self, record: Deployed) -> None:
+        """Records that the state is that of an earlier record of this deployment again."""
+        held = self.deployed()
+        version, timeline = (held.version, held.timeline) if held is not None else (record.version, record.timeline)
+        self._write(msgspec.structs.replace(record, version=version + 1, timeline=timeline + 1, finished=False))
 
     def _write(self, record: Deployed) -> None:
         write_alternately(self.path / "deployment", record.version, msgspec.json.encode(record))

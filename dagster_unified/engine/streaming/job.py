@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from dagster_unified.engine.events import EpochCommitted, Observer, nobody
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.streaming import frames
-from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, HeldLease, wait_for
+from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory, Deployed, HeldLease, wait_for
 from dagster_unified.engine.streaming.clock import JobTime
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.epoch import EpochWriter
+from dagster_unified.engine.streaming.savepoint import check_whole, save
 from dagster_unified.engine.streaming.topology import KEYED, Lanes, Topology, topology
 from dagster_unified.errors import UnifiedError, UnsupportedError
 from dagster_unified.graph import nodes as g
@@ -39,9 +40,6 @@ PROVIDERS = {
 LOCAL_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 """For a local disk, where Spark's own choice starts a process for every file that it renames: 29 ms for each instead of 7, several times a micro-batch."""
 
-PATIENCE = 20.0
-"""Seconds of silence after which a job is taken to be dead."""
-
 STALE = 1.0
 """Seconds after which a running query lists the files of a looked-up table again."""
 
@@ -51,10 +49,11 @@ GRACE = 20.0
 
 @dataclass(frozen=True)
 class Start:
-    """How a job starts: as whom, and from which state. `fresh` begins without any."""
+    """How a job starts: as whom, and from which state. `fresh` begins without any; with `savepoint` new code leaves one of what it begins from."""
 
     owner: str
     fresh: bool = False
+    savepoint: bool = False
     patience: float = PATIENCE
 
 
@@ -86,6 +85,9 @@ class StreamingJob:
             before = self.directory.deployed()
             fresh = self.start_as.fresh or (before is not None and before.finished)  # a bounded input that has ended is begun anew
             held = None if fresh else before
+            check_whole(self.directory)
+            if self.start_as.savepoint and held is not None and held.fingerprint != deployment_fingerprint(self.plan):
+                save(self.directory, "before new code")
             lanes = Lanes(held.lanes if held else None)
             built = [(name, sinks, aggregate, topology(self.plan, sinks, lanes) if aggregate is None else None) for name, sinks, aggregate in queries(self.plan)]
             malformed = {n.uid: lanes.of(f"{n.uid} malformed") for n in sources(self.plan.graph)}
@@ -201,7 +203,7 @@ class _Query:
         assert job.deployed is not None
         self.job, self.name, self.plan = job, name, job.plan
         self.folder = job.directory.path
-        self.writer = EpochWriter(job.plan, job.spark, tail, f"{job.deployed.id}/{name}", self.folder / "epochs" / name, job.may_write)
+        self.writer = EpochWriter(job.plan, job.spark, tail, f"{job.deployed.id}/{name}", job.deployed.timeline, self.folder / "epochs" / name, job.may_write)
         self.query: StreamingQuery | None = None
         self.failure: Exception | None = None
         self.epochs = 0

@@ -1,0 +1,145 @@
+"""Savepoints: copies of a stopped job's state and source positions, kept until somebody removes them, to which it can go back.
+
+    <dir>/<pipeline>/savepoints/<name>/spark/, control/   as they were
+    <dir>/<pipeline>/savepoints/<name>/savepoint.json     written last: without it there is no savepoint
+
+Going back begins a new *timeline* of the deployment, so that sinks take epochs again that they had on the one before. On a local
+disk files are linked, not copied: Spark writes each once and never changes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from datetime import datetime, timezone
+
+import msgspec
+from upath import UPath
+
+from dagster_unified.connectors.paths import remove_tree
+from dagster_unified.engine.streaming.atomic import write_atomically
+from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory, Deployed
+from dagster_unified.errors import StateError
+from dagster_unified.operators.time import wall_clock
+
+PARTS = ("spark", "control")
+MANIFEST = "savepoint.json"
+RESTORING = "restoring.json"
+
+
+class Savepoint(msgspec.Struct, frozen=True):
+    """What a savepoint is of. `taken` is in milliseconds since the epoch; `epochs` has the last one that each query has committed."""
+
+    name: str
+    taken: int
+    reason: str
+    deployed: Deployed
+    epochs: dict[str, int]
+
+    def describe(self) -> str:
+        """In words."""
+        reached = ", ".join(f"epoch {epoch} of {query}" for query, epoch in sorted(self.epochs.items())) or "before the first epoch"
+        return (
+            f"{self.name}: generation {self.deployed.generation}, {reached}, taken {datetime.fromtimestamp(self.taken / 1000, timezone.utc):%Y-%m-%d %H:%M:%S} UTC ({self.reason})"
+        )
+
+
+def savepoints(directory: CheckpointDirectory) -> list[Savepoint]:
+    """Those that there are, the oldest first."""
+    folder = directory.path / "savepoints"
+    found = []
+    for path in folder.iterdir() if folder.exists() else ():
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
+            found.append(msgspec.json.decode((path / MANIFEST).read_bytes(), type=Savepoint))
+    return sorted(found, key=lambda s: (s.taken, s.name))
+
+
+def save(directory: CheckpointDirectory, reason: str) -> Savepoint:
+    """Takes a savepoint. Only for who holds the lease: nothing may be written meanwhile. Raises `StateError` where there is no state."""
+    check_whole(directory)
+    deployed = directory.deployed()
+    if deployed is None or not deployed.id or not (directory.path / "spark").exists():
+        raise StateError(f"{directory.path.name}: there is no state to save in {directory.path}; start the job first")
+    now = wall_clock()
+    name = f"g{deployed.generation}-{datetime.fromtimestamp(now / 1000, timezone.utc):%Y%m%dT%H%M%S}-{now % 1000:03d}"
+    target = directory.path / "savepoints" / name
+    for part in PARTS:
+        _copy(directory.path / part, target / part)
+    made = Savepoint(name, now, reason, deployed, _epochs(directory))
+    write_atomically(target / MANIFEST, msgspec.json.encode(made))
+    return made
+
+
+def restore(directory: CheckpointDirectory, name: str | None = None) -> Savepoint:
+    """Goes back to a savepoint, by default to the latest. Only for who holds the lease.
+
+    What is there now is dropped; take a savepoint of it first where it may be wanted. What sinks were given since stays there until
+    the job comes by it again: see each sink's guarantee. Raises `StateError` where there is no such savepoint.
+    """
+    known = savepoints(directory)
+    chosen = next((s for s in reversed(known) if name in (None, s.name)), None)
+    if chosen is None:
+        there = f"there are {', '.join(s.name for s in known)}" if known else "there is none"
+        raise StateError(f"{directory.path.name}: no savepoint{'' if name is None else f' {name!r}'} in {directory.path / 'savepoints'}; {there}")
+    write_atomically(directory.path / RESTORING, msgspec.json.encode({"savepoint": chosen.name}))
+    for part in (*PARTS, "epochs"):
+        remove_tree(directory.path / part)
+    for part in PARTS:
+        _copy(directory.path / "savepoints" / chosen.name / part, directory.path / part)
+    directory.go_back(chosen.deployed)
+    (directory.path / RESTORING).unlink()
+    return chosen
+
+
+def check_whole(directory: CheckpointDirectory) -> None:
+    """Raises `StateError` where going back to a savepoint was interrupted."""
+    path = directory.path / RESTORING
+    if path.exists():
+        name = msgspec.json.decode(path.read_bytes())["savepoint"]
+        raise StateError(f"{directory.path.name}: going back to savepoint '{name}' was interrupted, and the state is not whole; restore it again")
+
+
+def save_stopped(directory: CheckpointDirectory, owner: str, reason: str, patience: float = PATIENCE) -> Savepoint:
+    """Takes a savepoint of a job that does not run; raises `LeaseLostError` where it does."""
+    lease = directory.take(owner, patience)
+    try:
+        return save(directory, reason)
+    finally:
+        lease.release()
+
+
+def restore_stopped(directory: CheckpointDirectory, owner: str, name: str | None, patience: float = PATIENCE) -> Savepoint:
+    """Goes back to a savepoint where the job does not run; raises `LeaseLostError` where it does."""
+    lease = directory.take(owner, patience)
+    try:
+        return restore(directory, name)
+    finally:
+        lease.release()
+
+
+def _epochs(directory: CheckpointDirectory) -> dict[str, int]:
+    found = {}
+    for query in (directory.path / "spark").iterdir():
+        commits = query / "commits"
+        numbers = [int(p.name) for p in commits.iterdir() if p.name.isdigit()] if commits.exists() else []
+        if numbers:
+            found[query.name] = max(numbers)
+    return found
+
+
+def _copy(source: UPath, target: UPath) -> None:
+    if not source.exists():
+        return
+    remove_tree(target)
+    if source.protocol in ("", "file"):
+        shutil.copytree(str(source), str(target), copy_function=_link)
+    else:
+        source.fs.copy(source.path, target.path, recursive=True)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another disk, or one that has no links
+        shutil.copy2(source, target)

@@ -1,0 +1,151 @@
+"""Savepoints: new code that goes wrong, and going back to the state before it, with every kind of table right again."""
+
+import os
+from datetime import timedelta
+from typing import NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from dagster_unified.api import DeltaSink, FileSink, ParquetSource, Pipeline, TumblingEventTimeWindows, WatermarkStrategy
+from dagster_unified.api import functions as F
+from dagster_unified.engine.events import EpochCommitted
+from dagster_unified.engine.streaming import savepoint
+from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
+from dagster_unified.engine.streaming.job import Start, StreamingJob
+from dagster_unified.engine.streaming.savepoint import restore_stopped, save_stopped, savepoints
+from dagster_unified.errors import LeaseLostError, StateError
+
+
+class Sale(NamedTuple):
+    shop: str
+    at: int
+    amount: int
+
+
+class Revenue(NamedTuple):
+    shop: str
+    window_start: int
+    amount: int
+
+
+PARTS = [[Sale("a", 0, 1), Sale("b", 5, 2)], [Sale("a", 10, 3)], [Sale("b", 20, 4), Sale("c", 25, 5)], [Sale("a", 30, 6)]]
+
+
+@pytest.fixture
+def arrive(tmp_path):
+    (tmp_path / "in").mkdir()
+
+    def write(number):
+        pq.write_table(pa.Table.from_pylist([r._asdict() for r in PARTS[number]]), tmp_path / f"in/.{number}")
+        os.rename(tmp_path / f"in/.{number}", tmp_path / f"in/{number}.parquet")
+
+    return write
+
+
+def build(tmp_path, wrong: bool = False):
+    pipeline = Pipeline("shops")
+    sales = pipeline.from_source(ParquetSource(str(tmp_path / "in"), Sale, name="sales", monitor=True, max_files_per_trigger=1))
+    factor = 1000 if wrong else 1
+    sums = sales.map(lambda s: s._replace(amount=s.amount * factor), Sale).name("amounts").key_by("shop").reduce(lambda a, b: Sale(a.shop, b.at, a.amount + b.amount)).uid("sums")
+    sums.sink_to(DeltaSink(str(tmp_path / "upserted"), mode="upsert", key="shop", name="upserted"))
+    sums.sink_to(DeltaSink(str(tmp_path / "appended"), mode="append", name="appended"))
+    sums.sink_to(DeltaSink(str(tmp_path / "overwritten"), mode="overwrite", name="overwritten"))
+    sums.sink_to(FileSink(str(tmp_path / "files"), name="files"))
+    in_time = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(0)).with_timestamp_assigner("at")
+    windows = sales.assign_timestamps_and_watermarks(in_time).key_by("shop").window(TumblingEventTimeWindows.of(timedelta(milliseconds=10)))
+    native = windows.agg((F.sum("amount") * factor).alias("amount"), output_type=Revenue).uid("windows")
+    native.sink_to(DeltaSink(str(tmp_path / "windows"), mode="append", name="windows"))
+    return pipeline
+
+
+def run(pipeline, spark, tmp_path, rows, drain=False, **start):
+    """Runs until so many records have come in to each query."""
+    epochs = []
+    options = {"execution.checkpointing.dir": str(tmp_path / "checkpoints"), "pipeline.max-parallelism": 3}
+    job = StreamingJob(pipeline.plan(options), spark, Start("job", **start), lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None)
+
+    def enough():
+        if drain and not job._ending:
+            job.drain()
+        main = sum(e.rows_in for e in epochs if e.query == "main")
+        windows = sum(e.query == "windows" for e in epochs)
+        return not drain and main >= rows and windows >= 2
+
+    return job.run(enough)
+
+
+def tables(tmp_path):
+    found = {n: DeltaTable(str(tmp_path / n)).to_pyarrow_table().to_pylist() for n in ("upserted", "appended", "overwritten", "windows")}
+    found["files"] = pq.read_table(tmp_path / "files").to_pylist()
+    return {name: sorted(tuple(r.values()) for r in rows) for name, rows in found.items()}
+
+
+UPDATES = [("a", 0, 1), ("a", 10, 4), ("a", 30, 10), ("b", 5, 2), ("b", 20, 6), ("c", 25, 5)]
+WINDOWS = [("a", 0, 1), ("a", 10, 3), ("a", 30, 6), ("b", 0, 2), ("b", 20, 4), ("c", 20, 5)]
+
+
+def test_going_back_after_new_code_went_wrong(spark, tmp_path, arrive):
+    directory = CheckpointDirectory(str(tmp_path / "checkpoints"), "shops")
+    arrive(0)
+    assert run(build(tmp_path), spark, tmp_path, 2) == "stopped"
+    before = directory.deployed()
+    arrive(1)
+    arrive(2)
+    assert run(build(tmp_path, wrong=True), spark, tmp_path, 3, savepoint=True) == "stopped"
+    assert max(amount for _, _, amount in tables(tmp_path)["appended"]) > 1000
+    (made,) = savepoints(directory)
+    assert (made.reason, made.deployed.generation, made.epochs["main"]) == ("before new code", 1, 0)
+    assert "generation 1, epoch 0 of main" in made.describe()
+
+    assert restore_stopped(directory, "test", None) == made
+    after = directory.deployed()
+    assert (after.id, after.fingerprint, after.timeline) == (before.id, before.fingerprint, 1)
+    arrive(3)
+    assert run(build(tmp_path), spark, tmp_path, 0, drain=True, savepoint=True) == "finished"
+    found = tables(tmp_path)
+    assert found["appended"] == found["overwritten"] == found["files"] == UPDATES
+    assert found["windows"] == WINDOWS
+    assert found["upserted"] == [("a", 30, 10), ("b", 20, 6), ("c", 25, 5)]
+    assert savepoints(directory) == [made]  # the same code again is no upgrade
+
+
+def test_a_savepoint_by_name_and_what_may_not_be(spark, tmp_path, arrive, monkeypatch):
+    directory = CheckpointDirectory(str(tmp_path / "checkpoints"), "shops")
+    with pytest.raises(StateError, match="there is no state to save"):
+        save_stopped(directory, "test", "by hand")
+    arrive(0)
+    run(build(tmp_path), spark, tmp_path, 2)
+    first = save_stopped(directory, "test", "by hand")
+    second = save_stopped(directory, "test", "by hand")
+    assert [s.name for s in savepoints(directory)] == [first.name, second.name]
+    with pytest.raises(StateError, match=rf"no savepoint '\.\./x'.*there are {first.name}, {second.name}"):
+        restore_stopped(directory, "test", "../x")
+
+    lease = directory.take("a job", 20)
+    with pytest.raises(LeaseLostError, match="another job, a job, is writing"):
+        save_stopped(directory, "test", "by hand")
+    with pytest.raises(LeaseLostError, match="another job, a job, is writing"):
+        restore_stopped(directory, "test", None)
+    lease.release()
+
+    def broken(source, target):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(savepoint, "_copy", broken)
+    with pytest.raises(OSError, match="no space"):
+        save_stopped(directory, "test", "by hand")
+    assert [s.name for s in savepoints(directory)] == [first.name, second.name]  # half of one is none
+    with pytest.raises(OSError, match="no space"):
+        restore_stopped(directory, "test", first.name)
+    monkeypatch.undo()
+    for refused in (lambda: run(build(tmp_path), spark, tmp_path, 0), lambda: save_stopped(directory, "test", "by hand")):
+        with pytest.raises(StateError, match=f"going back to savepoint '{first.name}' was interrupted"):
+            refused()
+    assert restore_stopped(directory, "test", first.name) == first
+    assert run(build(tmp_path), spark, tmp_path, 0, drain=True) == "finished"
+    assert tables(tmp_path)["upserted"] == [("a", 0, 1), ("b", 5, 2)]
+    assert msgspec.json.decode(msgspec.json.encode(first), type=savepoint.Savepoint) == first
