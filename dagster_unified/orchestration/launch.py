@@ -68,7 +68,17 @@ def launch(pipeline: Pipeline, options: Mapping[str, Any], master: str, remote: 
         except (DagsterExecutionInterruptedError, KeyboardInterrupt):
             return Outcome("", None, spark)
         failures = [e for e in result.all_node_events if e.is_step_failure]
+        if any(_interrupted(e) for e in failures):
+            return Outcome(result.run_id, None, spark)
         return Outcome(result.run_id, None if result.success else _sentence(failures), spark)
+
+
+def _interrupted(failure: DagsterEvent) -> bool:
+    """Whether a step failed since it was asked to stop, and did."""
+    error = failure.step_failure_data.error
+    while error is not None and error.cls_name != DagsterExecutionInterruptedError.__name__:
+        error = error.cause
+    return error is not None
 
 
 def _sentence(failures: list[DagsterEvent]) -> str:
