@@ -129,6 +129,7 @@ class Sides(KeyedCoProcessFunction):
         yield Event(ctx.get_current_key(), timestamp, 1)
 
 
+IN_ORDER = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=1000)).with_timestamp_assigner("at")
 BY_KEY = MapStateDescriptor("by key", str, int)
 RULES = [Event("a", 0, 5), Event("c", 0, 7)]  # of each key one, since their order is not defined
 
@@ -136,7 +137,7 @@ RULES = [Event("a", 0, 5), Event("c", 0, 7)]  # of each key one, since their ord
 def rules(stream):
     """A collection comes whole in the first micro-batch, and so before everything else in both modes."""
     source = stream._pipeline.from_collection(RULES, Event, f"rules {len(stream._pipeline._nodes)}")
-    return source.broadcast(BY_KEY)
+    return source.assign_timestamps_and_watermarks(IN_ORDER).broadcast(BY_KEY)
 
 
 class Enriched(BroadcastProcessFunction):
@@ -200,8 +201,7 @@ def defined(operations) -> bool:
 
 def build(folder: Path, operations, target: Path) -> Pipeline:
     pipeline = Pipeline("generated")
-    by_at = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=1000)).with_timestamp_assigner("at")
-    stream = pipeline.from_source(ParquetSource(str(folder / "in"), Event, name="events", max_files_per_trigger=1)).assign_timestamps_and_watermarks(by_at)
+    stream = pipeline.from_source(ParquetSource(str(folder / "in"), Event, name="events", max_files_per_trigger=1)).assign_timestamps_and_watermarks(IN_ORDER)
     alarmed = False
     for name in operations:
         stream = BUILD[name](stream)
