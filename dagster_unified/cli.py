@@ -144,7 +144,7 @@ def savepoint(pipeline: str, /, *, define: Definitions = []) -> int:  # noqa: B0
     """
     from dagster_unified.engine.streaming.savepoint import save_stopped
 
-    made = save_stopped(_directory(pipeline, define), "command line", "command line")
+    made = save_stopped(_directory(pipeline, define), f"command line, process {os.getpid()}", "command line")
     out.print(made.describe(), highlight=False, soft_wrap=True)
     return 0
 
@@ -182,7 +182,7 @@ def restore(pipeline: str, /, *, savepoint: str | None = None, define: Definitio
     """
     from dagster_unified.engine.streaming.savepoint import restore_stopped
 
-    chosen = restore_stopped(_directory(pipeline, define), "command line", savepoint)
+    chosen = restore_stopped(_directory(pipeline, define), f"command line, process {os.getpid()}", savepoint)
     out.print(f"went back to {chosen.describe()}", highlight=False, soft_wrap=True)
     return 0
 

@@ -26,8 +26,8 @@ AIRPORTS = FOLDER / "airports.csv"
 RULES = FOLDER / "rules"
 
 FIRST_RULES = """\
-{"name": "late again", "airport": null, "minutes": 60, "in_a_row": 3, "active": true}
-{"name": "very late out of Newark", "airport": "EWR", "minutes": 240, "in_a_row": 1, "active": true}
+{"name": "late again", "made": "2013-01-01T00:00:00Z", "airport": null, "minutes": 60, "in_a_row": 3, "active": true}
+{"name": "very late out of Newark", "made": "2013-01-01T00:00:01Z", "airport": "EWR", "minutes": 240, "in_a_row": 1, "active": true}
 """
 """What `jobs.delay_rules` begins with. More may be put beside it, in files of their own."""
 
@@ -55,7 +55,7 @@ def airports_csv(folder: Path = FOLDER) -> Path:
 def rules_json(folder: Path = FOLDER) -> Path:
     """A folder with the rules to begin with."""
     target = folder / RULES.name / "0-first.json"
-    if not target.exists():
+    if not target.exists() or target.read_text() != FIRST_RULES:
         _write(target, FIRST_RULES.encode())
     return target.parent
 

@@ -14,18 +14,22 @@ for itself. As a stream, `build(live=True)` watches the rules' folder: a file wi
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from dagster_unified.api import DeltaSink, JsonSource, KeyedBroadcastProcessFunction, MapStateDescriptor, Pipeline, RuntimeContext
+from dagster_unified.api import DeltaSink, JsonSource, KeyedBroadcastProcessFunction, MapStateDescriptor, Pipeline, RuntimeContext, WatermarkStrategy
 from jobs.data import FLIGHTS, OUTPUT, RULES
 from jobs.flights import IN_ORDER, Flight, cleaned
 
 
 class Rule(NamedTuple):
-    """Flags the flight with which an aircraft leaves `minutes` late or more, `in_a_row` times or more; from one airport, or from any."""
+    """Flags the flight with which an aircraft leaves `minutes` late or more, `in_a_row` times or more; from one airport, or from any.
+
+    Of several rules of one name the last that was `made` is in force.
+    """
 
     name: str
+    made: datetime
     airport: str | None
     minutes: int
     in_a_row: int
@@ -76,7 +80,8 @@ def build(flights_csv: str = str(FLIGHTS), rules_json: str = str(RULES), output:
     """The pipeline, from flights and a folder of rules to a Delta table; `live` from folders in which files appear."""
     pipeline = Pipeline(name)
     flights = cleaned(pipeline, flights_csv, live).assign_timestamps_and_watermarks(IN_ORDER).name("flights").uid("flight-times")
-    rules = pipeline.from_source(JsonSource(rules_json, Rule, name="rules", monitor=live))
+    made = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("made").with_idleness(timedelta(seconds=5))  # rules are few and far between
+    rules = pipeline.from_source(JsonSource(rules_json, Rule, name="rules", monitor=live)).assign_timestamps_and_watermarks(made).name("made").uid("rule-times")
     flagged = flights.key_by("tail").connect(rules.broadcast(IN_FORCE)).process(Flag()).name("flag").uid("flag")
     flagged.sink_to(DeltaSink(f"{output}/flagged_flights", mode="upsert", key=("rule", "tail", "departed")))
     return pipeline

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from dagster_unified.api.connected import agreed_type
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes
 from dagster_unified.graph.nodes import ExchangeKind, Key, Partitioning
 from dagster_unified.operators.broadcast import Broadcasting, BroadcastProcessFunction, KeyedBroadcastProcessFunction, checked
 from dagster_unified.operators.state import MapStateDescriptor
-from dagster_unified.records import element_type, return_type
+from dagster_unified.records import element_type
 
 if TYPE_CHECKING:
     from dagster_unified.api.stream import DataStream
@@ -49,11 +50,10 @@ class BroadcastConnectedStream:
             hint = "" if keyed or not isinstance(function, KeyedBroadcastProcessFunction) else "; call key_by before connect"
             raise PipelineError(f"{stream._where('process')}: expected a {wanted.__name__}, got {function!r}{hint}")
         name = type(function).__name__
-        if output_type is None and return_type(function.process_element) is None:
-            told = return_type(function.process_broadcast_element)
-            output_type = None if told is None else element_type(told)
+        if output_type is None:
+            output_type = agreed_type(function, ("process_element", "process_broadcast_element"), element_type, stream._where(name))
         records = stream._output(name, function.process_element, output_type, element_type)
         upstream = [*stream._upstream, *(replace(u, partitioning=Partitioning(ExchangeKind.BROADCAST, explicit=True)) for u in self._broadcast._stream._upstream)]
         key = stream._key_selector if isinstance(stream, KeyedStream) else Key()
         spec = Broadcasting(function, self._broadcast._descriptors)
-        return stream._after(upstream, nodes.BroadcastNode, name, records=records, function=spec, key=key)
+        return stream._after(upstream, nodes.BroadcastNode, name, records=records, function=spec, key=key, timestamped=True if keyed else None)

@@ -93,17 +93,7 @@ class ConnectedStreams:
             raise PipelineError(f"{self._where(method)}: expected a {kind.__name__}, got {function!r}{hint}")
 
     def _output(self, function: Any, methods: tuple[str, str], output_type: Any, unwrap: Callable[[Any], Any]) -> Any:
-        if output_type is not None:
-            return output_type
-        found = [None if (t := return_type(getattr(function, m))) is None else unwrap(t) for m in methods]
-        told = next((t for t in found if t is not None), None)
-        if told is None:
-            raise RecordTypeError(f"{self._where(type(function).__name__)} has no output type; annotate what {methods[0]} returns, or give output_type=")
-        if None not in found and found[0] != found[1]:
-            raise RecordTypeError(
-                f"{self._where(type(function).__name__)}: {methods[0]} gives {type_name(found[0])} and {methods[1]} gives {type_name(found[1])}; make them the same"
-            )
-        return told
+        return output_type if output_type is not None else agreed_type(function, methods, unwrap, self._where(type(function).__name__))
 
     def _where(self, what: str) -> str:
         return self._first._where(what)
@@ -229,6 +219,17 @@ class IntervalJoined:
 
     def _where(self) -> str:
         return self._left._where("interval_join")
+
+
+def agreed_type(function: Any, methods: tuple[str, str], unwrap: Callable[[Any], Any], where: str) -> Any:
+    """The output type that two methods are annotated with; raises where neither is, or both differ."""
+    found = [None if (t := return_type(getattr(function, m))) is None else unwrap(t) for m in methods]
+    told = next((t for t in found if t is not None), None)
+    if told is None:
+        raise RecordTypeError(f"{where} has no output type; annotate what {methods[0]} returns, or give output_type=")
+    if None not in found and found[0] != found[1]:
+        raise RecordTypeError(f"{where}: {methods[0]} gives {type_name(found[0])} and {methods[1]} gives {type_name(found[1])}; make them the same")
+    return told
 
 
 def plain(stream: DataStream) -> DataStream:

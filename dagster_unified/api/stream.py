@@ -167,6 +167,8 @@ class DataStream:
         if how not in ("left", "inner"):
             raise PipelineError(f"{where}: how is 'left' or 'inner', not {how!r}")
         pairs = {on: on} if isinstance(on, str) else on
+        if not isinstance(pairs, dict) or not pairs:
+            raise PipelineError(f"{where}: on is a field that both have, or fields and the table's columns, such as {{'origin': 'faa'}}, not {on!r}")
         for field, column in pairs.items():
             _check_field(before, field, where)
             _check_field(table.records, column, f"{where}: table '{table.name}'")
@@ -184,11 +186,14 @@ class DataStream:
             if field not in columns:
                 _check_field(before, field, where)
             given = table.records.schema.field(columns[field]) if field in columns else before.schema.field(field)
-            nullable = given.nullable or (field in columns and how == "left")
             declared = records.schema.field(field)
             if declared.type != given.type:
                 raise RecordTypeError(f"{where}: field '{field}' is a {given.type}, and output_type says {declared.type}; make them the same")
-            if nullable and not declared.nullable:
+            if given.nullable and not declared.nullable:
+                raise RecordTypeError(
+                    f"{where}: field '{field}' may be None {'in the table' if field in columns else 'before'}, and output_type does not allow that; annotate it as '| None'"
+                )
+            if field in columns and how == "left" and not declared.nullable:
                 raise RecordTypeError(f"{where}: field '{field}' is None where nothing is found, and output_type does not allow None; annotate it as '| None', or use how='inner'")
         return self._next(nodes.LookupNode, name, records=records, columns=(), source=table, on=tuple(pairs.items()), found=tuple(columns.items()), inner=how == "inner")
 

@@ -157,6 +157,13 @@ def _broadcast(graph: Graph, node: Node, execution: Execution) -> list[tuple[str
             f"'{node.name}' sees every broadcast record before its other records in BATCH, and in STREAMING only those that came before; make its result independent of that, or join with an interval",
         )
     ]
+    if not any(graph.node(e.source).timestamped for e in graph.broadcast_inputs(node.id)):
+        found.append(
+            (
+                "warning",
+                f"'{node.name}' gets its broadcast records in no defined order in BATCH, since they have no event times; if a later one replaces an earlier, assign timestamps to them",
+            )
+        )
     if "apply_to_keyed_state" in names_used(node.function):
         found.append(("warning", f"'{node.name}' uses apply_to_keyed_state, which in BATCH is called for no key: there is none yet when broadcast records come"))
     return found

@@ -6,6 +6,7 @@ The engines execute these very objects and `explain` prints them, so that what i
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
@@ -85,13 +86,17 @@ class Plan:
 
     def assigners_before(self, node: int) -> tuple[str, ...]:
         """The uids of the nearest timestamp assigners upstream of a node, whose last event time is the last of its input."""
-        pending, found = [node], {}
+        return self.assigners_of(self.graph.inputs(node))
+
+    def assigners_of(self, edges: Sequence[Edge]) -> tuple[str, ...]:
+        """The uids of the nearest timestamp assigners of what comes over some edges."""
+        pending, found = list(edges), {}
         while pending:
-            for edge in self.graph.inputs(pending.pop()):
-                if edge.source not in found:
-                    found[edge.source] = self.graph.node(edge.source)
-                    if not isinstance(found[edge.source], AssignTimestampsNode):
-                        pending.append(edge.source)
+            source = pending.pop().source
+            if source not in found:
+                found[source] = self.graph.node(source)
+                if not isinstance(found[source], AssignTimestampsNode):
+                    pending += self.graph.inputs(source)
         return tuple(n.uid for n in found.values() if isinstance(n, AssignTimestampsNode))
 
     def key_columns(self, node: int, tag: str | None) -> tuple[ComputedKey, ...]:

@@ -229,6 +229,7 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
         function: Any = self.function
         context = _BroadcastContext(self)
         counted = dict(self._metrics.counters)
+        self.state.current = _NO_KEY
         record = None
         try:
             for record, timestamp in zip(records, timestamps, strict=True):
@@ -240,6 +241,12 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
             self.out.take(context.out)
         else:
             self._metrics.counters = counted
+            for name, amount in context.counted.items():
+                self._metrics.count(name, amount)
+
+    def counters(self) -> dict[str, int]:
+        """The counters as they are."""
+        return dict(self._metrics.counters)
 
     def entries(self, descriptor: MapStateDescriptor) -> dict[Any, Any]:
         """The broadcast map that a descriptor names."""
@@ -270,6 +277,10 @@ class _BroadcastContext(KeyedBroadcastProcessFunction.Context):
         self._operator = operator
         self.current: int | None = None
         self.out = Collector()
+        self.counted: dict[str, int] = {}
+        """What was counted for keys: as their keys', it is of every instance."""
+
+        self._applying = False
 
     def timestamp(self) -> int | None:
         return self.current
@@ -281,7 +292,7 @@ class _BroadcastContext(KeyedBroadcastProcessFunction.Context):
         return self._operator.watermark
 
     def output(self, tag: OutputTag, value: Any) -> None:
-        self.out.emit_side(tag, value, self.current)
+        (self._operator.out if self._applying else self.out).emit_side(tag, value, self.current)
 
     def get_broadcast_state(self, descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
         return BroadcastState(self._operator.entries(descriptor))
@@ -289,10 +300,30 @@ class _BroadcastContext(KeyedBroadcastProcessFunction.Context):
     def apply_to_keyed_state(self, descriptor: StateDescriptor, function: Callable[[Any, Any], Iterable[Any] | None]) -> None:
         operator = self._operator
         state = handle(operator.state, descriptor)
-        for key in list(operator.keys()):
-            operator.select(key)
-            if descriptor.name in operator.state.current:
-                operator.out.emit_all(function(key, state), self.current)
+        before = operator.counters()
+        self._applying = True
+        try:
+            for key in list(operator.keys()):
+                operator.select(key)
+                if descriptor.name in operator.state.current:
+                    operator.out.emit_all(function(key, state), self.current)
+        finally:
+            self._applying = False
+            operator.state.current = _NO_KEY
+        for name, amount in operator.counters().items():
+            self.counted[name] = self.counted.get(name, 0) + amount - before.get(name, 0)
+
+
+class _NoKey(dict[str, Any]):
+    """The state of no key: a broadcast record has none."""
+
+    def _refuse(self, *_: Any) -> Any:
+        raise UnsupportedError("a broadcast record has no key, and so no keyed state; use ctx.apply_to_keyed_state(descriptor, function) to see that of every key")
+
+    get = setdefault = pop = __getitem__ = __setitem__ = __contains__ = _refuse
+
+
+_NO_KEY = _NoKey()
 
 
 def checked(descriptors: Sequence[MapStateDescriptor], where: str) -> tuple[MapStateDescriptor, ...]:

@@ -42,8 +42,8 @@ class StateVisibility(Enum):
 class StateTtlConfig:
     """How long an entry of state lives without being renewed, on the processing-time clock (Flink: *State TTL*).
 
-    In STREAMING an expired entry is removed when it is read, and with the next micro-batch that touches its page of keys; until then
-    `visibility` says whether reading gives it once more. In BATCH nothing expires: a key's whole history passes in a moment, whose length
+    In STREAMING an expired entry is removed when it is read, and with the next micro-batch that touches its page of keys (of a large
+    list or map, its part); until then `visibility` says whether reading gives it once more. In BATCH nothing expires: a key's whole history passes in a moment, whose length
     says nothing of the time between its records. So a result that depends on expiry differs between the modes, which the lint says;
     event-time timers forget alike in both.
     """
@@ -269,12 +269,14 @@ class ListState(_State, Generic[T]):
 
     def forget_expired(self) -> None:
         entries = self._backend.current.get(self._name)
-        if isinstance(entries, list):  # the parts of a large one are not read for this
+        if isinstance(entries, list):
             live = [e for e in entries if not self._expired(e)]
             if live:
                 self._backend.current[self._name] = live
             else:
                 self.clear()
+        elif entries is not None:
+            entries.forget(self._expired)
 
     def get(self) -> list[T]:
         """The live elements."""
@@ -319,6 +321,8 @@ class MapState(_State, Generic[K, V]):
                 self._backend.current[self._name] = live
             else:
                 self.clear()
+        elif entries is not None:
+            entries.forget(self._expired)
 
     def get(self, key: K) -> V | None:
         """The value of `key`, or None."""

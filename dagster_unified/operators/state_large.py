@@ -44,6 +44,16 @@ class LargeList:
         """As a list's."""
         self.tail.extend(values)
 
+    def forget(self, expired: Callable[[Any], bool]) -> None:
+        """Removes what has expired: the beginning, part by part, and of the end what is in memory."""
+        while self.parts:
+            part = self._read(self.parts[0])
+            if not all(map(expired, part)):
+                return
+            self.size -= len(part)
+            del self.parts[0]
+        self.tail = [value for value in self.tail if not expired(value)]
+
     def save(self, write: Write) -> None:
         """Writes full parts of what was added."""
         while len(self.tail) > PART:
@@ -107,6 +117,13 @@ class LargeMap:
         value = self.get(key)
         del self[key]
         return value
+
+    def forget(self, expired: Callable[[Any], bool]) -> None:
+        """Removes what has expired, of the buckets that were used."""
+        for number, bucket in self._buckets.items():
+            live = {key: value for key, value in bucket.items() if not expired(value)}
+            self.size -= len(bucket) - len(live)
+            self._buckets[number] = live
 
     def save(self, write: Write) -> None:
         """Writes the buckets that were used, more of them once they are too full."""

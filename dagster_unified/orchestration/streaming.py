@@ -161,7 +161,8 @@ def _run(context: OpExecutionContext, deployment: StreamingDeployment, planned: 
         interrupted.listen()  # PySpark has put a handler of its own in place
         directory = CheckpointDirectory(planned.execution.streaming.directory, planned.name)
         held = directory.deployed()
-        fresh = deployment.upgrade_mode == "stateless" and held is not None and held.fingerprint != deployment_fingerprint(planned)
+        changed = held is not None and held.fingerprint != deployment_fingerprint(planned) and not held.restored
+        fresh = deployment.upgrade_mode == "stateless" and changed
         watcher = _Watcher(context, deployment, observed)
         running = StreamingJob(planned, spark, Start(context.run_id, fresh, deployment.upgrade_mode == "savepoint"), watcher.committed)
         outcome = running.run(lambda: interrupted.received or watcher.asked_to_stop(directory, running), poll=0.2)

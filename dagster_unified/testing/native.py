@@ -12,6 +12,7 @@ from dagster_unified.graph import nodes as g
 from dagster_unified.graph.expressions import Column, replay
 from dagster_unified.graph.nodes import BOUNDS
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
+from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.operators.windows.assigners import MergingWindowAssigner
 
 _TABLE = "dagster_unified_input"
@@ -20,8 +21,8 @@ START, END = "__start", "__end"
 Timed = tuple[Any, "int | None"]
 
 
-def run_native(pipeline: str, node: g.Node, layout: StreamLayout, arriving: list[Timed], looked_up: Sequence[Any] = ()) -> list[Timed]:
-    """What a native operation makes of these records; a lookup, with the records of its table."""
+def run_native(pipeline: str, node: g.Node, layout: StreamLayout, arriving: list[Timed], looked_up: Sequence[Any] = (), marks: Sequence[int] | None = None) -> list[Timed]:
+    """What a native operation makes of these records; a lookup, with the records of its table; windows, by the watermarks at which each came."""
     assert node.records is not None
     if not arriving:
         return []
@@ -29,7 +30,7 @@ def run_native(pipeline: str, node: g.Node, layout: StreamLayout, arriving: list
     batch = layout.records.to_batch([r for r, _ in arriving])
     table = pa.Table.from_batches([batch.append_column(TIMESTAMP, pa.array([t for _, t in arriving], pa.int64()))])
     if isinstance(node, g.WindowAggregateNode):
-        table = _in_windows(pipeline, node, table, arriving)
+        table = _in_windows(pipeline, node, table, arriving, marks or [MIN_TIMESTAMP] * len(arriving))
     columns = [sql(c, pipeline, node) for c in getattr(node, "columns", ())]
     with duckdb.connect() as connection:
         connection.register(_TABLE, table)
@@ -64,20 +65,22 @@ def _statement(pipeline: str, node: g.Node, layout: StreamLayout, columns: list[
         return f'SELECT {keys}, {", ".join(columns)}, max("{TIMESTAMP}") AS "{TIMESTAMP}" FROM {_TABLE} GROUP BY {keys}'
     if isinstance(node, g.WindowAggregateNode):
         assert node.records is not None
-        keys = ", ".join(f'"{k}"' for k in [*node.key.fields, *(b for b in BOUNDS if b in node.records.names)])
-        return f'SELECT {keys}, {", ".join(columns)}, "{END}" - 1 AS "{TIMESTAMP}" FROM {_TABLE} GROUP BY {keys}, "{START}", "{END}"'
+        keys = ", ".join(f'"{k}"' for k in node.key.fields)
+        told = [f'any_value("__{b}") AS "{b}"' for b in BOUNDS if b in node.records.names]
+        return f'SELECT {", ".join([keys, *told, *columns])}, "{END}" - 1 AS "{TIMESTAMP}" FROM {_TABLE} GROUP BY {keys}, "{START}", "{END}"'
     raise UnsupportedError(f"{pipeline}: the harness cannot run '{node.name}'; run the pipeline on Spark instead")
 
 
-def _in_windows(pipeline: str, node: g.WindowAggregateNode, table: pa.Table, arriving: list[Timed]) -> pa.Table:
-    """Each row once for every window that it is in, with the window's bounds."""
+def _in_windows(pipeline: str, node: g.WindowAggregateNode, table: pa.Table, arriving: list[Timed], marks: Sequence[int]) -> pa.Table:
+    """Each row once for every window that it is in and that was not over when it came, with the window's bounds."""
     assert node.records is not None
-    keys = list(zip(*[table.column(k).to_pylist() for k in node.key.fields], strict=True))
-    windows: dict[Any, list[tuple[Any, int]]] = {}
-    for row, (record, timestamp) in enumerate(arriving):
+    keys = list(map(repr, zip(*[table.column(k).to_pylist() for k in node.key.fields], strict=True)))
+    windows: dict[str, list[tuple[Any, int]]] = {}
+    for row, ((record, timestamp), mark) in enumerate(zip(arriving, marks, strict=True)):
         if timestamp is None:
             raise RecordTypeError(f"{pipeline}: operator '{node.name}': a record has no event time; assign timestamps before the window")
-        windows.setdefault(keys[row], []).extend((window, row) for window in node.assigner.assign_windows(record, timestamp, timestamp))
+        assigned = node.assigner.assign_windows(record, timestamp, timestamp)
+        windows.setdefault(keys[row], []).extend((window, row) for window in assigned if window.max_timestamp() > mark)
     if isinstance(node.assigner, MergingWindowAssigner):
         windows = {key: _merged(node.assigner, found) for key, found in windows.items()}
     pairs = [pair for found in windows.values() for pair in found]
@@ -87,7 +90,7 @@ def _in_windows(pipeline: str, node: g.WindowAggregateNode, table: pa.Table, arr
     for name, bounds in zip(BOUNDS, (starts, ends), strict=True):
         if name in node.records.names:
             declared = node.records.schema.field(name).type
-            table = table.append_column(name, bounds if pa.types.is_integer(declared) else bounds.cast(pa.timestamp("ms", declared.tz)).cast(declared))
+            table = table.append_column(f"__{name}", bounds if pa.types.is_integer(declared) else bounds.cast(pa.timestamp("ms", declared.tz)).cast(declared))
     return table
 
 

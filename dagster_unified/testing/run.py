@@ -104,6 +104,12 @@ def _tags(decided: Plan, node: g.Node) -> list[str | None]:
     return list(found) or [None]
 
 
+def _check_key(decided: Plan, node: g.KeyedNode, record: Any) -> None:
+    key = _key_of(decided, node, record)
+    if None in (key if isinstance(key, tuple) else (key,)):
+        raise PipelineError(f"{decided.name}: operator '{node.name}': a key is None; filter such records out before key_by")
+
+
 def _key_of(decided: Plan, node: g.KeyedNode, record: Any) -> Any:
     if node.key.computed is not None:
         function = node.key.computed.function
@@ -181,9 +187,10 @@ class _Batch:
     def _native(self, node: g.Node) -> None:
         layout = input_layout(self.plan, node.id)
         assert node.records is not None
-        if isinstance(node, g.NativeKeyedNode) and any(None in (k if isinstance(k, tuple) else (k,)) for k in (_key_of(self.plan, node, r) for r, _ in self._arriving(node.id))):
-            raise PipelineError(f"{self.plan.name}: operator '{node.name}': a key is None; filter such records out before key_by")
         arriving = self._arriving(node.id)
+        if isinstance(node, g.NativeKeyedNode):
+            for record, _ in arriving:
+                _check_key(self.plan, node, record)
         self.streams[Port(node.id)] = run_native(self.plan.name, node, layout, arriving, self.inputs.get(node.id, ()))
 
 
@@ -208,6 +215,10 @@ class _Streaming:
         self.ahead: dict[int, int] = {}
         self.since: dict[int, int] = {}
         self.kept: dict[int, list[Timed]] = {}
+        self.marks: dict[int, list[int]] = {}
+        """The watermarks at which what is kept came."""
+
+        self.late = Metrics()
         for node in decided.graph.nodes:
             self.watermarks[node.id] = {e.source: MIN_TIMESTAMP for e in decided.graph.inputs(node.id)}
 
@@ -228,7 +239,7 @@ class _Streaming:
         finally:
             for running in self.running.values():
                 running.close()
-        self.result.metrics = merge([r.metrics for r in self.running.values()])
+        self.result.metrics = merge([self.late, *(r.metrics for r in self.running.values())])
         return self.result
 
     def _open(self, node: g.Node) -> None:
@@ -267,7 +278,13 @@ class _Streaming:
             layout = self.running[node.id].program.input
             self.running[node.id].push(_one(layout, record, time))
         elif isinstance(node, g.NativeKeyedNode):
+            _check_key(self.plan, node, record)
+            watermark = min(self.watermarks[node.id].values())
+            if isinstance(node, g.WindowAggregateNode) and time is not None and all(w.max_timestamp() <= watermark for w in node.assigner.assign_windows(record, time, time)):
+                self.late.count("late records")
+                return
             self.kept.setdefault(node.id, []).append((record, time))
+            self.marks.setdefault(node.id, []).append(watermark)
         else:
             for produced, at in run_native(self.plan.name, node, input_layout(self.plan, node.id), [(record, time)], self.inputs.get(node.id, ())):
                 self._emit(node.id, None, produced, at)
@@ -319,7 +336,7 @@ class _Streaming:
         if isinstance(node, g.KeyedNode) and node.id in self.running:
             self._advance_keyed(node, watermark)
         if isinstance(node, g.NativeKeyedNode) and watermark == MAX_TIMESTAMP:
-            for record, time in run_native(self.plan.name, node, input_layout(self.plan, node.id), self.kept.get(node.id, [])):
+            for record, time in run_native(self.plan.name, node, input_layout(self.plan, node.id), self.kept.get(node.id, []), marks=self.marks.get(node.id)):
                 self._emit(node.id, None, record, time)
         self._watermark_from(node.id, watermark)
 

@@ -137,6 +137,11 @@ def test_a_table_that_changes_is_seen_by_the_micro_batches_after(spark, tmp_path
     assert rows(tmp_path / "out") == [(1, "Kennedy", 40.6), (2, None, None), (3, "La Guardia", 40.7)]
 
 
+class Origin(NamedTuple):
+    origin: str
+    name: str
+
+
 class Strict(NamedTuple):
     n: int
     name: str
@@ -153,6 +158,10 @@ class Strict(NamedTuple):
         ((table(), {"origin": "faa"}, {"name": "name"}, Strict), RecordTypeError, "field 'name' is None where nothing is found.*or use how='inner'"),
         ((table(), {"origin": "faa"}, {"name": "lat"}, Strict), RecordTypeError, "field 'name' is a double, and output_type says string"),
         ((table(), {"origin": "faa"}, {"name": "name"}, Located), PipelineError, "no field 'lat'"),
+        ((table(), "origin", {}, Flight), PipelineError, "table 'airports': no field 'origin'"),
+        ((table(), {}, {"name": "name"}, Located), PipelineError, "on is a field that both have"),
+        ((table(), ["origin"], {"name": "name"}, Located), PipelineError, "on is a field that both have"),
+        ((table(), {"origin": "faa"}, {"name": "name"}, Origin, "inner"), RecordTypeError, "field 'origin' may be None before, and output_type does not allow that"),
         ((RateSource(1, "r"), {"origin": "faa"}, {"name": "name"}, Located), PipelineError, "expected a bounded source"),
         ((CsvSource("/tmp/x.csv", Airport, on_malformed="drop"), {"origin": "faa"}, {}, Flight), PipelineError, "use on_malformed='fail'"),
     ],

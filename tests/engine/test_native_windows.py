@@ -163,6 +163,68 @@ def test_bounds_as_moments_and_by_results_windowed_again():
     assert sorted(result["days"]) == [Day("a", 24 * hour, 3), Day("a", 48 * hour, 1)]
 
 
+def test_windows_of_windows_have_their_own_bounds(run_on_spark, spark, tmp_path):
+    events = [Event("a", at, 1) for at in (0, 15, 25, 31)]
+
+    def build(sink):
+        pipeline = Pipeline("p")
+        small = windowed(pipeline.from_collection(events, Event).assign_timestamps_and_watermarks(BY_AT), TumblingEventTimeWindows.of(ms(10)), native=True)
+        large = small.key_by("key").window(TumblingEventTimeWindows.of(ms(30))).agg(F.sum("total").alias("total"), F.min("window_start").alias("most"), output_type=Total)
+        sink(large)
+        return pipeline
+
+    run_on_spark(build(lambda s: s.sink_to(FileSink(str(tmp_path / "out")))))
+    rows = sorted(Total(*row) for row in spark.read.parquet(str(tmp_path / "out")).collect())
+    assert rows == sorted(run_pipeline(build(lambda s: s.print("out")), "BATCH").only()) == [Total("a", 0, 30, 3, 0), Total("a", 30, 60, 1, 30)]
+
+
+class Place(NamedTuple):
+    pos: tuple[int, int]
+    at: int
+
+
+class Visits(NamedTuple):
+    pos: tuple[int, int]
+    window_start: int
+    n: int
+
+
+def test_a_key_that_is_a_tuple():
+    pipeline = Pipeline("p")
+    places = pipeline.from_collection([Place((1, 2), 0), Place((1, 2), 5), Place((2, 1), 5)], Place).assign_timestamps_and_watermarks(BY_AT)
+    places.key_by("pos").window(TumblingEventTimeWindows.of(ms(10))).agg(F.count("*").alias("n"), output_type=Visits).print("out")
+    assert sorted(run_pipeline(pipeline, "BATCH").only()) == [Visits((1, 2), 0, 2), Visits((2, 1), 0, 1)]
+
+
+@pytest.mark.parametrize("assigner", [TumblingEventTimeWindows.of(ms(10)), SlidingEventTimeWindows.of(ms(20), ms(10))], ids=["tumbling", "sliding"])
+def test_the_harness_drops_late_records_of_native_windows_as_of_python_ones(assigner):
+    events = [Event("a", 5, 1), Event("a", 130, 2), Event("a", 6, 4), Event("a", 12, 8), Event("a", 140, 16)]
+    found = [run_pipeline(built(events, assigner, native), "STREAMING", watermark_interval=1) for native in (True, False)]
+    assert sorted(found[0].only()) == sorted(found[1].only())
+    assert found[0].metrics.counters["late records"] == 2
+
+
+def test_a_missing_key_is_an_error_in_both_modes_of_the_harness():
+    class Keyless(NamedTuple):
+        key: str | None
+        at: int
+        value: int
+
+    pipeline = Pipeline("p")
+    windowed(pipeline.from_collection([Keyless(None, 1, 1)], Keyless).assign_timestamps_and_watermarks(BY_AT), TumblingEventTimeWindows.of(ms(10)), native=True).print("out")
+    for mode in ("BATCH", "STREAMING"):
+        with pytest.raises(PipelineError, match="operator 'agg': a key is None"):
+            run_pipeline(pipeline, mode)
+
+
+def test_what_spark_would_lose_before_1970_is_an_error_in_streaming(run_streaming, tmp_path):
+    pipeline = Pipeline("p")
+    events = pipeline.from_collection([Event("a", -5, 1)], Event).assign_timestamps_and_watermarks(BY_AT)
+    windowed(events, TumblingEventTimeWindows.of(ms(10)), native=True).sink_to(FileSink(str(tmp_path / "out")))
+    with pytest.raises(UnifiedError, match="a record is from before 1970, where Spark's watermark begins"):
+        run_streaming(pipeline)
+
+
 def test_a_record_without_an_event_time_is_an_error(run_on_spark, tmp_path):
     class Maybe(NamedTuple):
         key: str

@@ -14,7 +14,7 @@ from dagster_unified.api import DeltaSink, FileSink, ParquetSource, Pipeline, Tu
 from dagster_unified.api import functions as F
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming import savepoint
-from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
+from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.savepoint import restore_stopped, save_stopped, savepoints
 from dagster_unified.errors import LeaseLostError, StateError
@@ -103,7 +103,7 @@ def test_going_back_after_new_code_went_wrong(spark, tmp_path, arrive):
 
     assert restore_stopped(directory, "test", None) == made
     after = directory.deployed()
-    assert (after.id, after.fingerprint, after.timeline) == (before.id, before.fingerprint, 1)
+    assert (after.id, after.fingerprint, after.timeline, after.restored) == (before.id, before.fingerprint, 1, True)
     arrive(3)
     assert run(build(tmp_path), spark, tmp_path, 0, drain=True, savepoint=True) == "finished"
     found = tables(tmp_path)
@@ -149,3 +149,78 @@ def test_a_savepoint_by_name_and_what_may_not_be(spark, tmp_path, arrive, monkey
     assert run(build(tmp_path), spark, tmp_path, 0, drain=True) == "finished"
     assert tables(tmp_path)["upserted"] == [("a", 0, 1), ("b", 5, 2)]
     assert msgspec.json.decode(msgspec.json.encode(first), type=savepoint.Savepoint) == first
+
+
+def test_a_first_epoch_without_output_takes_back_what_was_undone(spark, tmp_path, arrive):
+    """The staged way: several sinks, and nothing for them in the first epoch after going back."""
+    directory = CheckpointDirectory(str(tmp_path / "checkpoints"), "shops")
+
+    def built(silent):
+        pipeline = Pipeline("shops")
+        sales = pipeline.from_source(ParquetSource(str(tmp_path / "in"), Sale, name="sales", monitor=True, max_files_per_trigger=1))
+        sums = sales.key_by("shop").reduce(lambda a, b: Sale(a.shop, b.at, a.amount + b.amount)).uid("sums").filter(lambda s: s.at not in silent)
+        sums.sink_to(DeltaSink(str(tmp_path / "appended"), mode="append", name="appended"))
+        sums.sink_to(FileSink(str(tmp_path / "files"), name="files"))
+        return pipeline
+
+    def ran(silent, rows):
+        epochs = []
+        options = {"execution.checkpointing.dir": str(tmp_path / "checkpoints"), "pipeline.max-parallelism": 3}
+        job = StreamingJob(built(silent).plan(options), spark, Start("job"), lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None)
+        assert job.run(lambda: sum(e.rows_in for e in epochs) >= rows) == "stopped"
+
+    arrive(0)
+    ran((), 2)
+    save_stopped(directory, "test", "by hand")
+    arrive(1)
+    ran((), 1)
+    restore_stopped(directory, "test", None)
+    ran((10,), 1)
+    appended = sorted(tuple(r.values()) for r in DeltaTable(str(tmp_path / "appended")).to_pyarrow_table().to_pylist())
+    files = sorted(tuple(r.values()) for r in pq.read_table(tmp_path / "files").to_pylist())
+    assert appended == files == [("a", 0, 1), ("b", 5, 2)]
+
+
+def deployed(directory, fresh=False):
+    made = directory.deploy(Deployed(0, "", "shops", "f", 0, 3, "ROCKSDB", {}, {}), fresh)
+    (directory.path / "spark/main/commits").mkdir(parents=True, exist_ok=True)
+    return made
+
+
+def test_only_the_history_of_what_runs_can_be_gone_back_to(tmp_path):
+    directory = CheckpointDirectory(str(tmp_path), "shops")
+    deployed(directory)
+    first = save_stopped(directory, "test", "first")
+    second = save_stopped(directory, "test", "second")
+    restore_stopped(directory, "test", first.name)
+    with pytest.raises(StateError, match=f"savepoint '{second.name}' is not of the history of what runs now"):
+        restore_stopped(directory, "test", second.name)
+    third = save_stopped(directory, "test", "third")
+    assert restore_stopped(directory, "test", None) == third
+    timeline = directory.deployed().timeline
+    assert deployed(directory, fresh=True).timeline == timeline  # never a number twice: sinks would skip its epochs
+    with pytest.raises(StateError, match="is not of the history of what runs now"):
+        restore_stopped(directory, "test", None)
+
+
+def test_code_that_cannot_go_on_from_the_state_leaves_no_savepoints(spark, tmp_path, arrive):
+    directory = CheckpointDirectory(str(tmp_path / "checkpoints"), "shops")
+    arrive(0)
+    run(build(tmp_path), spark, tmp_path, 2)
+    other = Pipeline("shops")
+    sales = other.from_source(ParquetSource(str(tmp_path / "in"), Sale, name="sales", monitor=True))
+    sales.key_by("shop").reduce(lambda a, b: b).uid("other").sink_to(FileSink(str(tmp_path / "files")))
+    with pytest.raises(StateError, match="the stateful operators are"):
+        run(other, spark, tmp_path, 2, savepoint=True)
+    assert savepoints(directory) == []
+
+
+def test_starting_without_state_also_ends_an_interrupted_way_back(spark, tmp_path, arrive):
+    directory = CheckpointDirectory(str(tmp_path / "checkpoints"), "shops")
+    arrive(0)
+    run(build(tmp_path), spark, tmp_path, 2)
+    (directory.path / "restoring.json").write_text('{"savepoint": "gone"}')
+    with pytest.raises(StateError, match="was interrupted"):
+        run(build(tmp_path), spark, tmp_path, 2)
+    assert run(build(tmp_path), spark, tmp_path, 0, drain=True, fresh=True) == "finished"
+    assert tables(tmp_path)["files"] == [("a", 0, 1), ("b", 5, 2)]

@@ -13,11 +13,16 @@ from dagster_unified.api import (
     OutputTag,
     Pipeline,
     StateTtlConfig,
+    TumblingEventTimeWindows,
     ValueStateDescriptor,
     WatermarkStrategy,
 )
+from dagster_unified.engine.streaming.topology import Lanes, topology
 from dagster_unified.errors import PipelineError, UnsupportedError, UserFunctionError
+from dagster_unified.graph.nodes import SinkNode
+from dagster_unified.operators.key_groups import KeyGroups
 from dagster_unified.testing import run_pipeline
+from tests.operators.test_key_groups import Memory
 
 
 class Flight(NamedTuple):
@@ -124,9 +129,10 @@ def test_the_lint_says_what_depends_on_who_comes_first():
     pipeline, made = flagged(Count(), keyed=True)
     made.print("out")
     warnings = [f.message for f in pipeline.plan().findings if f.severity == "warning"]
-    assert len(warnings) == 2
+    assert len(warnings) == 3
     assert "sees every broadcast record before its other records in BATCH" in warnings[0]
-    assert "apply_to_keyed_state" in warnings[1]
+    assert "in no defined order in BATCH, since they have no event times" in warnings[1]
+    assert "apply_to_keyed_state" in warnings[2]
 
 
 class Wrong(Flag):
@@ -199,3 +205,80 @@ def test_a_failure_names_the_operator_and_the_rule():
     made.print("out")
     with pytest.raises(UserFunctionError, match=r"operator 'Broken'.*no such carrier.*Rule\(carrier='AA', limit=5\)"):
         run_pipeline(pipeline, "BATCH")
+
+
+class Tells(Count):
+    """Emits and counts for each key that a rule meets."""
+
+    def open(self, context):
+        super().open(context)
+        self.context = context
+
+    def process_broadcast_element(self, value: Rule, ctx) -> Iterable[str]:
+        def tell(key, state):
+            ctx.output(NEW, key)
+            self.context.count("met")
+            yield f"{key} has {state.value()}"
+
+        self.context.count("rules")
+        ctx.apply_to_keyed_state(SEEN, tell)
+        yield "rule"
+
+
+def test_what_a_rule_leads_to_for_keys_comes_from_every_group_and_the_rest_from_one():
+    pipeline = Pipeline("p")
+    flights = pipeline.from_collection([Flight(c, 1) for c in "abcdefgh"], Flight, "flights")
+    rules = pipeline.from_collection([Rule("a", 0)], Rule, "rules")
+    made = flights.key_by("carrier").connect(rules.broadcast(LIMITS)).process(Tells())
+    made.print("out")
+    made.get_side_output(NEW).print("new")
+    planned = pipeline.plan({"execution.runtime-mode": "STREAMING"})
+    (track,) = topology(planned, tuple(n.id for n in planned.graph.nodes if isinstance(n, SinkNode)), Lanes()).levels[0].values()
+    emitted = {number: [] for number in range(len(track.program.outputs))}
+    driver = KeyGroups(track.program, lambda number, batch: emitted[number].extend(batch.column(0).to_pylist()), lambda: 0)
+    stores = [Memory() for _ in range(4)]
+    layout = track.program.input
+    for number, key in enumerate("abcdefgh"):
+        driver.run(stores[number % 4], [layout.records.to_batch([Flight(key, 1)])], None)
+    rule = track.program.broadcast.layout.records.to_batch([Rule("a", 0)])
+    for group, store in enumerate(stores):
+        driver.run(store, [], None, [rule], leads=group == 0)
+    outputs = {output.tag: emitted[number] for number, output in enumerate(track.program.outputs)}
+    assert sorted(outputs[None]) == sorted([*(f"{c} has 1" for c in "abcdefgh"), "rule"])
+    assert sorted(outputs[NEW.name]) == list("abcdefgh")
+    assert driver.running.metrics.counters == {"rules": 1, "met": 8}
+    driver.close()
+
+
+def test_a_rule_has_no_keyed_state():
+    class Touches(Count):
+        def process_broadcast_element(self, value: Rule, ctx):
+            self.seen.update(7)
+
+    for mode in ("BATCH", "STREAMING"):
+        pipeline, made = flagged(Touches(), keyed=True)
+        made.print("out")
+        with pytest.raises(UnsupportedError, match=r"a broadcast record has no key, and so no keyed state; use ctx\.apply_to_keyed_state"):
+            run_pipeline(pipeline, mode)
+
+
+def test_both_methods_have_to_agree_and_timers_give_event_times():
+    class Disagrees(Count):
+        def process_broadcast_element(self, value: Rule, ctx) -> Iterable[int]:
+            yield 1
+
+    with pytest.raises(PipelineError, match="process_element gives str and process_broadcast_element gives int; make them the same"):
+        flagged(Disagrees(), keyed=True)
+    pipeline, made = flagged(Count(), keyed=True)
+    made.key_by(lambda text: text[:2], key_type=str).window(TumblingEventTimeWindows.of(timedelta(seconds=1))).reduce(lambda a, b: a + b).print("out")
+    assert len(run_pipeline(pipeline, "BATCH").only()) == 3
+
+
+@pytest.mark.parametrize("exchange", [lambda s: s.global_(), lambda s: s.partition_custom(lambda key, n: 0, lambda f: f.carrier, str)])
+def test_an_exchange_that_streaming_cannot_run_is_an_error(exchange):
+    pipeline = Pipeline("p")
+    rules = pipeline.from_collection(RULES, Rule, "rules").broadcast(LIMITS)
+    exchange(pipeline.from_collection(FLIGHTS, Flight, "flights")).connect(rules).process(Flag()).set_parallelism(1).print("out")
+    planned = pipeline.plan({"execution.runtime-mode": "STREAMING"})
+    with pytest.raises(UnsupportedError, match="exchange before 'Flag' stands before or at an operator with state"):
+        topology(planned, tuple(n.id for n in planned.graph.nodes if isinstance(n, SinkNode)), Lanes())

@@ -235,3 +235,15 @@ def test_what_has_expired_goes_with_the_next_micro_batch_of_its_page():
     now[0] = 10
     driver.run(store, [batch([Row("c", 0, 3)])], None)
     assert set(driver.codec.decode(state_pages.decode_index(store.read_index()).inline, store.read_page).keys) == {"b", "c"}
+
+
+def test_what_has_expired_goes_from_large_lists_and_maps_too():
+    store, now = Memory(), [0]
+    driver = KeyGroups(program(process(Fleeting())), lambda number, b: None, lambda: now[0])
+    for moment in range(0, 60, 10):
+        now[0] = moment
+        driver.run(store, [batch([Row("a", 0, moment * 1000 + i) for i in range(1500)])], None)
+    content = driver.codec.decode(state_pages.decode_index(store.read_index()).inline, store.read_page)
+    assert len(content.keys["a"]["map"]) == 1500
+    assert len(content.keys["a"]["list"]) < 3000  # the last part of what has expired may have some that live
+    assert len([n for n in store.pages if n < 0]) == len(content.parts())  # and nothing of it is left in the store

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dagster_unified.connectors.base import MALFORMED, SparkSource, spark_schema
 from dagster_unified.engine.translate import input_layout, program, runs_in_python
@@ -18,7 +19,7 @@ from dagster_unified.engine.worker import shipped
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.expressions import Column as Recorded
-from dagster_unified.graph.nodes import BOUNDS, Edge, ExchangeKind
+from dagster_unified.graph.nodes import BOUNDS, Edge, ExchangeKind, Key
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.operators.lanes import encode
 from dagster_unified.operators.layout import METRICS, OUTPUT, TIMESTAMP, StreamLayout, combined_schema, key_column, output_column
@@ -136,10 +137,7 @@ class RegionFrames:
         if one.frame is None:
             head = one.members[0]
             frame = self.stream(head)
-            assigners = self.plan.assigners_before(head) if isinstance(self.plan.graph.node(head), g.KeyedProcessNode) else ()
-            last = self.upstream.last_event_time(assigners)
-            if not set(assigners) <= set(self.upstream.last_event_times):
-                last = self._probe(frame)
+            last = self._last_event_time(self.plan.graph.node(head), frame)
             ship = program(self.plan, self.region.name, one.members, one.outputs, last)
             frame = frame.select(*ship.input.schema.names)
             one.frame = self._map(frame, ship) if ship.broadcast is None else self._with_broadcast(frame, ship, ship.broadcast, head)
@@ -147,6 +145,15 @@ class RegionFrames:
             if readers > 1 and self.whole_pass_differs(one):
                 one.frame = self._kept(one.frame)
         return one.frame
+
+    def _last_event_time(self, node: g.Node, frame: DataFrame) -> int | None:
+        """The last event time of what reaches a node that may have timers: from the manifests, or by a look at the records."""
+        if not isinstance(node, g.KeyedProcessNode) or node.key == Key():
+            return None
+        known = self.upstream.last_event_time(self.plan.assigners_before(node.id))
+        missing = set(self.plan.assigners_of(self.plan.graph.main_inputs(node.id))) - set(self.upstream.last_event_times)
+        found = self._probe(frame) if missing and TIMESTAMP in frame.columns else None
+        return max((t for t in (known, found) if t is not None), default=None)
 
     def _kept(self, frame: DataFrame) -> DataFrame:
         """What several readers share is computed once."""
@@ -174,7 +181,11 @@ class RegionFrames:
         records = self._united(self.plan.graph.broadcast_inputs(node_id), given.layout)
         if given.layout.timestamped:
             records = records.orderBy(TIMESTAMP)
-        data = tuple(encode(pa.RecordBatch.from_arrays(b.columns, schema=given.layout.schema)) for b in records.toArrow().cast(given.layout.schema).to_batches())
+        table = records.toArrow().cast(given.layout.schema)
+        if given.layout.timestamped:
+            moments = (ship.options.last_event_time, pc.max(table.column(TIMESTAMP)).as_py())
+            ship = replace(ship, options=replace(ship.options, last_event_time=max((t for t in moments if t is not None), default=None)))
+        data = tuple(encode(pa.RecordBatch.from_arrays(b.columns, schema=given.layout.schema)) for b in table.to_batches())
         followers = self._map(frame, replace(ship, broadcast=replace(given, data=data, leads=False)))
         columns = spark_schema(ship.input.schema)
         nothing = self.spark.range(0, 1, 1, 1).select(*[F.lit(None).cast(f.dataType).alias(f.name) for f in columns])

@@ -46,7 +46,13 @@ class Deployed(msgspec.Struct, frozen=True):
     levels: dict[str, list[list[str]]]
     finished: bool = False
     timeline: int = 0
-    """How often it went back to a savepoint: sinks keep the epochs of each timeline apart."""
+    """How often this directory went back to a savepoint: sinks keep the epochs of each timeline apart."""
+
+    undone: list[tuple[int, int]] = []
+    """From when to when what was done is not part of its history, since it went back. Milliseconds since the epoch."""
+
+    restored: bool = False
+    """Whether it has not been started since it went back."""
 
     format: int = FORMAT
 
@@ -92,7 +98,8 @@ class CheckpointDirectory:
             id=held.id if held and held.id else uuid4().hex[:12],
             generation=(held.generation if held else 0) + changed,
             finished=False,
-            timeline=held.timeline if held and held.id else 0,
+            timeline=held.timeline if held else 0,
+            undone=held.undone if held and held.id else [],
         )
         self._write(record)
         return record
@@ -103,11 +110,17 @@ class CheckpointDirectory:
         if held is not None:
             self._write(msgspec.structs.replace(held, version=held.version + 1, finished=True))
 
-    def go_back(self, record: Deployed) -> None:
-        """Records that the state is that of an earlier record of this deployment again."""
+    def check(self, wanted: Deployed) -> None:
+        """Raises where what must not change under kept state has changed."""
         held = self.deployed()
-        version, timeline = (held.version, held.timeline) if held is not None else (record.version, record.timeline)
-        self._write(msgspec.structs.replace(record, version=version + 1, timeline=timeline + 1, finished=False))
+        if held is not None and held.id:
+            _check(held, wanted)
+
+    def go_back(self, record: Deployed, since: int) -> None:
+        """Records that the state is that of an earlier record of this deployment again, as it was at a moment."""
+        held = self.deployed() or record
+        undone = [*held.undone, (since, wall_clock())]
+        self._write(msgspec.structs.replace(record, version=held.version + 1, timeline=held.timeline + 1, undone=undone, restored=True, finished=False))
 
     def _write(self, record: Deployed) -> None:
         write_alternately(self.path / "deployment", record.version, msgspec.json.encode(record))

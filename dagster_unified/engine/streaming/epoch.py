@@ -41,6 +41,8 @@ class EpochWriter:
     check: Callable[[], None]
     """Raises where this job may not write any more."""
 
+    _begun: bool = False
+
     def packed(self, frame: DataFrame, epoch: int, unpacked: Unpacked, kept: Mapping[int, Callable[[DataFrame, int], None]]) -> tuple[int, Report, dict[str, WriteResult]]:
         """Commits packed rows. `kept` says what is done with the lanes that go to no sink, such as malformed rows."""
         from pyspark.sql import Observation
@@ -62,11 +64,12 @@ class EpochWriter:
         seen = observed(observation)
         rows, report = int(seen.get("rows") or 0), merge_reports(bytes(r) for r in seen.get("reports") or [])
         if not direct:
-            if rows or epoch == 0:  # the first epoch makes the tables, also where it has nothing for them
+            if rows or epoch == 0 or (self.timeline and not self._begun):  # the first epoch makes the tables, or takes back what was undone, also where it has nothing for them
                 staged = self.spark.read.schema(spark_schema(PACKED)).parquet(for_spark(target))
                 for lane, keep in kept.items():
                     keep(staged.where(F.col("lane") == lane), epoch)
                 results = self._write(epoch, lambda port: unpacked(staged, port))
+                self._begun = True
             remove_tree(target)
         return rows, report, results
 

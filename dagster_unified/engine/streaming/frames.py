@@ -81,6 +81,10 @@ class StreamFrames(RegionFrames):
         events = self.spark.readStream.format(NAME).option("path", str(self.control)).load().where(F.get_json_object("event", "$.end") == "true")
         nothing = [F.lit(None).cast(f.dataType).alias(f.name) for f in frame.schema if f.name != MOMENT]
         end = events.select(*nothing, F.timestamp_millis(F.lit(END)).alias(MOMENT))
+        early = self._raised(
+            node, "a record is from before 1970, where Spark's watermark begins, so that its native window is lost in STREAMING; use aggregate(...) instead of agg(...)"
+        )
+        frame = frame.withColumn(MOMENT, F.when(F.col(TIMESTAMP) < 0, early.cast("timestamp")).otherwise(F.col(MOMENT)))
         both = frame.unionByName(end).withWatermark(MOMENT, f"{bound} milliseconds")
         return both.where(F.col(MOMENT) < F.timestamp_millis(F.lit(END)))
 

@@ -19,7 +19,7 @@ from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDire
 from dagster_unified.engine.streaming.clock import JobTime
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.epoch import EpochWriter
-from dagster_unified.engine.streaming.savepoint import check_whole, save
+from dagster_unified.engine.streaming.savepoint import check_whole, forget_interrupted, save
 from dagster_unified.engine.streaming.topology import KEYED, Lanes, Topology, topology
 from dagster_unified.errors import UnifiedError, UnsupportedError
 from dagster_unified.graph import nodes as g
@@ -85,13 +85,18 @@ class StreamingJob:
             before = self.directory.deployed()
             fresh = self.start_as.fresh or (before is not None and before.finished)  # a bounded input that has ended is begun anew
             held = None if fresh else before
-            check_whole(self.directory)
-            if self.start_as.savepoint and held is not None and held.fingerprint != deployment_fingerprint(self.plan):
-                save(self.directory, "before new code")
             lanes = Lanes(held.lanes if held else None)
             built = [(name, sinks, aggregate, topology(self.plan, sinks, lanes) if aggregate is None else None) for name, sinks, aggregate in queries(self.plan)]
             malformed = {n.uid: lanes.of(f"{n.uid} malformed") for n in sources(self.plan.graph)}
-            self.deployed = self.directory.deploy(self._record(lanes, built), fresh)
+            record = self._record(lanes, built)
+            if fresh:
+                forget_interrupted(self.directory)
+            else:
+                check_whole(self.directory)
+                self.directory.check(record)
+                if self.start_as.savepoint and held is not None and held.fingerprint != record.fingerprint:
+                    save(self.directory, "before new code", self._lease.check)
+            self.deployed = self.directory.deploy(record, fresh)
             self._configure()
             for name, sinks, aggregate, stages in built:
                 query = _Packed(self, name, stages, malformed) if stages is not None else _Native(self, name, sinks, aggregate)

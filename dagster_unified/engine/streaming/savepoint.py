@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections.abc import Callable
 from datetime import datetime, timezone
 
 import msgspec
@@ -55,8 +56,11 @@ def savepoints(directory: CheckpointDirectory) -> list[Savepoint]:
     return sorted(found, key=lambda s: (s.taken, s.name))
 
 
-def save(directory: CheckpointDirectory, reason: str) -> Savepoint:
-    """Takes a savepoint. Only for who holds the lease: nothing may be written meanwhile. Raises `StateError` where there is no state."""
+def save(directory: CheckpointDirectory, reason: str, check: Callable[[], None]) -> Savepoint:
+    """Takes a savepoint. Only for who holds the lease, which `check` raises about: nothing may be written meanwhile.
+
+    Raises `StateError` where there is no state.
+    """
     check_whole(directory)
     deployed = directory.deployed()
     if deployed is None or not deployed.id or not (directory.path / "spark").exists():
@@ -67,29 +71,50 @@ def save(directory: CheckpointDirectory, reason: str) -> Savepoint:
     for part in PARTS:
         _copy(directory.path / part, target / part)
     made = Savepoint(name, now, reason, deployed, _epochs(directory))
+    check()
     write_atomically(target / MANIFEST, msgspec.json.encode(made))
     return made
 
 
-def restore(directory: CheckpointDirectory, name: str | None = None) -> Savepoint:
-    """Goes back to a savepoint, by default to the latest. Only for who holds the lease.
+def restore(directory: CheckpointDirectory, name: str | None, check: Callable[[], None]) -> Savepoint:
+    """Goes back to a savepoint, by default to the latest. Only for who holds the lease, which `check` raises about.
 
-    What is there now is dropped; take a savepoint of it first where it may be wanted. What sinks were given since stays there until
-    the job comes by it again: see each sink's guarantee. Raises `StateError` where there is no such savepoint.
+    What is there now is dropped, and savepoints of it cannot be gone back to, since sinks take back what they got meanwhile: see each
+    sink's guarantee. Raises `StateError` where there is no such savepoint, or where it is not of the history of what is there now.
     """
-    known = savepoints(directory)
-    chosen = next((s for s in reversed(known) if name in (None, s.name)), None)
-    if chosen is None:
-        there = f"there are {', '.join(s.name for s in known)}" if known else "there is none"
-        raise StateError(f"{directory.path.name}: no savepoint{'' if name is None else f' {name!r}'} in {directory.path / 'savepoints'}; {there}")
+    known = [s for s in savepoints(directory) if name in (None, s.name)]
+    held = directory.deployed()
+    possible = [s for s in known if held is None or _in_history(s, held)]
+    if not possible:
+        if known:
+            raise StateError(
+                f"{directory.path.name}: savepoint '{known[-1].name}' is not of the history of what runs now, which was started without state, or has gone back to before it; "
+                f"the sinks do not hold what they held then"
+            )
+        there = ", ".join(s.name for s in savepoints(directory))
+        raise StateError(
+            f"{directory.path.name}: no savepoint{'' if name is None else f' {name!r}'} in {directory.path / 'savepoints'}; {f'there are {there}' if there else 'there is none'}"
+        )
+    chosen = possible[-1]
+    check()
     write_atomically(directory.path / RESTORING, msgspec.json.encode({"savepoint": chosen.name}))
     for part in (*PARTS, "epochs"):
         remove_tree(directory.path / part)
     for part in PARTS:
         _copy(directory.path / "savepoints" / chosen.name / part, directory.path / part)
-    directory.go_back(chosen.deployed)
+    check()
+    directory.go_back(chosen.deployed, chosen.taken)
     (directory.path / RESTORING).unlink()
     return chosen
+
+
+def _in_history(savepoint: Savepoint, held: Deployed) -> bool:
+    return savepoint.deployed.id == held.id and not any(since < savepoint.taken <= until for since, until in held.undone)
+
+
+def forget_interrupted(directory: CheckpointDirectory) -> None:
+    """Begins without state, also where going back was interrupted."""
+    (directory.path / RESTORING).unlink(missing_ok=True)
 
 
 def check_whole(directory: CheckpointDirectory) -> None:
@@ -104,7 +129,7 @@ def save_stopped(directory: CheckpointDirectory, owner: str, reason: str, patien
     """Takes a savepoint of a job that does not run; raises `LeaseLostError` where it does."""
     lease = directory.take(owner, patience)
     try:
-        return save(directory, reason)
+        return save(directory, reason, lease.check)
     finally:
         lease.release()
 
@@ -113,7 +138,7 @@ def restore_stopped(directory: CheckpointDirectory, owner: str, name: str | None
     """Goes back to a savepoint where the job does not run; raises `LeaseLostError` where it does."""
     lease = directory.take(owner, patience)
     try:
-        return restore(directory, name)
+        return restore(directory, name, lease.check)
     finally:
         lease.release()
 

@@ -241,12 +241,15 @@ class _Builder:
     def _in_python(self, edge: Edge) -> g.Node:
         node = self.graph.node(edge.target)
         assert type(node) in STEP_KINDS
+        self._check_exchange(edge, node)
+        return node
+
+    def _check_exchange(self, edge: Edge, node: g.Node) -> None:
         if edge.partitioning.kind in (ExchangeKind.GLOBAL, ExchangeKind.BROADCAST, ExchangeKind.CUSTOM):
             raise UnsupportedError(
-                f"{self.plan.name}: the {edge.partitioning.kind.value} exchange before '{node.name}' stands before a keyed operator, which STREAMING cannot run; "
-                f"leave it out, or put it behind the last keyed operator"
+                f"{self.plan.name}: the {edge.partitioning.kind.value} exchange before '{node.name}' stands before or at an operator with state, which STREAMING cannot run; "
+                f"leave it out, or put it behind the last operator with state"
             )
-        return node
 
     def _to_native(self, output: int, port: Port, edge: Edge) -> Route:
         self.pending.append(edge.target)
@@ -261,6 +264,7 @@ class _Builder:
         if edge in self.graph.broadcast_inputs(node.id):
             copied = broadcast_layout(self.plan, node.id)
             return Route(output, self._lane(node.id), copied.schema, tuple(_columns(own, copied)), everywhere=True)
+        self._check_exchange(edge, node)
         wanted = input_layout(self.plan, node.id)
         columns = _columns(own, wanted)
         computed = edge.partitioning.key.computed if edge.partitioning.key is not None else None
