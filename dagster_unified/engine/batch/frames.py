@@ -14,26 +14,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_unified.connectors.base import MALFORMED, SparkSource, spark_schema
+from dagster_unified.engine.batch.native import Natives, with_event_time
 from dagster_unified.engine.translate import input_layout, program, runs_in_python
 from dagster_unified.engine.worker import shipped
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.expressions import Column as Recorded
-from dagster_unified.graph.nodes import BOUNDS, Edge, ExchangeKind, Key
+from dagster_unified.graph.nodes import Edge, ExchangeKind, Key
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.operators.lanes import encode
 from dagster_unified.operators.layout import METRICS, OUTPUT, TIMESTAMP, StreamLayout, combined_schema, key_column, output_column
 from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.program import BroadcastInput, Output, Program
-from dagster_unified.operators.windows.assigners import AlignedEventTimeWindows, EventTimeSessionWindows, WindowAssigner
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation, SparkSession
-
-MOMENT = "__moment"
-"""A row's event time as Spark's timestamp, where Catalyst puts it into windows."""
-
-WINDOW = "__window"
 
 Intermediate = Callable[[Port], "DataFrame"]
 """Gives the stream of another region's port."""
@@ -68,6 +62,7 @@ class RegionFrames:
     passes: list[Pass] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.natives = Natives(self.plan.name, self.region.name, self.spark, self.tables)
         self.passes = self._find_passes()
 
     def port(self, port: Port) -> DataFrame:
@@ -298,82 +293,16 @@ class RegionFrames:
         if isinstance(node, g.AssignTimestampsNode):
             return self._timestamps(node, frame)
         if isinstance(node, g.NativeNode):
-            return self.operation(node, frame, [TIMESTAMP] if node.timestamped and TIMESTAMP in frame.columns else [])
+            return self.natives.operation(node, frame, [TIMESTAMP] if node.timestamped and TIMESTAMP in frame.columns else [])
         if isinstance(node, g.AggregateNode):
-            checked = self._checked(frame, node, node.key.fields, "a key is None; filter such records out before key_by")
-            return self._typed(node, checked.groupBy(*node.key.fields).agg(*map(_column, node.columns)), [])
+            return self.natives.aggregate(node, frame)
         if isinstance(node, g.WindowAggregateNode):
-            return self._windows(node, frame)
+            return self.natives.windows(node, frame, lambda rows: self._timed(node, rows))
         raise PipelineError(f"{self.plan.name}: '{node.name}' cannot run in BATCH")
-
-    def _checked(self, frame: DataFrame, node: g.Node, columns: Sequence[str], otherwise: str) -> DataFrame:
-        """The rows; one that has no value in one of these columns is an error."""
-        from pyspark.sql import functions as F
-
-        return frame.where(F.when(_all_set(columns), F.lit(True)).otherwise(self._raised(node, otherwise).cast("boolean")))
-
-    def _raised(self, node: g.Node, what: str) -> Column:
-        """An expression whose evaluation is a `RecordTypeError`."""
-        from pyspark.sql import functions as F
-
-        return F.raise_error(F.lit(f"dagster_unified.errors.RecordTypeError: {self.plan.name}: stage '{self.region.name}', operator '{node.name}': {what}"))
-
-    def _windows(self, node: g.WindowAggregateNode, frame: DataFrame) -> DataFrame:
-        """Column aggregates per key and window. A result has the window's last moment as its event time."""
-        from pyspark.sql import functions as F
-
-        assert node.records is not None
-        checked = self._checked(frame, node, node.key.fields, "a key is None; filter such records out before key_by")
-        # Not as a condition: Spark drops rows without a moment itself, before conditions that come after its own.
-        missing = self._raised(node, "a record has no event time; assign timestamps before the window")
-        timed = self._timed(node, checked.withColumn(MOMENT, F.coalesce(F.timestamp_millis(TIMESTAMP), missing.cast("timestamp"))))
-        found = timed.groupBy(*node.key.fields, _window(node.assigner).alias(WINDOW)).agg(*map(_column, node.columns))
-        for name in BOUNDS:
-            if name in node.records.names:
-                bound = F.col(f"{WINDOW}.{name.removeprefix('window_')}")
-                found = found.withColumn(name, F.unix_millis(bound) if pa.types.is_integer(node.records.schema.field(name).type) else bound)
-        return self._typed(node, found.withColumn(TIMESTAMP, F.unix_millis(f"{WINDOW}.end") - 1), [TIMESTAMP])
 
     def _timed(self, node: g.WindowAggregateNode, frame: DataFrame) -> DataFrame:
         """Rows with their moments, before they are put into windows."""
         return frame
-
-    def operation(self, node: g.NativeNode, frame: DataFrame, kept: Sequence[str], others: Column | None = None) -> DataFrame:
-        """A native operator on columns. The columns `kept` stay beside the result; rows for which `others` holds are not its rows, and stay."""
-        from pyspark.sql import functions as F
-
-        assert node.records is not None
-        if isinstance(node, g.WhereNode):
-            condition = _column(node.columns[0])
-            return frame.where(condition if others is None else others | condition)
-        if isinstance(node, g.SelectNode):
-            named = [*node.records.names, *kept]
-            return self._typed(node, frame.select(*map(_column, node.columns), *map(F.col, kept)).toDF(*named), kept)
-        if isinstance(node, g.WithColumnsNode):
-            return self._typed(node, frame.withColumns({name: _column(c) for name, c in zip(node.names, node.columns, strict=True)}), kept)
-        if isinstance(node, g.LookupNode):
-            return self._typed(node, self._looked_up(node, frame, others), kept)
-        raise PipelineError(f"{self.plan.name}: '{node.name}' is not an operation on columns")
-
-    def _looked_up(self, node: g.LookupNode, frame: DataFrame, others: Column | None) -> DataFrame:
-        """A broadcast join with the table."""
-        from pyspark.sql import functions as F
-
-        if not isinstance(node.source, SparkSource):
-            raise PipelineError(f"{self.plan.name}: operator '{node.name}': '{node.source.name}' is a {type(node.source).__name__}, which Spark cannot read")
-        keys = [F.col(column).alias(f"__key{i}") for i, (_, column) in enumerate(node.on)]
-        values = [F.col(column).alias(f"__value{i}") for i, (_, column) in enumerate(node.found)]
-        read = node.source.read(self.spark)
-        self.tables.append(read)
-        table = read.select(*keys, *values, F.lit(True).alias("__found"))
-        condition = F.lit(True)
-        for i, (name, _) in enumerate(node.on):
-            condition = condition & (F.col(name) == F.col(f"__key{i}"))
-        joined = frame.join(F.broadcast(table), condition, "left")
-        if node.inner:
-            matched = F.col("__found").isNotNull()
-            joined = joined.where(matched if others is None else others | matched)
-        return joined.withColumns({name: F.col(f"__value{i}") for i, (name, _) in enumerate(node.found)})
 
     def _source(self, node: g.SourceNode) -> DataFrame:
         if not isinstance(node.source, SparkSource):
@@ -405,51 +334,6 @@ class RegionFrames:
         )
         return with_event_time(node, frame).observe(observation, F.array(report).alias("reports"))
 
-    def _typed(self, node: g.Node, frame: DataFrame, kept: Sequence[str]) -> DataFrame:
-        """Holds a native result against the declared record: columns by name, cast only where nothing can be lost."""
-        from pyspark.sql import functions as F
-
-        assert node.records is not None
-        wanted = spark_schema(node.records.schema)
-        columns = []
-        for declared in wanted:
-            if declared.name not in frame.columns:
-                raise PipelineError(
-                    f"{self.plan.name}: operator '{node.name}': no column '{declared.name}'; it gives {', '.join(frame.columns)}, and output_type is {node.records.describe()}"
-                )
-            given = frame.schema[declared.name].dataType
-            if given != declared.dataType and not _widens(given.simpleString(), declared.dataType.simpleString()):
-                raise PipelineError(
-                    f"{self.plan.name}: operator '{node.name}': column '{declared.name}' is a {given.simpleString()}, but output_type says {declared.dataType.simpleString()}; cast it in the expression"
-                )
-            columns.append(F.col(declared.name).cast(declared.dataType))
-        return frame.select(*columns, *kept)
-
-
-def with_event_time(node: g.AssignTimestampsNode, frame: DataFrame) -> DataFrame:
-    """Rows with the event time that a field of them says."""
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import LongType
-
-    column = F.col(node.assigner)
-    if not isinstance(frame.schema[node.assigner].dataType, LongType):
-        column = F.unix_millis(column.cast("timestamp"))
-    return frame.withColumn(TIMESTAMP, column)
-
-
-def _window(assigner: WindowAssigner) -> Column:
-    """The windows of an assigner, as Catalyst has them."""
-    from pyspark.sql import functions as F
-
-    def span(millis: int) -> str:
-        return f"{millis} milliseconds"
-
-    if isinstance(assigner, AlignedEventTimeWindows):
-        return F.window(MOMENT, span(assigner.size), span(assigner.slide), span(assigner.offset))
-    assert isinstance(assigner, EventTimeSessionWindows)
-    assert isinstance(assigner.gap, int)
-    return F.session_window(MOMENT, span(assigner.gap))
-
 
 def observed(observation: Observation) -> dict[str, Any]:
     """What a finished job observed; nothing where the optimizer took the observed part out, as it does over input that it knows to be empty."""
@@ -466,36 +350,3 @@ def _key_columns(edge: Edge) -> list[str]:
     key = edge.partitioning.key
     assert key is not None
     return [key_column(0)] if key.computed is not None else list(key.fields)
-
-
-_WIDER = {
-    "bigint": ("tinyint", "smallint", "int"),
-    "double": ("tinyint", "smallint", "int", "bigint", "float"),
-    "timestamp": ("date", "timestamp_ntz"),
-}
-
-
-def _widens(given: str, wanted: str) -> bool:
-    return given in _WIDER.get(wanted, ()) or given == "void" or (wanted.startswith("decimal") and given.startswith("decimal")) or _shape(given) == _shape(wanted)
-
-
-def _shape(simple: str) -> str:
-    return simple.replace("int>", "bigint>").replace("bigbigint", "bigint")
-
-
-def _column(expression: object) -> Column:
-    from pyspark.sql import functions as F
-
-    if isinstance(expression, Recorded):
-        column: Column = expression.replay(F)
-        return column
-    return F.expr(expression) if isinstance(expression, str) else expression  # type: ignore[return-value]
-
-
-def _all_set(keys: Sequence[str]) -> Column:
-    from pyspark.sql import functions as F
-
-    condition = F.col(keys[0]).isNotNull()
-    for key in keys[1:]:
-        condition = condition & F.col(key).isNotNull()
-    return condition

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dagster_unified.connectors.base import MALFORMED, SparkSource, spark_schema
-from dagster_unified.engine.batch.frames import MOMENT, RegionFrames, with_event_time
+from dagster_unified.engine.batch.frames import RegionFrames
+from dagster_unified.engine.batch.native import MOMENT, Natives, with_event_time
 from dagster_unified.engine.streaming import worker
 from dagster_unified.engine.streaming.control import NAME, ControlSource
 from dagster_unified.engine.streaming.topology import Head, Native, Topology
@@ -81,7 +82,7 @@ class StreamFrames(RegionFrames):
         events = self.spark.readStream.format(NAME).option("path", str(self.control)).load().where(F.get_json_object("event", "$.end") == "true")
         nothing = [F.lit(None).cast(f.dataType).alias(f.name) for f in frame.schema if f.name != MOMENT]
         end = events.select(*nothing, F.timestamp_millis(F.lit(END)).alias(MOMENT))
-        early = self._raised(
+        early = self.natives.raised(
             node, "a record is from before 1970, where Spark's watermark begins, so that its native window is lost in STREAMING; use aggregate(...) instead of agg(...)"
         )
         frame = frame.withColumn(MOMENT, F.when(F.col(TIMESTAMP) < 0, early.cast("timestamp")).otherwise(F.col(MOMENT)))
@@ -131,13 +132,13 @@ class PackedFrames:
 
         schema = worker.beside(input_layout(self.plan, native.nodes[0]).schema)
         wide = frame.mapInArrow(worker.spread(native.lane, schema), spark_schema(schema))
-        helper = RegionFrames(self.plan, Region(-1, "", (), (), (), (), (), ""), self.spark, _nothing, tables=self.tables)
+        natives = Natives(self.plan.name, self.plan.graph.node(native.nodes[0]).name, self.spark, self.tables)
         others = F.col(worker.LANE) != native.lane
         for number in native.nodes:
             node = self.plan.graph.node(number)
             assert isinstance(node, g.NativeNode)
             kept = [*worker.BESIDE, *([TIMESTAMP] if node.timestamped and TIMESTAMP in wide.columns else [])]
-            wide = helper.operation(node, wide, kept, others)
+            wide = natives.operation(node, wide, kept, others)
         return wide.mapInArrow(worker.gather(native.lane, native.track, groups), spark_schema(PACKED))
 
     def lane(self, frame: DataFrame, lane: int, schema: pa.Schema) -> DataFrame:
