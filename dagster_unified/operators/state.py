@@ -252,13 +252,35 @@ class ValueState(_State, Generic[T]):
             self._set(value)
 
 
-class ListState(_State, Generic[T]):
+class _Collection(_State):
+    """A state of many entries, each with its own time to live; where it is large, it is a list or map in parts."""
+
+    def _live(self, entries: Any) -> Any:
+        """The entries that have not expired."""
+        raise NotImplementedError
+
+    def forget_expired(self) -> None:
+        entries = self._backend.current.get(self._name)
+        if isinstance(entries, (list, dict)):
+            live = self._live(entries)
+            if live:
+                self._backend.current[self._name] = live
+            else:
+                self.clear()
+        elif entries is not None:
+            entries.forget(self._expired)
+
+
+class ListState(_Collection, Generic[T]):
     """A list of the current key, in the order of adding; each element has its own time to live."""
+
+    def _live(self, entries: Any) -> list[Any]:
+        return [e for e in entries if not self._expired(e)]
 
     def _entries(self) -> list[Any]:
         entries: list[Any] = self._backend.current.get(self._name) or []
         if self._ttl is not None and entries:
-            live = [e for e in entries if not self._expired(e)]
+            live = self._live(entries)
             given = list(entries) if self._give_expired else live
             if self._renew_on_read:
                 live = [self._wrap(value) for value, _ in live]
@@ -266,17 +288,6 @@ class ListState(_State, Generic[T]):
                 self._backend.current[self._name] = live
             entries = given
         return entries
-
-    def forget_expired(self) -> None:
-        entries = self._backend.current.get(self._name)
-        if isinstance(entries, list):
-            live = [e for e in entries if not self._expired(e)]
-            if live:
-                self._backend.current[self._name] = live
-            else:
-                self.clear()
-        elif entries is not None:
-            entries.forget(self._expired)
 
     def get(self) -> list[T]:
         """The live elements."""
@@ -298,31 +309,23 @@ class ListState(_State, Generic[T]):
         self._backend.current[self._name] = list(map(self._wrap, values))
 
 
-class MapState(_State, Generic[K, V]):
+class MapState(_Collection, Generic[K, V]):
     """A map of the current key; each entry has its own time to live."""
+
+    def _live(self, entries: Any) -> dict[K, Any]:
+        return {k: e for k, e in entries.items() if not self._expired(e)}
 
     def _entries(self, read: bool = False) -> dict[K, Any]:
         """The entries that are given. Those that live stay, each renewed where it is `read`."""
         entries: dict[K, Any] = self._backend.current.get(self._name) or {}
         if self._ttl is None or not entries:
             return entries
-        live = {k: e for k, e in entries.items() if not self._expired(e)}
-        given = dict(entries) if self._give_expired else live
+        live = self._live(entries)
+        given = dict(entries.items()) if self._give_expired else live
         if read and self._renew_on_read:
             live = {k: self._wrap(value) for k, (value, _) in live.items()}
         self._backend.current[self._name] = live
         return given
-
-    def forget_expired(self) -> None:
-        entries = self._backend.current.get(self._name)
-        if isinstance(entries, dict):
-            live = {k: e for k, e in entries.items() if not self._expired(e)}
-            if live:
-                self._backend.current[self._name] = live
-            else:
-                self.clear()
-        elif entries is not None:
-            entries.forget(self._expired)
 
     def get(self, key: K) -> V | None:
         """The value of `key`, or None."""
