@@ -326,6 +326,9 @@ def return_type(function: Callable[..., Any]) -> Any | None:
 
 
 def element_type(annotation: Any) -> Any | None:
-    """`T` of `Iterable[T]`, `Iterator[T]`, `Generator[T, ...]` or `list[T]`; None where there is none."""
+    """`T` of `Iterable[T]`, `Iterator[T]`, `Generator[T, ...]` or `list[T]`, also where it may be None; None where there is none."""
     arguments = typing.get_args(annotation)
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
+        given = [a for a in arguments if a is not type(None)]
+        return element_type(given[0]) if len(given) == 1 else None
     return arguments[0] if arguments else None

@@ -223,7 +223,11 @@ class IntervalJoined:
 
 def agreed_type(function: Any, methods: tuple[str, str], unwrap: Callable[[Any], Any], where: str) -> Any:
     """The output type that two methods are annotated with; raises where neither is, or both differ."""
-    found = [None if (t := return_type(getattr(function, m))) is None else unwrap(t) for m in methods]
+    annotated = {m: t for m in methods if (t := return_type(getattr(function, m))) not in (None, type(None))}
+    for method, given in annotated.items():
+        if unwrap(given) is None:
+            raise RecordTypeError(f"{where}: {method} is annotated to give {type_name(given)}, and has to give an iterable of records, such as Iterable[{type_name(given)}]")
+    found = [unwrap(annotated[m]) if m in annotated else None for m in methods]
     told = next((t for t in found if t is not None), None)
     if told is None:
         raise RecordTypeError(f"{where} has no output type; annotate what {methods[0]} returns, or give output_type=")

@@ -273,7 +273,7 @@ class FileSink(SparkSink):
             context.before_commit()
             mark, mine = self.path / "_deployment", f"{context.execution} timeline {context.timeline}"
             before = mark.read_text() if mark.exists() else ""
-            if before.partition(" timeline ")[0] != context.execution:
+            if not before.startswith(f"{context.execution} timeline "):
                 fresh = self.path.parent / f".{self.path.name}.{uuid4().hex}"
                 fresh.mkdir(parents=True)
                 (fresh / mark.name).write_text(mine)

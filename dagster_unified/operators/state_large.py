@@ -27,26 +27,30 @@ class LargeList:
     def __init__(self, parts: list[int], size: int, tail: Any, read: Callable[[int], list[Any]]) -> None:
         self.parts, self.size, self.tail = parts, size, tail
         self._read = read
+        self._used = False
 
     def __len__(self) -> int:
         return self.size + len(self.tail)
 
     def __iter__(self) -> Iterator[Any]:
+        self._used = True
         for number in self.parts:
             yield from self._read(number)
         yield from self.tail
 
     def append(self, value: Any) -> None:
         """As a list's."""
+        self._used = True
         self.tail.append(value)
 
     def extend(self, values: Iterable[Any]) -> None:
         """As a list's."""
+        self._used = True
         self.tail.extend(values)
 
     def forget(self, expired: Callable[[Any], bool]) -> None:
-        """Removes what has expired: the beginning, part by part, and of the end what is in memory."""
-        while self.parts:
+        """Removes what has expired, if it was used: the beginning, part by part, and of the end what is in memory."""
+        while self._used and self.parts:
             part = self._read(self.parts[0])
             if not all(map(expired, part)):
                 return

@@ -40,7 +40,7 @@ from dagster_unified.engine.events import EpochCommitted, Event
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory
 from dagster_unified.engine.streaming.desired import Status, ask, read_desired, read_status, tell
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.engine.streaming.savepoint import restore_stopped, save_stopped
+from dagster_unified.engine.streaming.savepoint import interrupted, restore_stopped, save_stopped
 from dagster_unified.errors import UnifiedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.mode import sources
@@ -155,19 +155,19 @@ def directory_of(deployment: StreamingDeployment, launched: Configuration | None
 
 
 def _run(context: OpExecutionContext, deployment: StreamingDeployment, planned: Plan, observed: dict[str, AssetKey]) -> None:
-    with _interrupts() as interrupted:
-        interrupted.listen()
+    with _interrupts() as signalled:
+        signalled.listen()
         spark = session_of(context.resources.spark)
-        interrupted.listen()  # PySpark has put a handler of its own in place
+        signalled.listen()  # PySpark has put a handler of its own in place
         directory = CheckpointDirectory(planned.execution.streaming.directory, planned.name)
         held = directory.deployed()
-        changed = held is not None and held.fingerprint != deployment_fingerprint(planned) and not held.restored
+        changed = held is not None and held.fingerprint != deployment_fingerprint(planned) and not held.restored and not interrupted(directory)
         fresh = deployment.upgrade_mode == "stateless" and changed
         watcher = _Watcher(context, deployment, observed)
         running = StreamingJob(planned, spark, Start(context.run_id, fresh, deployment.upgrade_mode == "savepoint"), watcher.committed)
-        outcome = running.run(lambda: interrupted.received or watcher.asked_to_stop(directory, running), poll=0.2)
+        outcome = running.run(lambda: signalled.received or watcher.asked_to_stop(directory, running), poll=0.2)
         watcher.observe_sinks()
-        if interrupted.received:
+        if signalled.received:
             context.log.info("stopped: the last epoch is committed, and the lease is released")
             raise DagsterExecutionInterruptedError
         context.log.info(f"{planned.name} has {outcome}" + (f": {watcher.reason}" if watcher.reason else ""))

@@ -75,15 +75,14 @@ def _in_windows(pipeline: str, node: g.WindowAggregateNode, table: pa.Table, arr
     """Each row once for every window that it is in and that was not over when it came, with the window's bounds."""
     assert node.records is not None
     keys = list(map(repr, zip(*[table.column(k).to_pylist() for k in node.key.fields], strict=True)))
-    windows: dict[str, list[tuple[Any, int]]] = {}
+    found: dict[str, list[tuple[Any, int, int]]] = {}
     for row, ((record, timestamp), mark) in enumerate(zip(arriving, marks, strict=True)):
         if timestamp is None:
             raise RecordTypeError(f"{pipeline}: operator '{node.name}': a record has no event time; assign timestamps before the window")
         assigned = node.assigner.assign_windows(record, timestamp, timestamp)
-        windows.setdefault(keys[row], []).extend((window, row) for window in assigned if window.max_timestamp() > mark)
-    if isinstance(node.assigner, MergingWindowAssigner):
-        windows = {key: _merged(node.assigner, found) for key, found in windows.items()}
-    pairs = [pair for found in windows.values() for pair in found]
+        found.setdefault(keys[row], []).extend((window, row, mark) for window in assigned if window.max_timestamp() > mark)
+    merges = node.assigner if isinstance(node.assigner, MergingWindowAssigner) else None
+    pairs = [pair for elements in found.values() for pair in (_merged(merges, elements) if merges is not None else [(w, row) for w, row, _ in elements])]
     table = table.take(pa.array([row for _, row in pairs], pa.int64()))
     starts, ends = pa.array([w.start for w, _ in pairs], pa.int64()), pa.array([w.end for w, _ in pairs], pa.int64())
     table = table.append_column(START, starts).append_column(END, ends)
@@ -94,9 +93,17 @@ def _in_windows(pipeline: str, node: g.WindowAggregateNode, table: pa.Table, arr
     return table
 
 
-def _merged(assigner: MergingWindowAssigner, found: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
-    whole = {part: cover for cover, parts in assigner.merge_windows([w for w, _ in found]) for part in parts}
-    return [(whole[window], row) for window, row in found]
+def _merged(assigner: MergingWindowAssigner, elements: list[tuple[Any, int, int]]) -> list[tuple[Any, int]]:
+    """A key's windows as they grow together with each element, unless the watermark had passed them when it came."""
+    growing: dict[Any, list[int]] = {}
+    over: list[tuple[Any, int]] = []
+    for window, row, mark in elements:
+        for passed in [w for w in growing if w.max_timestamp() <= mark]:
+            over += [(passed, earlier) for earlier in growing.pop(passed)]
+        for cover, parts in assigner.merge_windows([*growing, window]):
+            rows = [earlier for part in parts for earlier in growing.pop(part, [])]
+            growing[cover] = [*rows, row] if window in parts else rows
+    return over + [(window, row) for window, rows in growing.items() for row in rows]
 
 
 def _libraries() -> tuple[Any, Callable[[Any, str, g.Node], str]]:

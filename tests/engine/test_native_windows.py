@@ -204,6 +204,17 @@ def test_the_harness_drops_late_records_of_native_windows_as_of_python_ones(assi
     assert found[0].metrics.counters["late records"] == 2
 
 
+def test_sessions_do_not_grow_together_with_what_is_over():
+    monotonous = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
+    found = []
+    for native in (True, False):
+        pipeline = Pipeline("p")
+        events = pipeline.from_collection([Event("a", 0, 1), Event("b", 13, 1), Event("a", 9, 2)], Event).assign_timestamps_and_watermarks(monotonous)
+        windowed(events, EventTimeSessionWindows.with_gap(ms(10)), native).print("out")
+        found.append(sorted(run_pipeline(pipeline, "STREAMING", watermark_interval=1).only()))
+    assert found[0] == found[1] == [Total("a", 0, 10, 1, 1), Total("a", 9, 19, 2, 2), Total("b", 13, 23, 1, 1)]
+
+
 def test_a_missing_key_is_an_error_in_both_modes_of_the_harness():
     class Keyless(NamedTuple):
         key: str | None

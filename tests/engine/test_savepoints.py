@@ -15,9 +15,11 @@ from dagster_unified.api import functions as F
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming import savepoint
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed
+from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.savepoint import restore_stopped, save_stopped, savepoints
 from dagster_unified.errors import LeaseLostError, StateError
+from dagster_unified.operators.key_groups import ControlEvent
 
 
 class Sale(NamedTuple):
@@ -220,7 +222,34 @@ def test_starting_without_state_also_ends_an_interrupted_way_back(spark, tmp_pat
     arrive(0)
     run(build(tmp_path), spark, tmp_path, 2)
     (directory.path / "restoring.json").write_text('{"savepoint": "gone"}')
+    directory.finish()  # also one that had ended is not begun anew by itself
     with pytest.raises(StateError, match="was interrupted"):
         run(build(tmp_path), spark, tmp_path, 2)
     assert run(build(tmp_path), spark, tmp_path, 0, drain=True, fresh=True) == "finished"
     assert tables(tmp_path)["files"] == [("a", 0, 1), ("b", 5, 2)]
+    assert not (directory.path / "restoring.json").exists()
+
+
+def test_what_has_come_to_its_end_has_no_savepoint(tmp_path):
+    directory = CheckpointDirectory(str(tmp_path), "shops")
+    deployed(directory)
+    ControlFile(str(directory.path / "control/main")).write(ControlEvent(1, end=True))
+    with pytest.raises(StateError, match=r"its input has come to its end, .* take savepoints before draining"):
+        save_stopped(directory, "test", "by hand")
+    ControlFile(str(directory.path / "control/main")).write(ControlEvent(2))
+    directory.finish()
+    with pytest.raises(StateError, match="its input has come to its end"):
+        save_stopped(directory, "test", "by hand")
+
+
+def test_diverted_rows_since_a_savepoint_go_with_what_is_undone(tmp_path):
+    directory = CheckpointDirectory(str(tmp_path), "shops")
+    deployed(directory)
+    (directory.path / "spark/main/commits/2").write_text("v1")
+    save_stopped(directory, "test", "by hand")
+    for epoch in (1, 2, 3):
+        (directory.path / f"malformed/sales/epoch={epoch}").mkdir(parents=True)
+    restore_stopped(directory, "test", None)
+    assert sorted(p.name for p in (directory.path / "malformed/sales").iterdir()) == ["epoch=1", "epoch=2"]
+    with pytest.raises(StateError, match=r"the stateful operators are .*; this is the state that was gone back to: start the code that it is of first"):
+        directory.check(Deployed(0, "", "shops", "g", 0, 3, "ROCKSDB", {}, {"main": [["other"]]}))

@@ -267,8 +267,19 @@ def test_both_methods_have_to_agree_and_timers_give_event_times():
         def process_broadcast_element(self, value: Rule, ctx) -> Iterable[int]:
             yield 1
 
+    class Optional(Count):
+        def process_broadcast_element(self, value: Rule, ctx) -> Iterable[str] | None:
+            return None
+
+    class NotIterable(Count):
+        def process_element(self, value: Flight, ctx) -> str:
+            return ""
+
     with pytest.raises(PipelineError, match="process_element gives str and process_broadcast_element gives int; make them the same"):
         flagged(Disagrees(), keyed=True)
+    with pytest.raises(PipelineError, match=r"process_element is annotated to give str, and has to give an iterable of records, such as Iterable\[str\]"):
+        flagged(NotIterable(), keyed=True)
+    assert flagged(Optional(), keyed=True)
     pipeline, made = flagged(Count(), keyed=True)
     made.key_by(lambda text: text[:2], key_type=str).window(TumblingEventTimeWindows.of(timedelta(seconds=1))).reduce(lambda a, b: a + b).print("out")
     assert len(run_pipeline(pipeline, "BATCH").only()) == 3

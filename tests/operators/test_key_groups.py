@@ -247,3 +247,14 @@ def test_what_has_expired_goes_from_large_lists_and_maps_too():
     assert len(content.keys["a"]["map"]) == 1500
     assert len(content.keys["a"]["list"]) < 3000  # the last part of what has expired may have some that live
     assert len([n for n in store.pages if n < 0]) == len(content.parts())  # and nothing of it is left in the store
+
+
+def test_large_lists_of_keys_that_are_not_touched_are_not_read():
+    store = Memory()
+    driver = KeyGroups(program(process(Fleeting())), lambda number, b: None, lambda: 0)
+    driver.run(store, [batch([Row("a", 0, i) for i in range(3000)])], None)
+    read = []
+    plain = store.read_page
+    store.read_page = lambda number: read.append(number) or plain(number)
+    driver.run(store, [batch([Row("b", 0, 1)])], None)
+    assert read == []

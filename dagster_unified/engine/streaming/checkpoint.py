@@ -4,6 +4,7 @@
     <dir>/<pipeline>/lease/<token>.json      fencing tokens; the greatest one may write
     <dir>/<pipeline>/control/<query>/        the control stream's latest event
     <dir>/<pipeline>/spark/<query>/          Spark's checkpoint
+    <dir>/<pipeline>/malformed/<source>/     rows that did not fit, by epoch
     <dir>/<pipeline>/epochs/                 the epoch that is being committed
     <dir>/<pipeline>/savepoints/<name>/      what one can go back to
 
@@ -23,7 +24,7 @@ from upath import UPath
 
 from dagster_unified.connectors.paths import remove_tree, storage_path
 from dagster_unified.engine.streaming.atomic import read_latest, write_alternately, write_atomically
-from dagster_unified.errors import ConfigurationError, LeaseLostError, StateError
+from dagster_unified.errors import ConfigurationError, LeaseLostError, StateError, UnifiedError
 from dagster_unified.operators.time import wall_clock
 
 FORMAT = 1
@@ -86,7 +87,7 @@ class CheckpointDirectory:
         """Records a start. Raises where what must not change under kept state has changed; `fresh` drops the state instead."""
         held = self.deployed()
         if fresh and held is not None:
-            for part in ("spark", "control", "epochs"):
+            for part in ("spark", "control", "epochs", "malformed"):
                 remove_tree(self.path / part)
             held = None if held is None else msgspec.structs.replace(held, id="")
         if held is not None and held.id:
@@ -113,8 +114,15 @@ class CheckpointDirectory:
     def check(self, wanted: Deployed) -> None:
         """Raises where what must not change under kept state has changed."""
         held = self.deployed()
-        if held is not None and held.id:
+        if held is None or not held.id:
+            return
+        try:
             _check(held, wanted)
+        except UnifiedError as error:
+            if not held.restored:
+                raise
+            what = str(error).partition(";")[0]
+            raise type(error)(f"{what}; this is the state that was gone back to: start the code that it is of first, or remove {self.path} to start without state") from error
 
     def go_back(self, record: Deployed, since: int) -> None:
         """Records that the state is that of an earlier record of this deployment again, as it was at a moment."""

@@ -89,14 +89,14 @@ class StreamingJob:
             built = [(name, sinks, aggregate, topology(self.plan, sinks, lanes) if aggregate is None else None) for name, sinks, aggregate in queries(self.plan)]
             malformed = {n.uid: lanes.of(f"{n.uid} malformed") for n in sources(self.plan.graph)}
             record = self._record(lanes, built)
-            if fresh:
-                forget_interrupted(self.directory)
-            else:
+            if not self.start_as.fresh:
                 check_whole(self.directory)
+            if not fresh:
                 self.directory.check(record)
                 if self.start_as.savepoint and held is not None and held.fingerprint != record.fingerprint:
                     save(self.directory, "before new code", self._lease.check)
             self.deployed = self.directory.deploy(record, fresh)
+            forget_interrupted(self.directory)
             self._configure()
             for name, sinks, aggregate, stages in built:
                 query = _Packed(self, name, stages, malformed) if stages is not None else _Native(self, name, sinks, aggregate)

@@ -21,6 +21,7 @@ from upath import UPath
 from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.engine.streaming.atomic import write_atomically
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory, Deployed
+from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.errors import StateError
 from dagster_unified.operators.time import wall_clock
 
@@ -65,6 +66,11 @@ def save(directory: CheckpointDirectory, reason: str, check: Callable[[], None])
     deployed = directory.deployed()
     if deployed is None or not deployed.id or not (directory.path / "spark").exists():
         raise StateError(f"{directory.path.name}: there is no state to save in {directory.path}; start the job first")
+    ended = [query.name for query in _folders(directory.path / "control") if (event := ControlFile(str(query)).read()) is not None and event.end]
+    if deployed.finished or ended:
+        raise StateError(
+            f"{directory.path.name}: its input has come to its end, and all timers have fired, so that there is nothing to go on from; take savepoints before draining"
+        )
     now = wall_clock()
     name = f"g{deployed.generation}-{datetime.fromtimestamp(now / 1000, timezone.utc):%Y%m%dT%H%M%S}-{now % 1000:03d}"
     target = directory.path / "savepoints" / name
@@ -102,6 +108,10 @@ def restore(directory: CheckpointDirectory, name: str | None, check: Callable[[]
         remove_tree(directory.path / part)
     for part in PARTS:
         _copy(directory.path / "savepoints" / chosen.name / part, directory.path / part)
+    reached = chosen.epochs.get("main", -1)
+    for diverted in (f for source in _folders(directory.path / "malformed") for f in _folders(source)):
+        if int(diverted.name.removeprefix("epoch=")) > reached:
+            remove_tree(diverted)
     check()
     directory.go_back(chosen.deployed, chosen.taken)
     (directory.path / RESTORING).unlink()
@@ -113,16 +123,22 @@ def _in_history(savepoint: Savepoint, held: Deployed) -> bool:
 
 
 def forget_interrupted(directory: CheckpointDirectory) -> None:
-    """Begins without state, also where going back was interrupted."""
+    """What was not whole has been begun anew."""
     (directory.path / RESTORING).unlink(missing_ok=True)
 
 
 def check_whole(directory: CheckpointDirectory) -> None:
     """Raises `StateError` where going back to a savepoint was interrupted."""
-    path = directory.path / RESTORING
-    if path.exists():
-        name = msgspec.json.decode(path.read_bytes())["savepoint"]
-        raise StateError(f"{directory.path.name}: going back to savepoint '{name}' was interrupted, and the state is not whole; restore it again")
+    if interrupted(directory):
+        name = msgspec.json.decode((directory.path / RESTORING).read_bytes())["savepoint"]
+        raise StateError(
+            f"{directory.path.name}: going back to savepoint '{name}' was interrupted, and the state is not whole; restore it again, or remove {directory.path} to start without state"
+        )
+
+
+def interrupted(directory: CheckpointDirectory) -> bool:
+    """Whether going back to a savepoint was interrupted."""
+    return bool((directory.path / RESTORING).exists())
 
 
 def save_stopped(directory: CheckpointDirectory, owner: str, reason: str, patience: float = PATIENCE) -> Savepoint:
@@ -145,12 +161,16 @@ def restore_stopped(directory: CheckpointDirectory, owner: str, name: str | None
 
 def _epochs(directory: CheckpointDirectory) -> dict[str, int]:
     found = {}
-    for query in (directory.path / "spark").iterdir():
+    for query in _folders(directory.path / "spark"):
         commits = query / "commits"
         numbers = [int(p.name) for p in commits.iterdir() if p.name.isdigit()] if commits.exists() else []
         if numbers:
             found[query.name] = max(numbers)
     return found
+
+
+def _folders(path: UPath) -> list[UPath]:
+    return [p for p in path.iterdir() if p.is_dir()] if path.exists() else []
 
 
 def _copy(source: UPath, target: UPath) -> None:
