@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from dagster_unified.graph.connectors import Sink, Source
+from dagster_unified.errors import PipelineError
+from dagster_unified.graph.connectors import Boundedness, Sink, Source
+from dagster_unified.graph.slices import WHOLE, Slice
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,7 +40,9 @@ class WriteContext:
     pipeline: str
     stage: str
     execution: str
-    partition: str = "all"
+    partition: str = WHOLE
+    """The partition that is written. What an earlier run wrote of it is replaced."""
+
     epoch: int | None = None
     timeline: int = 0
     before_commit: Callable[[], None] = _may_write
@@ -57,9 +62,53 @@ class WriteResult:
 class SparkSource(Source):
     """A source that Spark reads."""
 
+    partition_columns: Mapping[str, str] = {}
+    """The fields that tell a record's partition, by dimension."""
+
+    part: Slice | None = None
+    bound: bool = False
+
     @abstractmethod
     def read(self, spark: SparkSession) -> DataFrame:
         """The records' columns, and `MALFORMED` (see below) where the source does not fail on a malformed row."""
+
+    def partitioned_by(self, field: str | None = None, /, **dimensions: str) -> Self:
+        """The same source, of which a run for a partition reads only the records that `field` puts into it.
+
+        Of partitions in time the field is a datetime, a date, milliseconds since the epoch or an ISO text (UTC where it names no
+        zone); of static ones it equals the key. Of partitions with several dimensions each has its own: `date="day", airport="origin"`.
+        A run without partitions, and STREAMING, read everything.
+        """
+        from dagster_unified.connectors.bounds import checked_columns
+
+        given = {**({"": field} if field is not None else {}), **dimensions}
+        if not given:
+            raise PipelineError(f"source '{self.name}': partitioned_by needs a field, such as partitioned_by(\"{self.records.names[0]}\")")
+        changed = copy.copy(self)
+        changed.partition_columns = checked_columns(given, self.records.names, f"source '{self.name}'")
+        return changed
+
+    def bounded_to(self, part: Slice | None) -> Self:
+        if not self.can_be_bounded():
+            raise PipelineError(f"source '{self.name}' ({self.describe()}) does not say what of it belongs to a partition; {self.how_to_bound()}")
+        changed = copy.copy(self)
+        changed.part, changed.bound, changed.boundedness = part, True, Boundedness.BOUNDED
+        return changed
+
+    def can_be_bounded(self) -> bool:
+        """Whether it knows what belongs to a partition."""
+        return bool(self.partition_columns)
+
+    def how_to_bound(self) -> str:
+        """What an author can do about that."""
+        return "name the field that tells, with .partitioned_by(field)"
+
+    def read_part(self, spark: SparkSession) -> DataFrame:
+        """What a BATCH run reads: all, or the partition that the source is bounded to."""
+        from dagster_unified.connectors.bounds import within
+
+        frame = self.read(spark)
+        return frame if self.part is None or not self.partition_columns else within(frame, self.partition_columns, self.part, f"source '{self.name}'")
 
     @abstractmethod
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:

@@ -19,6 +19,7 @@ from dagster_unified.connectors.paths import for_spark, remove_tree, storage_pat
 from dagster_unified.errors import PipelineError, SinkError, nearest
 from dagster_unified.graph.code import digest
 from dagster_unified.graph.connectors import Guarantee
+from dagster_unified.graph.slices import WHOLE
 from dagster_unified.operators.layout import TIMESTAMP
 from dagster_unified.records import RecordType
 
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from upath import UPath
 
+_PARTITION = "part-of-"
+"""How the folders of files begin that belong to a partition of the pipeline."""
+
+_COMMITS = 20
 _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -36,6 +41,10 @@ class DeltaSink(SparkSink):
 
     `mode` is `append`; `overwrite`, which replaces the table, or with `partition_by` only the partitions that are written; or
     `upsert`, where the last record of each `key` replaces the one in the table. Exactly-once in every mode.
+
+    A BATCH run for a partition of the pipeline replaces what an earlier run had written of that partition, which it knows by its
+    files' names, so compact only partitions that are not run again; `overwrite` also what runs without partitions had written.
+    `upsert` merges: a row of a key that a partition no longer gives stays.
     """
 
     def __init__(
@@ -81,7 +90,8 @@ class DeltaSink(SparkSink):
         frame = self._last_per_key(frame) if self.mode == "upsert" else frame.drop(TIMESTAMP)
         table = self._table(frame)
         app = f"dagster-unified/{context.pipeline}/{self.name}/{context.execution}/{context.partition}"
-        mine = f"data-{digest(app)}-"
+        owner = None if context.partition == WHOLE else f"dagster-unified/{context.pipeline}/{self.name}/partition/{context.partition}"
+        mine = f"data-{digest(app)}-" if owner is None else f"{_PARTITION}{digest(owner)}-{digest(app)}-"
         if context.timeline:
             app += f"/timeline {context.timeline}"
         version = context.epoch or 0
@@ -100,7 +110,7 @@ class DeltaSink(SparkSink):
             undone = self._undone(table, f"{mine}{version:010d}-") if context.timeline and done is None else []
             begins = self.mode == "overwrite" and context.epoch == 0
             if context.epoch is None or begins or undone or any(map(_rows, files)):
-                self._commit(table, files, Transaction(app, version), mine, undone)
+                self._commit(files, Transaction(app, version), mine, undone, owner)
         except BaseException:
             remove_tree(staged)
             raise
@@ -149,17 +159,36 @@ class DeltaSink(SparkSink):
         last = numbered.groupBy(*self.key).agg(F.max_by(F.struct(*columns), F.struct(*order, F.col("__n"))).alias("__row"))
         return last.select(*[f"__row.{c}" for c in columns])
 
-    def _commit(self, table: DeltaTable, files: list[UPath], transaction: Transaction, mine: str, undone: list[RemoveAction]) -> None:
-        from deltalake.transaction import CommitProperties
+    def _commit(self, files: list[UPath], transaction: Transaction, mine: str, undone: list[RemoveAction], owner: str | None) -> None:
+        """Commits what was staged; where another writer was first, once more over what that one left."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import CommitFailedError
 
-        properties = CommitProperties(app_transactions=[transaction])
+        for attempt in range(_COMMITS):
+            try:
+                self._try_commit(DeltaTable(self._uri(), storage_options=self.storage_options), files, transaction, mine, undone, owner)
+                return
+            except CommitFailedError:
+                if attempt == _COMMITS - 1:
+                    raise
+
+    def _try_commit(self, table: DeltaTable, files: list[UPath], transaction: Transaction, mine: str, undone: list[RemoveAction], owner: str | None) -> None:
+        from deltalake.transaction import CommitProperties, Transaction
+
+        transactions = [transaction]
+        if owner is not None:
+            # Of two runs of a partition at once, the second to commit must see what the first has added, and remove it.
+            transactions.append(Transaction(owner, (table.transaction_version(owner) or 0) + 1))
+        properties = CommitProperties(app_transactions=transactions)
         filled = [f for f in files if _rows(f)]
         if self.mode == "upsert" and filled:
             self._merge(table, filled, properties)
             return
         adds = [self._add(f) for f in filled]
         actions: list[Any] = [*adds, *undone]
-        if self.mode == "overwrite":
+        if owner is not None:
+            actions += self._replaced(table, adds, owner)
+        elif self.mode == "overwrite":
             actions += self._removed(table, adds, mine)
         table.create_write_transaction(actions, "append", table.schema(), partition_by=list(self.partition_by) or None, commit_properties=properties)
 
@@ -202,6 +231,18 @@ class DeltaSink(SparkSink):
         from deltalake.transaction import RemoveAction
 
         return RemoveAction(row["path"], True, int(datetime.now(timezone.utc).timestamp() * 1000), row["size_bytes"], _partition(row))
+
+    def _replaced(self, table: DeltaTable, adds: list[AddAction], owner: str) -> list[Any]:
+        """Removals of what earlier runs of a partition had written; with `overwrite` also of what no partition has."""
+        written = [dict(a.partition_values) for a in adds]
+        own = f"{_PARTITION}{digest(owner)}-"
+
+        def goes(row: dict[str, Any]) -> bool:
+            if row["path"].startswith(_PARTITION):
+                return bool(row["path"].startswith(own))
+            return self.mode == "overwrite" and (not self.partition_by or _partition(row) in written)
+
+        return [self._remove(row) for row in self._rows_of(table) if goes(row)]
 
     def _removed(self, table: DeltaTable, adds: list[AddAction], mine: str) -> list[Any]:
         """Removals of what others had put into the table, or into the partitions that are written: a STREAMING job keeps what it wrote in earlier epochs."""

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import glob
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 from uuid import uuid4
 
 import pyarrow as pa
 from upath import UPath
 
 from dagster_unified.connectors.base import MALFORMED, SparkSink, SparkSource, WriteContext, WriteResult, spark_schema
+from dagster_unified.connectors.bounds import PathTemplate
 from dagster_unified.connectors.paths import for_spark, remove_tree, size_of, storage_path
 from dagster_unified.errors import MalformedInputError, PipelineError
 from dagster_unified.graph.code import digest
 from dagster_unified.graph.connectors import Boundedness, Guarantee
+from dagster_unified.graph.slices import WHOLE
 from dagster_unified.records import RecordType, record_type
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+    from dagster_unified.graph.slices import Slice
 
 OnMalformed = Literal["fail", "drop", "divert"]
 _CORRUPT = "__corrupt"
@@ -29,6 +33,9 @@ class _FileSource(SparkSource):
 
     Bounded: what is there when the run begins. With `monitor` unbounded, for STREAMING: files are read as they appear, each once,
     and have to appear at once (by rename), at most `max_files_per_trigger` in one micro-batch.
+
+    A run for a partition reads the files that the path names when it is a template, such as `flights/{start:%Y-%m-%d}.csv` or
+    `{key}/*.csv`; or the records that a field puts into it (`partitioned_by`). Without partitions a template matches all.
     """
 
     format: str
@@ -38,15 +45,29 @@ class _FileSource(SparkSource):
             raise PipelineError(f"{self.format} source: max_files_per_trigger must be at least 1, not {max_files_per_trigger}")
         self.boundedness = Boundedness.UNBOUNDED if monitor else Boundedness.BOUNDED
         self.max_files_per_trigger = max_files_per_trigger
-        self.path = storage_path(path, f"{self.format} source")
+        self.template = PathTemplate(str(path), f"{self.format} source") if "{" in str(path) else None
+        self.path = storage_path(path if self.template is None else self.template.everything(), f"{self.format} source")
         self.name = name or self.path.stem.replace("*", "_") or self.format
         self.records = record_type(record, f"source '{self.name}'")
 
     def describe(self) -> str:
-        return f"{self.format} files {'appearing ' if self.boundedness is Boundedness.UNBOUNDED else ''}at {self.path}"
+        partition = f", partition {self.part.key}" if self.part is not None else ""
+        return f"{self.format} files {'appearing ' if self.boundedness is Boundedness.UNBOUNDED else ''}at {self.path}{partition}"
+
+    def can_be_bounded(self) -> bool:
+        return super().can_be_bounded() or self.template is not None
+
+    def how_to_bound(self) -> str:
+        return f"{super().how_to_bound()}, or write a path template such as {self.path.parent}/{{start:%Y-%m-%d}}.{self.format}"
+
+    def bounded_to(self, part: Slice | None) -> Self:
+        changed = super().bounded_to(part)
+        if part is not None and self.template is not None:
+            changed.path = storage_path(self.template.of(part), f"source '{self.name}'")
+        return changed
 
     def snapshot(self) -> str:
-        if self.boundedness is Boundedness.UNBOUNDED:
+        if self.boundedness is Boundedness.UNBOUNDED or (self.bound and self.part is None):
             return ""
         return digest(*[f"{f}:{f.stat().st_size}:{f.stat().st_mtime}" for f in self.files()])
 
@@ -79,7 +100,8 @@ class _FileSource(SparkSource):
 
     def _existing(self) -> str:
         if not self.files():
-            raise PipelineError(f"source '{self.name}': there are no files at {self.path}; check the path")
+            whose = f" for partition {self.part.key}" if self.part is not None else ""
+            raise PipelineError(f"source '{self.name}': there are no files at {self.path}{whose}; check the path")
         return for_spark(self.path)
 
 
@@ -236,7 +258,7 @@ class FileSink(SparkSink):
     def write(self, frame: DataFrame, context: WriteContext) -> WriteResult:
         if context.epoch is not None:
             return self._write_epoch(frame, context, context.epoch)
-        target = self.path if context.partition == "all" else self.path / f"partition={context.partition}"
+        target = self.path if context.partition == WHOLE else self.path / f"partition={context.partition}"
         staged = target.parent / f".{target.name}.{uuid4().hex}"
         writer = frame.write.mode("overwrite")
         if self.format == "csv":

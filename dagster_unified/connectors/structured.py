@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,14 +16,27 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from upath import UPath
 
+    from dagster_unified.graph.slices import Slice
+
 
 class StructuredSource(SparkSource):
     """A source of Spark's `format` (such as `kafka`), whose columns are those of `record`, cast where nothing is lost. Unbounded.
 
     With `bounded=True` BATCH reads it with `spark.read`; `options` then have to say where it ends, such as Kafka's `endingOffsets`.
+    `partition_options` gives the further options with which BATCH reads a partition, such as Kafka's `startingTimestamp` and
+    `endingTimestamp` from `part.time()`.
     """
 
-    def __init__(self, format: str, record: Any, options: Mapping[str, str] | None = None, name: str | None = None, bounded: bool = False) -> None:  # noqa: A002
+    def __init__(
+        self,
+        format: str,  # noqa: A002 - Spark's name
+        record: Any,
+        options: Mapping[str, str] | None = None,
+        name: str | None = None,
+        bounded: bool = False,
+        partition_options: Callable[[Slice], Mapping[str, str]] | None = None,
+    ) -> None:
+        self.partition_options = partition_options
         self.format = format
         self.options = dict(options or {})
         self.name = name or format
@@ -31,13 +44,20 @@ class StructuredSource(SparkSource):
         self.boundedness = Boundedness.BOUNDED if bounded else Boundedness.UNBOUNDED
 
     def describe(self) -> str:
-        return f"Spark source {self.format}"
+        return f"Spark source {self.format}" + (f", partition {self.part.key}" if self.part is not None else "")
+
+    def can_be_bounded(self) -> bool:
+        return super().can_be_bounded() or self.partition_options is not None
+
+    def how_to_bound(self) -> str:
+        return f"{super().how_to_bound()}, or give partition_options="
 
     def snapshot(self) -> str:
         return digest(self.format, sorted(self.options.items()))
 
     def read(self, spark: SparkSession) -> DataFrame:
-        return self._typed(spark.read.format(self.format).options(**self.options).load())
+        partition = self.partition_options(self.part) if self.partition_options is not None and self.part is not None else {}
+        return self._typed(spark.read.format(self.format).options(**{**self.options, **partition}).load())
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
         return self._typed(spark.readStream.format(self.format).options(**self.options).load())

@@ -7,8 +7,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from enum import Enum
+from typing import TYPE_CHECKING
 
+from dagster_unified.errors import PipelineError
 from dagster_unified.records import RecordType
+
+if TYPE_CHECKING:
+    from dagster_unified.graph.slices import Slice
 
 
 class Boundedness(Enum):
@@ -40,6 +45,13 @@ class Source(ABC):
     @abstractmethod
     def snapshot(self) -> str:
         """Identifies what would be read now, so that a fingerprint changes when the input does."""
+
+    def bounded_to(self, part: Slice | None) -> Source:
+        """The source that reads this partition and nothing else; for None, one that is not known yet.
+
+        Raises `PipelineError` where it cannot tell what belongs to a partition.
+        """
+        raise PipelineError(f"source '{self.name}' ({self.describe()}) cannot be bounded to a partition; run the pipeline without partitions, or read from another source")
 
 
 class Sink(ABC):

@@ -5,20 +5,41 @@ Spark job; then the last of them runs it, and the others say so.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of an asset's function as objects.
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from dagster import AssetExecutionContext, AssetIn, AssetKey, AssetsDefinition, AssetSpec, Backoff, Failure, Jitter, MaterializeResult, MetadataValue, RetryPolicy, asset
+from dagster import (
+    AssetExecutionContext,
+    AssetIn,
+    AssetKey,
+    AssetsDefinition,
+    AssetSpec,
+    BackfillPolicy,
+    Backoff,
+    Failure,
+    Jitter,
+    MaterializeResult,
+    MetadataValue,
+    PartitionsDefinition,
+    RetryPolicy,
+    asset,
+)
+from dagster._core.definitions.assets.definition.asset_dep import CoercibleToAssetDep
 
 from dagster_unified.connectors.base import SparkSink
 from dagster_unified.engine.batch.stage import Run, run_stage
 from dagster_unified.engine.events import Event, StageFinished, StageStarted
 from dagster_unified.errors import UnifiedError
 from dagster_unified.graph.nodes import Graph, LookupNode, SinkNode, SourceNode
+from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, Region, plan
+from dagster_unified.graph.slices import Slice, bound
 from dagster_unified.orchestration import progress
-from dagster_unified.orchestration.io_manager import StageOutput, execution_id, find_manifest
 from dagster_unified.orchestration.metadata import stage_metadata
+from dagster_unified.orchestration.partitions import name_of, slice_of, upstream_deps
+from dagster_unified.orchestration.producers import Producers
 from dagster_unified.orchestration.resources import session_of
 
 if TYPE_CHECKING:
@@ -33,13 +54,28 @@ DEFAULT_RETRY = RetryPolicy(max_retries=3, delay=1, backoff=Backoff.EXPONENTIAL,
 PREVIEW_ROWS = 10
 
 
-def source_specs(loaded: Plan, translator: "StageTranslator") -> list[AssetSpec]:
-    """The external assets that stand for the sources."""
-    nodes = {translator.get_source_key(loaded, n): n for n in loaded.graph.nodes if isinstance(n, (SourceNode, LookupNode))}
+@dataclass(frozen=True)
+class Batch:
+    """How a pipeline's stages run as assets."""
+
+    retry_policy: RetryPolicy | None = DEFAULT_RETRY
+    partitions: PartitionsDefinition[str] | None = None
+    backfill_policy: BackfillPolicy | None = None
+    upstream: Mapping[str, CoercibleToAssetDep] = field(default_factory=dict)
+    """The user's own assets that some sources read, by the names of the sources."""
+
+    def loaded_graph(self, graph: Graph) -> Graph:
+        """The graph that the stages are those of: with partitions, its sources are bounded."""
+        return graph if self.partitions is None else bound(graph, None)
+
+
+def source_specs(loaded: Plan, batch: Batch, translator: "StageTranslator") -> list[AssetSpec]:
+    """The external assets that stand for the sources, where there is no asset of the user's."""
+    nodes = {translator.get_source_key(loaded, n): n for n in loaded.graph.nodes if isinstance(n, (SourceNode, LookupNode)) and name_of(n) not in batch.upstream}
     return [AssetSpec(key, group_name=loaded.name, description=n.source.describe(), metadata={"boundedness": n.source.boundedness.value}) for key, n in nodes.items()]
 
 
-def stage_asset(graph: Graph, loaded: Plan, region: Region, translator: "StageTranslator", retry_policy: RetryPolicy | None) -> AssetsDefinition:
+def stage_asset(graph: Graph, loaded: Plan, region: Region, translator: "StageTranslator", batch: Batch) -> AssetsDefinition:
     """The asset of one stage."""
     upstream = {f"input_{i}": AssetIn(key=translator.get_asset_key(loaded, loaded.regions[r])) for i, r in enumerate(region.inputs)}
     read = [n for n in (loaded.graph.node(i) for i in region.nodes) if isinstance(n, (SourceNode, LookupNode))]
@@ -47,24 +83,31 @@ def stage_asset(graph: Graph, loaded: Plan, region: Region, translator: "StageTr
     @asset(
         key=translator.get_asset_key(loaded, region),
         ins=upstream,
-        deps=list(dict.fromkeys(translator.get_source_key(loaded, n) for n in read)),
+        deps=upstream_deps(loaded, read, batch.upstream, translator),
+        partitions_def=batch.partitions,
+        backfill_policy=batch.backfill_policy,
         group_name=translator.get_group_name(loaded, region),
         tags=translator.get_tags(loaded, region),
         kinds=translator.get_kinds(loaded, region),
         description=translator.get_description(loaded, region),
         metadata=translator.get_metadata(loaded, region),
         code_version=region.fingerprint,
-        retry_policy=retry_policy,
+        retry_policy=batch.retry_policy,
         io_manager_key="intermediates",
         required_resource_keys={"spark", "execution", "intermediates"},
     )
     def stage(context: AssetExecutionContext, **inputs: AssetKey) -> MaterializeResult[Any]:
         try:
-            launched = plan(graph, context.resources.execution.configuration())
-            joined = _launched_region(loaded, launched, region)
-            if joined is None:
-                return MaterializeResult(value=StageOutput(region.name, None), metadata={"pipelined": "runs in one Spark job with a later stage"})
-            return _materialize(context, launched, joined, translator)
+            options = context.resources.execution.configuration()
+            if batch.partitions is None:
+                return MaterializeResult(metadata=_Step(context, graph, loaded, region, options, translator).run())
+            parts = [slice_of(batch.partitions, key) for key in context.partition_keys]
+            steps = [_Step(context, bound(graph, part), loaded, region, options, translator, part) for part in parts]
+            before = [step.made() for step in steps]
+            for step, part, made in zip(steps, parts, before, strict=True):
+                metadata = step.run() if made is None or all(before) else step.shown(made)
+                context.add_asset_metadata(metadata, partition_key=part.key)
+            return MaterializeResult()
         except UnifiedError as error:
             raise Failure(str(error), metadata={"error": MetadataValue.text(type(error).__name__)}, allow_retries=error.retryable) from error
 
@@ -81,39 +124,74 @@ def _launched_region(loaded: Plan, launched: Plan, region: Region) -> Region | N
     return wanted if last == region.id else None
 
 
-def _materialize(context: AssetExecutionContext, launched: Plan, region: Region, translator: "StageTranslator") -> MaterializeResult[Any]:
-    store = context.resources.intermediates.store()
-    partition = "all"
+@dataclass
+class _Step:
+    """A stage's step for one partition, or for all input."""
 
-    def find(wanted: Region) -> "Manifest | None":
-        found = find_manifest(store, launched.name, wanted.name, partition, translator.get_asset_key(launched, wanted), context.run, context.instance)
-        if found is not None and found.fingerprint != wanted.fingerprint:
-            context.log.warning(f"the intermediate of stage '{wanted.name}' was made by other code or from other input, and is not used")
-            return None
-        return found
+    context: AssetExecutionContext
+    graph: Graph
+    loaded: Plan
+    region: Region
+    options: Configuration
+    translator: "StageTranslator"
+    part: Slice | None = None
 
-    run = Run(
-        plan=launched,
-        spark=session_of(context.resources.spark),
-        store=store,
-        run_id=context.run.run_id,
-        execution=execution_id(store, launched.name, region.name, partition, context.run, context.instance),
-        partition=partition,
-        observe=_observer(context),
-    )
-    manifest = run_stage(run, region, find)
-    metadata = stage_metadata(launched, region, manifest, translator, _previews(run, region))
-    return MaterializeResult(value=StageOutput(region.name, manifest), metadata=metadata)
+    def __post_init__(self) -> None:
+        self.producers = Producers(self.context.resources.intermediates.store(), self.loaded.name, self.part, self.context.run, self.context.instance)
+
+    @cached_property
+    def launched(self) -> Plan:
+        """The plan for this partition, with the options that were set at launch."""
+        return plan(self.graph, self.options)
+
+    def made(self) -> "Manifest | None":
+        """What an earlier attempt of this run, or a run that it re-executes, has made of this partition already."""
+        region = _launched_region(self.loaded, self.launched, self.region)
+        found = None if region is None else self.producers.made(region.name)
+        return found if region is not None and found is not None and found.fingerprint == region.fingerprint else None
+
+    def shown(self, made: "Manifest") -> dict[str, Any]:
+        """The metadata of what is there already."""
+        self.context.log.info(f"stage '{made.stage}' of partition {made.partition} was finished by run {made.run[:8]} before")
+        return stage_metadata(self.launched, self.launched.region(made.stage), made, self.producers.store.data(made), self.translator, {})
+
+    def run(self) -> dict[str, Any]:
+        """Materializes the stage; gives the metadata to show."""
+        context, launched, producers = self.context, self.launched, self.producers
+        region = _launched_region(self.loaded, launched, self.region)
+        if region is None:
+            return {"pipelined": "runs in one Spark job with a later stage"}
+
+        def find(wanted: Region) -> "Manifest | None":
+            found = producers.find(wanted.name, self.translator.get_asset_key(launched, wanted))
+            if found is not None and found.fingerprint != wanted.fingerprint:
+                context.log.warning(f"the intermediate of stage '{wanted.name}' was made by other code or from other input, and is not used")
+                return None
+            return found
+
+        run = Run(
+            plan=launched,
+            spark=session_of(context.resources.spark),
+            store=producers.store,
+            run_id=context.run.run_id,
+            execution=producers.execution(region.name),
+            partition=producers.partition,
+            observe=_observer(context, self.part),
+        )
+        manifest = run_stage(run, region, find)
+        return stage_metadata(launched, region, manifest, run.store.data(manifest), self.translator, _previews(run, region))
 
 
-def _observer(context: AssetExecutionContext) -> Callable[[Event], None]:
+def _observer(context: AssetExecutionContext, part: Slice | None) -> Callable[[Event], None]:
+    of = "" if part is None else f" of partition {part.key}"
+
     def observe(event: Event) -> None:
         progress.tell(event)
         if isinstance(event, StageStarted) and event.reason:
-            context.log.warning(f"recomputing stage '{event.stage}': {event.reason}")
+            context.log.warning(f"recomputing stage '{event.stage}'{of}: {event.reason}")
         elif isinstance(event, StageFinished):
             m = event.manifest
-            context.log.info(f"stage '{event.stage}': {m.rows} rows, {m.bytes} bytes in {m.seconds:.2f} s" + (f", recomputed: {event.reason}" if event.reason else ""))
+            context.log.info(f"stage '{event.stage}'{of}: {m.rows} rows, {m.bytes} bytes in {m.seconds:.2f} s" + (f", recomputed: {event.reason}" if event.reason else ""))
 
     return observe
 

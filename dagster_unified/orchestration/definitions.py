@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dagster import AssetSelection, Definitions, ExecutorDefinition, RetryPolicy, define_asset_job, in_process_executor
+from dagster import AssetSelection, BackfillPolicy, Definitions, ExecutorDefinition, PartitionsDefinition, RetryPolicy, define_asset_job, in_process_executor
+from dagster._core.definitions.assets.definition.asset_dep import CoercibleToAssetDep
 
 from dagster_unified.api.pipeline import Pipeline
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
-from dagster_unified.orchestration.assets import DEFAULT_RETRY, source_specs, stage_asset
+from dagster_unified.orchestration.assets import DEFAULT_RETRY, Batch, source_specs, stage_asset
 from dagster_unified.orchestration.deployment import StreamingDeployment
 from dagster_unified.orchestration.io_manager import IntermediateIOManager
+from dagster_unified.orchestration.partitions import checked_upstream
 from dagster_unified.orchestration.resources import ExecutionConfig, SparkResource
 from dagster_unified.orchestration.streaming import sink_assets, sink_specs, streaming_jobs, streaming_sensor
 from dagster_unified.orchestration.translator import StageTranslator
@@ -24,11 +26,22 @@ def unified_definitions(
     resources: Mapping[str, Any] | None = None,
     translator: StageTranslator | None = None,
     retry_policy: RetryPolicy | None = DEFAULT_RETRY,
+    partitions: PartitionsDefinition[str] | None = None,
+    backfill_policy: BackfillPolicy | None = None,
+    upstream: Mapping[str, CoercibleToAssetDep] | None = None,
     deployments: Sequence[StreamingDeployment] = (),
     streaming_executor: ExecutorDefinition = in_process_executor,
 ) -> Definitions:
     """For each pipeline that can run in BATCH, one asset per stage and one asset job `<pipeline>_batch`; for each pipeline `<pipeline>_streaming`,
     a sensor that keeps it alive once it is turned on, `<pipeline>_suspend`, `_resume`, `_drain`, `_savepoint` and `_restore`; and the resources that they need.
+
+    With `partitions` a BATCH run is for a partition, to which every source is bounded: by its path template, or by the field that
+    `partitioned_by` names. Time zones, and days of 23 or 25 hours, are those of the partitions definition. `backfill_policy` says how
+    many partitions a backfill gives to one run, by default one; a run works them off in their order, each by itself. A sink holds
+    each partition's rows apart: running a partition again replaces them.
+
+    `upstream` gives the user's own assets that sources read, by the names of the sources, with partition mappings if need be
+    (`AssetDep(key, partition_mapping=…)`); the others are shown as external assets.
 
     `deployments` say how pipelines are kept running in STREAMING; one that is not among them has the defaults.
 
@@ -48,12 +61,14 @@ def unified_definitions(
     stranger = next((name for name in declared if name not in names), None)
     if stranger is not None:
         raise PipelineError(f"there is a deployment of '{stranger}', which is not among the pipelines: {', '.join(names)}")
+    batch = Batch(retry_policy, partitions, backfill_policy, dict(upstream or {}))
     for each in pipelines:
         graph = each.graph()
-        loaded = plan(graph, Configuration())
-        assets += source_specs(loaded, translator)
+        loaded = plan(batch.loaded_graph(graph), Configuration())
+        checked_upstream(loaded, batch.upstream)
+        assets += source_specs(loaded, batch, translator)
         if loaded.execution.mode == "BATCH":
-            stages = [stage_asset(graph, loaded, region, translator, retry_policy) for region in loaded.regions]
+            stages = [stage_asset(graph, loaded, region, translator, batch) for region in loaded.regions]
             assets += stages
             jobs.append(
                 define_asset_job(
@@ -69,5 +84,8 @@ def unified_definitions(
         streaming = streaming_jobs(deployment, sink_assets(loaded, translator), streaming_executor)
         jobs += streaming
         sensors.append(streaming_sensor(deployment, streaming[0]))
-    given = {"spark": SparkResource(), "execution": ExecutionConfig(), "intermediates": IntermediateIOManager(), **(resources or {})}
-    return Definitions(assets=assets, jobs=jobs, sensors=sensors, resources=given)
+    return Definitions(assets=assets, jobs=jobs, sensors=sensors, resources={**_DEFAULTS, **(resources or {})})
+
+
+_DEFAULTS: dict[str, Any] = {"spark": SparkResource(), "execution": ExecutionConfig(), "intermediates": IntermediateIOManager()}
+"""The same objects each time, so that the definitions of several calls can be merged."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 from dagster import AssetKey, MetadataValue, TableColumn, TableColumnConstraints, TableColumnDep, TableColumnLineage, TableRecord, TableSchema
+from upath import UPath
 
 from dagster_unified.engine.batch.store import Manifest
 from dagster_unified.graph import nodes as g
@@ -17,13 +18,14 @@ from dagster_unified.orchestration.translator import StageTranslator
 from dagster_unified.records import RecordType, shorten
 
 
-def stage_metadata(plan: Plan, region: Region, manifest: Manifest, translator: StageTranslator, previews: Mapping[str, pa.Table]) -> dict[str, Any]:
+def stage_metadata(plan: Plan, region: Region, manifest: Manifest, data: UPath, translator: StageTranslator, previews: Mapping[str, pa.Table]) -> dict[str, Any]:
     """Row and byte counts, schema, duration, counters, the job graph, previews, and column lineage where it is known."""
     metadata: dict[str, Any] = {
         "dagster/row_count": manifest.rows,
         "bytes": manifest.bytes,
         "duration_seconds": round(manifest.seconds, 3),
         "fingerprint": manifest.fingerprint,
+        "intermediate": MetadataValue.path(str(data.parent)),
         "job_graph": MetadataValue.md(f"```mermaid\n{as_mermaid(plan)}\n```"),
     }
     records = output_records(plan, region)

@@ -314,7 +314,7 @@ class RegionFrames:
         return frame.select(*node.source.records.names)
 
     def _read(self, source: SparkSource, node: g.SourceNode) -> DataFrame:
-        return source.read(self.spark)
+        return source.read_part(self.spark)
 
     def _timestamps(self, node: g.AssignTimestampsNode, frame: DataFrame) -> DataFrame:
         """Event times from a field; the last of them is observed where timers go by it, since observing costs Catalyst its fused code."""

@@ -23,6 +23,7 @@ from dagster_unified.errors import IntermediateLostError, PipelineError, Unsuppo
 from dagster_unified.graph.failover import regions_to_recompute
 from dagster_unified.graph.nodes import ExchangeKind, SinkNode
 from dagster_unified.graph.plan import Plan, Port, Region
+from dagster_unified.graph.slices import WHOLE
 from dagster_unified.operators.layout import OUTPUT, StreamLayout, combined_schema, output_column
 from dagster_unified.operators.metrics import Metrics, merge
 
@@ -44,7 +45,7 @@ class Run:
     store: IntermediateStore
     run_id: str
     execution: str
-    partition: str = "all"
+    partition: str = WHOLE
     observe: Observer = nobody
 
     def address(self, region: Region) -> Address:

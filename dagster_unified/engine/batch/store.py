@@ -17,9 +17,10 @@ from upath import UPath
 
 from dagster_unified.connectors.paths import remove_tree, storage_path
 from dagster_unified.errors import ConfigurationError
+from dagster_unified.graph.slices import WHOLE
 
 MANIFEST = "manifest.json"
-_SEGMENT = re.compile(r"[A-Za-z0-9_.=+:-]+")
+_SEGMENT = re.compile(r"[A-Za-z0-9_.=+:%~-]+")
 
 
 class StoredFile(msgspec.Struct, frozen=True):
@@ -68,7 +69,7 @@ class Address:
     pipeline: str
     stage: str
     run: str
-    partition: str = "all"
+    partition: str = WHOLE
 
 
 class IntermediateStore:
@@ -82,7 +83,7 @@ class IntermediateStore:
         path = self.root
         for part in (address.pipeline, address.stage, address.partition, address.run):
             if not _SEGMENT.fullmatch(part) or part in (".", ".."):
-                raise ConfigurationError(f"'{part}' cannot be part of a storage path; use letters, digits and _ . = + : -")
+                raise ConfigurationError(f"'{part}' cannot be part of a storage path; use letters, digits and _ . = + : % ~ -")
             path = path / part
         return path
 

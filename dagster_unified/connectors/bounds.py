@@ -1,0 +1,121 @@
+"""How a source reads only a partition of itself: by the names of its files, or by the values of columns.
+
+Knows slices and columns; not which source it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from string import Formatter
+from typing import TYPE_CHECKING, Any
+
+from dagster_unified.connectors.base import MALFORMED
+from dagster_unified.errors import PipelineError, nearest
+from dagster_unified.graph.slices import Slice, TimeRange
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
+
+_PLAIN = re.compile(r"[\w.=+@:-][\w .=+@:-]*")
+
+
+class PathTemplate:
+    """A path with `{start:%Y-%m-%d}`, `{end:…}`, `{key}` or, of several dimensions, `{name}` or `{name:%Y}` in it."""
+
+    def __init__(self, path: str, where: str) -> None:
+        self.path, self.where = path, where
+        try:
+            self.fields = [(name, form or "") for _, name, form, _ in Formatter().parse(path) if name is not None]
+        except ValueError as error:
+            raise PipelineError(f"{where}: {path!r} is not a path template: {error}; write {{start:%Y-%m-%d}} or {{key}}") from None
+
+    def everything(self) -> str:
+        """The pattern that all partitions' paths match."""
+        return self.filled(lambda _name, _form: "*")
+
+    def of(self, part: Slice) -> str:
+        """The path of one partition."""
+        return self.filled(lambda name, form: self._value(name, form, part))
+
+    def filled(self, value: Any) -> str:
+        """The path, with each field replaced."""
+        return "".join(text + (value(name, form or "") if name is not None else "") for text, name, form, _ in Formatter().parse(self.path))
+
+    def _value(self, name: str, form: str, part: Slice) -> str:
+        time = part.time()
+        known: dict[str, datetime | str] = {"key": part.key, **({"start": time.start, "end": time.end} if time is not None else {})}
+        known |= {n: p.start if isinstance(p, TimeRange) else p for n, p in part.parts.items() if n}
+        if name not in known:
+            raise PipelineError(f"{self.where}: the path template {self.path} asks for '{name}', and partition '{part.key}' has {', '.join(sorted(known))}{nearest(name, known)}")
+        value = known[name]
+        text = value.strftime(form or "%Y-%m-%d") if isinstance(value, datetime) else str(value)
+        if not all(segment not in (".", "..") and _PLAIN.fullmatch(segment) for segment in (text.split("/") if isinstance(value, datetime) else [text])):
+            raise PipelineError(f"{self.where}: partition '{part.key}' gives {text!r} for {{{name}}}, which cannot be part of a path")
+        return text
+
+
+def checked_columns(columns: Mapping[str, str], names: tuple[str, ...], where: str) -> dict[str, str]:
+    """Dimension to column; raises where there is no such column."""
+    for column in columns.values():
+        if column not in names:
+            raise PipelineError(f"{where}: cannot be partitioned by '{column}': there is no such field{nearest(column, names)}")
+    return dict(columns)
+
+
+def within(frame: DataFrame, columns: Mapping[str, str], part: Slice, where: str) -> DataFrame:
+    """The rows of a partition. A row whose partition cannot be told is malformed: put with the others, or an error."""
+    from pyspark.sql import functions as F
+
+    for dimension, column in columns.items():
+        if dimension not in part.parts:
+            known = ", ".join(f"'{n}'" for n in part.parts if n) or "one dimension without a name"
+            raise PipelineError(f"{where}: is partitioned by '{column}' as dimension '{dimension}', and the partitions have {known}")
+        kind = frame.schema[column].dataType
+        bounds = part.parts[dimension]
+        value, inside = _in_time(F.col(column), kind, bounds, column, where) if isinstance(bounds, TimeRange) else _equal(F.col(column), bounds)
+        unknown = value.isNull()
+        reason = F.lit(f"field '{column}' does not tell the partition")
+        if MALFORMED in frame.columns:
+            row = F.struct(F.lit("").alias("file"), F.to_json(F.struct(*[c for c in frame.columns if c != MALFORMED])).alias("row"), reason.alias("reason"))
+            bad = F.when(F.col(MALFORMED).isNotNull(), F.col(MALFORMED)).when(unknown, row.cast(frame.schema[MALFORMED].dataType))
+            frame = frame.where(inside | unknown | F.col(MALFORMED).isNotNull()).withColumn(MALFORMED, bad)
+        else:
+            message = F.concat(F.lit(f"dagster_unified.errors.MalformedInputError: {where}: "), reason, F.lit(": "), F.to_json(F.struct(*frame.columns)))
+            fits = F.when(~unknown, F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
+            frame = frame.where(inside | unknown).where(fits)
+    return frame
+
+
+def _equal(value: Column, key: str) -> tuple[Column, Column]:
+    return value, value.cast("string") == key
+
+
+def _in_time(value: Column, kind: DataType, time: TimeRange, column: str, where: str) -> tuple[Column, Column]:
+    """The moment that a column tells, and whether it is within; written so that a Parquet reader can skip what is not."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import DateType, LongType, StringType, TimestampNTZType, TimestampType
+
+    start, end = time.start.astimezone(timezone.utc), time.end.astimezone(timezone.utc)
+    if isinstance(kind, TimestampType):
+        return value, (value >= F.lit(start)) & (value < F.lit(end))
+    if isinstance(kind, StringType):
+        moment = F.try_to_timestamp(value)
+        return moment, (moment >= F.lit(start)) & (moment < F.lit(end))
+    if isinstance(kind, LongType):
+        return value, (value >= F.lit(_millis(start))) & (value < F.lit(_millis(end)))
+    if isinstance(kind, TimestampNTZType):
+        return value, (value >= F.lit(time.start.replace(tzinfo=None))) & (value < F.lit(time.end.replace(tzinfo=None)))
+    if isinstance(kind, DateType):
+        if any((t.hour, t.minute, t.second, t.microsecond) != (0, 0, 0, 0) for t in (time.start, time.end)):
+            raise PipelineError(f"{where}: field '{column}' is a date, which cannot tell partitions that are shorter than a day; partition it by a field with a time")
+        return value, (value >= F.lit(time.start.date())) & (value < F.lit(time.end.date()))
+    raise PipelineError(
+        f"{where}: cannot be partitioned in time by field '{column}' of type {kind.simpleString()}; a datetime, a date, milliseconds since the epoch or an ISO text can"
+    )
+
+
+def _millis(moment: datetime) -> int:
+    return int(moment.timestamp() * 1000)

@@ -1,0 +1,54 @@
+"""The part of a pipeline's input that one run is for: what a partition is to the graph.
+
+Knows neither Dagster's partitions nor how a source reads less than all of itself: it hands every source its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from urllib.parse import quote
+
+from dagster_unified.errors import PipelineError
+from dagster_unified.graph.nodes import Graph, SourceNode
+
+WHOLE = "all"
+"""The name under which a run without partitions is stored."""
+
+
+@dataclass(frozen=True)
+class TimeRange:
+    """From `start` until before `end`; both know their time zone, in which the partition was declared."""
+
+    start: datetime
+    end: datetime
+
+
+@dataclass(frozen=True)
+class Slice:
+    """One partition: its key, and for each of its dimensions a range of time or a key. A sole dimension has the name ''."""
+
+    key: str
+    parts: Mapping[str, TimeRange | str]
+
+    @property
+    def name(self) -> str:
+        """The key as a segment of a path, and the same on every file system: what is not plain is percent-encoded."""
+        return quote(self.key, safe="=+")
+
+    def time(self) -> TimeRange | None:
+        """Its range of time, where it has one."""
+        return next((p for p in self.parts.values() if isinstance(p, TimeRange)), None)
+
+
+def bound(graph: Graph, part: Slice | None) -> Graph:
+    """The graph with every source bounded to a partition, or for `None` to one that is not known yet.
+
+    Tables of lookups are read whole. Raises `PipelineError` that names the source which cannot be bounded.
+    """
+    try:
+        nodes = tuple(replace(n, source=n.source.bounded_to(part)) if isinstance(n, SourceNode) else n for n in graph.nodes)
+    except PipelineError as error:
+        raise PipelineError(f"{graph.name}: {error}") from error
+    return replace(graph, nodes=nodes)

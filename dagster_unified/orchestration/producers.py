@@ -1,0 +1,78 @@
+"""Finds what the producing run wrote: never whatever lies there now.
+
+A manifest in the store is the commit of a stage, so the store itself says which run of a chain of re-executions produced it.
+Where none of them did (a run of some stages only), it is the latest materialization from before the run was created.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from dagster import AssetKey, AssetRecordsFilter, DagsterInstance, DagsterRun
+
+from dagster_unified.engine.batch.store import Address, IntermediateStore, Manifest
+from dagster_unified.graph.slices import WHOLE, Slice
+
+
+@dataclass
+class Producers:
+    """The runs whose intermediates one run may read, for one partition of one pipeline."""
+
+    store: IntermediateStore
+    pipeline: str
+    part: Slice | None
+    run: DagsterRun
+    instance: DagsterInstance
+
+    @property
+    def partition(self) -> str:
+        """The partition's name in the store."""
+        return WHOLE if self.part is None else self.part.name
+
+    @cached_property
+    def lineage(self) -> list[str]:
+        """The run, the run that it re-executes, and so on."""
+        return list(_lineage(self.run, self.instance))
+
+    def made(self, stage: str) -> Manifest | None:
+        """What this run, or one that it re-executes, wrote for a stage, if it still stands."""
+        return next((m for run_id in self.lineage if (m := self._manifest(stage, run_id)) is not None), None)
+
+    def find(self, stage: str, key: AssetKey) -> Manifest | None:
+        """What the producing run wrote for a stage, if it still stands."""
+        found = self.made(stage)
+        if found is not None:
+            return found
+        if self.run.parent_run_id is None and self.run.step_keys_to_execute is None and (self.run.asset_selection is None or key in self.run.asset_selection):
+            return None  # a run that runs this stage too reads what it wrote itself, and nothing else
+        record = self.instance.get_run_record_by_id(self.lineage[-1])
+        before = record.create_timestamp.timestamp() if record is not None else None
+        partitions = None if self.part is None else [self.part.key]
+        hits = self.instance.fetch_materializations(AssetRecordsFilter(asset_key=key, asset_partitions=partitions, before_timestamp=before), limit=1).records
+        return self._manifest(stage, hits[0].run_id) if hits else None
+
+    def execution(self, stage: str) -> str:
+        """The identity under which a stage writes to its sinks: the oldest run of this chain of re-executions in which it did not finish.
+
+        So a retry or a re-execution from failure does not write twice, and re-executing a finished stage does write again.
+        """
+        chosen = self.lineage[0]
+        for run_id in self.lineage[1:]:
+            if self._manifest(stage, run_id) is not None:
+                break
+            chosen = run_id
+        return chosen
+
+    def _manifest(self, stage: str, run_id: str) -> Manifest | None:
+        return self.store.find(Address(self.pipeline, stage, run_id, self.partition))
+
+
+def _lineage(run: DagsterRun, instance: DagsterInstance) -> Iterator[str]:
+    current: DagsterRun | None = run
+    seen: set[str] = set()
+    while current is not None and current.run_id not in seen:
+        seen.add(current.run_id)
+        yield current.run_id
+        current = instance.get_run_by_id(current.parent_run_id) if current.parent_run_id else None

@@ -1,0 +1,157 @@
+"""What a source reads of itself for a partition: by path, by a field in time, by a key."""
+
+from datetime import date, datetime, timezone
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from dagster import DailyPartitionsDefinition, HourlyPartitionsDefinition, MultiPartitionsDefinition, StaticPartitionsDefinition
+
+from dagster_unified.api import CollectionSource, CsvSource, ParquetSource, Pipeline, RateSource, StructuredSource
+from dagster_unified.connectors.base import MALFORMED
+from dagster_unified.errors import MalformedInputError, PipelineError
+from dagster_unified.graph.slices import Slice, TimeRange, bound
+from dagster_unified.orchestration.partitions import slice_of
+from dagster_unified.records import record_type
+
+NEW_YORK = "America/New_York"
+DAILY = DailyPartitionsDefinition("2013-01-01", timezone=NEW_YORK)
+MAY = slice_of(DAILY, "2013-05-01")
+
+
+class Sale(NamedTuple):
+    shop: str
+    at: str
+    amount: int
+
+
+def csv(folder, name, *lines):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("\n".join(["shop,at,amount", *lines]) + "\n")
+    return str(folder)
+
+
+def amounts(spark, source, part):
+    return sorted(r.amount for r in source.bounded_to(part).read_part(spark).collect())
+
+
+def test_a_path_template_names_the_files_of_a_partition(spark, tmp_path):
+    csv(tmp_path / "2013" / "05", "01.csv", "north,x,1")
+    csv(tmp_path / "2013" / "05", "02.csv", "north,x,2")
+    source = CsvSource(f"{tmp_path}/{{start:%Y/%m/%d}}.csv", Sale)
+    assert amounts(spark, source, MAY) == [1]
+    assert sorted(r.amount for r in CsvSource(f"{tmp_path}/{{start:%Y}}/{{start:%m}}/{{start:%d}}.csv", Sale).read(spark).collect()) == [1, 2]
+    with pytest.raises(PipelineError, match=r"there are no files at .*03.csv for partition 2013-05-03"):
+        amounts(spark, source, slice_of(DAILY, "2013-05-03"))
+
+
+def test_a_template_may_name_dimensions_and_a_wrong_name_is_told(tmp_path):
+    both = MultiPartitionsDefinition({"date": DAILY, "airport": StaticPartitionsDefinition(["EWR", "JFK"])})
+    part = slice_of(both, "JFK|2013-05-01")
+    assert str(CsvSource("/in/{airport}/{date:%Y%m%d}.csv", Sale).bounded_to(part).path) == "/in/JFK/20130501.csv"
+    with pytest.raises(PipelineError, match=r"asks for 'airprt', and partition 'JFK\|2013-05-01' has airport, date, end, key, start; did you mean 'airport'"):
+        CsvSource("/in/{airprt}.csv", Sale).bounded_to(part)
+
+
+@pytest.mark.parametrize("key", ["../secret", "a/b", "..", "~root", ""])
+def test_a_key_cannot_lead_out_of_its_folder(key):
+    with pytest.raises(PipelineError, match="cannot be part of a path"):
+        CsvSource("/in/{key}/x.csv", Sale).bounded_to(Slice(key, {"": key}))
+
+
+def test_a_text_field_tells_the_partition_in_its_time_zone(spark, tmp_path):
+    lines = ["a,2013-05-01T03:59:59Z,1", "a,2013-05-01T04:00:00Z,2", "a,2013-05-02T03:59:59Z,3", "a,2013-05-02T04:00:00Z,4", "a,2013-05-01T23:30:00-05:00,5"]
+    source = CsvSource(csv(tmp_path, "sales.csv", *lines), Sale).partitioned_by("at")
+    assert amounts(spark, source, MAY) == [2, 3]
+    assert amounts(spark, source, slice_of(DAILY, "2013-05-02")) == [4, 5]
+    assert sorted(r.amount for r in source.read_part(spark).collect()) == [1, 2, 3, 4, 5]
+
+
+def test_every_row_is_in_one_partition_when_clocks_change(spark, tmp_path):
+    hours = [datetime(2013, month, day, hour, 30, tzinfo=timezone.utc) for month, day in ((3, 10), (11, 3)) for hour in range(24)]
+    source = CsvSource(csv(tmp_path, "sales.csv", *[f"a,{h.isoformat()},{i}" for i, h in enumerate(hours)]), Sale).partitioned_by("at")
+    days = [slice_of(DAILY, f"2013-{d}") for d in ("03-09", "03-10", "11-02", "11-03")]
+    found = [amounts(spark, source, d) for d in days]
+    assert sorted(sum(found, [])) == list(range(48))
+    assert [len(f) for f in found] == [5, 19, 4, 20]
+    lengths = [(d.time().end.timestamp() - d.time().start.timestamp()) / 3600 for d in days]
+    assert lengths == [24, 23, 24, 25]
+    hourly = HourlyPartitionsDefinition("2013-11-03-00:00", timezone=NEW_YORK)
+    keys = hourly.get_partition_keys(current_time=datetime(2013, 11, 4, 5, tzinfo=timezone.utc))[:25]
+    windows = [slice_of(hourly, k).time() for k in keys]
+    assert len({slice_of(hourly, k).name for k in keys}) == 25
+    assert all(a.end.timestamp() == b.start.timestamp() for a, b in zip(windows, windows[1:], strict=False))
+
+
+class Typed(NamedTuple):
+    moment: datetime
+    day: date
+    millis: int
+
+
+@pytest.mark.parametrize("field", ["moment", "day", "millis"])
+def test_datetimes_dates_and_milliseconds_tell_the_partition_and_parquet_skips_the_rest(spark, tmp_path, field):
+    moments = [datetime(2013, 5, d, 12, tzinfo=timezone.utc) for d in range(1, 5)]
+    rows = [Typed(m, m.date(), int(m.timestamp() * 1000)) for m in moments]
+    kind = record_type(Typed, "here")
+    pq.write_table(pa.Table.from_batches([kind.to_batch(rows)]), tmp_path / "t.parquet", row_group_size=1)
+    frame = ParquetSource(str(tmp_path), Typed).partitioned_by(field).bounded_to(MAY).read_part(spark)
+    assert [r.day for r in frame.collect()] == [date(2013, 5, 1)]
+    assert "PushedFilters: [Or(" in frame._jdf.queryExecution().toString()
+
+
+def test_dates_do_not_tell_hours_and_numbers_of_the_wrong_kind_do_not_tell_time(spark, tmp_path):
+    pq.write_table(pa.table({"moment": pa.array([], pa.timestamp("us", "UTC")), "day": pa.array([], pa.date32()), "millis": pa.array([], pa.int64())}), tmp_path / "t.parquet")
+    hour = slice_of(HourlyPartitionsDefinition("2013-01-01-00:00"), "2013-05-01-03:00")
+    with pytest.raises(PipelineError, match="field 'day' is a date, which cannot tell partitions that are shorter than a day"):
+        ParquetSource(str(tmp_path), Typed).partitioned_by("day").bounded_to(hour).read_part(spark)
+
+
+def test_static_keys_and_several_dimensions(spark, tmp_path):
+    source = CsvSource(csv(tmp_path, "s.csv", "north,2013-05-01T12:00:00Z,1", "south,2013-05-01T12:00:00Z,2", "north,2013-05-02T12:00:00Z,3"), Sale)
+    shops = StaticPartitionsDefinition(["north", "south"])
+    assert amounts(spark, source.partitioned_by("shop"), slice_of(shops, "south")) == [2]
+    both = MultiPartitionsDefinition({"date": DAILY, "shop": shops})
+    assert amounts(spark, source.partitioned_by(date="at", shop="shop"), slice_of(both, "2013-05-01|north")) == [1]
+    with pytest.raises(PipelineError, match="is partitioned by 'shop' as dimension 'store', and the partitions have 'date', 'shop'"):
+        amounts(spark, source.partitioned_by(store="shop"), slice_of(both, "2013-05-01|north"))
+
+
+def test_a_row_whose_partition_cannot_be_told_is_malformed_and_not_lost(spark, tmp_path):
+    folder = csv(tmp_path, "s.csv", "north,2013-05-01T12:00:00Z,1", "south,soon,2")
+    diverting = CsvSource(folder, Sale, on_malformed="divert").partitioned_by("at").bounded_to(MAY)
+    rows = diverting.read_part(spark).collect()
+    assert [(r.amount, r[MALFORMED].reason if r[MALFORMED] else None) for r in sorted(rows)] == [(1, None), (2, "field 'at' does not tell the partition")]
+    with pytest.raises(Exception, match="field 'at' does not tell the partition") as raised:
+        CsvSource(folder, Sale, name="sales").partitioned_by("at").bounded_to(MAY).read_part(spark).collect()
+    assert MalformedInputError.__name__ in str(raised.value)
+
+
+def test_partition_options_bound_a_source_of_spark(spark, tmp_path):
+    for day in ("2013-05-01", "2013-05-02"):
+        pq.write_table(pa.table({"amount": [int(day[-1])]}), tmp_path / f"{day}.parquet")
+
+    class Amount(NamedTuple):
+        amount: int
+
+    source = StructuredSource("parquet", Amount, {"path": str(tmp_path)}, partition_options=lambda part: {"pathGlobFilter": f"{part.key}*"})
+    assert amounts(spark, source, MAY) == [1]
+
+
+def test_a_source_that_cannot_be_bounded_is_named():
+    pipeline = Pipeline("p")
+    pipeline.from_source(RateSource(name="ticks")).print()
+    with pytest.raises(PipelineError, match=r"p: source 'ticks' \(Spark source rate\) does not say what of it belongs to a partition; name the field"):
+        bound(pipeline.graph(), MAY)
+    with pytest.raises(PipelineError, match=r"or write a path template such as /in/\{start:%Y-%m-%d\}\.csv"):
+        CsvSource("/in/all.csv", Sale).bounded_to(MAY)
+    with pytest.raises(PipelineError, match="cannot be partitioned by 'att': there is no such field; did you mean 'at'"):
+        CsvSource("/in/all.csv", Sale).partitioned_by("att")
+
+
+def test_partitions_differ_in_what_they_are_known_by():
+    kind = record_type(Sale, "here")
+    source = CollectionSource("sales", kind, (Sale("a", "2013-05-01T12:00:00Z", 1),)).partitioned_by("at")
+    assert source.bounded_to(MAY).describe() != source.bounded_to(slice_of(DAILY, "2013-05-02")).describe()
+    assert isinstance(MAY.time(), TimeRange)

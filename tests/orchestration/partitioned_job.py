@@ -1,0 +1,76 @@
+"""Sales by shop and day, in daily partitions of New York's days. At module scope, since re-execution imports it."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from dagster import AssetDep, AssetSpec, BackfillPolicy, DailyPartitionsDefinition, Definitions, TimeWindowPartitionMapping, WeeklyPartitionsDefinition, asset
+
+from dagster_unified.api import CsvSource, DeltaSink, Pipeline
+from dagster_unified.orchestration import IntermediateIOManager, SparkResource, unified_definitions
+
+HOME = Path(os.environ.get("PARTITIONED_HOME") or tempfile.mkdtemp(prefix="partitioned"))
+BROKEN = HOME / "broken"
+"""Holds the day for which the last stage fails."""
+
+DAILY = DailyPartitionsDefinition("2013-03-09", timezone="America/New_York")
+
+
+class Sale(NamedTuple):
+    shop: str
+    at: str
+    amount: int
+
+
+class Total(NamedTuple):
+    shop: str
+    first: str
+    amount: int
+
+
+def as_total(sale: Sale) -> Total:
+    return Total(sale.shop, sale.at, sale.amount)
+
+
+def add(a: Total, b: Total) -> Total:
+    return Total(a.shop, min(a.first, b.first), a.amount + b.amount)
+
+
+def checked(total: Total) -> Total:
+    if BROKEN.exists() and total.first.startswith(BROKEN.read_text()):
+        raise OSError("the service is away")
+    return total
+
+
+def build() -> Pipeline:
+    pipeline = Pipeline("sales")
+    sales = pipeline.from_source(CsvSource(str(HOME / "in"), Sale, name="incoming").partitioned_by("at")).map(as_total)
+    totals = sales.key_by("shop").reduce(add).name("totals").rebalance().map(checked).name("checked")
+    totals.sink_to(DeltaSink(str(HOME / "table"), name="table", mode="append"))
+    return pipeline
+
+
+@asset(deps=[AssetDep("sales/table".split("/"))], partitions_def=DAILY)
+def report() -> None:
+    """What somebody else makes of the pipeline's table."""
+
+
+def definitions() -> Definitions:
+    ours = unified_definitions(
+        build(),
+        resources={"spark": SparkResource(master="local[2]"), "intermediates": IntermediateIOManager(path=str(HOME / "store"))},
+        retry_policy=None,
+        partitions=DAILY,
+        backfill_policy=BackfillPolicy.single_run(),
+        upstream={"incoming": AssetDep("exports", partition_mapping=TimeWindowPartitionMapping())},
+    )
+    exports = AssetSpec("exports", partitions_def=WeeklyPartitionsDefinition("2013-01-06", timezone="America/New_York"))
+    return Definitions.merge(ours, Definitions(assets=[exports, report]))
+
+
+defs = definitions()
+
+
+def job():
+    return defs.resolve_job_def("sales_batch")

@@ -1,0 +1,150 @@
+"""Partitions under Dagster: one, a range of them, again, and what a failure in the middle leaves."""
+
+import shutil
+import threading
+
+import pytest
+from dagster import AssetKey, DagsterInstance, ReexecutionOptions, execute_job, reconstructable
+from deltalake import DeltaTable
+
+from dagster_unified.api import DeltaSink, Pipeline, RateSource
+from dagster_unified.connectors.base import WriteContext
+from dagster_unified.errors import PipelineError
+from dagster_unified.orchestration import unified_definitions
+from tests.orchestration.partitioned_job import BROKEN, DAILY, HOME, defs, job
+
+DAYS = ["2013-03-09", "2013-03-10", "2013-03-11"]
+
+
+@pytest.fixture
+def instance(spark, tmp_path):
+    for name in ("table", "store", "in"):
+        shutil.rmtree(HOME / name, ignore_errors=True)
+    BROKEN.unlink(missing_ok=True)
+    sales("2013-03-09T12:00:00-05:00,1", "2013-03-10T01:59:00-05:00,2", "2013-03-10T23:59:00-04:00,4", "2013-03-11T00:00:00-04:00,8")
+    with DagsterInstance.local_temp(str(tmp_path)) as instance:
+        yield instance
+
+
+def sales(*lines):
+    (HOME / "in").mkdir(exist_ok=True)
+    (HOME / "in" / "sales.csv").write_text("shop,at,amount\n" + "".join(f"north,{line}\n" for line in lines))
+
+
+def amounts():
+    return sorted(DeltaTable(str(HOME / "table")).to_pyarrow_table()["amount"].to_pylist())
+
+
+def whole_range(first, last):
+    return {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}
+
+
+def materialized(instance, key):
+    return {e.asset_materialization.partition: e.asset_materialization.metadata for e in instance.fetch_materializations(AssetKey(key), limit=100).records}
+
+
+def test_a_run_for_a_partition_reads_and_writes_that_partition(instance):
+    assert job().execute_in_process(instance=instance, partition_key="2013-03-10").success
+    assert amounts() == [6]
+
+
+def test_a_partition_that_runs_again_replaces_what_it_had_written(instance):
+    for day in (*DAYS, "2013-03-10"):
+        assert job().execute_in_process(instance=instance, partition_key=day).success
+    assert amounts() == [1, 6, 8]
+    sales("2013-03-10T12:00:00-04:00,32")
+    assert job().execute_in_process(instance=instance, partition_key="2013-03-10").success
+    assert amounts() == [1, 8, 32]
+
+
+def test_a_range_in_one_run_gives_what_its_partitions_give_by_themselves(instance):
+    assert job().execute_in_process(instance=instance, tags=whole_range(DAYS[0], DAYS[-1])).success
+    assert amounts() == [1, 6, 8]
+    shown = materialized(instance, ["sales", "as_total"])
+    assert {day: shown[day]["dagster/row_count"].value for day in DAYS} == {DAYS[0]: 1, DAYS[1]: 2, DAYS[2]: 1}
+    assert len({shown[day]["intermediate"].value for day in DAYS}) == 3
+
+
+def test_after_a_failure_in_the_middle_of_a_range_what_was_finished_is_not_run_again(instance):
+    BROKEN.write_text("2013-03-10")
+    first = job().execute_in_process(instance=instance, tags=whole_range(DAYS[0], DAYS[-1]), raise_on_error=False)
+    assert not first.success
+    assert amounts() == [1]
+    BROKEN.unlink()
+    with execute_job(reconstructable(job), instance, tags=whole_range(DAYS[0], DAYS[-1]), reexecution_options=ReexecutionOptions.from_failure(first.run_id, instance)) as again:
+        assert again.success
+        log = "\n".join(e.user_message for e in instance.all_logs(again.run_id))
+    assert amounts() == [1, 6, 8]
+    assert f"stage 'table' of partition 2013-03-09 was finished by run {first.run_id[:8]} before" in log
+    assert "stage 'as_total'" not in log
+
+
+def test_a_lost_intermediate_of_a_partition_is_recomputed_for_that_partition_alone(instance):
+    BROKEN.write_text("2013-03-11")
+    first = job().execute_in_process(instance=instance, tags=whole_range(DAYS[0], DAYS[-1]), raise_on_error=False)
+    BROKEN.unlink()
+    shutil.rmtree(HOME / "store" / "sales" / "totals" / "2013-03-11")
+    with execute_job(reconstructable(job), instance, tags=whole_range(DAYS[0], DAYS[-1]), reexecution_options=ReexecutionOptions.from_failure(first.run_id, instance)) as again:
+        assert again.success
+        recomputed = [e.user_message for e in instance.all_logs(again.run_id) if "recomputing" in e.user_message]
+    assert [line.split(":")[0] for line in recomputed] == ["recomputing stage 'totals' of partition 2013-03-11"]
+    assert amounts() == [1, 6, 8]
+
+
+def test_a_stage_by_itself_reads_the_latest_intermediate_of_its_partition(instance):
+    assert job().execute_in_process(instance=instance, partition_key=DAYS[0]).success
+    assert job().execute_in_process(instance=instance, partition_key=DAYS[1]).success
+    alone = job().execute_in_process(instance=instance, partition_key=DAYS[0], asset_selection=[AssetKey(["sales", "table"])])
+    assert alone.success
+    assert not any("recomputing" in e.user_message for e in instance.all_logs(alone.run_id))
+    assert amounts() == [1, 6]
+
+
+@pytest.mark.parametrize("mode", ["append", "overwrite"])
+def test_two_runs_of_one_partition_at_once_leave_what_one_of_them_wrote(spark, tmp_path, mode):
+    sink = DeltaSink(str(tmp_path / "table"), mode=mode)
+    gate = threading.Barrier(2, timeout=60)
+    waited = threading.local()
+
+    def meet():
+        if not getattr(waited, "done", False):
+            waited.done = True
+            gate.wait()
+
+    def write(run):
+        frame = spark.createDataFrame([(run,), (run,)], "run string")
+        sink.write(frame, WriteContext(spark, "p", "stage", run, "2013-03-10", before_commit=meet))
+
+    sink.write(spark.createDataFrame([("other",)], "run string"), WriteContext(spark, "p", "stage", "r0", "2013-03-09"))
+    runs = [threading.Thread(target=write, args=(name,)) for name in ("one", "two")]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join(60)
+    found = sorted(DeltaTable(str(tmp_path / "table")).to_pyarrow_table()["run"].to_pylist())
+    assert found in (["one", "one", "other"], ["other", "two", "two"])
+
+
+def test_a_partitioned_overwrite_replaces_what_runs_without_partitions_had_written(spark, tmp_path):
+    sink = DeltaSink(str(tmp_path / "table"))
+    for partition, value in (("all", 1), ("2013-03-09", 2), ("2013-03-10", 3), ("2013-03-09", 4)):
+        sink.write(spark.createDataFrame([(value,)], "n long"), WriteContext(spark, "p", "stage", f"run {value}", partition))
+    assert sorted(DeltaTable(str(tmp_path / "table")).to_pyarrow_table()["n"].to_pylist()) == [3, 4]
+
+
+def test_lineage_leads_from_the_users_asset_to_the_users_asset():
+    graph = defs.resolve_asset_graph()
+    first = graph.get(AssetKey(["sales", "as_total"]))
+    assert first.parent_keys == {AssetKey("exports")}
+    assert type(first.partition_mappings[AssetKey("exports")]).__name__ == "TimeWindowPartitionMapping"
+    assert graph.get(AssetKey(["sales", "table"])).child_keys == {AssetKey("report")}
+    assert {graph.get(k).partitions_def for k in graph.materializable_asset_keys} == {DAILY}
+
+
+def test_definitions_name_a_source_that_cannot_be_bounded_and_an_upstream_that_is_not_there():
+    pipeline = Pipeline("ticks")
+    pipeline.from_source(RateSource(name="rate")).print()
+    with pytest.raises(PipelineError, match="ticks: source 'rate' .* does not say what of it belongs to a partition"):
+        unified_definitions(pipeline, partitions=DAILY)
+    with pytest.raises(PipelineError, match="upstream names the source 'rates', and there are rate; did you mean 'rate'"):
+        unified_definitions(pipeline, upstream={"rates": "exports"})
