@@ -73,6 +73,10 @@ class IntermediateLostError(UnifiedError):
     retryable = True
 
 
+class CarriedStateError(UnifiedError):
+    """The state that a partition goes on from is not there."""
+
+
 class LeaseLostError(UnifiedError):
     """Another job may write to the checkpoint directory, and this one may not (any more)."""
 

@@ -2,10 +2,12 @@
 
 from datetime import timedelta
 
-from dagster import Definitions, RunFailureSensorContext, run_failure_sensor
+from dagster import BackfillPolicy, Definitions, RunFailureSensorContext, run_failure_sensor
 
 from dagster_unified.orchestration import StreamingDeployment, unified_definitions
 from jobs.aircraft_sessions import pipeline as aircraft_sessions
+from jobs.daily_flights import DAYS
+from jobs.daily_flights import pipeline as daily_flights
 from jobs.delay_rules import pipeline as delay_rules
 from jobs.destinations import pipeline as destinations
 from jobs.flight_delays import pipeline as flight_delays
@@ -26,5 +28,6 @@ defs = Definitions.merge(
         resources=local(),
         deployments=[StreamingDeployment(live_flights, tick_every=timedelta(seconds=5))],
     ),
+    unified_definitions(daily_flights, resources=local(), partitions=DAYS, carry_state=True, backfill_policy=BackfillPolicy.multi_run(max_partitions_per_run=31)),
     Definitions(sensors=[alert]),
 )

@@ -8,10 +8,13 @@ from a live feed.
 
 from __future__ import annotations
 
+import csv
 import os
 import sys
 import zipfile
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, files
+from itertools import groupby
 from pathlib import Path
 from uuid import uuid4
 
@@ -23,6 +26,7 @@ FLIGHTS = FOLDER / "flights_2013.csv"
 WEATHER = FOLDER / "weather_2013.csv"
 PLANES = FOLDER / "planes.csv"
 AIRPORTS = FOLDER / "airports.csv"
+BY_DAY = FOLDER / "flights_by_day"
 RULES = FOLDER / "rules"
 
 FIRST_RULES = """\
@@ -35,6 +39,29 @@ FIRST_RULES = """\
 def flights_csv(folder: Path = FOLDER) -> Path:
     """The flights as a CSV file in `folder`: written once, and whole or not at all."""
     return _copied("flights.csv.zip", folder / FLIGHTS.name, in_time=True)
+
+
+def flights_by_day(folder: Path = FOLDER) -> Path:
+    """The flights as a folder of CSV files, one for each day on which they were to leave."""
+    target = folder / BY_DAY.name
+    for day, lines in daily(flights_csv(folder)):
+        if not (target / f"{day}.csv").exists():
+            _write(target / f"{day}.csv", ("\n".join(lines) + "\n").encode())
+    return target
+
+
+def daily(flights: Path = FLIGHTS) -> Iterator[tuple[str, list[str]]]:
+    """The flights of each day, as the lines of a CSV file with a header."""
+    lines = flights.read_text().splitlines()
+    names = next(csv.reader(lines[:1]))
+    month, day = names.index("month"), names.index("day")
+
+    def date(line: str) -> tuple[int, int]:
+        fields = line.split(",")
+        return int(fields[month]), int(fields[day])
+
+    for (m, d), of_day in groupby(sorted(lines[1:], key=date), key=date):
+        yield f"2013-{m:02d}-{d:02d}", [lines[0], *of_day]
 
 
 def weather_csv(folder: Path = FOLDER) -> Path:
@@ -99,7 +126,14 @@ def _packaged(name: str) -> Path:
 
 def main() -> None:
     """Writes the data, and says where."""
-    for what, path in (("flights", flights_csv()), ("weather", weather_csv()), ("planes", planes_csv()), ("airports", airports_csv()), ("rules", rules_json())):
+    for what, path in (
+        ("flights", flights_csv()),
+        ("flights by day", flights_by_day()),
+        ("weather", weather_csv()),
+        ("planes", planes_csv()),
+        ("airports", airports_csv()),
+        ("rules", rules_json()),
+    ):
         sys.stderr.write(f"{what}: {path}\n")
 
 

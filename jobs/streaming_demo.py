@@ -5,7 +5,6 @@ Everything is real: Dagster's daemon runs the sensor, the sensor starts the job,
 
 from __future__ import annotations
 
-import csv
 import os
 import re
 import shutil
@@ -15,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ from rich.progress import Progress
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.desired import read_status
 from dagster_unified.graph.options import Configuration
-from jobs.data import FLIGHTS, OUTPUT
+from jobs.data import OUTPUT, daily
 from jobs.live_flights import INCOMING, TABLES
 
 BIN = Path(sys.executable).parent
@@ -78,20 +76,6 @@ def replay(instance: DagsterInstance, directory: CheckpointDirectory) -> str:
                 console.print(f"{day}: {number + 1} of {len(days)} files dropped, {status.epochs if status else 0} epochs")
             time.sleep(0.15)
     return killed
-
-
-def daily() -> Iterator[tuple[str, list[str]]]:
-    """The flights of each day, as the lines of a CSV file with a header."""
-    lines = FLIGHTS.read_text().splitlines()
-    names = next(csv.reader(lines[:1]))
-    month, day = names.index("month"), names.index("day")
-
-    def date(line: str) -> tuple[int, int]:
-        fields = line.split(",")
-        return int(fields[month]), int(fields[day])
-
-    for (m, d), of_day in groupby(sorted(lines[1:], key=date), key=date):
-        yield f"2013-{m:02d}-{d:02d}", [lines[0], *of_day]
 
 
 def compare() -> int:

@@ -131,7 +131,7 @@ def _fields_decoder(fields: tuple[str, ...], records: RecordType) -> Decoder | N
     return lambda key: tuple(value if decode is None else decode(value) for value, decode in zip(key, each, strict=True))
 
 
-def program(plan: Plan, stage: str, members: Sequence[int], outputs: Sequence[Port], last_event_time: int | None = None) -> Program:
+def program(plan: Plan, stage: str, members: Sequence[int], outputs: Sequence[Port], last_event_time: int | None = None, carry: bytes | None = None) -> Program:
     """One pass for connected nodes, the head first; `outputs` are the streams that leave."""
     index = {node: i for i, node in enumerate(members)}
     steps = []
@@ -151,4 +151,5 @@ def program(plan: Plan, stage: str, members: Sequence[int], outputs: Sequence[Po
         keyed=keyed_input(head, layout.records) if isinstance(head, g.KeyedNode) else None,
         options=keyed_options(plan.execution, last_event_time),
         broadcast=BroadcastInput(broadcast_layout(plan, head.id)) if isinstance(head, g.BroadcastNode) else None,
+        carry=carry if isinstance(head, g.KeyedNode) else None,
     )

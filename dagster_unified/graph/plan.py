@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
 from dagster_unified.errors import PipelineError
+from dagster_unified.graph.carry import carrying
 from dagster_unified.graph.chaining import Task, resolve_forward, tasks
 from dagster_unified.graph.code import digest, fingerprint
 from dagster_unified.graph.lint import Finding, lint
@@ -18,6 +19,7 @@ from dagster_unified.graph.mode import Execution, resolve
 from dagster_unified.graph.nodes import AssignTimestampsNode, Edge, Graph, KeyedNode, LookupNode, Node, SinkNode, SourceNode
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.regions import Exchange, exchanges, regions
+from dagster_unified.operators.carried import CARRIED, CARRIED_LAYOUT
 from dagster_unified.operators.layout import ComputedKey, StreamLayout
 
 
@@ -43,6 +45,8 @@ class Region:
     """What later regions read of it, in the order in which the intermediate holds it."""
     sinks: tuple[int, ...]
     fingerprint: str
+    carried: tuple[Port, ...] = ()
+    """The state that it hands on to the next partition's run, where state is carried."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,14 +114,19 @@ class Plan:
 
     def layout(self, port: Port) -> StreamLayout:
         """The columns of a stream between operators that do not share a Python pass."""
+        if port.tag == CARRIED:
+            return CARRIED_LAYOUT
         records = self.graph.port_type(port.node, port.tag)
         if records is None:
             raise PipelineError(f"{self.name}: '{self.graph.node(port.node).name}' has no output")
         return StreamLayout(records, self.graph.node(port.node).timestamped, self.key_columns(port.node, port.tag))
 
 
-def plan(graph: Graph, configuration: Configuration | None = None) -> Plan:
-    """Decides mode, tasks, exchanges and regions; raises where graph and configuration contradict each other."""
+def plan(graph: Graph, configuration: Configuration | None = None, carry_state: bool = False) -> Plan:
+    """Decides mode, tasks, exchanges and regions; raises where graph and configuration contradict each other.
+
+    With `carry_state` the plan is that of a partition whose keyed state goes on to the next.
+    """
     execution = resolve(graph, configuration or Configuration())
     whole = lint(graph, execution)
     numbers = _used(graph)
@@ -130,7 +139,8 @@ def plan(graph: Graph, configuration: Configuration | None = None) -> Plan:
         [(e.source, e.target) for e in found_exchanges if not e.blocking],
         [(e.source, e.target) for e in found_exchanges if e.blocking],
     )
-    return Plan(graph, execution, found_tasks, found_exchanges, _regions(graph, execution, found_tasks, found_exchanges, groups), findings)
+    carried = carrying(graph, execution) if carry_state else ()
+    return Plan(graph, execution, found_tasks, found_exchanges, _regions(graph, execution, found_tasks, found_exchanges, groups, carried), findings)
 
 
 def _used(graph: Graph) -> dict[int, int]:
@@ -149,7 +159,9 @@ def _without_unused(graph: Graph, number: dict[int, int]) -> Graph:
     return replace(graph, nodes=nodes, edges=edges)
 
 
-def _regions(graph: Graph, execution: Execution, all_tasks: tuple[Task, ...], all_exchanges: tuple[Exchange, ...], groups: tuple[tuple[int, ...], ...]) -> tuple[Region, ...]:
+def _regions(
+    graph: Graph, execution: Execution, all_tasks: tuple[Task, ...], all_exchanges: tuple[Exchange, ...], groups: tuple[tuple[int, ...], ...], carrying_nodes: tuple[int, ...]
+) -> tuple[Region, ...]:
     region_of = {task: i for i, group in enumerate(groups) for task in group}
     names: list[str] = []
     found: list[Region] = []
@@ -162,8 +174,9 @@ def _regions(graph: Graph, execution: Execution, all_tasks: tuple[Task, ...], al
         sinks = tuple(n for n in nodes if isinstance(graph.node(n), SinkNode))
         name = _stage_name(graph, nodes, outputs, sinks, names)
         names.append(name)
-        mark = _fingerprint(graph, execution, nodes, outputs, [found[r].fingerprint for r in inputs])
-        found.append(Region(i, name, group, nodes, inputs, outputs, sinks, mark))
+        carried = tuple(Port(n, CARRIED) for n in nodes if n in carrying_nodes)
+        mark = _fingerprint(graph, execution, nodes, outputs + carried, [found[r].fingerprint for r in inputs])
+        found.append(Region(i, name, group, nodes, inputs, outputs, sinks, mark, carried))
     return tuple(found)
 
 

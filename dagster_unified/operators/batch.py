@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from dagster_unified.operators.carried import run_carried
 from dagster_unified.operators.keys import runs
 from dagster_unified.operators.lanes import decode
 from dagster_unified.operators.layout import TIMESTAMP
@@ -24,6 +25,9 @@ Emitted = tuple[int, pa.RecordBatch]
 
 def run_batch(program: Program, batches: Iterable[pa.RecordBatch], clock: Callable[[], int] = wall_clock, subtask: int = 0) -> Iterator[Emitted | str]:
     """Runs a partition; yields (output number, batch), and last the partition's report as JSON."""
+    if program.carry is not None:
+        yield from run_carried(program, batches, clock, subtask)
+        return
     out: list[Emitted] = []
     running = RunningProgram(program, lambda number, batch: out.append((number, batch)), clock, subtask)
     try:

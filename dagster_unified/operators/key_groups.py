@@ -69,10 +69,20 @@ class KeyGroups:
         operator.state.on_register = self._declared_late
         self._group: _Group | None = None
 
-    def run(self, store: GroupStore, batches: Sequence[pa.RecordBatch], event: ControlEvent | None, broadcast: Sequence[pa.RecordBatch] = (), leads: bool = True) -> int | None:
+    def run(
+        self,
+        store: GroupStore,
+        batches: Sequence[pa.RecordBatch],
+        event: ControlEvent | None,
+        broadcast: Sequence[pa.RecordBatch] = (),
+        leads: bool = True,
+        in_order: bool = False,
+        unfinished: bool = False,
+    ) -> int | None:
         """A micro-batch of one group: broadcast records, its own, then the control event. Gives the group's earliest processing-time timer.
 
-        Of all groups one `leads`: what comes of broadcast records is emitted there.
+        Of all groups one `leads`: what comes of broadcast records is emitted there. Records that are `in_order` are sorted by key
+        already; where the batch is `unfinished`, more of its one key's come with the next.
         """
         group = self._group = _Group(store, self.codec)
         operator = self.operator
@@ -84,7 +94,7 @@ class KeyGroups:
             if isinstance(operator, BroadcastOperator):
                 self._broadcast(operator, group, broadcast, leads)
             if batches:
-                self._records(group, batches)
+                self._records(group, batches, in_order, unfinished)
             if event is not None:
                 self._control(group, event)
             self.running.drain()
@@ -116,10 +126,10 @@ class KeyGroups:
         if batches:
             group.store.write_page(BROADCAST, self.broadcast.encode(operator.broadcast))
 
-    def _records(self, group: _Group, batches: Sequence[pa.RecordBatch]) -> None:
+    def _records(self, group: _Group, batches: Sequence[pa.RecordBatch], in_order: bool, unfinished: bool) -> None:
         layout = self.program.input
         batch = pa.Table.from_batches(batches).combine_chunks()
-        if self.keyed.columns:
+        if self.keyed.columns and not in_order:
             batch = batch.take(pc.sort_indices(batch, [(name, "ascending") for name in self.keyed.columns])) if self._sortable(batch) else self._sorted_in_python(batch)
         (batch,) = batch.combine_chunks().to_batches()
         keys, starts = runs(batch, self.keyed, layout, self.operator.where)
@@ -133,6 +143,10 @@ class KeyGroups:
         if self.operator.time_sorted and layout.timestamped:
             for key, start, end in zip(keys, starts, [*starts[1:], len(records)], strict=True):
                 self._hold_early(group, key, records[start:end], timestamps[start:end])
+        elif unfinished:
+            self.operator.select(keys[0])
+            self.operator.process(records, timestamps)
+            self.running.drain(FLUSH)
         else:
             self.operator.process_runs(keys, starts, records, timestamps, lambda: self.running.drain(FLUSH))
 

@@ -94,6 +94,8 @@ class Program:
     keyed: KeyedInput | None = None
     options: KeyedOptions = field(default_factory=KeyedOptions)
     broadcast: BroadcastInput | None = None
+    carry: bytes | None = None
+    """In BATCH with carried state: the control event that ends the partition. The input then has the columns of `carried` as well."""
 
     def where(self, step: Step) -> str:
         """How an error names the place."""

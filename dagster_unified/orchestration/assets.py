@@ -24,12 +24,13 @@ from dagster import (
     MetadataValue,
     PartitionsDefinition,
     RetryPolicy,
+    TimeWindowPartitionsDefinition,
     asset,
 )
 from dagster._core.definitions.assets.definition.asset_dep import CoercibleToAssetDep
 
 from dagster_unified.connectors.base import SparkSink
-from dagster_unified.engine.batch.stage import Run, run_stage
+from dagster_unified.engine.batch.stage import Carrying, Run, run_stage
 from dagster_unified.engine.events import Event, StageFinished, StageStarted
 from dagster_unified.errors import UnifiedError
 from dagster_unified.graph.nodes import Graph, LookupNode, SinkNode, SourceNode
@@ -38,7 +39,7 @@ from dagster_unified.graph.plan import Plan, Region, plan
 from dagster_unified.graph.slices import Slice, bound
 from dagster_unified.orchestration import progress
 from dagster_unified.orchestration.metadata import stage_metadata
-from dagster_unified.orchestration.partitions import name_of, slice_of, upstream_deps
+from dagster_unified.orchestration.partitions import key_after, key_before, name_of, partition_before, slice_of, upstream_deps
 from dagster_unified.orchestration.producers import Producers
 from dagster_unified.orchestration.resources import session_of
 
@@ -61,12 +62,13 @@ class Batch:
     retry_policy: RetryPolicy | None = DEFAULT_RETRY
     partitions: PartitionsDefinition[str] | None = None
     backfill_policy: BackfillPolicy | None = None
+    carry_state: bool = False
     upstream: Mapping[str, CoercibleToAssetDep] = field(default_factory=dict)
     """The user's own assets that some sources read, by the names of the sources."""
 
-    def loaded_graph(self, graph: Graph) -> Graph:
-        """The graph that the stages are those of: with partitions, its sources are bounded."""
-        return graph if self.partitions is None else bound(graph, None)
+    def plan(self, graph: Graph, options: Configuration, part: Slice | None = None) -> Plan:
+        """The plan of a partition or, while none is known, that whose stages are the assets."""
+        return plan(graph if self.partitions is None else bound(graph, part), options, self.carry_state)
 
 
 def source_specs(loaded: Plan, batch: Batch, translator: "StageTranslator") -> list[AssetSpec]:
@@ -83,7 +85,7 @@ def stage_asset(graph: Graph, loaded: Plan, region: Region, translator: "StageTr
     @asset(
         key=translator.get_asset_key(loaded, region),
         ins=upstream,
-        deps=upstream_deps(loaded, read, batch.upstream, translator),
+        deps=[*upstream_deps(loaded, read, batch.upstream, translator), *([partition_before(translator.get_asset_key(loaded, region))] if batch.carry_state else [])],
         partitions_def=batch.partitions,
         backfill_policy=batch.backfill_policy,
         group_name=translator.get_group_name(loaded, region),
@@ -100,9 +102,9 @@ def stage_asset(graph: Graph, loaded: Plan, region: Region, translator: "StageTr
         try:
             options = context.resources.execution.configuration()
             if batch.partitions is None:
-                return MaterializeResult(metadata=_Step(context, graph, loaded, region, options, translator).run())
+                return MaterializeResult(metadata=_Step(context, batch, graph, loaded, region, options, translator).run())
             parts = [slice_of(batch.partitions, key) for key in context.partition_keys]
-            steps = [_Step(context, bound(graph, part), loaded, region, options, translator, part) for part in parts]
+            steps = [_Step(context, batch, graph, loaded, region, options, translator, part) for part in parts]
             before = [step.made() for step in steps]
             for step, part, made in zip(steps, parts, before, strict=True):
                 metadata = step.run() if made is None or all(before) else step.shown(made)
@@ -129,6 +131,7 @@ class _Step:
     """A stage's step for one partition, or for all input."""
 
     context: AssetExecutionContext
+    batch: Batch
     graph: Graph
     loaded: Plan
     region: Region
@@ -142,7 +145,7 @@ class _Step:
     @cached_property
     def launched(self) -> Plan:
         """The plan for this partition, with the options that were set at launch."""
-        return plan(self.graph, self.options)
+        return self.batch.plan(self.graph, self.options, self.part)
 
     def made(self) -> "Manifest | None":
         """What an earlier attempt of this run, or a run that it re-executes, has made of this partition already."""
@@ -177,9 +180,22 @@ class _Step:
             execution=producers.execution(region.name),
             partition=producers.partition,
             observe=_observer(context, self.part),
+            carry=self._carrying(producers),
         )
         manifest = run_stage(run, region, find)
         return stage_metadata(launched, region, manifest, run.store.data(manifest), self.translator, _previews(run, region))
+
+    def _carrying(self, producers: Producers) -> Carrying | None:
+        """The state of the partition before: what this run made of it, or else its latest."""
+        partitions = self.batch.partitions
+        if not self.batch.carry_state or self.part is None or not isinstance(partitions, TimeWindowPartitionsDefinition):
+            return None
+        key = key_before(partitions, self.part.key)
+        last = key_after(partitions, self.part.key) is None
+        if key is None:
+            return Carrying(None, "", last)
+        before = producers.of(slice_of(partitions, key))
+        return Carrying(lambda region: before.latest(region.name, self.translator.get_asset_key(self.launched, region)), key, last)
 
 
 def _observer(context: AssetExecutionContext, part: Slice | None) -> Callable[[Event], None]:

@@ -11,11 +11,10 @@ from dagster._core.definitions.assets.definition.asset_dep import CoercibleToAss
 from dagster_unified.api.pipeline import Pipeline
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.options import Configuration
-from dagster_unified.graph.plan import plan
 from dagster_unified.orchestration.assets import DEFAULT_RETRY, Batch, source_specs, stage_asset
 from dagster_unified.orchestration.deployment import StreamingDeployment
 from dagster_unified.orchestration.io_manager import IntermediateIOManager
-from dagster_unified.orchestration.partitions import checked_upstream
+from dagster_unified.orchestration.partitions import checked_carrying, checked_upstream
 from dagster_unified.orchestration.resources import ExecutionConfig, SparkResource
 from dagster_unified.orchestration.streaming import sink_assets, sink_specs, streaming_jobs, streaming_sensor
 from dagster_unified.orchestration.translator import StageTranslator
@@ -28,6 +27,7 @@ def unified_definitions(
     retry_policy: RetryPolicy | None = DEFAULT_RETRY,
     partitions: PartitionsDefinition[str] | None = None,
     backfill_policy: BackfillPolicy | None = None,
+    carry_state: bool = False,
     upstream: Mapping[str, CoercibleToAssetDep] | None = None,
     deployments: Sequence[StreamingDeployment] = (),
     streaming_executor: ExecutorDefinition = in_process_executor,
@@ -39,6 +39,11 @@ def unified_definitions(
     `partitioned_by` names. Time zones, and days of 23 or 25 hours, are those of the partitions definition. `backfill_policy` says how
     many partitions a backfill gives to one run, by default one; a run works them off in their order, each by itself. A sink holds
     each partition's rows apart: running a partition again replaces them.
+
+    With `carry_state` a partition goes on from the keyed state, with its timers, that the one before it ended with, so that partition
+    after partition gives what one run over all input gives, and what STREAMING gives. A partition ends with the watermark of what has come
+    so far, by the pipeline's strategies, as a micro-batch does; the last partition of a definition that has an end, with the end of
+    input. Dagster runs partitions in their order. One whose predecessor has not been run is an error.
 
     `upstream` gives the user's own assets that sources read, by the names of the sources, with partition mappings if need be
     (`AssetDep(key, partition_mapping=…)`); the others are shown as external assets.
@@ -61,10 +66,12 @@ def unified_definitions(
     stranger = next((name for name in declared if name not in names), None)
     if stranger is not None:
         raise PipelineError(f"there is a deployment of '{stranger}', which is not among the pipelines: {', '.join(names)}")
-    batch = Batch(retry_policy, partitions, backfill_policy, dict(upstream or {}))
+    if carry_state:
+        checked_carrying(partitions)
+    batch = Batch(retry_policy, partitions, backfill_policy, carry_state, dict(upstream or {}))
     for each in pipelines:
         graph = each.graph()
-        loaded = plan(batch.loaded_graph(graph), Configuration())
+        loaded = batch.plan(graph, Configuration())
         checked_upstream(loaded, batch.upstream)
         assets += source_specs(loaded, batch, translator)
         if loaded.execution.mode == "BATCH":

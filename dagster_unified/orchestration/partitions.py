@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dagster import AssetDep, AssetKey, MultiPartitionKey, MultiPartitionsDefinition, PartitionsDefinition, TimeWindowPartitionsDefinition
+from dagster import AssetDep, AssetKey, MultiPartitionKey, MultiPartitionsDefinition, PartitionsDefinition, TimeWindowPartitionMapping, TimeWindowPartitionsDefinition
 from dagster._core.definitions.assets.definition.asset_dep import CoercibleToAssetDep
 
 from dagster_unified.errors import PipelineError, nearest
@@ -29,6 +29,34 @@ def _part(partitions: PartitionsDefinition[str], key: str) -> TimeRange | str:
         window = partitions.time_window_for_partition_key(key)
         return TimeRange(window.start, window.end)
     return key
+
+
+def key_before(partitions: TimeWindowPartitionsDefinition, key: str) -> str | None:
+    """The partition before this one, or None for the first."""
+    window = partitions.get_prev_partition_window(partitions.time_window_for_partition_key(key).start)
+    return None if window is None else partitions.get_partition_key_for_timestamp(window.start.timestamp())
+
+
+def key_after(partitions: TimeWindowPartitionsDefinition, key: str) -> str | None:
+    """The partition after this one, or None for the last of a definition that ends."""
+    end = partitions.time_window_for_partition_key(key).end
+    if partitions.end is not None and end.timestamp() >= partitions.end.timestamp():
+        return None
+    return partitions.get_partition_key_for_timestamp(end.timestamp())
+
+
+def partition_before(key: AssetKey) -> AssetDep:
+    """An asset's dependency on its own partition before."""
+    return AssetDep(key, partition_mapping=TimeWindowPartitionMapping(start_offset=-1, end_offset=-1))
+
+
+def checked_carrying(partitions: PartitionsDefinition[str] | None) -> None:
+    """Raises where state is to be carried over partitions that have no order in time."""
+    if not isinstance(partitions, TimeWindowPartitionsDefinition):
+        kind = "no partitions" if partitions is None else f"a {type(partitions).__name__}"
+        raise PipelineError(
+            f"carry_state hands state on from one partition in time to the next, and there is {kind}; give partitions=DailyPartitionsDefinition(...), or another in time"
+        )
 
 
 def upstream_deps(loaded: Plan, sources: Sequence[SourceNode | LookupNode], given: Mapping[str, CoercibleToAssetDep], translator: StageTranslator) -> list[AssetDep]:

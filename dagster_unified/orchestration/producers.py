@@ -7,7 +7,7 @@ Where none of them did (a run of some stages only), it is the latest materializa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dagster import AssetKey, AssetRecordsFilter, DagsterInstance, DagsterRun
@@ -36,6 +36,14 @@ class Producers:
         """The run, the run that it re-executes, and so on."""
         return list(_lineage(self.run, self.instance))
 
+    def of(self, part: Slice) -> Producers:
+        """The same for another partition."""
+        return replace(self, part=part)
+
+    def latest(self, stage: str, key: AssetKey) -> Manifest | None:
+        """What this run or one that it re-executes has made of a stage, or else its latest materialization."""
+        return self.made(stage) or self._materialized(stage, key, None)
+
     def made(self, stage: str) -> Manifest | None:
         """What this run, or one that it re-executes, wrote for a stage, if it still stands."""
         return next((m for run_id in self.lineage if (m := self._manifest(stage, run_id)) is not None), None)
@@ -48,7 +56,9 @@ class Producers:
         if self.run.parent_run_id is None and self.run.step_keys_to_execute is None and (self.run.asset_selection is None or key in self.run.asset_selection):
             return None  # a run that runs this stage too reads what it wrote itself, and nothing else
         record = self.instance.get_run_record_by_id(self.lineage[-1])
-        before = record.create_timestamp.timestamp() if record is not None else None
+        return self._materialized(stage, key, record.create_timestamp.timestamp() if record is not None else None)
+
+    def _materialized(self, stage: str, key: AssetKey, before: float | None) -> Manifest | None:
         partitions = None if self.part is None else [self.part.key]
         hits = self.instance.fetch_materializations(AssetRecordsFilter(asset_key=key, asset_partitions=partitions, before_timestamp=before), limit=1).records
         return self._manifest(stage, hits[0].run_id) if hits else None

@@ -1,5 +1,6 @@
 """A streaming job run, interrupted and saved from the command line, as on a terminal."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -36,7 +37,7 @@ def test_interrupting_saving_and_listing(tmp_path):
         return done.returncode, done.stdout + done.stderr
 
     with (tmp_path / "log").open("w") as log:
-        running = subprocess.Popen([COMMAND, "run", "shops.py"], cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT)
+        running = subprocess.Popen([COMMAND, "run", "shops.py"], cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "PYTHONFAULTHANDLER": "1"})
         try:
             deadline = time.monotonic() + 120
             while "epoch 0 of main" not in (tmp_path / "log").read_text():
@@ -47,7 +48,7 @@ def test_interrupting_saving_and_listing(tmp_path):
             assert code == 2
             assert "is writing" in text
             running.send_signal(signal.SIGINT)
-            assert running.wait(60) == 0
+            assert running.wait(60) == 0, (tmp_path / "log").read_text()
         finally:
             running.kill()
     assert "Error" not in (tmp_path / "log").read_text()

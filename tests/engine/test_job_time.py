@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from dagster_unified.api import KeyedProcessFunction, Pipeline, WatermarkStrategy
-from dagster_unified.engine.streaming.clock import JobTime
+from dagster_unified.engine.job_time import JobTime
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.report import Report
 

@@ -51,7 +51,7 @@ def build() -> Pipeline:
     return pipeline
 
 
-@asset(deps=[AssetDep("sales/table".split("/"))], partitions_def=DAILY)
+@asset(deps=[AssetDep(["sales", "table"])], partitions_def=DAILY)
 def report() -> None:
     """What somebody else makes of the pipeline's table."""
 

@@ -144,7 +144,7 @@ def test_lineage_leads_from_the_users_asset_to_the_users_asset():
 def test_definitions_name_a_source_that_cannot_be_bounded_and_an_upstream_that_is_not_there():
     pipeline = Pipeline("ticks")
     pipeline.from_source(RateSource(name="rate")).print()
-    with pytest.raises(PipelineError, match="ticks: source 'rate' .* does not say what of it belongs to a partition"):
+    with pytest.raises(PipelineError, match=r"ticks: source 'rate' .* does not say what of it belongs to a partition"):
         unified_definitions(pipeline, partitions=DAILY)
     with pytest.raises(PipelineError, match="upstream names the source 'rates', and there are rate; did you mean 'rate'"):
         unified_definitions(pipeline, upstream={"rates": "exports"})

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_unified.connectors.base import MALFORMED, SparkSource, spark_schema
+from dagster_unified.engine.batch.aggregates import CarriedAggregate
 from dagster_unified.engine.batch.native import Natives, with_event_time
 from dagster_unified.engine.translate import input_layout, program, runs_in_python
 from dagster_unified.engine.worker import shipped
@@ -21,6 +22,7 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.nodes import Edge, ExchangeKind, Key
 from dagster_unified.graph.plan import Plan, Port, Region
+from dagster_unified.operators.carried import CARRIED, GROUP, PAGE, STATE
 from dagster_unified.operators.lanes import encode
 from dagster_unified.operators.layout import METRICS, OUTPUT, TIMESTAMP, StreamLayout, combined_schema, key_column, output_column
 from dagster_unified.operators.metrics import Metrics, merge
@@ -42,6 +44,14 @@ class Pass:
     frame: DataFrame | None = None
 
 
+@dataclass(frozen=True)
+class Carry:
+    """What a partition has from the one before it, and how it ends: the control event, encoded."""
+
+    before: Callable[[Port], DataFrame | None]
+    event: bytes
+
+
 @dataclass
 class RegionFrames:
     """The lazy DataFrames of one region."""
@@ -58,7 +68,10 @@ class RegionFrames:
     tables: list[DataFrame] = field(default_factory=list)
     """What lookups read."""
 
+    carry: Carry | None = None
+
     _ports: dict[Port, DataFrame] = field(default_factory=dict)
+    _aggregates: dict[int, CarriedAggregate] = field(default_factory=dict)
     passes: list[Pass] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -112,7 +125,7 @@ class RegionFrames:
 
     def _leaving(self, group: list[int]) -> tuple[Port, ...]:
         found = [Port(e.source, e.tag.name if e.tag else None) for e in self.plan.graph.edges if e.source in group and e.target not in group]
-        return tuple(dict.fromkeys(found))
+        return (*dict.fromkeys(found), *[p for p in self.region.carried if p.node in group])
 
     def _build(self, port: Port) -> DataFrame:
         one = next((p for p in self.passes if port.node in p.members), None)
@@ -124,17 +137,24 @@ class RegionFrames:
             number = one.outputs.index(port)
             column = output_column(number)
             return frame.where(f"{OUTPUT} = {number}").select(*[f"{column}.{name}" for name in layout.schema.names])
-        frame = self._native(self.plan.graph.node(port.node))
+        node = self.plan.graph.node(port.node)
+        carries = isinstance(node, g.AggregateNode) and self.carry is not None
+        frame = self._carried_aggregate(node, port) if carries else self._native(node)
         return self._with_keys(port, frame, layout) if layout.keys else frame
 
     def _run(self, one: Pass) -> DataFrame:
         """The pass's combined DataFrame, with its reports taken out on the way."""
         if one.frame is None:
             head = one.members[0]
-            frame = self.stream(head)
-            last = self._last_event_time(self.plan.graph.node(head), frame)
-            ship = program(self.plan, self.region.name, one.members, one.outputs, last)
-            frame = frame.select(*ship.input.schema.names)
+            node = self.plan.graph.node(head)
+            if self.carry is not None and isinstance(node, g.KeyedNode):
+                ship = program(self.plan, self.region.name, one.members, one.outputs, carry=self.carry.event)
+                frame = self._carrying(node, ship.input, self.carry)
+            else:
+                frame = self.stream(head)
+                last = self._last_event_time(node, frame)
+                ship = program(self.plan, self.region.name, one.members, one.outputs, last)
+                frame = frame.select(*ship.input.schema.names)
             one.frame = self._map(frame, ship) if ship.broadcast is None else self._with_broadcast(frame, ship, ship.broadcast, head)
             readers = sum(1 for e in self.plan.graph.edges if e.source in one.members and e.target not in one.members)
             if readers > 1 and self.whole_pass_differs(one):
@@ -157,7 +177,9 @@ class RegionFrames:
 
     def whole_pass_differs(self, one: Pass) -> bool:
         """Whether a pass with several readers would run once for each of them: not where its outputs leave the region together."""
-        return not set(one.outputs) <= set(self.region.outputs) | {Port(e.source, e.tag.name if e.tag else None) for s in self.region.sinks for e in self.plan.graph.inputs(s)}
+        return not set(one.outputs) <= set(self.region.outputs) | set(self.region.carried) | {
+            Port(e.source, e.tag.name if e.tag else None) for s in self.region.sinks for e in self.plan.graph.inputs(s)
+        }
 
     def _map(self, frame: DataFrame, ship: Program) -> DataFrame:
         from pyspark.sql import Observation
@@ -252,6 +274,33 @@ class RegionFrames:
         if kind is ExchangeKind.BROADCAST:
             return self._broadcast(frame, count or 1)
         return frame.coalesce(count) if count else frame
+
+    def _carrying(self, node: g.KeyedNode, layout: StreamLayout, carry: Carry) -> DataFrame:
+        """A keyed node's records by key group, after the state that the partition before left of each."""
+        from pyspark.sql import functions as F
+
+        edges = self.plan.graph.main_inputs(node.id)
+        keys, groups = _key_columns(edges[0]), self.plan.execution.streaming.max_parallelism
+        records = self._united(edges, layout).select(*layout.schema.names, F.pmod(F.hash(*keys), F.lit(groups)).alias(GROUP))
+        state = carry.before(Port(node.id, CARRIED))
+        if state is None:
+            frame = records.withColumns({PAGE: F.lit(None).cast("bigint"), STATE: F.lit(None).cast("binary")})
+        else:
+            renamed = state.select(F.col("group").cast("int").alias(GROUP), F.col("page").alias(PAGE), F.col("state").alias(STATE))
+            frame = records.unionByName(renamed, allowMissingColumns=True)
+        count = node.parallelism or self.plan.execution.parallelism
+        spread = frame.repartition(count, GROUP) if count else frame.repartition(GROUP)
+        return spread.sortWithinPartitions(GROUP, F.col(PAGE).asc_nulls_last(), *keys, *([TIMESTAMP] if layout.timestamped else []))
+
+    def _carried_aggregate(self, node: g.Node, port: Port) -> DataFrame:
+        """The aggregates of the keys that this partition has, over all partitions so far; or the state that goes on to the next."""
+        assert self.carry is not None
+        assert isinstance(node, g.AggregateNode)
+        held = self._aggregates.get(node.id)
+        if held is None:
+            merged = self.natives.carried_aggregate(node, self.stream(node.id), self.carry.before(Port(node.id, CARRIED)))
+            held = self._aggregates[node.id] = replace(merged, frame=self._kept(merged.frame))
+        return held.state() if port.tag == CARRIED else self.natives.finished(node, held)
 
     def _custom(self, frame: DataFrame, edge: Edge, node: g.Node, count: int | None) -> DataFrame:
         """Records go where the partitioner says: a Python function of the key, evaluated beside the records."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from dagster_unified.connectors.base import SparkSource, spark_schema
+from dagster_unified.engine.batch.aggregates import CarriedAggregate, carried_aggregate
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.expressions import Column as Recorded
@@ -42,6 +43,15 @@ class Natives:
         """Column aggregates per key."""
         checked = self._checked(frame, node, node.key.fields, "a key is None; filter such records out before key_by")
         return self._typed(node, checked.groupBy(*node.key.fields).agg(*map(_column, node.columns)), [])
+
+    def carried_aggregate(self, node: g.AggregateNode, frame: DataFrame, before: DataFrame | None) -> CarriedAggregate:
+        """Column aggregates per key that go on from what the partition before left."""
+        checked = self._checked(frame, node, node.key.fields, "a key is None; filter such records out before key_by")
+        return carried_aggregate(f"{self.pipeline}: operator '{node.name}'", checked, node.key.fields, node.columns, _column, before)
+
+    def finished(self, node: g.AggregateNode, held: CarriedAggregate) -> DataFrame:
+        """The aggregates of the keys that this partition has."""
+        return self._typed(node, held.finished(_column), [])
 
     def windows(self, node: g.WindowAggregateNode, frame: DataFrame, timed: Callable[[DataFrame], DataFrame]) -> DataFrame:
         """Column aggregates per key and window. A result has the window's last moment as its event time.

@@ -11,21 +11,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
+
 from dagster_unified.connectors.base import SparkSink, WriteContext, WriteResult, spark_schema
 from dagster_unified.connectors.paths import for_spark, remove_tree
-from dagster_unified.engine.batch.frames import RegionFrames, observed
+from dagster_unified.engine.batch.frames import Carry, RegionFrames, observed
 from dagster_unified.engine.batch.store import Address, IntermediateStore, Manifest, StoredStream, now
 from dagster_unified.engine.events import Observer, StageFinished, StageStarted, nobody
 from dagster_unified.engine.failures import translated
+from dagster_unified.engine.job_time import JobTime
 from dagster_unified.engine.translate import input_layout
 from dagster_unified.engine.worker import by_value
-from dagster_unified.errors import IntermediateLostError, PipelineError, UnsupportedError
+from dagster_unified.errors import CarriedStateError, IntermediateLostError, PipelineError, StateError, UnsupportedError
 from dagster_unified.graph.failover import regions_to_recompute
 from dagster_unified.graph.nodes import ExchangeKind, SinkNode
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.graph.slices import WHOLE
+from dagster_unified.operators.key_groups import ControlEvent
 from dagster_unified.operators.layout import OUTPUT, StreamLayout, combined_schema, output_column
 from dagster_unified.operators.metrics import Metrics, merge
+from dagster_unified.operators.report import Report
+from dagster_unified.operators.time import wall_clock
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Observation, SparkSession
@@ -47,6 +53,7 @@ class Run:
     execution: str
     partition: str = WHOLE
     observe: Observer = nobody
+    carry: Carrying | None = None
 
     def address(self, region: Region) -> Address:
         """Where this run puts a region's intermediate."""
@@ -55,6 +62,27 @@ class Run:
 
 Lookup = Callable[[Region], Manifest | None]
 """Finds a region's intermediate, as far as it still stands."""
+
+
+@dataclass(frozen=True)
+class Carrying:
+    """Where the state that a partition begins with comes from, or None where it is the first; and whether the input ends with it."""
+
+    before: Lookup | None
+    key_before: str
+    last: bool = False
+
+    def manifest(self, plan: Plan, region: Region) -> Manifest | None:
+        """What the partition before left; raises `CarriedStateError` where that is not there."""
+        if self.before is None:
+            return None
+        found = self.before(region)
+        if found is None:
+            raise CarriedStateError(
+                f"{plan.name}: stage '{region.name}' goes on from the state of partition {self.key_before}, which is not there: it has not been run, or its state was freed; "
+                f"run a backfill that begins with {self.key_before}, or with an earlier partition"
+            )
+        return found
 
 
 def run_stage(run: Run, region: Region, find: Lookup) -> Manifest:
@@ -84,10 +112,14 @@ def _run_region(run: Run, region: Region, inputs: Mapping[int, Manifest], reason
     run.observe(StageStarted(region.name, number, of, reason))
     begun = now()
     upstream = merge(Metrics(last_event_times=inputs[i].last_event_times) for i in region.inputs)
-    frames = RegionFrames(run.plan, region, run.spark, lambda port: _read(run, port, inputs), upstream)
+    before = run.carry.manifest(run.plan, region) if run.carry is not None else None
+    carry = None if run.carry is None else Carry(lambda port: _before(run, before, port), _end_of_partition(run.plan, upstream, run.carry.last))
+    frames = RegionFrames(run.plan, region, run.spark, lambda port: _read(run, port, inputs), upstream, carry=carry)
+    if before is not None:
+        frames.upstream = merge([upstream, Metrics(last_event_times=before.last_event_times)])
     attempt = run.store.new_attempt(run.address(region))
     try:
-        manifest = _Job(run, region, frames, attempt, recovering=bool(reason)).execute(begun)
+        manifest = _Job(run, region, frames, attempt, recovering=bool(reason)).execute(begun, before.run if before is not None else "")
     except Exception as error:
         remove_tree(attempt)
         raise translated(error, run.plan, region.name, run.spark) from error
@@ -95,6 +127,28 @@ def _run_region(run: Run, region: Region, inputs: Mapping[int, Manifest], reason
         frames.release()
     run.observe(StageFinished(region.name, number, of, manifest, reason))
     return manifest
+
+
+def _end_of_partition(plan: Plan, upstream: Metrics, last: bool) -> bytes:
+    """The control event that ends a partition: the watermark of all that has come so far or, with the last one, the end of input."""
+    time = JobTime(plan, None, wall_clock())
+    event = time.after(Report(upstream), wall_clock())
+    if last:
+        event = time.end(wall_clock())
+    return msgspec.json.encode(event or ControlEvent(now=wall_clock()))
+
+
+def _before(run: Run, manifest: Manifest | None, port: Port) -> DataFrame | None:
+    """The state that the partition before left of a node."""
+    if manifest is None:
+        return None
+    node = run.plan.graph.node(port.node)
+    number = next((i for i, s in enumerate(manifest.streams) if s.uid == node.uid and s.tag == port.tag), None)
+    if number is None:
+        raise StateError(
+            f"{run.plan.name}: the partition before has no state of operator '{node.name}' (uid '{node.uid}'); give it the uid that it had, or run a backfill from the first partition"
+        )
+    return _stored(run, manifest, number, run.plan.layout(port))
 
 
 def _read(run: Run, port: Port, inputs: Mapping[int, Manifest]) -> DataFrame:
@@ -139,13 +193,13 @@ class _Job:
         self.sinks = [] if recovering else [cast("SinkNode", run.plan.graph.node(s)) for s in region.sinks]
         self.streams = self._streams()
 
-    def execute(self, begun: float) -> Manifest:
+    def execute(self, begun: float, carried_from: str) -> Manifest:
         """Materializes or writes, and commits the manifest."""
         from pyspark.sql import Observation
 
         counts = Observation()
         results: dict[str, WriteResult] = {}
-        direct = len(self.sinks) == 1 and not self.region.outputs
+        direct = len(self.sinks) == 1 and not self.region.outputs and not self.region.carried
         if direct:
             frame = self._counted(self.frames.sink_input(self.sinks[0].id), counts, flat=True)
             results = self._write_sinks({self.sinks[0].id: frame})
@@ -176,6 +230,7 @@ class _Job:
             last_event_times=metrics.last_event_times,
             counters=metrics.counters,
             created=now(),
+            carried_from=carried_from,
         )
         if not direct and self.sinks:
             results = self._write_sinks({s.id: self._materialized(manifest, s) for s in self.sinks})
@@ -185,7 +240,7 @@ class _Job:
 
     def _streams(self) -> list[_Stream]:
         plan = self.run.plan
-        streams = [_Stream(plan.graph.node(p.node).uid, p.tag, plan.layout(p), p) for p in self.region.outputs]
+        streams = [_Stream(plan.graph.node(p.node).uid, p.tag, plan.layout(p), p) for p in (*self.region.outputs, *self.region.carried)]
         for sink in self.sinks:
             port = self._port_of(sink)
             if port is None:
@@ -277,6 +332,4 @@ class _Job:
 
 
 def _with(manifest: Manifest, **changes: Any) -> Manifest:
-    import msgspec
-
     return msgspec.structs.replace(manifest, **changes)

@@ -58,6 +58,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     counters: dict[str, int] = {}
     seconds: float = 0.0
     created: float = 0.0
+    carried_from: str = ""
+    """The run of the partition before whose state this one began with, where state is carried."""
+
     sinks: dict[str, str] = {}
     """Where the stage's sinks wrote: sink name to location."""
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_unified.engine.events import EpochCommitted, Observer, nobody
 from dagster_unified.engine.failures import translated
+from dagster_unified.engine.job_time import JobTime
 from dagster_unified.engine.streaming import frames
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory, Deployed, HeldLease, wait_for
-from dagster_unified.engine.streaming.clock import JobTime
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.epoch import EpochWriter
 from dagster_unified.engine.streaming.savepoint import check_whole, forget_interrupted, save

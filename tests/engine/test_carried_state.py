@@ -1,0 +1,253 @@
+"""Partition after partition with carried state gives what one run over all input gives, and what STREAMING gives."""
+
+from datetime import datetime, timedelta, timezone
+from typing import NamedTuple
+
+import pytest
+from dagster import DailyPartitionsDefinition
+from deltalake import DeltaTable
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dagster_unified.api import (
+    CollectionSource,
+    DeltaSink,
+    EventTimeSessionWindows,
+    KeyedProcessFunction,
+    MapStateDescriptor,
+    Pipeline,
+    TumblingEventTimeWindows,
+    ValueStateDescriptor,
+    WatermarkStrategy,
+)
+from dagster_unified.api import functions as F
+from dagster_unified.engine.batch.stage import Carrying, Run, run_all
+from dagster_unified.engine.batch.store import Address, IntermediateStore
+from dagster_unified.errors import CarriedStateError, StateError, UnsupportedError
+from dagster_unified.graph.options import Configuration
+from dagster_unified.graph.plan import plan
+from dagster_unified.graph.slices import bound
+from dagster_unified.orchestration.partitions import slice_of
+from dagster_unified.records import record_type
+
+DAYS = ("2024-01-01", "2024-01-02", "2024-01-03")
+PARTITIONS = DailyPartitionsDefinition(DAYS[0], end_date="2024-01-04")
+DAY = 86_400_000
+BEGIN = int(datetime(2024, 1, 1, tzinfo=timezone.utc).timestamp() * 1000)
+BOUND = timedelta(hours=6)
+
+
+class Event(NamedTuple):
+    key: str
+    day: int
+    """When it was recorded: what tells its partition."""
+    at: int
+    """When it happened."""
+    value: int
+
+
+class Out(NamedTuple):
+    key: str
+    at: int
+    value: int
+
+
+def event(key, day, hour, value, earlier=0):
+    recorded = BEGIN + day * DAY + int(hour * 3_600_000)
+    return Event(key, recorded, recorded - int(earlier * 3_600_000), value)
+
+
+class Sessions(KeyedProcessFunction):
+    """Sums values until nothing has come for twenty hours; sorted by time, with timers over several days."""
+
+    requires_time_sorted_input = True
+
+    def open(self, context):
+        self.total = context.get_state(ValueStateDescriptor("total", int))
+        self.until = context.get_state(ValueStateDescriptor("until", int))
+        self.seen = context.get_map_state(MapStateDescriptor("seen", int, int))
+
+    def process_element(self, value, ctx):
+        until = self.until.value()
+        if until is not None:
+            ctx.timer_service().delete_event_time_timer(until)
+        until = value.at + 20 * 3_600_000
+        self.until.update(until)
+        self.total.update((self.total.value() or 0) + value.value)
+        self.seen.put(value.at, value.value)
+        ctx.timer_service().register_event_time_timer(until)
+
+    def on_timer(self, timestamp, ctx):
+        yield Out(ctx.get_current_key(), timestamp, self.total.value() * 1000 + len(list(self.seen.keys())))
+        self.total.clear()
+        self.until.clear()
+        self.seen.clear()
+
+
+def add(a, b):
+    return Out(a.key, max(a.at, b.at), a.value + b.value)
+
+
+def events_of(pipeline, events):
+    source = CollectionSource("events", record_type(Event, "events"), tuple(events)).partitioned_by("day")
+    strategy = WatermarkStrategy.for_bounded_out_of_orderness(BOUND).with_timestamp_assigner("at")
+    return pipeline.from_source(source).rebalance().assign_timestamps_and_watermarks(strategy)
+
+
+def sink(path):
+    return DeltaSink(path, name="table", mode="upsert", key=("key", "at"))
+
+
+def sessions(events, path):
+    pipeline = Pipeline("sessions")
+    found = events_of(pipeline, events).key_by("key").process(Sessions(), output_type=Out).uid("sessions")
+    found.sink_to(sink(path))
+    return pipeline
+
+
+def chained(events, path):
+    """A keyed operator behind another, by another key."""
+    pipeline = Pipeline("chained")
+    found = events_of(pipeline, events).key_by("key").process(Sessions(), output_type=Out).uid("sessions")
+    doubled = found.map(lambda o: Out("all", 0, o.value), output_type=Out).key_by("key").reduce(add).uid("sum")
+    doubled.sink_to(sink(path))
+    return pipeline
+
+
+def windows(events, path):
+    pipeline = Pipeline("windows")
+    outs = events_of(pipeline, events).map(lambda e: Out(e.key, e.at // (2 * DAY), e.value), output_type=Out)
+    outs.key_by("key").window(TumblingEventTimeWindows.of(timedelta(days=2))).reduce(add).uid("w").sink_to(sink(path))
+    return pipeline
+
+
+def session_windows(events, path):
+    pipeline = Pipeline("session_windows")
+    outs = events_of(pipeline, events).map(lambda e: Out(e.key, e.at, e.value), output_type=Out)
+    outs.key_by("key").window(EventTimeSessionWindows.with_gap(timedelta(hours=18))).reduce(add).uid("w").sink_to(sink(path))
+    return pipeline
+
+
+class Counted(NamedTuple):
+    key: str
+    window_start: int
+    count: int
+
+
+class Totals(NamedTuple):
+    key: str
+    at: int
+    count: int
+    total: int
+    mean: float
+    largest: int
+    spread: int
+
+
+def totals(events, path):
+    pipeline = Pipeline("totals")
+    outs = events_of(pipeline, events).map(lambda e: Out(e.key, 0, e.value), output_type=Out)
+    columns = [
+        F.count("*").alias("count"),
+        F.sum("value").alias("total"),
+        F.avg("value").alias("mean"),
+        F.max("value").alias("largest"),
+        (F.max("value") - F.min(F.col("value"))).alias("spread"),
+    ]
+    outs.key_by("key", "at").agg(*columns, output_type=Totals).uid("totals").sink_to(sink(path))
+    return pipeline
+
+
+class Days:
+    """Runs a pipeline partition by partition."""
+
+    def __init__(self, spark, tmp_path):
+        self.spark, self.store = spark, IntermediateStore(str(tmp_path / "store"))
+
+    def run(self, pipeline, *days, run_id="run"):
+        for day in days:
+            part = slice_of(PARTITIONS, day)
+            at = DAYS.index(day)
+            before = None if at == 0 else (lambda region, before=DAYS[at - 1]: self.store.find(Address(pipeline.name, region.name, run_id, before)))
+            options = Configuration.of({"execution.runtime-mode": "BATCH", "pipeline.max-parallelism": 4})
+            carry = Carrying(before, DAYS[at - 1] if at else "", last=day == DAYS[-1])
+            run_all(Run(plan(bound(pipeline.graph(), part), options, carry_state=True), self.spark, self.store, run_id, f"{run_id} {day}", part.name, carry=carry))
+
+
+def table(path):
+    return sorted(tuple(r.values()) for r in DeltaTable(path).to_pyarrow_table().to_pylist())
+
+
+EVENTS = [
+    event("a", 0, 1, 1), event("a", 0, 23, 2), event("a", 1, 1, 4, earlier=3), event("b", 0, 5, 8), event("b", 2, 5, 16),
+    event("a", 2, 23, 32), event("c", 1, 12, 64), event("b", 2, 6, 128, earlier=5), event("a", 1, 2, 256, earlier=5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("build", [sessions, chained, windows, session_windows, totals])
+def test_days_with_carried_state_give_what_one_run_and_streaming_give(spark, tmp_path, run_on_spark, run_streaming, build):
+    Days(spark, tmp_path).run(build(EVENTS, str(tmp_path / "days")), *DAYS)
+    run_on_spark(build(EVENTS, str(tmp_path / "once")))
+    run_streaming(build(EVENTS, str(tmp_path / "streaming")))
+    assert table(str(tmp_path / "days")) == table(str(tmp_path / "once")) == table(str(tmp_path / "streaming"))
+    assert table(str(tmp_path / "days"))
+
+
+event_lists = st.lists(st.builds(event, st.sampled_from("abc"), st.integers(0, 2), st.floats(0, 23.9), st.integers(1, 9), st.floats(0, 5.9)), min_size=1, max_size=25)
+
+
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(events=event_lists)
+def test_any_events_give_the_same_by_days_and_at_once(spark, tmp_path_factory, events):
+    folder = tmp_path_factory.mktemp("any")
+    for build in (sessions, session_windows):
+        Days(spark, folder).run(build(events, f"{folder}/days {build.__name__}"), *DAYS)
+        once = build(events, f"{folder}/once {build.__name__}").plan({"execution.runtime-mode": "BATCH"})
+        run_all(Run(once, spark, IntermediateStore(f"{folder}/once"), "run", "run"))
+        assert table(f"{folder}/days {build.__name__}") == table(f"{folder}/once {build.__name__}")
+
+
+def test_a_day_that_runs_again_begins_with_the_state_before_it(spark, tmp_path):
+    days = Days(spark, tmp_path)
+    path = str(tmp_path / "days")
+    days.run(totals(EVENTS, path), *DAYS)
+    whole = table(path)
+    days.run(totals(EVENTS, path), DAYS[1], DAYS[2])
+    assert table(path) == whole
+
+
+def test_a_day_whose_predecessor_has_not_run_is_an_error(spark, tmp_path):
+    with pytest.raises(CarriedStateError, match=r"sessions: stage '.*' goes on from the state of partition 2024-01-01, which is not there"):
+        Days(spark, tmp_path).run(sessions(EVENTS, str(tmp_path / "days")), DAYS[1])
+
+
+def test_state_of_an_operator_that_has_another_uid_is_an_error_and_not_forgotten(spark, tmp_path):
+    days = Days(spark, tmp_path)
+    days.run(sessions(EVENTS, str(tmp_path / "days")), DAYS[0])
+    renamed = sessions(EVENTS, str(tmp_path / "days"))
+    node = next(n for n in renamed._nodes if n.uid == "sessions")
+    renamed._change(node.id, uid="others")
+    with pytest.raises(StateError, match=r"the partition before has no state of operator '.*' \(uid 'others'\)"):
+        days.run(renamed, DAYS[1])
+
+
+def test_what_cannot_be_carried_is_named_before_anything_runs():
+    def planned(build):
+        pipeline = Pipeline("p")
+        build(events_of(pipeline, EVENTS)).print()
+        plan(pipeline.graph(), Configuration(), carry_state=True)
+
+    with pytest.raises(UnsupportedError, match=r"carry_state cannot hand on the open windows of '.*', which Catalyst runs; use"):
+        planned(lambda e: e.key_by("key").window(TumblingEventTimeWindows.of(timedelta(days=1))).agg(F.count("*").alias("count"), output_type=Counted))
+    whole = Configuration.of({"execution.batch-shuffle-mode": "ALL_EXCHANGES_PIPELINED"})
+    graph = sessions(EVENTS, "/tmp/nowhere").graph()
+    with pytest.raises(UnsupportedError, match="ALL_EXCHANGES_PIPELINED has no stages"):
+        plan(graph, whole, carry_state=True)
+
+
+def test_an_aggregate_without_parts_is_named(spark, tmp_path):
+    pipeline = Pipeline("p")
+    counted = events_of(pipeline, EVENTS).key_by("key").agg(F.lit(0).alias("at"), F.count_distinct("value").alias("value"), output_type=Out)
+    counted.name("distinct").sink_to(sink(str(tmp_path / "t")))
+    with pytest.raises(UnsupportedError, match=r"p: operator 'distinct': carry_state cannot hand on count_distinct\('value'\) from partition to partition; it can any_value, avg"):
+        Days(spark, tmp_path).run(pipeline, DAYS[0])
