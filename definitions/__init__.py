@@ -22,12 +22,14 @@ def alert(context: RunFailureSensorContext) -> None:
     context.log.error(f"{context.dagster_run.job_name} failed: {context.failure_event.message}")
 
 
+shared = local()
+
 defs = Definitions.merge(
     unified_definitions(
         [flight_delays, weather_delays, aircraft_sessions, delay_rules, destinations, live_flights],
-        resources=local(),
+        resources=shared,
         deployments=[StreamingDeployment(live_flights, tick_every=timedelta(seconds=5))],
     ),
-    unified_definitions(daily_flights, resources=local(), partitions=DAYS, carry_state=True, backfill_policy=BackfillPolicy.multi_run(max_partitions_per_run=31)),
+    unified_definitions(daily_flights, resources=shared, partitions=DAYS, carry_state=True, backfill_policy=BackfillPolicy.multi_run(max_partitions_per_run=31)),
     Definitions(sensors=[alert]),
 )

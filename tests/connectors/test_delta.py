@@ -1,9 +1,12 @@
 """The Delta sink on Spark: what each mode leaves in the table, once, whatever is repeated."""
 
+import subprocess
+import sys
 from typing import NamedTuple
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from dagster_unified.api import DeltaSink
 from dagster_unified.connectors.base import WriteContext
@@ -79,3 +82,20 @@ def test_a_key_goes_with_upsert():
         DeltaSink("/x", mode="upsert")
     with pytest.raises(PipelineError, match="key= goes with mode='upsert'"):
         DeltaSink("/x", key="shop")
+
+
+def test_the_preview_has_the_first_rows_also_of_a_partitioned_table(write, spark, tmp_path):
+    write([A, B, C], "first", partition_by="shop")
+    write([A._replace(amount=9)], "second", mode="append", partition_by="shop")
+    sink = DeltaSink(str(tmp_path / "table"), mode="append", partition_by="shop")
+    rows = [Stock(**r) for r in sink.preview(spark, 10).to_pylist()]
+    assert sorted(rows, key=str) == sorted([A, B, C, A._replace(amount=9)], key=str)
+    assert sink.preview(spark, 2).num_rows == 2
+
+
+def test_a_process_that_has_previewed_a_table_ends_in_peace(tmp_path):
+    for _ in range(8):
+        write_deltalake(str(tmp_path), pa.table({"n": list(range(100))}), mode="append")
+    program = f"from dagster_unified.connectors.delta import DeltaSink; assert DeltaSink({str(tmp_path)!r}).preview(None, 5).num_rows == 5"
+    for _ in range(8):
+        assert subprocess.run([sys.executable, "-c", program], check=False, capture_output=True).returncode == 0
