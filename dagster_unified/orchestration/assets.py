@@ -38,6 +38,7 @@ from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, Region, plan
 from dagster_unified.graph.slices import Slice, bound
 from dagster_unified.orchestration import progress
+from dagster_unified.orchestration.heartbeat import beating
 from dagster_unified.orchestration.metadata import stage_metadata
 from dagster_unified.orchestration.partitions import key_after, key_before, name_of, partition_before, slice_of, upstream_deps
 from dagster_unified.orchestration.producers import Producers
@@ -100,18 +101,22 @@ def stage_asset(graph: Graph, loaded: Plan, region: Region, translator: "StageTr
     )
     def stage(context: AssetExecutionContext, **inputs: AssetKey) -> MaterializeResult[Any]:
         try:
-            options = context.resources.execution.configuration()
-            if batch.partitions is None:
-                return MaterializeResult(metadata=_Step(context, batch, graph, loaded, region, options, translator).run())
-            parts = [slice_of(batch.partitions, key) for key in context.partition_keys]
-            steps = [_Step(context, batch, graph, loaded, region, options, translator, part) for part in parts]
-            before = [step.made() for step in steps]
-            for step, part, made in zip(steps, parts, before, strict=True):
-                metadata = step.run() if made is None or all(before) else step.shown(made)
-                context.add_asset_metadata(metadata, partition_key=part.key)
-            return MaterializeResult()
+            with beating(context.resources.intermediates.store(), loaded.name, context.run.run_id):
+                return materialize(context)
         except UnifiedError as error:
             raise Failure(str(error), metadata={"error": MetadataValue.text(type(error).__name__)}, allow_retries=error.retryable) from error
+
+    def materialize(context: AssetExecutionContext) -> MaterializeResult[Any]:
+        options = context.resources.execution.configuration()
+        if batch.partitions is None:
+            return MaterializeResult(metadata=_Step(context, batch, graph, loaded, region, options, translator).run())
+        parts = [slice_of(batch.partitions, key) for key in context.partition_keys]
+        steps = [_Step(context, batch, graph, loaded, region, options, translator, part) for part in parts]
+        before = [step.made() for step in steps]
+        for step, part, made in zip(steps, parts, before, strict=True):
+            metadata = step.run() if made is None or all(before) else step.shown(made)
+            context.add_asset_metadata(metadata, partition_key=part.key)
+        return MaterializeResult()
 
     return stage
 

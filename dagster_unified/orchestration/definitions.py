@@ -13,6 +13,7 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.orchestration.assets import DEFAULT_RETRY, Batch, source_specs, stage_asset
 from dagster_unified.orchestration.deployment import StreamingDeployment
+from dagster_unified.orchestration.heartbeat import heartbeat_sensor
 from dagster_unified.orchestration.io_manager import IntermediateIOManager
 from dagster_unified.orchestration.partitions import checked_carrying, checked_upstream
 from dagster_unified.orchestration.resources import ExecutionConfig, SparkResource
@@ -30,9 +31,11 @@ def unified_definitions(
     carry_state: bool = False,
     upstream: Mapping[str, CoercibleToAssetDep] | None = None,
     deployments: Sequence[StreamingDeployment] = (),
+    executor: ExecutorDefinition | None = in_process_executor,
     streaming_executor: ExecutorDefinition = in_process_executor,
 ) -> Definitions:
-    """For each pipeline that can run in BATCH, one asset per stage and one asset job `<pipeline>_batch`; for each pipeline `<pipeline>_streaming`,
+    """For each pipeline that can run in BATCH, one asset per stage, one asset job `<pipeline>_batch`, and a sensor that
+    reports its runs as failed whose process has died (`<pipeline>_heartbeat_sensor`, on by default); for each pipeline `<pipeline>_streaming`,
     a sensor that keeps it alive once it is turned on, `<pipeline>_suspend`, `_resume`, `_drain`, `_savepoint` and `_restore`; and the resources that they need.
 
     With `partitions` a BATCH run is for a partition, to which every source is bounded: by its path template, or by the field that
@@ -48,6 +51,9 @@ def unified_definitions(
     `upstream` gives the user's own assets that sources read, by the names of the sources, with partition mappings if need be
     (`AssetDep(key, partition_mapping=…)`); the others are shown as external assets.
 
+    `executor` executes the stages of a run, also in a backfill: by default in one process, with one Spark session. It becomes the code
+    location's, unless it is None.
+
     `deployments` say how pipelines are kept running in STREAMING; one that is not among them has the defaults.
 
     `resources` may replace `spark` (a `SparkResource` or dagster-pyspark's `PySparkResource`), `execution` (an `ExecutionConfig`)
@@ -57,7 +63,7 @@ def unified_definitions(
     translator = translator or StageTranslator()
     assets: list[Any] = []
     jobs: list[Any] = []
-    sensors = []
+    sensors: list[Any] = []
     pipelines = [pipeline] if isinstance(pipeline, Pipeline) else list(pipeline)
     names = [p.name for p in pipelines]
     if len(set(names)) < len(names):
@@ -77,11 +83,12 @@ def unified_definitions(
         if loaded.execution.mode == "BATCH":
             stages = [stage_asset(graph, loaded, region, translator, batch) for region in loaded.regions]
             assets += stages
+            sensors.append(heartbeat_sensor(each.name, {stage.op.name for stage in stages}))
             jobs.append(
                 define_asset_job(
                     f"{each.name}_batch",
                     selection=AssetSelection.assets(*stages),
-                    executor_def=in_process_executor,
+                    executor_def=executor,
                     description=f"{each.name} in BATCH: {len(stages)} stages, each materialized before the next begins.",
                 )
             )
@@ -91,7 +98,7 @@ def unified_definitions(
         streaming = streaming_jobs(deployment, sink_assets(loaded, translator), streaming_executor)
         jobs += streaming
         sensors.append(streaming_sensor(deployment, streaming[0]))
-    return Definitions(assets=assets, jobs=jobs, sensors=sensors, resources={**_DEFAULTS, **(resources or {})})
+    return Definitions(assets=assets, jobs=jobs, sensors=sensors, resources={**_DEFAULTS, **(resources or {})}, executor=executor)
 
 
 _DEFAULTS: dict[str, Any] = {"spark": SparkResource(), "execution": ExecutionConfig(), "intermediates": IntermediateIOManager()}

@@ -1,0 +1,104 @@
+"""Signs of life of BATCH runs. After `kill -9` Dagster takes a run for alive for ever; a sensor reports it as failed, and what was finished stays.
+
+A process that executes a stage renews a small file beside the intermediates. Only a run that is in the middle of a stage is
+judged by it: what a run does between stages is not ours to know.
+"""
+
+# No `from __future__ import annotations` here: Dagster reads the annotations of a sensor's function as objects.
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, DefaultSensorStatus, RunsFilter, SensorDefinition, SensorEvaluationContext, SkipReason, sensor
+from dagster._core.execution.stats import StepEventStatus
+from upath import UPath
+
+from dagster_unified.engine.batch.store import IntermediateStore
+
+BEAT = 2.0
+"""Seconds between signs of life."""
+
+PATIENCE = 30.0
+"""Seconds without one after which a process is taken to be dead."""
+
+
+class Beat(msgspec.Struct, frozen=True):
+    """A sign of life: which process, where, and when, in seconds since the epoch."""
+
+    process: int
+    host: str
+    at: float
+
+
+@contextmanager
+def beating(store: IntermediateStore, pipeline: str, run_id: str) -> Iterator[None]:
+    """Gives signs of life while a stage is executed."""
+    path = _path(store, pipeline, run_id)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    stopped = threading.Event()
+
+    def beat() -> None:
+        while not stopped.is_set():
+            path.write_bytes(msgspec.json.encode(Beat(os.getpid(), socket.gethostname(), time.time())))
+            stopped.wait(BEAT)
+
+    thread = threading.Thread(target=beat, name="signs of life", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
+        path.unlink(missing_ok=True)
+
+
+def last_beat(store: IntermediateStore, pipeline: str, run_id: str) -> Beat | None:
+    """The last sign of life of a run that is, or was, in the middle of a stage."""
+    try:
+        return msgspec.json.decode(_path(store, pipeline, run_id).read_bytes(), type=Beat)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def heartbeat_sensor(pipeline: str, ops: set[str]) -> SensorDefinition:
+    """`<pipeline>_heartbeat_sensor`: reports runs of a pipeline's stages as failed whose process is dead, so that they are retried."""
+
+    @sensor(
+        name=f"{pipeline}_heartbeat_sensor",
+        minimum_interval_seconds=10,
+        default_status=DefaultSensorStatus.RUNNING,
+        required_resource_keys={"intermediates"},
+        description=f"Reports BATCH runs of {pipeline} as failed whose process has died, so that Dagster's run retries, or a person, can re-execute them from where they were.",
+    )
+    def watch(context: SensorEvaluationContext) -> SkipReason:
+        found = bury_dead_runs(context.instance, context.resources.intermediates.store(), pipeline, ops)
+        return SkipReason("; ".join(found) or f"no run of {pipeline} has died")
+
+    return watch
+
+
+def bury_dead_runs(instance: DagsterInstance, store: IntermediateStore, pipeline: str, ops: set[str], patience: float = PATIENCE) -> list[str]:
+    """Reports dead runs as failed; says which."""
+    found = []
+    for run in instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING])):
+        beat = last_beat(store, pipeline, run.run_id)
+        if beat is None or time.time() - beat.at <= patience or not _amid(instance, run, ops):
+            continue
+        message = f"process {beat.process} on {beat.host} has given no sign of life for {time.time() - beat.at:.0f} s; it is taken to be dead. What was finished is kept: re-execute from failure"
+        instance.report_run_failed(run, message)
+        _path(store, pipeline, run.run_id).unlink(missing_ok=True)
+        found.append(f"run {run.run_id[:8]}: {message}")
+    return found
+
+
+def _amid(instance: DagsterInstance, run: DagsterRun, ops: set[str]) -> bool:
+    """Whether a run is in the middle of one of these steps."""
+    return any(s.step_key in ops and s.status is StepEventStatus.IN_PROGRESS for s in instance.get_run_step_stats(run.run_id))
+
+
+def _path(store: IntermediateStore, pipeline: str, run_id: str) -> UPath:
+    return store.root / pipeline / ".runs" / f"{run_id}.json"

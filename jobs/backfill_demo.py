@@ -1,0 +1,148 @@
+"""Backfills the flights of 2013 in daily partitions, through GraphQL, against a real daemon; kills run workers at random meanwhile; compares.
+
+    python -m jobs.backfill_demo [LAST_DAY [KILLS [SEED]]]
+
+Up to the year's last day the tables have to be those of one run over the year.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from deltalake import DeltaTable
+from rich.console import Console
+
+from jobs.daily_flights import DAYS, TABLES
+from jobs.data import OUTPUT
+
+BIN = Path(sys.executable).parent
+PORT = 39_473
+DEADLINE = 5400.0
+console = Console()
+
+BACKFILL = (
+    "mutation($p: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $p) { __typename ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message } } }"
+)
+STATUS = "query($b: String!) { partitionBackfillOrError(backfillId: $b) { ... on PartitionBackfill { status error { message } runs: unfinishedRuns(limit: 50) { id status } } } }"
+LOG = "query($r: ID!) { logsForRun(runId: $r) { ... on EventConnection { events { ... on MessageEvent { message } } } } }"
+
+
+def main(last: str = "2013-12-31", kills: int = 6, seed: int = 2013) -> int:
+    """The demonstration; 0 where the tables are equal."""
+    shutil.rmtree(TABLES, ignore_errors=True)
+    keys = [key for key in DAYS.get_partition_keys() if key <= last]
+    console.print(f"{len(keys)} partitions, {kills} kills, seed {seed}", highlight=False)
+    with dagster():
+        begun = time.monotonic()
+        backfill = ask(BACKFILL, p={"assetSelection": stages(), "partitionNames": keys, "title": "the year"})["launchPartitionBackfill"]["backfillId"]
+        ended = follow(backfill, kills, random.Random(seed))
+        console.print(f"backfill {backfill}: {ended} after {time.monotonic() - begun:.0f} s", highlight=False)
+    return compare() if ended == "COMPLETED_SUCCESS" else 1
+
+
+def stages() -> list[dict[str, Any]]:
+    """The assets of the pipeline's stages."""
+    found = ask("{ assetNodes { assetKey { path } isMaterializable } }")["assetNodes"]
+    return [{"path": n["assetKey"]["path"]} for n in found if n["isMaterializable"] and n["assetKey"]["path"][0] == "daily_flights"]
+
+
+def follow(backfill: str, kills: int, chance: random.Random) -> str:
+    """Waits for a backfill to end, and kills run workers meanwhile; gives its status."""
+    due = time.monotonic() + chance.uniform(15, 60)
+    for_good = time.monotonic() + DEADLINE
+    while time.monotonic() < for_good:
+        time.sleep(1)
+        seen = ask(STATUS, b=backfill)["partitionBackfillOrError"]
+        if seen["status"] not in ("REQUESTED", "CANCELING", "FAILING"):
+            return str(seen["status"])
+        started = [r["id"] for r in seen["runs"] if r["status"] == "STARTED"]
+        if kills and started and time.monotonic() > due:
+            run = chance.choice(sorted(started))
+            if kill(run):
+                kills -= 1
+                console.print(f"killed the worker of run {run[:8]} with kill -9", highlight=False)
+            due = time.monotonic() + chance.uniform(40, 90)
+    raise TimeoutError(f"backfill {backfill} has not ended within {DEADLINE:.0f} s")
+
+
+def kill(run: str) -> bool:
+    """Ends the process of a run, and Spark's beside it."""
+    events = ask(LOG, r=run)["logsForRun"]["events"]
+    found = [int(p) for e in events for p in re.findall(r"Started process for run \(pid: (\d+)\)", e.get("message") or "")]
+    with suppress(ProcessLookupError):
+        if found:
+            os.kill(found[-1], signal.SIGKILL)
+            return True
+    return False
+
+
+def compare() -> int:
+    """Each table against that of one run over the year."""
+    same = True
+    for table in sorted(p for p in OUTPUT.iterdir() if (TABLES / p.name).is_dir()):
+        whole, daily = rows(table), rows(TABLES / table.name)
+        same &= whole == daily
+        console.print(f"{table.name}: {len(whole):,} rows in one run, {len(daily):,} day by day: {'equal' if whole == daily else 'DIFFERENT'}", highlight=False)
+    return 0 if same else 1
+
+
+def rows(table: Path) -> list[str]:
+    """A table's rows, in an order of their own."""
+    return sorted(str(sorted(r.items())) for r in DeltaTable(str(table)).to_pyarrow_table().to_pylist())
+
+
+def ask(query: str, **variables: Any) -> dict[str, Any]:
+    """Dagster's answer to a GraphQL query."""
+    body = json.dumps({"query": query, "variables": variables}).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{PORT}/graphql", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        answer: dict[str, Any] = json.load(response)
+    if answer.get("errors"):
+        raise RuntimeError(answer["errors"][0]["message"])
+    return answer["data"]
+
+
+@contextmanager
+def dagster() -> Iterator[None]:
+    """`dagster dev`, with its output in a file."""
+    log = Path(os.environ["DAGSTER_HOME"]) / "demo-backfill.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as file:
+        running = subprocess.Popen([BIN / "dagster", "dev", "-w", "workspace.yaml", "-h", "127.0.0.1", "-p", str(PORT)], stdout=file, stderr=file, start_new_session=True)
+    try:
+        until(lambda: ask("{ version }"), "the webserver is up")
+        yield
+    finally:
+        running.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            running.wait(30)
+        running.kill()
+
+
+def until(look: Callable[[], Any], what: str, deadline: float = 180.0) -> None:
+    """Waits for something."""
+    for_good = time.monotonic() + deadline
+    while time.monotonic() < for_good:
+        with suppress(OSError):
+            if look():
+                return
+        time.sleep(0.5)
+    raise TimeoutError(f"not within {deadline:.0f} s: {what}")
+
+
+if __name__ == "__main__":
+    given = sys.argv[1:]
+    sys.exit(main(*given[:1], *map(int, given[1:])))
