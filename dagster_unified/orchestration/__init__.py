@@ -4,6 +4,7 @@ from dagster_unified.orchestration.definitions import unified_definitions
 from dagster_unified.orchestration.deployment import StreamingDeployment
 from dagster_unified.orchestration.io_manager import IntermediateIOManager
 from dagster_unified.orchestration.resources import ExecutionConfig, SparkResource
+from dagster_unified.orchestration.schedules import BatchSchedule
 from dagster_unified.orchestration.translator import StageTranslator
 
-__all__ = ["ExecutionConfig", "IntermediateIOManager", "SparkResource", "StageTranslator", "StreamingDeployment", "unified_definitions"]
+__all__ = ["BatchSchedule", "ExecutionConfig", "IntermediateIOManager", "SparkResource", "StageTranslator", "StreamingDeployment", "unified_definitions"]

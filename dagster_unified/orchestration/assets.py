@@ -16,9 +16,11 @@ from dagster import (
     AssetKey,
     AssetsDefinition,
     AssetSpec,
+    AutomationCondition,
     BackfillPolicy,
     Backoff,
     Failure,
+    FreshnessPolicy,
     Jitter,
     MaterializeResult,
     MetadataValue,
@@ -67,6 +69,10 @@ class Batch:
     upstream: Mapping[str, CoercibleToAssetDep] = field(default_factory=dict)
     """The user's own assets that some sources read, by the names of the sources."""
 
+    freshness_policy: FreshnessPolicy | None = None
+    automation_condition: AutomationCondition[AssetKey] | None = None
+    pool: str | None = None
+
     def plan(self, graph: Graph, options: Configuration, part: Slice | None = None) -> Plan:
         """The plan of a partition or, while none is known, that whose stages are the assets."""
         return plan(graph if self.partitions is None else bound(graph, part), options, self.carry_state)
@@ -96,6 +102,9 @@ def stage_asset(graph: Graph, loaded: Plan, region: Region, translator: "StageTr
         metadata=translator.get_metadata(loaded, region),
         code_version=region.fingerprint,
         retry_policy=batch.retry_policy,
+        freshness_policy=batch.freshness_policy,
+        automation_condition=batch.automation_condition,
+        pool=batch.pool,
         io_manager_key="intermediates",
         required_resource_keys={"spark", "execution", "intermediates"},
     )

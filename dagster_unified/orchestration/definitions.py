@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dagster import AssetSelection, BackfillPolicy, Definitions, ExecutorDefinition, PartitionsDefinition, RetryPolicy, define_asset_job, in_process_executor
+from dagster import (
+    AssetKey,
+    AssetSelection,
+    AutomationCondition,
+    BackfillPolicy,
+    Definitions,
+    ExecutorDefinition,
+    FreshnessPolicy,
+    PartitionsDefinition,
+    RetryPolicy,
+    define_asset_job,
+    in_process_executor,
+)
 from dagster._core.definitions.assets.definition.asset_dep import CoercibleToAssetDep
 
 from dagster_unified.api.pipeline import Pipeline
@@ -17,6 +29,7 @@ from dagster_unified.orchestration.heartbeat import heartbeat_sensor
 from dagster_unified.orchestration.io_manager import IntermediateIOManager
 from dagster_unified.orchestration.partitions import checked_carrying, checked_upstream
 from dagster_unified.orchestration.resources import ExecutionConfig, SparkResource
+from dagster_unified.orchestration.schedules import BatchSchedule, batch_schedule
 from dagster_unified.orchestration.streaming import sink_assets, sink_specs, streaming_jobs, streaming_sensor
 from dagster_unified.orchestration.translator import StageTranslator
 
@@ -30,6 +43,10 @@ def unified_definitions(
     backfill_policy: BackfillPolicy | None = None,
     carry_state: bool = False,
     upstream: Mapping[str, CoercibleToAssetDep] | None = None,
+    schedule: BatchSchedule | None = None,
+    freshness_policy: FreshnessPolicy | None = None,
+    automation_condition: AutomationCondition[AssetKey] | None = None,
+    pool: str | None = None,
     deployments: Sequence[StreamingDeployment] = (),
     executor: ExecutorDefinition | None = in_process_executor,
     streaming_executor: ExecutorDefinition = in_process_executor,
@@ -51,6 +68,11 @@ def unified_definitions(
     `upstream` gives the user's own assets that sources read, by the names of the sources, with partition mappings if need be
     (`AssetDep(key, partition_mapping=…)`); the others are shown as external assets.
 
+    `schedule` gives each pipeline a schedule, `<pipeline>_schedule`; an `automation_condition` of the stages, Dagster's declarative
+    automation, may stand in its place. `freshness_policy` is that of the stages.
+
+    `pool` is the stages' concurrency pool: a backfill of many partitions runs as many stages at once as the instance gives it slots.
+
     `executor` executes the stages of a run, also in a backfill: by default in one process, with one Spark session. It becomes the code
     location's, unless it is None.
 
@@ -64,6 +86,7 @@ def unified_definitions(
     assets: list[Any] = []
     jobs: list[Any] = []
     sensors: list[Any] = []
+    schedules: list[Any] = []
     pipelines = [pipeline] if isinstance(pipeline, Pipeline) else list(pipeline)
     names = [p.name for p in pipelines]
     if len(set(names)) < len(names):
@@ -74,7 +97,7 @@ def unified_definitions(
         raise PipelineError(f"there is a deployment of '{stranger}', which is not among the pipelines: {', '.join(names)}")
     if carry_state:
         checked_carrying(partitions)
-    batch = Batch(retry_policy, partitions, backfill_policy, carry_state, dict(upstream or {}))
+    batch = Batch(retry_policy, partitions, backfill_policy, carry_state, dict(upstream or {}), freshness_policy, automation_condition, pool)
     for each in pipelines:
         graph = each.graph()
         loaded = batch.plan(graph, Configuration())
@@ -84,21 +107,22 @@ def unified_definitions(
             stages = [stage_asset(graph, loaded, region, translator, batch) for region in loaded.regions]
             assets += stages
             sensors.append(heartbeat_sensor(each.name, {stage.op.name for stage in stages}))
-            jobs.append(
-                define_asset_job(
-                    f"{each.name}_batch",
-                    selection=AssetSelection.assets(*stages),
-                    executor_def=executor,
-                    description=f"{each.name} in BATCH: {len(stages)} stages, each materialized before the next begins.",
-                )
+            job = define_asset_job(
+                f"{each.name}_batch",
+                selection=AssetSelection.assets(*stages),
+                executor_def=executor,
+                description=f"{each.name} in BATCH: {len(stages)} stages, each materialized before the next begins.",
             )
+            jobs.append(job)
+            if schedule is not None:
+                schedules.append(batch_schedule(each.name, schedule, job, partitions, carry_state, [stage.key for stage in stages]))
         else:
             assets += sink_specs(loaded, translator)
         deployment = declared.get(each.name, StreamingDeployment(each))
         streaming = streaming_jobs(deployment, sink_assets(loaded, translator), streaming_executor)
         jobs += streaming
         sensors.append(streaming_sensor(deployment, streaming[0]))
-    return Definitions(assets=assets, jobs=jobs, sensors=sensors, resources={**_DEFAULTS, **(resources or {})}, executor=executor)
+    return Definitions(assets=assets, jobs=jobs, sensors=sensors, schedules=schedules, resources={**_DEFAULTS, **(resources or {})}, executor=executor)
 
 
 _DEFAULTS: dict[str, Any] = {"spark": SparkResource(), "execution": ExecutionConfig(), "intermediates": IntermediateIOManager()}

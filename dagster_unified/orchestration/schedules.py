@@ -1,0 +1,153 @@
+"""A schedule of a pipeline's partitions: the newest one that is complete, and those before it that were missed."""
+
+# No `from __future__ import annotations` here: Dagster reads the annotations of a schedule's function as objects.
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from dagster import (
+    AssetKey,
+    DagsterInstance,
+    DefaultScheduleStatus,
+    JobDefinition,
+    MultiPartitionKey,
+    MultiPartitionsDefinition,
+    PartitionsDefinition,
+    RunRequest,
+    ScheduleDefinition,
+    ScheduleEvaluationContext,
+    SkipReason,
+    TimeWindowPartitionsDefinition,
+    schedule,
+)
+from dagster._core.definitions.partitions.schedule_type import ScheduleType
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+from dagster._core.storage.partition_status_cache import AssetPartitionStatus
+
+from dagster_unified.errors import ConfigurationError
+
+_DAY = timedelta(days=1)
+_RANGE_START, _RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
+
+
+@dataclass(frozen=True)
+class BatchSchedule:
+    """When a pipeline runs in BATCH.
+
+    With partitions in time, `offset` after the end of each, so that late data is there. A tick also runs the `catch_up` partitions
+    before that one, as far as they have not been materialized and are not on their way. `retries` is how often Dagster executes a
+    run again, from its failure, by its run retries. Without partitions in time, `cron` says when.
+    """
+
+    offset: timedelta = timedelta(0)
+    catch_up: int = 0
+    retries: int | None = None
+    cron: str | None = None
+    running: bool = False
+    """Whether the schedule is on unless somebody turns it off."""
+
+    def __post_init__(self) -> None:
+        if self.offset < timedelta(0) or self.catch_up < 0 or (self.retries is not None and self.retries < 0):
+            raise ConfigurationError("a schedule's offset, catch_up and retries cannot be negative")
+
+
+def batch_schedule(
+    pipeline: str,
+    declared: BatchSchedule,
+    job: JobDefinition | UnresolvedAssetJobDefinition,
+    partitions: PartitionsDefinition[str] | None,
+    in_order: bool,
+    stages: Sequence[AssetKey],
+) -> ScheduleDefinition:
+    """`<pipeline>_schedule`. With `in_order` what was missed is run as one range, whose partitions come one after another."""
+    time = time_dimension(partitions)
+    if (time is None) == (declared.cron is None):
+        raise ConfigurationError(
+            f"{pipeline}: the partitions say when the schedule ticks; leave cron= out, or use offset="
+            if time is not None
+            else f"{pipeline}: a schedule without partitions in time needs cron=, such as '0 3 * * *'"
+        )
+    cron = cron_of(pipeline, time, declared.offset) if time is not None else declared.cron
+    tags = {} if declared.retries is None else {"dagster/max_retries": str(declared.retries)}
+
+    @schedule(
+        name=f"{pipeline}_schedule",
+        cron_schedule=str(cron),
+        job=job,
+        execution_timezone=time.timezone if time is not None else None,
+        default_status=DefaultScheduleStatus.RUNNING if declared.running else DefaultScheduleStatus.STOPPED,
+        description=f"Runs {pipeline} in BATCH" + (f" for each partition, {declared.offset} after its end." if time is not None else "."),
+    )
+    def tick(context: ScheduleEvaluationContext) -> list[RunRequest] | SkipReason:
+        if partitions is None:
+            return [RunRequest(tags=tags)]
+        wanted = due(partitions, context.scheduled_execution_time, declared, stages, context.instance)
+        if not wanted:
+            return SkipReason(f"no partition of {pipeline} is complete, or those that are are on their way")
+        at = context.scheduled_execution_time.isoformat()
+        if in_order and len(wanted) > 1:
+            return [RunRequest(run_key=f"{wanted[0]}...{wanted[-1]} {at}", tags={**tags, _RANGE_START: wanted[0], _RANGE_END: wanted[-1]})]
+        return [RunRequest(run_key=f"{key} {at}", partition_key=key, tags=tags) for key in wanted]
+
+    return tick
+
+
+def due(partitions: PartitionsDefinition[str], now: datetime, declared: BatchSchedule, stages: Sequence[AssetKey], instance: DagsterInstance) -> list[str]:
+    """The partitions to run at a tick, oldest first: the newest that is complete, and what was missed of those before it."""
+    keys = partitions.get_partition_keys(current_time=now - declared.offset)
+    if isinstance(partitions, MultiPartitionsDefinition):
+        newest, missed = _by_window(partitions, keys, now - declared.offset, declared.catch_up)
+    elif isinstance(partitions, TimeWindowPartitionsDefinition):
+        newest, missed = list(keys[-1:]), list(keys[-1 - declared.catch_up : -1])
+    else:
+        newest, missed = list(keys), []
+    known = [instance.get_status_by_partition(stage, [*missed, *newest], partitions) or {} for stage in stages]
+
+    def is_at(key: str, *statuses: AssetPartitionStatus) -> list[bool]:
+        return [statuses_of.get(key) in statuses for statuses_of in known]
+
+    on_the_way = {key for key in (*missed, *newest) if any(is_at(key, AssetPartitionStatus.IN_PROGRESS))}
+    there = {key for key in missed if all(is_at(key, AssetPartitionStatus.MATERIALIZED))}
+    return [key for key in missed if key not in on_the_way | there] + [key for key in newest if key not in on_the_way]
+
+
+def time_dimension(partitions: PartitionsDefinition[str] | None) -> TimeWindowPartitionsDefinition | None:
+    """The partitions in time, or the dimension of several that is."""
+    if isinstance(partitions, MultiPartitionsDefinition):
+        return next((d.partitions_def for d in partitions.partitions_defs if isinstance(d.partitions_def, TimeWindowPartitionsDefinition)), None)
+    return partitions if isinstance(partitions, TimeWindowPartitionsDefinition) else None
+
+
+def cron_of(pipeline: str, partitions: TimeWindowPartitionsDefinition, offset: timedelta) -> str:
+    """When partitions are complete, and `offset` has passed: the partitions' own cadence, moved."""
+    kind = partitions.schedule_type
+    if kind is None or not offset:
+        return partitions.cron_schedule
+    at = timedelta(hours=partitions.hour_offset if kind is not ScheduleType.HOURLY else 0, minutes=partitions.minute_offset) + offset
+    days, minutes = at // _DAY, (at % _DAY) // timedelta(minutes=1)
+    minute, hour = minutes % 60, minutes // 60
+    if kind is ScheduleType.HOURLY:
+        return partitions.get_cron_schedule(minute_of_hour=minute)
+    if kind is ScheduleType.DAILY:
+        return partitions.get_cron_schedule(minute_of_hour=minute, hour_of_day=hour)
+    if kind is ScheduleType.WEEKLY:
+        return partitions.get_cron_schedule(minute_of_hour=minute, hour_of_day=hour, day_of_week=(partitions.day_offset + days) % 7)
+    if partitions.day_offset + days > 28:
+        raise ConfigurationError(
+            f"{pipeline}: an offset of {offset} ends on day {partitions.day_offset + days} of the month, which not every month has; use at most {28 - partitions.day_offset} days"
+        )
+    return partitions.get_cron_schedule(minute_of_hour=minute, hour_of_day=hour, day_of_month=partitions.day_offset + days)
+
+
+def _by_window(partitions: MultiPartitionsDefinition, keys: Sequence[str], now: datetime, catch_up: int) -> tuple[list[str], list[str]]:
+    """The keys of the newest window of the dimension in time, and of the windows before it."""
+    dimension = next((d for d in partitions.partitions_defs if isinstance(d.partitions_def, TimeWindowPartitionsDefinition)), None)
+    if dimension is None:
+        return list(keys), []
+    windows = dimension.partitions_def.get_partition_keys(current_time=now)[-1 - catch_up :]
+    found: dict[str, list[str]] = {w: [] for w in windows}
+    for key in keys:
+        several = partitions.get_partition_key_from_str(key)
+        assert isinstance(several, MultiPartitionKey)
+        found.get(several.keys_by_dimension[dimension.name], []).append(key)
+    return (found[windows[-1]] if windows else []), [key for w in windows[:-1] for key in found[w]]
