@@ -46,6 +46,9 @@ class StructuredSource(SparkSource):
     def describe(self) -> str:
         return f"Spark source {self.format}" + (f", partition {self.part.key}" if self.part is not None else "")
 
+    def tells_input(self) -> bool:
+        return False
+
     def can_be_bounded(self) -> bool:
         return super().can_be_bounded() or self.partition_options is not None
 

@@ -46,6 +46,10 @@ class Source(ABC):
     def snapshot(self) -> str:
         """Identifies what would be read now, so that a fingerprint changes when the input does."""
 
+    def tells_input(self) -> bool:
+        """Whether its snapshot changes with what would be read: where not, nothing that comes of it can be reused."""
+        return True
+
     def bounded_to(self, part: Slice | None) -> Source:
         """The source that reads this partition and nothing else; for None, one that is not known yet.
 

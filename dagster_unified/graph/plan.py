@@ -88,6 +88,11 @@ class Plan:
                     pending.append(edge.source)
         return found
 
+    def tells_input(self, region: Region) -> bool:
+        """Whether a region's fingerprint changes with all that its sources hold."""
+        nodes = [self.graph.node(n) for n in self.upstream(*region.nodes)]
+        return all(n.source.tells_input() for n in nodes if isinstance(n, (SourceNode, LookupNode)))
+
     def assigners_before(self, node: int) -> tuple[str, ...]:
         """The uids of the nearest timestamp assigners upstream of a node, whose last event time is the last of its input."""
         return self.assigners_of(self.graph.inputs(node))

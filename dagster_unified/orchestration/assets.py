@@ -8,7 +8,7 @@ Spark job; then the last of them runs it, and the others say so.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dagster import (
     AssetExecutionContext,
@@ -33,6 +33,7 @@ from dagster._core.definitions.assets.definition.asset_dep import CoercibleToAss
 
 from dagster_unified.connectors.base import SparkSink
 from dagster_unified.engine.batch.stage import Carrying, Run, run_stage
+from dagster_unified.engine.batch.store import Address
 from dagster_unified.engine.events import Event, StageFinished, StageStarted
 from dagster_unified.errors import UnifiedError
 from dagster_unified.graph.nodes import Graph, LookupNode, SinkNode, SourceNode
@@ -66,6 +67,7 @@ class Batch:
     partitions: PartitionsDefinition[str] | None = None
     backfill_policy: BackfillPolicy | None = None
     carry_state: bool = False
+    reuse: Literal["never", "fingerprint"] = "never"
     upstream: Mapping[str, CoercibleToAssetDep] = field(default_factory=dict)
     """The user's own assets that some sources read, by the names of the sources."""
 
@@ -186,6 +188,12 @@ class _Step:
                 return None
             return found
 
+        carry = self._carrying(producers)
+        reused = self._reusable(region, carry)
+        if reused is not None:
+            context.log.info(f"stage '{region.name}' need not run: run {reused.run[:8]} made it of the same code, configuration and input")
+            producers.store.link(Address(launched.name, region.name, context.run.run_id, producers.partition), reused)
+            return {**stage_metadata(launched, region, reused, producers.store.data(reused), self.translator, {}), "reused from run": MetadataValue.dagster_run(reused.run)}
         run = Run(
             plan=launched,
             spark=session_of(context.resources.spark),
@@ -194,10 +202,20 @@ class _Step:
             execution=producers.execution(region.name),
             partition=producers.partition,
             observe=_observer(context, self.part),
-            carry=self._carrying(producers),
+            carry=carry,
         )
         manifest = run_stage(run, region, find)
         return stage_metadata(launched, region, manifest, run.store.data(manifest), self.translator, _previews(run, region))
+
+    def _reusable(self, region: Region, carry: Carrying | None) -> "Manifest | None":
+        """What the stage's latest materialization made of the same code, configuration, input and state; in a re-execution it is for the user to say what runs."""
+        if self.batch.reuse == "never" or self.context.run.parent_run_id is not None or not self.launched.tells_input(region):
+            return None
+        found = self.producers.materialized(region.name, self.translator.get_asset_key(self.launched, region))
+        if found is None or found.fingerprint != region.fingerprint:
+            return None
+        before = carry.manifest(self.launched, region) if carry is not None else None
+        return found if before is None or before.run == found.carried_from else None
 
     def _carrying(self, producers: Producers) -> Carrying | None:
         """The state of the partition before: what this run made of it, or else its latest."""

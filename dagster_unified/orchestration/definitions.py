@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from dagster import (
     AssetKey,
@@ -42,6 +42,7 @@ def unified_definitions(
     partitions: PartitionsDefinition[str] | None = None,
     backfill_policy: BackfillPolicy | None = None,
     carry_state: bool = False,
+    reuse: Literal["never", "fingerprint"] = "never",
     upstream: Mapping[str, CoercibleToAssetDep] | None = None,
     schedule: BatchSchedule | None = None,
     freshness_policy: FreshnessPolicy | None = None,
@@ -64,6 +65,10 @@ def unified_definitions(
     after partition gives what one run over all input gives, and what STREAMING gives. A partition ends with the watermark of what has come
     so far, by the pipeline's strategies, as a micro-batch does; the last partition of a definition that has an end, with the end of
     input. Dagster runs partitions in their order. One whose predecessor has not been run is an error.
+
+    With `reuse="fingerprint"` a stage does not run where its latest materialization was made of the same code, configuration, library
+    version, input and upstream stages, and still stands: after a change to the last operator, only its stage runs. Sources whose input
+    cannot be told by a snapshot, and re-executions, run in any case.
 
     `upstream` gives the user's own assets that sources read, by the names of the sources, with partition mappings if need be
     (`AssetDep(key, partition_mapping=…)`); the others are shown as external assets.
@@ -97,7 +102,7 @@ def unified_definitions(
         raise PipelineError(f"there is a deployment of '{stranger}', which is not among the pipelines: {', '.join(names)}")
     if carry_state:
         checked_carrying(partitions)
-    batch = Batch(retry_policy, partitions, backfill_policy, carry_state, dict(upstream or {}), freshness_policy, automation_condition, pool)
+    batch = Batch(retry_policy, partitions, backfill_policy, carry_state, reuse, dict(upstream or {}), freshness_policy, automation_condition, pool)
     for each in pipelines:
         graph = each.graph()
         loaded = batch.plan(graph, Configuration())

@@ -42,7 +42,7 @@ class Producers:
 
     def latest(self, stage: str, key: AssetKey) -> Manifest | None:
         """What this run or one that it re-executes has made of a stage, or else its latest materialization."""
-        return self.made(stage) or self._materialized(stage, key, None)
+        return self.made(stage) or self.materialized(stage, key)
 
     def made(self, stage: str) -> Manifest | None:
         """What this run, or one that it re-executes, wrote for a stage, if it still stands."""
@@ -56,9 +56,10 @@ class Producers:
         if self.run.parent_run_id is None and self.run.step_keys_to_execute is None and (self.run.asset_selection is None or key in self.run.asset_selection):
             return None  # a run that runs this stage too reads what it wrote itself, and nothing else
         record = self.instance.get_run_record_by_id(self.lineage[-1])
-        return self._materialized(stage, key, record.create_timestamp.timestamp() if record is not None else None)
+        return self.materialized(stage, key, record.create_timestamp.timestamp() if record is not None else None)
 
-    def _materialized(self, stage: str, key: AssetKey, before: float | None) -> Manifest | None:
+    def materialized(self, stage: str, key: AssetKey, before: float | None = None) -> Manifest | None:
+        """What a stage's latest materialization wrote, if it still stands; `before` a moment, in seconds since the epoch."""
         partitions = None if self.part is None else [self.part.key]
         hits = self.instance.fetch_materializations(AssetRecordsFilter(asset_key=key, asset_partitions=partitions, before_timestamp=before), limit=1).records
         return self._manifest(stage, hits[0].run_id) if hits else None

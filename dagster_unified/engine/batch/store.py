@@ -105,13 +105,7 @@ class IntermediateStore:
         """Makes an attempt the intermediate, at once and whole; other attempts' data goes."""
         folder = self.folder(address)
         folder.mkdir(parents=True, exist_ok=True)
-        text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
-        if folder.protocol in ("", "file"):
-            staged = folder / f".{MANIFEST}.{uuid4().hex}"
-            staged.write_bytes(text)
-            staged.rename(folder / MANIFEST)
-        else:
-            (folder / MANIFEST).write_bytes(text)  # a put is atomic
+        _put(folder / MANIFEST, manifest)
         for other in folder.iterdir():
             if other.name.startswith("data-") and other.name != manifest.data:
                 remove_tree(other)
@@ -121,11 +115,17 @@ class IntermediateStore:
         folder = self.folder(address)
         try:
             manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
-            data = folder / manifest.data
+            data = self.data(manifest)
             intact = all((data / f.path).stat().st_size == f.bytes for f in manifest.files)
         except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
             return None
         return manifest if intact else None
+
+    def link(self, address: Address, manifest: Manifest) -> None:
+        """Makes what another run produced the intermediate of this one as well; the data stays where it is."""
+        folder = self.folder(address)
+        folder.mkdir(parents=True, exist_ok=True)
+        _put(folder / MANIFEST, manifest)
 
     def data(self, manifest: Manifest) -> UPath:
         """The folder that holds a manifest's Parquet files."""
@@ -137,6 +137,17 @@ class IntermediateStore:
         if (folder / MANIFEST).exists():
             (folder / MANIFEST).unlink()
         remove_tree(folder)
+
+
+def _put(path: UPath, manifest: Manifest) -> None:
+    """Writes a manifest, at once and whole."""
+    text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    if path.protocol in ("", "file"):
+        staged = path.parent / f".{path.name}.{uuid4().hex}"
+        staged.write_bytes(text)
+        staged.rename(path)
+    else:
+        path.write_bytes(text)  # a put is atomic
 
 
 def now() -> float:

@@ -1,0 +1,76 @@
+"""What need not run again: stages of the same code, configuration and input, whose output still stands."""
+
+import shutil
+from typing import NamedTuple
+
+import pytest
+from dagster import DagsterInstance
+from deltalake import DeltaTable
+
+from dagster_unified.api import CsvSource, DeltaSink, Pipeline
+from dagster_unified.orchestration import IntermediateIOManager, SparkResource, unified_definitions
+
+
+class Sale(NamedTuple):
+    shop: str
+    amount: int
+
+
+def defined(folder, factor=1, weight=1, options=None, reuse="fingerprint"):
+    pipeline = Pipeline("sales")
+    sales = pipeline.from_source(CsvSource(str(folder / "in"), Sale, name="sales")).map(lambda s: Sale(s.shop, s.amount * weight), output_type=Sale).name("weighted")
+    totals = sales.key_by("shop").reduce(lambda a, b: Sale(a.shop, a.amount + b.amount)).name("totals").rebalance()
+    totals.map(lambda s: Sale(s.shop, s.amount * factor), output_type=Sale).sink_to(DeltaSink(str(folder / "table"), name="table"))
+    resources = {"spark": SparkResource(master="local[2]"), "intermediates": IntermediateIOManager(path=str(folder / "store"))}
+    return unified_definitions(pipeline, resources=resources, reuse=reuse).resolve_job_def("sales_batch")
+
+
+@pytest.fixture
+def run(spark, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.csv").write_text("shop,amount\na,1\na,2\nb,4\n")
+    with DagsterInstance.local_temp(str(tmp_path)) as instance:
+
+        def go(options=None, **changes):
+            """The stages that ran, and what is in the table."""
+            config = {"resources": {"execution": {"config": options}}} if options else {}
+            result = defined(tmp_path, **changes).execute_in_process(instance=instance, run_config=config)
+            shown = {e.materialization.asset_key.path[-1]: e.materialization.metadata for e in result.get_asset_materialization_events()}
+            return [name for name, metadata in shown.items() if "reused from run" not in metadata], sorted(DeltaTable(str(tmp_path / "table")).to_pyarrow_table()["amount"].to_pylist())
+
+        yield go
+
+
+ALL = ["weighted", "totals", "table"]
+
+
+def test_nothing_runs_again_where_nothing_has_changed_and_everything_where_reuse_is_not_chosen(run):
+    assert run() == (ALL, [3, 4])
+    assert run() == ([], [3, 4])
+    assert run() == ([], [3, 4])
+    assert run(reuse="never") == (ALL, [3, 4])
+
+
+def test_after_a_change_to_the_last_operator_only_its_stage_runs(run):
+    run()
+    assert run(factor=10) == (["table"], [30, 40])
+    assert run(factor=10) == ([], [30, 40])
+    assert run(factor=1) == (["table"], [3, 4])
+
+
+def test_a_change_further_up_runs_all_that_follows(run):
+    run()
+    assert run(weight=2) == (ALL, [6, 8])
+
+
+def test_other_input_and_another_configuration_run_again(run, tmp_path):
+    run()
+    (tmp_path / "in" / "2.csv").write_text("shop,amount\nb,8\n")
+    assert run() == (ALL, [3, 12])
+    assert run({"parallelism.default": 3}) == (ALL, [3, 12])
+
+
+def test_what_was_lost_runs_again(run, tmp_path):
+    run()
+    shutil.rmtree(tmp_path / "store" / "sales" / "totals")
+    assert run() == (["totals"], [3, 4])
