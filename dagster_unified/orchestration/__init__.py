@@ -3,8 +3,9 @@
 from dagster_unified.orchestration.definitions import unified_definitions
 from dagster_unified.orchestration.deployment import StreamingDeployment
 from dagster_unified.orchestration.io_manager import IntermediateIOManager
+from dagster_unified.orchestration.janitor import Retention
 from dagster_unified.orchestration.resources import ExecutionConfig, SparkResource
 from dagster_unified.orchestration.schedules import BatchSchedule
 from dagster_unified.orchestration.translator import StageTranslator
 
-__all__ = ["BatchSchedule", "ExecutionConfig", "IntermediateIOManager", "SparkResource", "StageTranslator", "StreamingDeployment", "unified_definitions"]
+__all__ = ["BatchSchedule", "ExecutionConfig", "IntermediateIOManager", "Retention", "SparkResource", "StageTranslator", "StreamingDeployment", "unified_definitions"]

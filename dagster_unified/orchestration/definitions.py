@@ -27,6 +27,7 @@ from dagster_unified.orchestration.assets import DEFAULT_RETRY, Batch, source_sp
 from dagster_unified.orchestration.deployment import StreamingDeployment
 from dagster_unified.orchestration.heartbeat import heartbeat_sensor
 from dagster_unified.orchestration.io_manager import IntermediateIOManager
+from dagster_unified.orchestration.janitor import Retention, janitor_job, janitor_schedule
 from dagster_unified.orchestration.partitions import checked_carrying, checked_upstream
 from dagster_unified.orchestration.resources import ExecutionConfig, SparkResource
 from dagster_unified.orchestration.schedules import BatchSchedule, batch_schedule
@@ -48,6 +49,7 @@ def unified_definitions(
     freshness_policy: FreshnessPolicy | None = None,
     automation_condition: AutomationCondition[AssetKey] | None = None,
     pool: str | None = None,
+    retention: Retention | None = None,
     deployments: Sequence[StreamingDeployment] = (),
     executor: ExecutorDefinition | None = in_process_executor,
     streaming_executor: ExecutorDefinition = in_process_executor,
@@ -77,6 +79,8 @@ def unified_definitions(
     automation, may stand in its place. `freshness_policy` is that of the stages.
 
     `pool` is the stages' concurrency pool: a backfill of many partitions runs as many stages at once as the instance gives it slots.
+
+    `retention` gives each pipeline a job `<pipeline>_janitor` and a schedule that free intermediates; without it they are kept.
 
     `executor` executes the stages of a run, also in a backfill: by default in one process, with one Spark session. It becomes the code
     location's, unless it is None.
@@ -119,6 +123,10 @@ def unified_definitions(
                 description=f"{each.name} in BATCH: {len(stages)} stages, each materialized before the next begins.",
             )
             jobs.append(job)
+            if retention is not None:
+                janitor = janitor_job(each.name, loaded, retention, carry_state)
+                jobs.append(janitor)
+                schedules.append(janitor_schedule(each.name, retention, janitor))
             if schedule is not None:
                 schedules.append(batch_schedule(each.name, schedule, job, partitions, carry_state, [stage.key for stage in stages]))
         else:

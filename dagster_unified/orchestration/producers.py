@@ -34,7 +34,7 @@ class Producers:
     @cached_property
     def lineage(self) -> list[str]:
         """The run, the run that it re-executes, and so on."""
-        return list(_lineage(self.run, self.instance))
+        return list(lineage_of(self.run, self.instance))
 
     def of(self, part: Slice) -> Producers:
         """The same for another partition."""
@@ -80,7 +80,8 @@ class Producers:
         return self.store.find(Address(self.pipeline, stage, run_id, self.partition))
 
 
-def _lineage(run: DagsterRun, instance: DagsterInstance) -> Iterator[str]:
+def lineage_of(run: DagsterRun, instance: DagsterInstance) -> Iterator[str]:
+    """A run, the run that it re-executes, and so on."""
     current: DagsterRun | None = run
     seen: set[str] = set()
     while current is not None and current.run_id not in seen:

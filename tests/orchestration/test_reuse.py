@@ -36,7 +36,9 @@ def run(spark, tmp_path):
             config = {"resources": {"execution": {"config": options}}} if options else {}
             result = defined(tmp_path, **changes).execute_in_process(instance=instance, run_config=config)
             shown = {e.materialization.asset_key.path[-1]: e.materialization.metadata for e in result.get_asset_materialization_events()}
-            return [name for name, metadata in shown.items() if "reused from run" not in metadata], sorted(DeltaTable(str(tmp_path / "table")).to_pyarrow_table()["amount"].to_pylist())
+            return [name for name, metadata in shown.items() if "reused from run" not in metadata], sorted(
+                DeltaTable(str(tmp_path / "table")).to_pyarrow_table()["amount"].to_pylist()
+            )
 
         yield go
 

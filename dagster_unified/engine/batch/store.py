@@ -112,14 +112,21 @@ class IntermediateStore:
 
     def find(self, address: Address) -> Manifest | None:
         """The manifest, or None where there is none or its data is gone or damaged."""
-        folder = self.folder(address)
+        manifest = self.manifest(address)
+        if manifest is None:
+            return None
+        data = self.data(manifest)
         try:
-            manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
-            data = self.data(manifest)
-            intact = all((data / f.path).stat().st_size == f.bytes for f in manifest.files)
+            return manifest if all((data / f.path).stat().st_size == f.bytes for f in manifest.files) else None
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def manifest(self, address: Address) -> Manifest | None:
+        """The manifest, whether its data stands or not; None where there is none that can be read."""
+        try:
+            return msgspec.json.decode((self.folder(address) / MANIFEST).read_bytes(), type=Manifest)
         except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
             return None
-        return manifest if intact else None
 
     def link(self, address: Address, manifest: Manifest) -> None:
         """Makes what another run produced the intermediate of this one as well; the data stays where it is."""

@@ -1,0 +1,106 @@
+"""Which intermediates go, and which stay: the release rule, then budgets of age and bytes, the oldest first.
+
+Knows what is stored; who still needs it is told. What is freed too early is not lost: a stage that needs it recomputes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+from upath import UPath
+
+from dagster_unified.engine.batch.store import Address, IntermediateStore, Manifest
+from dagster_unified.errors import ConfigurationError
+from dagster_unified.graph.plan import Plan
+from dagster_unified.graph.release import releasable
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long intermediates are kept that nobody needs any more: at most `max_age`, and at most `max_bytes` of a pipeline's in all. None does not limit."""
+
+    max_age: timedelta | None = timedelta(days=7)
+    max_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.max_age is not None and self.max_age < timedelta(0)) or (self.max_bytes is not None and self.max_bytes < 0):
+            raise ConfigurationError("retention: max_age and max_bytes cannot be negative")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An intermediate in the store, with its manifest; None for what a run that has died left of an attempt."""
+
+    address: Address
+    manifest: Manifest | None
+    bytes: int
+    created: float
+    """Seconds since the epoch."""
+
+    @property
+    def linked(self) -> bool:
+        """Whether its data is another run's."""
+        return self.manifest is not None and self.manifest.run != self.address.run
+
+
+def stored(store: IntermediateStore, pipeline: str) -> Iterator[Stored]:
+    """Everything that is stored of a pipeline."""
+    for stage in _folders(store.root / pipeline):
+        for partition in _folders(stage):
+            for run in _folders(partition):
+                address = Address(pipeline, stage.name, run.name, partition.name)
+                manifest = store.manifest(address)
+                size = sum(f.bytes for f in manifest.files) if manifest is not None else sum(int(f.stat().st_size) for f in run.rglob("*") if f.is_file())
+                yield Stored(address, manifest, size, manifest.created if manifest is not None else float(run.stat().st_mtime))
+
+
+def to_free(
+    found: Iterable[Stored],
+    plan: Plan,
+    budget: Budget,
+    now: float,
+    running: Callable[[str], bool],
+    needed: Callable[[Stored], bool],
+) -> list[Stored]:
+    """What goes now, the oldest first.
+
+    `running` says whether a run may still write; `needed` whether somebody may still read an intermediate. An intermediate
+    is released when all its consumers have finished in its run, or when its run is over.
+    """
+    known = list(found)
+    kept = {(s.address.stage, s.address.partition, s.manifest.run) for s in known if s.linked and s.manifest is not None and needed(s)}
+    finished: dict[tuple[str, str], set[str]] = {}
+    for one in known:
+        if one.manifest is not None:
+            finished.setdefault((one.address.run, one.address.partition), set()).add(one.address.stage)
+
+    def goes(one: Stored) -> bool:
+        if needed(one) or (one.address.stage, one.address.partition, one.address.run) in kept:
+            return False
+        return not running(one.address.run) or (one.manifest is not None and one.address.stage in _released(plan, finished[(one.address.run, one.address.partition)]))
+
+    candidates = sorted((s for s in known if goes(s)), key=lambda s: s.created)
+    leavings = [s for s in candidates if s.manifest is None]
+    whole = [s for s in candidates if s.manifest is not None]
+    held = sum(s.bytes for s in known if not s.linked)
+    freed = list(leavings)
+    held -= sum(s.bytes for s in leavings)
+    for one in whole:
+        too_old = budget.max_age is not None and now - one.created > budget.max_age.total_seconds()
+        too_much = budget.max_bytes is not None and held > budget.max_bytes
+        if too_old or too_much:
+            freed.append(one)
+            held -= 0 if one.linked else one.bytes
+    return freed
+
+
+def _released(plan: Plan, finished: Collection[str]) -> set[str]:
+    """The stages whose consumers have all finished."""
+    by_id = {r.id: r.name for r in plan.regions}
+    return {by_id[r] for r in releasable(plan.inputs, [r.id for r in plan.regions if r.name in finished])}
+
+
+def _folders(path: UPath) -> list[UPath]:
+    return sorted((f for f in path.iterdir() if f.is_dir() and not f.name.startswith(".")), key=str) if path.exists() else []

@@ -1,0 +1,193 @@
+"""The janitor: a job and a schedule that free intermediates which nobody needs any more, within a budget.
+
+It never frees what a running or queued run may read or write, nor what a backfill in progress or a failed run that may still be
+executed again needs. What the next partition goes on from is kept until that partition has been run.
+"""
+
+# No `from __future__ import annotations` here: Dagster reads the annotations of an op's function as objects.
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cached_property
+
+from dagster import (
+    Config,
+    DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
+    DefaultScheduleStatus,
+    JobDefinition,
+    MetadataValue,
+    OpExecutionContext,
+    RunsFilter,
+    ScheduleDefinition,
+    TableColumn,
+    TableRecord,
+    TableSchema,
+    in_process_executor,
+    job,
+    op,
+)
+from dagster._core.execution.backfill import BulkActionsFilter, BulkActionStatus
+from dagster._core.storage.tags import BACKFILL_ID_TAG
+from pydantic import Field
+
+from dagster_unified.engine.batch.retention import Budget, Stored, stored, to_free
+from dagster_unified.engine.batch.store import IntermediateStore
+from dagster_unified.graph.plan import Plan
+from dagster_unified.orchestration.producers import lineage_of
+
+_UNFINISHED = [s for s in DagsterRunStatus if s not in (DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)]
+_IN_PROGRESS = [BulkActionStatus.REQUESTED, BulkActionStatus.CANCELING, BulkActionStatus.FAILING]
+
+
+@dataclass(frozen=True)
+class Retention:
+    """What a pipeline's janitor keeps, and when it comes.
+
+    Intermediates that nobody needs any more are kept for `max_age`, and at most `max_bytes` of them in all, None being no limit.
+    Those of a failed or cancelled run are kept for `failed_for`, to be executed again.
+    """
+
+    max_age: timedelta | None = timedelta(days=7)
+    max_bytes: int | None = None
+    failed_for: timedelta = timedelta(days=3)
+    cron: str = "30 3 * * *"
+    running: bool = False
+    """Whether the schedule is on unless somebody turns it off."""
+
+    @property
+    def budget(self) -> Budget:
+        """What is kept."""
+        return Budget(self.max_age, self.max_bytes)
+
+
+class JanitorConfig(Config):
+    """How the janitor goes about it this time."""
+
+    dry_run: bool = Field(default=False, description="Say what would be freed, and free nothing.")
+
+
+def janitor_job(pipeline: str, loaded: Plan, retention: Retention, carries: bool) -> JobDefinition:
+    """`<pipeline>_janitor`."""
+
+    @op(name=f"{pipeline}_free_intermediates", required_resource_keys={"intermediates"})
+    def free(context: OpExecutionContext, config: JanitorConfig) -> None:
+        store: IntermediateStore = context.resources.intermediates.store()
+        readers = Readers(context.instance, loaded.name, retention.failed_for, carries, list(stored(store, loaded.name)))
+        freed = to_free(readers.found, loaded, retention.budget, time.time(), readers.may_write, readers.needs)
+        for one in [] if config.dry_run else freed:
+            store.remove(one.address)
+        size = sum(s.bytes for s in freed if not s.linked)
+        context.log.info(f"{'would free' if config.dry_run else 'freed'} {len(freed)} intermediates of {pipeline}, {size} bytes; {len(readers.found) - len(freed)} stay")
+        context.add_output_metadata({"dry run": config.dry_run, "intermediates": len(freed), "bytes": size, "kept": len(readers.found) - len(freed), "freed": _table(freed)})
+
+    @job(
+        name=f"{pipeline}_janitor",
+        executor_def=in_process_executor,
+        description=f"Frees intermediates of {pipeline} that nobody needs any more. Launch it with dry_run to see which.",
+    )
+    def janitor() -> None:
+        free()
+
+    return janitor
+
+
+def janitor_schedule(pipeline: str, retention: Retention, janitor: JobDefinition) -> ScheduleDefinition:
+    """`<pipeline>_janitor_schedule`."""
+    status = DefaultScheduleStatus.RUNNING if retention.running else DefaultScheduleStatus.STOPPED
+    return ScheduleDefinition(name=f"{pipeline}_janitor_schedule", job=janitor, cron_schedule=retention.cron, default_status=status)
+
+
+@dataclass
+class Readers:
+    """Who may still need what, as Dagster's runs and backfills say."""
+
+    instance: DagsterInstance
+    pipeline: str
+    failed_for: timedelta
+    carries: bool
+    found: list[Stored]
+    _runs: dict[str, DagsterRun | None] = field(default_factory=dict)
+
+    def may_write(self, run_id: str) -> bool:
+        """Whether a run is not over."""
+        run = self._run(run_id)
+        return run is not None and run.status in _UNFINISHED
+
+    def needs(self, one: Stored) -> bool:
+        """Whether somebody may still read an intermediate."""
+        run = one.address.run
+        others = [r for r in self._living if r.run_id != run]
+        if run in self._ancestors_of_the_living or run in self._to_be_re_executed or self._in_a_living_backfill(run):
+            return True
+        latest = self._latest.get((one.address.stage, one.address.partition)) is one
+        return latest and (bool(others) or bool(self._backfills) or (self.carries and one.address.partition == self._last_partition.get(one.address.stage)))
+
+    @cached_property
+    def _living(self) -> list[DagsterRun]:
+        """The runs that may read what earlier ones wrote: any that is not over, but for the janitor's own."""
+        runs = self.instance.get_runs(RunsFilter(statuses=_UNFINISHED))
+        return [r for r in runs if not r.job_name.endswith("_janitor") and not r.job_name.endswith("_streaming")]
+
+    @cached_property
+    def _backfills(self) -> set[str]:
+        return {b.backfill_id for b in self.instance.get_backfills(filters=BulkActionsFilter(statuses=_IN_PROGRESS))}
+
+    @cached_property
+    def _ancestors_of_the_living(self) -> set[str]:
+        return {run_id for run in self._living for run_id in lineage_of(run, self.instance) if run_id != run.run_id}
+
+    @cached_property
+    def _to_be_re_executed(self) -> set[str]:
+        """Runs that did not succeed and that nobody has executed again with success, with what they had gone on from."""
+        found: set[str] = set()
+        for run_id in {s.address.run for s in self.found}:
+            run = self._run(run_id)
+            if run is None or run.status not in (DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED):
+                continue
+            record = self.instance.get_run_record_by_id(run_id)
+            ended = record.end_time if record is not None and record.end_time is not None else 0.0
+            if time.time() - ended < self.failed_for.total_seconds() and not self._made_good(run):
+                found |= set(lineage_of(run, self.instance))
+        return found
+
+    def _made_good(self, run: DagsterRun) -> bool:
+        """Whether a re-execution of a run, or of one of these, has succeeded."""
+        pending, seen = [run.run_id], set[str]()
+        while pending:
+            for child in self.instance.get_runs(RunsFilter(tags={"dagster/parent_run_id": pending.pop()})):
+                if child.status is DagsterRunStatus.SUCCESS:
+                    return True
+                if child.run_id not in seen:
+                    seen.add(child.run_id)
+                    pending.append(child.run_id)
+        return False
+
+    def _in_a_living_backfill(self, run_id: str) -> bool:
+        run = self._run(run_id)
+        return run is not None and run.tags.get(BACKFILL_ID_TAG) in self._backfills
+
+    @cached_property
+    def _latest(self) -> dict[tuple[str, str], Stored]:
+        """The newest intermediate of each stage and partition."""
+        found: dict[tuple[str, str], Stored] = {}
+        for one in sorted((s for s in self.found if s.manifest is not None), key=lambda s: s.created):
+            found[(one.address.stage, one.address.partition)] = one
+        return found
+
+    @cached_property
+    def _last_partition(self) -> dict[str, str]:
+        """The last partition of each stage: keys of partitions in time are in the order of time."""
+        return {stage: max(p for s, p in self._latest if s == stage) for stage, _ in self._latest}
+
+    def _run(self, run_id: str) -> DagsterRun | None:
+        if run_id not in self._runs:
+            self._runs[run_id] = self.instance.get_run_by_id(run_id)
+        return self._runs[run_id]
+
+
+def _table(freed: list[Stored]) -> MetadataValue:
+    columns = [TableColumn("stage"), TableColumn("partition"), TableColumn("run"), TableColumn("bytes", "int")]
+    records = [TableRecord({"stage": s.address.stage, "partition": s.address.partition, "run": s.address.run, "bytes": s.bytes}) for s in freed[:1000]]
+    return MetadataValue.table(records=records, schema=TableSchema(columns))
