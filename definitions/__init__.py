@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from dagster import BackfillPolicy, Definitions, RunFailureSensorContext, run_failure_sensor
+from dagster import Definitions, RunFailureSensorContext, run_failure_sensor
 
 from dagster_unified.orchestration import StreamingDeployment, unified_definitions
 from jobs.aircraft_sessions import pipeline as aircraft_sessions
@@ -30,6 +30,6 @@ defs = Definitions.merge(
         resources=shared,
         deployments=[StreamingDeployment(live_flights, tick_every=timedelta(seconds=5))],
     ),
-    unified_definitions(daily_flights, resources=shared, partitions=DAYS, carry_state=True, backfill_policy=BackfillPolicy.multi_run(max_partitions_per_run=31)),
+    unified_definitions(daily_flights, resources=shared, partitions=DAYS, carry_state=True),
     Definitions(sensors=[alert]),
 )
