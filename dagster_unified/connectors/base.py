@@ -15,6 +15,7 @@ from dagster_unified.graph.connectors import Boundedness, Sink, Source
 from dagster_unified.graph.slices import WHOLE, Slice
 
 if TYPE_CHECKING:
+    import pyarrow.dataset as ds
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
     from upath import UPath
@@ -125,6 +126,14 @@ class SparkSink(Sink):
     @abstractmethod
     def write(self, frame: DataFrame, context: WriteContext) -> WriteResult:
         """Writes all rows, once per execution."""
+
+    def elsewhere(self, path: str) -> Self | None:
+        """The same sink, writing to another place; None where it writes to none that can be read back."""
+        return None
+
+    def dataset(self) -> ds.Dataset:
+        """All that is there."""
+        raise NotImplementedError
 
     @abstractmethod
     def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:

@@ -6,9 +6,10 @@ carries the execution's identity as an application transaction, so that a repeat
 
 from __future__ import annotations
 
+import copy
 import json
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 from urllib.parse import unquote
 from uuid import uuid4
 
@@ -24,6 +25,7 @@ from dagster_unified.operators.layout import TIMESTAMP
 from dagster_unified.records import RecordType
 
 if TYPE_CHECKING:
+    import pyarrow.dataset as ds
     from deltalake import DeltaTable
     from deltalake.transaction import AddAction, RemoveAction, Transaction
     from pyspark.sql import DataFrame, SparkSession
@@ -118,10 +120,18 @@ class DeltaSink(SparkSink):
             remove_tree(staged)
         return WriteResult(str(self.path), size)
 
-    def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
+    def elsewhere(self, path: str) -> Self:
+        changed = copy.copy(self)
+        changed.path = storage_path(path, "Delta sink")
+        return changed
+
+    def dataset(self) -> ds.Dataset:
         from deltalake import DeltaTable
 
-        return _head(DeltaTable(self._uri(), storage_options=self.storage_options).to_pyarrow_dataset(), rows)
+        return DeltaTable(self._uri(), storage_options=self.storage_options).to_pyarrow_dataset()
+
+    def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
+        return _head(self.dataset(), rows)
 
     def _uri(self) -> str:
         return str(self.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import glob
 from typing import TYPE_CHECKING, Any, Literal, Self
 from uuid import uuid4
@@ -19,6 +20,7 @@ from dagster_unified.graph.slices import WHOLE
 from dagster_unified.records import RecordType, record_type
 
 if TYPE_CHECKING:
+    import pyarrow.dataset as ds
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
@@ -315,6 +317,17 @@ class FileSink(SparkSink):
         finally:
             remove_tree(staged)
         return WriteResult(str(self.path), size)
+
+    def elsewhere(self, path: str) -> Self:
+        changed = copy.copy(self)
+        changed.path = storage_path(path, "file sink")
+        return changed
+
+    def dataset(self) -> ds.Dataset:
+        import pyarrow.dataset as ds
+
+        files = [f for f in self.path.rglob(f"*.{self.format}") if not f.name.startswith(("_", "."))]
+        return ds.dataset([f.path for f in files], format=self.format, filesystem=self.path.fs)
 
     def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
         reader = spark.read.option("header", True) if self.format == "csv" else spark.read

@@ -1,5 +1,6 @@
 """The Dagster face: a pipeline's stages as assets, in one asset job, configured at launch by the option keys."""
 
+from dagster_unified.orchestration.checks import Checks, Parity
 from dagster_unified.orchestration.definitions import unified_definitions
 from dagster_unified.orchestration.deployment import StreamingDeployment
 from dagster_unified.orchestration.io_manager import IntermediateIOManager
@@ -8,4 +9,15 @@ from dagster_unified.orchestration.resources import ExecutionConfig, SparkResour
 from dagster_unified.orchestration.schedules import BatchSchedule
 from dagster_unified.orchestration.translator import StageTranslator
 
-__all__ = ["BatchSchedule", "ExecutionConfig", "IntermediateIOManager", "Retention", "SparkResource", "StageTranslator", "StreamingDeployment", "unified_definitions"]
+__all__ = [
+    "BatchSchedule",
+    "Checks",
+    "ExecutionConfig",
+    "IntermediateIOManager",
+    "Parity",
+    "Retention",
+    "SparkResource",
+    "StageTranslator",
+    "StreamingDeployment",
+    "unified_definitions",
+]

@@ -24,6 +24,7 @@ from dagster_unified.api.pipeline import Pipeline
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.orchestration.assets import DEFAULT_RETRY, Batch, source_specs, stage_asset
+from dagster_unified.orchestration.checks import Checks, sink_checks
 from dagster_unified.orchestration.deployment import StreamingDeployment
 from dagster_unified.orchestration.heartbeat import heartbeat_sensor
 from dagster_unified.orchestration.io_manager import IntermediateIOManager
@@ -50,6 +51,7 @@ def unified_definitions(
     automation_condition: AutomationCondition[AssetKey] | None = None,
     pool: str | None = None,
     retention: Retention | None = None,
+    checks: Checks | None = None,
     deployments: Sequence[StreamingDeployment] = (),
     executor: ExecutorDefinition | None = in_process_executor,
     streaming_executor: ExecutorDefinition = in_process_executor,
@@ -83,6 +85,8 @@ def unified_definitions(
 
     `retention` gives each pipeline a job `<pipeline>_janitor` and a schedule that free intermediates; without it they are kept.
 
+    `checks` gives the assets of the sinks their checks, and a job that runs them, `<pipeline>_checks`.
+
     `executor` executes the stages of a run, also in a backfill: by default in one process, with one Spark session. It becomes the code
     location's, unless it is None.
 
@@ -97,6 +101,7 @@ def unified_definitions(
     jobs: list[Any] = []
     sensors: list[Any] = []
     schedules: list[Any] = []
+    asset_checks: list[Any] = []
     pipelines = [pipeline] if isinstance(pipeline, Pipeline) else list(pipeline)
     names = [p.name for p in pipelines]
     if len(set(names)) < len(names):
@@ -133,11 +138,19 @@ def unified_definitions(
                 schedules.append(batch_schedule(each.name, schedule, job, partitions, carry_state, [stage.key for stage in stages]))
         else:
             assets += sink_specs(loaded, translator)
+        if checks is not None:
+            own_checks = sink_checks(graph, loaded, checks, sink_assets(loaded, translator))
+            asset_checks += own_checks
+            jobs.append(
+                define_asset_job(
+                    f"{each.name}_checks", selection=AssetSelection.checks(*own_checks), executor_def=executor, description=f"Checks what the sinks of {each.name} hold."
+                )
+            )
         deployment = declared.get(each.name, StreamingDeployment(each))
         streaming = streaming_jobs(deployment, sink_assets(loaded, translator), streaming_executor)
         jobs += streaming
         sensors.append(streaming_sensor(deployment, streaming[0]))
-    return Definitions(assets=assets, jobs=jobs, sensors=sensors, schedules=schedules, resources={**_DEFAULTS, **(resources or {})}, executor=executor)
+    return Definitions(assets=assets, jobs=jobs, sensors=sensors, schedules=schedules, asset_checks=asset_checks, resources={**_DEFAULTS, **(resources or {})}, executor=executor)
 
 
 _DEFAULTS: dict[str, Any] = {"spark": SparkResource(), "execution": ExecutionConfig(), "intermediates": IntermediateIOManager()}

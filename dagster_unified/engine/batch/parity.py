@@ -1,0 +1,78 @@
+"""Holds what a streaming sink has against what BATCH makes of the same slice of the input: two tables, row by row."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from dagster_unified.connectors.base import SparkSink
+from dagster_unified.engine.batch.stage import Run, run_all
+from dagster_unified.engine.batch.store import IntermediateStore
+from dagster_unified.errors import UnsupportedError
+from dagster_unified.graph.nodes import Graph, SinkNode
+from dagster_unified.graph.options import Configuration
+from dagster_unified.graph.plan import plan
+from dagster_unified.graph.slices import Slice, bound
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A row that the tables do not share, by what identifies it: as BATCH has it, and as the sink's table does; None where there is none."""
+
+    key: str
+    batch: str | None
+    table: str | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How two tables compare: rows of each, differing rows in all, and the first of those."""
+
+    batch_rows: int
+    table_rows: int
+    different: int
+    first: tuple[Difference, ...]
+
+
+def batch_tables(graph: Graph, part: Slice | None, options: Mapping[str, Any], spark: SparkSession, folder: str) -> dict[str, pa.Table]:
+    """Runs the pipeline in BATCH over a slice of its input, into tables of its own below `folder`; gives each sink's."""
+    sinks = {}
+    nodes = []
+    for node in graph.nodes:
+        if isinstance(node, SinkNode):
+            moved = node.sink.elsewhere(f"{folder}/{node.uid}") if isinstance(node.sink, SparkSink) else None
+            if moved is None:
+                raise UnsupportedError(f"{graph.name}: sink '{node.name}' ({node.sink.describe()}) cannot be read back and compared; leave parity out, or write to a table")
+            node, sinks[node.name] = replace(node, sink=moved), moved
+        nodes.append(node)
+    moved_graph = replace(graph, nodes=tuple(nodes))
+    planned = plan(moved_graph if part is None else bound(moved_graph, part), Configuration.of({**options, "execution.runtime-mode": "BATCH"}))
+    run_all(Run(planned, spark, IntermediateStore(f"{folder}/intermediates"), "parity", "parity"))
+    return {name: sink.dataset().to_table() for name, sink in sinks.items()}
+
+
+def compare(batch: pa.Table, table: pa.Table, key: Sequence[str] = (), limit: int = 10) -> Comparison:
+    """Row by row: by `key` where there is one, else as bags of rows."""
+    names = sorted(batch.column_names)
+    ours, theirs = _rows(batch, names, key), _rows(table.select(names), names, key)
+    different = [Difference(k, ours.get(k), theirs.get(k)) for k in sorted({*ours, *theirs}) if ours.get(k) != theirs.get(k)]
+    return Comparison(batch.num_rows, table.num_rows, len(different), tuple(different[:limit]))
+
+
+def _rows(table: pa.Table, names: list[str], key: Sequence[str]) -> dict[str, str]:
+    """Rows as text, by their key; without one by themselves and their number among equal ones."""
+    named = sorted((repr({n: row[n] for n in names}), repr({k: row[k] for k in key})) for row in table.to_pylist())
+    found: dict[str, str] = {}
+    seen: Counter[str] = Counter()
+    for text, name in named:
+        name = name if key else text
+        seen[name] += 1
+        found[name if seen[name] == 1 else f"{name} #{seen[name]}"] = text
+    return found
