@@ -47,7 +47,9 @@ def main(last: str = "2013-12-31", kills: int = 6, seed: int = 2013) -> int:
     console.print(f"{len(keys)} partitions, {kills} kills, seed {seed}", highlight=False)
     with dagster():
         begun = time.monotonic()
-        backfill = ask(BACKFILL, p={"assetSelection": stages(), "partitionNames": keys, "title": "the year"})["launchPartitionBackfill"]["backfillId"]
+        backfill = ask(BACKFILL, p={"assetSelection": stages(), "partitionNames": keys, "title": "the year", "tags": [{"key": "dagster/max_retries", "value": str(kills)}]})[
+            "launchPartitionBackfill"
+        ]["backfillId"]
         ended = follow(backfill, kills, random.Random(seed))
         console.print(f"backfill {backfill}: {ended} after {time.monotonic() - begun:.0f} s", highlight=False)
     return compare() if ended == "COMPLETED_SUCCESS" else 1

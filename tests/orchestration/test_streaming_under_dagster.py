@@ -2,86 +2,28 @@
 
 import json
 import os
-import re
 import signal
-import subprocess
 import sys
 import time
-import urllib.request
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 
-ROOT = Path(__file__).parents[2]
-PORT = 39_471
-DEADLINE = 240
+from tests.orchestration.dagster_dev import DagsterDev
 
 
-class Dagster:
-    """`dagster dev`, driven as the UI drives it: through GraphQL."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        home = folder / "home"
-        home.mkdir()
-        (home / "dagster.yaml").write_text("telemetry:\n  enabled: false\nrun_monitoring:\n  enabled: true\n  poll_interval_seconds: 2\n")
-        self.environment = {**os.environ, "DAGSTER_HOME": str(home), "STREAMING_TEST_FOLDER": str(folder), "PYTHONPATH": str(ROOT)}
-        self.process = None
-
-    def start(self, **environment):
-        log = (self.folder / "dev.log").open("ab")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "dagster", "dev", "-m", "tests.orchestration.streaming_job", "-d", str(ROOT), "-h", "127.0.0.1", "-p", str(PORT)],
-            env={**self.environment, **environment}, cwd=ROOT, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
-        self.until(lambda: self.ask("{ version }"), "the webserver is up")
-
-    def stop(self):
-        """Stops the webserver and the daemon; runs live on, as they do for a user."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(40)
-
-    def end(self):
-        """Stops everything that was started for this test, the processes of runs among them."""
-        self.stop()
-        mark = f"STREAMING_TEST_FOLDER={self.folder}".encode()
-        for process in Path("/proc").iterdir():
-            with suppress(OSError):
-                if process.name.isdigit() and mark in (process / "environ").read_bytes():
-                    os.kill(int(process.name), signal.SIGKILL)
-
-    def ask(self, query, **variables):
-        body = json.dumps({"query": query, "variables": variables}).encode()
-        request = urllib.request.Request(f"http://127.0.0.1:{PORT}/graphql", body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=20) as response:
-            return json.load(response)["data"]
-
-    def until(self, look, what):
-        end = time.monotonic() + DEADLINE
-        while True:
-            try:
-                found = look()
-                if found:
-                    return found
-            except OSError:
-                pass
-            if time.monotonic() > end:
-                raise AssertionError(f"not within {DEADLINE} s: {what}\n{(self.folder / 'dev.log').read_text()[-3000:]}\n{self.ticks()}\n{self.runs()}")
-            time.sleep(0.3)
-
-    SELECTOR = {"repositoryName": "__repository__", "repositoryLocationName": "tests.orchestration.streaming_job"}
+class Dagster(DagsterDev):
+    module = "tests.orchestration.streaming_job"
+    mark = "STREAMING_TEST_FOLDER"
 
     def sensor(self, on):
         if on:
-            selector = {**self.SELECTOR, "sensorName": "sales_streaming_sensor"}
+            selector = {**self.selector, "sensorName": "sales_streaming_sensor"}
             self.ask("mutation($s: SensorSelector!) { startSensor(sensorSelector: $s) { __typename } }", s=selector)
 
     def launch(self, job):
-        selector = {**self.SELECTOR, "pipelineName": job}
+        selector = {**self.selector, "pipelineName": job}
         params = {"selector": selector, "runConfigData": {}, "mode": "default"}
         return self.ask(
             "mutation($p: ExecutionParams!) { launchRun(executionParams: $p) { __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } ... on RunConfigValidationInvalid { errors { message } } } }",
@@ -99,7 +41,7 @@ class Dagster:
         return next((r["runId"] for r in self.runs() if r["status"] == "STARTED"), None)
 
     def ticks(self):
-        selector = {**self.SELECTOR, "sensorName": "sales_streaming_sensor"}
+        selector = {**self.selector, "sensorName": "sales_streaming_sensor"}
         try:
             found = self.ask(
                 "query($s: SensorSelector!) { sensorOrError(sensorSelector: $s) { ... on Sensor { sensorState { ticks(limit: 5) { status skipReason error { message } } } } } }",
@@ -122,17 +64,6 @@ class Dagster:
 
     def statuses(self):
         return {r["runId"]: r["status"] for r in self.runs()}
-
-    def said(self, run_id):
-        """All messages of a run's log, one after another."""
-        found = self.ask(
-            "query($r: ID!) { logsForRun(runId: $r) { ... on EventConnection { events { ... on MessageEvent { message } ... on ErrorEvent { error { message } } } } } }", r=run_id
-        )
-        return "\n".join(e.get("message", "") + (e.get("error") or {}).get("message", "") for e in found["logsForRun"]["events"])
-
-    def worker_of(self, run_id):
-        """The process that executes a run, as its log says."""
-        return int(re.findall(r"Started process for run \(pid: (\d+)\)", self.said(run_id))[0])
 
     def drop(self, name, **amounts):
         target = self.folder / "in"

@@ -1,0 +1,56 @@
+"""Running totals by shop over daily partitions that hand their state on; for the tests under `dagster dev`. At module scope, since runs import it."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from dagster import DailyPartitionsDefinition
+
+from dagster_unified.api import CsvSource, DeltaSink, KeyedProcessFunction, Pipeline, ValueStateDescriptor
+from dagster_unified.orchestration import IntermediateIOManager, SparkResource, unified_definitions
+
+HOME = Path(os.environ.get("BACKFILL_TEST_FOLDER") or tempfile.mkdtemp(prefix="backfill"))
+DAYS = DailyPartitionsDefinition("2024-01-01", end_date="2024-01-09")
+
+
+class Sale(NamedTuple):
+    shop: str
+    amount: int
+
+
+class Total(NamedTuple):
+    shop: str
+    number: int
+    total: int
+
+
+class Running(KeyedProcessFunction):
+    """The total after each sale."""
+
+    def open(self, context):
+        self.number = context.get_state(ValueStateDescriptor("number", int))
+        self.total = context.get_state(ValueStateDescriptor("total", int))
+
+    def process_element(self, value, ctx):
+        self.number.update((self.number.value() or 0) + 1)
+        self.total.update((self.total.value() or 0) + value.amount)
+        yield Total(value.shop, self.number.value(), self.total.value())
+
+
+def same(total: Total) -> Total:
+    return total
+
+
+pipeline = Pipeline("totals")
+sales = pipeline.from_source(CsvSource(f"{HOME}/in/{{key}}.csv", Sale, name="sales"))
+running = sales.key_by("shop").process(Running(), output_type=Total).name("running").uid("running")
+running.rebalance().map(same).name("same").sink_to(DeltaSink(str(HOME / "table"), name="table", mode="append"))
+
+defs = unified_definitions(
+    pipeline,
+    resources={"spark": SparkResource(master="local[2]"), "intermediates": IntermediateIOManager(path=str(HOME / "store"))},
+    partitions=DAYS,
+    carry_state=True,
+    retry_policy=None,
+)

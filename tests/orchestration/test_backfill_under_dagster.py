@@ -1,0 +1,99 @@
+"""A backfill launched through GraphQL, against a real daemon, whose run workers are killed; and a re-execution after intermediates are gone."""
+
+import os
+import random
+import shutil
+import signal
+from itertools import accumulate
+
+import pytest
+from deltalake import DeltaTable
+
+from tests.orchestration.dagster_dev import DagsterDev
+
+DAYS = [f"2024-01-0{n}" for n in range(1, 9)]
+AMOUNTS = {day: [10 * n + 1, 10 * n + 2] for n, day in enumerate(DAYS)}
+
+
+class Dagster(DagsterDev):
+    module = "tests.orchestration.backfill_job"
+    mark = "BACKFILL_TEST_FOLDER"
+
+    def backfill(self, days):
+        stages = [{"path": ["totals", name]} for name in ("sales", "running", "table")]
+        found = self.ask(
+            "mutation($p: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $p) { __typename ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message } } }",
+            p={"assetSelection": stages, "partitionNames": days},
+        )
+        return found["launchPartitionBackfill"]["backfillId"]
+
+    def status(self, backfill):
+        found = self.ask("query($b: String!) { partitionBackfillOrError(backfillId: $b) { ... on PartitionBackfill { status } } }", b=backfill)
+        return found["partitionBackfillOrError"]["status"]
+
+    def runs(self):
+        """Run and status, the newest first."""
+        found = self.ask("{ runsOrError { ... on Runs { results { runId status } } } }")["runsOrError"]["results"]
+        return [(r["runId"], r["status"]) for r in found]
+
+    def re_execute(self, run):
+        params = {"parentRunId": run, "strategy": "FROM_FAILURE"}
+        found = self.ask(
+            "mutation($p: ReexecutionParams!) { launchRunReexecution(reexecutionParams: $p) { __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }",
+            p=params,
+        )
+        return found["launchRunReexecution"]["run"]["runId"]
+
+    def table(self):
+        rows = DeltaTable(str(self.folder / "table")).to_pyarrow_table().to_pylist()
+        return sorted((r["number"], r["total"]) for r in rows)
+
+
+@pytest.fixture
+def dagster(tmp_path):
+    running = Dagster(tmp_path, "run_retries:\n  enabled: true\n  max_retries: 3\n  retry_on_asset_or_op_failure: false\n")
+    (tmp_path / "in").mkdir()
+    for day, amounts in AMOUNTS.items():
+        (tmp_path / "in" / f"{day}.csv").write_text("shop,amount\n" + "".join(f"a,{n}\n" for n in amounts))
+    running.start()
+    yield running
+    running.end()
+
+
+def expected(days):
+    return list(enumerate(accumulate(n for day in days for n in AMOUNTS[day]), 1))
+
+
+def test_a_backfill_with_carried_state_survives_kills_and_a_day_that_runs_again_changes_nothing(dagster):
+    chance = random.Random(2024)
+    backfill = dagster.backfill(DAYS)
+    killed = dagster.until(lambda: next((run for run, status in dagster.runs() if status == "STARTED"), None), "a run is started")
+    stage, days = chance.choice([("sales", 3), ("running", 2), ("running", 5)])
+    done = dagster.folder / "store" / "totals" / stage
+    dagster.until(lambda: done.exists() and len(list(done.glob("*/*/manifest.json"))) >= days, f"{days} days of {stage} are there")
+    os.kill(dagster.worker_of(killed), signal.SIGKILL)
+    dagster.until(lambda: dagster.status(backfill) == "COMPLETED_SUCCESS", "the backfill is complete")
+    assert dict(dagster.runs())[killed] == "FAILURE"
+    assert dagster.table() == expected(DAYS)
+    assert "no sign of life" in dagster.said(killed)
+    retried = dagster.runs()[0][0]
+    assert "was finished by run" in dagster.said(retried)
+
+    # A day in the middle runs again: it begins with the state before it.
+    again = dagster.backfill(DAYS[3:5])
+    dagster.until(lambda: dagster.status(again) == "COMPLETED_SUCCESS", "the second backfill is complete")
+    assert dagster.table() == expected(DAYS)
+
+
+def test_re_execution_from_failure_after_an_intermediate_is_gone(dagster):
+    (dagster.folder / "table").write_text("not a table, and in its way")
+    backfill = dagster.backfill(DAYS[:2])
+    dagster.until(lambda: dagster.status(backfill) == "COMPLETED_FAILED", "the backfill has failed")
+    failed = dagster.runs()[0][0]
+    (dagster.folder / "table").unlink()
+    shutil.rmtree(dagster.folder / "store" / "totals" / "running" / DAYS[1])
+    again = dagster.re_execute(failed)
+    dagster.until(lambda: dict(dagster.runs())[again] in ("SUCCESS", "FAILURE"), "the re-execution has ended")
+    assert dict(dagster.runs())[again] == "SUCCESS"
+    assert f"recomputing stage 'running' of partition {DAYS[1]}" in dagster.said(again)
+    assert dagster.table() == expected(DAYS[:2])
