@@ -68,8 +68,8 @@ def unified_definitions(
     With `carry_state` a partition goes on from the keyed state, with its timers, that the one before it ended with, so that partition
     after partition gives what one run over all input gives, and what STREAMING gives. A partition ends with the watermark of what has come
     so far, by the pipeline's strategies, as a micro-batch does; the last partition of a definition that has an end, with the end of
-    input. Dagster runs partitions in their order; it gives all stages of a range to one run only with `BackfillPolicy.single_run()`,
-    which is the default here. A partition whose predecessor has not been run is an error.
+    input. Dagster runs partitions in their order, and in a backfill each stage in runs of its own, since the stages depend on themselves;
+    `backfill_policy` is then `BackfillPolicy.single_run()` unless it is given. A partition whose predecessor has not been run is an error.
 
     With `reuse="fingerprint"` a stage does not run where its latest materialization was made of the same code, configuration, library
     version, input and upstream stages, and still stands: after a change to the last operator, only its stage runs. Sources whose input

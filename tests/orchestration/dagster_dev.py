@@ -85,6 +85,10 @@ class DagsterDev:
         )
         return "\n".join(e.get("message", "") + (e.get("error") or {}).get("message", "") for e in found["logsForRun"]["events"])
 
+    def workers_of(self, run_id):
+        """The process that executes a run, as its log says; none while it does not say so."""
+        return [int(pid) for pid in re.findall(r"Started process for run \(pid: (\d+)\)", self.said(run_id))]
+
     def worker_of(self, run_id):
-        """The process that executes a run, as its log says."""
-        return int(re.findall(r"Started process for run \(pid: (\d+)\)", self.said(run_id))[0])
+        """The process that executes a run."""
+        return self.workers_of(run_id)[0]

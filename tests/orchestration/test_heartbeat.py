@@ -1,0 +1,78 @@
+"""Runs whose process has died, with the server that would have noticed: told by the silence of a stage in the middle."""
+
+import subprocess
+import sys
+import time
+
+import msgspec
+import pytest
+from dagster import DagsterInstance, DagsterRunStatus, job, op
+from dagster._core.events import DagsterEvent, DagsterEventType
+
+from dagster_unified.engine.batch.store import IntermediateStore
+from dagster_unified.orchestration.heartbeat import Beat, beating, bury_dead_runs, last_beat
+
+KILLED = """
+import os, signal, time
+from dagster_unified.engine.batch.store import IntermediateStore
+from dagster_unified.orchestration.heartbeat import beating, last_beat
+store = IntermediateStore({folder!r})
+with beating(store, "p", {run!r}):
+    while last_beat(store, "p", {run!r}) is None:
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def instance(tmp_path):
+    with DagsterInstance.local_temp(str(tmp_path / "home")) as instance:
+        yield instance
+
+
+@pytest.fixture
+def store(tmp_path):
+    return IntermediateStore(str(tmp_path / "store"))
+
+
+def started(instance, *events):
+    """A run that has begun, with these events of its step `p__stage`."""
+
+    @op
+    def p__stage():
+        pass
+
+    @job
+    def p_batch():
+        p__stage()
+
+    run = instance.create_run_for_job(p_batch, status=DagsterRunStatus.STARTED)
+    for event in events:
+        instance.report_dagster_event(DagsterEvent(event.value, "p_batch", step_key="p__stage", step_kind_value="COMPUTE"), run.run_id)
+    return instance.get_run_by_id(run.run_id)
+
+
+def test_a_process_that_is_killed_in_the_middle_of_a_stage_leaves_a_run_that_is_buried(instance, store):
+    run = started(instance, DagsterEventType.STEP_START)
+    assert subprocess.run([sys.executable, "-c", KILLED.format(folder=str(store.root), run=run.run_id)], check=False).returncode == -9
+    assert bury_dead_runs(instance, store, "p", {"p__stage"}) == []
+    (said,) = bury_dead_runs(instance, store, "p", {"p__stage"}, patience=0)
+    assert f"run {run.run_id[:8]}: process" in said
+    assert "re-execute from failure" in said
+    assert instance.get_run_by_id(run.run_id).status is DagsterRunStatus.FAILURE
+    assert bury_dead_runs(instance, store, "p", {"p__stage"}, patience=0) == []
+
+
+def test_a_run_that_lives_or_is_between_its_stages_is_left_alone(instance, store):
+    silent = Beat(1, "here", time.time() - 3600)
+    for events in ([DagsterEventType.STEP_START, DagsterEventType.STEP_SUCCESS], []):
+        run = started(instance, *events)
+        path = store.root / "p" / ".runs" / f"{run.run_id}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.encode(silent))
+    living = started(instance, DagsterEventType.STEP_START)
+    with beating(store, "p", living.run_id):
+        while last_beat(store, "p", living.run_id) is None:
+            time.sleep(0.01)
+        assert bury_dead_runs(instance, store, "p", {"p__stage"}) == []
+    assert last_beat(store, "p", living.run_id) is None
