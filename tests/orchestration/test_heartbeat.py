@@ -26,6 +26,7 @@ with beating(store, "p", {run!r}):
 
 @pytest.fixture
 def instance(tmp_path):
+    (tmp_path / "home").mkdir()
     with DagsterInstance.local_temp(str(tmp_path / "home")) as instance:
         yield instance
 
