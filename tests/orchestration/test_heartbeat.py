@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from dagster import DagsterInstance, DagsterRunStatus, job, op
 from dagster._core.events import DagsterEvent, DagsterEventType
+from dagster._core.execution.plan.objects import StepSuccessData
 
 from dagster_unified.engine.batch.store import IntermediateStore
 from dagster_unified.orchestration.heartbeat import Beat, beating, bury_dead_runs, last_beat
@@ -49,7 +50,8 @@ def started(instance, *events):
 
     run = instance.create_run_for_job(p_batch, status=DagsterRunStatus.STARTED)
     for event in events:
-        instance.report_dagster_event(DagsterEvent(event.value, "p_batch", step_key="p__stage", step_kind_value="COMPUTE"), run.run_id)
+        data = StepSuccessData(1.0) if event is DagsterEventType.STEP_SUCCESS else None
+        instance.report_dagster_event(DagsterEvent(event.value, "p_batch", step_key="p__stage", step_kind_value="COMPUTE", event_specific_data=data), run.run_id)
     return instance.get_run_by_id(run.run_id)
 
 
