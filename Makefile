@@ -5,7 +5,7 @@ export DAGSTER_HOME ?= $(CURDIR)/.dagster_home
 export DAGSTER_DISABLE_TELEMETRY ?= yes
 ONLY ?=
 
-.PHONY: demo demo-streaming test faults check bench dev docs format lock clean
+.PHONY: demo demo-streaming demo-backfill test faults check bench dev docs format lock clean
 
 .venv/ready: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dagster-unified needs Python 3.11 or newer: run make PYTHON=/path/to/python3.11")'
@@ -27,6 +27,11 @@ demo: .venv/java $(DAGSTER_HOME)/dagster.yaml ## run the flights pipeline in BAT
 demo-streaming: .venv/java $(DAGSTER_HOME)/dagster.yaml ## replay the year as a stream, kill it once, compare with BATCH
 	@$(BIN)/python -m jobs.data
 	@$(BIN)/python -m jobs.streaming_demo
+
+demo-backfill: .venv/java $(DAGSTER_HOME)/dagster.yaml ## backfill the year by days, kill run workers, compare with one run
+	@$(BIN)/python -m jobs.data
+	@$(BIN)/dagster-unified run jobs.flight_delays -D execution.runtime-mode=BATCH --rows 0
+	@$(BIN)/python -m jobs.backfill_demo
 
 test: .venv/java ## the whole test suite
 	@$(BIN)/python -m pytest

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
-PROGRAM, TEST, WINDOWS, COLUMNS, DEFINITIONS, DEPLOYMENT = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+PROGRAM, TEST, WINDOWS, COLUMNS, DEFINITIONS, PARTITIONS, DEPLOYMENT = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 (OUTPUT,) = re.findall(r"```text\n(.*?)```", README, re.DOTALL)
 
 
@@ -24,11 +24,21 @@ def test_the_definitions_have_an_asset_per_stage_and_load_without_a_jvm():
     assert len(job.asset_layer.executable_asset_keys) == 2
 
 
+def test_the_partitioned_definitions_have_schedules_checks_and_a_janitor():
+    namespace = {"__name__": "shops"}
+    exec(PROGRAM + DEFINITIONS + PARTITIONS, namespace)
+    defs = namespace["defs"]
+    assert sorted(s.name for s in defs.schedules) == ["daily_janitor_schedule", "daily_schedule"]
+    assert defs.resolve_job_def("daily_janitor")
+    stages = [node for node in defs.resolve_asset_graph().asset_nodes if node.is_materializable]
+    assert all(node.has_self_dependency and node.is_partitioned for node in stages)
+
+
 def test_the_deployment_gives_a_job_and_a_sensor():
     namespace = {"__name__": "shops"}
     exec(PROGRAM + DEFINITIONS + DEPLOYMENT + "defs = unified_definitions(pipeline, deployments=[deployment])", namespace)
     defs = namespace["defs"]
-    assert [s.name for s in defs.sensors] == ["shops_streaming_sensor"]
+    assert [s.name for s in defs.sensors] == ["shops_heartbeat_sensor", "shops_streaming_sensor"]
     for verb in ("streaming", "suspend", "resume", "drain"):
         assert defs.resolve_job_def(f"shops_{verb}")
 
