@@ -1,0 +1,145 @@
+"""Recovery and orchestration: a failure in each of five stages in turn, also with the intermediates before it lost; and what Dagster costs.
+
+Through Dagster, in one process, with a warm session. What is compared is the time from the failure to the result: *re-execute
+from failure*, running the whole job again stage by stage, and running it again as one Spark job.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dagster import DagsterInstance, JobDefinition, ReexecutionOptions, execute_job, reconstructable
+from pyspark.sql import functions as F
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.bars import Bar, Measurement, Options
+from dagster_unified.api import DeltaSink, MapFunction, ParquetSource, Pipeline, RuntimeContext
+from dagster_unified.engine import session
+from dagster_unified.orchestration import IntermediateIOManager, SparkResource, unified_definitions
+
+HOME = Path(os.environ.setdefault("RECOVERY_BENCH", tempfile.mkdtemp(prefix="recovery-bench")))
+BROKEN = HOME / "broken"
+"""Holds the number of the stage that fails."""
+
+STAGES = 5
+
+
+class R(NamedTuple):
+    k: str
+    v: int
+    ts: int
+
+
+class Step(MapFunction):
+    """What every stage does to a record; fails as it opens where its stage is to."""
+
+    def __init__(self, stage: int) -> None:
+        self.stage = stage
+
+    def open(self, context: RuntimeContext) -> None:
+        if BROKEN.exists() and BROKEN.read_text() == str(self.stage):
+            raise OSError("injected")
+
+    def map(self, value: R) -> R:
+        return R(value.k, value.v + 1, value.ts)
+
+
+def pipeline() -> Pipeline:
+    built = Pipeline("bench_recovery")
+    stream = built.from_source(ParquetSource(str(HOME / "in"), R, name="numbers")).map(Step(1), output_type=R)
+    for stage in range(2, STAGES + 1):
+        stream = stream.rebalance().map(Step(stage), output_type=R).name(f"stage{stage}")
+    stream.sink_to(DeltaSink(str(HOME / "out"), name="out"))
+    return built
+
+
+def job() -> JobDefinition:
+    resources = {"spark": SparkResource(), "intermediates": IntermediateIOManager(path=str(HOME / "store"))}
+    return unified_definitions(pipeline(), resources=resources, retry_policy=None).resolve_job_def("bench_recovery_batch")
+
+
+def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
+    spark = session.start()
+    keys = F.concat(F.lit("k"), (F.col("id") % options.keys).cast("string"))
+    records = spark.range(0, options.records // 2, 1, 4).select(keys.alias("k"), F.col("id").alias("v"), F.col("id").alias("ts"))
+    records.write.mode("overwrite").parquet(str(HOME / "in"))
+    try:
+        with tempfile.TemporaryDirectory() as folder, DagsterInstance.local_temp(folder) as instance:
+            return _measured(instance, options)
+    finally:
+        shutil.rmtree(HOME, ignore_errors=True)
+
+
+def _measured(instance: DagsterInstance, options: Options) -> tuple[list[Bar], list[Measurement]]:
+    _run(instance)  # warms the session
+    whole, alone, overhead, one_job = [], [], [], []
+    for _ in range(options.rounds):
+        seconds, stages = _run(instance)
+        whole.append(seconds)
+        alone.append(list(stages.values())[-1])
+        overhead.append((seconds - sum(stages.values())) / STAGES)
+        one_job.append(_run(instance, {"execution.batch-shuffle-mode": "ALL_EXCHANGES_PIPELINED"})[0])
+    restart, last, single = (statistics.median(x) for x in (whole, alone, one_job))
+    table = Table("failure in", "re-executed from failure", "stages run", "and its intermediates lost", "stages run", "all stages again", "as one Spark job again")
+    ratio = 0.0
+    for stage in range(1, STAGES + 1):
+        row, cells = [], []
+        for lost in (False, True):
+            found = [_recovered(instance, stage, lost) for _ in range(options.rounds)]
+            row.append(statistics.median(seconds for seconds, _ in found))
+            cells += [f"{row[-1]:.2f} s", str(found[0][1])]
+        ratio = row[0] / last
+        table.add_row(f"stage {stage}", *cells, f"{restart:.2f} s", f"{single:.2f} s")
+    Console().print(table)
+    built = time.perf_counter()
+    unified_definitions(_long(200)).get_repository_def()
+    bars = [
+        Bar("recovery.last_stage_vs_alone", ratio, 1.3, at_most=True),
+        Bar("recovery.overhead_per_stage_s", statistics.median(overhead), 0.4, at_most=True),
+        Bar("recovery.definitions_of_200_stages_s", time.perf_counter() - built, 3.0, at_most=True),
+    ]
+    return bars, []
+
+
+def _run(instance: DagsterInstance, options: Mapping[str, Any] | None = None) -> tuple[float, dict[str, float]]:
+    """A whole run's seconds, and those of its stages."""
+    config = {"resources": {"execution": {"config": dict(options or {})}}, "loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+    begun = time.perf_counter()
+    result = job().execute_in_process(instance=instance, run_config=config)
+    seconds = time.perf_counter() - begun
+    shown = [e.materialization for e in result.get_asset_materialization_events()]
+    return seconds, {m.asset_key.path[-1]: float(m.metadata["duration_seconds"].value) for m in shown if "duration_seconds" in m.metadata}  # type: ignore[arg-type]
+
+
+def _recovered(instance: DagsterInstance, stage: int, lost: bool) -> tuple[float, int]:
+    """Seconds from a failure to the result, and how many stages ran."""
+    quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+    BROKEN.write_text(str(stage))
+    failed = job().execute_in_process(instance=instance, raise_on_error=False, run_config=quiet)
+    BROKEN.unlink()
+    assert not failed.success
+    if lost:
+        shutil.rmtree(HOME / "store", ignore_errors=True)
+    begun = time.perf_counter()
+    with execute_job(reconstructable(job), instance, run_config=quiet, reexecution_options=ReexecutionOptions.from_failure(failed.run_id, instance)) as again:
+        assert again.success
+        seconds = time.perf_counter() - begun
+        finished = [e for e in instance.all_logs(again.run_id) if " rows, " in e.user_message and e.user_message.startswith("stage ")]
+    return seconds, len(finished)
+
+
+def _long(stages: int) -> Pipeline:
+    built = Pipeline("long")
+    stream = built.from_source(ParquetSource(str(HOME / "in"), R, name="numbers"))
+    for _ in range(stages - 1):
+        stream = stream.rebalance().map(Step(0), output_type=R)
+    stream.print()
+    return built
