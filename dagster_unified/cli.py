@@ -187,6 +187,22 @@ def restore(pipeline: str, /, *, savepoint: str | None = None, define: Definitio
     return 0
 
 
+@app.command
+def stop_connect_server(port: int, /) -> int:
+    """End the Spark Connect server that `SparkResource(connect=port)` started on this machine.
+
+    Parameters
+    ----------
+    port
+        Where it listens.
+    """
+    from dagster_unified.engine.connect_server import stop
+
+    ended = stop(port)
+    out.print(f"the server at port {port} has ended" if ended else f"no server was started at port {port}", highlight=False)
+    return 0
+
+
 def _directory(pipeline: str, define: list[str]) -> CheckpointDirectory:
     from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Optional
 from dagster import ConfigurableResource
 from pydantic import Field, create_model
 
-from dagster_unified.engine import session
+from dagster_unified.engine import connect_server, session
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.options import OPTIONS, Configuration
 
@@ -20,11 +20,18 @@ class SparkResource(ConfigurableResource):  # type: ignore[type-arg]
 
     master: str = Field(default="local[*]", description="The master of a classic session, such as local[2] or spark://host:7077.")
     remote: Optional[str] = Field(default=None, description="The address of a Spark Connect server, such as sc://host:15002; used instead of `master`.")
+    connect: Optional[int] = Field(
+        default=None, description="A port on this machine: the Spark Connect server there, started on `master` where there is none, is shared by all runs and steps."
+    )
     config: dict[str, str] = Field(default={}, description="Further Spark configuration.")
 
     def session(self) -> SparkSession:
         """The running session, or a new one."""
-        return session.start(self.master, self.remote, self.config)
+        if self.connect is None:
+            return session.start(self.master, self.remote, self.config)
+        if self.remote is not None:
+            raise ConfigurationError("the resource 'spark' has both remote, a Spark Connect server that is there, and connect, one to start on demand; give one of them")
+        return session.start(remote=connect_server.ensure(self.connect, self.master, self.config))
 
 
 def session_of(resource: Any) -> SparkSession:
