@@ -14,6 +14,7 @@ from dagster_unified.graph import nodes as g
 from dagster_unified.graph.explain import as_mermaid
 from dagster_unified.graph.lineage import column_lineage
 from dagster_unified.graph.plan import Plan, Region
+from dagster_unified.operators.carried import CARRIED
 from dagster_unified.orchestration.translator import StageTranslator
 from dagster_unified.records import RecordType, shorten
 
@@ -32,7 +33,10 @@ def stage_metadata(plan: Plan, region: Region, manifest: Manifest, data: UPath, 
     if records is not None:
         metadata["dagster/column_schema"] = table_schema(records.schema)
     for stream in manifest.streams if len(manifest.streams) > 1 else []:
-        metadata[f"rows of {stream.uid}" + (f" / {stream.tag}" if stream.tag else "")] = stream.rows
+        if stream.tag == CARRIED:
+            metadata[f"pages of state of {stream.uid}"] = stream.rows
+        else:
+            metadata[f"rows of {stream.uid}" + (f" / {stream.tag}" if stream.tag else "")] = stream.rows
     metadata.update(manifest.counters)
     for sink, location in manifest.sinks.items():
         metadata[f"written to ({sink})"] = MetadataValue.path(location)

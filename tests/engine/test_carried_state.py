@@ -27,6 +27,7 @@ from dagster_unified.errors import CarriedStateError, StateError, UnsupportedErr
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
 from dagster_unified.graph.slices import bound
+from dagster_unified.operators import carried
 from dagster_unified.orchestration.partitions import slice_of
 from dagster_unified.records import record_type
 
@@ -205,6 +206,14 @@ def test_any_events_give_the_same_by_days_and_at_once(spark, tmp_path_factory, e
         once = build(events, f"{folder}/once {build.__name__}").plan({"execution.runtime-mode": "BATCH"})
         run_all(Run(once, spark, IntermediateStore(f"{folder}/once"), "run", "run"))
         assert table(f"{folder}/days {build.__name__}") == table(f"{folder}/once {build.__name__}")
+
+
+def test_the_row_count_of_a_partition_is_of_its_records_and_not_of_its_state(spark, tmp_path):
+    days = Days(spark, tmp_path)
+    days.run(totals(EVENTS, str(tmp_path / "days")), *DAYS)
+    last = days.store.find(Address("totals", "table", "run", DAYS[2]))
+    assert [s.tag for s in last.streams] == [carried.CARRIED, None]
+    assert (last.rows, [s.rows for s in last.streams]) == (2, [3, 2])
 
 
 def test_a_day_that_runs_again_begins_with_the_state_before_it(spark, tmp_path):

@@ -27,6 +27,7 @@ from dagster_unified.graph.failover import regions_to_recompute
 from dagster_unified.graph.nodes import ExchangeKind, SinkNode
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.graph.slices import WHOLE
+from dagster_unified.operators.carried import CARRIED
 from dagster_unified.operators.key_groups import ControlEvent
 from dagster_unified.operators.layout import OUTPUT, StreamLayout, combined_schema, output_column
 from dagster_unified.operators.metrics import Metrics, merge
@@ -223,7 +224,7 @@ class _Job:
             fingerprint=self.region.fingerprint,
             schema=frame.schema.json(),
             streams=[StoredStream(s.uid, s.tag, n) for s, n in zip(self.streams, rows, strict=True)],
-            rows=sum(rows),
+            rows=sum(n for s, n in zip(self.streams, rows, strict=True) if s.tag != CARRIED),
             bytes=sum(f.bytes for f in files) or sum(r.bytes for r in results.values()),
             data=self.attempt.name,
             files=files,
