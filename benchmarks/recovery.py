@@ -69,7 +69,7 @@ def job() -> JobDefinition:
 def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
     spark = session.start()
     keys = F.concat(F.lit("k"), (F.col("id") % options.keys).cast("string"))
-    records = spark.range(0, options.records // 2, 1, 4).select(keys.alias("k"), F.col("id").alias("v"), F.col("id").alias("ts"))
+    records = spark.range(0, options.records // 5, 1, 4).select(keys.alias("k"), F.col("id").alias("v"), F.col("id").alias("ts"))
     records.write.mode("overwrite").parquet(str(HOME / "in"))
     try:
         with tempfile.TemporaryDirectory() as folder, DagsterInstance.local_temp(folder) as instance:
