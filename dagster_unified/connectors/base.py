@@ -96,6 +96,10 @@ class SparkSource(Source):
         changed.part, changed.bound, changed.boundedness = part, True, Boundedness.BOUNDED
         return changed
 
+    def settings(self) -> str:
+        parts = sorted(self.part.parts.items()) if self.part is not None else None
+        return f"{sorted(self.partition_columns.items())} {parts}"
+
     def can_be_bounded(self) -> bool:
         """Whether it knows what belongs to a partition."""
         return bool(self.partition_columns)
@@ -130,6 +134,10 @@ class SparkSink(Sink):
     def elsewhere(self, path: str) -> Self | None:
         """The same sink, writing to another place; None where it writes to none that can be read back."""
         return None
+
+    def exists(self) -> bool:
+        """Whether what it wrote is still there, as far as it can tell."""
+        return True
 
     def dataset(self) -> ds.Dataset:
         """All that is there."""

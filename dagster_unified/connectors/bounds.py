@@ -34,7 +34,7 @@ class PathTemplate:
 
     def everything(self) -> str:
         """The pattern that all partitions' paths match."""
-        return self.filled(lambda _name, _form: "*")
+        return self.filled(lambda _name, form: "/".join("*" for _ in form.split("/")))
 
     def of(self, part: Slice) -> str:
         """The path of one partition."""

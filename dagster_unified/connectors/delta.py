@@ -92,7 +92,8 @@ class DeltaSink(SparkSink):
         frame = self._last_per_key(frame) if self.mode == "upsert" else frame.drop(TIMESTAMP)
         table = self._table(frame)
         app = f"dagster-unified/{context.pipeline}/{self.name}/{context.execution}/{context.partition}"
-        owner = None if context.partition == WHOLE else f"dagster-unified/{context.pipeline}/{self.name}/partition/{context.partition}"
+        of_partition = context.epoch is None and context.partition != WHOLE
+        owner = None if not of_partition else f"dagster-unified/{context.pipeline}/{self.name}/partition/{context.partition}"
         mine = f"data-{digest(app)}-" if owner is None else f"{_PARTITION}{digest(owner)}-{digest(app)}-"
         if context.timeline:
             app += f"/timeline {context.timeline}"
@@ -111,8 +112,10 @@ class DeltaSink(SparkSink):
             context.before_commit()
             undone = self._undone(table, f"{mine}{version:010d}-") if context.timeline and done is None else []
             begins = self.mode == "overwrite" and context.epoch == 0
-            if context.epoch is None or begins or undone or any(map(_rows, files)):
-                self._commit(files, Transaction(app, version), mine, undone, owner)
+            wanted = context.epoch is None or begins or undone or any(map(_rows, files))
+            if wanted and not self._commit(files, Transaction(app, version), mine, undone, owner):
+                remove_tree(staged)
+                return WriteResult(str(self.path), repeated=True)
         except BaseException:
             remove_tree(staged)
             raise
@@ -124,6 +127,11 @@ class DeltaSink(SparkSink):
         changed = copy.copy(self)
         changed.path = storage_path(path, "Delta sink")
         return changed
+
+    def exists(self) -> bool:
+        from deltalake import DeltaTable
+
+        return bool(DeltaTable.is_deltatable(self._uri(), storage_options=self.storage_options))
 
     def dataset(self) -> ds.Dataset:
         from deltalake import DeltaTable
@@ -168,21 +176,25 @@ class DeltaSink(SparkSink):
         last = numbered.groupBy(*self.key).agg(F.max_by(F.struct(*columns), F.struct(*order, F.col("__n"))).alias("__row"))
         return last.select(*[f"__row.{c}" for c in columns])
 
-    def _commit(self, files: list[UPath], transaction: Transaction, mine: str, undone: list[RemoveAction], owner: str | None) -> None:
-        """Commits what was staged; where another writer was first, once more over what that one left."""
+    def _commit(self, files: list[UPath], transaction: Transaction, mine: str, undone: list[RemoveAction], owner: str | None) -> bool:
+        """Commits what was staged; where another writer was first, once more over what that one left. False where that one was this execution."""
         from deltalake import DeltaTable
         from deltalake.exceptions import CommitFailedError
 
         for attempt in range(_COMMITS):
             try:
-                self._try_commit(DeltaTable(self._uri(), storage_options=self.storage_options), files, transaction, mine, undone, owner)
-                return
+                return self._try_commit(DeltaTable(self._uri(), storage_options=self.storage_options), files, transaction, mine, undone, owner)
             except CommitFailedError:
                 if attempt == _COMMITS - 1:
                     raise
+        return False
 
-    def _try_commit(self, table: DeltaTable, files: list[UPath], transaction: Transaction, mine: str, undone: list[RemoveAction], owner: str | None) -> None:
+    def _try_commit(self, table: DeltaTable, files: list[UPath], transaction: Transaction, mine: str, undone: list[RemoveAction], owner: str | None) -> bool:
         from deltalake.transaction import CommitProperties, Transaction
+
+        held = table.transaction_version(transaction.app_id)
+        if held is not None and held >= transaction.version:
+            return False
 
         transactions = [transaction]
         if owner is not None:
@@ -192,7 +204,7 @@ class DeltaSink(SparkSink):
         filled = [f for f in files if _rows(f)]
         if self.mode == "upsert" and filled:
             self._merge(table, filled, properties)
-            return
+            return True
         adds = [self._add(f) for f in filled]
         actions: list[Any] = [*adds, *undone]
         if owner is not None:
@@ -200,6 +212,7 @@ class DeltaSink(SparkSink):
         elif self.mode == "overwrite":
             actions += self._removed(table, adds, mine)
         table.create_write_transaction(actions, "append", table.schema(), partition_by=list(self.partition_by) or None, commit_properties=properties)
+        return True
 
     def _merge(self, table: DeltaTable, files: list[UPath], properties: Any) -> None:
         import pyarrow.dataset as ds  # loads pandas where it is installed, so only where it is needed

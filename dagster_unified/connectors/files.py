@@ -127,6 +127,9 @@ class TextSource(_FileSource):
     def _options(self) -> dict[str, Any]:
         return {}
 
+    def settings(self) -> str:
+        return f"{super().settings()} {sorted(self._options().items())}"
+
     def read(self, spark: SparkSession) -> DataFrame:
         schema, options = self._permissive()
         return self._checked(spark.read.format(self.format).schema(schema).options(**options).load(self._existing()))
@@ -269,6 +272,9 @@ class FileSink(SparkSink):
             writer.format(self.format).save(for_spark(staged))
             context.before_commit()
             _swap(staged, target)
+            if target != self.path:  # what a run without partitions had written
+                for whole in self.path.glob(f"*.{self.format}"):
+                    whole.unlink()
         except BaseException:
             remove_tree(staged)
             raise
@@ -323,10 +329,13 @@ class FileSink(SparkSink):
         changed.path = storage_path(path, "file sink")
         return changed
 
+    def exists(self) -> bool:
+        return bool(self.path.exists())
+
     def dataset(self) -> ds.Dataset:
         import pyarrow.dataset as ds
 
-        files = [f for f in self.path.rglob(f"*.{self.format}") if not f.name.startswith(("_", "."))]
+        files = [f for f in self.path.rglob(f"*.{self.format}") if not any(p.startswith(("_", ".")) for p in f.relative_to(self.path).parts)]
         return ds.dataset([f.path for f in files], format=self.format, filesystem=self.path.fs)
 
     def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:

@@ -44,6 +44,8 @@ def stop(port: int) -> bool:
         return False
     group = int(mark.read_text())
     mark.unlink()
+    if not _is_ours(group):
+        return False
     deadline = time.monotonic() + SHUTDOWN
     try:
         os.killpg(group, signal.SIGTERM)
@@ -78,9 +80,17 @@ def _start(port: int, master: str, config: Mapping[str, str]) -> None:
     deadline = time.monotonic() + STARTUP
     while not _listens(port):
         if server.poll() is not None or time.monotonic() > deadline:
+            stop(port)
+            _files(port, ".pid").unlink(missing_ok=True)
             said = log.read_text(errors="replace").strip().splitlines()[-3:]
             raise StageError(f"the Spark Connect server at port {port} did not come up: {' '.join(said)[:500]} (its log is {log})")
         time.sleep(0.1)
+
+
+def _is_ours(process: int) -> bool:
+    """Whether a process is a Spark Connect server: a number may have gone to another since."""
+    listed = subprocess.run(["ps", "-o", "args=", "-p", str(process)], capture_output=True, text=True, check=False)
+    return "SparkConnectServer" in listed.stdout
 
 
 def _listens(port: int) -> bool:

@@ -50,7 +50,12 @@ def _sentence(error: Exception, text: str) -> str:
 
 def _malformed(message: str, plan: Plan, spark: SparkSession) -> errors.UnifiedError:
     start, end = message.find("{"), message.rfind("}")
-    details = json.loads(message[start : end + 1])
+    try:
+        details = json.loads(message[start : end + 1])
+    except json.JSONDecodeError:
+        details = {}
+    if not {"source", "file", "row", "reason"} <= set(details):
+        return errors.MalformedInputError(f"{plan.name}: {message}")
     for node in plan.graph.nodes:
         if isinstance(node, SourceNode) and node.source.name == details["source"] and isinstance(node.source, TextSource):
             found = node.source.locate(spark, details["file"], details["row"], details["reason"])

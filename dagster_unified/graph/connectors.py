@@ -46,6 +46,10 @@ class Source(ABC):
     def snapshot(self) -> str:
         """Identifies what would be read now, so that a fingerprint changes when the input does."""
 
+    def settings(self) -> str:
+        """What else decides which records are read, and how: part of a stage's fingerprint."""
+        return ""
+
     def tells_input(self) -> bool:
         """Whether its snapshot changes with what would be read: where not, nothing that comes of it can be reused."""
         return True

@@ -206,11 +206,11 @@ def _fingerprint(graph: Graph, execution: Execution, nodes: tuple[int, ...], out
 def _describe_node(node: Node) -> str:
     described = [type(node).__name__, node.uid, node.records.describe() if node.records else "", node.timestamped, node.parallelism]
     if isinstance(node, SourceNode):
-        return digest(*described, node.source.describe(), node.source.snapshot())
+        return digest(*described, node.source.describe(), node.source.settings(), node.source.snapshot())
     if isinstance(node, LookupNode):
         return digest(_describe_lookup(node), node.source.snapshot())
     if isinstance(node, SinkNode):
-        return digest(*described, node.sink.describe())
+        return digest(*described, node.sink.describe(), fingerprint(getattr(node.sink, "function", None)))
     described += [fingerprint(getattr(node, name, None)) for name in ("function", "assigner", "rolling", "names")]
     described.append(repr(getattr(node, "columns", None)))
     if isinstance(node, KeyedNode):

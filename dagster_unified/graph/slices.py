@@ -35,7 +35,7 @@ class Slice:
     @property
     def name(self) -> str:
         """The key as a segment of a path, and the same on every file system: what is not plain is percent-encoded."""
-        return quote(self.key, safe="=+")
+        return "%61ll" if self.key == WHOLE else quote(self.key, safe="=+")
 
     def time(self) -> TimeRange | None:
         """Its range of time, where it has one."""

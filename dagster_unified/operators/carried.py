@@ -86,11 +86,11 @@ def run_carried(program: Program, batches: Iterable[pa.RecordBatch], clock: Call
     assert program.carry is not None
     out: list[tuple[int, pa.RecordBatch]] = []
     state = next(i for i, output in enumerate(program.outputs) if output.tag == CARRIED)
-    event = decode_event(program.carry)
+    event, watermark = decode_event(program.carry.end), program.carry.watermark
     driver = KeyGroups(program, lambda number, batch: out.append((number, batch)), clock, subtask)
 
     def finish(group: _Group) -> None:
-        driver.run(group.store, group.waiting, event, in_order=True)
+        driver.run(group.store, group.waiting, event, in_order=True, watermark=watermark)
         rows = group.store.rows(group.number)
         if rows is not None:
             out.append((state, rows))
@@ -105,7 +105,7 @@ def run_carried(program: Program, batches: Iterable[pa.RecordBatch], clock: Call
                     current = _Group(number)
                 _take(current, part, program)
                 while sum(b.num_rows for b in current.waiting) >= CHUNK:
-                    _chunk(driver, current, program)
+                    _chunk(driver, current, program, watermark)
                 yield from out
                 out.clear()
         if current is not None:
@@ -135,10 +135,10 @@ def _take(group: _Group, part: pa.RecordBatch, program: Program) -> None:
         group.waiting.append(part.slice(stored).select(program.input.schema.names))
 
 
-def _chunk(driver: KeyGroups, group: _Group, program: Program) -> None:
+def _chunk(driver: KeyGroups, group: _Group, program: Program, watermark: int) -> None:
     """Processes what waits, but for the last key's records, which may go on; where there is no other, all but the last of them."""
     (batch,) = pa.Table.from_batches(group.waiting).combine_chunks().to_batches()
     _, starts = runs(batch, driver.keyed, program.input, driver.operator.where)
     cut = starts[-1] or batch.num_rows - 1
-    driver.run(group.store, [batch.slice(0, cut)], None, in_order=True, unfinished=starts[-1] == 0)
+    driver.run(group.store, [batch.slice(0, cut)], None, in_order=True, unfinished=starts[-1] == 0, watermark=watermark)
     group.waiting = [batch.slice(cut)]

@@ -78,17 +78,19 @@ class KeyGroups:
         leads: bool = True,
         in_order: bool = False,
         unfinished: bool = False,
+        watermark: int = MIN_TIMESTAMP,
     ) -> int | None:
         """A micro-batch of one group: broadcast records, its own, then the control event. Gives the group's earliest processing-time timer.
 
         Of all groups one `leads`: what comes of broadcast records is emitted there. Records that are `in_order` are sorted by key
-        already; where the batch is `unfinished`, more of its one key's come with the next.
+        already; where the batch is `unfinished`, more of its one key's come with the next. A group that does not know better begins
+        with `watermark`.
         """
         group = self._group = _Group(store, self.codec)
         operator = self.operator
         operator.state.keys, operator.state.created = group.keys, group.created
         operator.event_timers, operator.processing_timers = TimerQueue(), TimerQueue()
-        operator.watermark = group.index.watermark
+        operator.watermark = max(group.index.watermark, watermark)
         operator.at_end = operator.ended = False
         try:
             if isinstance(operator, BroadcastOperator):

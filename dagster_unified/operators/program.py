@@ -83,6 +83,14 @@ class BroadcastInput:
 
 
 @dataclass(frozen=True)
+class CarryOver:
+    """How a partition begins, with the watermark that the one before it ended with, and the control event that ends it, encoded."""
+
+    watermark: int
+    end: bytes
+
+
+@dataclass(frozen=True)
 class Program:
     """Everything that a worker needs to run a task's Python operators."""
 
@@ -94,8 +102,8 @@ class Program:
     keyed: KeyedInput | None = None
     options: KeyedOptions = field(default_factory=KeyedOptions)
     broadcast: BroadcastInput | None = None
-    carry: bytes | None = None
-    """In BATCH with carried state: the control event that ends the partition. The input then has the columns of `carried` as well."""
+    carry: CarryOver | None = None
+    """In BATCH with carried state. The input then has the columns of `carried` as well."""
 
     def where(self, step: Step) -> str:
         """How an error names the place."""

@@ -124,9 +124,11 @@ def stage_asset(graph: Graph, loaded: Plan, region: Region, translator: "StageTr
         parts = [slice_of(batch.partitions, key) for key in context.partition_keys]
         steps = [_Step(context, batch, graph, loaded, region, options, translator, part) for part in parts]
         before = [step.made() for step in steps]
+        anew = all(before)
         for step, part, made in zip(steps, parts, before, strict=True):
-            metadata = step.run() if made is None or all(before) else step.shown(made)
-            context.add_asset_metadata(metadata, partition_key=part.key)
+            runs = anew or made is None
+            anew = anew or (runs and batch.carry_state)  # what comes after it went on from another state
+            context.add_asset_metadata(step.run() if runs or made is None else step.shown(made), partition_key=part.key)
         return MaterializeResult()
 
     return stage
@@ -194,6 +196,7 @@ class _Step:
             context.log.info(f"stage '{region.name}' need not run: run {reused.run[:8]} made it of the same code, configuration and input")
             producers.store.link(Address(launched.name, region.name, context.run.run_id, producers.partition), reused)
             return {**stage_metadata(launched, region, reused, producers.store.data(reused), self.translator, {}), "reused from run": MetadataValue.dagster_run(reused.run)}
+        recomputed: dict[str, str] = {}
         run = Run(
             plan=launched,
             spark=session_of(context.resources.spark),
@@ -201,11 +204,12 @@ class _Step:
             run_id=context.run.run_id,
             execution=producers.execution(region.name),
             partition=producers.partition,
-            observe=_observer(context, self.part),
+            observe=_observer(context, self.part, recomputed),
             carry=carry,
         )
         manifest = run_stage(run, region, find)
-        return stage_metadata(launched, region, manifest, run.store.data(manifest), self.translator, _previews(run, region))
+        shown = stage_metadata(launched, region, manifest, run.store.data(manifest), self.translator, _previews(run, region))
+        return {**shown, **{f"recomputed {stage}": reason for stage, reason in recomputed.items()}}
 
     def _reusable(self, region: Region, carry: Carrying | None) -> "Manifest | None":
         """What the stage's latest materialization made of the same code, configuration, input and state; in a re-execution it is for the user to say what runs."""
@@ -213,6 +217,9 @@ class _Step:
             return None
         found = self.producers.materialized(region.name, self.translator.get_asset_key(self.launched, region))
         if found is None or found.fingerprint != region.fingerprint:
+            return None
+        sinks = [n.sink for n in map(self.launched.graph.node, region.sinks) if isinstance(n, SinkNode)]
+        if not all(s.exists() for s in sinks if isinstance(s, SparkSink)):
             return None
         before = carry.manifest(self.launched, region) if carry is not None else None
         return found if before is None or before.run == found.carried_from else None
@@ -230,12 +237,14 @@ class _Step:
         return Carrying(lambda region: before.latest(region.name, self.translator.get_asset_key(self.launched, region)), key, last)
 
 
-def _observer(context: AssetExecutionContext, part: Slice | None) -> Callable[[Event], None]:
+def _observer(context: AssetExecutionContext, part: Slice | None, recomputed: dict[str, str]) -> Callable[[Event], None]:
+    """Tells the run's log what happens, and remembers which stages were recomputed, and why."""
     of = "" if part is None else f" of partition {part.key}"
 
     def observe(event: Event) -> None:
         progress.tell(event)
         if isinstance(event, StageStarted) and event.reason:
+            recomputed[event.stage] = event.reason
             context.log.warning(f"recomputing stage '{event.stage}'{of}: {event.reason}")
         elif isinstance(event, StageFinished):
             m = event.manifest

@@ -15,6 +15,7 @@ from dagster import (
     FreshnessPolicy,
     PartitionsDefinition,
     RetryPolicy,
+    TimeWindowPartitionsDefinition,
     define_asset_job,
     in_process_executor,
 )
@@ -131,7 +132,7 @@ def unified_definitions(
             )
             jobs.append(job)
             if retention is not None:
-                janitor = janitor_job(each.name, loaded, retention, carry_state)
+                janitor = janitor_job(each.name, loaded, retention, partitions if carry_state and isinstance(partitions, TimeWindowPartitionsDefinition) else None)
                 jobs.append(janitor)
                 schedules.append(janitor_schedule(each.name, retention, janitor))
             if schedule is not None:

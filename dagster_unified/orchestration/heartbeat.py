@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import msgspec
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, DefaultSensorStatus, RunsFilter, SensorDefinition, SensorEvaluationContext, SkipReason, sensor
@@ -43,7 +43,8 @@ def beating(store: IntermediateStore, pipeline: str, run_id: str) -> Iterator[No
 
     def beat() -> None:
         while not stopped.is_set():
-            path.write_bytes(msgspec.json.encode(Beat(os.getpid(), socket.gethostname(), time.time())))
+            with suppress(Exception):  # one that is lost does no harm; a thread that has ended would have the run buried
+                path.write_bytes(msgspec.json.encode(Beat(os.getpid(), socket.gethostname(), time.time())))
             stopped.wait(BEAT)
 
     thread = threading.Thread(target=beat, name="signs of life", daemon=True)
@@ -53,7 +54,8 @@ def beating(store: IntermediateStore, pipeline: str, run_id: str) -> Iterator[No
     finally:
         stopped.set()
         thread.join()
-        path.unlink(missing_ok=True)
+        with suppress(Exception):
+            path.unlink(missing_ok=True)
 
 
 def last_beat(store: IntermediateStore, pipeline: str, run_id: str) -> Beat | None:
@@ -89,7 +91,10 @@ def bury_dead_runs(instance: DagsterInstance, store: IntermediateStore, pipeline
         if beat is None or time.time() - beat.at <= patience or not _amid(instance, run, ops):
             continue
         message = f"process {beat.process} on {beat.host} has given no sign of life for {time.time() - beat.at:.0f} s; it is taken to be dead. What was finished is kept: re-execute from failure"
-        instance.report_run_failed(run, message)
+        if run.status is DagsterRunStatus.CANCELING:
+            instance.report_run_canceled(run, message)
+        else:
+            instance.report_run_failed(run, message)
         _path(store, pipeline, run.run_id).unlink(missing_ok=True)
         found.append(f"run {run.run_id[:8]}: {message}")
     return found

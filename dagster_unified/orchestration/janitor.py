@@ -6,9 +6,11 @@ executed again needs. What the next partition goes on from is kept until that pa
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of an op's function as objects.
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
+from urllib.parse import unquote
 
 from dagster import (
     Config,
@@ -24,6 +26,7 @@ from dagster import (
     TableColumn,
     TableRecord,
     TableSchema,
+    TimeWindowPartitionsDefinition,
     in_process_executor,
     job,
     op,
@@ -68,13 +71,13 @@ class JanitorConfig(Config):
     dry_run: bool = Field(default=False, description="Say what would be freed, and free nothing.")
 
 
-def janitor_job(pipeline: str, loaded: Plan, retention: Retention, carries: bool) -> JobDefinition:
+def janitor_job(pipeline: str, loaded: Plan, retention: Retention, carried_over: TimeWindowPartitionsDefinition | None) -> JobDefinition:
     """`<pipeline>_janitor`."""
 
     @op(name=f"{pipeline}_free_intermediates", required_resource_keys={"intermediates"})
     def free(context: OpExecutionContext, config: JanitorConfig) -> None:
         store: IntermediateStore = context.resources.intermediates.store()
-        readers = Readers(context.instance, loaded.name, retention.failed_for, carries, list(stored(store, loaded.name)))
+        readers = Readers(context.instance, loaded.name, retention.failed_for, carried_over, list(stored(store, loaded.name)))
         freed = to_free(readers.found, loaded, retention.budget, time.time(), readers.may_write, readers.needs)
         for one in [] if config.dry_run else freed:
             store.remove(one.address)
@@ -106,7 +109,9 @@ class Readers:
     instance: DagsterInstance
     pipeline: str
     failed_for: timedelta
-    carries: bool
+    carried_over: TimeWindowPartitionsDefinition | None
+    """The partitions, where state is carried."""
+
     found: list[Stored]
     _runs: dict[str, DagsterRun | None] = field(default_factory=dict)
 
@@ -122,7 +127,9 @@ class Readers:
         if run in self._ancestors_of_the_living or run in self._to_be_re_executed or self._in_a_living_backfill(run):
             return True
         latest = self._latest.get((one.address.stage, one.address.partition)) is one
-        return latest and (bool(others) or bool(self._backfills) or (self.carries and one.address.partition == self._last_partition.get(one.address.stage)))
+        # A failed run may have read what other runs wrote, and its re-execution will.
+        awaited = bool(others or self._backfills or self._to_be_re_executed)
+        return latest and (awaited or one.address.partition == self._last_partition.get(one.address.stage))
 
     @cached_property
     def _living(self) -> list[DagsterRun]:
@@ -172,14 +179,19 @@ class Readers:
     def _latest(self) -> dict[tuple[str, str], Stored]:
         """The newest intermediate of each stage and partition."""
         found: dict[tuple[str, str], Stored] = {}
-        for one in sorted((s for s in self.found if s.manifest is not None), key=lambda s: s.created):
+        for one in sorted((s for s in self.found if s.manifest is not None), key=lambda s: s.committed):
             found[(one.address.stage, one.address.partition)] = one
         return found
 
     @cached_property
     def _last_partition(self) -> dict[str, str]:
-        """The last partition of each stage: keys of partitions in time are in the order of time."""
-        return {stage: max(p for s, p in self._latest if s == stage) for stage, _ in self._latest}
+        """The last partition in time of each stage, where state is carried; what is not a key of the partitions, such as what a run without them wrote, is none."""
+        found: dict[str, tuple[float, str]] = {}
+        for stage, partition in self._latest if self.carried_over is not None else ():
+            with suppress(Exception):  # not a key of theirs
+                begins = self.carried_over.time_window_for_partition_key(unquote(partition)).start.timestamp()  # type: ignore[union-attr]
+                found[stage] = max(found.get(stage, (begins, partition)), (begins, partition))
+        return {stage: partition for stage, (_, partition) in found.items()}
 
     def _run(self, run_id: str) -> DagsterRun | None:
         if run_id not in self._runs:

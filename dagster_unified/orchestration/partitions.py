@@ -40,9 +40,9 @@ def key_before(partitions: TimeWindowPartitionsDefinition, key: str) -> str | No
 def key_after(partitions: TimeWindowPartitionsDefinition, key: str) -> str | None:
     """The partition after this one, or None for the last of a definition that ends."""
     end = partitions.time_window_for_partition_key(key).end
-    if partitions.end is not None and end.timestamp() >= partitions.end.timestamp():
-        return None
-    return partitions.get_partition_key_for_timestamp(end.timestamp())
+    following = partitions.get_partition_key_for_timestamp(end.timestamp())
+    over = partitions.end is not None and partitions.time_window_for_partition_key(following).end.timestamp() > partitions.end.timestamp()
+    return None if over else following
 
 
 def partition_before(key: AssetKey) -> AssetDep:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from dagster import AssetKey, AssetRecordsFilter, DagsterInstance, DagsterRun
+from dagster import AssetKey, AssetRecordsFilter, DagsterInstance, DagsterRun, DagsterRunStatus
 
 from dagster_unified.engine.batch.store import Address, IntermediateStore, Manifest
 from dagster_unified.graph.slices import WHOLE, Slice
@@ -71,10 +71,17 @@ class Producers:
         """
         chosen = self.lineage[0]
         for run_id in self.lineage[1:]:
-            if self._manifest(stage, run_id) is not None:
+            if self._finished(stage, run_id):
                 break
             chosen = run_id
         return chosen
+
+    def _finished(self, stage: str, run_id: str) -> bool:
+        """Whether a run finished a stage: it left its manifest, whether or not the data stands, or succeeded, and the janitor has been there."""
+        if self.store.manifest(Address(self.pipeline, stage, run_id, self.partition)) is not None:
+            return True
+        run = self.instance.get_run_by_id(run_id)
+        return run is not None and run.status is DagsterRunStatus.SUCCESS
 
     def _manifest(self, stage: str, run_id: str) -> Manifest | None:
         return self.store.find(Address(self.pipeline, stage, run_id, self.partition))

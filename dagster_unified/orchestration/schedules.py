@@ -3,7 +3,7 @@
 # No `from __future__ import annotations` here: Dagster reads the annotations of a schedule's function as objects.
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 
 from dagster import (
     AssetKey,
@@ -67,6 +67,8 @@ def batch_schedule(
             if time is not None
             else f"{pipeline}: a schedule without partitions in time needs cron=, such as '0 3 * * *'"
         )
+    if time is None and (declared.offset or declared.catch_up):
+        raise ConfigurationError(f"{pipeline}: offset and catch_up are those of partitions in time; leave them out beside cron=")
     cron = cron_of(pipeline, time, declared.offset) if time is not None else declared.cron
     tags = {} if declared.retries is None else {"dagster/max_retries": str(declared.retries)}
 
@@ -81,7 +83,7 @@ def batch_schedule(
     def tick(context: ScheduleEvaluationContext) -> list[RunRequest] | SkipReason:
         if partitions is None:
             return [RunRequest(tags=tags)]
-        wanted = due(partitions, context.scheduled_execution_time, declared, stages, context.instance)
+        wanted = due(partitions, context.scheduled_execution_time, declared, stages, context.instance, in_order)
         if not wanted:
             return SkipReason(f"no partition of {pipeline} is complete, or those that are are on their way")
         at = context.scheduled_execution_time.isoformat()
@@ -92,11 +94,17 @@ def batch_schedule(
     return tick
 
 
-def due(partitions: PartitionsDefinition[str], now: datetime, declared: BatchSchedule, stages: Sequence[AssetKey], instance: DagsterInstance) -> list[str]:
-    """The partitions to run at a tick, oldest first: the newest that is complete, and what was missed of those before it."""
-    keys = partitions.get_partition_keys(current_time=now - declared.offset)
+def due(partitions: PartitionsDefinition[str], now: datetime, declared: BatchSchedule, stages: Sequence[AssetKey], instance: DagsterInstance, in_order: bool) -> list[str]:
+    """The partitions to run at a tick, oldest first: the newest that is complete, and what was missed of those before it.
+
+    With `in_order` all from the first that is missing, and none while one of them is on its way.
+    """
+    time = time_dimension(partitions)
+    # An hour is an hour; six in the morning is six in the morning, also on the day on which clocks change.
+    now = (now.astimezone(timezone.utc) if time is not None and time.schedule_type is ScheduleType.HOURLY else now) - declared.offset
+    keys = partitions.get_partition_keys(current_time=now, dynamic_partitions_store=instance)
     if isinstance(partitions, MultiPartitionsDefinition):
-        newest, missed = _by_window(partitions, keys, now - declared.offset, declared.catch_up)
+        newest, missed = _by_window(partitions, keys, now, declared.catch_up)
     elif isinstance(partitions, TimeWindowPartitionsDefinition):
         newest, missed = list(keys[-1:]), list(keys[-1 - declared.catch_up : -1])
     else:
@@ -108,6 +116,9 @@ def due(partitions: PartitionsDefinition[str], now: datetime, declared: BatchSch
 
     on_the_way = {key for key in (*missed, *newest) if any(is_at(key, AssetPartitionStatus.IN_PROGRESS))}
     there = {key for key in missed if all(is_at(key, AssetPartitionStatus.MATERIALIZED))}
+    if in_order:
+        wanted = [key for key in (*missed, *newest) if key not in there]
+        return [] if on_the_way else [*missed, *newest][[*missed, *newest].index(wanted[0]) :] if wanted else []
     return [key for key in missed if key not in on_the_way | there] + [key for key in newest if key not in on_the_way]
 
 

@@ -84,6 +84,19 @@ def test_a_key_goes_with_upsert():
         DeltaSink("/x", key="shop")
 
 
+def test_of_two_writers_of_one_execution_at_once_one_writes(spark, tmp_path):
+    sink = DeltaSink(str(tmp_path / "table"), mode="append")
+
+    def write(before_commit):
+        return sink.write(spark.createDataFrame([A], "shop string, item string, amount long"), WriteContext(spark, "p", "stage", "run", before_commit=before_commit))
+
+    def another_is_first():
+        write(lambda: None)
+
+    assert write(another_is_first).repeated
+    assert DeltaTable(str(tmp_path / "table")).to_pyarrow_table().num_rows == 1
+
+
 def test_the_preview_has_the_first_rows_also_of_a_partitioned_table(write, spark, tmp_path):
     write([A, B, C], "first", partition_by="shop")
     write([A._replace(amount=9)], "second", mode="append", partition_by="shop")

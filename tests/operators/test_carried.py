@@ -14,7 +14,8 @@ from dagster_unified.operators.batch import run_batch
 from dagster_unified.operators.carried import CARRIED, CARRIED_LAYOUT, GROUP, PAGE, STATE
 from dagster_unified.operators.key_groups import ControlEvent
 from dagster_unified.operators.layout import StreamLayout
-from dagster_unified.operators.program import KeyedInput, Output, Program, Step
+from dagster_unified.operators.program import CarryOver, KeyedInput, Output, Program, Step
+from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.records import record_type
 
 
@@ -41,9 +42,9 @@ class Remember(KeyedProcessFunction):
         yield f"{ctx.get_current_key()} {timestamp}: {self.count.value()}"
 
 
-def program(step, event):
+def program(step, event, begins):
     outputs = (Output(0, TEXTS if step.kind == "keyed_process" else ROWS), Output(0, CARRIED_LAYOUT, CARRIED))
-    return Program("p", "s", ROWS, (step,), outputs, KeyedInput(("key",), str), carry=msgspec.json.encode(event))
+    return Program("p", "s", ROWS, (step,), outputs, KeyedInput(("key",), str), carry=CarryOver(begins, msgspec.json.encode(event)))
 
 
 REMEMBER = Step("keyed_process", "op", Remember(), uid="op", output=TEXTS.records)
@@ -60,10 +61,10 @@ def batches(rows, state, size):
     return pa.Table.from_pylist(ordered, schema).to_batches(max_chunksize=size) if ordered else []
 
 
-def partition(step, rows, state=(), event=None, size=1000):
+def partition(step, rows, state=(), event=None, size=1000, begins=MIN_TIMESTAMP):
     """What a partition emits, and the state that it leaves."""
     emitted, left = [], []
-    for item in run_batch(program(step, event or ControlEvent()), batches(rows, state, size)):
+    for item in run_batch(program(step, event or ControlEvent(), begins), batches(rows, state, size)):
         if not isinstance(item, str):
             (left if item[0] == 1 else emitted).extend((CARRIED_LAYOUT if item[0] == 1 else step and (TEXTS if step.kind == "keyed_process" else ROWS)).records.from_batch(item[1]))
     return emitted, left
@@ -106,3 +107,12 @@ def test_partitions_give_the_same_however_their_rows_are_cut(step, partitions, s
         assert run(size) == whole
     finally:
         carried.CHUNK = held
+
+
+def test_a_group_that_holds_nothing_begins_where_the_partition_before_it_ended():
+    class Clock(KeyedProcessFunction):
+        def process_element(self, value, ctx):
+            yield str(ctx.timer_service().current_watermark())
+
+    step = Step("keyed_process", "op", Clock(), uid="op", output=TEXTS.records)
+    assert partition(step, [Row("a", 1)], begins=15)[0] == ["15"]

@@ -61,6 +61,8 @@ def test_a_lost_intermediate_is_recomputed_inside_the_step_that_needs_it(instanc
         assert again.success
         assert steps(again) == ["recovery__table"]
         log = [e.user_message for e in instance.all_logs(again.run_id)]
+        (shown,) = [e.step_materialization_data.materialization.metadata for e in again.all_events if e.is_step_materialization]
+    assert "its intermediate is gone or damaged" in shown["recomputed sums"].value
     assert any("recomputing stage 'sums'" in line for line in log)
     assert not any("recomputing stage 'keyed'" in line for line in log)
     assert values() == [16, 20]

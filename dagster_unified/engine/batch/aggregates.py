@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MERGED_BY = {
     "count": "sum", "sum": "sum", "min": "min", "max": "max", "bool_and": "bool_and", "every": "bool_and", "bool_or": "bool_or",
-    "some": "bool_or", "any_value": "any_value", "bit_and": "bit_and", "bit_or": "bit_or", "bit_xor": "bit_xor", "count_if": "sum",
+    "some": "bool_or", "bit_and": "bit_and", "bit_or": "bit_or", "bit_xor": "bit_xor", "count_if": "sum",
 }  # fmt: skip
 """Aggregates whose results over parts give the one over all, and by what."""
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -23,10 +24,12 @@ from dagster_unified.graph import nodes as g
 from dagster_unified.graph.nodes import Edge, ExchangeKind, Key
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.operators.carried import CARRIED, GROUP, PAGE, STATE
+from dagster_unified.operators.key_groups import ControlEvent
 from dagster_unified.operators.lanes import encode
 from dagster_unified.operators.layout import METRICS, OUTPUT, TIMESTAMP, StreamLayout, combined_schema, key_column, output_column
 from dagster_unified.operators.metrics import Metrics, merge
-from dagster_unified.operators.program import BroadcastInput, Output, Program
+from dagster_unified.operators.program import BroadcastInput, CarryOver, Output, Program
+from dagster_unified.operators.time import MIN_TIMESTAMP
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation, SparkSession
@@ -46,10 +49,15 @@ class Pass:
 
 @dataclass(frozen=True)
 class Carry:
-    """What a partition has from the one before it, and how it ends: the control event, encoded."""
+    """What a partition has from the one before it, and between which control events it runs."""
 
     before: Callable[[Port], DataFrame | None]
-    event: bytes
+    begin: ControlEvent
+    end: ControlEvent
+
+    def over(self, node: g.Node) -> CarryOver:
+        """The same for one operator."""
+        return CarryOver(self.begin.watermarks.get(node.uid, MIN_TIMESTAMP), msgspec.json.encode(self.end))
 
 
 @dataclass
@@ -148,7 +156,7 @@ class RegionFrames:
             head = one.members[0]
             node = self.plan.graph.node(head)
             if self.carry is not None and isinstance(node, g.KeyedNode):
-                ship = program(self.plan, self.region.name, one.members, one.outputs, carry=self.carry.event)
+                ship = program(self.plan, self.region.name, one.members, one.outputs, carry=self.carry.over(node))
                 frame = self._carrying(node, ship.input, self.carry)
             else:
                 frame = self.stream(head)
@@ -156,7 +164,9 @@ class RegionFrames:
                 ship = program(self.plan, self.region.name, one.members, one.outputs, last)
                 frame = frame.select(*ship.input.schema.names)
             one.frame = self._map(frame, ship) if ship.broadcast is None else self._with_broadcast(frame, ship, ship.broadcast, head)
-            readers = sum(1 for e in self.plan.graph.edges if e.source in one.members and e.target not in one.members)
+            readers = len([p for p in self.region.carried if p.node in one.members]) + sum(
+                1 for e in self.plan.graph.edges if e.source in one.members and e.target not in one.members
+            )
             if readers > 1 and self.whole_pass_differs(one):
                 one.frame = self._kept(one.frame)
         return one.frame

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from upath import UPath
 
-from dagster_unified.engine.batch.store import Address, IntermediateStore, Manifest
+from dagster_unified.engine.batch.store import MANIFEST, Address, IntermediateStore, Manifest
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.release import releasable
@@ -39,6 +39,9 @@ class Stored:
     created: float
     """Seconds since the epoch."""
 
+    committed: float = 0.0
+    """When this run had it: later than `created` where it was taken over from another."""
+
     @property
     def linked(self) -> bool:
         """Whether its data is another run's."""
@@ -53,7 +56,8 @@ def stored(store: IntermediateStore, pipeline: str) -> Iterator[Stored]:
                 address = Address(pipeline, stage.name, run.name, partition.name)
                 manifest = store.manifest(address)
                 size = sum(f.bytes for f in manifest.files) if manifest is not None else sum(int(f.stat().st_size) for f in run.rglob("*") if f.is_file())
-                yield Stored(address, manifest, size, manifest.created if manifest is not None else float(run.stat().st_mtime))
+                written = float((run / MANIFEST if manifest is not None else run).stat().st_mtime)
+                yield Stored(address, manifest, size, manifest.created if manifest is not None else written, written)
 
 
 def to_free(
@@ -70,14 +74,13 @@ def to_free(
     is released when all its consumers have finished in its run, or when its run is over.
     """
     known = list(found)
-    kept = {(s.address.stage, s.address.partition, s.manifest.run) for s in known if s.linked and s.manifest is not None and needed(s)}
     finished: dict[tuple[str, str], set[str]] = {}
     for one in known:
         if one.manifest is not None:
             finished.setdefault((one.address.run, one.address.partition), set()).add(one.address.stage)
 
     def goes(one: Stored) -> bool:
-        if needed(one) or (one.address.stage, one.address.partition, one.address.run) in kept:
+        if needed(one):
             return False
         return not running(one.address.run) or (one.manifest is not None and one.address.stage in _released(plan, finished[(one.address.run, one.address.partition)]))
 
@@ -93,7 +96,9 @@ def to_free(
         if too_old or too_much:
             freed.append(one)
             held -= 0 if one.linked else one.bytes
-    return freed
+    going = {id(s) for s in freed}
+    still_linked = {(s.address.stage, s.address.partition, s.manifest.run) for s in known if s.linked and s.manifest is not None and id(s) not in going}
+    return [s for s in freed if (s.address.stage, s.address.partition, s.address.run) not in still_linked]
 
 
 def _released(plan: Plan, finished: Collection[str]) -> set[str]:

@@ -114,7 +114,10 @@ def _run_region(run: Run, region: Region, inputs: Mapping[int, Manifest], reason
     begun = now()
     upstream = merge(Metrics(last_event_times=inputs[i].last_event_times) for i in region.inputs)
     before = run.carry.manifest(run.plan, region) if run.carry is not None else None
-    carry = None if run.carry is None else Carry(lambda port: _before(run, before, port), _end_of_partition(run.plan, upstream, run.carry.last))
+    carry = None
+    if run.carry is not None:
+        begin = _time_of(run.plan, Metrics(last_event_times=before.last_event_times) if before is not None else Metrics())
+        carry = Carry(lambda port: _before(run, before, port), begin, _time_of(run.plan, upstream, run.carry.last))
     frames = RegionFrames(run.plan, region, run.spark, lambda port: _read(run, port, inputs), upstream, carry=carry)
     if before is not None:
         frames.upstream = merge([upstream, Metrics(last_event_times=before.last_event_times)])
@@ -130,13 +133,12 @@ def _run_region(run: Run, region: Region, inputs: Mapping[int, Manifest], reason
     return manifest
 
 
-def _end_of_partition(plan: Plan, upstream: Metrics, last: bool) -> bytes:
-    """The control event that ends a partition: the watermark of all that has come so far or, with the last one, the end of input."""
-    time = JobTime(plan, None, wall_clock())
-    event = time.after(Report(upstream), wall_clock())
-    if last:
-        event = time.end(wall_clock())
-    return msgspec.json.encode(event or ControlEvent(now=wall_clock()))
+def _time_of(plan: Plan, seen: Metrics, last: bool = False) -> ControlEvent:
+    """The control event after all that has come so far: its watermarks or, with the last partition, the end of input."""
+    now = wall_clock()
+    time = JobTime(plan, None, now)
+    event = time.after(Report(seen), now)
+    return time.end(now) if last else event or ControlEvent(now=now)
 
 
 def _before(run: Run, manifest: Manifest | None, port: Port) -> DataFrame | None:
@@ -144,6 +146,11 @@ def _before(run: Run, manifest: Manifest | None, port: Port) -> DataFrame | None
     if manifest is None:
         return None
     node = run.plan.graph.node(port.node)
+    groups = run.plan.execution.streaming.max_parallelism
+    if manifest.groups != groups:
+        raise StateError(
+            f"{run.plan.name}: the state of the partition before is in {manifest.groups} key groups, and pipeline.max-parallelism is {groups}; set it as it was, or run a backfill from the first partition"
+        )
     number = next((i for i, s in enumerate(manifest.streams) if s.uid == node.uid and s.tag == port.tag), None)
     if number is None:
         raise StateError(
@@ -232,6 +239,7 @@ class _Job:
             counters=metrics.counters,
             created=now(),
             carried_from=carried_from,
+            groups=self.run.plan.execution.streaming.max_parallelism if self.region.carried else 0,
         )
         if not direct and self.sinks:
             results = self._write_sinks({s.id: self._materialized(manifest, s) for s in self.sinks})

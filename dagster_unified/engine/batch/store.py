@@ -61,6 +61,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     carried_from: str = ""
     """The run of the partition before whose state this one began with, where state is carried."""
 
+    groups: int = 0
+    """How many key groups carried state is spread over."""
+
     sinks: dict[str, str] = {}
     """Where the stage's sinks wrote: sink name to location."""
 
