@@ -139,7 +139,23 @@ class DeltaSink(SparkSink):
         return DeltaTable(self._uri(), storage_options=self.storage_options).to_pyarrow_dataset()
 
     def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
-        return _head(self.dataset(), rows)
+        """Read by hand: a scan of the dataset leaves threads behind that abort, now and then, a process which ends soon after."""
+        import pyarrow.parquet as pq
+        from deltalake import DeltaTable
+
+        table = DeltaTable(self._uri(), storage_options=self.storage_options)
+        schema = pa.schema(table.schema().to_arrow())
+        found = schema.empty_table()
+        for row in self._rows_of(table):
+            if found.num_rows >= rows:
+                break
+            with (self.path / unquote(row["path"])).open("rb") as file:
+                batch = next(pq.ParquetFile(file, pre_buffer=False).iter_batches(batch_size=rows, use_threads=False), None)
+            if batch is not None:
+                told = _partition(row)
+                columns = [batch.column(f.name) if f.name in batch.schema.names else pa.array([told.get(f.name)] * batch.num_rows, pa.string()) for f in schema]
+                found = pa.concat_tables([found, pa.table([c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)])
+        return found.slice(0, rows)
 
     def _uri(self) -> str:
         return str(self.path)
@@ -271,25 +287,6 @@ class DeltaSink(SparkSink):
         written = [dict(a.partition_values) for a in adds]
         others = [row for row in self._rows_of(table) if not row["path"].startswith(mine)]
         return [self._remove(row) for row in others if _partition(row) in written or not self.partition_by]
-
-
-def _head(dataset: Any, rows: int) -> pa.Table:
-    """The first rows. Not the dataset's own `head`, which leaves threads behind that abort the process when it ends."""
-    import pyarrow.dataset as ds
-    import pyarrow.parquet as pq
-
-    found = dataset.schema.empty_table()
-    for fragment in dataset.get_fragments():
-        if found.num_rows >= rows:
-            break
-        with dataset.filesystem.open_input_file(fragment.path) as file:
-            batch = next(pq.ParquetFile(file).iter_batches(batch_size=rows, use_threads=False), None)
-        if batch is not None:
-            told = ds.get_partition_keys(fragment.partition_expression)
-            columns = [batch.column(f.name) if f.name in batch.schema.names else pa.repeat(pa.scalar(told.get(f.name), f.type), batch.num_rows) for f in dataset.schema]
-            part = pa.table([c.cast(f.type) for c, f in zip(columns, dataset.schema, strict=True)], schema=dataset.schema)
-            found = pa.concat_tables([found, part])
-    return found.slice(0, rows)
 
 
 def _partition(row: dict[str, Any]) -> dict[str, str | None]:
