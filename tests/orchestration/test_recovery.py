@@ -102,9 +102,18 @@ def test_re_execution_after_the_sink_had_committed_does_not_append_twice(instanc
     first = job().execute_in_process(instance=instance)
     manifest = next((HOME / "store" / "recovery" / "table").rglob("manifest.json"))
     manifest.unlink()  # as if the run had died between the sink's commit and the stage's
+    instance.report_run_failed(instance.get_run_by_id(first.run_id))
     with execute_job(reconstructable(job), instance, reexecution_options=ReexecutionOptions(parent_run_id=first.run_id, step_selection=["recovery__table"])) as again:
         assert again.success
     assert values() == [16, 20]
+
+
+def test_re_executing_a_run_that_succeeded_writes_again_also_when_the_janitor_was_there(instance):
+    first = job().execute_in_process(instance=instance)
+    shutil.rmtree(HOME / "store" / "recovery")
+    with execute_job(reconstructable(job), instance, reexecution_options=ReexecutionOptions(parent_run_id=first.run_id)) as again:
+        assert again.success
+    assert values() == [16, 16, 20, 20]
 
 
 def test_launching_with_all_exchanges_pipelined_runs_one_spark_job_in_the_last_step(instance):
