@@ -22,10 +22,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from deltalake import DeltaTable
 from rich.console import Console
 
-from jobs.daily_flights import DAYS, TABLES
+from jobs.comparison import compare
+from jobs.daily_flights import DAYS, TABLES, pipeline
 from jobs.data import OUTPUT
 
 BIN = Path(sys.executable).parent
@@ -52,7 +52,7 @@ def main(last: str = "2013-12-31", kills: int = 6, seed: int = 2013) -> int:
         ]["backfillId"]
         ended = follow(backfill, kills, random.Random(seed))
         console.print(f"backfill {backfill}: {ended} after {time.monotonic() - begun:.0f} s", highlight=False)
-    return compare() if ended == "COMPLETED_SUCCESS" else 1
+    return compare(console, pipeline, OUTPUT, "in one run", TABLES, "day by day") if ended == "COMPLETED_SUCCESS" else 1
 
 
 def stages() -> list[dict[str, Any]]:
@@ -89,21 +89,6 @@ def kill(run: str) -> bool:
             os.kill(found[-1], signal.SIGKILL)
             return True
     return False
-
-
-def compare() -> int:
-    """Each table against that of one run over the year."""
-    same = True
-    for table in sorted(p for p in OUTPUT.iterdir() if (TABLES / p.name).is_dir()):
-        whole, daily = rows(table), rows(TABLES / table.name)
-        same &= whole == daily
-        console.print(f"{table.name}: {len(whole):,} rows in one run, {len(daily):,} day by day: {'equal' if whole == daily else 'DIFFERENT'}", highlight=False)
-    return 0 if same else 1
-
-
-def rows(table: Path) -> list[str]:
-    """A table's rows, in an order of their own."""
-    return sorted(str(sorted(r.items())) for r in DeltaTable(str(table)).to_pyarrow_table().to_pylist())
 
 
 def ask(query: str, **variables: Any) -> dict[str, Any]:

@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
-from deltalake import DeltaTable
 from rich.console import Console
 from rich.progress import Progress
 
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.desired import read_status
 from dagster_unified.graph.options import Configuration
+from jobs.comparison import compare
 from jobs.data import OUTPUT, daily
-from jobs.live_flights import INCOMING, TABLES
+from jobs.live_flights import INCOMING, TABLES, pipeline
 
 BIN = Path(sys.executable).parent
 DEADLINE = 600.0
@@ -52,7 +52,7 @@ def main() -> int:
         runs = instance.get_runs(RunsFilter(job_name="live_flights_streaming"))
         subprocess.run([BIN / "dagster", "sensor", "stop", "live_flights_streaming_sensor", "-w", "workspace.yaml"], check=False, stdout=subprocess.DEVNULL)
     console.print(f"{len(runs)} runs, one of them ({killed[:8]}) ended by kill -9")
-    return compare()
+    return compare(console, pipeline, OUTPUT, "in BATCH", TABLES, "in STREAMING")
 
 
 def replay(instance: DagsterInstance, directory: CheckpointDirectory) -> str:
@@ -76,21 +76,6 @@ def replay(instance: DagsterInstance, directory: CheckpointDirectory) -> str:
                 console.print(f"{day}: {number + 1} of {len(days)} files dropped, {status.epochs if status else 0} epochs")
             time.sleep(0.15)
     return killed
-
-
-def compare() -> int:
-    """Each table against BATCH's."""
-    same = True
-    for table in sorted(p for p in OUTPUT.iterdir() if p.is_dir()):
-        batch, live = rows(table), rows(TABLES / table.name)
-        same &= batch == live
-        console.print(f"{table.name}: {len(batch):,} rows in BATCH, {len(live):,} in STREAMING: {'equal' if batch == live else 'DIFFERENT'}", highlight=False)
-    return 0 if same else 1
-
-
-def rows(table: Path) -> list[str]:
-    """A table's rows, in an order of their own."""
-    return sorted(str(sorted(r.items())) for r in DeltaTable(str(table)).to_pyarrow_table().to_pylist())
 
 
 @contextmanager

@@ -6,14 +6,15 @@ Knows slices and columns; not which source it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from string import Formatter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dagster_unified.connectors.base import MALFORMED
 from dagster_unified.errors import PipelineError, nearest
 from dagster_unified.graph.slices import Slice, TimeRange
+from dagster_unified.operators.time import to_millis
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -28,21 +29,21 @@ class PathTemplate:
     def __init__(self, path: str, where: str) -> None:
         self.path, self.where = path, where
         try:
-            self.fields = [(name, form or "") for _, name, form, _ in Formatter().parse(path) if name is not None]
+            self._pieces = [(text, name, form or "") for text, name, form, _ in Formatter().parse(path)]
         except ValueError as error:
             raise PipelineError(f"{where}: {path!r} is not a path template: {error}; write {{start:%Y-%m-%d}} or {{key}}") from None
 
     def everything(self) -> str:
         """The pattern that all partitions' paths match."""
-        return self.filled(lambda _name, form: "/".join("*" for _ in form.split("/")))
+        return self._filled(lambda _name, form: "/".join("*" for _ in form.split("/")))
 
     def of(self, part: Slice) -> str:
         """The path of one partition."""
-        return self.filled(lambda name, form: self._value(name, form, part))
+        return self._filled(lambda name, form: self._value(name, form, part))
 
-    def filled(self, value: Any) -> str:
+    def _filled(self, value: Callable[[str, str], str]) -> str:
         """The path, with each field replaced."""
-        return "".join(text + (value(name, form or "") if name is not None else "") for text, name, form, _ in Formatter().parse(self.path))
+        return "".join(text + (value(name, form) if name is not None else "") for text, name, form in self._pieces)
 
     def _value(self, name: str, form: str, part: Slice) -> str:
         time = part.time()
@@ -105,7 +106,7 @@ def _in_time(value: Column, kind: DataType, time: TimeRange, column: str, where:
         moment = F.try_to_timestamp(value)
         return moment, (moment >= F.lit(start)) & (moment < F.lit(end))
     if isinstance(kind, LongType):
-        return value, (value >= F.lit(_millis(start))) & (value < F.lit(_millis(end)))
+        return value, (value >= F.lit(to_millis(start))) & (value < F.lit(to_millis(end)))
     if isinstance(kind, TimestampNTZType):
         return value, (value >= F.lit(time.start.replace(tzinfo=None))) & (value < F.lit(time.end.replace(tzinfo=None)))
     if isinstance(kind, DateType):
@@ -115,7 +116,3 @@ def _in_time(value: Column, kind: DataType, time: TimeRange, column: str, where:
     raise PipelineError(
         f"{where}: cannot be partitioned in time by field '{column}' of type {kind.simpleString()}; a datetime, a date, milliseconds since the epoch or an ISO text can"
     )
-
-
-def _millis(moment: datetime) -> int:
-    return int(moment.timestamp() * 1000)

@@ -134,16 +134,13 @@ class DeltaSink(SparkSink):
         return bool(DeltaTable.is_deltatable(self._uri(), storage_options=self.storage_options))
 
     def dataset(self) -> ds.Dataset:
-        from deltalake import DeltaTable
-
-        return DeltaTable(self._uri(), storage_options=self.storage_options).to_pyarrow_dataset()
+        return self._open().to_pyarrow_dataset()
 
     def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
         """Read by hand: a scan of the dataset leaves threads behind that abort, now and then, a process which ends soon after."""
         import pyarrow.parquet as pq
-        from deltalake import DeltaTable
 
-        table = DeltaTable(self._uri(), storage_options=self.storage_options)
+        table = self._open()
         schema = pa.schema(table.schema().to_arrow())
         found = schema.empty_table()
         for row in self._rows_of(table):
@@ -160,6 +157,12 @@ class DeltaSink(SparkSink):
     def _uri(self) -> str:
         return str(self.path)
 
+    def _open(self) -> DeltaTable:
+        """The table as it is now."""
+        from deltalake import DeltaTable
+
+        return DeltaTable(self._uri(), storage_options=self.storage_options)
+
     def _table(self, frame: DataFrame) -> DeltaTable:
         """The table, created if need be; raises `SinkError` where its columns are not the stream's."""
         from deltalake import DeltaTable
@@ -170,7 +173,7 @@ class DeltaSink(SparkSink):
             if self.path.fs.exists(self.path.path) is False:
                 self.path.mkdir(parents=True, exist_ok=True)
             DeltaTable.create(self._uri(), wanted, mode="ignore", partition_by=list(self.partition_by) or None, storage_options=self.storage_options)
-        table = DeltaTable(self._uri(), storage_options=self.storage_options)
+        table = self._open()
         held = spark_schema(pa.schema(table.schema().to_arrow()))
         given = spark_schema(wanted)
         for field in given:
@@ -194,12 +197,11 @@ class DeltaSink(SparkSink):
 
     def _commit(self, files: list[UPath], transaction: Transaction, mine: str, undone: list[RemoveAction], owner: str | None) -> bool:
         """Commits what was staged; where another writer was first, once more over what that one left. False where that one was this execution."""
-        from deltalake import DeltaTable
         from deltalake.exceptions import CommitFailedError
 
         for attempt in range(_COMMITS):
             try:
-                return self._try_commit(DeltaTable(self._uri(), storage_options=self.storage_options), files, transaction, mine, undone, owner)
+                return self._try_commit(self._open(), files, transaction, mine, undone, owner)
             except CommitFailedError:
                 if attempt == _COMMITS - 1:
                     raise
@@ -211,7 +213,6 @@ class DeltaSink(SparkSink):
         held = table.transaction_version(transaction.app_id)
         if held is not None and held >= transaction.version:
             return False
-
         transactions = [transaction]
         if owner is not None:
             # Of two runs of a partition at once, the second to commit must see what the first has added, and remove it.

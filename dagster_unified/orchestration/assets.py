@@ -126,9 +126,12 @@ def stage_asset(graph: Graph, loaded: Plan, region: Region, translator: "StageTr
         before = [step.made() for step in steps]
         anew = all(before)
         for step, part, made in zip(steps, parts, before, strict=True):
-            runs = anew or made is None
-            anew = anew or (runs and batch.carry_state)  # what comes after it went on from another state
-            context.add_asset_metadata(step.run() if runs or made is None else step.shown(made), partition_key=part.key)
+            if made is None or anew:
+                anew = anew or batch.carry_state  # what comes after it went on from another state
+                metadata = step.run()
+            else:
+                metadata = step.shown(made)
+            context.add_asset_metadata(metadata, partition_key=part.key)
         return MaterializeResult()
 
     return stage
@@ -165,11 +168,18 @@ class _Step:
         """The plan for this partition, with the options that were set at launch."""
         return self.batch.plan(self.graph, self.options, self.part)
 
+    @cached_property
+    def launched_region(self) -> Region | None:
+        """What this step has to run of that plan; None where a later stage's step runs it."""
+        return _launched_region(self.loaded, self.launched, self.region)
+
     def made(self) -> "Manifest | None":
         """What an earlier attempt of this run, or a run that it re-executes, has made of this partition already."""
-        region = _launched_region(self.loaded, self.launched, self.region)
-        found = None if region is None else self.producers.made(region.name)
-        return found if region is not None and found is not None and found.fingerprint == region.fingerprint else None
+        region = self.launched_region
+        if region is None:
+            return None
+        found = self.producers.made(region.name)
+        return found if found is not None and found.fingerprint == region.fingerprint else None
 
     def shown(self, made: "Manifest") -> dict[str, Any]:
         """The metadata of what is there already."""
@@ -178,8 +188,7 @@ class _Step:
 
     def run(self) -> dict[str, Any]:
         """Materializes the stage; gives the metadata to show."""
-        context, launched, producers = self.context, self.launched, self.producers
-        region = _launched_region(self.loaded, launched, self.region)
+        context, launched, producers, region = self.context, self.launched, self.producers, self.launched_region
         if region is None:
             return {"pipelined": "runs in one Spark job with a later stage"}
 
@@ -190,7 +199,7 @@ class _Step:
                 return None
             return found
 
-        carry = self._carrying(producers)
+        carry = self._carrying()
         reused = self._reusable(region, carry)
         if reused is not None:
             context.log.info(f"stage '{region.name}' need not run: run {reused.run[:8]} made it of the same code, configuration and input")
@@ -224,7 +233,7 @@ class _Step:
         before = carry.manifest(self.launched, region) if carry is not None else None
         return found if before is None or before.run == found.carried_from else None
 
-    def _carrying(self, producers: Producers) -> Carrying | None:
+    def _carrying(self) -> Carrying | None:
         """The state of the partition before: what this run made of it, or else its latest."""
         partitions = self.batch.partitions
         if not self.batch.carry_state or self.part is None or not isinstance(partitions, TimeWindowPartitionsDefinition):
@@ -233,7 +242,7 @@ class _Step:
         last = key_after(partitions, self.part.key) is None
         if key is None:
             return Carrying(None, "", last)
-        before = producers.of(slice_of(partitions, key))
+        before = self.producers.of(slice_of(partitions, key))
         return Carrying(lambda region: before.latest(region.name, self.translator.get_asset_key(self.launched, region)), key, last)
 
 
