@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deltalake import DeltaTable
 from rich.console import Console
 
-from dagster_unified.api import Pipeline
+from dagster_unified.api import DeltaSink, Pipeline
 from dagster_unified.graph.nodes import SinkNode
 
 
@@ -23,4 +22,4 @@ def compare(console: Console, pipeline: Pipeline, expected: Path, how_expected: 
 
 def rows(table: Path) -> list[str]:
     """A table's rows, in an order of their own."""
-    return sorted(str(sorted(r.items())) for r in DeltaTable(str(table)).to_pyarrow_table().to_pylist())
+    return sorted(str(sorted(r.items())) for r in DeltaSink(str(table)).dataset().to_table().to_pylist())

@@ -134,10 +134,14 @@ class DeltaSink(SparkSink):
         return bool(DeltaTable.is_deltatable(self._uri(), storage_options=self.storage_options))
 
     def dataset(self) -> ds.Dataset:
-        return self._open().to_pyarrow_dataset()
+        """Through a file system of Arrow's own: deltalake's calls back into Python from threads that outlive a scan, which aborts, now and then, a process that ends soon after."""
+        from pyarrow import fs
+
+        inner = fs.LocalFileSystem() if self.path.protocol in ("", "file") else fs.PyFileSystem(fs.FSSpecHandler(self.path.fs))
+        return self._open().to_pyarrow_dataset(filesystem=fs.SubTreeFileSystem(self.path.path, inner))
 
     def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
-        """Read by hand: a scan of the dataset leaves threads behind that abort, now and then, a process which ends soon after."""
+        """Read by hand: a scan that is given up leaves threads behind, which may hang a process that ends soon after."""
         import pyarrow.parquet as pq
 
         table = self._open()

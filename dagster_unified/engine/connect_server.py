@@ -68,6 +68,7 @@ def _start(port: int, master: str, config: Mapping[str, str]) -> None:
         **config,
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),
+        "spark.port.maxRetries": "0",  # a port that is taken is an error, and not the next port
     }
     command = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "--master", master]
     for key, value in settings.items():
@@ -89,7 +90,7 @@ def _start(port: int, master: str, config: Mapping[str, str]) -> None:
 
 def _is_ours(process: int) -> bool:
     """Whether a process is a Spark Connect server: a number may have gone to another since."""
-    listed = subprocess.run(["ps", "-o", "args=", "-p", str(process)], capture_output=True, text=True, check=False)
+    listed = subprocess.run(["ps", "-ww", "-o", "args=", "-p", str(process)], capture_output=True, text=True, check=False)
     return "SparkConnectServer" in listed.stdout
 
 

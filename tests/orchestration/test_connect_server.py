@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from deltalake import DeltaTable
 
 from dagster_unified.engine import connect_server
 from dagster_unified.errors import ConfigurationError, StageError
@@ -13,12 +14,10 @@ from dagster_unified.orchestration import SparkResource
 PORT = 39_475
 PROGRAM = """
 from dagster import DagsterInstance, execute_job, reconstructable
-from deltalake import DeltaTable
-from tests.orchestration.connect_job import HOME, job
+from tests.orchestration.connect_job import job
 
 with DagsterInstance.get() as instance, execute_job(reconstructable(job), instance) as result:
     assert result.success
-assert sorted(DeltaTable(str(HOME / "table")).to_pyarrow_table()["value"].to_pylist()) == [8, 16, 24]
 """
 
 
@@ -36,6 +35,7 @@ def test_steps_in_processes_of_their_own_and_later_runs_share_one_server(no_serv
     for _ in range(2):
         done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
+        assert sorted(DeltaTable(str(tmp_path / "table")).to_pyarrow_table()["value"].to_pylist()) == [8, 16, 24]
         servers.add(connect_server._files(PORT, ".pid").read_text())
     assert len(servers) == 1
     assert connect_server.stop(PORT)
