@@ -46,6 +46,7 @@ from dagster_unified.orchestration.metadata import stage_metadata
 from dagster_unified.orchestration.partitions import key_after, key_before, name_of, partition_before, slice_of, upstream_deps
 from dagster_unified.orchestration.producers import Producers
 from dagster_unified.orchestration.resources import session_of
+from dagster_unified.orchestration.staleness import carried_state_result, carried_state_spec
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -108,9 +109,10 @@ def stage_asset(graph: Graph, loaded: Plan, region: Region, translator: "StageTr
         automation_condition=batch.automation_condition,
         pool=batch.pool,
         io_manager_key="intermediates",
+        check_specs=[carried_state_spec(translator.get_asset_key(loaded, region))] if region.carried else [],
         required_resource_keys={"spark", "execution", "intermediates"},
     )
-    def stage(context: AssetExecutionContext, **inputs: AssetKey) -> MaterializeResult[Any]:
+    def stage(context: AssetExecutionContext, **inputs: AssetKey) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster knows it by this name only
         try:
             with beating(context.resources.intermediates.store(), loaded.name, context.run.run_id):
                 return materialize(context)
@@ -132,7 +134,13 @@ def stage_asset(graph: Graph, loaded: Plan, region: Region, translator: "StageTr
             else:
                 metadata = step.shown(made)
             context.add_asset_metadata(metadata, partition_key=part.key)
-        return MaterializeResult()
+        if not region.carried or not isinstance(batch.partitions, TimeWindowPartitionsDefinition):
+            return MaterializeResult()
+        key, address = translator.get_asset_key(loaded, region), Address(loaded.name, region.name, context.run.run_id)
+        found = carried_state_result(steps[0].producers.store, address, key, batch.partitions, context.instance, context.partition_keys)
+        if not found.passed:
+            context.log.warning(f"stage '{region.name}': {found.description}")
+        return MaterializeResult(check_results=[found])
 
     return stage
 
@@ -182,7 +190,8 @@ class _Step:
         return found if found is not None and found.fingerprint == region.fingerprint else None
 
     def shown(self, made: "Manifest") -> dict[str, Any]:
-        """The metadata of what is there already."""
+        """The metadata of what is there already, which becomes what this run made as well: its materialization is the partition's latest."""
+        self.producers.store.link(Address(self.launched.name, made.stage, self.context.run.run_id, self.producers.partition), made)
         self.context.log.info(f"stage '{made.stage}' of partition {made.partition} was finished by run {made.run[:8]} before")
         return stage_metadata(self.launched, self.launched.region(made.stage), made, self.producers.store.data(made), self.translator, {})
 

@@ -12,7 +12,7 @@ from dagster_unified.orchestration import IntermediateIOManager, SparkResource, 
 
 HOME = Path(os.environ.get("PARTITIONED_HOME") or tempfile.mkdtemp(prefix="partitioned"))
 BROKEN = HOME / "broken"
-"""Holds the day for which the last stage fails."""
+"""Holds the day for which the last stage fails, or after `adding` the one before."""
 
 DAILY = DailyPartitionsDefinition("2013-03-09", timezone="America/New_York")
 
@@ -34,6 +34,8 @@ def as_total(sale: Sale) -> Total:
 
 
 def add(a: Total, b: Total) -> Total:
+    if BROKEN.exists() and BROKEN.read_text() == f"adding {b.first[:10]}":
+        raise OSError("the service is away")
     return Total(a.shop, min(a.first, b.first), a.amount + b.amount)
 
 
@@ -56,12 +58,13 @@ def report() -> None:
     """What somebody else makes of the pipeline's table."""
 
 
-def definitions() -> Definitions:
+def definitions(carry_state: bool = False) -> Definitions:
     ours = unified_definitions(
         build(),
         resources={"spark": SparkResource(master="local[2]"), "intermediates": IntermediateIOManager(path=str(HOME / "store"))},
         retry_policy=None,
         partitions=DAILY,
+        carry_state=carry_state,
         backfill_policy=BackfillPolicy.single_run(),
         upstream={"incoming": AssetDep("exports", partition_mapping=TimeWindowPartitionMapping())},
     )
@@ -70,7 +73,12 @@ def definitions() -> Definitions:
 
 
 defs = definitions()
+carrying = definitions(carry_state=True)
 
 
 def job():
     return defs.resolve_job_def("sales_batch")
+
+
+def carrying_job():
+    return carrying.resolve_job_def("sales_batch")

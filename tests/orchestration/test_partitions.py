@@ -11,7 +11,7 @@ from dagster_unified.api import DeltaSink, Pipeline, RateSource
 from dagster_unified.connectors.base import WriteContext
 from dagster_unified.errors import PipelineError
 from dagster_unified.orchestration import unified_definitions
-from tests.orchestration.partitioned_job import BROKEN, DAILY, HOME, defs, job
+from tests.orchestration.partitioned_job import BROKEN, DAILY, HOME, carrying_job, defs, job
 
 DAYS = ["2013-03-09", "2013-03-10", "2013-03-11"]
 
@@ -77,6 +77,21 @@ def test_after_a_failure_in_the_middle_of_a_range_what_was_finished_is_not_run_a
     assert amounts() == [1, 6, 8]
     assert f"stage 'table' of partition 2013-03-09 was finished by run {first.run_id[:8]} before" in log
     assert "stage 'as_total'" not in log
+
+
+def test_a_later_run_goes_on_from_the_state_of_a_day_that_a_re_execution_did_not_run_again(instance):
+    BROKEN.write_text("adding 2013-03-11")
+    first = carrying_job().execute_in_process(instance=instance, tags=whole_range(DAYS[0], DAYS[-1]), raise_on_error=False)
+    assert not first.success
+    BROKEN.unlink()
+    with execute_job(
+        reconstructable(carrying_job), instance, tags=whole_range(DAYS[0], DAYS[-1]), reexecution_options=ReexecutionOptions.from_failure(first.run_id, instance)
+    ) as again:
+        assert again.success
+        assert any(f"stage 'totals' of partition 2013-03-10 was finished by run {first.run_id[:8]} before" in e.user_message for e in instance.all_logs(again.run_id))
+    assert amounts() == [1, 7, 15]
+    assert carrying_job().execute_in_process(instance=instance, partition_key=DAYS[-1]).success
+    assert amounts() == [1, 7, 15]
 
 
 def test_a_lost_intermediate_of_a_partition_is_recomputed_for_that_partition_alone(instance):
