@@ -1,7 +1,8 @@
 """Recovery and orchestration: a failure in each of five stages in turn, also with the intermediates before it lost; and what Dagster costs.
 
 Through Dagster, in one process, with a warm session. What is compared is the time from the failure to the result: *re-execute
-from failure*, running the whole job again stage by stage, and running it again as one Spark job.
+from failure*, running the whole job again stage by stage, and running it again as one Spark job. What Dagster costs is a run's
+time beyond that of its stages: also with each step in a process of its own, over a shared Spark Connect server.
 """
 
 from __future__ import annotations
@@ -11,25 +12,27 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dagster import DagsterInstance, JobDefinition, ReexecutionOptions, execute_job, reconstructable
+from dagster import AssetMaterialization, DagsterInstance, JobDefinition, ReexecutionOptions, execute_job, in_process_executor, reconstructable
 from pyspark.sql import functions as F
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.bars import Bar, Measurement, Options
 from dagster_unified.api import DeltaSink, MapFunction, ParquetSource, Pipeline, RuntimeContext
-from dagster_unified.engine import session
-from dagster_unified.orchestration import IntermediateIOManager, SparkResource, unified_definitions
+from dagster_unified.engine import connect_server, session
+from dagster_unified.orchestration import IntermediateIOManager, SparkResource, process_executor, unified_definitions
 
 HOME = Path(os.environ.setdefault("RECOVERY_BENCH", tempfile.mkdtemp(prefix="recovery-bench")))
 BROKEN = HOME / "broken"
 """Holds the number of the stage that fails."""
 
 STAGES = 5
+PORT = 39_474
+QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 
 class R(NamedTuple):
@@ -61,9 +64,14 @@ def pipeline() -> Pipeline:
     return built
 
 
-def job() -> JobDefinition:
-    resources = {"spark": SparkResource(), "intermediates": IntermediateIOManager(path=str(HOME / "store"))}
-    return unified_definitions(pipeline(), resources=resources, retry_policy=None).resolve_job_def("bench_recovery_batch")
+def job(connect: int | None = None) -> JobDefinition:
+    resources = {"spark": SparkResource(connect=connect), "intermediates": IntermediateIOManager(path=str(HOME / "store"))}
+    executor = in_process_executor if connect is None else process_executor(1)
+    return unified_definitions(pipeline(), resources=resources, retry_policy=None, executor=executor).resolve_job_def("bench_recovery_batch")
+
+
+def shared_job() -> JobDefinition:
+    return job(PORT)
 
 
 def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
@@ -101,35 +109,57 @@ def _measured(instance: DagsterInstance, options: Options) -> tuple[list[Bar], l
     Console().print(table)
     built = time.perf_counter()
     unified_definitions(_long(200)).get_repository_def()
+    definitions = time.perf_counter() - built
     bars = [
         Bar("recovery.last_stage_vs_alone", ratio, 1.3, at_most=True),
         Bar("recovery.overhead_per_stage_s", statistics.median(overhead), 0.4, at_most=True),
-        Bar("recovery.definitions_of_200_stages_s", time.perf_counter() - built, 3.0, at_most=True),
+        Bar("recovery.definitions_of_200_stages_s", definitions, 3.0, at_most=True),
+        Bar("recovery.overhead_per_stage_in_processes_s", _in_processes(instance, options), 1.5, at_most=True),
     ]
     return bars, []
 
 
+def _in_processes(instance: DagsterInstance, options: Options) -> float:
+    """Seconds per stage beyond the stages' own, where each step has a process of its own and all share a Spark Connect server."""
+    found = []
+    try:
+        for number in range(options.rounds + 1):  # the first round starts the server
+            begun = time.perf_counter()
+            with execute_job(reconstructable(shared_job), instance, run_config=QUIET) as result:
+                assert result.success
+                seconds = time.perf_counter() - begun
+                stages = _durations(e.materialization for e in result.get_asset_materialization_events())
+            if number:
+                found.append((seconds - sum(stages.values())) / STAGES)
+    finally:
+        connect_server.stop(PORT)
+    return statistics.median(found)
+
+
 def _run(instance: DagsterInstance, options: Mapping[str, Any] | None = None) -> tuple[float, dict[str, float]]:
     """A whole run's seconds, and those of its stages."""
-    config = {"resources": {"execution": {"config": dict(options or {})}}, "loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+    config = {"resources": {"execution": {"config": dict(options or {})}}, **QUIET}
     begun = time.perf_counter()
     result = job().execute_in_process(instance=instance, run_config=config)
     seconds = time.perf_counter() - begun
-    shown = [e.materialization for e in result.get_asset_materialization_events()]
-    return seconds, {m.asset_key.path[-1]: float(m.metadata["duration_seconds"].value) for m in shown if "duration_seconds" in m.metadata}  # type: ignore[arg-type]
+    return seconds, _durations(e.materialization for e in result.get_asset_materialization_events())
+
+
+def _durations(shown: Iterable[AssetMaterialization]) -> dict[str, float]:
+    """The seconds that each stage says it took."""
+    return {m.asset_key.path[-1]: float(m.metadata["duration_seconds"].value) for m in shown if "duration_seconds" in m.metadata}  # type: ignore[arg-type]
 
 
 def _recovered(instance: DagsterInstance, stage: int, lost: bool) -> tuple[float, int]:
     """Seconds from a failure to the result, and how many stages ran."""
-    quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
     BROKEN.write_text(str(stage))
-    failed = job().execute_in_process(instance=instance, raise_on_error=False, run_config=quiet)
+    failed = job().execute_in_process(instance=instance, raise_on_error=False, run_config=QUIET)
     BROKEN.unlink()
     assert not failed.success
     if lost:
         shutil.rmtree(HOME / "store", ignore_errors=True)
     begun = time.perf_counter()
-    with execute_job(reconstructable(job), instance, run_config=quiet, reexecution_options=ReexecutionOptions.from_failure(failed.run_id, instance)) as again:
+    with execute_job(reconstructable(job), instance, run_config=QUIET, reexecution_options=ReexecutionOptions.from_failure(failed.run_id, instance)) as again:
         assert again.success
         seconds = time.perf_counter() - begun
         finished = [e for e in instance.all_logs(again.run_id) if " rows, " in e.user_message and e.user_message.startswith("stage ")]

@@ -3,6 +3,7 @@
 from dagster_unified.orchestration.checks import Checks, Parity
 from dagster_unified.orchestration.definitions import unified_definitions
 from dagster_unified.orchestration.deployment import StreamingDeployment
+from dagster_unified.orchestration.executors import process_executor
 from dagster_unified.orchestration.io_manager import IntermediateIOManager
 from dagster_unified.orchestration.janitor import Retention
 from dagster_unified.orchestration.resources import ExecutionConfig, SparkResource
@@ -19,5 +20,6 @@ __all__ = [
     "SparkResource",
     "StageTranslator",
     "StreamingDeployment",
+    "process_executor",
     "unified_definitions",
 ]

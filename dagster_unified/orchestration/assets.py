@@ -44,6 +44,7 @@ from dagster_unified.orchestration import progress
 from dagster_unified.orchestration.heartbeat import beating
 from dagster_unified.orchestration.metadata import stage_metadata
 from dagster_unified.orchestration.partitions import key_after, key_before, name_of, partition_before, slice_of, upstream_deps
+from dagster_unified.orchestration.plot import rows_per_partition
 from dagster_unified.orchestration.producers import Producers
 from dagster_unified.orchestration.resources import session_of
 from dagster_unified.orchestration.staleness import carried_state_result, carried_state_spec
@@ -127,17 +128,27 @@ def stage_asset(graph: Graph, loaded: Plan, region: Region, translator: "StageTr
         steps = [_Step(context, batch, graph, loaded, region, options, translator, part) for part in parts]
         before = [step.made() for step in steps]
         anew = all(before)
+        shown: dict[str, dict[str, Any]] = {}
         for step, part, made in zip(steps, parts, before, strict=True):
             if made is None or anew:
                 anew = anew or batch.carry_state  # what comes after it went on from another state
-                metadata = step.run()
+                shown[part.key] = step.run()
             else:
-                metadata = step.shown(made)
-            context.add_asset_metadata(metadata, partition_key=part.key)
-        if not region.carried or not isinstance(batch.partitions, TimeWindowPartitionsDefinition):
+                shown[part.key] = step.shown(made)
+        return told(context, shown)
+
+    def told(context: AssetExecutionContext, shown: dict[str, dict[str, Any]]) -> MaterializeResult[Any]:
+        assert batch.partitions is not None
+        key, keys = translator.get_asset_key(loaded, region), batch.partitions.get_partition_keys()
+        rows = {of: metadata["dagster/row_count"] for of, metadata in shown.items() if "dagster/row_count" in metadata}
+        if rows:
+            shown[list(rows)[-1]]["rows per partition"] = rows_per_partition(context.instance, key, keys, rows)
+        for of, metadata in shown.items():
+            context.add_asset_metadata(metadata, partition_key=of)
+        if not region.carried:
             return MaterializeResult()
-        key, address = translator.get_asset_key(loaded, region), Address(loaded.name, region.name, context.run.run_id)
-        found = carried_state_result(steps[0].producers.store, address, key, batch.partitions, context.instance, context.partition_keys)
+        address = Address(loaded.name, region.name, context.run.run_id)
+        found = carried_state_result(context.resources.intermediates.store(), address, key, keys, context.instance, rows)
         if not found.passed:
             context.log.warning(f"stage '{region.name}': {found.description}")
         return MaterializeResult(check_results=[found])

@@ -5,19 +5,18 @@ Dagster does not say it of assets that depend on themselves, once they have more
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 
-from dagster import AssetCheckResult, AssetCheckSeverity, AssetCheckSpec, AssetKey, AssetRecordsFilter, DagsterEventType, DagsterInstance, TimeWindowPartitionsDefinition
+from dagster import AssetCheckResult, AssetCheckSeverity, AssetCheckSpec, AssetKey, DagsterInstance
 
 from dagster_unified.engine.batch.store import Address, IntermediateStore, Manifest
-from dagster_unified.orchestration.partitions import key_before, slice_of
+from dagster_unified.graph.slices import Slice
+from dagster_unified.orchestration.history import latest_materializations
 
 CHECK = "carried_state"
-
-_RECORDS = 500
-"""Events per query."""
 
 _READERS = 16
 """Manifests read at once: they may lie in a bucket."""
@@ -28,12 +27,10 @@ def carried_state_spec(asset: AssetKey) -> AssetCheckSpec:
     return AssetCheckSpec(CHECK, asset=asset, description="Each partition goes on from the state that the one before it ended with when it last ran.")
 
 
-def carried_state_result(
-    store: IntermediateStore, address: Address, asset: AssetKey, partitions: TimeWindowPartitionsDefinition, instance: DagsterInstance, made: Sequence[str]
-) -> AssetCheckResult:
-    """Says which partitions a backfill has to make again, once the run at `address` has `made` some; they are not wrong in themselves, so it is a warning."""
-    producers = {**_producers(instance, asset), **dict.fromkeys(made, address.run)}
-    stale = stale_partitions(store, address, partitions, producers)
+def carried_state_result(store: IntermediateStore, address: Address, asset: AssetKey, keys: Sequence[str], instance: DagsterInstance, made: Collection[str]) -> AssetCheckResult:
+    """Says which partitions a backfill has to make again, once the run at `address` has `made` some of the partitions, which `keys` are in their order; they are not wrong in themselves, so it is a warning."""
+    producers = {**{k: r.run_id for k, r in latest_materializations(instance, asset)}, **dict.fromkeys(made, address.run)}
+    stale = stale_partitions(store, address, keys, producers)
     if not stale:
         return AssetCheckResult(asset_key=asset, check_name=CHECK, passed=True, description="every partition goes on from the one before it", metadata={"stale partitions": 0})
     which = stale[0] if len(stale) == 1 else f"{stale[0]} to {stale[-1]}"
@@ -47,29 +44,15 @@ def carried_state_result(
     )
 
 
-def stale_partitions(store: IntermediateStore, stage: Address, partitions: TimeWindowPartitionsDefinition, producers: Mapping[str, str]) -> list[str]:
+def stale_partitions(store: IntermediateStore, stage: Address, keys: Sequence[str], producers: Mapping[str, str]) -> list[str]:
     """In their order: the first whose predecessor has run again, and all that come after it. `producers` are the runs that made each; what the janitor has freed tells nothing."""
-    keys = [key for key in partitions.get_partition_keys() if key in producers]
 
     def read(key: str) -> Manifest | None:
-        return store.manifest(replace(stage, run=producers[key], partition=slice_of(partitions, key).name))
+        return store.manifest(replace(stage, run=producers[key], partition=Slice(key, {}).name)) if key in producers else None
 
     with ThreadPoolExecutor(_READERS) as readers:
-        held = dict(zip(keys, readers.map(read, keys), strict=True))
-    for i, key in enumerate(keys):
-        mine, before = held[key], held.get(key_before(partitions, key) or "")
-        if mine is not None and before is not None and mine.carried_from != before.run:
-            return keys[i:]
+        held = list(readers.map(read, keys))
+    for i, (before, mine) in enumerate(pairwise(held), 1):
+        if before is not None and mine is not None and mine.carried_from != before.run:
+            return [key for key in keys[i:] if key in producers]
     return []
-
-
-def _producers(instance: DagsterInstance, asset: AssetKey) -> dict[str, str]:
-    """The run that materialized each partition last."""
-    ids = sorted(instance.get_latest_storage_id_by_partition(asset, DagsterEventType.ASSET_MATERIALIZATION).values())
-    found: dict[str, str] = {}
-    for first in range(0, len(ids), _RECORDS):
-        chunk = ids[first : first + _RECORDS]
-        for record in instance.fetch_materializations(AssetRecordsFilter(asset_key=asset, storage_ids=chunk), limit=len(chunk)).records:
-            if record.partition_key is not None:
-                found[record.partition_key] = record.run_id
-    return found

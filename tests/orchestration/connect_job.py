@@ -3,10 +3,8 @@
 import os
 from pathlib import Path
 
-from dagster import multiprocess_executor
-
 from dagster_unified.api import DeltaSink, Pipeline
-from dagster_unified.orchestration import IntermediateIOManager, SparkResource, unified_definitions
+from dagster_unified.orchestration import IntermediateIOManager, SparkResource, process_executor, unified_definitions
 
 HOME = Path(os.environ.get("CONNECT_TEST_HOME", "/tmp/connect-test"))
 PORT = 39_475
@@ -20,7 +18,7 @@ pipeline = Pipeline("shared")
 numbers = pipeline.from_collection([1, 2, 3]).map(doubled).name("once").rebalance().map(doubled).name("twice").rebalance()
 numbers.map(doubled).sink_to(DeltaSink(str(HOME / "table"), name="table"))
 resources = {"spark": SparkResource(master="local[2]", connect=PORT), "intermediates": IntermediateIOManager(path=str(HOME / "store"))}
-defs = unified_definitions(pipeline, resources=resources, executor=multiprocess_executor.configured({"max_concurrent": 2}))
+defs = unified_definitions(pipeline, resources=resources, executor=process_executor())
 
 
 def job():

@@ -1,0 +1,17 @@
+"""Stages in processes of their own, over Spark Connect."""
+
+from __future__ import annotations
+
+from dagster import ExecutorDefinition, multiprocess_executor
+
+_PRELOADED = ["dagster_unified.orchestration", "pyspark.sql.connect.session", "pyspark.sql.connect.functions", "deltalake", "pyarrow.parquet"]
+"""What every step needs; importing it takes longer than most steps."""
+
+
+def process_executor(max_concurrent: int = 2) -> ExecutorDefinition:
+    """Executes each stage of a run in a process of its own, at most `max_concurrent` of them at once: independent stages run side by side,
+    and one whose process dies takes no other with it. For a session that processes can share: `SparkResource(remote=…)` or `SparkResource(connect=…)`.
+
+    It is Dagster's multiprocess executor, with processes that are forked from one which has imported the library.
+    """
+    return multiprocess_executor.configured({"max_concurrent": max_concurrent, "start_method": {"forkserver": {"preload_modules": _PRELOADED}}})

@@ -1,0 +1,59 @@
+"""The picture of rows per partition: which bars it has, and what it takes from the event log."""
+
+import base64
+from io import BytesIO
+
+import pytest
+from dagster import AssetKey, AssetMaterialization, DagsterInstance
+from PIL import Image
+
+from dagster_unified.orchestration.plot import SHOWN, picture, rows_per_partition
+
+MINE, OTHERS = (0x4F, 0x43, 0xDD), (0xB8, 0xB5, 0xD6)
+ASSET = AssetKey(["sales", "totals"])
+
+
+def bars(shown):
+    """The bars from left to right: whose each is, and how high."""
+    encoded = shown.md_str.removeprefix("![rows per partition](data:image/png;base64,").removesuffix(")")
+    drawn = Image.open(BytesIO(base64.b64decode(encoded))).convert("RGB")
+    found = []
+    for x in range(drawn.width):
+        column = [drawn.getpixel((x, y)) for y in range(drawn.height)]
+        of = next((c for c in (MINE, OTHERS) if column.count(c) > 2), None)
+        if of is not None and (not found or found[-1][0] != of or found[-1][2] < x - 1):
+            found.append((of, column.count(of), x))
+        elif of is not None:
+            found[-1] = (of, max(found[-1][1], column.count(of)), x)
+    return [(of == MINE, height) for of, height, _ in found]
+
+
+@pytest.fixture
+def instance(tmp_path):
+    with DagsterInstance.local_temp(str(tmp_path)) as found:
+        yield found
+
+
+def test_each_partition_has_a_bar_and_the_runs_own_stand_out():
+    drawn = bars(picture({"a": 100, "b": 50, "c": 200}, ["b"]))
+    assert [mine for mine, _ in drawn] == [False, True, False]
+    a, b, c = (height for _, height in drawn)
+    assert abs(a - 2 * b) <= 2
+    assert abs(c - 4 * b) <= 4
+
+
+def test_other_partitions_are_as_they_were_materialized_last(instance):
+    for partition, rows in (("1", 5), ("2", 1), ("2", 40), ("9", 7)):
+        instance.report_runless_asset_event(AssetMaterialization(ASSET, partition=partition, metadata={"dagster/row_count": rows}))
+    drawn = bars(rows_per_partition(instance, ASSET, ["1", "2", "3", "4", "9"], {"3": 20}))
+    assert [mine for mine, _ in drawn] == [False, False, True, False]
+    assert drawn[1][1] > drawn[2][1] > drawn[3][1] > drawn[0][1]
+
+
+def test_of_many_partitions_the_last_before_the_runs_own_are_shown(instance):
+    keys = [str(i) for i in range(3 * SHOWN)]
+    for key in keys:
+        instance.report_runless_asset_event(AssetMaterialization(ASSET, partition=key, metadata={"dagster/row_count": 10}))
+    drawn = bars(rows_per_partition(instance, ASSET, keys, {keys[2 * SHOWN]: 10}))
+    assert len(drawn) == SHOWN
+    assert [mine for mine, _ in drawn] == [False] * (SHOWN - 1) + [True]
