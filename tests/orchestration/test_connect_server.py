@@ -1,8 +1,11 @@
 """A Spark Connect server that is started on demand, and shared."""
 
+import json
 import os
+import stat
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 from deltalake import DeltaTable
@@ -23,9 +26,10 @@ with DagsterInstance.get() as instance, execute_job(reconstructable(job), instan
 
 @pytest.fixture
 def no_server():
-    connect_server.stop(PORT)
-    yield
-    connect_server.stop(PORT)
+    with mock.patch.dict(os.environ):  # Spark tells its clients by the environment
+        connect_server.stop(PORT)
+        yield
+        connect_server.stop(PORT)
 
 
 def test_steps_in_processes_of_their_own_and_later_runs_share_one_server(no_server, tmp_path):
@@ -36,14 +40,28 @@ def test_steps_in_processes_of_their_own_and_later_runs_share_one_server(no_serv
         done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
         assert sorted(DeltaTable(str(tmp_path / "table")).to_pyarrow_table()["value"].to_pylist()) == [8, 16, 24]
-        servers.add(connect_server._files(PORT, ".pid").read_text())
+        servers.add(json.loads((connect_server._folder(PORT) / "server.json").read_text())["pid"])
     assert len(servers) == 1
     assert connect_server.stop(PORT)
     assert not connect_server.stop(PORT)
 
 
+def test_a_server_takes_nobody_without_its_token(no_server):
+    address = connect_server.ensure(PORT, "local[1]", {})
+    assert stat.S_IMODE((connect_server._folder(PORT) / "server.json").stat().st_mode) == 0o600
+    ask = "from pyspark.sql import SparkSession; print(SparkSession.builder.remote('{}').getOrCreate().range(3).count())"
+    tried = {}
+    for token in (os.environ["SPARK_CONNECT_AUTHENTICATE_TOKEN"], "guessed"):
+        environment = {**os.environ, "SPARK_CONNECT_AUTHENTICATE_TOKEN": token}
+        tried[token] = subprocess.run([sys.executable, "-c", ask.format(address)], env=environment, capture_output=True, text=True, timeout=120, check=False)
+    right, wrong = tried.values()
+    assert right.stdout == "3\n", right.stderr[-2000:]
+    assert wrong.returncode != 0
+    assert "UNAUTHENTICATED" in wrong.stderr
+
+
 def test_a_server_that_does_not_come_up_says_why(no_server):
-    with pytest.raises(StageError, match=r"the Spark Connect server at port 39475 did not come up: .* \(its log is "):
+    with pytest.raises(StageError, match=r"the Spark Connect server of port 39475 on nonsense did not come up: .* \(its log is in "):
         connect_server.ensure(PORT, "nonsense", {})
 
 
