@@ -64,14 +64,18 @@ def pipeline() -> Pipeline:
     return built
 
 
-def job(connect: int | None = None) -> JobDefinition:
+def _job(connect: int | None) -> JobDefinition:
     resources = {"spark": SparkResource(connect=connect), "intermediates": IntermediateIOManager(path=str(HOME / "store"))}
     executor = in_process_executor if connect is None else process_executor(1)
     return unified_definitions(pipeline(), resources=resources, retry_policy=None, executor=executor).resolve_job_def("bench_recovery_batch")
 
 
+def job() -> JobDefinition:
+    return _job(None)
+
+
 def shared_job() -> JobDefinition:
-    return job(PORT)
+    return _job(PORT)
 
 
 def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:

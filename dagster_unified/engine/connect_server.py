@@ -15,6 +15,9 @@ from pathlib import Path
 from dagster_unified.engine.session import DEFAULTS, LOGGING, check_java
 from dagster_unified.errors import ConfigurationError, StageError
 
+_SESSION_TIMEOUT = "24h"
+"""How long the server keeps a session that nobody uses: a step of a run may have others before it that are no stages, and take long."""
+
 
 def ensure(port: int, master: str, config: Mapping[str, str]) -> str:
     """The address of the server of `port`, which is started where there is none; raises `StageError` with what it said where it does not come up.
@@ -28,9 +31,13 @@ def ensure(port: int, master: str, config: Mapping[str, str]) -> str:
     _choose(port)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    logging = {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}", "spark.local.connect.server.port": str(port)}
+    ours = {
+        "spark.connect.session.manager.defaultSessionTimeout": _SESSION_TIMEOUT,
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
+        "spark.local.connect.server.port": str(port),
+    }
     try:
-        return reuse_or_start_local_connect_server(master, {**DEFAULTS, **logging, **config})
+        return reuse_or_start_local_connect_server(master, {**DEFAULTS, **ours, **config})
     except PySparkException as error:
         raise StageError(f"the Spark Connect server of port {port} on {master} did not come up: {error} (its log is in {_folder(port) / 'logs'})") from error
 

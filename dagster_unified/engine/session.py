@@ -56,30 +56,35 @@ def check_java() -> None:
         )
 
 
-def start(master: str = "local[*]", remote: str | None = None, config: Mapping[str, str] | None = None, app_name: str = "dagster-unified") -> SparkSession:
-    """The running session, or a new one: classic on `master`, or Connect where `remote` (`sc://host:port`) is given."""
+def start(
+    master: str = "local[*]", remote: str | None = None, config: Mapping[str, str] | None = None, app_name: str = "dagster-unified", session_id: str | None = None
+) -> SparkSession:
+    """The running session, or a new one: classic on `master`, or Connect where `remote` (`sc://host:port`) is given.
+
+    Processes that give one `session_id`, a UUID, share the server's session, and with it the Python workers that are warm; none may stop it.
+    """
     from pyspark.sql import SparkSession
 
     if remote:
-        session = SparkSession.builder.remote(remote).appName(app_name).getOrCreate()
+        address = remote if session_id is None else f"{remote}/;session_id={session_id}"
+        session = SparkSession.builder.remote(address).appName(app_name).getOrCreate()
         for key, value in (config or {}).items():
             session.conf.set(key, value)
-    else:
-        check_java()
-        if master.startswith("local"):
-            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-            os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        builder = SparkSession.builder.master(master).appName(app_name)
-        cores = re.fullmatch(r"local\[(\d+|\*)\]", master)
-        settings = {**DEFAULTS, "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}"}
-        if cores:
-            count = os.cpu_count() or 1 if cores.group(1) == "*" else int(cores.group(1))
-            settings["spark.sql.shuffle.partitions"] = str(max(2 * count, 1))
-        for key, value in {**settings, **(config or {})}.items():
-            builder = builder.config(key, value)
-        session = builder.getOrCreate()
-    return prepared(session)
+        return prepared(session)
+    check_java()
+    if master.startswith("local"):
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.master(master).appName(app_name)
+    cores = re.fullmatch(r"local\[(\d+|\*)\]", master)
+    settings = {**DEFAULTS, "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}"}
+    if cores:
+        count = os.cpu_count() or 1 if cores.group(1) == "*" else int(cores.group(1))
+        settings["spark.sql.shuffle.partitions"] = str(max(2 * count, 1))
+    for key, value in {**settings, **(config or {})}.items():
+        builder = builder.config(key, value)
+    return prepared(builder.getOrCreate())
 
 
 def prepared(session: SparkSession) -> SparkSession:

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from dagster import ExecutorDefinition, multiprocess_executor
 
-_PRELOADED = ["dagster_unified.orchestration", "pyspark.sql.connect.session", "pyspark.sql.connect.functions", "deltalake", "pyarrow.parquet"]
-"""What every step needs; importing it takes longer than most steps."""
+_PRELOADED = [
+    "dagster_unified.orchestration",
+    "dagster._core.storage.sqlite_storage",  # and with it what every storage of Dagster's is made of
+    "deltalake",
+    "pyarrow.parquet",
+    "pyspark.sql.connect.functions",
+    "pyspark.sql.connect.session",
+]
+"""What every step needs; importing it takes longer than most steps. What is not there is left out."""
 
 
 def process_executor(max_concurrent: int = 2) -> ExecutorDefinition:

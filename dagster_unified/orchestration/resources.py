@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Optional
 
-from dagster import ConfigurableResource
-from pydantic import Field, create_model
+from dagster import ConfigurableResource, InitResourceContext
+from pydantic import Field, PrivateAttr, create_model
 
 from dagster_unified.engine import connect_server, session
 from dagster_unified.errors import ConfigurationError
@@ -25,13 +25,19 @@ class SparkResource(ConfigurableResource):  # type: ignore[type-arg]
     )
     config: dict[str, str] = Field(default={}, description="Further Spark configuration.")
 
+    _run: Optional[str] = PrivateAttr(default=None)
+
+    def setup_for_execution(self, context: InitResourceContext) -> None:
+        """The steps of a run share a session of the server that is started on demand, whose Python workers stay warm."""
+        self._run = context.run_id
+
     def session(self) -> SparkSession:
         """The running session, or a new one."""
         if self.connect is None:
             return session.start(self.master, self.remote, self.config)
         if self.remote is not None:
             raise ConfigurationError("the resource 'spark' has both remote, a Spark Connect server that is there, and connect, one to start on demand; give one of them")
-        return session.start(remote=connect_server.ensure(self.connect, self.master, self.config))
+        return session.start(remote=connect_server.ensure(self.connect, self.master, self.config), session_id=self._run)
 
 
 def session_of(resource: Any) -> SparkSession:
