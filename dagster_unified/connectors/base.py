@@ -16,7 +16,7 @@ from dagster_unified.graph.slices import WHOLE, Slice
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
     from upath import UPath
 
@@ -113,7 +113,7 @@ class SparkSource(Source):
         from dagster_unified.connectors.bounds import within
 
         frame = self.read(spark)
-        return frame if self.part is None or not self.partition_columns else within(frame, self.partition_columns, self.part, f"source '{self.name}'")
+        return frame if self.part is None or not self.partition_columns else within(frame, self.partition_columns, self.part, self.name)
 
     @abstractmethod
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
@@ -150,6 +150,14 @@ class SparkSink(Sink):
 
 MALFORMED = "__malformed"
 """A struct column (file, row, reason), null in every row that fits."""
+
+
+def fitting(source: str) -> Column:
+    """Of a frame with `MALFORMED`: true for a row that fits; a row that does not raises, with what is needed to find it."""
+    from pyspark.sql import functions as F
+
+    message = F.concat(F.lit("dagster_unified.errors.MalformedInputError: "), F.to_json(F.struct(F.lit(source).alias("source"), F.col(f"{MALFORMED}.*"))))
+    return F.when(F.col(MALFORMED).isNull(), F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
 
 
 def spark_schema(schema: pa.Schema) -> StructType:

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from string import Formatter
 from typing import TYPE_CHECKING
 
-from dagster_unified.connectors.base import MALFORMED
+from dagster_unified.connectors.base import MALFORMED, fitting
 from dagster_unified.errors import PipelineError, nearest
 from dagster_unified.graph.slices import Slice, TimeRange
 from dagster_unified.operators.time import to_millis
@@ -66,10 +66,11 @@ def checked_columns(columns: Mapping[str, str], names: tuple[str, ...], where: s
     return dict(columns)
 
 
-def within(frame: DataFrame, columns: Mapping[str, str], part: Slice, where: str) -> DataFrame:
+def within(frame: DataFrame, columns: Mapping[str, str], part: Slice, source: str) -> DataFrame:
     """The rows of a partition. A row whose partition cannot be told is malformed: put with the others, or an error."""
     from pyspark.sql import functions as F
 
+    where = f"source '{source}'"
     for dimension, column in columns.items():
         if dimension not in part.parts:
             known = ", ".join(f"'{n}'" for n in part.parts if n) or "one dimension without a name"
@@ -79,14 +80,12 @@ def within(frame: DataFrame, columns: Mapping[str, str], part: Slice, where: str
         value, inside = _in_time(F.col(column), kind, bounds, column, where) if isinstance(bounds, TimeRange) else _equal(F.col(column), bounds)
         unknown = value.isNull()
         reason = F.lit(f"field '{column}' does not tell the partition")
+        row = F.struct(F.lit("").alias("file"), F.to_json(F.struct(*[c for c in frame.columns if c != MALFORMED])).alias("row"), reason.alias("reason"))
         if MALFORMED in frame.columns:
-            row = F.struct(F.lit("").alias("file"), F.to_json(F.struct(*[c for c in frame.columns if c != MALFORMED])).alias("row"), reason.alias("reason"))
             bad = F.when(F.col(MALFORMED).isNotNull(), F.col(MALFORMED)).when(unknown, row.cast(frame.schema[MALFORMED].dataType))
             frame = frame.where(inside | unknown | F.col(MALFORMED).isNotNull()).withColumn(MALFORMED, bad)
         else:
-            message = F.concat(F.lit(f"dagster_unified.errors.MalformedInputError: {where}: "), reason, F.lit(": "), F.to_json(F.struct(*frame.columns)))
-            fits = F.when(~unknown, F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
-            frame = frame.where(inside | unknown).where(fits)
+            frame = frame.where(inside | unknown).withColumn(MALFORMED, F.when(unknown, row)).where(fitting(source)).drop(MALFORMED)
     return frame
 
 

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pyarrow as pa
 from upath import UPath
 
-from dagster_unified.connectors.base import MALFORMED, SparkSink, SparkSource, WriteContext, WriteResult, spark_schema
+from dagster_unified.connectors.base import MALFORMED, SparkSink, SparkSource, WriteContext, WriteResult, fitting, spark_schema
 from dagster_unified.connectors.bounds import PathTemplate
 from dagster_unified.connectors.paths import for_spark, remove_tree, size_of, storage_path
 from dagster_unified.errors import MalformedInputError, PipelineError
@@ -21,7 +21,7 @@ from dagster_unified.records import RecordType, record_type
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
     from dagster_unified.graph.slices import Slice
@@ -156,14 +156,7 @@ class TextSource(_FileSource):
         problem = F.when(reason.isNotNull(), F.struct(F.col("_metadata.file_path").alias("file"), text.alias("row"), reason.alias("reason")))
         if self.on_malformed != "fail":
             return frame.select(*names, problem.alias(MALFORMED))
-        return frame.withColumn(MALFORMED, problem).where(self._fitting()).select(*names)
-
-    def _fitting(self) -> Column:
-        """True for a row that fits; a row that does not raises, with what is needed to find it."""
-        from pyspark.sql import functions as F
-
-        message = F.concat(F.lit("dagster_unified.errors.MalformedInputError: "), F.to_json(F.struct(F.lit(self.name).alias("source"), F.col(f"{MALFORMED}.*"))))
-        return F.when(F.col(MALFORMED).isNull(), F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
+        return frame.withColumn(MALFORMED, problem).where(fitting(self.name)).select(*names)
 
     def locate(self, spark: SparkSession, file: str, row: str, reason: str) -> MalformedInputError:
         """The error for a malformed row, with its line looked up in its file."""

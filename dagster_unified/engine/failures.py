@@ -49,15 +49,8 @@ def _sentence(error: Exception, text: str) -> str:
 
 
 def _malformed(message: str, plan: Plan, spark: SparkSession) -> errors.UnifiedError:
-    start, end = message.find("{"), message.rfind("}")
-    try:
-        details = json.loads(message[start : end + 1])
-    except json.JSONDecodeError:
-        details = {}
-    if not {"source", "file", "row", "reason"} <= set(details):
-        return errors.MalformedInputError(f"{plan.name}: {message}")
-    for node in plan.graph.nodes:
-        if isinstance(node, SourceNode) and node.source.name == details["source"] and isinstance(node.source, TextSource):
-            found = node.source.locate(spark, details["file"], details["row"], details["reason"])
-            return errors.MalformedInputError(f"{plan.name}: {found}")
-    return errors.MalformedInputError(f"{plan.name}: {details['file']}: {details['reason']}: {details['row'][:200]}")
+    details = json.loads(message[message.find("{") : message.rfind("}") + 1])
+    source = next((n.source for n in plan.graph.nodes if isinstance(n, SourceNode) and n.source.name == details["source"]), None)
+    if isinstance(source, TextSource) and details["file"]:
+        return errors.MalformedInputError(f"{plan.name}: {source.locate(spark, details['file'], details['row'], details['reason'])}")
+    return errors.MalformedInputError(f"{plan.name}: source '{details['source']}': {details['reason']}: {details['row'][:200]}")

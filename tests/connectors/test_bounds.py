@@ -11,6 +11,7 @@ from dagster import DailyPartitionsDefinition, HourlyPartitionsDefinition, Multi
 
 from dagster_unified.api import CollectionSource, CsvSource, ParquetSource, Pipeline, RateSource, StructuredSource
 from dagster_unified.connectors.base import MALFORMED
+from dagster_unified.engine.failures import translated
 from dagster_unified.errors import MalformedInputError, PipelineError
 from dagster_unified.graph.slices import Slice, TimeRange, bound
 from dagster_unified.orchestration.partitions import slice_of
@@ -124,9 +125,14 @@ def test_a_row_whose_partition_cannot_be_told_is_malformed_and_not_lost(spark, t
     diverting = CsvSource(folder, Sale, on_malformed="divert").partitioned_by("at").bounded_to(MAY)
     rows = diverting.read_part(spark).collect()
     assert [(r.amount, r[MALFORMED].reason if r[MALFORMED] else None) for r in sorted(rows)] == [(1, None), (2, "field 'at' does not tell the partition")]
+    failing = CsvSource(folder, Sale, name="sales").partitioned_by("at").bounded_to(MAY)
     with pytest.raises(Exception, match="field 'at' does not tell the partition") as raised:
-        CsvSource(folder, Sale, name="sales").partitioned_by("at").bounded_to(MAY).read_part(spark).collect()
-    assert MalformedInputError.__name__ in str(raised.value)
+        failing.read_part(spark).collect()
+    pipeline = Pipeline("daily")
+    pipeline.from_source(failing).print()
+    error = translated(raised.value, pipeline.plan(), "sales", spark)
+    assert isinstance(error, MalformedInputError)
+    assert str(error) == """daily: source 'sales': field 'at' does not tell the partition: {"shop":"south","at":"soon","amount":2}"""
 
 
 def test_partition_options_bound_a_source_of_spark(spark, tmp_path):
