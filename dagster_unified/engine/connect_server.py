@@ -6,14 +6,22 @@ takes nobody who does not know its token, which lies in a file of this user's.
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from dagster_unified.engine.session import DEFAULTS, LOGGING, check_java
 from dagster_unified.errors import ConfigurationError, StageError
+
+_SHUTDOWN = 20.0
+"""Seconds within which a server has to have ended."""
 
 _SESSION_TIMEOUT = "24h"
 """How long the server keeps a session that nobody uses: a step of a run may have others before it that are no stages, and take long."""
@@ -27,12 +35,15 @@ def ensure(port: int, master: str, config: Mapping[str, str]) -> str:
     from pyspark.errors import PySparkException
     from pyspark.sql.connect.local_server import reuse_or_start_local_connect_server
 
-    check_java()
     _choose(port)
+    if not _discovery(port).exists():
+        check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     ours = {
         "spark.connect.session.manager.defaultSessionTimeout": _SESSION_TIMEOUT,
+        # It keeps analysed plans with their lists of files, by ids that begin anew in each process of a session.
+        "spark.connect.session.planCache.maxSize": "0",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
         "spark.local.connect.server.port": str(port),
     }
@@ -43,18 +54,43 @@ def ensure(port: int, master: str, config: Mapping[str, str]) -> str:
 
 
 def stop(port: int) -> bool:
-    """Ends the server of `port`; False where none was started."""
+    """Ends the server of `port`, and waits for it; False where none was started."""
     from pyspark.sql.connect.local_server import stop_local_connect_server
 
     _choose(port)
-    return bool(stop_local_connect_server())
+    with suppress(OSError, ValueError, KeyError):
+        process = int(json.loads(_discovery(port).read_text())["pid"])
+        if stop_local_connect_server():
+            _wait_for(process)
+            return True
+    return False
+
+
+def _wait_for(process: int) -> None:
+    """Until a process has ended, so that its port is free; one that takes too long is killed."""
+    deadline = time.monotonic() + _SHUTDOWN
+    with suppress(ProcessLookupError):
+        while True:
+            os.kill(process, 0 if time.monotonic() < deadline else signal.SIGKILL)
+            if "Z" in _state(process):
+                return
+            time.sleep(0.1)
+
+
+def _state(process: int) -> str:
+    """A process's state as `ps` says it; it is a zombie (Z) until its parent has asked for it."""
+    return subprocess.run(["ps", "-o", "state=", "-p", str(process)], capture_output=True, text=True, check=False).stdout
 
 
 def _choose(port: int) -> None:
     """Tells Spark which of the servers is meant."""
     if not 1024 <= port <= 65535:
         raise ConfigurationError(f"a Spark Connect server's port is from 1024 to 65535, not {port}")
-    os.environ["SPARK_LOCAL_CONNECT_DISCOVERY"] = str(_folder(port) / "server.json")
+    os.environ["SPARK_LOCAL_CONNECT_DISCOVERY"] = str(_discovery(port))
+
+
+def _discovery(port: int) -> Path:
+    return _folder(port) / "server.json"
 
 
 def _folder(port: int) -> Path:

@@ -49,7 +49,12 @@ def _sentence(error: Exception, text: str) -> str:
 
 
 def _malformed(message: str, plan: Plan, spark: SparkSession) -> errors.UnifiedError:
-    details = json.loads(message[message.find("{") : message.rfind("}") + 1])
+    try:
+        details = json.loads(message[message.find("{") : message.rfind("}") + 1])
+    except json.JSONDecodeError:
+        details = {}
+    if not {"source", "file", "row", "reason"} <= set(details):  # raised by an author's function, or cut short
+        return errors.MalformedInputError(f"{plan.name}: {message}")
     source = next((n.source for n in plan.graph.nodes if isinstance(n, SourceNode) and n.source.name == details["source"]), None)
     if isinstance(source, TextSource) and details["file"]:
         return errors.MalformedInputError(f"{plan.name}: {source.locate(spark, details['file'], details['row'], details['reason'])}")

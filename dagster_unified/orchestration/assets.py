@@ -127,7 +127,7 @@ def stage_asset(graph: Graph, loaded: Plan, region: Region, translator: "StageTr
         parts = [slice_of(batch.partitions, key) for key in context.partition_keys]
         steps = [_Step(context, batch, graph, loaded, region, options, translator, part) for part in parts]
         before = [step.made() for step in steps]
-        anew = all(before)
+        anew = all(before) and context.retry_number == 0  # somebody wants it again; a retry only what was not finished
         shown: dict[str, dict[str, Any]] = {}
         for step, part, made in zip(steps, parts, before, strict=True):
             if made is None or anew:
@@ -139,19 +139,19 @@ def stage_asset(graph: Graph, loaded: Plan, region: Region, translator: "StageTr
 
     def told(context: AssetExecutionContext, shown: dict[str, dict[str, Any]]) -> MaterializeResult[Any]:
         assert batch.partitions is not None
-        key, keys = translator.get_asset_key(loaded, region), batch.partitions.get_partition_keys()
+        key, keys = translator.get_asset_key(loaded, region), batch.partitions.get_partition_keys(dynamic_partitions_store=context.instance)
         rows = {of: metadata["dagster/row_count"] for of, metadata in shown.items() if "dagster/row_count" in metadata}
+        found = carried_state_result(key, keys, context.instance, shown) if region.carried else None
         if rows:
-            shown[list(rows)[-1]]["rows per partition"] = rows_per_partition(context.instance, key, keys, rows)
+            try:
+                shown[list(rows)[-1]]["rows per partition"] = rows_per_partition(context.instance, key, keys, rows)
+            except Exception as error:  # no picture is worth a stage
+                context.log.warning(f"rows per partition could not be drawn: {type(error).__name__}: {error}")
         for of, metadata in shown.items():
             context.add_asset_metadata(metadata, partition_key=of)
-        if not region.carried:
-            return MaterializeResult()
-        address = Address(loaded.name, region.name, context.run.run_id)
-        found = carried_state_result(context.resources.intermediates.store(), address, key, keys, context.instance, rows)
-        if not found.passed:
+        if found is not None and not found.passed:
             context.log.warning(f"stage '{region.name}': {found.description}")
-        return MaterializeResult(check_results=[found])
+        return MaterializeResult(check_results=[] if found is None else [found])
 
     return stage
 

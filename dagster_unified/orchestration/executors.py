@@ -8,6 +8,7 @@ _PRELOADED = [
     "dagster_unified.orchestration",
     "dagster._core.storage.sqlite_storage",  # and with it what every storage of Dagster's is made of
     "deltalake",
+    "matplotlib.figure",
     "pyarrow.parquet",
     "pyspark.sql.connect.functions",
     "pyspark.sql.connect.session",

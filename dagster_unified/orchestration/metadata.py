@@ -18,6 +18,9 @@ from dagster_unified.operators.carried import CARRIED
 from dagster_unified.orchestration.translator import StageTranslator
 from dagster_unified.records import RecordType, shorten
 
+MADE_BY, CARRIED_FROM = "made by run", "carried from run"
+"""Of a partition with carried state: the run that made it, and the one that had made the state it began with."""
+
 
 def stage_metadata(plan: Plan, region: Region, manifest: Manifest, data: UPath, translator: StageTranslator, previews: Mapping[str, pa.Table]) -> dict[str, Any]:
     """Row and byte counts, schema, duration, counters, the job graph, previews, and column lineage where it is known."""
@@ -37,6 +40,10 @@ def stage_metadata(plan: Plan, region: Region, manifest: Manifest, data: UPath, 
             metadata[f"pages of state of {stream.uid}"] = stream.rows
         else:
             metadata[f"rows of {stream.uid}" + (f" / {stream.tag}" if stream.tag else "")] = stream.rows
+    if manifest.groups:
+        metadata[MADE_BY] = MetadataValue.dagster_run(manifest.run)
+    if manifest.carried_from:
+        metadata[CARRIED_FROM] = MetadataValue.dagster_run(manifest.carried_from)
     metadata.update(manifest.counters)
     for sink, location in manifest.sinks.items():
         metadata[f"written to ({sink})"] = MetadataValue.path(location)

@@ -18,7 +18,7 @@ _LABELS = 6
 
 def rows_per_partition(instance: DagsterInstance, asset: AssetKey, keys: Sequence[str], made: Mapping[str, int]) -> MarkdownMetadataValue:
     """The picture, where a run has `made` so many rows of some partitions; `keys` are all partitions, in their order."""
-    last = max(map(keys.index, made))
+    last = max((i for i, key in enumerate(keys) if key in made), default=len(keys) - 1)
     around = keys[max(0, last + 1 - SHOWN) :][:SHOWN]
     counts: dict[str, int] = {}
     for key, record in latest_materializations(instance, asset, around):

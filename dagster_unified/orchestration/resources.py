@@ -29,7 +29,7 @@ class SparkResource(ConfigurableResource):  # type: ignore[type-arg]
 
     def setup_for_execution(self, context: InitResourceContext) -> None:
         """The steps of a run share a session of the server that is started on demand, whose Python workers stay warm."""
-        self._run = context.run_id
+        self._run = context.run.run_id if context.run is not None else None
 
     def session(self) -> SparkSession:
         """The running session, or a new one."""

@@ -1,25 +1,21 @@
 """Which partitions went on from a carried state that has been made again since.
 
-Dagster does not say it of assets that depend on themselves, once they have more than a hundred partitions.
+Dagster does not say it of assets that depend on themselves, once they have more than a hundred partitions. What each partition was
+made of is in its materialization, so that the answer does not depend on what the janitor has freed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 from dagster import AssetCheckResult, AssetCheckSeverity, AssetCheckSpec, AssetKey, DagsterInstance
 
-from dagster_unified.engine.batch.store import Address, IntermediateStore, Manifest
-from dagster_unified.graph.slices import Slice
 from dagster_unified.orchestration.history import latest_materializations
+from dagster_unified.orchestration.metadata import CARRIED_FROM, MADE_BY
 
 CHECK = "carried_state"
-
-_READERS = 16
-"""Manifests read at once: they may lie in a bucket."""
 
 
 def carried_state_spec(asset: AssetKey) -> AssetCheckSpec:
@@ -27,10 +23,11 @@ def carried_state_spec(asset: AssetKey) -> AssetCheckSpec:
     return AssetCheckSpec(CHECK, asset=asset, description="Each partition goes on from the state that the one before it ended with when it last ran.")
 
 
-def carried_state_result(store: IntermediateStore, address: Address, asset: AssetKey, keys: Sequence[str], instance: DagsterInstance, made: Collection[str]) -> AssetCheckResult:
-    """Says which partitions a backfill has to make again, once the run at `address` has `made` some of the partitions, which `keys` are in their order; they are not wrong in themselves, so it is a warning."""
-    producers = {**{k: r.run_id for k, r in latest_materializations(instance, asset)}, **dict.fromkeys(made, address.run)}
-    stale = stale_partitions(store, address, keys, producers)
+def carried_state_result(asset: AssetKey, keys: Sequence[str], instance: DagsterInstance, made: Mapping[str, Mapping[str, Any]]) -> AssetCheckResult:
+    """Says which partitions a backfill has to make again, once a run has `made` some of the partitions, which `keys` are in their order: by
+    what their materializations show. They are not wrong in themselves, so it is a warning."""
+    shown = {key: record.asset_materialization.metadata for key, record in latest_materializations(instance, asset) if record.asset_materialization is not None}
+    stale = stale_partitions(keys, {**shown, **made})
     if not stale:
         return AssetCheckResult(asset_key=asset, check_name=CHECK, passed=True, description="every partition goes on from the one before it", metadata={"stale partitions": 0})
     which = stale[0] if len(stale) == 1 else f"{stale[0]} to {stale[-1]}"
@@ -44,15 +41,14 @@ def carried_state_result(store: IntermediateStore, address: Address, asset: Asse
     )
 
 
-def stale_partitions(store: IntermediateStore, stage: Address, keys: Sequence[str], producers: Mapping[str, str]) -> list[str]:
-    """In their order: the first whose predecessor has run again, and all that come after it. `producers` are the runs that made each; what the janitor has freed tells nothing."""
-
-    def read(key: str) -> Manifest | None:
-        return store.manifest(replace(stage, run=producers[key], partition=Slice(key, {}).name)) if key in producers else None
-
-    with ThreadPoolExecutor(_READERS) as readers:
-        held = list(readers.map(read, keys))
-    for i, (before, mine) in enumerate(pairwise(held), 1):
-        if before is not None and mine is not None and mine.carried_from != before.run:
-            return [key for key in keys[i:] if key in producers]
+def stale_partitions(keys: Sequence[str], shown: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """In their order: the first whose predecessor has been made again, and all that come after it; by the metadata of what is materialized."""
+    for i, (before, mine) in enumerate(pairwise(keys), 1):
+        if before in shown and CARRIED_FROM in shown.get(mine, ()) and _run(shown[mine], CARRIED_FROM) != _run(shown[before], MADE_BY):
+            return [key for key in keys[i:] if key in shown]
     return []
+
+
+def _run(metadata: Mapping[str, Any], name: str) -> str | None:
+    value = metadata.get(name)
+    return None if value is None else str(value.value)

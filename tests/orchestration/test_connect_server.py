@@ -60,16 +60,20 @@ def test_a_server_takes_nobody_without_its_token(no_server):
     assert "UNAUTHENTICATED" in wrong.stderr
 
 
-def test_processes_share_a_session(no_server):
+def test_processes_share_a_session_and_each_reads_the_files_that_are_there(no_server, tmp_path):
     address = connect_server.ensure(PORT, "local[1]", {})
     use = f"""
 from dagster_unified.engine import session
 spark = session.start(remote={address!r}, session_id="6ba7b810-9dad-41d1-80b4-00c04fd430c8")
-print(spark.conf.get("of.this.session", "nothing"), spark.range(3).count())
+print(spark.conf.get("of.this.session", "nothing"), spark.read.schema("line string").text({str(tmp_path / "in")!r}).count())
 spark.conf.set("of.this.session", "kept")
 """
-    said = [subprocess.run([sys.executable, "-c", use], capture_output=True, text=True, timeout=120, check=True).stdout for _ in range(2)]
-    assert said == ["nothing 3\n", "kept 3\n"]
+    said = []
+    (tmp_path / "in").mkdir()
+    for number in range(2):
+        (tmp_path / "in" / f"{number}.txt").write_text("a line")
+        said.append(subprocess.run([sys.executable, "-c", use], capture_output=True, text=True, timeout=120, check=True).stdout)
+    assert said == ["nothing 1\n", "kept 2\n"]
 
 
 def test_a_server_that_does_not_come_up_says_why(no_server):

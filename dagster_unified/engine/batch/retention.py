@@ -84,9 +84,11 @@ def to_free(
             return False
         return not running(one.address.run) or (one.manifest is not None and one.address.stage in _released(plan, finished[(one.address.run, one.address.partition)]))
 
-    candidates = sorted((s for s in known if goes(s)), key=lambda s: s.created)
+    candidates = sorted((s for s in known if goes(s)), key=lambda s: (s.created, not s.linked))
+    able = {id(s) for s in candidates}
+    pinned = {(s.address.stage, s.address.partition, s.manifest.run) for s in known if s.linked and s.manifest is not None and id(s) not in able}
     leavings = [s for s in candidates if s.manifest is None]
-    whole = [s for s in candidates if s.manifest is not None]
+    whole = [s for s in candidates if s.manifest is not None and (s.address.stage, s.address.partition, s.address.run) not in pinned]
     held = sum(s.bytes for s in known if not s.linked)
     freed = list(leavings)
     held -= sum(s.bytes for s in leavings)
