@@ -73,6 +73,15 @@ def test_what_a_needed_run_has_taken_over_from_another_stays(store):
     assert sorted(freed(store, AT_ONCE)) == [("new", "first"), ("old", "first")]
 
 
+def test_what_links_keep_from_going_does_not_count_as_freed(store):
+    kept = put(store, "first", "old", size=100, created=1)
+    store.link(Address("p", "first", "new"), kept)
+    for number, run in enumerate(("one", "two", "three"), 2):
+        put(store, "first", run, size=20, created=number)
+    assert freed(store, Budget(None, max_bytes=120), needed=lambda s: s.address.run == "new") == [("one", "first"), ("two", "first")]
+    assert freed(store, Budget(None, max_bytes=60)) == [("new", "first"), ("old", "first")]
+
+
 def test_what_a_dead_run_left_of_an_attempt_goes_at_once_and_that_of_a_living_one_stays(store):
     attempt = store.new_attempt(Address("p", "first", "dead"))
     (attempt / "half.parquet").write_bytes(b"x")
