@@ -5,7 +5,17 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from dagster import AssetDep, AssetSpec, BackfillPolicy, DailyPartitionsDefinition, Definitions, TimeWindowPartitionMapping, WeeklyPartitionsDefinition, asset
+from dagster import (
+    AssetDep,
+    AssetSpec,
+    BackfillPolicy,
+    DailyPartitionsDefinition,
+    Definitions,
+    DynamicPartitionsDefinition,
+    TimeWindowPartitionMapping,
+    WeeklyPartitionsDefinition,
+    asset,
+)
 
 from dagster_unified.api import CsvSource, DeltaSink, Pipeline
 from dagster_unified.orchestration import IntermediateIOManager, SparkResource, unified_definitions
@@ -72,6 +82,13 @@ def definitions(carry_state: bool = False) -> Definitions:
     return Definitions.merge(ours, Definitions(assets=[exports, report]))
 
 
+def by_shop() -> Definitions:
+    pipeline = Pipeline("shops")
+    pipeline.from_source(CsvSource(f"{HOME}/in/{{key}}.csv", Sale, name="shop")).map(as_total).sink_to(DeltaSink(str(HOME / "table"), name="table"))
+    resources = {"spark": SparkResource(master="local[2]"), "intermediates": IntermediateIOManager(path=str(HOME / "store"))}
+    return unified_definitions(pipeline, resources=resources, partitions=DynamicPartitionsDefinition(name="shops"))
+
+
 defs = definitions()
 carrying = definitions(carry_state=True)
 
@@ -82,3 +99,7 @@ def job():
 
 def carrying_job():
     return carrying.resolve_job_def("sales_batch")
+
+
+def shops_job():
+    return by_shop().resolve_job_def("shops_batch")

@@ -11,7 +11,7 @@ from dagster_unified.api import DeltaSink, Pipeline, RateSource
 from dagster_unified.connectors.base import WriteContext
 from dagster_unified.errors import PipelineError
 from dagster_unified.orchestration import unified_definitions
-from tests.orchestration.partitioned_job import BROKEN, DAILY, HOME, carrying_job, defs, job
+from tests.orchestration.partitioned_job import BROKEN, DAILY, HOME, carrying_job, defs, job, shops_job
 
 DAYS = ["2013-03-09", "2013-03-10", "2013-03-11"]
 
@@ -113,6 +113,14 @@ def test_a_stage_by_itself_reads_the_latest_intermediate_of_its_partition(instan
     assert alone.success
     assert not any("recomputing" in e.user_message for e in instance.all_logs(alone.run_id))
     assert amounts() == [1, 6]
+
+
+def test_dynamic_partitions(instance):
+    instance.add_dynamic_partitions("shops", ["north", "sales", "south"])
+    with execute_job(reconstructable(shops_job), instance, tags={"dagster/partition": "sales"}) as done:
+        assert done.success
+    assert amounts() == [1, 2, 4, 8]
+    assert "rows per partition" in materialized(instance, ["shops", "table"])["sales"]
 
 
 @pytest.mark.parametrize("mode", ["append", "overwrite"])
