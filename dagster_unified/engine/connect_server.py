@@ -23,7 +23,7 @@ from dagster_unified.errors import ConfigurationError, StageError
 _SHUTDOWN = 20.0
 """Seconds within which a server has to have ended."""
 
-_SESSION_TIMEOUT = "24h"
+_SESSION_TIMEOUT = "4h"
 """How long the server keeps a session that nobody uses: a step of a run may have others before it that are no stages, and take long."""
 
 
