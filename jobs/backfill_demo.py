@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -75,11 +76,11 @@ def follow(backfill: str, points: list[int]) -> str:
         if seen["status"] not in ("REQUESTED", "CANCELING", "FAILING"):
             return str(seen["status"])
         started = [r["id"] for r in seen["runs"] if r["status"] == "STARTED"]
-        finished = sum(1 for _ in STORE.glob("*/*/*/manifest.json"))
-        if due and started and finished >= due[0] and kill(started[0]):
+        finished = {m.parents[1] for m in STORE.glob("*/*/*/manifest.json")}  # a re-execution links what was finished
+        if due and started and len(finished) >= due[0] and kill(started[0]):
             del due[0]
-            stages_done = sorted(f"{len(list(stage.glob('*/*/manifest.json')))} of {stage.name}" for stage in STORE.iterdir())
-            console.print(f"killed the worker of run {started[0][:8]} with kill -9, after {', '.join(stages_done)}", highlight=False)
+            done = ", ".join(f"{n} of {stage}" for stage, n in sorted(Counter(folder.parent.name for folder in finished).items()))
+            console.print(f"killed the worker of run {started[0][:8]} with kill -9, after {done}", highlight=False)
     raise TimeoutError(f"backfill {backfill} has not ended within {DEADLINE:.0f} s")
 
 
