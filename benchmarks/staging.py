@@ -1,7 +1,7 @@
 """What materializing a stage costs against one Spark job: for narrow and for wide records, by codec, by the number of tasks that write, and
 where the next stage reads what Spark still has in memory.
 
-The pipeline is that of the BATCH family: three Python functions, `key_by`, a keyed reduce. Rounds are interleaved, the best of each counts.
+A Python function, `key_by`, a keyed reduce. Rounds are interleaved, the best of each counts.
 """
 
 from __future__ import annotations
