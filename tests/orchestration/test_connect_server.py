@@ -40,7 +40,7 @@ def test_steps_in_processes_of_their_own_and_later_runs_share_one_server(no_serv
         done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
         assert sorted(DeltaTable(str(tmp_path / "table")).to_pyarrow_table()["value"].to_pylist()) == [8, 16, 24]
-        servers.add(json.loads((connect_server._folder(PORT) / "server.json").read_text())["pid"])
+        servers.add(json.loads(connect_server._discovery(PORT).read_text())["pid"])
     assert len(servers) == 1
     assert connect_server.stop(PORT)
     assert not connect_server.stop(PORT)
@@ -48,7 +48,7 @@ def test_steps_in_processes_of_their_own_and_later_runs_share_one_server(no_serv
 
 def test_a_server_takes_nobody_without_its_token(no_server):
     address = connect_server.ensure(PORT, "local[1]", {})
-    assert stat.S_IMODE((connect_server._folder(PORT) / "server.json").stat().st_mode) == 0o600
+    assert stat.S_IMODE(connect_server._discovery(PORT).stat().st_mode) == 0o600
     ask = "from pyspark.sql import SparkSession; print(SparkSession.builder.remote('{}').getOrCreate().range(3).count())"
     tried = {}
     for token in (os.environ["SPARK_CONNECT_AUTHENTICATE_TOKEN"], "guessed"):

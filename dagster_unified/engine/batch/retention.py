@@ -6,7 +6,7 @@ Knows what is stored; who still needs it is told. What is freed too early is not
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from upath import UPath
@@ -85,22 +85,26 @@ def to_free(
         return not running(one.address.run) or (one.manifest is not None and one.address.stage in _released(plan, finished[(one.address.run, one.address.partition)]))
 
     candidates = sorted((s for s in known if goes(s)), key=lambda s: (s.created, not s.linked))
-    able = {id(s) for s in candidates}
-    pinned = {(s.address.stage, s.address.partition, s.manifest.run) for s in known if s.linked and s.manifest is not None and id(s) not in able}
     leavings = [s for s in candidates if s.manifest is None]
-    whole = [s for s in candidates if s.manifest is not None and (s.address.stage, s.address.partition, s.address.run) not in pinned]
+    whole = [s for s in candidates if s.manifest is not None]
     held = sum(s.bytes for s in known if not s.linked)
-    freed = list(leavings)
+    links: dict[Address, set[Address]] = {}
+    for one in known:
+        if one.linked and one.manifest is not None:
+            links.setdefault(replace(one.address, run=one.manifest.run), set()).add(one.address)
+    going: dict[Address, Stored] = {}
+
+    def stays_for_a_link(one: Stored) -> bool:
+        return not links.get(one.address, set()) <= going.keys()
+
     held -= sum(s.bytes for s in leavings)
     for one in whole:
         too_old = budget.max_age is not None and now - one.created > budget.max_age.total_seconds()
         too_much = budget.max_bytes is not None and held > budget.max_bytes
-        if too_old or too_much:
-            freed.append(one)
+        if (too_old or too_much) and not stays_for_a_link(one):
+            going[one.address] = one
             held -= 0 if one.linked else one.bytes
-    going = {id(s) for s in freed}
-    still_linked = {(s.address.stage, s.address.partition, s.manifest.run) for s in known if s.linked and s.manifest is not None and id(s) not in going}
-    return [s for s in freed if (s.address.stage, s.address.partition, s.address.run) not in still_linked]
+    return [*(s for s in leavings if not stays_for_a_link(s)), *going.values()]
 
 
 def _released(plan: Plan, finished: Collection[str]) -> set[str]:
