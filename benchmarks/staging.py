@@ -21,7 +21,7 @@ from rich.table import Table
 from benchmarks.bars import Bar, Measurement, Options
 from dagster_unified.api import FileSink, ParquetSource, Pipeline
 from dagster_unified.engine import session
-from dagster_unified.engine.batch import stage
+from dagster_unified.engine.batch import stored
 from dagster_unified.engine.batch.stage import Run, run_all
 from dagster_unified.engine.batch.store import IntermediateStore
 
@@ -73,7 +73,7 @@ def _rates(spark: SparkSession, folder: str, shape: str, records: Any, count: in
         plan = built.plan({"execution.batch-shuffle-mode": mode})
 
         def run() -> None:
-            stage.INTERMEDIATE_CODEC = codec  # type: ignore[misc]
+            stored.CODEC = codec  # type: ignore[misc]
             run_all(Run(plan, spark, IntermediateStore(f"{folder}/store"), "run", "run"))
 
         return run
@@ -89,7 +89,7 @@ def _rates(spark: SparkSession, folder: str, shape: str, records: Any, count: in
             run()
             if number:
                 seconds[name].append(time.perf_counter() - begun)
-    stage.INTERMEDIATE_CODEC = CODECS[0]  # type: ignore[misc]
+    stored.CODEC = CODECS[0]  # type: ignore[misc]
     table = Table(f"{shape}, {len(records._fields)} columns", "seconds, best", "against one Spark job")
     for name, taken in seconds.items():
         base = "one Spark job, many small files" if "many" in name else "one Spark job"
@@ -101,21 +101,19 @@ def _rates(spark: SparkSession, folder: str, shape: str, records: Any, count: in
 @contextmanager
 def _in_memory() -> Iterator[None]:
     """Stages read what the one before wrote from Spark's memory, where it is kept as it is written."""
-    counted, stored = stage._Job._counted, stage._stored
+    write, read = stored.write, stored.read
     kept: dict[str, DataFrame] = {}
 
-    def counting(self: Any, frame: DataFrame, counts: Any, flat: bool) -> DataFrame:
-        found = counted(self, frame, counts, flat)
-        if self.region.outputs:
-            found = kept[self.attempt.name] = found.persist()
-        return found
+    def writing(frame: DataFrame, attempt: Any) -> None:
+        kept[attempt.name] = frame.persist()
+        write(kept[attempt.name], attempt)
 
-    stage._Job._counted = counting  # type: ignore[method-assign]
-    stage._stored = lambda run, manifest, number, layout: kept[manifest.data].select(*layout.schema.names)
+    stored.write = writing
+    stored.read = lambda spark, store, manifests, uid, tag, layout: kept[manifests[0].data].select(*layout.schema.names)
     try:
         yield
     finally:
-        stage._Job._counted, stage._stored = counted, stored  # type: ignore[method-assign]
+        stored.write, stored.read = write, read
         for frame in kept.values():
             frame.unpersist()
 

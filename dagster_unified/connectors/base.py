@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.connectors import Boundedness, Sink, Source
 from dagster_unified.graph.slices import WHOLE, Slice
+from dagster_unified.operators.layout import PART
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -113,7 +115,23 @@ class SparkSource(Source):
         from dagster_unified.connectors.bounds import within
 
         frame = self.read(spark)
-        return frame if self.part is None or not self.partition_columns else within(frame, self.partition_columns, self.part, self.name)
+        return frame if self.part is None or not self.partition_columns else within(frame, self.partition_columns, [self.part], self.name)
+
+    def read_parts(self, spark: SparkSession, bounded: Sequence[SparkSource]) -> DataFrame:
+        """What a BATCH run of several partitions reads: each row with the place in `bounded`, in the column `PART`, of the source that is bounded to its partition."""
+        from pyspark.sql import functions as F
+
+        from dagster_unified.connectors.bounds import within
+
+        slices = [source.part for source in bounded if source.part is not None]
+        if self.partition_columns and self.reads_all():
+            return within(self.read(spark), self.partition_columns, slices, self.name)
+        frames = [source.read_part(spark).withColumn(PART, F.lit(number)) for number, source in enumerate(bounded)]
+        return functools.reduce(lambda some, more: some.unionByName(more), frames)
+
+    def reads_all(self) -> bool:
+        """Whether what `read` gives is the same for every partition, so that only the columns tell what belongs to one."""
+        return True
 
     @abstractmethod
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
@@ -130,6 +148,10 @@ class SparkSink(Sink):
     @abstractmethod
     def write(self, frame: DataFrame, context: WriteContext) -> WriteResult:
         """Writes all rows, once per execution."""
+
+    def write_parts(self, frame: DataFrame, contexts: Sequence[WriteContext]) -> list[WriteResult] | None:
+        """Writes several partitions at once, whose places in `contexts` the column `PART` tells; None where they have to be written one by one."""
+        return None
 
     def elsewhere(self, path: str) -> Self | None:
         """The same sink, writing to another place; None where it writes to none that can be read back."""

@@ -5,8 +5,9 @@ Knows slices and columns; not which source it is.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from string import Formatter
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 from dagster_unified.connectors.base import MALFORMED, fitting
 from dagster_unified.errors import PipelineError, nearest
 from dagster_unified.graph.slices import Slice, TimeRange
+from dagster_unified.operators.layout import PART
 from dagster_unified.operators.time import to_millis
 
 if TYPE_CHECKING:
@@ -66,27 +68,45 @@ def checked_columns(columns: Mapping[str, str], names: tuple[str, ...], where: s
     return dict(columns)
 
 
-def within(frame: DataFrame, columns: Mapping[str, str], part: Slice, source: str) -> DataFrame:
-    """The rows of a partition. A row whose partition cannot be told is malformed: put with the others, or an error."""
+def within(frame: DataFrame, columns: Mapping[str, str], parts: Sequence[Slice], source: str) -> DataFrame:
+    """The rows of a partition or, of several, with the place of each row's own in the column `PART`.
+
+    A row whose partition cannot be told is malformed: put with the others, for every partition that it may belong to, or an error.
+    """
     from pyspark.sql import functions as F
 
     where = f"source '{source}'"
+    diverts = MALFORMED in frame.columns
+    text = F.to_json(F.struct(*[c for c in frame.columns if c != MALFORMED]))
+    problem = F.col(MALFORMED) if diverts else F.lit(None)
+    kept = [problem.isNotNull() if diverts else F.lit(False) for _ in parts]
+    known = [F.lit(True) for _ in parts]
     for dimension, column in columns.items():
-        if dimension not in part.parts:
-            known = ", ".join(f"'{n}'" for n in part.parts if n) or "one dimension without a name"
-            raise PipelineError(f"{where}: is partitioned by '{column}' as dimension '{dimension}', and the partitions have {known}")
-        kind = frame.schema[column].dataType
-        bounds = part.parts[dimension]
-        value, inside = _in_time(F.col(column), kind, bounds, column, where) if isinstance(bounds, TimeRange) else _equal(F.col(column), bounds)
-        unknown = value.isNull()
-        reason = F.lit(f"field '{column}' does not tell the partition")
-        row = F.struct(F.lit("").alias("file"), F.to_json(F.struct(*[c for c in frame.columns if c != MALFORMED])).alias("row"), reason.alias("reason"))
-        if MALFORMED in frame.columns:
-            bad = F.when(F.col(MALFORMED).isNotNull(), F.col(MALFORMED)).when(unknown, row.cast(frame.schema[MALFORMED].dataType))
-            frame = frame.where(inside | unknown | F.col(MALFORMED).isNotNull()).withColumn(MALFORMED, bad)
-        else:
-            frame = frame.where(inside | unknown).withColumn(MALFORMED, F.when(unknown, row)).where(fitting(source)).drop(MALFORMED)
-    return frame
+        tests = [_test(frame, dimension, column, part, where) for part in parts]
+        unknown = tests[0][0].isNull()
+        row = F.struct(F.lit("").alias("file"), text.alias("row"), F.lit(f"field '{column}' does not tell the partition").alias("reason"))
+        problem = F.coalesce(problem, F.when(unknown, row.cast(frame.schema[MALFORMED].dataType) if diverts else row))
+        known = [so_far & (inside | unknown) for so_far, (_, inside) in zip(known, tests, strict=True)]
+    kept = [bad | belongs for bad, belongs in zip(kept, known, strict=True)]
+    found = frame.where(functools.reduce(lambda one, other: one | other, kept))
+    if len(parts) > 1:
+        places = F.array_compact(F.array(*[F.when(belongs, F.lit(place)) for place, belongs in enumerate(kept)]))
+        found = found.withColumn(PART, F.explode(places))
+    found = found.withColumn(MALFORMED, problem)
+    return found if diverts else found.where(fitting(source)).drop(MALFORMED)
+
+
+def _test(frame: DataFrame, dimension: str, column: str, part: Slice, where: str) -> tuple[Column, Column]:
+    """What a column tells of the partition, and whether it is this one."""
+    from pyspark.sql import functions as F
+
+    if dimension not in part.parts:
+        known = ", ".join(f"'{n}'" for n in part.parts if n) or "one dimension without a name"
+        raise PipelineError(f"{where}: is partitioned by '{column}' as dimension '{dimension}', and the partitions have {known}")
+    bounds = part.parts[dimension]
+    if isinstance(bounds, TimeRange):
+        return _in_time(F.col(column), frame.schema[column].dataType, bounds, column, where)
+    return _equal(F.col(column), bounds)
 
 
 def _equal(value: Column, key: str) -> tuple[Column, Column]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal, Self
 from urllib.parse import unquote
@@ -21,13 +22,15 @@ from dagster_unified.errors import PipelineError, SinkError, nearest
 from dagster_unified.graph.code import digest
 from dagster_unified.graph.connectors import Guarantee
 from dagster_unified.graph.slices import WHOLE
-from dagster_unified.operators.layout import TIMESTAMP
+from dagster_unified.operators.layout import PART, TIMESTAMP
 from dagster_unified.records import RecordType
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pyarrow.dataset as ds
     from deltalake import DeltaTable
-    from deltalake.transaction import AddAction, RemoveAction, Transaction
+    from deltalake.transaction import AddAction, RemoveAction
     from pyspark.sql import DataFrame, SparkSession
     from upath import UPath
 
@@ -82,38 +85,29 @@ class DeltaSink(SparkSink):
         for column in (*self.key, *self.partition_by):
             if column not in records.names:
                 raise PipelineError(f"no field '{column}' in {records.describe()}{nearest(column, records.names)}")
-        for field in records.schema:
-            if pa.types.is_duration(field.type):
-                raise PipelineError(f"field '{field.name}' is a timedelta, which Delta cannot hold; map it to seconds or milliseconds")
+        for column in records.schema:
+            if pa.types.is_duration(column.type):
+                raise PipelineError(f"field '{column.name}' is a timedelta, which Delta cannot hold; map it to seconds or milliseconds")
 
     def write(self, frame: DataFrame, context: WriteContext) -> WriteResult:
-        from deltalake.transaction import Transaction
-
         frame = self._last_per_key(frame) if self.mode == "upsert" else frame.drop(TIMESTAMP)
         table = self._table(frame)
-        app = f"dagster-unified/{context.pipeline}/{self.name}/{context.execution}/{context.partition}"
-        of_partition = context.epoch is None and context.partition != WHOLE
-        owner = None if not of_partition else f"dagster-unified/{context.pipeline}/{self.name}/partition/{context.partition}"
-        mine = f"data-{digest(app)}-" if owner is None else f"{_PARTITION}{digest(owner)}-{digest(app)}-"
-        if context.timeline:
-            app += f"/timeline {context.timeline}"
-        version = context.epoch or 0
-        done = table.transaction_version(app)
-        if done is not None and done >= version:
+        writing = _Writing.of(self.name, context)
+        done = table.transaction_version(writing.app)
+        if done is not None and done >= writing.version:
             return WriteResult(str(self.path), repeated=True)
-        staged = self.path / f"_data-{uuid4().hex}" if self.mode == "upsert" else self.path / f"{mine}{version:010d}-{uuid4().hex}"
+        staged = self.path / (f"_data-{uuid4().hex}" if self.mode == "upsert" else writing.folder())
         try:
             writer = frame.write.mode("overwrite")
             if self.partition_by and self.mode != "upsert":
                 writer = writer.partitionBy(*self.partition_by)
             writer.parquet(for_spark(staged))
-            files = sorted(f for f in staged.rglob("*.parquet") if not f.name.startswith(("_", ".")))
-            size = sum(int(f.stat().st_size) for f in files)
+            writing.add(staged)
             context.before_commit()
-            undone = self._undone(table, f"{mine}{version:010d}-") if context.timeline and done is None else []
+            undone = self._undone(table, writing) if context.timeline and done is None else []
             begins = self.mode == "overwrite" and context.epoch == 0
-            wanted = context.epoch is None or begins or undone or any(map(_rows, files))
-            if wanted and not self._commit(files, Transaction(app, version), mine, undone, owner):
+            wanted = context.epoch is None or begins or undone or writing.filled
+            if wanted and not self._commit([writing], undone):
                 remove_tree(staged)
                 return WriteResult(str(self.path), repeated=True)
         except BaseException:
@@ -121,7 +115,39 @@ class DeltaSink(SparkSink):
             raise
         if self.mode == "upsert":
             remove_tree(staged)
-        return WriteResult(str(self.path), size)
+        return WriteResult(str(self.path), writing.bytes)
+
+    def write_parts(self, frame: DataFrame, contexts: Sequence[WriteContext]) -> list[WriteResult] | None:
+        """In one Spark job and one transaction, which has the identity of every partition. Not upserts, of which the later partition's has to win, nor where there is no rename."""
+        from pyspark.sql import functions as F
+
+        if self.mode == "upsert" or self.path.protocol not in ("", "file"):
+            return None
+        frame = frame.drop(TIMESTAMP)
+        table = self._table(frame.drop(PART))
+        writings = {number: _Writing.of(self.name, context) for number, context in enumerate(contexts)}
+        due = {number: writing for number, writing in writings.items() if table.transaction_version(writing.app) is None}
+        staged = self.path / f"_data-{uuid4().hex}"
+        folders = {number: self.path / writing.folder() for number, writing in due.items()}
+        try:
+            if due:
+                frame.where(F.col(PART).isin(*due)).write.mode("overwrite").partitionBy(PART, *self.partition_by).parquet(for_spark(staged))
+            for number, writing in due.items():
+                if (staged / f"{PART}={number}").exists():
+                    (staged / f"{PART}={number}").rename(folders[number])
+                    writing.add(folders[number])
+                contexts[number].before_commit()
+            committed = self._commit(list(due.values()), []) if due else []
+        except BaseException:
+            for folder in folders.values():
+                remove_tree(folder)
+            raise
+        finally:
+            remove_tree(staged)
+        for number, writing in due.items():
+            if writing not in committed:
+                remove_tree(folders[number])
+        return [WriteResult(str(self.path), writing.bytes, repeated=writing not in committed) for writing in writings.values()]
 
     def elsewhere(self, path: str) -> Self:
         changed = copy.copy(self)
@@ -180,12 +206,12 @@ class DeltaSink(SparkSink):
         table = self._open()
         held = spark_schema(pa.schema(table.schema().to_arrow()))
         given = spark_schema(wanted)
-        for field in given:
-            if field.name not in held.names:
-                raise SinkError(f"sink '{self.name}': the table at {self.path} has no column '{field.name}'; write to another table, or add the column to it")
-            if held[field.name].dataType != field.dataType:
+        for column in given:
+            if column.name not in held.names:
+                raise SinkError(f"sink '{self.name}': the table at {self.path} has no column '{column.name}'; write to another table, or add the column to it")
+            if held[column.name].dataType != column.dataType:
                 raise SinkError(
-                    f"sink '{self.name}': column '{field.name}' is {field.dataType.simpleString()}, and {held[field.name].dataType.simpleString()} in the table at {self.path}; write to another table, or make them the same"
+                    f"sink '{self.name}': column '{column.name}' is {column.dataType.simpleString()}, and {held[column.name].dataType.simpleString()} in the table at {self.path}; write to another table, or make them the same"
                 )
         return table
 
@@ -199,41 +225,37 @@ class DeltaSink(SparkSink):
         last = numbered.groupBy(*self.key).agg(F.max_by(F.struct(*columns), F.struct(*order, F.col("__n"))).alias("__row"))
         return last.select(*[f"__row.{c}" for c in columns])
 
-    def _commit(self, files: list[UPath], transaction: Transaction, mine: str, undone: list[RemoveAction], owner: str | None) -> bool:
-        """Commits what was staged; where another writer was first, once more over what that one left. False where that one was this execution."""
+    def _commit(self, writings: Sequence[_Writing], undone: list[RemoveAction]) -> list[_Writing]:
+        """Commits what was staged; where another writer was first, once more over what that one left. Gives what was not this execution's already."""
         from deltalake.exceptions import CommitFailedError
 
         for attempt in range(_COMMITS):
             try:
-                return self._try_commit(self._open(), files, transaction, mine, undone, owner)
+                return self._try_commit(self._open(), writings, undone)
             except CommitFailedError:
                 if attempt == _COMMITS - 1:
                     raise
-        return False
+        return []
 
-    def _try_commit(self, table: DeltaTable, files: list[UPath], transaction: Transaction, mine: str, undone: list[RemoveAction], owner: str | None) -> bool:
+    def _try_commit(self, table: DeltaTable, writings: Sequence[_Writing], undone: list[RemoveAction]) -> list[_Writing]:
         from deltalake.transaction import CommitProperties, Transaction
 
-        held = table.transaction_version(transaction.app_id)
-        if held is not None and held >= transaction.version:
-            return False
-        transactions = [transaction]
-        if owner is not None:
-            # Of two runs of a partition at once, the second to commit must see what the first has added, and remove it.
-            transactions.append(Transaction(owner, (table.transaction_version(owner) or 0) + 1))
+        held = {writing.app: table.transaction_version(writing.app) for writing in writings}
+        due = [w for w in writings if (done := held[w.app]) is None or done < w.version]
+        if not due:
+            return []
+        transactions = [Transaction(writing.app, writing.version) for writing in due]
+        # Of two runs of a partition at once, the second to commit must see what the first has added, and remove it.
+        transactions += [Transaction(w.owner, (table.transaction_version(w.owner) or 0) + 1) for w in due if w.owner is not None]
         properties = CommitProperties(app_transactions=transactions)
-        filled = [f for f in files if _rows(f)]
+        filled = [f for writing in due for f in writing.filled]
         if self.mode == "upsert" and filled:
             self._merge(table, filled, properties)
-            return True
+            return due
         adds = [self._add(f) for f in filled]
-        actions: list[Any] = [*adds, *undone]
-        if owner is not None:
-            actions += self._replaced(table, adds, owner)
-        elif self.mode == "overwrite":
-            actions += self._removed(table, adds, mine)
+        actions: list[Any] = [*adds, *undone, *self._replaced(table, adds, due)]
         table.create_write_transaction(actions, "append", table.schema(), partition_by=list(self.partition_by) or None, commit_properties=properties)
-        return True
+        return due
 
     def _merge(self, table: DeltaTable, files: list[UPath], properties: Any) -> None:
         import pyarrow.dataset as ds  # loads pandas where it is installed, so only where it is needed
@@ -259,12 +281,12 @@ class DeltaSink(SparkSink):
         modified = int(datetime.now(timezone.utc).timestamp() * 1000)
         return AddAction(relative.as_posix(), int(file.stat().st_size), values, modified, True, json.dumps({"numRecords": _rows(file)}))
 
-    def _undone(self, table: DeltaTable, first: str) -> list[RemoveAction]:
+    def _undone(self, table: DeltaTable, writing: _Writing) -> list[RemoveAction]:
         """Removals of what a STREAMING job had added from an epoch on, to which it has gone back. A merge leaves nothing that could be told by its file."""
         if self.mode == "upsert":
             return []
-        prefix = first[: -len("0000000000-")]
-        return [self._remove(row) for row in self._rows_of(table) if row["path"].startswith(prefix) and row["path"].split("/")[0] >= first]
+        first = f"{writing.mine}{writing.version:010d}-"
+        return [self._remove(row) for row in self._rows_of(table) if row["path"].startswith(writing.mine) and row["path"].split("/")[0] >= first]
 
     def _rows_of(self, table: DeltaTable) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = pa.table(table.get_add_actions(flatten=False)).to_pylist()
@@ -275,23 +297,59 @@ class DeltaSink(SparkSink):
 
         return RemoveAction(row["path"], True, int(datetime.now(timezone.utc).timestamp() * 1000), row["size_bytes"], _partition(row))
 
-    def _replaced(self, table: DeltaTable, adds: list[AddAction], owner: str) -> list[Any]:
-        """Removals of what earlier runs of a partition had written; with `overwrite` also of what no partition has."""
+    def _replaced(self, table: DeltaTable, adds: list[AddAction], writings: Sequence[_Writing]) -> list[RemoveAction]:
+        """Removals of what makes way: of what earlier runs of the same partitions of the pipeline had written; with `overwrite` also of what no such partition has.
+
+        With `partition_by` the latter is only what lies in the table's partitions that are written. A STREAMING job keeps what it wrote in earlier epochs.
+        """
         written = [dict(a.partition_values) for a in adds]
-        own = f"{_PARTITION}{digest(owner)}-"
+        own = tuple(writing.owned for writing in writings if writing.owner is not None)
+        kept = tuple(writing.mine for writing in writings if writing.owner is None)
 
         def goes(row: dict[str, Any]) -> bool:
-            if row["path"].startswith(_PARTITION):
-                return bool(row["path"].startswith(own))
-            return self.mode == "overwrite" and (not self.partition_by or _partition(row) in written)
+            path: str = row["path"]
+            if own and path.startswith(_PARTITION):
+                return path.startswith(own)
+            return self.mode == "overwrite" and not path.startswith(kept) and (not self.partition_by or _partition(row) in written)
 
         return [self._remove(row) for row in self._rows_of(table) if goes(row)]
 
-    def _removed(self, table: DeltaTable, adds: list[AddAction], mine: str) -> list[Any]:
-        """Removals of what others had put into the table, or into the partitions that are written: a STREAMING job keeps what it wrote in earlier epochs."""
-        written = [dict(a.partition_values) for a in adds]
-        others = [row for row in self._rows_of(table) if not row["path"].startswith(mine)]
-        return [self._remove(row) for row in others if _partition(row) in written or not self.partition_by]
+
+@dataclass(eq=False)
+class _Writing:
+    """What one execution commits: who it is to the table, and the files that it has staged."""
+
+    app: str
+    """Its application transaction, with the version."""
+    version: int
+    owner: str | None
+    """The application transaction of the pipeline's partition that it writes, if it is for one."""
+    owned: str
+    """How the folders of all that is written of that partition begin."""
+    mine: str
+    """How its own folders begin."""
+    filled: list[UPath] = field(default_factory=list)
+    bytes: int = 0
+
+    @classmethod
+    def of(cls, sink: str, context: WriteContext) -> Self:
+        """That of a write."""
+        app = f"dagster-unified/{context.pipeline}/{sink}/{context.execution}/{context.partition}"
+        of_partition = context.epoch is None and context.partition != WHOLE
+        owner = f"dagster-unified/{context.pipeline}/{sink}/partition/{context.partition}" if of_partition else None
+        owned = "" if owner is None else f"{_PARTITION}{digest(owner)}-"
+        mine = f"data-{digest(app)}-" if owner is None else f"{owned}{digest(app)}-"
+        return cls(f"{app}/timeline {context.timeline}" if context.timeline else app, context.epoch or 0, owner, owned, mine)
+
+    def folder(self) -> str:
+        """A name for a folder of its files, which nobody else has."""
+        return f"{self.mine}{self.version:010d}-{uuid4().hex}"
+
+    def add(self, folder: UPath) -> None:
+        """Takes the files of a folder."""
+        found = sorted(f for f in folder.rglob("*.parquet") if not f.name.startswith(("_", ".")))
+        self.filled += [f for f in found if _rows(f)]
+        self.bytes += sum(int(f.stat().st_size) for f in found)
 
 
 def _partition(row: dict[str, Any]) -> dict[str, str | None]:

@@ -17,11 +17,14 @@ from dagster_unified.errors import MalformedInputError, PipelineError
 from dagster_unified.graph.code import digest
 from dagster_unified.graph.connectors import Boundedness, Guarantee
 from dagster_unified.graph.slices import WHOLE
+from dagster_unified.operators.layout import PART
 from dagster_unified.records import RecordType, record_type
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pyarrow.dataset as ds
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
     from pyspark.sql.types import StructType
 
     from dagster_unified.graph.slices import Slice
@@ -67,6 +70,9 @@ class _FileSource(SparkSource):
         if part is not None and self.template is not None:
             changed.path = storage_path(self.template.of(part), f"source '{self.name}'")
         return changed
+
+    def reads_all(self) -> bool:
+        return self.template is None
 
     def snapshot(self) -> str:
         if self.boundedness is Boundedness.UNBOUNDED or (self.bound and self.part is None):
@@ -256,22 +262,42 @@ class FileSink(SparkSink):
     def write(self, frame: DataFrame, context: WriteContext) -> WriteResult:
         if context.epoch is not None:
             return self._write_epoch(frame, context, context.epoch)
-        target = self.path if context.partition == WHOLE else self.path / f"partition={context.partition}"
+        target = self._target(context)
         staged = target.parent / f".{target.name}.{uuid4().hex}"
-        writer = frame.write.mode("overwrite")
-        if self.format == "csv":
-            writer = writer.option("header", True)
         try:
-            writer.format(self.format).save(for_spark(staged))
-            context.before_commit()
-            _swap(staged, target)
-            if target != self.path:  # what a run without partitions had written
-                for whole in self.path.glob(f"*.{self.format}"):
-                    whole.unlink()
+            self._writer(frame.write).save(for_spark(staged))
+            return self._put(staged, context)
         except BaseException:
             remove_tree(staged)
             raise
+
+    def _writer(self, writer: DataFrameWriter) -> DataFrameWriter:
+        return writer.mode("overwrite").format(self.format).options(**({"header": True} if self.format == "csv" else {}))
+
+    def _target(self, context: WriteContext) -> UPath:
+        return self.path if context.partition == WHOLE else self.path / f"partition={context.partition}"
+
+    def _put(self, staged: UPath, context: WriteContext) -> WriteResult:
+        """Puts a folder in the place of what was written before."""
+        target = self._target(context)
+        context.before_commit()
+        _swap(staged, target)
+        if target != self.path:  # what a run without partitions had written
+            for whole in self.path.glob(f"*.{self.format}"):
+                whole.unlink()
         return WriteResult(str(target), size_of(target))
+
+    def write_parts(self, frame: DataFrame, contexts: Sequence[WriteContext]) -> list[WriteResult] | None:
+        staged = self.path / f".{uuid4().hex}"
+        try:
+            self._writer(frame.write.partitionBy(PART)).save(for_spark(staged))
+            results = []
+            for number, context in enumerate(contexts):
+                own = staged / f"{PART}={number}"
+                results.append(self._put(own, context) if own.exists() else self.write(frame.where(f"{PART} = {number}").drop(PART), context))
+            return results
+        finally:
+            remove_tree(staged)
 
     def _has_rows(self, file: UPath) -> bool:
         """Whether a file holds more than its schema or header."""
@@ -288,11 +314,8 @@ class FileSink(SparkSink):
         A new deployment begins with an empty directory; one that has gone back to a savepoint takes back the epochs that it had since.
         """
         staged = self.path.parent / f".{self.path.name}.{uuid4().hex}"
-        writer = frame.write.mode("overwrite")
-        if self.format == "csv":
-            writer = writer.option("header", True)
         try:
-            writer.format(self.format).save(for_spark(staged))
+            self._writer(frame.write).save(for_spark(staged))
             context.before_commit()
             mark, mine = self.path / "_deployment", f"{context.execution} timeline {context.timeline}"
             before = mark.read_text() if mark.exists() else ""

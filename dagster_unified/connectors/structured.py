@@ -52,6 +52,9 @@ class StructuredSource(SparkSource):
     def can_be_bounded(self) -> bool:
         return super().can_be_bounded() or self.partition_options is not None
 
+    def reads_all(self) -> bool:
+        return self.partition_options is None
+
     def how_to_bound(self) -> str:
         return f"{super().how_to_bound()}, or give partition_options="
 

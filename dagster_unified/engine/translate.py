@@ -14,7 +14,7 @@ from dagster_unified.graph.nodes import Edge, Key
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.operators.keyed import KeyedOptions
 from dagster_unified.operators.layout import StreamLayout, key_column
-from dagster_unified.operators.program import BroadcastInput, CarryOver, KeyedInput, Output, Program, Step
+from dagster_unified.operators.program import BroadcastInput, KeyedInput, Output, Program, Step
 from dagster_unified.records import Decoder, RecordType, decoder
 
 STEP_KINDS: dict[type[g.Node], str] = {
@@ -131,7 +131,7 @@ def _fields_decoder(fields: tuple[str, ...], records: RecordType) -> Decoder | N
     return lambda key: tuple(value if decode is None else decode(value) for value, decode in zip(key, each, strict=True))
 
 
-def program(plan: Plan, stage: str, members: Sequence[int], outputs: Sequence[Port], last_event_time: int | None = None, carry: CarryOver | None = None) -> Program:
+def program(plan: Plan, stage: str, members: Sequence[int], outputs: Sequence[Port], last_event_time: int | None = None) -> Program:
     """One pass for connected nodes, the head first; `outputs` are the streams that leave."""
     index = {node: i for i, node in enumerate(members)}
     steps = []
@@ -151,5 +151,4 @@ def program(plan: Plan, stage: str, members: Sequence[int], outputs: Sequence[Po
         keyed=keyed_input(head, layout.records) if isinstance(head, g.KeyedNode) else None,
         options=keyed_options(plan.execution, last_event_time),
         broadcast=BroadcastInput(broadcast_layout(plan, head.id)) if isinstance(head, g.BroadcastNode) else None,
-        carry=carry if isinstance(head, g.KeyedNode) else None,
     )

@@ -17,9 +17,10 @@ import pyarrow as pa
 
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.code import is_installed
-from dagster_unified.operators.batch import run_batch, spare_the_garbage_collector
-from dagster_unified.operators.layout import combine, combined_schema, metrics_row
-from dagster_unified.operators.program import Program
+from dagster_unified.operators.batch import Emitted, run_batch, spare_the_garbage_collector
+from dagster_unified.operators.layout import PART_FIELD, combine, combined_schema, metrics_row
+from dagster_unified.operators.program import FLUSH, Program
+from dagster_unified.operators.ranges import run_range
 
 MapInArrow = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -33,8 +34,22 @@ def run_partition(payload: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator
     schema = combined_schema(tuple(o.layout for o in program.outputs))
     context = TaskContext.get()
     subtask = context.partitionId() if context is not None else 0
-    for emitted in run_batch(program, batches, subtask=subtask):
-        yield metrics_row(schema, emitted) if isinstance(emitted, str) else combine(schema, *emitted)
+
+    def row_of(emitted: Emitted | str) -> pa.RecordBatch:
+        return metrics_row(schema, emitted) if isinstance(emitted, str) else combine(schema, *emitted)
+
+    if not program.parts:
+        yield from map(row_of, run_batch(program, batches, subtask=subtask))
+        return
+    waiting: list[pa.RecordBatch] = []
+    for part, emitted in run_range(lambda: cloudpickle.loads(payload), batches, subtask=subtask):
+        batch = row_of(emitted)
+        waiting.append(batch.append_column(PART_FIELD, pa.repeat(pa.scalar(part, PART_FIELD.type), batch.num_rows)))
+        if sum(b.num_rows for b in waiting) >= FLUSH:
+            yield pa.concat_batches(waiting)
+            waiting.clear()
+    if waiting:
+        yield pa.concat_batches(waiting)
 
 
 def shipped(program: Program) -> MapInArrow:

@@ -108,6 +108,7 @@ OPTIONS: tuple[Option, ...] = (
         ("ALL_EXCHANGES_BLOCKING", "POINTWISE_EXCHANGES_PIPELINED", "ALL_EXCHANGES_PIPELINED"),
         {"ALL_EDGES_BLOCKING": "ALL_EXCHANGES_BLOCKING", "ALL_EDGES_PIPELINED": "ALL_EXCHANGES_PIPELINED", "POINTWISE_EDGES_PIPELINED": "POINTWISE_EXCHANGES_PIPELINED"},
     ),
+    Option("execution.batch.partitions-per-job", "count", 32, "Of a range of partitions that one run is for, how many a stage's Spark job makes; a failure costs as many."),
     Option("execution.schedule-mode", "choice", None, "When regions start: EAGER (STREAMING) or LAZY_FROM_SOURCES (BATCH). Follows from the mode.", ("EAGER", "LAZY_FROM_SOURCES")),
     Option("execution.incremental-updates", "bool", None, "Whether a rolling operation emits one update per record (STREAMING) or one final result per key (BATCH). Follows from the mode."),
     Option("execution.checkpointing.interval", "duration", None, "How often a STREAMING job takes a checkpoint, which is when it commits an epoch; unset, as soon as there is input. BATCH has no checkpoints, and refuses this."),

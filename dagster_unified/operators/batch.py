@@ -25,8 +25,8 @@ Emitted = tuple[int, pa.RecordBatch]
 
 def run_batch(program: Program, batches: Iterable[pa.RecordBatch], clock: Callable[[], int] = wall_clock, subtask: int = 0) -> Iterator[Emitted | str]:
     """Runs a partition; yields (output number, batch), and last the partition's report as JSON."""
-    if program.carry is not None:
-        yield from run_carried(program, batches, clock, subtask)
+    if program.carry:
+        yield from (emitted for _, emitted in run_carried(program, batches, clock, subtask))
         return
     out: list[Emitted] = []
     running = RunningProgram(program, lambda number, batch: out.append((number, batch)), clock, subtask)

@@ -1,7 +1,7 @@
-"""The carrying BATCH driver: one partition of the input through key groups, whose state comes from the partition before and goes on to the next.
+"""The carrying BATCH driver: partitions of the input through key groups, whose state comes from the partition before and goes on to the next.
 
 It is the STREAMING driver with a whole partition of the input as its micro-batch; what lies between a partition and the next
-are rows of state instead of a checkpoint. Rows come sorted: a group's state, then its records by key and event time.
+are rows of state instead of a checkpoint. Rows come sorted: a group's state, then its records by partition, key and event time.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dagster_unified.operators.key_groups import KeyGroups, decode_event
-from dagster_unified.operators.keys import runs
-from dagster_unified.operators.layout import StreamLayout
+from dagster_unified.operators.keys import runs, stretches
+from dagster_unified.operators.layout import PART, StreamLayout
+from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.program import Program
 from dagster_unified.operators.state_pages import Page, decode_index
 from dagster_unified.records import record_type
@@ -73,57 +73,58 @@ class _Pages:
 
 
 class _Group:
-    """A group whose rows are coming in."""
+    """A group whose rows are coming in, and the partition that it is at."""
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.part = 0
         self.store = _Pages()
         self.waiting: list[pa.RecordBatch] = []
 
 
-def run_carried(program: Program, batches: Iterable[pa.RecordBatch], clock: Callable[[], int], subtask: int) -> Iterator[tuple[int, pa.RecordBatch] | str]:
-    """Runs a partition of groups; yields (output number, batch), and last the partition's report as JSON."""
-    assert program.carry is not None
-    out: list[tuple[int, pa.RecordBatch]] = []
+def run_carried(program: Program, batches: Iterable[pa.RecordBatch], clock: Callable[[], int], subtask: int) -> Iterator[tuple[int, tuple[int, pa.RecordBatch] | str]]:
+    """Runs partitions of groups; yields (partition, (output number, batch)), and last each partition's report as JSON."""
+    out: list[tuple[int, tuple[int, pa.RecordBatch]]] = []
     state = next(i for i, output in enumerate(program.outputs) if output.tag == CARRIED)
-    event, watermark = decode_event(program.carry.end), program.carry.watermark
-    driver = KeyGroups(program, lambda number, batch: out.append((number, batch)), clock, subtask)
+    events = [decode_event(carry.end) for carry in program.carry]
+    reports = [Metrics() for _ in events]
+    current = _Group(-1)
+    driver = KeyGroups(program, lambda number, batch: out.append((current.part, (number, batch))), clock, subtask)
 
-    def finish(group: _Group) -> None:
-        driver.run(group.store, group.waiting, event, in_order=True, watermark=watermark)
-        rows = group.store.rows(group.number)
-        if rows is not None:
-            out.append((state, rows))
+    def finish(group: _Group, until: int) -> None:
+        """Ends the partitions of a group that come before `until`."""
+        for part in range(group.part, until):
+            group.part = part
+            if group.waiting or group.store.pages:
+                driver.run(group.store, group.waiting, events[part], in_order=True, watermark=program.carry[part].watermark)
+                rows = group.store.rows(group.number)
+                if rows is not None:
+                    out.append((part, (state, rows)))
+                else:
+                    group.store = _Pages()
+                group.waiting = []
+                reports[part] = merge([reports[part], driver.running.metrics])
+                driver.running.metrics.clear()
+        group.part = until
 
-    current: _Group | None = None
     try:
         for batch in batches:
-            for number, part in _by_group(batch):
-                if current is None or current.number != number:
-                    if current is not None:
-                        finish(current)
+            for number, rows in stretches(batch, GROUP):
+                if current.number != number:
+                    finish(current, len(events))
                     current = _Group(number)
-                _take(current, part, program)
-                while sum(b.num_rows for b in current.waiting) >= CHUNK:
-                    _chunk(driver, current, program, watermark)
+                for part, own in stretches(rows, PART) if program.parts else [(0, rows)]:
+                    finish(current, part)
+                    _take(current, own, program)
+                    while sum(b.num_rows for b in current.waiting) >= CHUNK:
+                        _chunk(driver, current, program, program.carry[part].watermark)
                 yield from out
                 out.clear()
-        if current is not None:
-            finish(current)
-        driver.running.drain()
+        finish(current, len(events))
         yield from out
     finally:
         driver.close()
-    yield driver.running.metrics.encode()
-
-
-def _by_group(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The parts of a batch that belong to one group each."""
-    groups = batch.column(GROUP)
-    changes = pc.indices_nonzero(pc.not_equal(groups.slice(1), groups.slice(0, batch.num_rows - 1))).to_pylist() if batch.num_rows else []
-    starts = [0, *(c + 1 for c in changes)] if batch.num_rows else []
-    for start, end in zip(starts, [*starts[1:], batch.num_rows], strict=True):
-        yield groups[start].as_py(), batch.slice(start, end - start)
+    yield from ((part, report.encode()) for part, report in enumerate(reports))
 
 
 def _take(group: _Group, part: pa.RecordBatch, program: Program) -> None:

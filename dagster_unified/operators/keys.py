@@ -6,7 +6,7 @@ msgpack encoding, so it is the same in every process, and for ever: state is fou
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any
 from zlib import crc32
 
@@ -45,6 +45,14 @@ def runs(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: 
     firsts = pa.array(starts, pa.int64())
     picked = [column.take(firsts).to_pylist() for column in columns]
     return decoded(keyed, picked[0] if len(columns) == 1 else list(zip(*picked, strict=True))), starts
+
+
+def stretches(batch: pa.RecordBatch, column: str) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The parts of a batch in which a column of numbers keeps its value, with that value."""
+    if batch.num_rows:
+        starts = _boundaries([batch.column(column)], batch.num_rows)
+        for start, end in zip(starts, [*starts[1:], batch.num_rows], strict=True):
+            yield batch.column(column)[start].as_py(), batch.slice(start, end - start)
 
 
 def groups(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: str, count: int, known: dict[Any, int]) -> pa.Array:

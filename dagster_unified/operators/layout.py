@@ -19,8 +19,14 @@ TIMESTAMP = "__ts"
 OUTPUT = "__o"
 """Which of several outputs a row belongs to."""
 
+PART = "__part"
+"""Where several partitions of the pipeline are processed together, the place among them of a row's own."""
+
 METRICS = "__m"
 """A partition's report, JSON, in a row of its own; null in every other row."""
+
+
+PART_FIELD = pa.field(PART, pa.int32())
 
 
 def key_column(index: int) -> str:

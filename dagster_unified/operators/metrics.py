@@ -28,6 +28,11 @@ class Metrics(msgspec.Struct):
         """The latest event time that any of these assigners gave."""
         return max((self.last_event_times[a] for a in assigners if a in self.last_event_times), default=None)
 
+    def clear(self) -> None:
+        """Forgets everything, so that what was told is told once."""
+        self.counters.clear()
+        self.last_event_times.clear()
+
     def encode(self) -> str:
         """As JSON."""
         return msgspec.json.encode(self).decode()

@@ -102,8 +102,11 @@ class Program:
     keyed: KeyedInput | None = None
     options: KeyedOptions = field(default_factory=KeyedOptions)
     broadcast: BroadcastInput | None = None
-    carry: CarryOver | None = None
-    """In BATCH with carried state. The input then has the columns of `carried` as well."""
+    carry: tuple[CarryOver, ...] = ()
+    """In BATCH with carried state, of each partition. The input then has the columns of `carried` as well."""
+
+    parts: tuple[int | None, ...] = ()
+    """In BATCH over several partitions, the last event time of each, in their order. The input then has the column `PART` as well."""
 
     def where(self, step: Step) -> str:
         """How an error names the place."""

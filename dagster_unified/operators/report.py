@@ -21,8 +21,7 @@ class Report(msgspec.Struct):
     def of(metrics: Metrics, due: int | None) -> Report:
         """A report that takes the counts out of `metrics`, so that they are told once."""
         report = Report(Metrics(dict(metrics.counters), dict(metrics.last_event_times)), due)
-        metrics.counters.clear()
-        metrics.last_event_times.clear()
+        metrics.clear()
         return report
 
     def add(self, metrics: Metrics) -> None:

@@ -5,7 +5,7 @@ Spark job; then the last of them runs it, and the others say so.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of an asset's function as objects.
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,7 +32,7 @@ from dagster import (
 from dagster._core.definitions.assets.definition.asset_dep import CoercibleToAssetDep
 
 from dagster_unified.connectors.base import SparkSink
-from dagster_unified.engine.batch.stage import Carrying, Run, run_stage
+from dagster_unified.engine.batch.stage import Carrying, Run, run_range
 from dagster_unified.engine.batch.store import Address
 from dagster_unified.engine.events import Event, StageFinished, StageStarted
 from dagster_unified.errors import UnifiedError
@@ -123,19 +123,27 @@ def stage_asset(graph: Graph, loaded: Plan, region: Region, translator: "StageTr
     def materialize(context: AssetExecutionContext) -> MaterializeResult[Any]:
         options = context.resources.execution.configuration()
         if batch.partitions is None:
-            return MaterializeResult(metadata=_Step(context, batch, graph, loaded, region, options, translator).run())
+            step = _Step(context, batch, graph, loaded, region, options, translator)
+            return MaterializeResult(metadata=step.reused() or run_steps([step])[0])
         parts = [slice_of(batch.partitions, key) for key in context.partition_keys]
         steps = [_Step(context, batch, graph, loaded, region, options, translator, part) for part in parts]
         before = [step.made() for step in steps]
         anew = all(before) and context.retry_number == 0  # somebody wants it again; a retry only what was not finished
         shown: dict[str, dict[str, Any]] = {}
+        due: list[_Step] = []
         for step, part, made in zip(steps, parts, before, strict=True):
-            if made is None or anew:
-                anew = anew or batch.carry_state  # what comes after it went on from another state
-                shown[part.key] = step.run()
-            else:
+            if made is not None and not anew:
                 shown[part.key] = step.shown(made)
-        return told(context, shown)
+                continue
+            anew = anew or batch.carry_state  # what comes after it goes on from another state
+            reused = step.reused() if not (due and batch.carry_state) else None
+            if reused is not None:
+                shown[part.key] = reused
+            else:
+                due.append(step)
+        for together in batched(due, options["execution.batch.partitions-per-job"]):
+            shown |= zip([step.key for step in together], run_steps(together), strict=True)
+        return told(context, {part.key: shown[part.key] for part in parts})
 
     def told(context: AssetExecutionContext, shown: dict[str, dict[str, Any]]) -> MaterializeResult[Any]:
         assert batch.partitions is not None
@@ -178,6 +186,14 @@ class _Step:
     options: Configuration
     translator: "StageTranslator"
     part: Slice | None = None
+    recomputed: dict[str, str] = field(default_factory=dict)
+    """Stages that had to be made again for this one, and why."""
+
+    @property
+    def key(self) -> str:
+        """Its partition's key."""
+        assert self.part is not None
+        return self.part.key
 
     def __post_init__(self) -> None:
         self.producers = Producers(self.context.resources.intermediates.store(), self.loaded.name, self.part, self.context.run, self.context.instance)
@@ -206,41 +222,47 @@ class _Step:
         self.context.log.info(f"stage '{made.stage}' of partition {made.partition} was finished by run {made.run[:8]} before")
         return stage_metadata(self.launched, self.launched.region(made.stage), made, self.producers.store.data(made), self.translator, {})
 
-    def run(self) -> dict[str, Any]:
-        """Materializes the stage; gives the metadata to show."""
-        context, launched, producers, region = self.context, self.launched, self.producers, self.launched_region
+    def find(self, wanted: Region) -> "Manifest | None":
+        """The intermediate of a stage that this one may read."""
+        found = self.producers.find(wanted.name, self.translator.get_asset_key(self.launched, wanted))
+        if found is not None and found.fingerprint != wanted.fingerprint:
+            self.context.log.warning(f"the intermediate of stage '{wanted.name}' was made by other code or from other input, and is not used")
+            return None
+        return found
+
+    def reused(self) -> dict[str, Any] | None:
+        """The metadata of what need not run, and becomes what this run made: what an earlier run made of the same."""
+        region = self.launched_region
         if region is None:
             return {"pipelined": "runs in one Spark job with a later stage"}
+        reused = self._reusable(region)
+        if reused is None:
+            return None
+        self.context.log.info(f"stage '{region.name}' need not run: run {reused.run[:8]} made it of the same code, configuration and input")
+        self.producers.store.link(Address(self.launched.name, region.name, self.context.run.run_id, self.producers.partition), reused)
+        shown = stage_metadata(self.launched, region, reused, self.producers.store.data(reused), self.translator, {})
+        return {**shown, "reused from run": MetadataValue.dagster_run(reused.run)}
 
-        def find(wanted: Region) -> "Manifest | None":
-            found = producers.find(wanted.name, self.translator.get_asset_key(launched, wanted))
-            if found is not None and found.fingerprint != wanted.fingerprint:
-                context.log.warning(f"the intermediate of stage '{wanted.name}' was made by other code or from other input, and is not used")
-                return None
-            return found
-
-        carry = self._carrying()
-        reused = self._reusable(region, carry)
-        if reused is not None:
-            context.log.info(f"stage '{region.name}' need not run: run {reused.run[:8]} made it of the same code, configuration and input")
-            producers.store.link(Address(launched.name, region.name, context.run.run_id, producers.partition), reused)
-            return {**stage_metadata(launched, region, reused, producers.store.data(reused), self.translator, {}), "reused from run": MetadataValue.dagster_run(reused.run)}
-        recomputed: dict[str, str] = {}
-        run = Run(
-            plan=launched,
-            spark=session_of(context.resources.spark),
-            store=producers.store,
-            run_id=context.run.run_id,
-            execution=producers.execution(region.name),
-            partition=producers.partition,
-            observe=_observer(context, self.part, recomputed),
-            carry=carry,
+    def as_run(self) -> Run:
+        """How the engine is to run it."""
+        assert self.launched_region is not None
+        return Run(
+            plan=self.launched,
+            spark=session_of(self.context.resources.spark),
+            store=self.producers.store,
+            run_id=self.context.run.run_id,
+            execution=self.producers.execution(self.launched_region.name),
+            partition=self.producers.partition,
+            observe=_observer(self.context, self.part, self.recomputed),
+            carry=self._carrying(),
         )
-        manifest = run_stage(run, region, find)
-        shown = stage_metadata(launched, region, manifest, run.store.data(manifest), self.translator, _previews(run, region))
-        return {**shown, **{f"recomputed {stage}": reason for stage, reason in recomputed.items()}}
 
-    def _reusable(self, region: Region, carry: Carrying | None) -> "Manifest | None":
+    def told(self, run: Run, manifest: "Manifest", previews: "Mapping[str, pa.Table]") -> dict[str, Any]:
+        """The metadata of what the engine has made."""
+        shown = stage_metadata(self.launched, run.plan.region(manifest.stage), manifest, run.store.data(manifest), self.translator, previews)
+        return {**shown, **{f"recomputed {stage}": reason for stage, reason in self.recomputed.items()}}
+
+    def _reusable(self, region: Region) -> "Manifest | None":
         """What the stage's latest materialization made of the same code, configuration, input and state; in a re-execution it is for the user to say what runs."""
         if self.batch.reuse == "never" or self.context.run.parent_run_id is not None or not self.launched.tells_input(region):
             return None
@@ -250,6 +272,7 @@ class _Step:
         sinks = [n.sink for n in map(self.launched.graph.node, region.sinks) if isinstance(n, SinkNode)]
         if not all(s.exists() for s in sinks if isinstance(s, SparkSink)):
             return None
+        carry = self._carrying()
         before = carry.manifest(self.launched, region) if carry is not None else None
         return found if before is None or before.run == found.carried_from else None
 
@@ -266,6 +289,16 @@ class _Step:
         return Carrying(lambda region: before.latest(region.name, self.translator.get_asset_key(self.launched, region)), key, last)
 
 
+def run_steps(steps: "Sequence[_Step]") -> list[dict[str, Any]]:
+    """Materializes a stage for one partition, or for several in one Spark job; gives the metadata to show of each."""
+    last = steps[-1]
+    assert last.launched_region is not None
+    runs = [step.as_run() for step in steps]
+    manifests = run_range(runs, last.launched_region.name, [step.find for step in steps])
+    previews = _previews(runs[-1], last.launched_region)  # of the table as it is now
+    return [step.told(run, manifest, previews if step is last else {}) for step, run, manifest in zip(steps, runs, manifests, strict=True)]
+
+
 def _observer(context: AssetExecutionContext, part: Slice | None, recomputed: dict[str, str]) -> Callable[[Event], None]:
     """Tells the run's log what happens, and remembers which stages were recomputed, and why."""
     of = "" if part is None else f" of partition {part.key}"
@@ -280,6 +313,11 @@ def _observer(context: AssetExecutionContext, part: Slice | None, recomputed: di
             context.log.info(f"stage '{event.stage}'{of}: {m.rows} rows, {m.bytes} bytes in {m.seconds:.2f} s" + (f", recomputed: {event.reason}" if event.reason else ""))
 
     return observe
+
+
+def batched(steps: "Sequence[_Step]", size: int) -> "Iterator[Sequence[_Step]]":
+    """As many at a time as one Spark job is to make."""
+    return (steps[i : i + size] for i in range(0, len(steps), size))
 
 
 def _previews(run: Run, region: Region) -> "dict[str, pa.Table]":

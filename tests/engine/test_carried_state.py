@@ -21,7 +21,7 @@ from dagster_unified.api import (
     WatermarkStrategy,
 )
 from dagster_unified.api import functions as F
-from dagster_unified.engine.batch.stage import Carrying, Run, run_all
+from dagster_unified.engine.batch.stage import Carrying, Run, run_all, run_range
 from dagster_unified.engine.batch.store import Address, IntermediateStore
 from dagster_unified.errors import CarriedStateError, StateError, UnsupportedError
 from dagster_unified.graph.options import Configuration
@@ -166,13 +166,30 @@ class Days:
         self.spark, self.store = spark, IntermediateStore(str(tmp_path / "store"))
 
     def run(self, pipeline, *days, run_id="run"):
+        """Each day by itself."""
         for day in days:
-            part = slice_of(PARTITIONS, day)
-            at = DAYS.index(day)
-            before = None if at == 0 else (lambda region, before=DAYS[at - 1]: self.store.find(Address(pipeline.name, region.name, run_id, before)))
-            options = Configuration.of({"execution.runtime-mode": "BATCH", "pipeline.max-parallelism": 4})
-            carry = Carrying(before, DAYS[at - 1] if at else "", last=day == DAYS[-1])
-            run_all(Run(plan(bound(pipeline.graph(), part), options, carry_state=True), self.spark, self.store, run_id, f"{run_id} {day}", part.name, carry=carry))
+            run_all(self._run(pipeline, day, run_id))
+
+    def run_together(self, pipeline, *days, run_id="run"):
+        """Stage by stage, all days in one Spark job."""
+        runs = [self._run(pipeline, day, run_id) for day in days]
+        finds = [lambda region, run=run: self.store.find(run.address(region)) for run in runs]
+        for region in runs[0].plan.regions:
+            run_range(runs, region.name, finds)
+
+    def _run(self, pipeline, day, run_id):
+        part = slice_of(PARTITIONS, day)
+        at = DAYS.index(day)
+        before = None if at == 0 else (lambda region: self.store.find(Address(pipeline.name, region.name, run_id, DAYS[at - 1])))
+        options = Configuration.of({"execution.runtime-mode": "BATCH", "pipeline.max-parallelism": 4})
+        carry = Carrying(before, DAYS[at - 1] if at else "", last=day == DAYS[-1])
+        return Run(plan(bound(pipeline.graph(), part), options, carry_state=True), self.spark, self.store, run_id, f"{run_id} {day}", part.name, carry=carry)
+
+    def left(self, pipeline, run_id="run"):
+        """What every stage's manifest says of every day."""
+        regions = self._run(pipeline, DAYS[0], run_id).plan.regions
+        found = {(r.name, day): self.store.find(Address(pipeline.name, r.name, run_id, day)) for r in regions for day in DAYS}
+        return {key: (m.rows, [(s.uid, s.tag, s.rows) for s in m.streams if s.tag != carried.CARRIED], m.last_event_times, m.carried_from) for key, m in found.items()}
 
 
 def table(path):
@@ -194,6 +211,28 @@ def test_days_with_carried_state_give_what_one_run_and_streaming_give(spark, tmp
     assert table(str(tmp_path / "days"))
 
 
+@pytest.mark.parametrize("build", [sessions, chained, windows, session_windows, totals])
+def test_days_in_one_spark_job_give_what_they_give_one_by_one(spark, tmp_path, build):
+    days, together = Days(spark, tmp_path / "days"), Days(spark, tmp_path / "together")
+    days.run(build(EVENTS, str(tmp_path / "table of days")), *DAYS)
+    together.run_together(build(EVENTS, str(tmp_path / "table together")), *DAYS)
+    assert table(str(tmp_path / "table of days")) == table(str(tmp_path / "table together"))
+    built = build(EVENTS, "/tmp/nowhere")
+    assert days.left(built) == together.left(built)
+
+
+@pytest.mark.parametrize("build", [sessions, totals])
+def test_days_in_one_spark_job_go_on_from_the_day_before_them_and_leave_state_for_any_after(spark, tmp_path, build):
+    path = str(tmp_path / "table")
+    days = Days(spark, tmp_path)
+    days.run(build(EVENTS, path), DAYS[0])
+    days.run_together(build(EVENTS, path), *DAYS[1:])
+    whole = table(path)
+    days.run(build(EVENTS, path), DAYS[2], run_id="run")
+    days.run(build(EVENTS, str(tmp_path / "other")), *DAYS, run_id="other")
+    assert table(path) == whole == table(str(tmp_path / "other"))
+
+
 event_lists = st.lists(st.builds(event, st.sampled_from("abc"), st.integers(0, 2), st.floats(0, 23.9), st.integers(1, 9), st.floats(0, 5.9)), min_size=1, max_size=25)
 
 
@@ -205,7 +244,8 @@ def test_any_events_give_the_same_by_days_and_at_once(spark, tmp_path_factory, e
         Days(spark, folder).run(build(events, f"{folder}/days {build.__name__}"), *DAYS)
         once = build(events, f"{folder}/once {build.__name__}").plan({"execution.runtime-mode": "BATCH"})
         run_all(Run(once, spark, IntermediateStore(f"{folder}/once"), "run", "run"))
-        assert table(f"{folder}/days {build.__name__}") == table(f"{folder}/once {build.__name__}")
+        Days(spark, folder / "together").run_together(build(events, f"{folder}/together {build.__name__}"), *DAYS)
+        assert table(f"{folder}/days {build.__name__}") == table(f"{folder}/once {build.__name__}") == table(f"{folder}/together {build.__name__}")
 
 
 def test_the_row_count_of_a_partition_is_of_its_records_and_not_of_its_state(spark, tmp_path):

@@ -44,7 +44,7 @@ class Remember(KeyedProcessFunction):
 
 def program(step, event, begins):
     outputs = (Output(0, TEXTS if step.kind == "keyed_process" else ROWS), Output(0, CARRIED_LAYOUT, CARRIED))
-    return Program("p", "s", ROWS, (step,), outputs, KeyedInput(("key",), str), carry=CarryOver(begins, msgspec.json.encode(event)))
+    return Program("p", "s", ROWS, (step,), outputs, KeyedInput(("key",), str), carry=(CarryOver(begins, msgspec.json.encode(event)),))
 
 
 REMEMBER = Step("keyed_process", "op", Remember(), uid="op", output=TEXTS.records)

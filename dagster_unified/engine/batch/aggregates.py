@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph.expressions import Column as Recorded
 from dagster_unified.operators.carried import CARRIED_LAYOUT
+from dagster_unified.operators.layout import PART
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -25,6 +26,8 @@ MERGED_BY = {
 _MEANS = ("avg", "mean")
 _FORMAT = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"}
 _TOUCHED = "__touched"
+_UNTIL = "__until"
+"""Of several partitions, the one that the next merged parts of a key are for."""
 
 
 @dataclass(frozen=True)
@@ -35,35 +38,51 @@ class CarriedAggregate:
     keys: Sequence[str]
     parts: Sequence[str]
     results: Sequence[Recorded]
+    beside: Sequence[str] = ()
 
     def finished(self, column: Callable[[object], Column]) -> DataFrame:
-        """The aggregates of the keys that this partition has."""
-        return self.frame.where(_TOUCHED).select(*self.keys, *map(column, self.results))
+        """The aggregates of the keys that a partition has."""
+        return self.frame.where(_TOUCHED).select(*self.keys, *map(column, self.results), *self.beside)
 
     def state(self) -> DataFrame:
-        """What goes on to the next partition, in the columns of `CARRIED_LAYOUT`."""
+        """What goes on to the next partition, in the columns of `CARRIED_LAYOUT`; of several partitions, what goes on from each."""
         from pyspark.sql import functions as F
 
+        frame = self.frame
+        if self.beside:
+            each = F.sequence(F.greatest(F.col(PART), F.lit(0)), F.col(_UNTIL) - 1)
+            frame = frame.where(F.col(_UNTIL) > 0).withColumn(PART, F.explode(each))
         whole = F.to_json(F.struct(*self.keys, *self.parts), _FORMAT).cast("binary")
         columns = (F.lit(0).cast("bigint"), F.lit(0).cast("bigint"), whole)
-        return self.frame.select(*[c.alias(name) for c, name in zip(columns, CARRIED_LAYOUT.schema.names, strict=True)])
+        return frame.select(*[c.alias(name) for c, name in zip(columns, CARRIED_LAYOUT.schema.names, strict=True)], *self.beside)
 
 
 def carried_aggregate(
-    where: str, frame: DataFrame, keys: Sequence[str], columns: Sequence[object], column: Callable[[object], Column], before: DataFrame | None
+    where: str, frame: DataFrame, keys: Sequence[str], columns: Sequence[object], column: Callable[[object], Column], before: DataFrame | None, several: int
 ) -> CarriedAggregate:
-    """Aggregates a partition and merges what the partition before left; raises `UnsupportedError` naming an aggregate that has no such parts."""
+    """Aggregates a partition, or `several`, and merges what the partition before left; raises `UnsupportedError` naming an aggregate that has no such parts."""
+    from pyspark.sql import Window
     from pyspark.sql import functions as F
 
+    beside = [PART] if several > 1 else []
     parts: dict[str, tuple[Recorded, str]] = {}
     results = [_apart(c, parts, where) for c in columns]
-    own = frame.groupBy(*keys).agg(*[column(part).alias(name) for name, (part, _) in parts.items()])
+    own = frame.groupBy(*keys, *beside).agg(*[column(part).alias(name) for name, (part, _) in parts.items()])
     merged = own.withColumn(_TOUCHED, F.lit(True))
     if before is not None:
-        held = before.select(F.from_json(F.col("state").cast("string"), own.schema, _FORMAT).alias("s")).select("s.*").withColumn(_TOUCHED, F.lit(False))
-        merging = [getattr(F, by)(name).cast(own.schema[name].dataType).alias(name) for name, (_, by) in parts.items()]
-        merged = merged.unionByName(held).groupBy(*keys).agg(*merging, F.bool_or(_TOUCHED).alias(_TOUCHED))
-    return CarriedAggregate(merged, keys, list(parts), results)
+        shape = own.drop(*beside).schema
+        held = before.select(F.from_json(F.col("state").cast("string"), shape, _FORMAT).alias("s")).select("s.*").withColumn(_TOUCHED, F.lit(False))
+        merged = merged.unionByName(held.withColumns({name: F.lit(-1) for name in beside}))
+    merging = {name: getattr(F, by)(name) for name, (_, by) in parts.items()}
+    if beside:
+        in_order = Window.partitionBy(*keys).orderBy(*beside)
+        until = F.coalesce(F.lead(PART).over(in_order), F.lit(several))
+        so_far = {name: merge.over(in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)).cast(own.schema[name].dataType) for name, merge in merging.items()}
+        merged = merged.select(*keys, *[value.alias(name) for name, value in so_far.items()], _TOUCHED, *beside, until.alias(_UNTIL))
+    elif before is not None:
+        own_types = [merge.cast(own.schema[name].dataType).alias(name) for name, merge in merging.items()]
+        merged = merged.groupBy(*keys).agg(*own_types, F.bool_or(_TOUCHED).alias(_TOUCHED))
+    return CarriedAggregate(merged, keys, list(parts), results, beside)
 
 
 def _apart(expression: object, parts: dict[str, tuple[Recorded, str]], where: str) -> Recorded:

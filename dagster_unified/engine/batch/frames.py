@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import pyarrow as pa
@@ -26,7 +26,7 @@ from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.operators.carried import CARRIED, GROUP, PAGE, STATE
 from dagster_unified.operators.key_groups import ControlEvent
 from dagster_unified.operators.lanes import encode
-from dagster_unified.operators.layout import METRICS, OUTPUT, TIMESTAMP, StreamLayout, combined_schema, key_column, output_column
+from dagster_unified.operators.layout import METRICS, OUTPUT, PART, PART_FIELD, TIMESTAMP, StreamLayout, combined_schema, key_column, output_column
 from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.program import BroadcastInput, CarryOver, Output, Program
 from dagster_unified.operators.time import MIN_TIMESTAMP
@@ -48,15 +48,18 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Carry:
-    """What a partition has from the one before it, and between which control events it runs."""
+class Part:
+    """What a region's run for one partition begins with: its plan, the last event times of its inputs, and, where state is carried, the control events between which it runs."""
 
-    before: Callable[[Port], DataFrame | None]
-    begin: ControlEvent
-    end: ControlEvent
+    plan: Plan
+    upstream: Metrics = field(default_factory=Metrics)
+    """From the manifests."""
+
+    begin: ControlEvent = field(default_factory=ControlEvent)
+    end: ControlEvent = field(default_factory=ControlEvent)
 
     def over(self, node: g.Node) -> CarryOver:
-        """The same for one operator."""
+        """How one operator begins and ends."""
         return CarryOver(self.begin.watermarks.get(node.uid, MIN_TIMESTAMP), msgspec.json.encode(self.end))
 
 
@@ -68,23 +71,31 @@ class RegionFrames:
     region: Region
     spark: SparkSession
     intermediate: Intermediate
-    upstream: Metrics = field(default_factory=Metrics)
-    """The last event times of the region's inputs, from the manifests."""
+    parts: Sequence[Part] = ()
+    """The partitions that are processed. Of several every row tells its own, in the column `PART`."""
+
+    state: Callable[[Port], DataFrame | None] | None = None
+    """What the partition before the first left, where state is carried."""
+
     observations: list[Observation] = field(default_factory=list)
     diverted: list[tuple[DataFrame, bool]] = field(default_factory=list)
     persisted: list[DataFrame] = field(default_factory=list)
     tables: list[DataFrame] = field(default_factory=list)
     """What lookups read."""
 
-    carry: Carry | None = None
-
     _ports: dict[Port, DataFrame] = field(default_factory=dict)
     _aggregates: dict[int, CarriedAggregate] = field(default_factory=dict)
     passes: list[Pass] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.parts = self.parts or (Part(self.plan),)
         self.natives = Natives(self.plan.name, self.region.name, self.spark, self.tables)
         self.passes = self._find_passes()
+
+    @property
+    def beside(self) -> list[str]:
+        """The columns that stay beside a stream's own through every operator."""
+        return [PART] if len(self.parts) > 1 else []
 
     def port(self, port: Port) -> DataFrame:
         """A stream of this region or, through `intermediate`, of an earlier one; in the columns of its layout."""
@@ -96,7 +107,7 @@ class RegionFrames:
 
     def sink_input(self, sink: int) -> DataFrame:
         """What a sink is to write: the records' columns only."""
-        return self.stream(sink).select(*input_layout(self.plan, sink).records.names)
+        return self.stream(sink).select(*input_layout(self.plan, sink).records.names, *self.beside)
 
     def whole_pass(self, ports: tuple[Port, ...]) -> DataFrame | None:
         """The combined DataFrame of the one pass that gives exactly these streams, if there is one."""
@@ -105,9 +116,10 @@ class RegionFrames:
                 return self._run(one)
         return None
 
-    def metrics(self) -> Metrics:
-        """The totals that the passes reported; to be called after the region's job has run."""
-        return merge(report for o in self.observations for report in (observed(o).get("reports") or []))
+    def metrics(self) -> list[Metrics]:
+        """The totals that the passes reported for each partition; to be called after the region's job has run."""
+        reports = [r for o in self.observations for r in (observed(o).get("reports") or [])]
+        return [merge(r["report"] for r in reports if r["part"] == part) for part in range(len(self.parts))]
 
     def release(self) -> None:
         """Frees what was kept for several readers."""
@@ -144,9 +156,9 @@ class RegionFrames:
                 return frame
             number = one.outputs.index(port)
             column = output_column(number)
-            return frame.where(f"{OUTPUT} = {number}").select(*[f"{column}.{name}" for name in layout.schema.names])
+            return frame.where(f"{OUTPUT} = {number}").select(*[f"{column}.{name}" for name in layout.schema.names], *self.beside)
         node = self.plan.graph.node(port.node)
-        carries = isinstance(node, g.AggregateNode) and self.carry is not None
+        carries = isinstance(node, g.AggregateNode) and self.state is not None
         frame = self._carried_aggregate(node, port) if carries else self._native(node)
         return self._with_keys(port, frame, layout) if layout.keys else frame
 
@@ -155,14 +167,16 @@ class RegionFrames:
         if one.frame is None:
             head = one.members[0]
             node = self.plan.graph.node(head)
-            if self.carry is not None and isinstance(node, g.KeyedNode):
-                ship = program(self.plan, self.region.name, one.members, one.outputs, carry=self.carry.over(node))
-                frame = self._carrying(node, ship.input, self.carry)
+            ship = program(self.plan, self.region.name, one.members, one.outputs)
+            if self.state is not None and isinstance(node, g.KeyedNode):
+                ship = replace(ship, carry=tuple(part.over(node) for part in self.parts), parts=(None,) * len(self.beside and self.parts))
+                frame = self._carrying(node, ship.input, self.state(Port(head, CARRIED)))
             else:
                 frame = self.stream(head)
-                last = self._last_event_time(node, frame)
-                ship = program(self.plan, self.region.name, one.members, one.outputs, last)
-                frame = frame.select(*ship.input.schema.names)
+                ship = self._timed_program(ship, self._last_event_times(node, frame))
+                frame = frame.select(*ship.input.schema.names, *self.beside)
+                if self.beside and not isinstance(node, g.KeyedNode):
+                    frame = frame.sortWithinPartitions(*self.beside)
             one.frame = self._map(frame, ship) if ship.broadcast is None else self._with_broadcast(frame, ship, ship.broadcast, head)
             readers = len([p for p in self.region.carried if p.node in one.members]) + sum(
                 1 for e in self.plan.graph.edges if e.source in one.members and e.target not in one.members
@@ -171,14 +185,19 @@ class RegionFrames:
                 one.frame = self._kept(one.frame)
         return one.frame
 
-    def _last_event_time(self, node: g.Node, frame: DataFrame) -> int | None:
-        """The last event time of what reaches a node that may have timers: from the manifests, or by a look at the records."""
+    def _last_event_times(self, node: g.Node, frame: DataFrame) -> list[int | None]:
+        """The last event times of what reaches a node that may have timers, by partition: from the manifests, or by a look at the records."""
         if not isinstance(node, g.KeyedProcessNode) or node.key == Key():
-            return None
-        known = self.upstream.last_event_time(self.plan.assigners_before(node.id))
-        missing = set(self.plan.assigners_of(self.plan.graph.main_inputs(node.id))) - set(self.upstream.last_event_times)
-        found = self._probe(frame) if missing and TIMESTAMP in frame.columns else None
-        return max((t for t in (known, found) if t is not None), default=None)
+            return [None] * len(self.parts)
+        known = [part.upstream.last_event_time(self.plan.assigners_before(node.id)) for part in self.parts]
+        assigners = set(self.plan.assigners_of(self.plan.graph.main_inputs(node.id)))
+        missing = any(assigners - set(part.upstream.last_event_times) for part in self.parts)
+        found = self._probe(frame) if missing and TIMESTAMP in frame.columns else {}
+        return [max((t for t in (of, found.get(number)) if t is not None), default=None) for number, of in enumerate(known)]
+
+    def _timed_program(self, ship: Program, times: Sequence[int | None]) -> Program:
+        """A program that knows when the event times of its partitions end."""
+        return replace(ship, parts=tuple(times)) if self.beside else replace(ship, options=replace(ship.options, last_event_time=times[0]))
 
     def _kept(self, frame: DataFrame) -> DataFrame:
         """What several readers share is computed once."""
@@ -198,8 +217,10 @@ class RegionFrames:
         schema = combined_schema(tuple(o.layout for o in ship.outputs))
         observation = Observation()
         self.observations.append(observation)
-        mapped = frame.mapInArrow(shipped(ship), spark_schema(schema))
-        return mapped.observe(observation, F.collect_list(METRICS).alias("reports")).where(F.col(METRICS).isNull()).drop(METRICS)
+        mapped = frame.mapInArrow(shipped(ship), spark_schema(schema.append(PART_FIELD) if self.beside else schema))
+        report = F.struct((F.col(PART) if self.beside else F.lit(0)).alias("part"), F.col(METRICS).alias("report"))
+        reports = F.collect_list(F.when(F.col(METRICS).isNotNull(), report)).alias("reports")
+        return mapped.observe(observation, reports).where(F.col(METRICS).isNull()).drop(METRICS)
 
     def _with_broadcast(self, frame: DataFrame, ship: Program, given: BroadcastInput, node_id: int) -> DataFrame:
         """A pass whose head has broadcast state: its records travel with the program to every partition, and to one that does nothing else, which leads."""
@@ -222,16 +243,17 @@ class RegionFrames:
     def _with_keys(self, port: Port, frame: DataFrame, layout: StreamLayout) -> DataFrame:
         """Keys that functions compute, after an operator that runs in Catalyst."""
         bare = StreamLayout(layout.records, layout.timestamped)
-        return self._map(frame, Program(self.plan.name, self.region.name, bare, (), (Output(-1, layout),)))
+        ship = Program(self.plan.name, self.region.name, bare, (), (Output(-1, layout),))
+        return self._map(frame.sortWithinPartitions(*self.beside) if self.beside else frame, self._timed_program(ship, [None] * len(self.parts)))
 
-    def _probe(self, frame: DataFrame) -> int | None:
-        """The last event time of an input that is not materialized: a job of its own, over what is then kept for the main one."""
+    def _probe(self, frame: DataFrame) -> dict[int, int]:
+        """The last event times of an input that is not materialized, by partition: a job of its own, over what is then kept for the main one."""
         from pyspark.sql import functions as F
 
         frame.persist()
         self.persisted.append(frame)
-        found: int | None = frame.agg(F.max(TIMESTAMP)).collect()[0][0]
-        return found
+        found = frame.groupBy(*self.beside).agg(F.max(TIMESTAMP).alias("last")).collect()
+        return {row[PART] if self.beside else 0: row["last"] for row in found if row["last"] is not None}
 
     # What reaches an operator
 
@@ -260,7 +282,7 @@ class RegionFrames:
         computed = edge.partitioning.key.computed if edge.partitioning.key is not None else None
         if computed is not None:
             columns.append(F.col(key_column(own.keys.index(computed))).alias(key_column(0)))
-        return frame.select(*columns)
+        return frame.select(*columns, *self.beside)
 
     def _exchanged(self, frame: DataFrame, edge: Edge, node: g.Node, layout: StreamLayout) -> DataFrame:
         from pyspark.sql import functions as F
@@ -270,7 +292,7 @@ class RegionFrames:
         if kind is ExchangeKind.HASH:
             if isinstance(node, g.NativeKeyedNode):
                 return frame  # Catalyst shuffles by itself, after it has aggregated in part
-            keys = _key_columns(edge)
+            keys = [*self.beside, *_key_columns(edge)]
             spread = frame.repartition(count, *keys) if count else frame.repartition(*keys)
             if not isinstance(node, g.KeyedNode):
                 return spread
@@ -285,30 +307,30 @@ class RegionFrames:
             return self._broadcast(frame, count or 1)
         return frame.coalesce(count) if count else frame
 
-    def _carrying(self, node: g.KeyedNode, layout: StreamLayout, carry: Carry) -> DataFrame:
+    def _carrying(self, node: g.KeyedNode, layout: StreamLayout, state: DataFrame | None) -> DataFrame:
         """A keyed node's records by key group, after the state that the partition before left of each."""
         from pyspark.sql import functions as F
 
         edges = self.plan.graph.main_inputs(node.id)
         keys, groups = _key_columns(edges[0]), self.plan.execution.streaming.max_parallelism
-        records = self._united(edges, layout).select(*layout.schema.names, F.pmod(F.hash(*keys), F.lit(groups)).alias(GROUP))
-        state = carry.before(Port(node.id, CARRIED))
+        records = self._united(edges, layout).select(*layout.schema.names, F.pmod(F.hash(*keys), F.lit(groups)).alias(GROUP), *self.beside)
         if state is None:
             frame = records.withColumns({PAGE: F.lit(None).cast("bigint"), STATE: F.lit(None).cast("binary")})
         else:
             renamed = state.select(F.col("group").cast("int").alias(GROUP), F.col("page").alias(PAGE), F.col("state").alias(STATE))
-            frame = records.unionByName(renamed, allowMissingColumns=True)
+            first = renamed.withColumns({name: F.lit(0) for name in self.beside})
+            frame = records.unionByName(first, allowMissingColumns=True)
         count = node.parallelism or self.plan.execution.parallelism
         spread = frame.repartition(count, GROUP) if count else frame.repartition(GROUP)
-        return spread.sortWithinPartitions(GROUP, F.col(PAGE).asc_nulls_last(), *keys, *([TIMESTAMP] if layout.timestamped else []))
+        return spread.sortWithinPartitions(GROUP, *self.beside, F.col(PAGE).asc_nulls_last(), *keys, *([TIMESTAMP] if layout.timestamped else []))
 
     def _carried_aggregate(self, node: g.Node, port: Port) -> DataFrame:
         """The aggregates of the keys that this partition has, over all partitions so far; or the state that goes on to the next."""
-        assert self.carry is not None
+        assert self.state is not None
         assert isinstance(node, g.AggregateNode)
         held = self._aggregates.get(node.id)
         if held is None:
-            merged = self.natives.carried_aggregate(node, self.stream(node.id), self.carry.before(Port(node.id, CARRIED)))
+            merged = self.natives.carried_aggregate(node, self.stream(node.id), self.state(Port(node.id, CARRIED)), len(self.parts))
             held = self._aggregates[node.id] = replace(merged, frame=self._kept(merged.frame))
         return held.state() if port.tag == CARRIED else self.natives.finished(node, held)
 
@@ -352,11 +374,11 @@ class RegionFrames:
         if isinstance(node, g.AssignTimestampsNode):
             return self._timestamps(node, frame)
         if isinstance(node, g.NativeNode):
-            return self.natives.operation(node, frame, [TIMESTAMP] if node.timestamped and TIMESTAMP in frame.columns else [])
+            return self.natives.operation(node, frame, [*([TIMESTAMP] if node.timestamped and TIMESTAMP in frame.columns else []), *self.beside])
         if isinstance(node, g.AggregateNode):
-            return self.natives.aggregate(node, frame)
+            return self.natives.aggregate(node, frame, self.beside)
         if isinstance(node, g.WindowAggregateNode):
-            return self.natives.windows(node, frame, lambda rows: self._timed(node, rows))
+            return self.natives.windows(node, frame, lambda rows: self._timed(node, rows), self.beside)
         raise PipelineError(f"{self.plan.name}: '{node.name}' cannot run in BATCH")
 
     def _timed(self, node: g.WindowAggregateNode, frame: DataFrame) -> DataFrame:
@@ -368,12 +390,14 @@ class RegionFrames:
             raise PipelineError(f"{self.plan.name}: source '{node.name}' is a {type(node.source).__name__}, which Spark cannot read")
         frame = self._read(node.source, node)
         if MALFORMED in frame.columns:
-            self.diverted.append((frame.where(f"{MALFORMED} is not null").select(f"{MALFORMED}.*"), node.source.keeps_malformed()))
+            self.diverted.append((frame.where(f"{MALFORMED} is not null").select(f"{MALFORMED}.*", *self.beside), node.source.keeps_malformed()))
             frame = frame.where(f"{MALFORMED} is null")
-        return frame.select(*node.source.records.names)
+        return frame.select(*node.source.records.names, *self.beside)
 
     def _read(self, source: SparkSource, node: g.SourceNode) -> DataFrame:
-        return source.read_part(self.spark)
+        if not self.beside:
+            return source.read_part(self.spark)
+        return source.read_parts(self.spark, [cast("SparkSource", cast("g.SourceNode", part.plan.graph.node(node.id)).source) for part in self.parts])
 
     def _timestamps(self, node: g.AssignTimestampsNode, frame: DataFrame) -> DataFrame:
         """Event times from a field; the last of them is observed where timers go by it, since observing costs Catalyst its fused code."""
@@ -385,13 +409,14 @@ class RegionFrames:
             return with_event_time(node, frame)
         observation = Observation()
         self.observations.append(observation)
-        report = F.to_json(
-            F.struct(
-                F.create_map().cast("map<string,int>").alias("counters"),
-                F.when(F.max(TIMESTAMP).isNotNull(), F.create_map(F.lit(node.uid), F.max(TIMESTAMP))).alias("last_event_times"),
-            )
-        )
-        return with_event_time(node, frame).observe(observation, F.array(report).alias("reports"))
+
+        def report(part: int) -> Column:
+            last = F.max(F.when(F.col(PART) == part, F.col(TIMESTAMP)) if self.beside else F.col(TIMESTAMP))
+            times = F.when(last.isNotNull(), F.create_map(F.lit(node.uid), last))
+            told = F.struct(F.create_map().cast("map<string,int>").alias("counters"), times.alias("last_event_times"))
+            return F.struct(F.lit(part).alias("part"), F.to_json(told).alias("report"))
+
+        return with_event_time(node, frame).observe(observation, F.array(*map(report, range(len(self.parts)))).alias("reports"))
 
 
 def observed(observation: Observation) -> dict[str, Any]:

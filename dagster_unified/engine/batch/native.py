@@ -39,22 +39,22 @@ class Natives:
     tables: list[DataFrame] = field(default_factory=list)
     """What lookups read."""
 
-    def aggregate(self, node: g.AggregateNode, frame: DataFrame) -> DataFrame:
-        """Column aggregates per key."""
+    def aggregate(self, node: g.AggregateNode, frame: DataFrame, beside: Sequence[str] = ()) -> DataFrame:
+        """Column aggregates per key, and per value of the columns `beside`, which stay."""
         checked = self._checked(frame, node, node.key.fields, "a key is None; filter such records out before key_by")
-        return self._typed(node, checked.groupBy(*node.key.fields).agg(*map(_column, node.columns)), [])
+        return self._typed(node, checked.groupBy(*node.key.fields, *beside).agg(*map(_column, node.columns)), beside)
 
-    def carried_aggregate(self, node: g.AggregateNode, frame: DataFrame, before: DataFrame | None) -> CarriedAggregate:
-        """Column aggregates per key that go on from what the partition before left."""
+    def carried_aggregate(self, node: g.AggregateNode, frame: DataFrame, before: DataFrame | None, parts: int) -> CarriedAggregate:
+        """Column aggregates per key that go on from what the partition before left, over one or several `parts`."""
         checked = self._checked(frame, node, node.key.fields, "a key is None; filter such records out before key_by")
-        return carried_aggregate(f"{self.pipeline}: operator '{node.name}'", checked, node.key.fields, node.columns, _column, before)
+        return carried_aggregate(f"{self.pipeline}: operator '{node.name}'", checked, node.key.fields, node.columns, _column, before, parts)
 
     def finished(self, node: g.AggregateNode, held: CarriedAggregate) -> DataFrame:
         """The aggregates of the keys that this partition has."""
-        return self._typed(node, held.finished(_column), [])
+        return self._typed(node, held.finished(_column), held.beside)
 
-    def windows(self, node: g.WindowAggregateNode, frame: DataFrame, timed: Callable[[DataFrame], DataFrame]) -> DataFrame:
-        """Column aggregates per key and window. A result has the window's last moment as its event time.
+    def windows(self, node: g.WindowAggregateNode, frame: DataFrame, timed: Callable[[DataFrame], DataFrame], beside: Sequence[str] = ()) -> DataFrame:
+        """Column aggregates per key and window, and per value of the columns `beside`. A result has the window's last moment as its event time.
 
         `timed` is given the rows with their moments, before they are put into windows.
         """
@@ -65,12 +65,12 @@ class Natives:
         # Not as a condition: Spark drops rows without a moment itself, before conditions that come after its own.
         missing = self.raised(node, "a record has no event time; assign timestamps before the window")
         rows = timed(checked.withColumn(MOMENT, F.coalesce(F.timestamp_millis(TIMESTAMP), missing.cast("timestamp"))))
-        found = rows.groupBy(*node.key.fields, _window(node.assigner).alias(WINDOW)).agg(*map(_column, node.columns))
+        found = rows.groupBy(*node.key.fields, *beside, _window(node.assigner).alias(WINDOW)).agg(*map(_column, node.columns))
         for name in BOUNDS:
             if name in node.records.names:
                 bound = F.col(f"{WINDOW}.{name.removeprefix('window_')}")
                 found = found.withColumn(name, F.unix_millis(bound) if pa.types.is_integer(node.records.schema.field(name).type) else bound)
-        return self._typed(node, found.withColumn(TIMESTAMP, F.unix_millis(f"{WINDOW}.end") - 1), [TIMESTAMP])
+        return self._typed(node, found.withColumn(TIMESTAMP, F.unix_millis(f"{WINDOW}.end") - 1), [TIMESTAMP, *beside])
 
     def operation(self, node: g.NativeNode, frame: DataFrame, kept: Sequence[str], others: Column | None = None) -> DataFrame:
         """A native operator on columns. The columns `kept` stay beside the result; rows for which `others` holds are not its rows, and stay."""

@@ -6,30 +6,30 @@ are written from that, so that nothing is computed twice and a retry of a sink c
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from dagster_unified.connectors.base import SparkSink, WriteContext, WriteResult, spark_schema
 from dagster_unified.connectors.paths import for_spark, remove_tree
-from dagster_unified.engine.batch.frames import Carry, RegionFrames, observed
+from dagster_unified.engine.batch import stored
+from dagster_unified.engine.batch.frames import Part, RegionFrames, observed
 from dagster_unified.engine.batch.store import Address, IntermediateStore, Manifest, StoredStream, now
 from dagster_unified.engine.events import Observer, StageFinished, StageStarted, nobody
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.job_time import JobTime
 from dagster_unified.engine.translate import input_layout
 from dagster_unified.engine.worker import by_value
-from dagster_unified.errors import CarriedStateError, IntermediateLostError, PipelineError, StateError, UnsupportedError
+from dagster_unified.errors import CarriedStateError, IntermediateLostError, PipelineError, StateError, UnifiedError, UnsupportedError
 from dagster_unified.graph.failover import regions_to_recompute
-from dagster_unified.graph.nodes import ExchangeKind, SinkNode
+from dagster_unified.graph.nodes import BroadcastNode, ExchangeKind, SinkNode
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.graph.slices import WHOLE
 from dagster_unified.operators.carried import CARRIED
 from dagster_unified.operators.key_groups import ControlEvent
-from dagster_unified.operators.layout import OUTPUT, StreamLayout, combined_schema, output_column
+from dagster_unified.operators.layout import OUTPUT, PART, StreamLayout, combined_schema, output_column
 from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.report import Report
 from dagster_unified.operators.time import wall_clock
@@ -37,10 +37,6 @@ from dagster_unified.operators.time import wall_clock
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Observation, SparkSession
     from upath import UPath
-
-
-INTERMEDIATE_CODEC = "lz4_raw"
-"""Written once and read once, soon: measured against zstd and snappy, this costs the least time for a stage and its reader."""
 
 
 @dataclass(frozen=True)
@@ -88,16 +84,25 @@ class Carrying:
 
 def run_stage(run: Run, region: Region, find: Lookup) -> Manifest:
     """Runs a stage; where an intermediate that it needs is gone or damaged, first recomputes from the nearest ancestors that stand."""
-    if run.plan.execution.mode != "BATCH":
-        raise UnsupportedError(
-            f"{run.plan.name}: this job runs BATCH stages, and the pipeline resolves to {run.plan.execution.mode}; launch with execution.runtime-mode=BATCH and bounded sources"
-        )
-    found = {r.id: m for r in run.plan.regions if r.id != region.id and (m := find(r)) is not None}
-    for lost in regions_to_recompute(region.id, run.plan.inputs, list(found)):
-        ancestor = run.plan.regions[lost]
-        reason = f"its intermediate is gone or damaged, and '{region.name}' needs it"
-        found[lost] = _run_region(run, ancestor, found, reason=reason)
-    return _run_region(run, region, found)
+    return _run_region([run], region.id, [_inputs(run, region, find)])[0]
+
+
+def run_range(runs: Sequence[Run], stage: str, finds: Sequence[Lookup]) -> list[Manifest]:
+    """Runs a stage for several partitions in one Spark job; gives each one's manifest, as if each had been run by itself, in their order.
+
+    With carried state they are consecutive. What has to be recomputed for one of them is, by itself. After a failure that trying
+    again cannot mend they are run one by one: those before it are finished, and the error is of one partition.
+    """
+    regions = [run.plan.region(stage) for run in runs]
+    alone = len(runs) == 1 or any(isinstance(runs[0].plan.graph.node(n), BroadcastNode) for n in regions[0].nodes)
+    if not alone:
+        inputs = [_inputs(run, region, find) for run, region, find in zip(runs, regions, finds, strict=True)]
+        try:
+            return _run_region(runs, regions[0].id, inputs)
+        except UnifiedError as error:
+            if error.retryable:
+                raise
+    return [run_stage(run, region, find) for run, region, find in zip(runs, regions, finds, strict=True)]
 
 
 def run_all(run: Run) -> list[Manifest]:
@@ -108,29 +113,55 @@ def run_all(run: Run) -> list[Manifest]:
     return list(done.values())
 
 
-def _run_region(run: Run, region: Region, inputs: Mapping[int, Manifest], reason: str = "") -> Manifest:
-    number, of = region.id + 1, len(run.plan.regions)
-    run.observe(StageStarted(region.name, number, of, reason))
+def _inputs(run: Run, region: Region, find: Lookup) -> dict[int, Manifest]:
+    """The intermediates that stand; those that a stage needs and that do not are made again."""
+    if run.plan.execution.mode != "BATCH":
+        raise UnsupportedError(
+            f"{run.plan.name}: this job runs BATCH stages, and the pipeline resolves to {run.plan.execution.mode}; launch with execution.runtime-mode=BATCH and bounded sources"
+        )
+    found = {r.id: m for r in run.plan.regions if r.id != region.id and (m := find(r)) is not None}
+    for lost in regions_to_recompute(region.id, run.plan.inputs, list(found)):
+        (found[lost],) = _run_region([run], lost, [found], reason=f"its intermediate is gone or damaged, and '{region.name}' needs it")
+    return found
+
+
+def _run_region(runs: Sequence[Run], region_id: int, inputs: Sequence[Mapping[int, Manifest]], reason: str = "") -> list[Manifest]:
+    """Runs a region for one partition, or for several in one Spark job."""
+    first, region = runs[0], runs[0].plan.regions[region_id]
+    number, of = region.id + 1, len(first.plan.regions)
+    for run in runs:
+        run.observe(StageStarted(region.name, number, of, reason))
     begun = now()
-    upstream = merge(Metrics(last_event_times=inputs[i].last_event_times) for i in region.inputs)
-    before = run.carry.manifest(run.plan, region) if run.carry is not None else None
-    carry = None
-    if run.carry is not None:
-        begin = _time_of(run.plan, Metrics(last_event_times=before.last_event_times) if before is not None else Metrics())
-        carry = Carry(lambda port: _before(run, before, port), begin, _time_of(run.plan, upstream, run.carry.last))
-    frames = RegionFrames(run.plan, region, run.spark, lambda port: _read(run, port, inputs), upstream, carry=carry)
-    if before is not None:
-        frames.upstream = merge([upstream, Metrics(last_event_times=before.last_event_times)])
-    attempt = run.store.new_attempt(run.address(region))
+    before = first.carry.manifest(first.plan, region) if first.carry is not None else None
+    parts = _parts(runs, region, inputs, before)
+
+    def stream(port: Port) -> DataFrame:
+        return _read(runs, port, inputs)
+
+    frames = RegionFrames(first.plan, region, first.spark, stream, parts, None if first.carry is None else lambda port: _before(first, before, port))
     try:
-        manifest = _Job(run, region, frames, attempt, recovering=bool(reason)).execute(begun, before.run if before is not None else "")
+        manifests = _Job(runs, region, frames, recovering=bool(reason)).execute(begun, before)
     except Exception as error:
-        remove_tree(attempt)
-        raise translated(error, run.plan, region.name, run.spark) from error
+        raise translated(error, first.plan, region.name, first.spark) from error
     finally:
         frames.release()
-    run.observe(StageFinished(region.name, number, of, manifest, reason))
-    return manifest
+    for run, manifest in zip(runs, manifests, strict=True):
+        run.observe(StageFinished(region.name, number, of, manifest, reason))
+    return manifests
+
+
+def _parts(runs: Sequence[Run], region: Region, inputs: Sequence[Mapping[int, Manifest]], before: Manifest | None) -> list[Part]:
+    """How the partitions begin and end in time. Where state is carried, each goes on from what all before it have seen."""
+    seen = Metrics(last_event_times=before.last_event_times) if before is not None else Metrics()
+    parts = []
+    for run, manifests in zip(runs, inputs, strict=True):
+        upstream = merge(Metrics(last_event_times=manifests[i].last_event_times) for i in region.inputs)
+        if run.carry is None:
+            parts.append(Part(run.plan, upstream))
+            continue
+        begin, seen = _time_of(run.plan, seen), merge([seen, upstream])
+        parts.append(Part(run.plan, seen, begin, _time_of(run.plan, upstream, run.carry.last)))
+    return parts
 
 
 def _time_of(plan: Plan, seen: Metrics, last: bool = False) -> ControlEvent:
@@ -151,35 +182,20 @@ def _before(run: Run, manifest: Manifest | None, port: Port) -> DataFrame | None
         raise StateError(
             f"{run.plan.name}: the state of the partition before is in {manifest.groups} key groups, and pipeline.max-parallelism is {groups}; set it as it was, or run a backfill from the first partition"
         )
-    number = next((i for i, s in enumerate(manifest.streams) if s.uid == node.uid and s.tag == port.tag), None)
-    if number is None:
+    if all((s.uid, s.tag) != (node.uid, port.tag) for s in manifest.streams):
         raise StateError(
             f"{run.plan.name}: the partition before has no state of operator '{node.name}' (uid '{node.uid}'); give it the uid that it had, or run a backfill from the first partition"
         )
-    return _stored(run, manifest, number, run.plan.layout(port))
+    return stored.read(run.spark, run.store, [manifest], node.uid, port.tag, run.plan.layout(port))
 
 
-def _read(run: Run, port: Port, inputs: Mapping[int, Manifest]) -> DataFrame:
+def _read(runs: Sequence[Run], port: Port, inputs: Sequence[Mapping[int, Manifest]]) -> DataFrame:
     """A stream of an intermediate, in the columns of its layout."""
-    region = run.plan.region_of(port.node)
-    manifest = inputs.get(region.id)
-    if manifest is None:
-        raise IntermediateLostError(f"{run.plan.name}: the intermediate of stage '{region.name}' is gone; run that stage again")
-    uid = run.plan.graph.node(port.node).uid
-    number = next(i for i, s in enumerate(manifest.streams) if s.uid == uid and s.tag == port.tag)
-    return _stored(run, manifest, number, run.plan.layout(port))
-
-
-def _stored(run: Run, manifest: Manifest, number: int, layout: StreamLayout) -> DataFrame:
-    from pyspark.sql.types import StructType
-
-    path = for_spark(run.store.data(manifest))
-    stored = StructType.fromJson(json.loads(manifest.schema))
-    frame = run.spark.read.schema(stored).parquet(path)
-    if len(manifest.streams) == 1:
-        return frame.select(*layout.schema.names)
-    column = output_column(number)
-    return frame.where(f"{OUTPUT} = {number}").select(*[f"{column}.{name}" for name in layout.schema.names])
+    plan = runs[0].plan
+    region = plan.region_of(port.node)
+    if any(region.id not in manifests for manifests in inputs):
+        raise IntermediateLostError(f"{plan.name}: the intermediate of stage '{region.name}' is gone; run that stage again")
+    return stored.read(runs[0].spark, runs[0].store, [manifests[region.id] for manifests in inputs], plan.graph.node(port.node).uid, port.tag, plan.layout(port))
 
 
 @dataclass
@@ -194,58 +210,108 @@ class _Stream:
 
 
 class _Job:
-    """The Spark jobs of one region."""
+    """The Spark jobs of one region, for one partition or several."""
 
-    def __init__(self, run: Run, region: Region, frames: RegionFrames, attempt: UPath, recovering: bool) -> None:
-        self.run, self.region, self.frames, self.attempt = run, region, frames, attempt
-        self.sinks = [] if recovering else [cast("SinkNode", run.plan.graph.node(s)) for s in region.sinks]
+    def __init__(self, runs: Sequence[Run], region: Region, frames: RegionFrames, recovering: bool) -> None:
+        self.runs, self.run, self.region, self.frames = runs, runs[0], region, frames
+        self.sinks = [] if recovering else [cast("SinkNode", self.run.plan.graph.node(s)) for s in region.sinks]
         self.streams = self._streams()
 
-    def execute(self, begun: float, carried_from: str) -> Manifest:
-        """Materializes or writes, and commits the manifest."""
+    def execute(self, begun: float, before: Manifest | None) -> list[Manifest]:
+        """Materializes or writes, and commits the manifests."""
+        attempts = [run.store.new_attempt(run.address(self.region)) for run in self.runs]
+        try:
+            return self._committed(attempts, begun, before)
+        except BaseException:
+            for attempt in attempts:
+                remove_tree(attempt)
+            raise
+
+    def _committed(self, attempts: Sequence[UPath], begun: float, before: Manifest | None) -> list[Manifest]:
+        if len(self.runs) > 1:
+            made = self._materialized_together(attempts)
+        elif len(self.sinks) == 1 and not self.region.outputs and not self.region.carried:
+            made = self._written()
+        else:
+            made = self._materialized(attempts[0])
+        manifests = self._manifests(made, attempts, before)
+        self._count_malformed(manifests)
+        results = made.results if made.results is not None else self._write_sinks(manifests)
+        seconds = (now() - begun) / len(self.runs)
+        done = []
+        for run, manifest, written in zip(self.runs, manifests, results, strict=True):
+            size = manifest.bytes or sum(r.bytes for r in written.values())
+            done.append(msgspec.structs.replace(manifest, seconds=seconds, bytes=size, sinks={name: r.location for name, r in written.items()}))
+            run.store.commit(run.address(self.region), done[-1])
+        return done
+
+    def _written(self) -> _Made:
+        """The one sink of a region that nothing else leaves, written directly."""
         from pyspark.sql import Observation
 
         counts = Observation()
-        results: dict[str, WriteResult] = {}
-        direct = len(self.sinks) == 1 and not self.region.outputs and not self.region.carried
-        if direct:
-            frame = self._counted(self.frames.sink_input(self.sinks[0].id), counts, flat=True)
-            results = self._write_sinks({self.sinks[0].id: frame})
-        else:
-            frame = self._counted(self._combined(), counts, flat=len(self.streams) == 1)
-            frame.write.mode("overwrite").option("compression", INTERMEDIATE_CODEC).parquet(for_spark(self.attempt))
-        if direct and any(r.repeated for r in results.values()):
+        frame = self._counted(self.frames.sink_input(self.sinks[0].id), counts, flat=True)
+        sink = self.sinks[0]
+        result = _spark_sink(self.run, sink).write(frame, self._context(self.run))
+        if result.repeated:
             # No job ran, so there is nothing to observe, and asking would wait for ever.
-            rows, metrics = [0] * len(self.streams), Metrics({"sink had this execution already": 1})
-        else:
-            report = observed(counts)
-            rows, metrics = [int(report.get(f"rows{i}") or 0) for i in range(len(self.streams))], self.frames.metrics()
-        metrics = merge([metrics, self.frames.upstream])
-        self._count_malformed(metrics)
-        files = self.run.store.files(self.attempt)
-        manifest = Manifest(
-            pipeline=self.run.plan.name,
-            stage=self.region.name,
-            partition=self.run.partition,
-            run=self.run.run_id,
-            fingerprint=self.region.fingerprint,
-            schema=frame.schema.json(),
-            streams=[StoredStream(s.uid, s.tag, n) for s, n in zip(self.streams, rows, strict=True)],
-            rows=sum(n for s, n in zip(self.streams, rows, strict=True) if s.tag != CARRIED),
-            bytes=sum(f.bytes for f in files) or sum(r.bytes for r in results.values()),
-            data=self.attempt.name,
-            files=files,
-            last_event_times=metrics.last_event_times,
-            counters=metrics.counters,
-            created=now(),
-            carried_from=carried_from,
-            groups=self.run.plan.execution.streaming.max_parallelism if self.region.carried else 0,
-        )
-        if not direct and self.sinks:
-            results = self._write_sinks({s.id: self._materialized(manifest, s) for s in self.sinks})
-        manifest = _with(manifest, seconds=now() - begun, sinks={name: r.location for name, r in results.items()})
-        self.run.store.commit(self.run.address(self.region), manifest)
-        return manifest
+            return _Made(frame.schema.json(), [[0] * len(self.streams)], [Metrics({"sink had this execution already": 1})], [{sink.name: result}])
+        return _Made(frame.schema.json(), [self._rows(counts)], self.frames.metrics(), [{sink.name: result}])
+
+    def _materialized(self, attempt: UPath) -> _Made:
+        """All streams that leave, written into the store."""
+        from pyspark.sql import Observation
+
+        counts = Observation()
+        frame = self._counted(self._combined(), counts, flat=len(self.streams) == 1)
+        stored.write(frame, attempt)
+        return _Made(frame.schema.json(), [self._rows(counts)], self.frames.metrics())
+
+    def _materialized_together(self, attempts: Sequence[UPath]) -> _Made:
+        """The same of several partitions, in one job. Their rows are counted in what was written: to count them on the way would take a test per row and partition."""
+        frame = self._combined()
+        schema = frame.drop(PART).schema.json()
+        stored.write_parts(frame, attempts)
+        rows = stored.counted(stored.placed(self.run.spark, schema, dict(enumerate(attempts))), len(self.runs), len(self.streams))
+        return _Made(schema, rows, self.frames.metrics())
+
+    def _rows(self, counts: Observation) -> list[int]:
+        report = observed(counts)
+        return [int(report.get(f"rows{i}") or 0) for i in range(len(self.streams))]
+
+    def _manifests(self, made: _Made, attempts: Sequence[UPath], before: Manifest | None) -> list[Manifest]:
+        """What was made, but for what the sinks wrote."""
+        manifests = []
+        carried_from = before.run if before is not None else ""
+        seen = Metrics(last_event_times=before.last_event_times) if before is not None else Metrics()
+        for number, (run, part, attempt) in enumerate(zip(self.runs, self.frames.parts, attempts, strict=True)):
+            metrics = merge([made.metrics[number], part.upstream, seen])
+            files = run.store.files(attempt)
+            rows = made.rows[number]
+            manifests.append(
+                Manifest(
+                    pipeline=run.plan.name,
+                    stage=self.region.name,
+                    partition=run.partition,
+                    run=run.run_id,
+                    fingerprint=run.plan.regions[self.region.id].fingerprint,
+                    schema=made.schema,
+                    streams=[StoredStream(s.uid, s.tag, n) for s, n in zip(self.streams, rows, strict=True)],
+                    rows=sum(n for s, n in zip(self.streams, rows, strict=True) if s.tag != CARRIED),
+                    bytes=sum(f.bytes for f in files),
+                    data=attempt.name,
+                    files=files,
+                    last_event_times=metrics.last_event_times,
+                    counters=metrics.counters,
+                    created=now(),
+                    carried_from=carried_from,
+                    groups=run.plan.execution.streaming.max_parallelism if self.region.carried else 0,
+                    together=len(self.runs),
+                )
+            )
+            if run.carry is not None:
+                carried_from, seen = run.run_id, Metrics(last_event_times=metrics.last_event_times)
+        return manifests
 
     def _streams(self) -> list[_Stream]:
         plan = self.run.plan
@@ -291,6 +357,7 @@ class _Job:
         for number, stream in enumerate(self.streams):
             own = output_column(number)
             columns = [F.lit(number).cast("int").alias(OUTPUT)]
+            columns += map(F.col, self.frames.beside)
             for field in list(schema)[1:-1]:
                 value = F.struct(*[F.col(n) for n in stream.layout.schema.names]) if field.name == own else F.lit(None)
                 columns.append(value.cast(field.dataType).alias(field.name))
@@ -313,32 +380,58 @@ class _Job:
             return frame.observe(counts, F.count(F.lit(1)).alias("rows0"))
         return frame.observe(counts, *[F.count(F.when(F.col(OUTPUT) == i, 1)).alias(f"rows{i}") for i in range(len(self.streams))])
 
-    def _materialized(self, manifest: Manifest, sink: SinkNode) -> DataFrame:
-        port = self._port_of(sink)
-        number = next(i for i, s in enumerate(self.streams) if (s.port == port if port is not None else s.sink == sink.id))
-        frame = _stored(self.run, manifest, number, self.streams[number].layout)
-        return frame.select(*self.streams[number].layout.records.names)
-
-    def _write_sinks(self, frames: Mapping[int, DataFrame]) -> dict[str, WriteResult]:
-        context = WriteContext(self.run.spark, self.run.plan.name, self.region.name, self.run.execution, self.run.partition, ship=by_value)
-        written = {}
+    def _write_sinks(self, manifests: Sequence[Manifest]) -> list[dict[str, WriteResult]]:
+        """Writes the sinks from what was materialized; of several partitions together, where a sink can."""
+        written: list[dict[str, WriteResult]] = [{} for _ in manifests]
+        contexts = [self._context(run) for run in self.runs]
         for node in self.sinks:
-            if not isinstance(node.sink, SparkSink):
-                raise PipelineError(f"{self.run.plan.name}: sink '{node.name}' is a {type(node.sink).__name__}, which Spark cannot write")
-            written[node.name] = node.sink.write(frames[node.id], context)
+            sink = _spark_sink(self.run, node)
+            port = self._port_of(node)
+            stream = next(s for s in self.streams if (s.port == port if port is not None else s.sink == node.id))
+
+            def rows(some: Sequence[Manifest], stream: _Stream = stream) -> DataFrame:
+                frame = stored.read(self.run.spark, self.run.store, some, stream.uid, stream.tag, stream.layout)
+                return frame.select(*stream.layout.records.names, *([PART] if len(some) > 1 else []))
+
+            results = sink.write_parts(rows(manifests), contexts) if len(manifests) > 1 else None
+            if results is None:
+                results = [sink.write(rows([manifest]), context) for manifest, context in zip(manifests, contexts, strict=True)]
+            for of_part, result in zip(written, results, strict=True):
+                of_part[node.name] = result
         return written
 
-    def _count_malformed(self, metrics: Metrics) -> None:
+    def _context(self, run: Run) -> WriteContext:
+        return WriteContext(run.spark, run.plan.name, self.region.name, run.execution, run.partition, ship=by_value)
+
+    def _count_malformed(self, manifests: Sequence[Manifest]) -> None:
         """Counts the rows that did not fit, and writes those that are to be kept beside the intermediate."""
         for number, (frame, keep) in enumerate(self.frames.diverted):
-            folder = self.run.store.folder(self.run.address(self.region)) / f"malformed-{number}"
-            if keep:
-                frame.write.mode("overwrite").parquet(for_spark(folder))
-                frame = self.run.spark.read.schema(frame.schema).parquet(for_spark(folder))
-            found = frame.count()
-            if found:
-                metrics.count("malformed rows diverted" if keep else "malformed rows dropped", found)
+            for place, (run, manifest) in enumerate(zip(self.runs, manifests, strict=True)):
+                bad = frame.where(f"{PART} = {place}").drop(PART) if len(self.runs) > 1 else frame
+                if keep:
+                    folder = run.store.folder(run.address(self.region)) / f"malformed-{number}"
+                    bad.write.mode("overwrite").parquet(for_spark(folder))
+                    bad = run.spark.read.schema(bad.schema).parquet(for_spark(folder))
+                found = bad.count()
+                if found:
+                    name = "malformed rows diverted" if keep else "malformed rows dropped"
+                    manifest.counters[name] = manifest.counters.get(name, 0) + found
 
 
-def _with(manifest: Manifest, **changes: Any) -> Manifest:
-    return msgspec.structs.replace(manifest, **changes)
+@dataclass
+class _Made:
+    """What a job has made, and what is known of it by partition."""
+
+    schema: str
+    rows: list[list[int]]
+    """By stream."""
+
+    metrics: list[Metrics]
+    results: list[dict[str, WriteResult]] | None = None
+    """What the sinks wrote, where they have already."""
+
+
+def _spark_sink(run: Run, node: SinkNode) -> SparkSink:
+    if not isinstance(node.sink, SparkSink):
+        raise PipelineError(f"{run.plan.name}: sink '{node.name}' is a {type(node.sink).__name__}, which Spark cannot write")
+    return node.sink

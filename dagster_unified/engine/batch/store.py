@@ -64,6 +64,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     groups: int = 0
     """How many key groups carried state is spread over."""
 
+    together: int = 1
+    """How many partitions one Spark job made; `seconds` are this one's share."""
+
     sinks: dict[str, str] = {}
     """Where the stage's sinks wrote: sink name to location."""
 
