@@ -42,9 +42,10 @@ from dagster_unified.graph.plan import Plan, Region, plan
 from dagster_unified.graph.slices import Slice, bound
 from dagster_unified.orchestration import progress
 from dagster_unified.orchestration.heartbeat import beating
+from dagster_unified.orchestration.history import latest_metadata
 from dagster_unified.orchestration.metadata import stage_metadata
 from dagster_unified.orchestration.partitions import key_after, key_before, name_of, partition_before, slice_of, upstream_deps
-from dagster_unified.orchestration.plot import rows_per_partition
+from dagster_unified.orchestration.plot import ROWS, around, rows_per_partition
 from dagster_unified.orchestration.producers import Producers
 from dagster_unified.orchestration.resources import session_of
 from dagster_unified.orchestration.staleness import carried_state_result, carried_state_spec
@@ -148,11 +149,12 @@ def stage_asset(graph: Graph, loaded: Plan, region: Region, translator: "StageTr
     def told(context: AssetExecutionContext, shown: dict[str, dict[str, Any]]) -> MaterializeResult[Any]:
         assert batch.partitions is not None
         key, keys = translator.get_asset_key(loaded, region), batch.partitions.get_partition_keys(dynamic_partitions_store=context.instance)
-        rows = {of: metadata["dagster/row_count"] for of, metadata in shown.items() if "dagster/row_count" in metadata}
-        found = carried_state_result(key, keys, context.instance, shown) if region.carried else None
-        if rows:
+        known = {**latest_metadata(context.instance, key, None if region.carried else around(keys, shown)), **shown}
+        found = carried_state_result(key, keys, known) if region.carried else None
+        counted = [of for of, metadata in shown.items() if ROWS in metadata]
+        if counted:
             try:
-                shown[list(rows)[-1]]["rows per partition"] = rows_per_partition(context.instance, key, keys, rows)
+                shown[counted[-1]]["rows per partition"] = rows_per_partition(keys, known, counted)
             except Exception as error:  # no picture is worth a stage
                 context.log.warning(f"rows per partition could not be drawn: {type(error).__name__}: {error}")
         for of, metadata in shown.items():

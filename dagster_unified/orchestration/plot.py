@@ -5,28 +5,33 @@ from __future__ import annotations
 import base64
 from collections.abc import Collection, Mapping, Sequence
 from io import BytesIO
+from typing import Any
 
-from dagster import AssetKey, DagsterInstance, MarkdownMetadataValue, MetadataValue
-
-from dagster_unified.orchestration.history import latest_materializations
+from dagster import MarkdownMetadataValue, MetadataValue
 
 SHOWN = 90
 """Partitions in one picture: those that ran last of them, and as many before as there is room for."""
 
 _LABELS = 6
 
+ROWS = "dagster/row_count"
 
-def rows_per_partition(instance: DagsterInstance, asset: AssetKey, keys: Sequence[str], made: Mapping[str, int]) -> MarkdownMetadataValue:
-    """The picture, where a run has `made` so many rows of some partitions; `keys` are all partitions, in their order."""
+
+def around(keys: Sequence[str], made: Collection[str]) -> Sequence[str]:
+    """The partitions in a picture after a run that has `made` some; `keys` are all, in their order."""
     last = max((i for i, key in enumerate(keys) if key in made), default=len(keys) - 1)
-    around = keys[max(0, last + 1 - SHOWN) :][:SHOWN]
-    counts: dict[str, int] = {}
-    for key, record in latest_materializations(instance, asset, around):
-        count = record.asset_materialization and record.asset_materialization.metadata.get("dagster/row_count")
-        if count and isinstance(count.value, int):
-            counts[key] = count.value
-    counts.update(made)
-    return picture({key: counts[key] for key in around if key in counts}, made)
+    return keys[max(0, last + 1 - SHOWN) :][:SHOWN]
+
+
+def rows_per_partition(keys: Sequence[str], shown: Mapping[str, Mapping[str, Any]], made: Collection[str]) -> MarkdownMetadataValue:
+    """The picture, of the rows that materializations show."""
+    counts = {key: _number(shown[key].get(ROWS)) for key in around(keys, made) if key in shown}
+    return picture({key: count for key, count in counts.items() if count is not None}, made)
+
+
+def _number(value: Any) -> int | None:
+    found = getattr(value, "value", value)
+    return found if isinstance(found, int) else None
 
 
 def picture(rows: Mapping[str, int], highlighted: Collection[str]) -> MarkdownMetadataValue:

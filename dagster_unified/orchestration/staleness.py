@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from dagster import AssetCheckResult, AssetCheckSeverity, AssetCheckSpec, AssetKey, DagsterInstance
+from dagster import AssetCheckResult, AssetCheckSeverity, AssetCheckSpec, AssetKey
 
-from dagster_unified.orchestration.history import latest_materializations
 from dagster_unified.orchestration.metadata import CARRIED_FROM, MADE_BY
 
 CHECK = "carried_state"
@@ -23,11 +22,10 @@ def carried_state_spec(asset: AssetKey) -> AssetCheckSpec:
     return AssetCheckSpec(CHECK, asset=asset, description="Each partition goes on from the state that the one before it ended with when it last ran.")
 
 
-def carried_state_result(asset: AssetKey, keys: Sequence[str], instance: DagsterInstance, made: Mapping[str, Mapping[str, Any]]) -> AssetCheckResult:
-    """Says which partitions a backfill has to make again, once a run has `made` some of the partitions, which `keys` are in their order: by
-    what their materializations show. They are not wrong in themselves, so it is a warning."""
-    shown = {key: record.asset_materialization.metadata for key, record in latest_materializations(instance, asset) if record.asset_materialization is not None}
-    stale = stale_partitions(keys, {**shown, **made})
+def carried_state_result(asset: AssetKey, keys: Sequence[str], shown: Mapping[str, Mapping[str, Any]]) -> AssetCheckResult:
+    """Says which partitions a backfill has to make again, of all that `keys` are in their order, by what their materializations show. They
+    are not wrong in themselves, so it is a warning."""
+    stale = stale_partitions(keys, shown)
     if not stale:
         return AssetCheckResult(asset_key=asset, check_name=CHECK, passed=True, description="every partition goes on from the one before it", metadata={"stale partitions": 0})
     which = stale[0] if len(stale) == 1 else f"{stale[0]} to {stale[-1]}"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from dagster import DailyPartitionsDefinition
 
 from dagster_unified.api import CsvSource, DeltaSink, KeyedProcessFunction, Pipeline, ValueStateDescriptor
-from dagster_unified.orchestration import IntermediateIOManager, SparkResource, unified_definitions
+from dagster_unified.orchestration import ExecutionConfig, IntermediateIOManager, SparkResource, unified_definitions
 
 HOME = Path(os.environ.get("BACKFILL_TEST_FOLDER") or tempfile.mkdtemp(prefix="backfill"))
 DAYS = DailyPartitionsDefinition("2024-01-01", end_date="2024-01-09")
@@ -49,7 +49,11 @@ running.rebalance().map(same).name("same").sink_to(DeltaSink(str(HOME / "table")
 
 defs = unified_definitions(
     pipeline,
-    resources={"spark": SparkResource(master="local[2]"), "intermediates": IntermediateIOManager(path=str(HOME / "store"))},
+    resources={
+        "spark": SparkResource(master="local[2]"),
+        "intermediates": IntermediateIOManager(path=str(HOME / "store")),
+        "execution": ExecutionConfig(**{"execution.batch.partitions-per-job": 2}),
+    },
     partitions=DAYS,
     carry_state=True,
     retry_policy=None,

@@ -85,6 +85,23 @@ class DagsterDev:
         )
         return "\n".join(e.get("message", "") + (e.get("error") or {}).get("message", "") for e in found["logsForRun"]["events"])
 
+    def backfill(self, assets, partitions):
+        """Launches a backfill of assets, by their paths, over partitions; gives its id."""
+        found = self.ask(
+            "mutation($p: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $p) { __typename ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message } } }",
+            p={"assetSelection": [{"path": path} for path in assets], "partitionNames": partitions},
+        )
+        return found["launchPartitionBackfill"]["backfillId"]
+
+    def backfill_status(self, backfill):
+        found = self.ask("query($b: String!) { partitionBackfillOrError(backfillId: $b) { ... on PartitionBackfill { status } } }", b=backfill)
+        return found["partitionBackfillOrError"]["status"]
+
+    def runs(self):
+        """Run and status, the newest first."""
+        found = self.ask("{ runsOrError { ... on Runs { results { runId status } } } }")["runsOrError"]["results"]
+        return [(r["runId"], r["status"]) for r in found]
+
     def workers_of(self, run_id):
         """The process that executes a run, as its log says; none while it does not say so."""
         return [int(pid) for pid in re.findall(r"Started process for run \(pid: (\d+)\)", self.said(run_id))]

@@ -13,29 +13,13 @@ from deltalake import DeltaTable
 from tests.orchestration.dagster_dev import DagsterDev
 
 DAYS = [f"2024-01-0{n}" for n in range(1, 9)]
+STAGES = [["totals", name] for name in ("sales", "running", "table")]
 AMOUNTS = {day: [10 * n + 1, 10 * n + 2] for n, day in enumerate(DAYS)}
 
 
 class Dagster(DagsterDev):
     module = "tests.orchestration.backfill_job"
     mark = "BACKFILL_TEST_FOLDER"
-
-    def backfill(self, days):
-        stages = [{"path": ["totals", name]} for name in ("sales", "running", "table")]
-        found = self.ask(
-            "mutation($p: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $p) { __typename ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message } } }",
-            p={"assetSelection": stages, "partitionNames": days},
-        )
-        return found["launchPartitionBackfill"]["backfillId"]
-
-    def status(self, backfill):
-        found = self.ask("query($b: String!) { partitionBackfillOrError(backfillId: $b) { ... on PartitionBackfill { status } } }", b=backfill)
-        return found["partitionBackfillOrError"]["status"]
-
-    def runs(self):
-        """Run and status, the newest first."""
-        found = self.ask("{ runsOrError { ... on Runs { results { runId status } } } }")["runsOrError"]["results"]
-        return [(r["runId"], r["status"]) for r in found]
 
     def re_execute(self, run):
         params = {"parentRunId": run, "strategy": "FROM_FAILURE"}
@@ -75,25 +59,25 @@ def expected(days):
 
 def test_a_backfill_with_carried_state_survives_kills_and_a_day_that_runs_again_changes_nothing(dagster):
     chance = random.Random(2024)
-    backfill = dagster.backfill(DAYS)
+    backfill = dagster.backfill(STAGES, DAYS)
     stage, days = chance.choice([("sales", 3), ("running", 2), ("running", 5)])
     done = dagster.folder / "store" / "totals" / stage
     dagster.until(lambda: len(list(done.glob("*/*/manifest.json"))) >= days, f"{days} days of {stage} are there")
     killed = dagster.until(dagster.kill_a_worker, "a run worker is killed")
-    dagster.until(lambda: dagster.status(backfill) == "COMPLETED_SUCCESS", "the backfill is complete")
+    dagster.until(lambda: dagster.backfill_status(backfill) == "COMPLETED_SUCCESS", "the backfill is complete")
     assert dict(dagster.runs())[killed] == "FAILURE"
     assert dagster.table() == expected(DAYS)
 
     # A day in the middle runs again: it begins with the state before it.
-    again = dagster.backfill(DAYS[3:5])
-    dagster.until(lambda: dagster.status(again) == "COMPLETED_SUCCESS", "the second backfill is complete")
+    again = dagster.backfill(STAGES, DAYS[3:5])
+    dagster.until(lambda: dagster.backfill_status(again) == "COMPLETED_SUCCESS", "the second backfill is complete")
     assert dagster.table() == expected(DAYS)
 
 
 def test_re_execution_from_failure_after_an_intermediate_is_gone(dagster):
     (dagster.folder / "table").write_text("not a table, and in its way")
-    backfill = dagster.backfill(DAYS[:2])
-    dagster.until(lambda: dagster.status(backfill) == "COMPLETED_FAILED", "the backfill has failed")
+    backfill = dagster.backfill(STAGES, DAYS[:2])
+    dagster.until(lambda: dagster.backfill_status(backfill) == "COMPLETED_FAILED", "the backfill has failed")
     failed = dagster.runs()[0][0]
     (dagster.folder / "table").unlink()
     shutil.rmtree(dagster.folder / "store" / "totals" / "running" / DAYS[1])

@@ -7,15 +7,22 @@ import pytest
 from dagster import AssetKey, AssetMaterialization, DagsterInstance
 from PIL import Image
 
-from dagster_unified.orchestration.plot import SHOWN, picture, rows_per_partition
+from dagster_unified.orchestration.history import latest_metadata
+from dagster_unified.orchestration.plot import SHOWN, around, picture, rows_per_partition
 
 MINE, OTHERS = (0x4F, 0x43, 0xDD), (0xB8, 0xB5, 0xD6)
 ASSET = AssetKey(["sales", "totals"])
 
 
-def bars(shown):
+def shown(instance, keys, made):
+    """The picture after a run that has made so many rows of some partitions."""
+    own = {key: {"dagster/row_count": rows} for key, rows in made.items()}
+    return rows_per_partition(keys, {**latest_metadata(instance, ASSET, around(keys, made)), **own}, made)
+
+
+def bars(drawn):
     """The bars from left to right: whose each is, and how high."""
-    encoded = shown.md_str.removeprefix("![rows per partition](data:image/png;base64,").removesuffix(")")
+    encoded = drawn.md_str.removeprefix("![rows per partition](data:image/png;base64,").removesuffix(")")
     drawn = Image.open(BytesIO(base64.b64decode(encoded))).convert("RGB")
     found = []
     for x in range(drawn.width):
@@ -45,7 +52,7 @@ def test_each_partition_has_a_bar_and_the_runs_own_stand_out():
 def test_other_partitions_are_as_they_were_materialized_last(instance):
     for partition, rows in (("1", 5), ("2", 1), ("2", 40), ("9", 7)):
         instance.report_runless_asset_event(AssetMaterialization(ASSET, partition=partition, metadata={"dagster/row_count": rows}))
-    drawn = bars(rows_per_partition(instance, ASSET, ["1", "2", "3", "4", "9"], {"3": 20}))
+    drawn = bars(shown(instance, ["1", "2", "3", "4", "9"], {"3": 20}))
     assert [mine for mine, _ in drawn] == [False, False, True, False]
     assert drawn[1][1] > drawn[2][1] > drawn[3][1] > drawn[0][1]
 
@@ -54,6 +61,6 @@ def test_of_many_partitions_the_last_before_the_runs_own_are_shown(instance):
     keys = [str(i) for i in range(3 * SHOWN)]
     for key in keys:
         instance.report_runless_asset_event(AssetMaterialization(ASSET, partition=key, metadata={"dagster/row_count": 10}))
-    drawn = bars(rows_per_partition(instance, ASSET, keys, {keys[2 * SHOWN]: 10}))
+    drawn = bars(shown(instance, keys, {keys[2 * SHOWN]: 10}))
     assert len(drawn) == SHOWN
     assert [mine for mine, _ in drawn] == [False] * (SHOWN - 1) + [True]

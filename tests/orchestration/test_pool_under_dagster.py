@@ -14,17 +14,7 @@ class Dagster(DagsterDev):
     module = "tests.orchestration.pool_job"
     mark = "POOL_TEST_FOLDER"
 
-    def backfill(self):
-        found = self.ask(
-            "mutation($p: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $p) { ... on LaunchBackfillSuccess { backfillId } } }",
-            p={"assetSelection": [{"path": ["doubles", name]} for name in ("doubled", "table")], "partitionNames": DAYS},
-        )
-        return found["launchPartitionBackfill"]["backfillId"]
-
-    def status(self, backfill):
-        return self.ask("query($b: String!) { partitionBackfillOrError(backfillId: $b) { ... on PartitionBackfill { status } } }", b=backfill)["partitionBackfillOrError"]["status"]
-
-    def runs(self):
+    def spans(self):
         """From when until when each run was."""
         found = self.ask("{ runsOrError { ... on Runs { results { startTime endTime } } } }")["runsOrError"]["results"]
         return sorted((r["startTime"], r["endTime"]) for r in found)
@@ -47,10 +37,10 @@ def dagster(tmp_path):
 
 
 def test_the_runs_of_a_backfill_overlap_and_their_stages_keep_within_the_pool(dagster):
-    backfill = dagster.backfill()
-    dagster.until(lambda: dagster.status(backfill) not in ("REQUESTED", "FAILING", "CANCELING"), "the backfill has ended")
-    assert dagster.status(backfill) == "COMPLETED_SUCCESS"
-    steps, runs = dagster.steps(), dagster.runs()
+    backfill = dagster.backfill([["doubles", name] for name in ("doubled", "table")], DAYS)
+    dagster.until(lambda: dagster.backfill_status(backfill) not in ("REQUESTED", "FAILING", "CANCELING"), "the backfill has ended")
+    assert dagster.backfill_status(backfill) == "COMPLETED_SUCCESS"
+    steps, runs = dagster.steps(), dagster.spans()
     assert (len(runs), len(steps)) == (4, 8)
     assert any(end > start for (_, end), (start, _) in pairwise(runs))
     assert all(end <= start for (_, end), (start, _) in pairwise(steps))
