@@ -30,7 +30,7 @@ from dagster_unified.orchestration.deployment import StreamingDeployment
 from dagster_unified.orchestration.heartbeat import heartbeat_sensor
 from dagster_unified.orchestration.io_manager import IntermediateIOManager
 from dagster_unified.orchestration.janitor import Retention, janitor_job, janitor_schedule
-from dagster_unified.orchestration.partitions import checked_carrying, checked_upstream
+from dagster_unified.orchestration.partitions import checked_carrying, checked_upstream, in_zone
 from dagster_unified.orchestration.resources import ExecutionConfig, SparkResource
 from dagster_unified.orchestration.schedules import BatchSchedule, batch_schedule
 from dagster_unified.orchestration.streaming import sink_assets, sink_specs, streaming_jobs, streaming_sensor
@@ -43,6 +43,7 @@ def unified_definitions(
     translator: StageTranslator | None = None,
     retry_policy: RetryPolicy | None = DEFAULT_RETRY,
     partitions: PartitionsDefinition[str] | None = None,
+    timezone: str | None = None,
     backfill_policy: BackfillPolicy | None = None,
     carry_state: bool = False,
     reuse: Literal["never", "fingerprint"] = "never",
@@ -62,9 +63,10 @@ def unified_definitions(
     a sensor that keeps it alive once it is turned on, `<pipeline>_suspend`, `_resume`, `_drain`, `_savepoint` and `_restore`; and the resources that they need.
 
     With `partitions` a BATCH run is for a partition, to which every source is bounded: by its path template, or by the field that
-    `partitioned_by` names. Time zones, and days of 23 or 25 hours, are those of the partitions definition. `backfill_policy` says how
-    many partitions a backfill gives to one run, by default one; a run works them off in their order, each by itself. A sink holds
-    each partition's rows apart: running a partition again replaces them.
+    `partitioned_by` names. Time zones, and days of 23 or 25 hours, are those of the partitions definition; `timezone` gives one to a
+    definition that names none. `backfill_policy` says how many partitions a backfill gives to one run, by default one; of several, a
+    stage makes 32 in one Spark job (`execution.batch.partitions-per-job`), each as if by itself. A sink holds each partition's rows
+    apart: running a partition again replaces them.
 
     With `carry_state` a partition goes on from the keyed state, with its timers, that the one before it ended with, so that partition
     after partition gives what one run over all input gives, and what STREAMING gives. A partition ends with the watermark of what has come
@@ -111,6 +113,7 @@ def unified_definitions(
     stranger = next((name for name in declared if name not in names), None)
     if stranger is not None:
         raise PipelineError(f"there is a deployment of '{stranger}', which is not among the pipelines: {', '.join(names)}")
+    partitions = in_zone(partitions, timezone)
     if carry_state:
         checked_carrying(partitions)
         backfill_policy = backfill_policy or BackfillPolicy.single_run()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
+from datetime import timezone as zones
 
+import pendulum
 from dagster import AssetDep, AssetKey, MultiPartitionKey, MultiPartitionsDefinition, PartitionsDefinition, TimeWindowPartitionMapping, TimeWindowPartitionsDefinition
 from dagster._core.definitions.assets.definition.asset_dep import CoercibleToAssetDep
 
@@ -12,6 +15,35 @@ from dagster_unified.graph.nodes import LookupNode, SourceNode
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.slices import Slice, TimeRange
 from dagster_unified.orchestration.translator import StageTranslator
+
+
+def in_zone(partitions: PartitionsDefinition[str] | None, timezone: str | None) -> PartitionsDefinition[str] | None:
+    """The partitions, with those in time in another zone than UTC; raises `PipelineError` where that says something else than they do."""
+    if timezone is None:
+        return partitions
+    try:
+        pendulum.timezone(timezone)
+    except ValueError:
+        raise PipelineError(f"timezone={timezone!r} is not the name of a time zone, such as Europe/Vienna") from None
+    if isinstance(partitions, MultiPartitionsDefinition) and any(isinstance(d.partitions_def, TimeWindowPartitionsDefinition) for d in partitions.partitions_defs):
+        by_name = {d.name: d.partitions_def for d in partitions.partitions_defs}
+        moved = {name: in_zone(own, timezone) if isinstance(own, TimeWindowPartitionsDefinition) else own for name, own in by_name.items()}
+        return MultiPartitionsDefinition({name: own for name, own in moved.items() if own is not None})
+    if not isinstance(partitions, TimeWindowPartitionsDefinition):
+        raise PipelineError(f"timezone={timezone!r} goes with partitions in time, such as partitions=DailyPartitionsDefinition(...)")
+    if partitions.timezone == timezone:
+        return partitions
+    if partitions.timezone != "UTC":
+        raise PipelineError(f"timezone={timezone!r}, and the partitions are in {partitions.timezone}; say it in one place")
+    return TimeWindowPartitionsDefinition(
+        start=partitions.start,
+        fmt=partitions.fmt,
+        end=partitions.end,
+        timezone=timezone,
+        end_offset=partitions.end_offset,
+        cron_schedule=partitions.cron_schedule,
+        exclusions=[e if isinstance(e, str) else datetime.fromtimestamp(e.timestamp, zones.utc) for e in partitions.exclusions or ()],
+    )
 
 
 def slice_of(partitions: PartitionsDefinition[str], key: str) -> Slice:
