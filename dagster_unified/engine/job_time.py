@@ -11,7 +11,7 @@ from threading import Lock
 
 import msgspec
 
-from dagster_unified.graph.nodes import AssignTimestampsNode, KeyedProcessNode
+from dagster_unified.graph.nodes import AssignTimestampsNode, KeyedProcessNode, Node
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.key_groups import ControlEvent
 from dagster_unified.operators.metrics import Metrics
@@ -22,10 +22,10 @@ from dagster_unified.operators.time import MIN_TIMESTAMP
 class JobTime:
     """Makes control events out of reports and the wall clock. Safe for several threads."""
 
-    def __init__(self, plan: Plan, latest: ControlEvent | None, now: int) -> None:
+    def __init__(self, plan: Plan, latest: ControlEvent | None, now: int, waiting: tuple[type[Node], ...] = (KeyedProcessNode,)) -> None:
         graph = plan.graph
         self._assigners = {n.uid: n for n in graph.nodes if isinstance(n, AssignTimestampsNode)}
-        self._before = {n.uid: plan.assigners_before(n.id) for n in graph.nodes if isinstance(n, KeyedProcessNode)}
+        self._before = {n.uid: plan.assigners_before(n.id) for n in graph.nodes if isinstance(n, waiting)}
         self._latest = latest or ControlEvent()
         self._moved = dict.fromkeys(self._assigners, now)
         self._seen = Metrics(last_event_times=dict(self._latest.assigned))

@@ -16,6 +16,7 @@ from dagster_unified.api import (
     KeyedProcessFunction,
     MapStateDescriptor,
     Pipeline,
+    SlidingEventTimeWindows,
     TumblingEventTimeWindows,
     ValueStateDescriptor,
     WatermarkStrategy,
@@ -159,6 +160,22 @@ def totals(events, path):
     return pipeline
 
 
+class Window(NamedTuple):
+    key: str
+    window_start: int
+    at: int
+    value: int
+
+
+def native_windows(events, path):
+    """Of two and a half days, every twelve hours, so that each is open over several partitions."""
+    pipeline = Pipeline("native_windows")
+    sliding = SlidingEventTimeWindows.of(timedelta(hours=60), timedelta(hours=12))
+    counted = events_of(pipeline, events).key_by("key").window(sliding).agg(F.sum("value").alias("value"), F.max("at").alias("at"), output_type=Window).uid("w")
+    counted.map(lambda w: Out(w.key, w.window_start, w.value * 1000 + w.at % 1000), output_type=Out).sink_to(sink(path))
+    return pipeline
+
+
 class Days:
     """Runs a pipeline partition by partition."""
 
@@ -202,7 +219,7 @@ EVENTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("build", [sessions, chained, windows, session_windows, totals])
+@pytest.mark.parametrize("build", [sessions, chained, windows, session_windows, totals, native_windows])
 def test_days_with_carried_state_give_what_one_run_and_streaming_give(spark, tmp_path, run_on_spark, run_streaming, build):
     Days(spark, tmp_path).run(build(EVENTS, str(tmp_path / "days")), *DAYS)
     run_on_spark(build(EVENTS, str(tmp_path / "once")))
@@ -211,7 +228,7 @@ def test_days_with_carried_state_give_what_one_run_and_streaming_give(spark, tmp
     assert table(str(tmp_path / "days"))
 
 
-@pytest.mark.parametrize("build", [sessions, chained, windows, session_windows, totals])
+@pytest.mark.parametrize("build", [sessions, chained, windows, session_windows, totals, native_windows])
 def test_days_in_one_spark_job_give_what_they_give_one_by_one(spark, tmp_path, build):
     days, together = Days(spark, tmp_path / "days"), Days(spark, tmp_path / "together")
     days.run(build(EVENTS, str(tmp_path / "table of days")), *DAYS)
@@ -221,7 +238,7 @@ def test_days_in_one_spark_job_give_what_they_give_one_by_one(spark, tmp_path, b
     assert days.left(built) == together.left(built)
 
 
-@pytest.mark.parametrize("build", [sessions, totals])
+@pytest.mark.parametrize("build", [sessions, totals, native_windows])
 def test_days_in_one_spark_job_go_on_from_the_day_before_them_and_leave_state_for_any_after(spark, tmp_path, build):
     path = str(tmp_path / "table")
     days = Days(spark, tmp_path)
@@ -240,7 +257,7 @@ event_lists = st.lists(st.builds(event, st.sampled_from("abc"), st.integers(0, 2
 @given(events=event_lists)
 def test_any_events_give_the_same_by_days_and_at_once(spark, tmp_path_factory, events):
     folder = tmp_path_factory.mktemp("any")
-    for build in (sessions, session_windows):
+    for build in (sessions, session_windows, native_windows):
         Days(spark, folder).run(build(events, f"{folder}/days {build.__name__}"), *DAYS)
         once = build(events, f"{folder}/once {build.__name__}").plan({"execution.runtime-mode": "BATCH"})
         run_all(Run(once, spark, IntermediateStore(f"{folder}/once"), "run", "run"))
@@ -286,8 +303,8 @@ def test_what_cannot_be_carried_is_named_before_anything_runs():
         build(events_of(pipeline, EVENTS)).print()
         plan(pipeline.graph(), Configuration(), carry_state=True)
 
-    with pytest.raises(UnsupportedError, match=r"carry_state cannot hand on the open windows of '.*', which Catalyst runs; use"):
-        planned(lambda e: e.key_by("key").window(TumblingEventTimeWindows.of(timedelta(days=1))).agg(F.count("*").alias("count"), output_type=Counted))
+    with pytest.raises(UnsupportedError, match=r"carry_state cannot hand on the open sessions of '.*', which Catalyst runs; use"):
+        planned(lambda e: e.key_by("key").window(EventTimeSessionWindows.with_gap(timedelta(days=1))).agg(F.count("*").alias("count"), output_type=Counted))
     whole = Configuration.of({"execution.batch-shuffle-mode": "ALL_EXCHANGES_PIPELINED"})
     graph = sessions(EVENTS, "/tmp/nowhere").graph()
     with pytest.raises(UnsupportedError, match="ALL_EXCHANGES_PIPELINED has no stages"):

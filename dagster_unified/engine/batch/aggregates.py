@@ -25,9 +25,22 @@ MERGED_BY = {
 
 _MEANS = ("avg", "mean")
 _FORMAT = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"}
-_TOUCHED = "__touched"
-_UNTIL = "__until"
-"""Of several partitions, the one that the next merged parts of a key are for."""
+_TOLD, _TOLD_IN, _UNTIL = "__told", "__told_in", "__until"
+"""Of the merged parts of a key after some partition: whether its aggregates are told, in which partition, and the first partition that they are not the state before."""
+
+
+@dataclass(frozen=True)
+class Closing:
+    """When keys are complete, as windows are by event time. Milliseconds since the epoch."""
+
+    last: Column
+    """A key's last moment."""
+
+    begin: int
+    """The watermark that the partition before ended with."""
+
+    ends: Sequence[int]
+    """The watermarks that the partitions end with."""
 
 
 @dataclass(frozen=True)
@@ -41,26 +54,38 @@ class CarriedAggregate:
     beside: Sequence[str] = ()
 
     def finished(self, column: Callable[[object], Column]) -> DataFrame:
-        """The aggregates of the keys that a partition has."""
-        return self.frame.where(_TOUCHED).select(*self.keys, *map(column, self.results), *self.beside)
+        """The aggregates of the keys that a partition has; or, where keys are completed, of those that it completes."""
+        from pyspark.sql import functions as F
+
+        told = self.frame.where(_TOLD).withColumns({name: F.col(_TOLD_IN) for name in self.beside})
+        return told.select(*self.keys, *map(column, self.results), *self.beside)
 
     def state(self) -> DataFrame:
         """What goes on to the next partition, in the columns of `CARRIED_LAYOUT`; of several partitions, what goes on from each."""
         from pyspark.sql import functions as F
 
-        frame = self.frame
-        if self.beside:
-            each = F.sequence(F.greatest(F.col(PART), F.lit(0)), F.col(_UNTIL) - 1)
-            frame = frame.where(F.col(_UNTIL) > 0).withColumn(PART, F.explode(each))
+        first = F.greatest(F.col(PART), F.lit(0))
+        frame = self.frame.where(F.col(_UNTIL) > first).withColumn(PART, F.explode(F.sequence(first, F.col(_UNTIL) - 1)))
         whole = F.to_json(F.struct(*self.keys, *self.parts), _FORMAT).cast("binary")
         columns = (F.lit(0).cast("bigint"), F.lit(0).cast("bigint"), whole)
         return frame.select(*[c.alias(name) for c, name in zip(columns, CARRIED_LAYOUT.schema.names, strict=True)], *self.beside)
 
 
 def carried_aggregate(
-    where: str, frame: DataFrame, keys: Sequence[str], columns: Sequence[object], column: Callable[[object], Column], before: DataFrame | None, several: int
+    where: str,
+    frame: DataFrame,
+    keys: Sequence[str],
+    columns: Sequence[object],
+    column: Callable[[object], Column],
+    before: DataFrame | None,
+    several: int,
+    closing: Closing | None = None,
 ) -> CarriedAggregate:
-    """Aggregates a partition, or `several`, and merges what the partition before left; raises `UnsupportedError` naming an aggregate that has no such parts."""
+    """Aggregates a partition, or `several`, and merges what the partition before left.
+
+    With `closing`, keys are told and forgotten when they are complete, and rows that come later are dropped; else every partition
+    tells the keys that it has, and all are kept. Raises `UnsupportedError` naming an aggregate that has no such parts.
+    """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -68,21 +93,26 @@ def carried_aggregate(
     parts: dict[str, tuple[Recorded, str]] = {}
     results = [_apart(c, parts, where) for c in columns]
     own = frame.groupBy(*keys, *beside).agg(*[column(part).alias(name) for name, (part, _) in parts.items()])
-    merged = own.withColumn(_TOUCHED, F.lit(True))
+    if not beside:
+        own = own.withColumn(PART, F.lit(0))
+    complete = F.lit(several)
+    if closing is not None:
+        for place, end in reversed(list(enumerate(closing.ends))):
+            complete = F.when(closing.last <= end, place).otherwise(complete)
+        own = own.where((closing.last > closing.begin) & (F.col(PART) <= complete))
+    merged = own
     if before is not None:
-        shape = own.drop(*beside).schema
-        held = before.select(F.from_json(F.col("state").cast("string"), shape, _FORMAT).alias("s")).select("s.*").withColumn(_TOUCHED, F.lit(False))
-        merged = merged.unionByName(held.withColumns({name: F.lit(-1) for name in beside}))
-    merging = {name: getattr(F, by)(name) for name, (_, by) in parts.items()}
-    if beside:
-        in_order = Window.partitionBy(*keys).orderBy(*beside)
-        until = F.coalesce(F.lead(PART).over(in_order), F.lit(several))
-        so_far = {name: merge.over(in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)).cast(own.schema[name].dataType) for name, merge in merging.items()}
-        merged = merged.select(*keys, *[value.alias(name) for name, value in so_far.items()], _TOUCHED, *beside, until.alias(_UNTIL))
-    elif before is not None:
-        own_types = [merge.cast(own.schema[name].dataType).alias(name) for name, merge in merging.items()]
-        merged = merged.groupBy(*keys).agg(*own_types, F.bool_or(_TOUCHED).alias(_TOUCHED))
-    return CarriedAggregate(merged, keys, list(parts), results, beside)
+        held = before.select(F.from_json(F.col("state").cast("string"), own.drop(PART).schema, _FORMAT).alias("s")).select("s.*")
+        merged = own.unionByName(held.withColumn(PART, F.lit(-1)))
+    in_order = Window.partitionBy(*keys).orderBy(PART)
+    so_far = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    values = [getattr(F, by)(name).over(so_far).cast(own.schema[name].dataType).alias(name) for name, (_, by) in parts.items()]
+    following = F.lead(PART).over(in_order)
+    told = F.col(PART) >= 0 if closing is None else following.isNull() & (complete < several)
+    told_in = F.col(PART) if closing is None else complete
+    until = F.least(F.coalesce(following, F.lit(several)), complete)
+    rows = merged.select(*keys, PART, *values, told.alias(_TOLD), told_in.alias(_TOLD_IN), until.alias(_UNTIL))
+    return CarriedAggregate(rows, keys, list(parts), results, beside)
 
 
 def _apart(expression: object, parts: dict[str, tuple[Recorded, str]], where: str) -> Recorded:

@@ -29,7 +29,7 @@ from dagster_unified.operators.lanes import encode
 from dagster_unified.operators.layout import METRICS, OUTPUT, PART, PART_FIELD, TIMESTAMP, StreamLayout, combined_schema, key_column, output_column
 from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.program import BroadcastInput, CarryOver, Output, Program
-from dagster_unified.operators.time import MIN_TIMESTAMP
+from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation, SparkSession
@@ -158,7 +158,7 @@ class RegionFrames:
             column = output_column(number)
             return frame.where(f"{OUTPUT} = {number}").select(*[f"{column}.{name}" for name in layout.schema.names], *self.beside)
         node = self.plan.graph.node(port.node)
-        carries = isinstance(node, g.AggregateNode) and self.state is not None
+        carries = isinstance(node, (g.AggregateNode, g.WindowAggregateNode)) and self.state is not None
         frame = self._carried_aggregate(node, port) if carries else self._native(node)
         return self._with_keys(port, frame, layout) if layout.keys else frame
 
@@ -325,14 +325,22 @@ class RegionFrames:
         return spread.sortWithinPartitions(GROUP, *self.beside, F.col(PAGE).asc_nulls_last(), *keys, *([TIMESTAMP] if layout.timestamped else []))
 
     def _carried_aggregate(self, node: g.Node, port: Port) -> DataFrame:
-        """The aggregates of the keys that this partition has, over all partitions so far; or the state that goes on to the next."""
+        """The aggregates of the keys that this partition has, or of the windows that it closes, over all partitions so far; or the state that goes on to the next."""
         assert self.state is not None
-        assert isinstance(node, g.AggregateNode)
+        assert isinstance(node, (g.AggregateNode, g.WindowAggregateNode))
         held = self._aggregates.get(node.id)
         if held is None:
-            merged = self.natives.carried_aggregate(node, self.stream(node.id), self.state(Port(node.id, CARRIED)), len(self.parts))
+            frame, before = self.stream(node.id), self.state(Port(node.id, CARRIED))
+            if isinstance(node, g.AggregateNode):
+                merged = self.natives.carried_aggregate(node, frame, before, len(self.parts))
+            else:
+                begin = self.parts[0].begin.watermarks.get(node.uid, MIN_TIMESTAMP)
+                ends = [MAX_TIMESTAMP if part.end.end else part.end.watermarks.get(node.uid, MIN_TIMESTAMP) for part in self.parts]
+                merged = self.natives.carried_windows(node, frame, lambda rows: rows, before, begin, ends)
             held = self._aggregates[node.id] = replace(merged, frame=self._kept(merged.frame))
-        return held.state() if port.tag == CARRIED else self.natives.finished(node, held)
+        if port.tag == CARRIED:
+            return held.state()
+        return self.natives.finished(node, held) if isinstance(node, g.AggregateNode) else self.natives.closed(node, held)
 
     def _custom(self, frame: DataFrame, edge: Edge, node: g.Node, count: int | None) -> DataFrame:
         """Records go where the partitioner says: a Python function of the key, evaluated beside the records."""
@@ -404,7 +412,8 @@ class RegionFrames:
         from pyspark.sql import Observation
         from pyspark.sql import functions as F
 
-        timers = [n.id for n in self.plan.graph.nodes if isinstance(n, g.KeyedProcessNode)]
+        waiting = (g.KeyedProcessNode, g.WindowAggregateNode) if self.state is not None else g.KeyedProcessNode
+        timers = [n.id for n in self.plan.graph.nodes if isinstance(n, waiting)]
         if not any(node.uid in self.plan.assigners_before(n) for n in timers):
             return with_event_time(node, frame)
         observation = Observation()

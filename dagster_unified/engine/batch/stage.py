@@ -24,7 +24,7 @@ from dagster_unified.engine.translate import input_layout
 from dagster_unified.engine.worker import by_value
 from dagster_unified.errors import CarriedStateError, IntermediateLostError, PipelineError, StateError, UnifiedError, UnsupportedError
 from dagster_unified.graph.failover import regions_to_recompute
-from dagster_unified.graph.nodes import BroadcastNode, ExchangeKind, SinkNode
+from dagster_unified.graph.nodes import BroadcastNode, ExchangeKind, KeyedProcessNode, SinkNode, WindowAggregateNode
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.graph.slices import WHOLE
 from dagster_unified.operators.carried import CARRIED
@@ -167,7 +167,7 @@ def _parts(runs: Sequence[Run], region: Region, inputs: Sequence[Mapping[int, Ma
 def _time_of(plan: Plan, seen: Metrics, last: bool = False) -> ControlEvent:
     """The control event after all that has come so far: its watermarks or, with the last partition, the end of input."""
     now = wall_clock()
-    time = JobTime(plan, None, now)
+    time = JobTime(plan, None, now, (KeyedProcessNode, WindowAggregateNode))
     event = time.after(Report(seen), now)
     return time.end(now) if last else event or ControlEvent(now=now)
 
