@@ -118,36 +118,41 @@ class DeltaSink(SparkSink):
         return WriteResult(str(self.path), writing.bytes)
 
     def write_parts(self, frame: DataFrame, contexts: Sequence[WriteContext]) -> list[WriteResult] | None:
-        """In one Spark job and one transaction, which has the identity of every partition. Not upserts, of which the later partition's has to win, nor where there is no rename."""
+        """In one Spark job and one transaction, which has the identity of every partition; of an upsert, the later partition's row of a key is the last.
+
+        One by one where there is no rename.
+        """
         from pyspark.sql import functions as F
 
-        if self.mode == "upsert" or self.path.protocol not in ("", "file"):
+        if self.mode != "upsert" and self.path.protocol not in ("", "file"):
             return None
-        frame = frame.drop(TIMESTAMP)
-        table = self._table(frame.drop(PART))
-        writings = {number: _Writing.of(self.name, context) for number, context in enumerate(contexts)}
-        due = {number: writing for number, writing in writings.items() if table.transaction_version(writing.app) is None}
+        frame = frame.drop(TIMESTAMP) if self.mode != "upsert" else frame
+        table = self._table(frame.drop(TIMESTAMP, PART))
+        writings = [_Writing.of(self.name, context) for context in contexts]
+        due = {place: writing for place, writing in enumerate(writings) if table.transaction_version(writing.app) is None}
         staged = self.path / f"_data-{uuid4().hex}"
-        folders = {number: self.path / writing.folder() for number, writing in due.items()}
+        folders = {} if self.mode == "upsert" else {place: self.path / writing.folder() for place, writing in due.items()}
+        committed: list[_Writing] = []
         try:
             if due:
-                frame.where(F.col(PART).isin(*due)).write.mode("overwrite").partitionBy(PART, *self.partition_by).parquet(for_spark(staged))
-            for number, writing in due.items():
-                if (staged / f"{PART}={number}").exists():
-                    (staged / f"{PART}={number}").rename(folders[number])
-                    writing.add(folders[number])
-                contexts[number].before_commit()
-            committed = self._commit(list(due.values()), []) if due else []
-        except BaseException:
-            for folder in folders.values():
-                remove_tree(folder)
-            raise
+                rows = frame.where(F.col(PART).isin(*due))
+                writer = self._last_per_key(rows).write if self.mode == "upsert" else rows.write.partitionBy(PART, *self.partition_by)
+                writer.mode("overwrite").parquet(for_spark(staged))
+                if self.mode == "upsert":
+                    next(iter(due.values())).add(staged)
+                for place, folder in folders.items():
+                    if (staged / f"{PART}={place}").exists():
+                        (staged / f"{PART}={place}").rename(folder)
+                        due[place].add(folder)
+                for place in due:
+                    contexts[place].before_commit()
+                committed = self._commit(list(due.values()), [])
         finally:
             remove_tree(staged)
-        for number, writing in due.items():
-            if writing not in committed:
-                remove_tree(folders[number])
-        return [WriteResult(str(self.path), writing.bytes, repeated=writing not in committed) for writing in writings.values()]
+            for place, folder in folders.items():
+                if due[place] not in committed:
+                    remove_tree(folder)
+        return [WriteResult(str(self.path), writing.bytes, repeated=writing not in committed) for writing in writings]
 
     def elsewhere(self, path: str) -> Self:
         changed = copy.copy(self)
@@ -216,11 +221,11 @@ class DeltaSink(SparkSink):
         return table
 
     def _last_per_key(self, frame: DataFrame) -> DataFrame:
-        """One row per key: the last by event time, and of equal ones the last that was emitted."""
+        """One row per key: that of the last partition, if there are several; of one, the last by event time, and of equal ones the last that was emitted."""
         from pyspark.sql import functions as F
 
-        columns = [c for c in frame.columns if c != TIMESTAMP]
-        order = [F.col(TIMESTAMP)] if TIMESTAMP in frame.columns else []
+        columns = [c for c in frame.columns if c not in (PART, TIMESTAMP)]
+        order = [F.col(name) for name in (PART, TIMESTAMP) if name in frame.columns]
         numbered = frame.withColumn("__n", F.monotonically_increasing_id())
         last = numbered.groupBy(*self.key).agg(F.max_by(F.struct(*columns), F.struct(*order, F.col("__n"))).alias("__row"))
         return last.select(*[f"__row.{c}" for c in columns])

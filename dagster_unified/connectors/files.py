@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import glob
+import re
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Literal, Self
 from uuid import uuid4
 
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 
 OnMalformed = Literal["fail", "drop", "divert"]
 _CORRUPT = "__corrupt"
+_SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*:/+")
+_PLAIN = re.compile(r"[\w./=+:@-]+", re.ASCII)
+"""Paths that Spark shows as they are."""
 
 
 class _FileSource(SparkSource):
@@ -106,11 +111,43 @@ class _FileSource(SparkSource):
             return reader.option("pathGlobFilter", self.path.name).load(for_spark(self.path.parent))
         return reader.load(for_spark(self.path))
 
-    def _existing(self) -> str:
-        if not self.files():
+    def read(self, spark: SparkSession) -> DataFrame:
+        self._existing()
+        return self._read(spark, [for_spark(self.path)])
+
+    @abstractmethod
+    def _read(self, spark: SparkSession, paths: list[str]) -> DataFrame:
+        """The rows of files, or of folders or patterns of them."""
+
+    def read_parts(self, spark: SparkSession, bounded: Sequence[SparkSource]) -> DataFrame:
+        """In one scan, where a file's path tells its partition: a scan for each would be planned and compiled by itself."""
+        from pyspark.sql import functions as F
+
+        if self.template is None:
+            return super().read_parts(spark, bounded)
+        places: dict[str, int] = {}
+        files: list[UPath] = []
+        for place, source in enumerate(bounded):
+            assert isinstance(source, _FileSource)
+            found = source._existing()
+            files += found
+            places |= {_SCHEME.sub("", str(file)): place for file in found}
+        if len(places) < len(files) or not all(map(_PLAIN.fullmatch, places)) or not self._alike(files):
+            return super().read_parts(spark, bounded)
+        by_path = F.create_map(*[F.lit(v) for path, place in places.items() for v in (path, place)])
+        own = F.element_at(by_path, F.regexp_replace("_metadata.file_path", _SCHEME.pattern, "/" if not self.path.protocol else ""))
+        return self._read(spark, list(map(for_spark, files))).withColumn(PART, own)
+
+    def _alike(self, files: list[UPath]) -> bool:
+        """Whether files can be read as one table."""
+        return True
+
+    def _existing(self) -> list[UPath]:
+        found = self.files()
+        if not found:
             whose = f" for partition {self.part.key}" if self.part is not None else ""
             raise PipelineError(f"source '{self.name}': there are no files at {self.path}{whose}; check the path")
-        return for_spark(self.path)
+        return found
 
 
 class TextSource(_FileSource):
@@ -136,9 +173,9 @@ class TextSource(_FileSource):
     def settings(self) -> str:
         return f"{super().settings()} {sorted(self._options().items())}"
 
-    def read(self, spark: SparkSession) -> DataFrame:
+    def _read(self, spark: SparkSession, paths: list[str]) -> DataFrame:
         schema, options = self._permissive()
-        return self._checked(spark.read.format(self.format).schema(schema).options(**options).load(self._existing()))
+        return self._checked(spark.read.format(self.format).schema(schema).options(**options).load(paths))
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
         return self._checked(self._stream(spark, *self._permissive()))
@@ -216,10 +253,10 @@ class ParquetSource(_FileSource):
 
     format = "parquet"
 
-    def read(self, spark: SparkSession) -> DataFrame:
+    def _read(self, spark: SparkSession, paths: list[str]) -> DataFrame:
         from pyspark.sql import functions as F
 
-        frame = spark.read.parquet(self._existing())
+        frame = spark.read.parquet(*paths)
         self._check_columns(frame.columns)
         return frame.select(*[F.col(f.name).cast(f.dataType).alias(f.name) for f in spark_schema(self.records.schema)])
 
@@ -228,6 +265,15 @@ class ParquetSource(_FileSource):
         if present:  # a stream has its schema from the record, and would give null for a column that the files do not have
             self._check_columns(spark.read.parquet(for_spark(present[0])).columns)
         return self._stream(spark, spark_schema(self.records.schema), {})
+
+    def _alike(self, files: list[UPath]) -> bool:
+        import pyarrow.parquet as pq
+
+        schemas = []
+        for file in files:
+            with file.open("rb") as opened:
+                schemas.append(pq.read_schema(opened).remove_metadata())
+        return all(schema == schemas[0] for schema in schemas)
 
     def _check_columns(self, columns: list[str]) -> None:
         missing = [n for n in self.records.names if n not in columns]

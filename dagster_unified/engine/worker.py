@@ -41,15 +41,30 @@ def run_partition(payload: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator
     if not program.parts:
         yield from map(row_of, run_batch(program, batches, subtask=subtask))
         return
-    waiting: list[pa.RecordBatch] = []
+    waiting: dict[tuple[int, int], list[pa.RecordBatch]] = {}
+    size = 0
+
+    def of(part: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch.append_column(PART_FIELD, pa.repeat(pa.scalar(part, PART_FIELD.type), batch.num_rows))
+
+    def gathered() -> pa.RecordBatch:
+        """What many key groups and partitions have emitted, a few rows each, in one batch."""
+        found = pa.concat_batches([of(part, row_of((number, pa.concat_batches(some)))) for (part, number), some in waiting.items()])
+        waiting.clear()
+        return found
+
     for part, emitted in run_range(lambda: cloudpickle.loads(payload), batches, subtask=subtask):
-        batch = row_of(emitted)
-        waiting.append(batch.append_column(PART_FIELD, pa.repeat(pa.scalar(part, PART_FIELD.type), batch.num_rows)))
-        if sum(b.num_rows for b in waiting) >= FLUSH:
-            yield pa.concat_batches(waiting)
-            waiting.clear()
+        if isinstance(emitted, str):
+            yield of(part, row_of(emitted))
+            continue
+        number, batch = emitted
+        waiting.setdefault((part, number), []).append(batch)
+        size += batch.num_rows
+        if size >= FLUSH:
+            yield gathered()
+            size = 0
     if waiting:
-        yield pa.concat_batches(waiting)
+        yield gathered()
 
 
 def shipped(program: Program) -> MapInArrow:

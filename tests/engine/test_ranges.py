@@ -275,6 +275,17 @@ def test_a_delta_table_has_a_range_in_one_transaction_and_each_partition_can_be_
     assert rows(tmp_path / "table") == first
 
 
+def test_an_upsert_of_a_range_keeps_of_a_key_what_its_last_partition_has(spark, tmp_path):
+    def build():
+        pipeline = Pipeline("ranges")
+        totals(events_of(pipeline)).sink_to(DeltaSink(str(tmp_path / "table"), name="table", mode="upsert", key="key"))
+        return pipeline
+
+    Range(spark, tmp_path).together(build(), DAYS)
+    assert rows(tmp_path / "table") == [("a", 8), ("b", 7), ("c", 4)]
+    assert DeltaTable(str(tmp_path / "table")).version() == 1
+
+
 def test_a_range_of_which_some_partitions_were_written_writes_the_others(spark, tmp_path):
     def build():
         pipeline = Pipeline("ranges")

@@ -321,6 +321,9 @@ class RegionFrames:
             first = renamed.withColumns({name: F.lit(0) for name in self.beside})
             frame = records.unionByName(first, allowMissingColumns=True)
         count = node.parallelism or self.plan.execution.parallelism
+        if self.beside and not count:
+            # Adaptive execution goes by bytes, and every partition has its state to write, however few its records are.
+            count = int(self.spark.conf.get("spark.sql.shuffle.partitions") or 1)
         spread = frame.repartition(count, GROUP) if count else frame.repartition(GROUP)
         return spread.sortWithinPartitions(GROUP, *self.beside, F.col(PAGE).asc_nulls_last(), *keys, *([TIMESTAMP] if layout.timestamped else []))
 

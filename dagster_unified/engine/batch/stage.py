@@ -406,16 +406,16 @@ class _Job:
     def _count_malformed(self, manifests: Sequence[Manifest]) -> None:
         """Counts the rows that did not fit, and writes those that are to be kept beside the intermediate."""
         for number, (frame, keep) in enumerate(self.frames.diverted):
+            by = self.frames.beside
+            found = {row[PART] if by else 0: row["count"] for row in frame.groupBy(*by).count().collect()}
             for place, (run, manifest) in enumerate(zip(self.runs, manifests, strict=True)):
-                bad = frame.where(f"{PART} = {place}").drop(PART) if len(self.runs) > 1 else frame
+                if not found.get(place):
+                    continue
+                name = "malformed rows diverted" if keep else "malformed rows dropped"
+                manifest.counters[name] = manifest.counters.get(name, 0) + found[place]
                 if keep:
-                    folder = run.store.folder(run.address(self.region)) / f"malformed-{number}"
-                    bad.write.mode("overwrite").parquet(for_spark(folder))
-                    bad = run.spark.read.schema(bad.schema).parquet(for_spark(folder))
-                found = bad.count()
-                if found:
-                    name = "malformed rows diverted" if keep else "malformed rows dropped"
-                    manifest.counters[name] = manifest.counters.get(name, 0) + found
+                    bad = frame.where(f"{PART} = {place}").drop(PART) if by else frame
+                    bad.write.mode("overwrite").parquet(for_spark(run.store.folder(run.address(self.region)) / f"malformed-{number}"))
 
 
 @dataclass

@@ -31,7 +31,7 @@ def write_parts(frame: DataFrame, attempts: Sequence[UPath]) -> None:
     """Writes several partitions, whose places the column `PART` tells, into the folders of their attempts, in one job."""
     together = attempts[0].with_name(f"{attempts[0].name}-and-others")
     try:
-        frame.write.mode("overwrite").option("compression", CODEC).partitionBy(PART).parquet(for_spark(together))
+        frame.hint("rebalance", PART).write.mode("overwrite").option("compression", CODEC).partitionBy(PART).parquet(for_spark(together))
         for place, attempt in enumerate(attempts):
             if (together / f"{PART}={place}").exists():
                 (together / f"{PART}={place}").rename(attempt)
