@@ -3,6 +3,7 @@
 from datetime import timedelta
 from typing import NamedTuple
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from dagster import DailyPartitionsDefinition, StaticPartitionsDefinition
@@ -17,6 +18,7 @@ from dagster_unified.api import (
     KeyedProcessFunction,
     MapStateDescriptor,
     OutputTag,
+    ParquetSource,
     Pipeline,
     ProcessFunction,
     TumblingEventTimeWindows,
@@ -26,7 +28,7 @@ from dagster_unified.api import (
 from dagster_unified.api import functions as F
 from dagster_unified.engine.batch.stage import Run, run_all, run_range
 from dagster_unified.engine.batch.store import IntermediateStore
-from dagster_unified.errors import MalformedInputError, UserFunctionError
+from dagster_unified.errors import MalformedInputError, PipelineError, UserFunctionError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
 from dagster_unified.graph.slices import bound
@@ -347,11 +349,36 @@ def test_a_malformed_row_that_is_to_fail_the_run_fails_it(spark, tmp_path):
         Range(spark, tmp_path).together(pipeline, DAYS)
 
 
-def test_files_of_a_path_template(spark, tmp_path):
-    for shop, amount in (("north", 1), ("south", 2)):
-        (tmp_path / f"{shop}.csv").write_text(f"shop,day,amount\n{shop},2024-01-01,{amount}\n")
+SHOPS = StaticPartitionsDefinition(["north", "south"])
+BY_SHOP = {"partition=north": [("north", 1)], "partition=south": [("south", 2)]}
+
+
+def of_shops(source, folder):
     pipeline = Pipeline("ranges")
-    sales = pipeline.from_source(CsvSource(f"{tmp_path}/{{key}}.csv", Sale, name="sales"))
-    sales.map(lambda s: Total(s.shop, s.amount), output_type=Total).sink_to(FileSink(str(tmp_path / "out"), name="out"))
-    Range(spark, tmp_path, StaticPartitionsDefinition(["north", "south"])).together(pipeline, ["north", "south"])
-    assert files(tmp_path / "out") == {"partition=north": [("north", 1)], "partition=south": [("south", 2)]}
+    pipeline.from_source(source).map(lambda s: Total(s.shop, s.amount), output_type=Total).sink_to(FileSink(str(folder / "out"), name="out"))
+    return pipeline
+
+
+@pytest.mark.parametrize("folder", ["in", "für alle, 100%"])
+def test_files_of_a_path_template(spark, tmp_path, folder):
+    for shop, amount in (("north", 1), ("south", 2)):
+        (tmp_path / folder / shop).mkdir(parents=True)
+        (tmp_path / folder / shop / "1.csv").write_text(f"shop,day,amount\n{shop},2024-01-01,{amount}\n")
+    pipeline = of_shops(CsvSource(f"{tmp_path}/{folder}/{{key}}/*.csv", Sale, name="sales"), tmp_path)
+    Range(spark, tmp_path, SHOPS).together(pipeline, ["north", "south"])
+    assert files(tmp_path / "out") == BY_SHOP
+
+
+@pytest.mark.parametrize("amounts", [pa.int64(), pa.int32()])
+def test_parquet_files_of_which_each_partition_has_a_schema_of_its_own(spark, tmp_path, amounts):
+    for shop, amount, kind in (("north", 1, pa.int64()), ("south", 2, amounts)):
+        pq.write_table(pa.table({"shop": [shop], "day": ["2024-01-01"], "amount": pa.array([amount], kind)}), tmp_path / f"{shop}.parquet")
+    Range(spark, tmp_path, SHOPS).together(of_shops(ParquetSource(f"{tmp_path}/{{key}}.parquet", Sale, name="sales"), tmp_path), ["north", "south"])
+    assert files(tmp_path / "out") == BY_SHOP
+
+
+def test_a_partition_without_its_file_is_named_and_those_before_it_are_finished(spark, tmp_path):
+    (tmp_path / "north.csv").write_text("shop,day,amount\nnorth,2024-01-01,1\n")
+    with pytest.raises(PipelineError, match=r"there are no files at .*south.csv for partition south"):
+        Range(spark, tmp_path, SHOPS).together(of_shops(CsvSource(f"{tmp_path}/{{key}}.csv", Sale, name="sales"), tmp_path), ["north", "south"])
+    assert files(tmp_path / "out") == {"partition=north": [("north", 1)]}

@@ -1,0 +1,106 @@
+"""Several partitions through one program, however their rows are cut into batches."""
+
+from typing import NamedTuple
+
+import msgspec
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagster_unified.api import KeyedProcessFunction, ValueStateDescriptor
+from dagster_unified.operators.batch import run_batch
+from dagster_unified.operators.carried import CARRIED, CARRIED_LAYOUT, GROUP, PAGE, STATE
+from dagster_unified.operators.key_groups import ControlEvent
+from dagster_unified.operators.layout import PART, StreamLayout
+from dagster_unified.operators.program import CarryOver, KeyedInput, Output, Program, Step
+from dagster_unified.operators.ranges import run_range
+from dagster_unified.operators.time import MIN_TIMESTAMP
+from dagster_unified.records import record_type
+
+
+class Row(NamedTuple):
+    key: str
+    value: int
+
+
+ROWS = StreamLayout(record_type(Row))
+PARTS = 3
+
+
+class Remember(KeyedProcessFunction):
+    """Counts, in state and outside of it, and tells both when time passes ten times a value."""
+
+    def open(self, context):
+        self.count = context.get_state(ValueStateDescriptor("count", int))
+        self.context = context
+        self.calls = 0
+
+    def process_element(self, value, ctx):
+        self.calls += 1
+        self.context.count("elements")
+        self.count.update((self.count.value() or 0) + 1)
+        ctx.timer_service().register_event_time_timer(10 * value.value)
+        yield Row(value.key, -self.calls)
+
+    def on_timer(self, timestamp, ctx):
+        yield Row(ctx.get_current_key(), timestamp * 100 + self.count.value())
+
+
+def program(**attributes):
+    step = Step("keyed_process", "op", Remember(), uid="op", output=ROWS.records)
+    outputs = (Output(0, ROWS), *([Output(0, CARRIED_LAYOUT, CARRIED)] if attributes.get("carry") else []))
+    return Program("p", "s", ROWS, (step,), outputs, KeyedInput(("key",), str), **attributes)
+
+
+def cut(rows, schema, size):
+    return pa.Table.from_pylist(rows, schema).to_batches(max_chunksize=size) if rows else []
+
+
+def told(emitted):
+    """Records, state and report by partition."""
+    found = {}
+    for part, item in emitted:
+        records, state, reports = found.setdefault(part, ([], [], []))
+        if isinstance(item, str):
+            reports.append(item)
+        else:
+            (state if item[0] == 1 else records).extend((CARRIED_LAYOUT if item[0] == 1 else ROWS).records.from_batch(item[1]))
+    return {part: (sorted(records), sorted(state), reports) for part, (records, state, reports) in found.items() if records or state}
+
+
+given_rows = st.lists(st.tuples(st.integers(0, PARTS - 1), st.builds(Row, st.sampled_from("abxy"), st.integers(1, 9))), max_size=30)
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows=given_rows, size=st.integers(1, 7))
+def test_each_partition_is_as_if_it_were_alone(rows, size):
+    plain = pa.schema([("key", pa.string()), ("value", pa.int64())])
+    ordered = sorted(rows, key=lambda r: (r[0], r[1].key))
+    together = cut([{**r._asdict(), PART: part} for part, r in ordered], plain.append(pa.field(PART, pa.int32())), size)
+    alone = [(part, item) for part in range(PARTS) for item in run_batch(program(), cut([r._asdict() for p, r in ordered if p == part], plain, size))]
+    assert told(run_range(lambda: program(parts=(None,) * PARTS), together)) == told(alone)
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows=given_rows, size=st.integers(1, 7), marks=st.lists(st.integers(0, 60), min_size=PARTS, max_size=PARTS), ends=st.booleans())
+def test_carried_state_goes_on_from_partition_to_partition(rows, size, marks, ends):
+    columns = [("key", pa.string()), ("value", pa.int64()), (GROUP, pa.int32()), (PAGE, pa.int64()), (STATE, pa.binary())]
+    events = [ControlEvent(watermarks={"op": mark}, end=ends and part == PARTS - 1) for part, mark in enumerate(sorted(marks))]
+    begins = [MIN_TIMESTAMP, *sorted(marks)[:-1]]
+    carry = tuple(CarryOver(begin, msgspec.json.encode(event)) for begin, event in zip(begins, events, strict=True))
+    lines = [(int(r.key > "m"), part, None, r) for part, r in rows]
+
+    def batches(some, beside):
+        ordered = sorted(some, key=lambda line: (line[0], line[1], -1 if line[2] is not None else 0, line[3].key if line[3] else ""))
+        shaped = [{"key": r and r.key, "value": r and r.value, GROUP: g, PAGE: s and s.page, STATE: s and s.state, **({PART: p} if beside else {})} for g, p, s, r in ordered]
+        return cut(shaped, pa.schema([*columns, *([(PART, pa.int32())] if beside else [])]), size)
+
+    alone, state = [], []
+    for part in range(PARTS):
+        before = [(s.group, part, s, None) for s in state]
+        own = list(run_batch(program(carry=carry[part : part + 1]), batches([*before, *[line for line in lines if line[1] == part]], beside=False)))
+        alone += [(part, item) for item in own]
+        state = [s for item in own if not isinstance(item, str) and item[0] == 1 for s in CARRIED_LAYOUT.records.from_batch(item[1])]
+    found, expected = told(run_range(lambda: program(carry=carry, parts=(None,) * PARTS), batches(lines, beside=True))), told(alone)
+    calls = lambda tables: {part: ([r for r in records if r.value > 0], state, reports) for part, (records, state, reports) in tables.items()}  # noqa: E731
+    assert calls(found) == calls(expected)
