@@ -13,10 +13,10 @@ from cyclopts import App
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import batch, recovery, staging, stream, windows
+from benchmarks import batch, ranges, recovery, staging, stream, windows
 from benchmarks.bars import Options
 
-FAMILIES = {"batch": batch.measure, "recovery": recovery.measure, "staging": staging.measure, "stream": stream.measure, "windows": windows.measure}
+FAMILIES = {"batch": batch.measure, "ranges": ranges.measure, "recovery": recovery.measure, "staging": staging.measure, "stream": stream.measure, "windows": windows.measure}
 RESULTS = Path(__file__).parent / "results" / "latest.json"
 app = App(help=__doc__, version_flags=[])
 
@@ -24,7 +24,7 @@ app = App(help=__doc__, version_flags=[])
 @app.default
 def main(
     *,
-    only: Literal["batch", "recovery", "staging", "stream", "windows"] | None = None,
+    only: Literal["batch", "ranges", "recovery", "staging", "stream", "windows"] | None = None,
     records: int = 5_000_000,
     keys: int = 10_000,
     rounds: int = 4,

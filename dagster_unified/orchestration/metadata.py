@@ -32,6 +32,8 @@ def stage_metadata(plan: Plan, region: Region, manifest: Manifest, data: UPath, 
         "intermediate": MetadataValue.path(str(data.parent)),
         "job_graph": MetadataValue.md(f"```mermaid\n{as_mermaid(plan)}\n```"),
     }
+    if manifest.together > 1:
+        metadata["partitions of its Spark job"] = manifest.together
     records = output_records(plan, region)
     if records is not None:
         metadata["dagster/column_schema"] = table_schema(records.schema)

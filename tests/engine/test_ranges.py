@@ -1,5 +1,7 @@
 """Several partitions in one Spark job give what each of them gives by itself."""
 
+import shutil
+from dataclasses import replace
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -28,6 +30,7 @@ from dagster_unified.api import (
 from dagster_unified.api import functions as F
 from dagster_unified.engine.batch.stage import Run, run_all, run_range
 from dagster_unified.engine.batch.store import IntermediateStore
+from dagster_unified.engine.events import StageFinished
 from dagster_unified.errors import MalformedInputError, PipelineError, UserFunctionError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
@@ -311,6 +314,27 @@ def test_a_partition_that_fails_is_named_by_its_record_and_those_before_it_are_f
         Range(spark, tmp_path).together(pipeline, DAYS)
     assert files(tmp_path / "out") == {"partition=2024-01-01": [("a", 0), ("a", 2), ("b", 1)]}
     assert not list((tmp_path / "store").glob("*/*/2024-01-02/*/data-*"))
+
+
+def test_intermediates_that_are_lost_are_made_again_for_their_partitions(spark, tmp_path):
+    made = []
+
+    def observe(event):
+        if isinstance(event, StageFinished) and event.reason:
+            made.append((event.stage, event.manifest.partition, event.manifest.together))
+
+    ranges, pipeline = Range(spark, tmp_path), written(mapped, tmp_path / "out")
+    ranges.together(pipeline, DAYS)
+    whole = files(tmp_path / "out")
+    first, second, last = (region.name for region in ranges.runs(pipeline, DAYS)[0].plan.regions)
+    for day in (*DAYS[:2], DAYS[3]):
+        shutil.rmtree(tmp_path / "store" / "ranges" / first / day)
+    runs = [replace(run, observe=observe, execution=f"again {run.partition}") for run in ranges.runs(pipeline, DAYS)]
+    finds = [lambda region, run=run: ranges.store.find(run.address(region)) for run in runs]
+    run_range(runs, second, finds)
+    assert made == [(first, DAYS[0], 2), (first, DAYS[1], 2), (first, DAYS[3], 1)]
+    run_range(runs, last, finds)
+    assert files(tmp_path / "out") == whole
 
 
 class Sale(NamedTuple):

@@ -74,6 +74,7 @@ def test_a_range_in_one_run_gives_what_its_partitions_give_by_themselves(instanc
     shown = materialized(instance, ["sales", "as_total"])
     assert {day: shown[day]["dagster/row_count"].value for day in DAYS} == {DAYS[0]: 1, DAYS[1]: 2, DAYS[2]: 1}
     assert len({shown[day]["intermediate"].value for day in DAYS}) == 3
+    assert {shown[day]["partitions of its Spark job"].value for day in DAYS} == {3}
 
 
 def test_after_a_failure_in_the_middle_of_a_range_what_was_finished_is_not_run_again(instance):

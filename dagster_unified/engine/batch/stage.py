@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -84,25 +85,22 @@ class Carrying:
 
 def run_stage(run: Run, region: Region, find: Lookup) -> Manifest:
     """Runs a stage; where an intermediate that it needs is gone or damaged, first recomputes from the nearest ancestors that stand."""
-    return _run_region([run], region.id, [_inputs(run, region, find)])[0]
+    return run_range([run], region.name, [find])[0]
 
 
 def run_range(runs: Sequence[Run], stage: str, finds: Sequence[Lookup]) -> list[Manifest]:
     """Runs a stage for several partitions in one Spark job; gives each one's manifest, as if each had been run by itself, in their order.
 
-    With carried state they are consecutive. What has to be recomputed for one of them is, by itself. After a failure that trying
-    again cannot mend they are run one by one: those before it are finished, and the error is of one partition.
+    With carried state they are consecutive. After a failure that trying again cannot mend they are run one by one: those before it
+    are finished, and the error is of one partition.
     """
-    regions = [run.plan.region(stage) for run in runs]
-    alone = len(runs) == 1 or any(isinstance(runs[0].plan.graph.node(n), BroadcastNode) for n in regions[0].nodes)
-    if not alone:
-        inputs = [_inputs(run, region, find) for run, region, find in zip(runs, regions, finds, strict=True)]
-        try:
-            return _run_region(runs, regions[0].id, inputs)
-        except UnifiedError as error:
-            if error.retryable:
-                raise
-    return [run_stage(run, region, find) for run, region, find in zip(runs, regions, finds, strict=True)]
+    region = runs[0].plan.region(stage)
+    try:
+        return _run_together(runs, region.id, _inputs(runs, region, finds))
+    except UnifiedError as error:
+        if error.retryable or len(runs) == 1:
+            raise
+    return [run_range([run], stage, [find])[0] for run, find in zip(runs, finds, strict=True)]
 
 
 def run_all(run: Run) -> list[Manifest]:
@@ -113,19 +111,34 @@ def run_all(run: Run) -> list[Manifest]:
     return list(done.values())
 
 
-def _inputs(run: Run, region: Region, find: Lookup) -> dict[int, Manifest]:
-    """The intermediates that stand; those that a stage needs and that do not are made again."""
-    if run.plan.execution.mode != "BATCH":
+def _inputs(runs: Sequence[Run], region: Region, finds: Sequence[Lookup]) -> list[dict[int, Manifest]]:
+    """The intermediates of each partition that stand; those that a stage needs and that do not are made again."""
+    plan = runs[0].plan
+    if plan.execution.mode != "BATCH":
         raise UnsupportedError(
-            f"{run.plan.name}: this job runs BATCH stages, and the pipeline resolves to {run.plan.execution.mode}; launch with execution.runtime-mode=BATCH and bounded sources"
+            f"{plan.name}: this job runs BATCH stages, and the pipeline resolves to {plan.execution.mode}; launch with execution.runtime-mode=BATCH and bounded sources"
         )
-    found = {r.id: m for r in run.plan.regions if r.id != region.id and (m := find(r)) is not None}
-    for lost in regions_to_recompute(region.id, run.plan.inputs, list(found)):
-        (found[lost],) = _run_region([run], lost, [found], reason=f"its intermediate is gone or damaged, and '{region.name}' needs it")
+    found = [{r.id: m for r in run.plan.regions if r.id != region.id and (m := find(r)) is not None} for run, find in zip(runs, finds, strict=True)]
+    lost = [regions_to_recompute(region.id, plan.inputs, list(each)) for each in found]
+    reason = f"its intermediate is gone or damaged, and '{region.name}' needs it"
+    for ancestor in plan.regions:
+        for needed, places in groupby(range(len(runs)), key=lambda place: ancestor.id in lost[place]):
+            if needed:
+                some = list(places)
+                for place, manifest in zip(some, _run_together([runs[p] for p in some], ancestor.id, [found[p] for p in some], reason), strict=True):
+                    found[place][ancestor.id] = manifest
     return found
 
 
-def _run_region(runs: Sequence[Run], region_id: int, inputs: Sequence[Mapping[int, Manifest]], reason: str = "") -> list[Manifest]:
+def _run_together(runs: Sequence[Run], region_id: int, inputs: Sequence[Mapping[int, Manifest]], reason: str = "") -> list[Manifest]:
+    """Runs a region in one Spark job or, where it has broadcast state, whose records travel with the program, in one for each partition."""
+    plan = runs[0].plan
+    if any(isinstance(plan.graph.node(n), BroadcastNode) for n in plan.regions[region_id].nodes):
+        return [_run_region([run], region_id, [own], reason)[0] for run, own in zip(runs, inputs, strict=True)]
+    return _run_region(runs, region_id, inputs, reason)
+
+
+def _run_region(runs: Sequence[Run], region_id: int, inputs: Sequence[Mapping[int, Manifest]], reason: str) -> list[Manifest]:
     """Runs a region for one partition, or for several in one Spark job."""
     first, region = runs[0], runs[0].plan.regions[region_id]
     number, of = region.id + 1, len(first.plan.regions)
