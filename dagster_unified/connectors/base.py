@@ -150,7 +150,10 @@ class SparkSink(Sink):
         """Writes all rows, once per execution."""
 
     def write_parts(self, frame: DataFrame, contexts: Sequence[WriteContext]) -> list[WriteResult] | None:
-        """Writes several partitions at once, whose places in `contexts` the column `PART` tells; None where they have to be written one by one."""
+        """Writes several partitions at once, whose places in `contexts` the column `PART` tells; None where they have to be written one by one.
+
+        A sink that `upserts` is also told the order of a key's rows within a partition, in the column `EMITTED`.
+        """
         return None
 
     def elsewhere(self, path: str) -> Self | None:

@@ -22,7 +22,7 @@ from dagster_unified.errors import PipelineError, SinkError, nearest
 from dagster_unified.graph.code import digest
 from dagster_unified.graph.connectors import Guarantee
 from dagster_unified.graph.slices import WHOLE
-from dagster_unified.operators.layout import PART, TIMESTAMP
+from dagster_unified.operators.layout import EMITTED, PART, TIMESTAMP
 from dagster_unified.records import RecordType
 
 if TYPE_CHECKING:
@@ -103,11 +103,12 @@ class DeltaSink(SparkSink):
                 writer = writer.partitionBy(*self.partition_by)
             writer.parquet(for_spark(staged))
             writing.add(staged)
+            merged = writing.filled if self.mode == "upsert" else []
             context.before_commit()
             undone = self._undone(table, writing) if context.timeline and done is None else []
             begins = self.mode == "overwrite" and context.epoch == 0
             wanted = context.epoch is None or begins or undone or writing.filled
-            if wanted and not self._commit([writing], undone):
+            if wanted and not self._commit([writing], undone, merged):
                 remove_tree(staged)
                 return WriteResult(str(self.path), repeated=True)
         except BaseException:
@@ -126,8 +127,8 @@ class DeltaSink(SparkSink):
 
         if self.mode != "upsert" and self.path.protocol not in ("", "file"):
             return None
-        frame = frame.drop(TIMESTAMP) if self.mode != "upsert" else frame
-        table = self._table(frame.drop(TIMESTAMP, PART))
+        frame = frame.drop(TIMESTAMP, EMITTED) if self.mode != "upsert" else frame
+        table = self._table(frame.drop(TIMESTAMP, PART, EMITTED))
         writings = [_Writing.of(self.name, context) for context in contexts]
         due = {place: writing for place, writing in enumerate(writings) if table.transaction_version(writing.app) is None}
         staged = self.path / f"_data-{uuid4().hex}"
@@ -138,15 +139,13 @@ class DeltaSink(SparkSink):
                 rows = frame.where(F.col(PART).isin(*due))
                 writer = self._last_per_key(rows).write if self.mode == "upsert" else rows.write.partitionBy(PART, *self.partition_by)
                 writer.mode("overwrite").parquet(for_spark(staged))
-                if self.mode == "upsert":
-                    next(iter(due.values())).add(staged)
                 for place, folder in folders.items():
                     if (staged / f"{PART}={place}").exists():
                         (staged / f"{PART}={place}").rename(folder)
                         due[place].add(folder)
                 for place in due:
                     contexts[place].before_commit()
-                committed = self._commit(list(due.values()), [])
+                committed = self._commit(list(due.values()), [], _filled(staged) if self.mode == "upsert" else [])
         finally:
             remove_tree(staged)
             for place, folder in folders.items():
@@ -224,25 +223,25 @@ class DeltaSink(SparkSink):
         """One row per key: that of the last partition, if there are several; of one, the last by event time, and of equal ones the last that was emitted."""
         from pyspark.sql import functions as F
 
-        columns = [c for c in frame.columns if c not in (PART, TIMESTAMP)]
+        columns = [c for c in frame.columns if c not in (PART, TIMESTAMP, EMITTED)]
         order = [F.col(name) for name in (PART, TIMESTAMP) if name in frame.columns]
-        numbered = frame.withColumn("__n", F.monotonically_increasing_id())
-        last = numbered.groupBy(*self.key).agg(F.max_by(F.struct(*columns), F.struct(*order, F.col("__n"))).alias("__row"))
+        numbered = frame if EMITTED in frame.columns else frame.withColumn(EMITTED, F.monotonically_increasing_id())
+        last = numbered.groupBy(*self.key).agg(F.max_by(F.struct(*columns), F.struct(*order, F.col(EMITTED))).alias("__row"))
         return last.select(*[f"__row.{c}" for c in columns])
 
-    def _commit(self, writings: Sequence[_Writing], undone: list[RemoveAction]) -> list[_Writing]:
+    def _commit(self, writings: Sequence[_Writing], undone: list[RemoveAction], merged: list[UPath]) -> list[_Writing]:
         """Commits what was staged; where another writer was first, once more over what that one left. Gives what was not this execution's already."""
         from deltalake.exceptions import CommitFailedError
 
         for attempt in range(_COMMITS):
             try:
-                return self._try_commit(self._open(), writings, undone)
+                return self._try_commit(self._open(), writings, undone, merged)
             except CommitFailedError:
                 if attempt == _COMMITS - 1:
                     raise
         return []
 
-    def _try_commit(self, table: DeltaTable, writings: Sequence[_Writing], undone: list[RemoveAction]) -> list[_Writing]:
+    def _try_commit(self, table: DeltaTable, writings: Sequence[_Writing], undone: list[RemoveAction], merged: list[UPath]) -> list[_Writing]:
         from deltalake.transaction import CommitProperties, Transaction
 
         held = {writing.app: table.transaction_version(writing.app) for writing in writings}
@@ -253,11 +252,10 @@ class DeltaSink(SparkSink):
         # Of two runs of a partition at once, the second to commit must see what the first has added, and remove it.
         transactions += [Transaction(w.owner, (table.transaction_version(w.owner) or 0) + 1) for w in due if w.owner is not None]
         properties = CommitProperties(app_transactions=transactions)
-        filled = [f for writing in due for f in writing.filled]
-        if self.mode == "upsert" and filled:
-            self._merge(table, filled, properties)
+        if merged:
+            self._merge(table, merged, properties)
             return due
-        adds = [self._add(f) for f in filled]
+        adds = [self._add(f) for writing in due for f in writing.filled]
         actions: list[Any] = [*adds, *undone, *self._replaced(table, adds, due)]
         table.create_write_transaction(actions, "append", table.schema(), partition_by=list(self.partition_by) or None, commit_properties=properties)
         return due
@@ -307,6 +305,8 @@ class DeltaSink(SparkSink):
 
         With `partition_by` the latter is only what lies in the table's partitions that are written. A STREAMING job keeps what it wrote in earlier epochs.
         """
+        if self.mode != "overwrite" and all(writing.owner is None for writing in writings):
+            return []
         written = [dict(a.partition_values) for a in adds]
         own = tuple(writing.owned for writing in writings if writing.owner is not None)
         kept = tuple(writing.mine for writing in writings if writing.owner is None)
@@ -352,13 +352,17 @@ class _Writing:
 
     def add(self, folder: UPath) -> None:
         """Takes the files of a folder."""
-        found = sorted(f for f in folder.rglob("*.parquet") if not f.name.startswith(("_", ".")))
-        self.filled += [f for f in found if _rows(f)]
-        self.bytes += sum(int(f.stat().st_size) for f in found)
+        self.filled += _filled(folder)
+        self.bytes += sum(int(f.stat().st_size) for f in self.filled)
 
 
 def _partition(row: dict[str, Any]) -> dict[str, str | None]:
     return {k: None if v is None else str(v) for k, v in (row.get("partition") or row.get("partition_values") or {}).items()}
+
+
+def _filled(folder: UPath) -> list[UPath]:
+    """The files below a folder that have rows."""
+    return sorted(f for f in folder.rglob("*.parquet") if not f.name.startswith(("_", ".")) and _rows(f))
 
 
 def _rows(file: UPath) -> int:

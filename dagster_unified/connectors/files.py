@@ -34,8 +34,11 @@ if TYPE_CHECKING:
 OnMalformed = Literal["fail", "drop", "divert"]
 _CORRUPT = "__corrupt"
 _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*:/+")
-_PLAIN = re.compile(r"[\w./=+:@-]+", re.ASCII)
+_PLAIN = re.compile(r"(?!.*/\.\.?/)[\w./=+:@-]+", re.ASCII)
 """Paths that Spark shows as they are."""
+
+_MOST = 2_000
+"""Files whose partitions are told by a table of their paths."""
 
 
 class _FileSource(SparkSource):
@@ -123,24 +126,27 @@ class _FileSource(SparkSource):
         """In one scan, where a file's path tells its partition: a scan for each would be planned and compiled by itself."""
         from pyspark.sql import functions as F
 
-        if self.template is None:
+        if self.template is None or self.partition_columns:
             return super().read_parts(spark, bounded)
         places: dict[str, int] = {}
         files: list[UPath] = []
+        folders = False
         for place, source in enumerate(bounded):
             assert isinstance(source, _FileSource)
             found = source._existing()
+            folders = folders or source.path.is_dir()  # of which Spark itself says what it reads
             files += found
             places |= {_SCHEME.sub("", str(file)): place for file in found}
-        if len(places) < len(files) or not all(map(_PLAIN.fullmatch, places)) or not self._alike(files):
+        if folders or len(places) < len(files) or len(files) > _MOST or not all(map(_PLAIN.fullmatch, places)) or not self._alike(files):
             return super().read_parts(spark, bounded)
         by_path = F.create_map(*[F.lit(v) for path, place in places.items() for v in (path, place)])
-        own = F.element_at(by_path, F.regexp_replace("_metadata.file_path", _SCHEME.pattern, "/" if not self.path.protocol else ""))
-        return self._read(spark, list(map(for_spark, files))).withColumn(PART, own)
+        own = F.try_element_at(by_path, F.regexp_replace("_metadata.file_path", _SCHEME.pattern, "/" if not self.path.protocol else ""))
+        unknown = F.raise_error(F.concat(F.lit(f"source '{self.name}': a file of no partition: "), "_metadata.file_path")).cast("int")
+        return self._read(spark, list(map(for_spark, files))).withColumn(PART, F.coalesce(own, unknown))
 
     def _alike(self, files: list[UPath]) -> bool:
-        """Whether files can be read as one table."""
-        return True
+        """Whether these are files, which can be read as one table."""
+        return all(file.is_file() and not file.name.startswith(("_", ".")) for file in files)
 
     def _existing(self) -> list[UPath]:
         found = self.files()
@@ -269,10 +275,15 @@ class ParquetSource(_FileSource):
     def _alike(self, files: list[UPath]) -> bool:
         import pyarrow.parquet as pq
 
+        if not super()._alike(files):
+            return False
         schemas = []
         for file in files:
             with file.open("rb") as opened:
-                schemas.append(pq.read_schema(opened).remove_metadata())
+                try:
+                    schemas.append(pq.read_schema(opened).remove_metadata())
+                except pa.ArrowInvalid:  # for Spark to say what is wrong with it
+                    return False
         return all(schema == schemas[0] for schema in schemas)
 
     def _check_columns(self, columns: list[str]) -> None:
@@ -340,7 +351,9 @@ class FileSink(SparkSink):
             results = []
             for number, context in enumerate(contexts):
                 own = staged / f"{PART}={number}"
-                results.append(self._put(own, context) if own.exists() else self.write(frame.where(f"{PART} = {number}").drop(PART), context))
+                if own.exists():
+                    (own / "_SUCCESS").touch()  # as Spark leaves it of a single one
+                results.append(self._put(own, context) if own.exists() else self.write(frame.drop(PART).limit(0), context))
             return results
         finally:
             remove_tree(staged)

@@ -124,6 +124,7 @@ def run_carried(program: Program, batches: Iterable[pa.RecordBatch], clock: Call
         yield from out
     finally:
         driver.close()
+    reports[-1] = merge([reports[-1], driver.running.metrics])  # what opening and closing have counted
     yield from ((part, report.encode()) for part, report in enumerate(reports))
 
 

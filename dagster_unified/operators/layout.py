@@ -22,6 +22,9 @@ OUTPUT = "__o"
 PART = "__part"
 """Where several partitions of the pipeline are processed together, the place among them of a row's own."""
 
+EMITTED = "__n"
+"""In which order a task emitted its rows, where they are put into another and it matters."""
+
 METRICS = "__m"
 """A partition's report, JSON, in a row of its own; null in every other row."""
 

@@ -142,18 +142,21 @@ def stage_asset(graph: Graph, loaded: Plan, region: Region, translator: "StageTr
                 shown[part.key] = reused
             else:
                 due.append(step)
-        for together in batched(due, options["execution.batch.partitions-per-job"]):
+        # What fails twice may do so because it is many: an analysis too deep, a worker out of memory.
+        size = options["execution.batch.partitions-per-job"] if context.retry_number < 2 else 1
+        for together in batched(due, size):
             shown |= zip([step.key for step in together], run_steps(together), strict=True)
         return told(context, {part.key: shown[part.key] for part in parts})
 
     def told(context: AssetExecutionContext, shown: dict[str, dict[str, Any]]) -> MaterializeResult[Any]:
         assert batch.partitions is not None
         key, keys = translator.get_asset_key(loaded, region), batch.partitions.get_partition_keys(dynamic_partitions_store=context.instance)
-        known = {**latest_metadata(context.instance, key, None if region.carried else around(keys, shown)), **shown}
+        known: dict[str, Mapping[str, Any]] = {**latest_metadata(context.instance, key), **shown} if region.carried else {}
         found = carried_state_result(key, keys, known) if region.carried else None
         counted = [of for of, metadata in shown.items() if ROWS in metadata]
         if counted:
             try:
+                known = known or {**latest_metadata(context.instance, key, around(keys, shown)), **shown}
                 shown[counted[-1]]["rows per partition"] = rows_per_partition(keys, known, counted)
             except Exception as error:  # no picture is worth a stage
                 context.log.warning(f"rows per partition could not be drawn: {type(error).__name__}: {error}")

@@ -17,6 +17,7 @@ from dagster_unified.api import (
     CsvSource,
     DeltaSink,
     FileSink,
+    ForeachSink,
     KeyedProcessFunction,
     MapStateDescriptor,
     OutputTag,
@@ -383,10 +384,11 @@ def of_shops(source, folder):
     return pipeline
 
 
-@pytest.mark.parametrize("folder", ["in", "für alle, 100%"])
+@pytest.mark.parametrize("folder", ["in", "für alle, 100%", "in/../other"])
 def test_files_of_a_path_template(spark, tmp_path, folder):
     for shop, amount in (("north", 1), ("south", 2)):
-        (tmp_path / folder / shop).mkdir(parents=True)
+        (tmp_path / "in").mkdir(exist_ok=True)
+        (tmp_path / folder / shop).mkdir(parents=True, exist_ok=True)
         (tmp_path / folder / shop / "1.csv").write_text(f"shop,day,amount\n{shop},2024-01-01,{amount}\n")
     pipeline = of_shops(CsvSource(f"{tmp_path}/{folder}/{{key}}/*.csv", Sale, name="sales"), tmp_path)
     Range(spark, tmp_path, SHOPS).together(pipeline, ["north", "south"])
@@ -406,3 +408,64 @@ def test_a_partition_without_its_file_is_named_and_those_before_it_are_finished(
     with pytest.raises(PipelineError, match=r"there are no files at .*south.csv for partition south"):
         Range(spark, tmp_path, SHOPS).together(of_shops(CsvSource(f"{tmp_path}/{{key}}.csv", Sale, name="sales"), tmp_path), ["north", "south"])
     assert files(tmp_path / "out") == {"partition=north": [("north", 1)]}
+
+
+def test_a_path_template_that_names_folders_reads_what_spark_reads_of_them(spark, tmp_path):
+    for shop, amount in (("north", 1), ("south", 2)):
+        (tmp_path / "in" / shop / "_temporary" / "0").mkdir(parents=True)
+        (tmp_path / "in" / shop / "1.csv").write_text(f"shop,day,amount\n{shop},2024-01-01,{amount}\n")
+        (tmp_path / "in" / shop / "_temporary" / "0" / "2.csv").write_text(f"shop,day,amount\n{shop},2024-01-01,64\n")
+    Range(spark, tmp_path, SHOPS).together(of_shops(CsvSource(f"{tmp_path}/in/{{key}}", Sale, name="sales"), tmp_path), ["north", "south"])
+    assert files(tmp_path / "out") == BY_SHOP
+
+
+def test_a_path_template_and_a_field_bound_a_source_together(spark, tmp_path):
+    (tmp_path / "2024-01.csv").write_text("shop,day,amount\na,2024-01-30,1\na,2024-01-31,2\n")
+    (tmp_path / "2024-02.csv").write_text("shop,day,amount\na,2024-02-01,4\na,2024-02-02,8\n")
+    source = CsvSource(f"{tmp_path}/{{start:%Y-%m}}.csv", Sale, name="sales").partitioned_by("day")
+    Range(spark, tmp_path, DailyPartitionsDefinition("2024-01-01")).together(of_shops(source, tmp_path), ["2024-01-31", "2024-02-01"])
+    assert files(tmp_path / "out") == {"partition=2024-01-31": [("a", 2)], "partition=2024-02-01": [("a", 4)]}
+
+
+def test_a_window_function_in_sql_sees_one_partition(spark, tmp_path):
+    def numbered(pipeline):
+        return events_of(pipeline).select("key", "cast(row_number() over (order by value) as bigint) as value", output_type=Total)
+
+    Range(spark, tmp_path).together(written(numbered, tmp_path / "out"), DAYS)
+    assert [value for _, value in files(tmp_path / "out")[f"partition={DAYS[3]}"]] != []
+    assert {min((v for _, v in found), default=1) for found in files(tmp_path / "out").values()} == {1}
+
+
+def test_a_sink_that_fails_for_one_partition_is_not_written_again_for_those_before_it(spark, tmp_path):
+    calls = tmp_path / "calls"
+
+    def tell(total):
+        if total.value == 4:
+            raise ValueError("no such thing")
+        with calls.open("a") as file:
+            file.write(f"{total.value}\n")
+
+    pipeline = Pipeline("ranges")
+    totals(events_of(pipeline)).sink_to(ForeachSink(tell, name="told"))
+    with pytest.raises(UserFunctionError, match="no such thing"):
+        Range(spark, tmp_path).together(pipeline, DAYS)
+    assert sorted(line for line in calls.read_text().split() if int(line) < 3) == ["0", "1", "2"]
+
+
+def test_an_upsert_keeps_the_last_record_of_a_key_as_it_was_emitted(spark, tmp_path):
+    def build():
+        pipeline = Pipeline("ranges")
+        many = totals(events_of(pipeline)).flat_map(lambda t: [Total("all", n) for n in range(2000)], output_type=Total)
+        many.sink_to(DeltaSink(str(tmp_path / "table"), name="table", mode="upsert", key="key"))
+        return pipeline
+
+    Range(spark, tmp_path).together(build(), DAYS)
+    assert rows(tmp_path / "table") == [("all", 1999)]
+
+
+def test_a_store_whose_root_is_a_url(spark, tmp_path):
+    ranges = Range(spark, tmp_path)
+    ranges.store = IntermediateStore(f"file://{tmp_path}/elsewhere")
+    made = ranges.together(written(mapped, tmp_path / "out"), DAYS)
+    assert sum(m.rows for m in next(iter(made.values()))) == len(EVENTS)
+    assert sum(map(len, files(tmp_path / "out").values())) == 6

@@ -14,6 +14,7 @@ from dagster_unified.operators.batch import run_batch
 from dagster_unified.operators.carried import CARRIED, CARRIED_LAYOUT, GROUP, PAGE, STATE
 from dagster_unified.operators.key_groups import ControlEvent
 from dagster_unified.operators.layout import StreamLayout
+from dagster_unified.operators.metrics import merge
 from dagster_unified.operators.program import CarryOver, KeyedInput, Output, Program, Step
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.records import record_type
@@ -107,6 +108,24 @@ def test_partitions_give_the_same_however_their_rows_are_cut(step, partitions, s
         assert run(size) == whole
     finally:
         carried.CHUNK = held
+
+
+def test_what_is_counted_as_functions_open_and_close_is_reported():
+    class Opened(KeyedProcessFunction):
+        def open(self, context):
+            self.context = context
+            context.count("opened")
+
+        def process_element(self, value, ctx):
+            yield value.key
+
+        def close(self):
+            self.context.count("closed")
+
+    step = Step("keyed_process", "op", Opened(), uid="op", output=TEXTS.records)
+    for rows in ([Row("a", 1)], []):
+        reports = [item for item in run_batch(program(step, ControlEvent(), MIN_TIMESTAMP), batches(rows, [], 10)) if isinstance(item, str)]
+        assert merge(reports).counters == {"opened": 1, "closed": 1}
 
 
 def test_a_group_that_holds_nothing_begins_where_the_partition_before_it_ended():

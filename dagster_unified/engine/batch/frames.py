@@ -339,7 +339,7 @@ class RegionFrames:
             else:
                 begin = self.parts[0].begin.watermarks.get(node.uid, MIN_TIMESTAMP)
                 ends = [MAX_TIMESTAMP if part.end.end else part.end.watermarks.get(node.uid, MIN_TIMESTAMP) for part in self.parts]
-                merged = self.natives.carried_windows(node, frame, lambda rows: rows, before, begin, ends)
+                merged = self.natives.carried_windows(node, frame, before, begin, ends)
             held = self._aggregates[node.id] = replace(merged, frame=self._kept(merged.frame))
         if port.tag == CARRIED:
             return held.state()

@@ -58,17 +58,15 @@ class Natives:
 
         `timed` is given the rows with their moments, before they are put into windows.
         """
-        rows = self._moments(node, frame, timed)
+        rows = timed(self._moments(node, frame))
         found = rows.groupBy(*node.key.fields, *beside, _window(node.assigner).alias(WINDOW)).agg(*map(_column, node.columns))
         return self._with_bounds(node, found, beside)
 
-    def carried_windows(
-        self, node: g.WindowAggregateNode, frame: DataFrame, timed: Callable[[DataFrame], DataFrame], before: DataFrame | None, begin: int, ends: Sequence[int]
-    ) -> CarriedAggregate:
+    def carried_windows(self, node: g.WindowAggregateNode, frame: DataFrame, before: DataFrame | None, begin: int, ends: Sequence[int]) -> CarriedAggregate:
         """Column aggregates per key and window, of windows that may be open from partition to partition; `begin` and `ends` are the partitions' watermarks."""
         from pyspark.sql import functions as F
 
-        rows = self._moments(node, frame, timed).withColumn(WINDOW, _window(node.assigner))
+        rows = self._moments(node, frame).withColumn(WINDOW, _window(node.assigner))
         closing = Closing(F.unix_millis(f"{WINDOW}.end") - 1, begin, ends)
         return carried_aggregate(f"{self.pipeline}: operator '{node.name}'", rows, [*node.key.fields, WINDOW], node.columns, _column, before, len(ends), closing)
 
@@ -76,14 +74,14 @@ class Natives:
         """The windows that a partition closes."""
         return self._with_bounds(node, held.finished(_column), held.beside)
 
-    def _moments(self, node: g.WindowAggregateNode, frame: DataFrame, timed: Callable[[DataFrame], DataFrame]) -> DataFrame:
+    def _moments(self, node: g.WindowAggregateNode, frame: DataFrame) -> DataFrame:
         """Rows with what puts them into windows."""
         from pyspark.sql import functions as F
 
         checked = self._checked(frame, node, node.key.fields, "a key is None; filter such records out before key_by")
         # Not as a condition: Spark drops rows without a moment itself, before conditions that come after its own.
         missing = self.raised(node, "a record has no event time; assign timestamps before the window")
-        return timed(checked.withColumn(MOMENT, F.coalesce(F.timestamp_millis(TIMESTAMP), missing.cast("timestamp"))))
+        return checked.withColumn(MOMENT, F.coalesce(F.timestamp_millis(TIMESTAMP), missing.cast("timestamp")))
 
     def _with_bounds(self, node: g.WindowAggregateNode, found: DataFrame, beside: Sequence[str]) -> DataFrame:
         """Results with the bounds of their windows, as far as the records have them."""

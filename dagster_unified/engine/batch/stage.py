@@ -6,6 +6,7 @@ are written from that, so that nothing is computed twice and a retry of a sink c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -25,12 +26,12 @@ from dagster_unified.engine.translate import input_layout
 from dagster_unified.engine.worker import by_value
 from dagster_unified.errors import CarriedStateError, IntermediateLostError, PipelineError, StateError, UnifiedError, UnsupportedError
 from dagster_unified.graph.failover import regions_to_recompute
-from dagster_unified.graph.nodes import BroadcastNode, ExchangeKind, KeyedProcessNode, SinkNode, WindowAggregateNode
+from dagster_unified.graph.nodes import BroadcastNode, ExchangeKind, KeyedProcessNode, NativeNode, Node, SinkNode, WindowAggregateNode
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.graph.slices import WHOLE
 from dagster_unified.operators.carried import CARRIED
 from dagster_unified.operators.key_groups import ControlEvent
-from dagster_unified.operators.layout import OUTPUT, PART, StreamLayout, combined_schema, output_column
+from dagster_unified.operators.layout import EMITTED, OUTPUT, PART, StreamLayout, combined_schema, output_column
 from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.report import Report
 from dagster_unified.operators.time import wall_clock
@@ -57,6 +58,8 @@ class Run:
         """Where this run puts a region's intermediate."""
         return Address(self.plan.name, region.name, self.run_id, self.partition)
 
+
+_OVER = re.compile(r"\bover\b", re.IGNORECASE)
 
 Lookup = Callable[[Region], Manifest | None]
 """Finds a region's intermediate, as far as it still stands."""
@@ -94,13 +97,19 @@ def run_range(runs: Sequence[Run], stage: str, finds: Sequence[Lookup]) -> list[
     With carried state they are consecutive. After a failure that trying again cannot mend they are run one by one: those before it
     are finished, and the error is of one partition.
     """
-    region = runs[0].plan.region(stage)
+    region, begun = runs[0].plan.region(stage), now()
     try:
         return _run_together(runs, region.id, _inputs(runs, region, finds))
     except UnifiedError as error:
         if error.retryable or len(runs) == 1:
             raise
-    return [run_range([run], stage, [find])[0] for run, find in zip(runs, finds, strict=True)]
+    return [_made_since(begun, run, region) or run_range([run], stage, [find])[0] for run, find in zip(runs, finds, strict=True)]
+
+
+def _made_since(begun: float, run: Run, region: Region) -> Manifest | None:
+    """What was committed of a range before it failed: its sinks are not to be written again."""
+    found = run.store.find(run.address(region))
+    return found if found is not None and found.created >= begun else None
 
 
 def run_all(run: Run) -> list[Manifest]:
@@ -131,11 +140,16 @@ def _inputs(runs: Sequence[Run], region: Region, finds: Sequence[Lookup]) -> lis
 
 
 def _run_together(runs: Sequence[Run], region_id: int, inputs: Sequence[Mapping[int, Manifest]], reason: str = "") -> list[Manifest]:
-    """Runs a region in one Spark job or, where it has broadcast state, whose records travel with the program, in one for each partition."""
+    """Runs a region in one Spark job or, where an operator looks at all that there is, in one for each partition."""
     plan = runs[0].plan
-    if any(isinstance(plan.graph.node(n), BroadcastNode) for n in plan.regions[region_id].nodes):
+    if any(_sees_all(plan.graph.node(n)) for n in plan.regions[region_id].nodes):
         return [_run_region([run], region_id, [own], reason)[0] for run, own in zip(runs, inputs, strict=True)]
     return _run_region(runs, region_id, inputs, reason)
+
+
+def _sees_all(node: Node) -> bool:
+    """Whether an operator would see other partitions: broadcast state, whose records travel with the program, and SQL's window functions."""
+    return isinstance(node, BroadcastNode) or (isinstance(node, NativeNode) and any(_OVER.search(str(column)) for column in getattr(node, "columns", ())))
 
 
 def _run_region(runs: Sequence[Run], region_id: int, inputs: Sequence[Mapping[int, Manifest]], reason: str) -> list[Manifest]:
@@ -231,31 +245,30 @@ class _Job:
         self.streams = self._streams()
 
     def execute(self, begun: float, before: Manifest | None) -> list[Manifest]:
-        """Materializes or writes, and commits the manifests."""
+        """Materializes or writes, and commits the manifests: of each partition as soon as its sinks are written."""
         attempts = [run.store.new_attempt(run.address(self.region)) for run in self.runs]
+        done: list[Manifest] = []
         try:
-            return self._committed(attempts, begun, before)
+            if len(self.runs) > 1:
+                made = self._materialized_together(attempts)
+            elif len(self.sinks) == 1 and not self.region.outputs and not self.region.carried:
+                made = self._written()
+            else:
+                made = self._materialized(attempts[0])
+            manifests = self._manifests(made, attempts, before)
+            self._count_malformed(manifests)
+            written, left = (made.results, []) if made.results is not None else self._written_together(manifests)
+            share = (now() - begun) / len(self.runs)
+            for run, manifest, results in zip(self.runs, manifests, written, strict=True):
+                own = now()
+                results |= {node.name: _spark_sink(run, node).write(self._rows_for(node, [manifest]), self._context(run)) for node in left}
+                size = manifest.bytes or sum(r.bytes for r in results.values())
+                done.append(msgspec.structs.replace(manifest, seconds=share + now() - own, bytes=size, sinks={name: r.location for name, r in results.items()}))
+                run.store.commit(run.address(self.region), done[-1])
         except BaseException:
-            for attempt in attempts:
+            for attempt in attempts[len(done) :]:
                 remove_tree(attempt)
             raise
-
-    def _committed(self, attempts: Sequence[UPath], begun: float, before: Manifest | None) -> list[Manifest]:
-        if len(self.runs) > 1:
-            made = self._materialized_together(attempts)
-        elif len(self.sinks) == 1 and not self.region.outputs and not self.region.carried:
-            made = self._written()
-        else:
-            made = self._materialized(attempts[0])
-        manifests = self._manifests(made, attempts, before)
-        self._count_malformed(manifests)
-        results = made.results if made.results is not None else self._write_sinks(manifests)
-        seconds = (now() - begun) / len(self.runs)
-        done = []
-        for run, manifest, written in zip(self.runs, manifests, results, strict=True):
-            size = manifest.bytes or sum(r.bytes for r in written.values())
-            done.append(msgspec.structs.replace(manifest, seconds=seconds, bytes=size, sinks={name: r.location for name, r in written.items()}))
-            run.store.commit(run.address(self.region), done[-1])
         return done
 
     def _written(self) -> _Made:
@@ -282,10 +295,15 @@ class _Job:
 
     def _materialized_together(self, attempts: Sequence[UPath]) -> _Made:
         """The same of several partitions, in one job. Their rows are counted in what was written: to count them on the way would take a test per row and partition."""
+        from pyspark.sql import functions as F
+
         frame = self._combined()
+        if any(_spark_sink(self.run, node).upserts for node in self.sinks):
+            frame = frame.withColumn(EMITTED, F.monotonically_increasing_id())
         schema = frame.drop(PART).schema.json()
         stored.write_parts(frame, attempts)
-        rows = stored.counted(stored.placed(self.run.spark, schema, dict(enumerate(attempts))), len(self.runs), len(self.streams))
+        filled = {place: attempt for place, attempt in enumerate(attempts) if self.run.store.files(attempt)}
+        rows = stored.counted(stored.placed(self.run.spark, schema, filled), len(self.runs), len(self.streams))
         return _Made(schema, rows, self.frames.metrics())
 
     def _rows(self, counts: Observation) -> list[int]:
@@ -393,25 +411,28 @@ class _Job:
             return frame.observe(counts, F.count(F.lit(1)).alias("rows0"))
         return frame.observe(counts, *[F.count(F.when(F.col(OUTPUT) == i, 1)).alias(f"rows{i}") for i in range(len(self.streams))])
 
-    def _write_sinks(self, manifests: Sequence[Manifest]) -> list[dict[str, WriteResult]]:
-        """Writes the sinks from what was materialized; of several partitions together, where a sink can."""
+    def _written_together(self, manifests: Sequence[Manifest]) -> tuple[list[dict[str, WriteResult]], list[SinkNode]]:
+        """What the sinks wrote that can write several partitions at once, by partition; and the sinks that are left."""
         written: list[dict[str, WriteResult]] = [{} for _ in manifests]
-        contexts = [self._context(run) for run in self.runs]
+        left = []
         for node in self.sinks:
-            sink = _spark_sink(self.run, node)
-            port = self._port_of(node)
-            stream = next(s for s in self.streams if (s.port == port if port is not None else s.sink == node.id))
-
-            def rows(some: Sequence[Manifest], stream: _Stream = stream) -> DataFrame:
-                frame = stored.read(self.run.spark, self.run.store, some, stream.uid, stream.tag, stream.layout)
-                return frame.select(*stream.layout.records.names, *([PART] if len(some) > 1 else []))
-
-            results = sink.write_parts(rows(manifests), contexts) if len(manifests) > 1 else None
+            results = None
+            if len(manifests) > 1:
+                sink = _spark_sink(self.run, node)
+                results = sink.write_parts(self._rows_for(node, manifests, [EMITTED] if sink.upserts else []), [self._context(run) for run in self.runs])
             if results is None:
-                results = [sink.write(rows([manifest]), context) for manifest, context in zip(manifests, contexts, strict=True)]
+                left.append(node)
+                continue
             for of_part, result in zip(written, results, strict=True):
                 of_part[node.name] = result
-        return written
+        return written, left
+
+    def _rows_for(self, node: SinkNode, manifests: Sequence[Manifest], further: Sequence[str] = ()) -> DataFrame:
+        """What a sink is to write, as it was materialized."""
+        port = self._port_of(node)
+        stream = next(s for s in self.streams if (s.port == port if port is not None else s.sink == node.id))
+        frame = stored.read(self.run.spark, self.run.store, manifests, stream.uid, stream.tag, stream.layout, further)
+        return frame.select(*stream.layout.records.names, *further, *([PART] if len(manifests) > 1 else []))
 
     def _context(self, run: Run) -> WriteContext:
         return WriteContext(run.spark, run.plan.name, self.region.name, run.execution, run.partition, ship=by_value)

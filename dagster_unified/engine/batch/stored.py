@@ -33,17 +33,18 @@ def write_parts(frame: DataFrame, attempts: Sequence[UPath]) -> None:
     try:
         frame.hint("rebalance", PART).write.mode("overwrite").option("compression", CODEC).partitionBy(PART).parquet(for_spark(together))
         for place, attempt in enumerate(attempts):
-            if (together / f"{PART}={place}").exists():
-                (together / f"{PART}={place}").rename(attempt)
+            own = together / f"{PART}={place}"
+            for file in own.iterdir() if own.exists() else ():  # file by file: not every file system can move a folder
+                file.rename(attempt / file.name)
     finally:
         remove_tree(together)
 
 
-def read(spark: SparkSession, store: IntermediateStore, manifests: Sequence[Manifest], uid: str, tag: str | None, layout: StreamLayout) -> DataFrame:
-    """A stream of an intermediate in the columns of its layout; of several partitions' together with the place of a row's own, in the column `PART`."""
+def read(spark: SparkSession, store: IntermediateStore, manifests: Sequence[Manifest], uid: str, tag: str | None, layout: StreamLayout, further: Sequence[str] = ()) -> DataFrame:
+    """A stream of an intermediate in the columns of its layout, and `further` ones; of several partitions' together with the place of a row's own, in the column `PART`."""
     from pyspark.sql import functions as F
 
-    beside = [PART] if len(manifests) > 1 else []
+    beside = [*further, *([PART] if len(manifests) > 1 else [])]
     alike: dict[tuple[str, int, bool], dict[int, UPath]] = {}
     for place, manifest in enumerate(manifests):
         number = next(i for i, s in enumerate(manifest.streams) if (s.uid, s.tag) == (uid, tag))
@@ -52,7 +53,7 @@ def read(spark: SparkSession, store: IntermediateStore, manifests: Sequence[Mani
             folders[place] = store.data(manifest)
     frames = []
     for (schema, number, alone), folders in alike.items():
-        rows = placed(spark, schema, folders) if beside else _parquet(spark, schema, list(folders.values()))
+        rows = placed(spark, schema, folders) if len(manifests) > 1 else _parquet(spark, schema, list(folders.values()))
         names = layout.schema.names
         column = output_column(number)
         frames.append(rows.select(*names, *beside) if alone else rows.where(F.col(OUTPUT) == number).select(*[f"{column}.{name}" for name in names], *beside))
@@ -67,7 +68,8 @@ def placed(spark: SparkSession, schema: str, folders: Mapping[int, UPath]) -> Da
     if not folders:
         return rows.withColumn(PART, F.lit(0))
     places = F.create_map(*[F.lit(v) for place, folder in folders.items() for v in (folder.name, place)])
-    return rows.withColumn(PART, F.element_at(places, F.regexp_extract("_metadata.file_path", r"/(data-[0-9a-f]+)/[^/]*$", 1)))
+    own = F.try_element_at(places, F.regexp_extract("_metadata.file_path", r"/(data-[0-9a-f]+)/[^/]*$", 1))
+    return rows.withColumn(PART, F.coalesce(own, F.raise_error(F.concat(F.lit("a file of no partition: "), "_metadata.file_path")).cast("int")))
 
 
 def counted(rows: DataFrame, parts: int, streams: int) -> list[list[int]]:
