@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PORT = 39_471
-DEADLINE = 240
+DEADLINE = 600
 
 
 class DagsterDev:
