@@ -9,7 +9,6 @@ import tempfile
 import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
@@ -18,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.bars import Bar, Measurement, Options
+from benchmarks.batch import R, combine, first
 from dagster_unified.api import DeltaSink, KeyedProcessFunction, ParquetSource, Pipeline, RuntimeContext, ValueStateDescriptor, WatermarkStrategy
 from dagster_unified.engine import session
 from dagster_unified.engine.batch.stage import Carrying, Run, run_range
@@ -34,20 +34,6 @@ KEYS = 500
 DAY = timedelta(days=1)
 FIRST = datetime(2024, 1, 1, tzinfo=timezone.utc)
 TOGETHER = 32
-
-
-class R(NamedTuple):
-    k: str
-    v: int
-    ts: int
-
-
-def first(r: R) -> R:
-    return R(r.k, r.v + 1, r.ts)
-
-
-def combine(a: R, b: R) -> R:
-    return R(a.k, a.v + b.v, b.ts)
 
 
 class Count(KeyedProcessFunction):

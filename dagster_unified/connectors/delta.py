@@ -127,8 +127,7 @@ class DeltaSink(SparkSink):
 
         if self.mode != "upsert" and self.path.protocol not in ("", "file"):
             return None
-        frame = frame.drop(TIMESTAMP, EMITTED) if self.mode != "upsert" else frame
-        table = self._table(frame.drop(TIMESTAMP, PART, EMITTED))
+        table = self._table(frame.drop(PART, EMITTED))
         writings = [_Writing.of(self.name, context) for context in contexts]
         due = {place: writing for place, writing in enumerate(writings) if table.transaction_version(writing.app) is None}
         staged = self.path / f"_data-{uuid4().hex}"

@@ -353,7 +353,9 @@ class FileSink(SparkSink):
                 own = staged / f"{PART}={number}"
                 if own.exists():
                     (own / "_SUCCESS").touch()  # as Spark leaves it of a single one
-                results.append(self._put(own, context) if own.exists() else self.write(frame.drop(PART).limit(0), context))
+                    results.append(self._put(own, context))
+                else:
+                    results.append(self.write(frame.drop(PART).limit(0), context))
             return results
         finally:
             remove_tree(staged)

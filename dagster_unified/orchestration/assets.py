@@ -126,27 +126,26 @@ def stage_asset(graph: Graph, loaded: Plan, region: Region, translator: "StageTr
         if batch.partitions is None:
             step = _Step(context, batch, graph, loaded, region, options, translator)
             return MaterializeResult(metadata=step.reused() or run_steps([step])[0])
-        parts = [slice_of(batch.partitions, key) for key in context.partition_keys]
-        steps = [_Step(context, batch, graph, loaded, region, options, translator, part) for part in parts]
+        steps = [_Step(context, batch, graph, loaded, region, options, translator, slice_of(batch.partitions, key)) for key in context.partition_keys]
         before = [step.made() for step in steps]
         anew = all(before) and context.retry_number == 0  # somebody wants it again; a retry only what was not finished
         shown: dict[str, dict[str, Any]] = {}
         due: list[_Step] = []
-        for step, part, made in zip(steps, parts, before, strict=True):
+        for step, made in zip(steps, before, strict=True):
             if made is not None and not anew:
-                shown[part.key] = step.shown(made)
+                shown[step.key] = step.shown(made)
                 continue
             anew = anew or batch.carry_state  # what comes after it goes on from another state
             reused = step.reused() if not (due and batch.carry_state) else None
             if reused is not None:
-                shown[part.key] = reused
+                shown[step.key] = reused
             else:
                 due.append(step)
         # What fails twice may do so because it is many: an analysis too deep, a worker out of memory.
         size = options["execution.batch.partitions-per-job"] if context.retry_number < 2 else 1
         for together in batched(due, size):
             shown |= zip([step.key for step in together], run_steps(together), strict=True)
-        return told(context, {part.key: shown[part.key] for part in parts})
+        return told(context, {step.key: shown[step.key] for step in steps})
 
     def told(context: AssetExecutionContext, shown: dict[str, dict[str, Any]]) -> MaterializeResult[Any]:
         assert batch.partitions is not None

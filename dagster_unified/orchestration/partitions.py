@@ -25,12 +25,16 @@ def in_zone(partitions: PartitionsDefinition[str] | None, timezone: str | None) 
         pendulum.timezone(timezone)
     except ValueError:
         raise PipelineError(f"timezone={timezone!r} is not the name of a time zone, such as Europe/Vienna") from None
+    if isinstance(partitions, TimeWindowPartitionsDefinition):
+        return _moved(partitions, timezone)
     if isinstance(partitions, MultiPartitionsDefinition) and any(isinstance(d.partitions_def, TimeWindowPartitionsDefinition) for d in partitions.partitions_defs):
-        by_name = {d.name: d.partitions_def for d in partitions.partitions_defs}
-        moved = {name: in_zone(own, timezone) if isinstance(own, TimeWindowPartitionsDefinition) else own for name, own in by_name.items()}
-        return MultiPartitionsDefinition({name: own for name, own in moved.items() if own is not None})
-    if not isinstance(partitions, TimeWindowPartitionsDefinition):
-        raise PipelineError(f"timezone={timezone!r} goes with partitions in time, such as partitions=DailyPartitionsDefinition(...)")
+        dimensions = {d.name: d.partitions_def for d in partitions.partitions_defs}
+        return MultiPartitionsDefinition({name: _moved(own, timezone) if isinstance(own, TimeWindowPartitionsDefinition) else own for name, own in dimensions.items()})
+    raise PipelineError(f"timezone={timezone!r} goes with partitions in time, such as partitions=DailyPartitionsDefinition(...)")
+
+
+def _moved(partitions: TimeWindowPartitionsDefinition, timezone: str) -> TimeWindowPartitionsDefinition:
+    """The same hours and days, of another zone."""
     if partitions.timezone == timezone:
         return partitions
     if partitions.timezone != "UTC":

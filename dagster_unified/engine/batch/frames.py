@@ -169,14 +169,13 @@ class RegionFrames:
             node = self.plan.graph.node(head)
             ship = program(self.plan, self.region.name, one.members, one.outputs)
             if self.state is not None and isinstance(node, g.KeyedNode):
-                ship = replace(ship, carry=tuple(part.over(node) for part in self.parts), parts=(None,) * len(self.beside and self.parts))
+                ship = replace(self._timed_program(ship, [None] * len(self.parts)), carry=tuple(part.over(node) for part in self.parts))
                 frame = self._carrying(node, ship.input, self.state(Port(head, CARRIED)))
             else:
                 frame = self.stream(head)
                 ship = self._timed_program(ship, self._last_event_times(node, frame))
                 frame = frame.select(*ship.input.schema.names, *self.beside)
-                if self.beside and not isinstance(node, g.KeyedNode):
-                    frame = frame.sortWithinPartitions(*self.beside)
+                frame = frame if isinstance(node, g.KeyedNode) else self._by_part(frame)
             one.frame = self._map(frame, ship) if ship.broadcast is None else self._with_broadcast(frame, ship, ship.broadcast, head)
             readers = len([p for p in self.region.carried if p.node in one.members]) + sum(
                 1 for e in self.plan.graph.edges if e.source in one.members and e.target not in one.members
@@ -194,6 +193,10 @@ class RegionFrames:
         missing = any(assigners - set(part.upstream.last_event_times) for part in self.parts)
         found = self._probe(frame) if missing and TIMESTAMP in frame.columns else {}
         return [max((t for t in (of, found.get(number)) if t is not None), default=None) for number, of in enumerate(known)]
+
+    def _by_part(self, frame: DataFrame) -> DataFrame:
+        """Rows that have no other order, so that a program sees one partition after another."""
+        return frame.sortWithinPartitions(*self.beside) if self.beside else frame
 
     def _timed_program(self, ship: Program, times: Sequence[int | None]) -> Program:
         """A program that knows when the event times of its partitions end."""
@@ -244,7 +247,7 @@ class RegionFrames:
         """Keys that functions compute, after an operator that runs in Catalyst."""
         bare = StreamLayout(layout.records, layout.timestamped)
         ship = Program(self.plan.name, self.region.name, bare, (), (Output(-1, layout),))
-        return self._map(frame.sortWithinPartitions(*self.beside) if self.beside else frame, self._timed_program(ship, [None] * len(self.parts)))
+        return self._map(self._by_part(frame), self._timed_program(ship, [None] * len(self.parts)))
 
     def _probe(self, frame: DataFrame) -> dict[int, int]:
         """The last event times of an input that is not materialized, by partition: a job of its own, over what is then kept for the main one."""

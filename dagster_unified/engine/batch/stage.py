@@ -59,8 +59,6 @@ class Run:
         return Address(self.plan.name, region.name, self.run_id, self.partition)
 
 
-_OVER = re.compile(r"\bover\b", re.IGNORECASE)
-
 Lookup = Callable[[Region], Manifest | None]
 """Finds a region's intermediate, as far as it still stands."""
 
@@ -145,6 +143,9 @@ def _run_together(runs: Sequence[Run], region_id: int, inputs: Sequence[Mapping[
     if any(_sees_all(plan.graph.node(n)) for n in plan.regions[region_id].nodes):
         return [_run_region([run], region_id, [own], reason)[0] for run, own in zip(runs, inputs, strict=True)]
     return _run_region(runs, region_id, inputs, reason)
+
+
+_OVER = re.compile(r"\bover\b", re.IGNORECASE)
 
 
 def _sees_all(node: Node) -> bool:
@@ -301,8 +302,7 @@ class _Job:
         if any(_spark_sink(self.run, node).upserts for node in self.sinks):
             frame = frame.withColumn(EMITTED, F.monotonically_increasing_id())
         schema = frame.drop(PART).schema.json()
-        stored.write_parts(frame, attempts)
-        filled = {place: attempt for place, attempt in enumerate(attempts) if self.run.store.files(attempt)}
+        filled = stored.write_parts(frame, attempts)
         rows = stored.counted(stored.placed(self.run.spark, schema, filled), len(self.runs), len(self.streams))
         return _Made(schema, rows, self.frames.metrics())
 

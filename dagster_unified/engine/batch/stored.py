@@ -27,15 +27,16 @@ def write(frame: DataFrame, attempt: UPath) -> None:
     frame.write.mode("overwrite").option("compression", CODEC).parquet(for_spark(attempt))
 
 
-def write_parts(frame: DataFrame, attempts: Sequence[UPath]) -> None:
-    """Writes several partitions, whose places the column `PART` tells, into the folders of their attempts, in one job."""
+def write_parts(frame: DataFrame, attempts: Sequence[UPath]) -> dict[int, UPath]:
+    """Writes several partitions, whose places the column `PART` tells, into the folders of their attempts, in one job; gives those that have rows."""
     together = attempts[0].with_name(f"{attempts[0].name}-and-others")
     try:
         frame.hint("rebalance", PART).write.mode("overwrite").option("compression", CODEC).partitionBy(PART).parquet(for_spark(together))
-        for place, attempt in enumerate(attempts):
-            own = together / f"{PART}={place}"
-            for file in own.iterdir() if own.exists() else ():  # file by file: not every file system can move a folder
+        filled = {place: attempt for place, attempt in enumerate(attempts) if (together / f"{PART}={place}").exists()}
+        for place, attempt in filled.items():
+            for file in (together / f"{PART}={place}").iterdir():  # file by file: not every file system can move a folder
                 file.rename(attempt / file.name)
+        return filled
     finally:
         remove_tree(together)
 
