@@ -4,8 +4,11 @@ BIN := .venv/bin
 export DAGSTER_HOME ?= $(CURDIR)/.dagster_home
 export DAGSTER_DISABLE_TELEMETRY ?= yes
 ONLY ?=
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest
+PARALLEL := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo demo-streaming demo-backfill test faults check bench dev docs format lock clean
+.PHONY: demo demo-streaming demo-backfill test test-fast test-all faults check bench dev docs format lock clean
 
 .venv/ready: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dagster-unified needs Python 3.11 or newer: run make PYTHON=/path/to/python3.11")'
@@ -33,11 +36,17 @@ demo-backfill: .venv/java $(DAGSTER_HOME)/dagster.yaml ## backfill the year by d
 	@$(BIN)/dagster-unified run jobs.flight_delays -D execution.runtime-mode=BATCH --rows 0
 	@$(BIN)/python -m jobs.backfill_demo
 
-test: .venv/java ## the whole test suite
-	@$(BIN)/python -m pytest
+test: .venv/java ## the whole test suite; long tests run a part that changes from day to day
+	@$(PYTEST) $(PARALLEL)
+
+test-fast: .venv/ready ## harness, graph, API and operators: no JVM
+	@$(PYTEST) $(PARALLEL) -m "not spark" tests/api tests/graph tests/operators tests/records tests/testing tests/conformance tests/test_records.py
+
+test-all: .venv/java ## the whole test suite, and the long tests in full: some hours
+	@UNIFIED_TESTS=nightly $(PYTEST) $(PARALLEL)
 
 faults: .venv/java ## kill a streaming job at twenty points
-	@UNIFIED_KILLS=20 $(BIN)/python -m pytest tests/engine/test_streaming_faults.py
+	@UNIFIED_TESTS=nightly $(PYTEST) tests/engine/test_streaming_faults.py
 
 check: .venv/ready ## format, lint, types, architecture
 	@$(BIN)/ruff format --check .
@@ -56,7 +65,7 @@ dev: .venv/java $(DAGSTER_HOME)/dagster.yaml ## the Dagster UI with the code loc
 	@$(BIN)/dagster dev -w workspace.yaml -h 127.0.0.1
 
 docs: .venv/java ## run the documentation's examples
-	@$(BIN)/python -m pytest tests/docs
+	@$(PYTEST) tests/docs
 
 format: .venv/ready
 	@$(BIN)/ruff format .

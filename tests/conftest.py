@@ -3,15 +3,56 @@
 import os
 import sys
 
+# Tiny jobs in short-lived JVMs: what the optimizing compiler and parallel collectors would save, they cost several times over.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("DAGSTER_DISABLE_TELEMETRY", "yes")
 
 import pytest
+from hypothesis import settings
 
 from dagster_unified.engine import session
 from dagster_unified.engine.batch.stage import Run, run_all
 from dagster_unified.engine.batch.store import IntermediateStore
 from dagster_unified.engine.streaming.job import Start, StreamingJob
+from tests.depth import NIGHTLY, SEED
+
+settings.register_profile("ci", max_examples=50, deadline=None)
+settings.register_profile("nightly", max_examples=1000, deadline=None)
+settings.load_profile("nightly" if NIGHTLY else "ci")
+
+LONGEST_FIRST = ("end_to_end", "browser", "orchestration", "cli", "docs", "jobs", "engine", "conformance", "connectors")
+"""Folders whose tests start first, so that two workers end at about the same time."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config):
+    if config.getoption("--hypothesis-seed") is None:
+        config.option.hypothesis_seed = SEED
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "spark" in item.fixturenames:
+            item.add_marker(pytest.mark.spark)
+    folders = {folder: place for place, folder in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: folders.get(item.path.parent.name, len(folders)))
+
+
+def pytest_sessionfinish(session, exitstatus):
+    """In CI nothing may be skipped."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("CI") and reporter is not None and reporter.stats.get("skipped") and exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter):
+    skipped = terminalreporter.stats.get("skipped", [])
+    if skipped:
+        reasons = sorted({str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped})
+        failed = " (an error in CI)" if os.environ.get("CI") else ""
+        terminalreporter.write_line(f"skipped {len(skipped)}{failed}: {'; '.join(reasons)}")
+    terminalreporter.write_line(f"seed {SEED}: UNIFIED_SEED={SEED} runs the same examples again")
 
 
 @pytest.fixture(scope="session")

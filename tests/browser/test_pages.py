@@ -4,13 +4,17 @@ import shutil
 
 import pytest
 
-from tests.orchestration.dagster_dev import PORT, DagsterDev
+from tests.orchestration.dagster_dev import DagsterDev
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 LOCATION = "/locations/tests.orchestration.backfill_job"
 DAYS = ["2024-01-01", "2024-01-02", "2024-01-03"]
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian: apt-get install chromium)")
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.xdist_group("browser"),
+    pytest.mark.skipif(CHROMIUM is None, reason="the tests in tests/browser need Chromium (Debian: apt-get install chromium)"),
+]
 
 
 class Dagster(DagsterDev):
@@ -63,7 +67,7 @@ def page(dagster):
 
     expect.set_options(timeout=30_000)
     with sync_playwright() as playwright, playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"]) as browser:
-        opened = browser.new_page(viewport={"width": 1600, "height": 1200}, base_url=f"http://127.0.0.1:{PORT}")
+        opened = browser.new_page(viewport={"width": 1600, "height": 1200}, base_url=f"http://127.0.0.1:{dagster.port}")
         opened.set_default_timeout(30_000)
         yield opened
 

@@ -13,6 +13,9 @@ PROGRAM = """
 from typing import NamedTuple
 
 from dagster_unified.api import CsvSource, DeltaSink, Pipeline
+import pytest
+
+pytestmark = pytest.mark.spark
 
 
 class Sale(NamedTuple):

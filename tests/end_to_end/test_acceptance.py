@@ -10,6 +10,8 @@ ROOT = Path(__file__).parents[2]
 ACCEPTANCE = """
 from dagster_unified.api import FileSink, Pipeline
 
+pytestmark = pytest.mark.spark
+
 
 def digit(v: int) -> int:
     return v % 10

@@ -23,6 +23,8 @@ from typing import NamedTuple
 
 from dagster_unified.api import DeltaSink, Pipeline
 
+pytestmark = pytest.mark.spark
+
 SEEN = Path("{folder}/seen")
 
 

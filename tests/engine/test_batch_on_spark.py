@@ -21,6 +21,7 @@ from dagster_unified.engine.batch.stage import Run, run_all
 from dagster_unified.engine.batch.store import IntermediateStore
 from dagster_unified.errors import MalformedInputError, PipelineError, RecordTypeError, UserFunctionError
 from dagster_unified.testing import run_pipeline
+from tests.depth import examples
 
 
 class Event(NamedTuple):
@@ -90,7 +91,7 @@ def collected(spark, folder):
     return Counter(tuple(r) for r in spark.read.parquet(str(folder)).collect())
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(4), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     operations=st.lists(st.sampled_from(sorted(OPERATIONS)), min_size=1, max_size=4),
     # No two events of a key at one time: their order would not be defined.

@@ -31,6 +31,7 @@ from dagster_unified.graph.slices import bound
 from dagster_unified.operators import carried
 from dagster_unified.orchestration.partitions import slice_of
 from dagster_unified.records import record_type
+from tests.depth import examples
 
 DAYS = ("2024-01-01", "2024-01-02", "2024-01-03")
 PARTITIONS = DailyPartitionsDefinition(DAYS[0], end_date="2024-01-04")
@@ -253,7 +254,7 @@ def test_days_in_one_spark_job_go_on_from_the_day_before_them_and_leave_state_fo
 event_lists = st.lists(st.builds(event, st.sampled_from("abc"), st.integers(0, 2), st.floats(0, 23.9), st.integers(1, 9), st.floats(0, 5.9)), min_size=1, max_size=25)
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(1), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events=event_lists)
 def test_any_events_give_the_same_by_days_and_at_once(spark, tmp_path_factory, events):
     folder = tmp_path_factory.mktemp("any")

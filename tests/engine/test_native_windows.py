@@ -30,6 +30,7 @@ from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import PipelineError, UnifiedError, UnsupportedError
 from dagster_unified.testing import run_pipeline
+from tests.depth import examples
 
 
 class Event(NamedTuple):
@@ -76,14 +77,13 @@ def built(events, assigner, native: bool) -> Pipeline:
     return pipeline
 
 
-@settings(max_examples=150, deadline=None)
 @given(assigner=ASSIGNERS, events=EVENTS)
 def test_the_harness_gives_what_the_python_operator_gives(assigner, events):
     results = [sorted(run_pipeline(built(events, assigner, native), mode, watermark_interval=None).only()) for native in (True, False) for mode in ("BATCH", "STREAMING")]
     assert results[0] == results[1] == results[2] == results[3]
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(5), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(assigner=ASSIGNERS, events=EVENTS)
 def test_catalyst_gives_what_the_python_operator_gives(spark, tmp_path, assigner, events):
     folder = tmp_path / str(len(list(tmp_path.iterdir())))

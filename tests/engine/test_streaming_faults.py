@@ -20,12 +20,13 @@ from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import ConfigurationError, LeaseLostError, StateError, UnifiedError
 from dagster_unified.operators.key_groups import ControlEvent
+from tests.depth import NIGHTLY, chance
 from tests.engine.killed_job import OPTIONS, build
 
 ROOT = Path(__file__).parents[2]
 POINTS = ("before", "staged", "committed")
-KILLS = int(os.environ.get("UNIFIED_KILLS", "6"))
-"""`make faults` kills it twenty times; each takes as long as Spark takes to start."""
+KILLS = 20 if NIGHTLY else 3
+"""Each takes as long as Spark takes to start."""
 
 
 def table(path):
@@ -33,12 +34,12 @@ def table(path):
 
 
 def test_a_job_that_is_killed_again_and_again_loses_nothing_and_doubles_nothing(tmp_path):
-    chance = random.Random(20261121)
+    epochs = chance("kills")
     rows = inputs(tmp_path / "in", 24)
     killed = 0
     for _ in range(KILLS + 2):
         point = POINTS[killed % 3] if killed < KILLS else "never"
-        command = [sys.executable, "-m", "tests.engine.killed_job", str(tmp_path), str(chance.choice((1, 2, 2, 3))), point]
+        command = [sys.executable, "-m", "tests.engine.killed_job", str(tmp_path), str(epochs.choice((1, 2, 2, 3))), point]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
         if done.returncode == 0:
             assert done.stdout.endswith("finished")
@@ -51,9 +52,9 @@ def test_a_job_that_is_killed_again_and_again_loses_nothing_and_doubles_nothing(
 
 def inputs(folder, files):
     """So many files of fifty rows; gives all rows."""
-    chance = random.Random(files)
+    values = random.Random(files)
     folder.mkdir()
-    rows = [{"key": chance.choice("abcdef"), "at": i, "value": chance.randrange(100)} for i in range(50 * files)]
+    rows = [{"key": values.choice("abcdef"), "at": i, "value": values.randrange(100)} for i in range(50 * files)]
     for number in range(files):
         pq.write_table(pa.Table.from_pylist(rows[number * 50 : number * 50 + 50]), folder / f"{number:02d}.parquet")
         os.utime(folder / f"{number:02d}.parquet", (1_700_000_000 + number, 1_700_000_000 + number))

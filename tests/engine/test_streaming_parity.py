@@ -39,6 +39,7 @@ from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.records import record_type
 from dagster_unified.testing import final_result, run_pipeline
+from tests.depth import examples
 
 
 class Event(NamedTuple):
@@ -217,7 +218,7 @@ def tables(folder: Path):
     return {p.name: sorted(tuple(r.values()) for r in DeltaTable(str(p)).to_pyarrow_table().to_pylist()) for p in sorted(folder.iterdir())}
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(3), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     operations=st.lists(st.sampled_from(sorted(BUILD)), min_size=1, max_size=4).filter(defined),
     # No two events of a key at one time: their order would not be defined.

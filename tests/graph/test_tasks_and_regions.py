@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_unified.api import Pipeline
@@ -107,7 +107,6 @@ def pairs(count):
     return st.lists(st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)).filter(lambda p: p[0] < p[1]), max_size=8)
 
 
-@settings(deadline=None)
 @given(st.integers(2, 6).flatmap(lambda n: st.tuples(st.just(n), pairs(n), pairs(n))))
 def test_regions_are_the_finest_that_can_run_one_after_another(graph):
     count, pipelined, blocking = graph
@@ -172,7 +171,6 @@ def acyclic(draw):
     return {n: tuple(sorted(draw(st.sets(st.integers(0, n - 1), max_size=3)))) if n else () for n in range(draw(st.integers(1, 7)))}
 
 
-@settings(deadline=None)
 @given(acyclic(), st.data())
 def test_recovery_recomputes_just_what_is_missing_below_what_stands(inputs, data):
     wanted, available = data.draw(st.sampled_from(list(inputs))), data.draw(st.sets(st.sampled_from(list(inputs))))
@@ -185,7 +183,6 @@ def test_recovery_recomputes_just_what_is_missing_below_what_stands(inputs, data
     assert all(p not in found[i:] for i, region in enumerate(found) for p in inputs[region])
 
 
-@settings(deadline=None)
 @given(acyclic(), st.data())
 def test_an_intermediate_is_released_when_no_unfinished_region_reads_it(inputs, data):
     finished = data.draw(st.sets(st.sampled_from(list(inputs))))

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_unified.api import KeyedProcessFunction, ValueStateDescriptor
@@ -57,7 +57,6 @@ def test_a_key_goes_on_over_batches_and_ends_where_the_next_begins():
     assert emitted(program(Count()), batches) == ["a1", "a2", "a3", "a: 3", "b1", "b: 1", "c1", "c: 1"]
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from("abc"), max_size=30).map(sorted), st.lists(st.integers(0, 30), max_size=5))
 def test_where_batches_are_cut_makes_no_difference(keys, cuts):
     whole = batch(*[Row(k, 0) for k in keys])

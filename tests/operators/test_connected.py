@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_unified.api import (
@@ -177,7 +177,6 @@ orders_of = st.lists(st.builds(Order, st.sampled_from("ab"), st.integers(0, 40),
 payments_of = st.lists(st.builds(Payment, st.sampled_from("ab"), st.integers(0, 40), st.just(1.0)), max_size=12)
 
 
-@settings(deadline=None, max_examples=60)
 @given(orders_of, payments_of, st.integers(-9, 9), st.integers(0, 9), st.booleans(), st.booleans())
 def test_interval_joins_give_every_pair_once(orders, payments, lower, width, without_lower, without_upper):
     upper = lower + width

@@ -51,7 +51,7 @@ def small_parts(monkeypatch):
 steps = st.lists(st.builds(Row, st.sampled_from("ab"), st.integers(0, len(ACTIONS) - 1), st.integers(0, 12)), max_size=60)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps, st.integers(1, 7))
 def test_parts_change_nothing(monkeypatch, records, size):
     monkeypatch.setattr(state_large, "PART", 1 << 30)

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_unified.api import KeyedProcessFunction, ValueStateDescriptor
@@ -71,7 +71,6 @@ def told(emitted):
 given_rows = st.lists(st.tuples(st.integers(0, PARTS - 1), st.builds(Row, st.sampled_from("abxy"), st.integers(1, 9))), max_size=30)
 
 
-@settings(max_examples=100, deadline=None)
 @given(rows=given_rows, size=st.integers(1, 7))
 def test_each_partition_is_as_if_it_were_alone(rows, size):
     plain = pa.schema([("key", pa.string()), ("value", pa.int64())])
@@ -81,7 +80,6 @@ def test_each_partition_is_as_if_it_were_alone(rows, size):
     assert told(run_range(lambda: program(parts=(None,) * PARTS), together)) == told(alone)
 
 
-@settings(max_examples=100, deadline=None)
 @given(rows=given_rows, size=st.integers(1, 7), marks=st.lists(st.integers(0, 60), min_size=PARTS, max_size=PARTS), ends=st.booleans())
 def test_carried_state_goes_on_from_partition_to_partition(rows, size, marks, ends):
     columns = [("key", pa.string()), ("value", pa.int64()), (GROUP, pa.int32()), (PAGE, pa.int64()), (STATE, pa.binary())]

@@ -5,7 +5,7 @@ from functools import reduce
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_unified.api import Pipeline, ReduceFunction
@@ -65,7 +65,6 @@ class Join(ReduceFunction):
         return value1._replace(amount=value1.amount * 10 + value2.amount)
 
 
-@settings(deadline=None)
 @given(st.lists(st.builds(Sale, st.sampled_from("ab"), st.integers(0, 9), st.just("")), min_size=1, max_size=20))
 def test_reduce_folds_each_keys_records_in_their_order(sales):
     expected = {shop: reduce(Join().reduce, [s for s in sales if s.shop == shop]) for shop in sorted({s.shop for s in sales})}

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_unified.api import (
@@ -113,7 +113,6 @@ def fold_sessions(times, gap):
 rows_of = st.lists(st.builds(Row, st.sampled_from("ab"), st.integers(0, 60), st.integers(0, 9)), min_size=1, max_size=25)
 
 
-@settings(deadline=None)
 @given(rows_of, st.integers(1, 12), st.sampled_from([None, 1]))
 def test_sessions_are_the_same_in_whatever_order_elements_come(rows, gap, interval):
     expected = Counter(
@@ -136,7 +135,6 @@ BUILD = {
 }
 
 
-@settings(deadline=None, max_examples=40)
 @given(rows_of, st.sampled_from(sorted(BUILD)))
 def test_both_modes_give_the_same_windows(rows, name):
     found = [Counter(results(BUILD[name](stream(rows).key_by("key")), mode, watermark_interval=n)) for mode, n in (("BATCH", 1), ("STREAMING", None), ("STREAMING", 1))]

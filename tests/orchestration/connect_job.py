@@ -7,7 +7,7 @@ from dagster_unified.api import DeltaSink, Pipeline
 from dagster_unified.orchestration import IntermediateIOManager, SparkResource, process_executor, unified_definitions
 
 HOME = Path(os.environ.get("CONNECT_TEST_HOME", "/tmp/connect-test"))
-PORT = 39_475
+PORT = int(os.environ.get("CONNECT_TEST_PORT", "39475"))
 
 
 def doubled(number: int) -> int:

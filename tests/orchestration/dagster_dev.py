@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,8 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PORT = 39_471
 DEADLINE = 600
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
 
 
 class DagsterDev:
@@ -30,6 +37,7 @@ class DagsterDev:
         (home / "dagster.yaml").write_text("telemetry:\n  enabled: false\nrun_monitoring:\n  enabled: true\n  poll_interval_seconds: 2\n" + settings)
         self.environment = {**os.environ, "DAGSTER_HOME": str(home), self.mark: str(folder), "PYTHONPATH": str(ROOT)}
         self.process = None
+        self.port = free_port()
 
     @property
     def selector(self):
@@ -38,7 +46,7 @@ class DagsterDev:
     def start(self, **environment):
         log = (self.folder / "dev.log").open("ab")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "dagster", "dev", "-m", self.module, "-d", str(ROOT), "-h", "127.0.0.1", "-p", str(PORT)],
+            [sys.executable, "-m", "dagster", "dev", "-m", self.module, "-d", str(ROOT), "-h", "127.0.0.1", "-p", str(self.port)],
             env={**self.environment, **environment}, cwd=ROOT, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
         self.until(lambda: self.ask("{ version }"), "the webserver is up")
@@ -61,7 +69,7 @@ class DagsterDev:
 
     def ask(self, query, **variables):
         body = json.dumps({"query": query, "variables": variables}).encode()
-        request = urllib.request.Request(f"http://127.0.0.1:{PORT}/graphql", body, {"Content-Type": "application/json"})
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/graphql", body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=20) as response:
             return json.load(response)["data"]
 

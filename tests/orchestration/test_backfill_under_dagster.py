@@ -12,6 +12,8 @@ from deltalake import DeltaTable
 
 from tests.orchestration.dagster_dev import DagsterDev
 
+pytestmark = pytest.mark.spark
+
 DAYS = [f"2024-01-0{n}" for n in range(1, 9)]
 STAGES = [["totals", name] for name in ("sales", "running", "table")]
 AMOUNTS = {day: [10 * n + 1, 10 * n + 2] for n, day in enumerate(DAYS)}

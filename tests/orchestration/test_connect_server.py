@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -13,8 +14,8 @@ from deltalake import DeltaTable
 from dagster_unified.engine import connect_server
 from dagster_unified.errors import ConfigurationError, StageError
 from dagster_unified.orchestration import SparkResource
+from tests.orchestration.dagster_dev import free_port
 
-PORT = 39_475
 PROGRAM = """
 from dagster import DagsterInstance, execute_job, reconstructable
 from tests.orchestration.connect_job import job
@@ -24,31 +25,36 @@ with DagsterInstance.get() as instance, execute_job(reconstructable(job), instan
 """
 
 
+pytestmark = pytest.mark.spark
+
+
 @pytest.fixture
-def no_server():
+def port():
+    """A port without a server, and without one again afterwards."""
     with mock.patch.dict(os.environ):  # Spark tells its clients by the environment
-        connect_server.stop(PORT)
-        yield
-        connect_server.stop(PORT)
+        chosen = free_port()
+        yield chosen
+        connect_server.stop(chosen)
+        shutil.rmtree(connect_server._folder(chosen))
 
 
-def test_steps_in_processes_of_their_own_and_later_runs_share_one_server(no_server, tmp_path):
+def test_steps_in_processes_of_their_own_and_later_runs_share_one_server(port, tmp_path):
     (tmp_path / "home").mkdir()
-    environment = {**os.environ, "CONNECT_TEST_HOME": str(tmp_path), "DAGSTER_HOME": str(tmp_path / "home")}
+    environment = {**os.environ, "CONNECT_TEST_HOME": str(tmp_path), "CONNECT_TEST_PORT": str(port), "DAGSTER_HOME": str(tmp_path / "home")}
     servers = set()
     for _ in range(2):
         done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
         assert sorted(DeltaTable(str(tmp_path / "table")).to_pyarrow_table()["value"].to_pylist()) == [8, 16, 24]
-        servers.add(json.loads(connect_server._discovery(PORT).read_text())["pid"])
+        servers.add(json.loads(connect_server._discovery(port).read_text())["pid"])
     assert len(servers) == 1
-    assert connect_server.stop(PORT)
-    assert not connect_server.stop(PORT)
+    assert connect_server.stop(port)
+    assert not connect_server.stop(port)
 
 
-def test_a_server_takes_nobody_without_its_token(no_server):
-    address = connect_server.ensure(PORT, "local[1]", {})
-    assert stat.S_IMODE(connect_server._discovery(PORT).stat().st_mode) == 0o600
+def test_a_server_takes_nobody_without_its_token(port):
+    address = connect_server.ensure(port, "local[1]", {})
+    assert stat.S_IMODE(connect_server._discovery(port).stat().st_mode) == 0o600
     ask = "from pyspark.sql import SparkSession; print(SparkSession.builder.remote('{}').getOrCreate().range(3).count())"
     tried = {}
     for token in (os.environ["SPARK_CONNECT_AUTHENTICATE_TOKEN"], "guessed"):
@@ -60,8 +66,8 @@ def test_a_server_takes_nobody_without_its_token(no_server):
     assert "UNAUTHENTICATED" in wrong.stderr
 
 
-def test_processes_share_a_session_and_each_reads_the_files_that_are_there(no_server, tmp_path):
-    address = connect_server.ensure(PORT, "local[1]", {})
+def test_processes_share_a_session_and_each_reads_the_files_that_are_there(port, tmp_path):
+    address = connect_server.ensure(port, "local[1]", {})
     use = f"""
 from dagster_unified.engine import session
 spark = session.start(remote={address!r}, session_id="6ba7b810-9dad-41d1-80b4-00c04fd430c8")
@@ -76,13 +82,13 @@ spark.conf.set("of.this.session", "kept")
     assert said == ["nothing 1\n", "kept 2\n"]
 
 
-def test_a_server_that_does_not_come_up_says_why(no_server):
-    with pytest.raises(StageError, match=r"the Spark Connect server of port 39475 on nonsense did not come up: .* \(its log is in "):
-        connect_server.ensure(PORT, "nonsense", {})
+def test_a_server_that_does_not_come_up_says_why(port):
+    with pytest.raises(StageError, match=rf"the Spark Connect server of port {port} on nonsense did not come up: .* \(its log is in "):
+        connect_server.ensure(port, "nonsense", {})
 
 
-def test_what_cannot_be_is_an_error():
+def test_what_cannot_be_is_an_error(port):
     with pytest.raises(ConfigurationError, match="a Spark Connect server's port is from 1024 to 65535, not 80"):
         connect_server.ensure(80, "local", {})
     with pytest.raises(ConfigurationError, match=r"both remote, .*, and connect"):
-        SparkResource(remote="sc://host:1", connect=PORT).session()
+        SparkResource(remote="sc://host:1", connect=port).session()

@@ -7,6 +7,8 @@ from deltalake import DeltaTable
 
 from tests.orchestration.dagster_dev import DagsterDev
 
+pytestmark = pytest.mark.spark
+
 DAYS = [f"2024-01-0{n}" for n in range(1, 5)]
 
 

@@ -12,6 +12,8 @@ from deltalake import DeltaTable
 
 from tests.orchestration.dagster_dev import DagsterDev
 
+pytestmark = pytest.mark.spark
+
 
 class Dagster(DagsterDev):
     module = "tests.orchestration.streaming_job"

@@ -8,7 +8,7 @@ from typing import NamedTuple, Optional
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_unified.errors import RecordTypeError
@@ -122,7 +122,6 @@ orders = st.builds(
 )  # fmt: skip
 
 
-@settings(deadline=None)
 @given(st.lists(orders, max_size=5))
 def test_any_order_comes_back_as_it_went(records):
     assert round_trip(Order, *records) == records

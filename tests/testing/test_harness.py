@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_unified.api import CsvSource, KeyedProcessFunction, Pipeline, ValueStateDescriptor, WatermarkStrategy
@@ -100,7 +100,6 @@ def changes(readings, ordered):
     return pipeline
 
 
-@settings(deadline=None)
 @given(st.permutations([Reading(room, at, at * at % 7) for at in range(6) for room in "ab"]))
 def test_time_sorted_input_makes_both_modes_equal_whatever_order_records_arrive_in(readings):
     assert_same_in_both_modes(changes(readings, ordered=True))
