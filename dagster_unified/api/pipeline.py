@@ -16,6 +16,7 @@ from dagster_unified.graph import explain as explanation
 from dagster_unified.graph.nodes import Edge, Graph, Location, Node, Partitioning, SinkNode, SourceNode
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, plan
+from dagster_unified.graph.targets import check_targets, written
 from dagster_unified.records import RecordType, record_type, type_name
 
 if TYPE_CHECKING:
@@ -56,7 +57,10 @@ class Pipeline:
         return self.from_source(CollectionSource(name, kind, tuple(records)))
 
     def graph(self) -> Graph:
-        """The logical graph; raises `PipelineError` where it is not complete, or two operators share a uid."""
+        """The logical graph; raises `PipelineError` where it is not complete, two operators share a uid, or two sinks overwrite each other.
+
+        Of sinks with one name, all but the first are named by their uids.
+        """
         if not any(isinstance(n, SinkNode) for n in self._nodes):
             raise PipelineError(f"{self.name}: nothing is written anywhere; end a stream with sink_to(...) or print()")
         given = [n for n in self._nodes if n.given_uid]
@@ -68,12 +72,18 @@ class Pipeline:
                 )
         taken = {n.uid for n in given}
         nodes = []
+        sinks: set[str] = set()
         for node in self._nodes:
             if not node.given_uid:
                 node = replace(node, uid=_free_uid(node.name, taken))
                 taken.add(node.uid)
+            if isinstance(node, SinkNode):
+                node = replace(node, name=node.uid) if node.name in sinks else node
+                sinks.add(node.name)
             nodes.append(node)
-        return Graph(self.name, tuple(nodes), tuple(self._edges))
+        graph = Graph(self.name, tuple(nodes), tuple(self._edges))
+        check_targets(written(graph))
+        return graph
 
     def plan(self, options: Mapping[str, Any] | Configuration | None = None) -> Plan:
         """Everything that is decided before a run, for a configuration (option keys to values)."""

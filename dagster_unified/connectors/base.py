@@ -52,6 +52,9 @@ class WriteContext:
     ship: Callable[[Callable[..., Any]], Callable[..., Any]] = _as_it_is
     """Makes a function one that reaches Spark's workers with its author's code."""
 
+    sink: str = "sink"
+    """The uid of the sink that writes: two sinks may write to one place, each under an identity of its own."""
+
 
 @dataclass
 class WriteResult:

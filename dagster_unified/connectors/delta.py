@@ -17,10 +17,10 @@ from uuid import uuid4
 import pyarrow as pa
 
 from dagster_unified.connectors.base import SparkSink, WriteContext, WriteResult, spark_schema
-from dagster_unified.connectors.paths import for_spark, remove_tree, storage_path
+from dagster_unified.connectors.paths import for_spark, place_of, remove_tree, storage_path
 from dagster_unified.errors import PipelineError, SinkError, nearest
 from dagster_unified.graph.code import digest
-from dagster_unified.graph.connectors import Guarantee
+from dagster_unified.graph.connectors import Guarantee, Target
 from dagster_unified.graph.slices import WHOLE
 from dagster_unified.operators.layout import EMITTED, PART, TIMESTAMP
 from dagster_unified.records import RecordType
@@ -81,6 +81,9 @@ class DeltaSink(SparkSink):
         parts = f", partitioned by {', '.join(self.partition_by)}" if self.partition_by else ""
         return f"Delta table at {self.path}, {self.mode}{key}{parts}"
 
+    def target(self) -> Target:
+        return Target(place_of(self.path), shared=self.mode == "append")
+
     def check(self, records: RecordType) -> None:
         for column in (*self.key, *self.partition_by):
             if column not in records.names:
@@ -92,7 +95,7 @@ class DeltaSink(SparkSink):
     def write(self, frame: DataFrame, context: WriteContext) -> WriteResult:
         frame = self._last_per_key(frame) if self.mode == "upsert" else frame.drop(TIMESTAMP)
         table = self._table(frame)
-        writing = _Writing.of(self.name, context)
+        writing = _Writing.of(context)
         done = table.transaction_version(writing.app)
         if done is not None and done >= writing.version:
             return WriteResult(str(self.path), repeated=True)
@@ -128,7 +131,7 @@ class DeltaSink(SparkSink):
         if self.mode != "upsert" and self.path.protocol not in ("", "file"):
             return None
         table = self._table(frame.drop(PART, EMITTED))
-        writings = [_Writing.of(self.name, context) for context in contexts]
+        writings = [_Writing.of(context) for context in contexts]
         due = {place: writing for place, writing in enumerate(writings) if table.transaction_version(writing.app) is None}
         staged = self.path / f"_data-{uuid4().hex}"
         folders = {} if self.mode == "upsert" else {place: self.path / writing.folder() for place, writing in due.items()}
@@ -336,11 +339,11 @@ class _Writing:
     bytes: int = 0
 
     @classmethod
-    def of(cls, sink: str, context: WriteContext) -> Self:
+    def of(cls, context: WriteContext) -> Self:
         """That of a write."""
-        app = f"dagster-unified/{context.pipeline}/{sink}/{context.execution}/{context.partition}"
+        app = f"dagster-unified/{context.pipeline}/{context.sink}/{context.execution}/{context.partition}"
         of_partition = context.epoch is None and context.partition != WHOLE
-        owner = f"dagster-unified/{context.pipeline}/{sink}/partition/{context.partition}" if of_partition else None
+        owner = f"dagster-unified/{context.pipeline}/{context.sink}/partition/{context.partition}" if of_partition else None
         owned = "" if owner is None else f"{_PARTITION}{digest(owner)}-"
         mine = f"data-{digest(app)}-" if owner is None else f"{owned}{digest(app)}-"
         return cls(f"{app}/timeline {context.timeline}" if context.timeline else app, context.epoch or 0, owner, owned, mine)

@@ -14,10 +14,10 @@ from upath import UPath
 
 from dagster_unified.connectors.base import MALFORMED, SparkSink, SparkSource, WriteContext, WriteResult, fitting, spark_schema
 from dagster_unified.connectors.bounds import PathTemplate
-from dagster_unified.connectors.paths import for_spark, remove_tree, size_of, storage_path
+from dagster_unified.connectors.paths import for_spark, place_of, remove_tree, size_of, storage_path
 from dagster_unified.errors import MalformedInputError, PipelineError
 from dagster_unified.graph.code import digest
-from dagster_unified.graph.connectors import Boundedness, Guarantee
+from dagster_unified.graph.connectors import Boundedness, Guarantee, Target
 from dagster_unified.graph.slices import WHOLE
 from dagster_unified.operators.layout import PART
 from dagster_unified.records import RecordType, record_type
@@ -310,6 +310,9 @@ class FileSink(SparkSink):
 
     def describe(self) -> str:
         return f"{self.format} files at {self.path}"
+
+    def target(self) -> Target:
+        return Target(place_of(self.path))
 
     def check(self, records: RecordType) -> None:
         nested = [f.name for f in records.schema if pa.types.is_nested(f.type)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import posixpath
 import re
 
 from upath import UPath
@@ -9,6 +11,8 @@ from upath import UPath
 from dagster_unified.errors import ConfigurationError
 
 _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*://")
+_SAME = {"s3a": "s3", "gcs": "gs", "abfss": "abfs"}
+"""Further names of one protocol."""
 
 
 def storage_path(path: str, what: str) -> UPath:
@@ -26,6 +30,14 @@ def for_spark(path: UPath) -> str:
     """The path as Spark reads it; local ones explicitly, whatever Spark's default file system is."""
     text = str(path)
     return text if _SCHEME.match(text) else f"file://{text}"
+
+
+def place_of(path: UPath) -> str:
+    """The one form of all paths that lead to a place: absolute, without `..`, links, a trailing slash or `file:`."""
+    protocol = _SAME.get(path.protocol, path.protocol)
+    if protocol in ("", "file", "local"):
+        return os.path.realpath(path.path)
+    return f"{protocol}://{posixpath.normpath(path.path).strip('/')}"
 
 
 def size_of(path: UPath) -> int:

@@ -6,6 +6,7 @@ The connectors themselves, which read and write, are in `connectors/`; this modu
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,14 @@ class Guarantee(Enum):
     EXACTLY_ONCE = "exactly-once"
     AT_LEAST_ONCE = "at-least-once"
     UPSERT = "upsert"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A place that a sink writes to, in the one form that all ways of writing its path have. `shared`: it only adds to what is there."""
+
+    place: str
+    shared: bool = False
 
 
 class Source(ABC):
@@ -72,6 +81,10 @@ class Sink(ABC):
     @abstractmethod
     def describe(self) -> str:
         """One line for plans: what is written, and where to."""
+
+    def target(self) -> Target | None:
+        """Where it writes to, if that is a place that another sink might write to as well."""
+        return None
 
     @abstractmethod
     def check(self, records: RecordType) -> None:

@@ -49,6 +49,7 @@ from dagster_unified.orchestration.plot import ROWS, around, rows_per_partition
 from dagster_unified.orchestration.producers import Producers
 from dagster_unified.orchestration.resources import session_of
 from dagster_unified.orchestration.staleness import carried_state_result, carried_state_spec
+from dagster_unified.orchestration.targets import targets_metadata
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -104,7 +105,7 @@ def stage_asset(graph: Graph, loaded: Plan, region: Region, translator: "StageTr
         tags=translator.get_tags(loaded, region),
         kinds=translator.get_kinds(loaded, region),
         description=translator.get_description(loaded, region),
-        metadata=translator.get_metadata(loaded, region),
+        metadata={**targets_metadata(loaded, region.sinks), **translator.get_metadata(loaded, region)},
         code_version=region.fingerprint,
         retry_policy=batch.retry_policy,
         freshness_policy=batch.freshness_policy,

@@ -24,6 +24,7 @@ from dagster._core.definitions.assets.definition.asset_dep import CoercibleToAss
 from dagster_unified.api.pipeline import Pipeline
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.options import Configuration
+from dagster_unified.graph.targets import check_targets, written
 from dagster_unified.orchestration.assets import DEFAULT_RETRY, Batch, source_specs, stage_asset
 from dagster_unified.orchestration.checks import Checks, sink_checks
 from dagster_unified.orchestration.deployment import StreamingDeployment
@@ -34,6 +35,7 @@ from dagster_unified.orchestration.partitions import checked_carrying, checked_u
 from dagster_unified.orchestration.resources import ExecutionConfig, SparkResource
 from dagster_unified.orchestration.schedules import BatchSchedule, batch_schedule
 from dagster_unified.orchestration.streaming import sink_assets, sink_specs, streaming_jobs, streaming_sensor
+from dagster_unified.orchestration.targets import StagesSelection
 from dagster_unified.orchestration.translator import StageTranslator
 
 
@@ -118,6 +120,7 @@ def unified_definitions(
         checked_carrying(partitions)
         backfill_policy = backfill_policy or BackfillPolicy.single_run()
     batch = Batch(retry_policy, partitions, backfill_policy, carry_state, reuse, dict(upstream or {}), freshness_policy, automation_condition, pool)
+    check_targets(target for each in pipelines for target in written(each.graph()))
     for each in pipelines:
         graph = each.graph()
         loaded = batch.plan(graph, Configuration())
@@ -129,7 +132,7 @@ def unified_definitions(
             sensors.append(heartbeat_sensor(each.name, {stage.op.name for stage in stages}))
             job = define_asset_job(
                 f"{each.name}_batch",
-                selection=AssetSelection.assets(*stages),
+                selection=StagesSelection(selected_keys=[stage.key for stage in stages]),
                 executor_def=executor,
                 description=f"{each.name} in BATCH: {len(stages)} stages, each materialized before the next begins.",
             )

@@ -51,6 +51,7 @@ from dagster_unified.operators.time import wall_clock
 from dagster_unified.orchestration import progress
 from dagster_unified.orchestration.deployment import Decision, Seen, SeenRun, StreamingDeployment, next_step, utc
 from dagster_unified.orchestration.resources import session_of
+from dagster_unified.orchestration.targets import check_location, targets_metadata
 from dagster_unified.orchestration.translator import StageTranslator
 from dagster_unified.orchestration.trend import Trend
 
@@ -285,6 +286,8 @@ def streaming_sensor(deployment: StreamingDeployment, streaming: JobDefinition) 
     def keep_alive(context: SensorEvaluationContext) -> RunRequest | SkipReason:
         options = configuration_of(deployment)
         try:
+            if context.repository_def is not None:
+                check_location(context.repository_def.asset_graph)
             decision = next_step(deployment, options, _see(context, deployment, streaming.name))
         except UnifiedError as error:
             return SkipReason(str(error))
@@ -386,6 +389,7 @@ def sink_specs(planned: Plan, translator: StageTranslator) -> list[AssetSpec]:
             group_name=planned.name,
             description=f"{node.sink.describe()}, written by {planned.name} in STREAMING ({node.sink.guarantee.value}).",
             kinds={"spark", "streaming"},
+            metadata=targets_metadata(planned, [node.id]),
         )
         for node in planned.graph.nodes
         if isinstance(node, SinkNode)

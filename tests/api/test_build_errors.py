@@ -1,14 +1,16 @@
 """What is wrong with a program is said while it is built: where, what, and what to do."""
 
+import os
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import NamedTuple
 
 import pytest
 
-from dagster_unified.api import KeyedProcessFunction, MapFunction, OutputTag, Pipeline, ProcessFunction, WatermarkStrategy
+from dagster_unified.api import DeltaSink, FileSink, KeyedProcessFunction, MapFunction, OutputTag, Pipeline, ProcessFunction, WatermarkStrategy
 from dagster_unified.api import functions as F
 from dagster_unified.errors import PipelineError
+from dagster_unified.graph.nodes import SinkNode
 
 
 class Row(NamedTuple):
@@ -154,3 +156,33 @@ def test_operators_of_a_plain_stream_may_follow_key_by():
     pipeline = Pipeline("p")
     pipeline.from_collection([1]).key_by(to_int).map(to_int).filter(lambda v: True).print()
     assert [e.kind.value for e in pipeline.plan().exchanges] == ["HASH"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        (DeltaSink("/data/a", name="one"), DeltaSink("/data/a/", name="two"), "one place, /data/a,"),
+        (DeltaSink("/data/a", name="one", mode="upsert", key="shop"), FileSink("file:///data/b/../a", name="two"), "one place, /data/a,"),
+        (DeltaSink("/data/a", name="one", mode="append"), DeltaSink("/data/a", name="two"), "one place, /data/a,"),
+        (FileSink("/data/a", name="one"), DeltaSink("/data/a/b", name="two"), "/data/a/b, inside the folder of sink 'one' of p"),
+        (DeltaSink("out", name="one"), FileSink(f"{os.getcwd()}/out", name="two"), f"one place, {os.getcwd()}/out"),
+        (FileSink("s3://bucket/a", name="one"), FileSink("s3a://bucket/a/", name="two"), "one place, s3://bucket/a,"),
+    ],
+)
+def test_two_sinks_that_would_take_away_each_others_rows_are_an_error_that_names_both(first, second, said):
+    stream = rows()
+    stream.sink_to(first)
+    stream.sink_to(second)
+    with pytest.raises(PipelineError) as raised:
+        stream._pipeline.plan()
+    assert said in str(raised.value)
+    assert "sink 'one' of p (tests/api/test_build_errors.py:" in str(raised.value)
+    assert "sink 'two' of p" in str(raised.value)
+    assert "a path of its own" in str(raised.value) or "outside the other's" in str(raised.value)
+
+
+def test_sinks_that_append_may_share_a_place_and_neighbours_are_no_conflict():
+    stream = rows()
+    for sink in (DeltaSink("/data/a", mode="append"), DeltaSink("/data/a", mode="append"), DeltaSink("/data/ab"), FileSink("/data/b")):
+        stream.sink_to(sink)
+    assert [n.name for n in stream._pipeline.plan().graph.nodes if isinstance(n, SinkNode)] == ["a", "a-2", "ab", "b"]

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from dagster_unified.api import DeltaSink
+from dagster_unified.api import DeltaSink, Pipeline
 from dagster_unified.connectors.base import WriteContext
 from dagster_unified.errors import PipelineError, SinkError
 
@@ -112,3 +112,27 @@ def test_a_process_that_has_previewed_a_table_ends_in_peace(tmp_path):
     program = f"from dagster_unified.connectors.delta import DeltaSink; assert DeltaSink({str(tmp_path)!r}).preview(None, 5).num_rows == 5"
     for _ in range(8):
         assert subprocess.run([sys.executable, "-c", program], check=False, capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_two_sinks_of_a_pipeline_that_append_to_one_table_both_leave_their_rows_once(mode, run_on_spark, run_streaming, table, tmp_path):
+    pipeline = Pipeline("two")
+    pens, cups = pipeline.from_collection([A]), pipeline.from_collection([B], name="cups")
+    for stream in (pens, cups):
+        stream.sink_to(DeltaSink(str(tmp_path / "table"), mode="append"))
+    if mode == "STREAMING":
+        run_streaming(pipeline)
+    for _ in range(2 if mode == "BATCH" else 0):  # a run that is executed again does not write again
+        run_on_spark(pipeline)
+    assert table() == [A, B]
+
+
+def test_a_partition_that_two_sinks_append_to_is_replaced_by_the_sink_that_runs_it_again(spark, table, tmp_path):
+    def append(row, sink, execution):
+        context = WriteContext(spark, "p", "stage", execution, "2024-01-01", sink=sink)
+        DeltaSink(str(tmp_path / "table"), mode="append").write(spark.createDataFrame([row], "shop string, item string, amount long"), context)
+
+    append(A, "one", "first")
+    append(B, "two", "first")
+    append(A._replace(amount=9), "one", "second")
+    assert table() == [A._replace(amount=9), B]

@@ -151,7 +151,7 @@ def test_two_sinks_of_one_name_are_both_kept(mode):
     rows = pipeline.from_collection([1])
     rows.print()
     rows.map(lambda v: v + 1, int).print()
-    assert sorted(run_pipeline(pipeline, mode).only()) == [1, 2]
+    assert run_pipeline(pipeline, mode).sinks == {"print": [1], "print-2": [2]}
 
 
 def test_an_unknown_mode_is_an_error():

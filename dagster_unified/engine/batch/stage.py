@@ -262,7 +262,7 @@ class _Job:
             share = (now() - begun) / len(self.runs)
             for run, manifest, results in zip(self.runs, manifests, written, strict=True):
                 own = now()
-                results |= {node.name: _spark_sink(run, node).write(self._rows_for(node, [manifest]), self._context(run)) for node in left}
+                results |= {node.name: _spark_sink(run, node).write(self._rows_for(node, [manifest]), self._context(run, node)) for node in left}
                 size = manifest.bytes or sum(r.bytes for r in results.values())
                 done.append(msgspec.structs.replace(manifest, seconds=share + now() - own, bytes=size, sinks={name: r.location for name, r in results.items()}))
                 run.store.commit(run.address(self.region), done[-1])
@@ -279,7 +279,7 @@ class _Job:
         counts = Observation()
         frame = self._counted(self.frames.sink_input(self.sinks[0].id), counts, flat=True)
         sink = self.sinks[0]
-        result = _spark_sink(self.run, sink).write(frame, self._context(self.run))
+        result = _spark_sink(self.run, sink).write(frame, self._context(self.run, sink))
         if result.repeated:
             # No job ran, so there is nothing to observe, and asking would wait for ever.
             return _Made(frame.schema.json(), [[0] * len(self.streams)], [Metrics({"sink had this execution already": 1})], [{sink.name: result}])
@@ -419,7 +419,8 @@ class _Job:
             results = None
             if len(manifests) > 1:
                 sink = _spark_sink(self.run, node)
-                results = sink.write_parts(self._rows_for(node, manifests, [EMITTED] if sink.upserts else []), [self._context(run) for run in self.runs])
+                contexts = [self._context(run, node) for run in self.runs]
+                results = sink.write_parts(self._rows_for(node, manifests, [EMITTED] if sink.upserts else []), contexts)
             if results is None:
                 left.append(node)
                 continue
@@ -434,8 +435,8 @@ class _Job:
         frame = stored.read(self.run.spark, self.run.store, manifests, stream.uid, stream.tag, stream.layout, further)
         return frame.select(*stream.layout.records.names, *further, *([PART] if len(manifests) > 1 else []))
 
-    def _context(self, run: Run) -> WriteContext:
-        return WriteContext(run.spark, run.plan.name, self.region.name, run.execution, run.partition, ship=by_value)
+    def _context(self, run: Run, node: SinkNode) -> WriteContext:
+        return WriteContext(run.spark, run.plan.name, self.region.name, run.execution, run.partition, ship=by_value, sink=node.uid)
 
     def _count_malformed(self, manifests: Sequence[Manifest]) -> None:
         """Counts the rows that did not fit, and writes those that are to be kept beside the intermediate."""

@@ -96,7 +96,7 @@ class EpochWriter:
                 node = cast("SinkNode", self.plan.graph.node(number))
                 if not isinstance(node.sink, SparkSink):
                     raise PipelineError(f"{self.plan.name}: sink '{node.name}' is a {type(node.sink).__name__}, which Spark cannot write")
-                context = WriteContext(self.spark, self.plan.name, self.tail.name, self.deployment, "streaming", epoch, self.timeline, self.check, by_value)
+                context = WriteContext(self.spark, self.plan.name, self.tail.name, self.deployment, "streaming", epoch, self.timeline, self.check, by_value, node.uid)
                 results[node.name] = node.sink.write(frames.sink_input(number), context)
         finally:
             frames.release()

@@ -1,0 +1,42 @@
+"""Sinks of one code location that would take away each other's rows are an error when it loads, before anything runs."""
+
+import pytest
+from dagster import DagsterInstance, DagsterInvalidDefinitionError, Definitions, SkipReason, build_sensor_context
+
+from dagster_unified.api import DeltaSink, Pipeline, RateSource
+from dagster_unified.errors import PipelineError
+from dagster_unified.orchestration import unified_definitions
+
+
+def pipeline(name, path, unbounded=False, **options):
+    made = Pipeline(name)
+    stream = made.from_source(RateSource()) if unbounded else made.from_collection([1])
+    stream.sink_to(DeltaSink(str(path), **options))
+    return made
+
+
+def test_two_pipelines_that_are_defined_together_may_not_overwrite_one_table(tmp_path):
+    with pytest.raises(PipelineError, match=r"sink 'a' of one \(.*\) and sink 'a' of two \(.*\) write to one place"):
+        unified_definitions([pipeline("one", tmp_path / "a"), pipeline("two", tmp_path / "a")])
+    unified_definitions([pipeline("one", tmp_path / "a", mode="append"), pipeline("two", tmp_path / "a", mode="append")])
+
+
+def test_nor_two_whose_definitions_are_merged(tmp_path):
+    merged = Definitions.merge(unified_definitions(pipeline("one", tmp_path / "a")), unified_definitions(pipeline("two", f"file://{tmp_path}/a/")))
+    with pytest.raises(DagsterInvalidDefinitionError) as raised:
+        Definitions.validate_loadable(merged)
+    assert isinstance(raised.value.__cause__, PipelineError)
+    assert "sink 'a' of two" in str(raised.value.__cause__)
+
+
+def test_the_sensor_of_a_stream_does_not_start_what_would_overwrite_another_table(tmp_path):
+    merged = Definitions.merge(*[unified_definitions(pipeline(name, tmp_path / "a", unbounded=True)) for name in ("one", "two")])
+    with DagsterInstance.ephemeral() as instance:
+        context = build_sensor_context(instance, repository_def=merged.get_repository_def())
+        answer = merged.resolve_sensor_def("one_streaming_sensor")(context)
+    assert isinstance(answer, SkipReason)
+    assert "sink 'a' of two" in answer.skip_message
+
+
+def test_definitions_that_can_be_merged_load(tmp_path):
+    Definitions.validate_loadable(Definitions.merge(*[unified_definitions(pipeline(name, tmp_path / name)) for name in ("one", "two")]))
