@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, get_args, get_origin, get_type_hints
 
 from dagster_unified.api.windows import WindowedStream
 from dagster_unified.errors import PipelineError, RecordTypeError
@@ -21,13 +21,14 @@ from dagster_unified.operators.connected import (
     CoProcess,
     CoProcessFunction,
     EitherKey,
-    KeyedCoProcess,
     KeyedCoProcessFunction,
+    OneSidesKey,
     Tag,
     either_type,
 )
 from dagster_unified.operators.functions import OutputTag
 from dagster_unified.operators.joins import CoGroupFunction, FlatJoinFunction, IntervalJoin, JoinFunction, ProcessJoinFunction, WindowedPairs
+from dagster_unified.operators.keyed_functions import KEYED_FORMS, PartlyKeyed
 from dagster_unified.operators.windows import Evictor, Trigger, WindowAssigner
 from dagster_unified.records import element_type, return_type, type_name
 
@@ -36,9 +37,14 @@ if TYPE_CHECKING:
 
 
 class ConnectedStreams:
-    """Two streams that an operator sees together, each under its own type. Their order to one another is not defined, unless they are keyed."""
+    """Two streams that an operator sees together, each under its own type.
 
-    def __init__(self, first: DataStream, second: DataStream, keys: tuple[Any, Any] | None = None, key_type: Any = None) -> None:
+    Where both are keyed, functions have state and timers of the key that both share: in BATCH one key's records of both come
+    together, by event time. Where one is keyed, there is state for its records, and there are no timers: in BATCH the other
+    stream's records come first, as they arrive, then the keyed ones, key by key. Without a key their order is not defined.
+    """
+
+    def __init__(self, first: DataStream, second: DataStream, keys: tuple[Any, Any] = (None, None), key_type: Any = None) -> None:
         if first._pipeline is not second._pipeline:
             raise PipelineError(f"{first._where('connect')}: the streams belong to different pipelines, '{first._pipeline.name}' and '{second._pipeline.name}'")
         self._first, self._second, self._keys, self._key_type = first, second, keys, key_type
@@ -49,37 +55,49 @@ class ConnectedStreams:
 
     def map(self, function: CoMapFunction, output_type: Any = None) -> DataStream:
         """One record out for each record of either stream."""
-        self._expect(function, CoMapFunction, "map")
-        stream = self._stream()
-        return stream.map(CoMap(function, "map1", "map2"), self._output(function, ("map1", "map2"), output_type, lambda t: t)).name(type(function).__name__)
+        self._expect(function, (CoMapFunction,), "map")
+        return self._apply("map", CoMap(function), output_type, lambda t: t)
 
     def flat_map(self, function: CoFlatMapFunction, output_type: Any = None) -> DataStream:
         """Any number of records out for each record of either stream."""
-        self._expect(function, CoFlatMapFunction, "flat_map")
-        stream = self._stream()
-        made = stream.flat_map(CoFlatMap(function, "flat_map1", "flat_map2"), self._output(function, ("flat_map1", "flat_map2"), output_type, element_type))
-        return made.name(type(function).__name__)
+        self._expect(function, (CoFlatMapFunction,), "flat_map")
+        return self._apply("flat_map", CoFlatMap(function), output_type, element_type)
 
     def process(self, function: CoProcessFunction | KeyedCoProcessFunction, output_type: Any = None) -> DataStream:
-        """A `KeyedCoProcessFunction` where the streams are keyed, with state and timers of the key; else a `CoProcessFunction`."""
-        keyed = self._keys is not None
-        self._expect(function, KeyedCoProcessFunction if keyed else CoProcessFunction, "process")
-        output = self._output(function, ("process_element1", "process_element2"), output_type, element_type)
-        if isinstance(function, KeyedCoProcessFunction):
-            return self.keyed().process(KeyedCoProcess(function), output).name(type(function).__name__)
-        return self._stream().process(CoProcess(function, "process_element1", "process_element2"), output).name(type(function).__name__)
+        """A `KeyedCoProcessFunction` where both streams are keyed; a `CoProcessFunction` on any."""
+        both = None not in self._keys
+        self._expect(function, (KeyedCoProcessFunction, CoProcessFunction) if both else (CoProcessFunction,), "process")
+        return self._apply("process", CoProcess(function), output_type, element_type)
 
     # Building
 
     def keyed(self) -> KeyedStream:
         """Both streams as one of `Either`, keyed."""
-        assert self._keys is not None
-        (first, kind), (second, other) = (_getter(s, k, self._key_type) for s, k in zip((self._first, self._second), self._keys, strict=True))
-        if kind != other:
-            raise RecordTypeError(
-                f"{self._where('key_by')}: the first stream's key is a {type_name(kind)} and the second's a {type_name(other)}; give both the same, or map one of them"
-            )
-        return self._stream().key_by(EitherKey(first, second), key_type=kind)
+        sides = [None if k is None else _getter(s, k, self._key_type) for s, k in zip((self._first, self._second), self._keys, strict=True)]
+        first, second = sides
+        if first is not None and second is not None:
+            if first[1] != second[1]:
+                raise RecordTypeError(
+                    f"{self._where('key_by')}: the first stream's key is a {type_name(first[1])} and the second's a {type_name(second[1])}; give both the same, or map one of them"
+                )
+            return self._stream().key_by(EitherKey(first[0], second[0]), key_type=first[1])
+        get, kind = next(side for side in sides if side is not None)
+        parts = _parts(kind)
+        key_type = tuple.__class_getitem__((int, *(part | None for part in parts)))
+        return self._stream().key_by(OneSidesKey(self._keyed_side, get, len(parts)), key_type=key_type)
+
+    @property
+    def _keyed_side(self) -> int:
+        """The side that is keyed; 0 where both are, or neither is."""
+        return 0 if (self._keys[0] is None) == (self._keys[1] is None) else 1 if self._keys[1] is None else 2
+
+    def _apply(self, kind: str, both: CoMap | CoFlatMap | CoProcess, output_type: Any, unwrap: Callable[[Any], Any]) -> DataStream:
+        name = type(both.function).__name__
+        output = output_type if output_type is not None else agreed_type(both.function, (both.first, both.second), unwrap, self._where(name))
+        if self._keys == (None, None):
+            return getattr(self._stream(), kind)(both, output).name(name)  # type: ignore[no-any-return]
+        function = KEYED_FORMS[kind](both)
+        return self.keyed().process(PartlyKeyed(function, self._keyed_side) if self._keyed_side else function, output).name(name)
 
     def _stream(self) -> DataStream:
         first, second = (s._records("connect") for s in (self._first, self._second))
@@ -87,13 +105,12 @@ class ConnectedStreams:
         sides = [plain(s).map(Tag(either, number), either).name(f"{_name(s)} as {number}") for number, s in ((1, self._first), (2, self._second))]
         return sides[0].union(sides[1])
 
-    def _expect(self, function: Any, kind: type, method: str) -> None:
-        if not isinstance(function, kind):
-            hint = "" if kind is not CoProcessFunction or not isinstance(function, KeyedCoProcessFunction) else "; call key_by on the connected streams first"
-            raise PipelineError(f"{self._where(method)}: expected a {kind.__name__}, got {function!r}{hint}")
-
-    def _output(self, function: Any, methods: tuple[str, str], output_type: Any, unwrap: Callable[[Any], Any]) -> Any:
-        return output_type if output_type is not None else agreed_type(function, methods, unwrap, self._where(type(function).__name__))
+    def _expect(self, function: Any, kinds: tuple[type, ...], method: str) -> None:
+        if not isinstance(function, kinds):
+            hint = ""
+            if isinstance(function, KeyedCoProcessFunction):
+                hint = "; call key_by on the connected streams first" if not self._keyed_side else "; it needs both streams keyed, so call key_by on the other one too"
+            raise PipelineError(f"{self._where(method)}: expected a {kinds[0].__name__}, got {function!r}{hint}")
 
     def _where(self, what: str) -> str:
         return self._first._where(what)
@@ -259,6 +276,13 @@ def _getter(stream: DataStream, key: Any, key_type: Any) -> tuple[Callable[[Any]
     if len(getters) == 1:
         return getters[0], kinds[0]
     return Fields(tuple(getters)), tuple.__class_getitem__(tuple(kinds))
+
+
+def _parts(kind: Any) -> tuple[Any, ...]:
+    """The types of a key's parts."""
+    if get_origin(kind) is tuple:
+        return get_args(kind)
+    return tuple(get_type_hints(kind).values()) if isinstance(kind, type) and issubclass(kind, tuple) else (kind,)
 
 
 class Fields:

@@ -26,6 +26,7 @@ from dagster_unified.graph.connectors import Boundedness, Sink, Source
 from dagster_unified.graph.expressions import Column
 from dagster_unified.graph.nodes import Chaining, ExchangeKind, Key, Node, Partitioning
 from dagster_unified.operators.functions import Function, KeyedProcessFunction, OutputTag, ProcessFunction
+from dagster_unified.operators.keyed_functions import KEYED_FORMS, may_hold_state
 from dagster_unified.operators.layout import ComputedKey
 from dagster_unified.operators.state import MapStateDescriptor
 from dagster_unified.operators.windows import CountEvictor, CountTrigger, GlobalWindows, PurgingTrigger, WindowAssigner
@@ -88,7 +89,7 @@ class DataStream:
         """Keeps the records for which the function is true, in both modes."""
         name = _name_of(function, "filter")
         self._check_function(name, getattr(function, "filter", function))
-        return self._next(nodes.FilterNode, name, records=self._records(name), function=function)
+        return self._function(nodes.FilterNode, name, function, records=self._records(name))
 
     def map_batches(self, function: Callable[[pa.RecordBatch], pa.RecordBatch], output_type: Any) -> DataStream:
         """A function from Arrow batches to Arrow batches, for vectorised code. How records are cut into batches is not defined, in either mode.
@@ -280,12 +281,11 @@ class DataStream:
     @overload
     def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
     def connect(self, other: DataStream | BroadcastStream) -> ConnectedStreams | BroadcastConnectedStream:
-        """Brings two streams of different types to one operator; if both are keyed, so is what follows. The other one may be broadcast with state."""
+        """Brings two streams of different types to one operator, with keyed state where they are keyed. The other one may be broadcast with state."""
         if isinstance(other, BroadcastStream):
             return BroadcastConnectedStream(self, other)
-        if isinstance(self, KeyedStream) and isinstance(other, KeyedStream):
-            return ConnectedStreams(self, other, (self._key_selector, other._key_selector))
-        return ConnectedStreams(self, other)
+        first, second = (s._key_selector if isinstance(s, KeyedStream) else None for s in (self, other))
+        return ConnectedStreams(self, other, (first, second))
 
     def join(self, other: DataStream) -> JoinedStreams:
         """Joins with another stream: pairs of one key and window; `where(key).equal_to(key).window(assigner).apply(function)`."""
@@ -362,12 +362,16 @@ class DataStream:
         node = self._pipeline._add(kind, upstream, name, **attributes)
         return DataStream(self._pipeline, node.id)
 
-    def _apply(self, kind: type[Node], function: Any, method: str, output_type: Any, unwrap: Callable[[Any], Any], **attributes: Any) -> DataStream:
+    def _apply(self, kind: type[nodes.FunctionNode], function: Any, method: str, output_type: Any, unwrap: Callable[[Any], Any], **attributes: Any) -> DataStream:
         self._records(method)
         name = _name_of(function, method.removesuffix("_element"))
         self._check_function(name, function if isinstance(function, type) else getattr(function, method, function))
         records = self._output(name, getattr(function, method, function), output_type, unwrap)
-        return self._next(kind, name, records=records, function=function, **attributes)
+        return self._function(kind, name, function, records=records, **attributes)
+
+    def _function(self, kind: type[nodes.FunctionNode], name: str, function: Any, **attributes: Any) -> DataStream:
+        """An operator that runs a function on records."""
+        return self._next(kind, name, function=function, **attributes)
 
     def _output(self, name: str, function: Any, output_type: Any, unwrap: Callable[[Any], Any]) -> RecordType:
         self._check_function(name, function)
@@ -460,10 +464,16 @@ class DataStream:
                     raise PipelineError(f"{self._where(operator)}: no column '{name}' in {records.describe()}{nearest(name, records.names)}")
 
 
+_FORMS = {nodes.MapNode: "map", nodes.FlatMapNode: "flat_map", nodes.FilterNode: "filter", nodes.ProcessNode: "process"}
+"""The operators whose function may hold state on a keyed stream."""
+
+
 class KeyedStream(DataStream):
     """A stream partitioned by key: what state, timers and rolling operations need.
 
-    Operators of a plain stream may follow as well; they then run partitioned by key.
+    Operators of a plain stream may follow as well; they then run partitioned by key. A function object that overrides `open`,
+    in which it may ask for state of the key, runs as `process` does: in BATCH a key's records come to it together, in
+    event-time order. Any other function stays in one pass with its neighbours.
     """
 
     def __init__(self, pipeline: Pipeline, upstream: tuple[Upstream, ...], key: Key) -> None:
@@ -475,7 +485,8 @@ class KeyedStream(DataStream):
         """Runs a `KeyedProcessFunction`, with state and timers of the record's key.
 
         In BATCH a key's records come in event-time order with the watermark at `MIN`, then its timers fire. In STREAMING records
-        come as they arrive, and timers fire as the watermark passes them.
+        come as they arrive, and timers fire as the watermark passes them. A `ProcessFunction` with `open` or `on_timer` has state
+        and timers as well.
         """
         if isinstance(function, ProcessFunction):
             return super().process(function, output_type)
@@ -576,6 +587,13 @@ class KeyedStream(DataStream):
 
     def _rolling(self, name: str, **attributes: Any) -> DataStream:
         return self._keyed(nodes.ReduceNode, name, records=self._records(name), **attributes)
+
+    def _function(self, kind: type[nodes.FunctionNode], name: str, function: Any, **attributes: Any) -> DataStream:
+        form = KEYED_FORMS.get(_FORMS.get(kind, "")) if may_hold_state(function) else None
+        if form is None:
+            return super()._function(kind, name, function, **attributes)
+        timers = {"timestamped": True} if kind is nodes.ProcessNode else {}
+        return self._keyed(nodes.KeyedProcessNode, name, function=form(function), **attributes, **timers)
 
     def _keyed(self, kind: type[Node], name: str, **attributes: Any) -> DataStream:
         return self._next(kind, name, key=self._key_selector, **attributes)

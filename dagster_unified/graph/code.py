@@ -39,11 +39,18 @@ def names_used(value: Any) -> set[str]:
     return found
 
 
+def authors(value: Any) -> Iterator[Any]:
+    """The functions of the author's in one of the library's; one of the author's own is itself."""
+    wrapped = getattr(value, "wrapped_functions", ())
+    for part in wrapped:
+        yield from authors(part)
+    if not wrapped:
+        yield value
+
+
 def refers_to(value: Any, wanted: Callable[[Any], bool]) -> bool:
     """Whether a function, or the methods of an object's class, refer to something of a kind: as a global, in a closure, or as an attribute of the object."""
-    held = list(vars(value).values()) if hasattr(value, "__dict__") else []
-    for part in getattr(value, "wrapped_functions", ()):
-        held += list(vars(part).values()) if hasattr(part, "__dict__") else []
+    held = [attribute for part in (value, *authors(value)) if hasattr(part, "__dict__") for attribute in vars(part).values()]
     for function in _functions(value):
         names = {n for code in _nested(function.__code__) for n in code.co_names}
         held += [function.__globals__[n] for n in names & set(function.__globals__)]

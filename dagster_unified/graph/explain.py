@@ -11,6 +11,7 @@ import json
 import textwrap
 from typing import Any
 
+from dagster_unified.graph.code import authors
 from dagster_unified.graph.nodes import (
     AssignTimestampsNode,
     BroadcastNode,
@@ -127,11 +128,9 @@ def state(node: Node) -> list[dict[str, str]]:
     if not isinstance(node, KeyedProcessNode):
         return []
     found = []
-    function = node.function
     if isinstance(node, BroadcastNode):
-        found += [{"name": d.name, "kind": "broadcast"} for d in function.descriptors]
-        function = function.function
-    for call in _calls(type(function)):
+        found += [{"name": d.name, "kind": "broadcast"} for d in node.function.descriptors]
+    for call in (call for function in authors(node.function) for call in _calls(type(function))):
         name = call.func.id if isinstance(call.func, ast.Name) else call.func.attr if isinstance(call.func, ast.Attribute) else ""
         if name.endswith("StateDescriptor") and call.args and isinstance(call.args[0], ast.Constant):
             found.append({"name": str(call.args[0].value), "kind": name.removesuffix("StateDescriptor").lower()})

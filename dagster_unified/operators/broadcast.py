@@ -16,6 +16,7 @@ from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.functions import Function, OutputTag, RuntimeContext, TimerService
 from dagster_unified.operators.keyed import Collector, KeyedOptions, KeyedProcessOperator
+from dagster_unified.operators.keyed_functions import NoKey
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.state import KeyedStateBackend, MapStateDescriptor, StateDescriptor, handle
 from dagster_unified.operators.time import TimeDomain
@@ -314,16 +315,7 @@ class _BroadcastContext(KeyedBroadcastProcessFunction.Context):
             self.counted[name] = self.counted.get(name, 0) + amount - before.get(name, 0)
 
 
-class _NoKey(dict[str, Any]):
-    """The state of no key: a broadcast record has none."""
-
-    def _refuse(self, *_: Any) -> Any:
-        raise UnsupportedError("a broadcast record has no key, and so no keyed state; use ctx.apply_to_keyed_state(descriptor, function) to see that of every key")
-
-    get = setdefault = pop = __getitem__ = __setitem__ = __contains__ = _refuse
-
-
-_NO_KEY = _NoKey()
+_NO_KEY = NoKey("a broadcast record has no key, and so no keyed state; use ctx.apply_to_keyed_state(descriptor, function) to see that of every key")
 
 
 def checked(descriptors: Sequence[MapStateDescriptor], where: str) -> tuple[MapStateDescriptor, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from dagster_unified.operators.functions import Function, KeyedProcessFunction, ProcessFunction, Wrapping
+from dagster_unified.operators.keys import key_hash
 
 
 class CoMapFunction(Function, ABC):
@@ -38,7 +39,10 @@ class CoFlatMapFunction(Function, ABC):
 
 
 class CoProcessFunction(Function, ABC):
-    """A process function over two streams that are not keyed."""
+    """A process function over two streams; where both are keyed, with state and timers of the key that both share.
+
+    Where one of them is keyed, there is state for its records, and there are no timers.
+    """
 
     Context = ProcessFunction.Context
 
@@ -49,6 +53,10 @@ class CoProcessFunction(Function, ABC):
     @abstractmethod
     def process_element2(self, value: Any, ctx: ProcessFunction.Context) -> Iterable[Any] | None:
         """What a record of the second stream leads to."""
+
+    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext) -> Iterable[Any] | None:
+        """A timer has come; only where both streams are keyed."""
+        return None
 
 
 class KeyedCoProcessFunction(Function, ABC):
@@ -100,16 +108,43 @@ class EitherKey:
         return self.first(record.first) if record.side == 1 else self.second(record.second)
 
 
+_SPREAD = 1024
+"""Over how many keys the records of a stream without a key are spread, beside a stream that has one."""
+
+
+class OneSidesKey:
+    """The key of a record of `Either` where only one of the streams is keyed: `(0, key)`.
+
+    The other stream's records get keys that sort before all of those, so that in BATCH they come first.
+    """
+
+    def __init__(self, side: int, get: Callable[[Any], Any], width: int) -> None:
+        self.side, self.get, self.width = side, get, width
+
+    def __call__(self, record: Any) -> Any:
+        own = record.first if record.side == 1 else record.second
+        if record.side != self.side:
+            return (-1 - key_hash(own) % _SPREAD, *[None] * self.width)
+        key = self.get(own)
+        parts = key if isinstance(key, tuple) else (key,)
+        return None if None in parts else (0, *parts)
+
+
 class _Both(Wrapping):
     """Calls one of two methods of a function, by the side that a record is from."""
 
-    def __init__(self, function: Any, first: str, second: str) -> None:
+    first = second = ""
+    """The names of the methods."""
+
+    def __init__(self, function: Any) -> None:
         super().__init__(function)
-        self._first, self._second = getattr(function, first), getattr(function, second)
+        self._first, self._second = getattr(function, self.first), getattr(function, self.second)
 
 
 class CoMap(_Both):
     """A `CoMapFunction` over `Either`."""
+
+    first, second = "map1", "map2"
 
     def map(self, value: Any) -> Any:
         """As `MapFunction.map`."""
@@ -119,6 +154,8 @@ class CoMap(_Both):
 class CoFlatMap(_Both):
     """A `CoFlatMapFunction` over `Either`."""
 
+    first, second = "flat_map1", "flat_map2"
+
     def flat_map(self, value: Any) -> Iterable[Any]:
         """As `FlatMapFunction.flat_map`."""
         found: Iterable[Any] = self._first(value.first) if value.side == 1 else self._second(value.second)
@@ -126,21 +163,11 @@ class CoFlatMap(_Both):
 
 
 class CoProcess(_Both, ProcessFunction):
-    """A `CoProcessFunction` over `Either`."""
+    """A `CoProcessFunction` or a `KeyedCoProcessFunction` over `Either`."""
+
+    first, second = "process_element1", "process_element2"
 
     def process_element(self, value: Any, ctx: ProcessFunction.Context) -> Iterable[Any] | None:
-        found: Iterable[Any] | None = self._first(value.first, ctx) if value.side == 1 else self._second(value.second, ctx)
-        return found
-
-
-class KeyedCoProcess(_Both, KeyedProcessFunction):
-    """A `KeyedCoProcessFunction` over `Either`."""
-
-    def __init__(self, function: KeyedCoProcessFunction) -> None:
-        super().__init__(function, "process_element1", "process_element2")
-        self.requires_time_sorted_input = function.requires_time_sorted_input
-
-    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any] | None:
         found: Iterable[Any] | None = self._first(value.first, ctx) if value.side == 1 else self._second(value.second, ctx)
         return found
 

@@ -56,7 +56,7 @@ class RuntimeContext:
         self._subtask = subtask
         self._parallelism = parallelism
         self._metrics = metrics
-        self._state = state
+        self.keyed_state = state
 
     def get_task_name(self) -> str:
         """The operator's name."""
@@ -75,9 +75,9 @@ class RuntimeContext:
         self._metrics.count(name, amount)
 
     def _keyed(self, name: str) -> KeyedStateBackend:
-        if self._state is None:
+        if self.keyed_state is None:
             raise UnsupportedError(f"operator '{self._task_name}': state '{name}' needs a keyed stream; call key_by before this operator")
-        return self._state
+        return self.keyed_state
 
     def get_state(self, descriptor: ValueStateDescriptor) -> ValueState[Any]:
         """The value state that `descriptor` names."""
@@ -115,6 +115,7 @@ class Wrapping(Function):
 
     def __init__(self, function: Any) -> None:
         self.function = function
+        self.requires_time_sorted_input: bool = getattr(function, "requires_time_sorted_input", False)
 
     @property
     def wrapped_functions(self) -> tuple[Any, ...]:
@@ -234,8 +235,20 @@ class TimerService(ABC):
         """Removes a timer of the current key."""
 
 
+class NoTimers(TimerService, ABC):
+    """A timer service that tells the time and takes no timers."""
+
+    def _refuse(self, timestamp: int) -> None:
+        raise UnsupportedError("timers need a keyed stream; call key_by before this process function, on both streams where two are connected")
+
+    register_event_time_timer = _refuse
+    register_processing_time_timer = _refuse
+    delete_event_time_timer = _refuse
+    delete_processing_time_timer = _refuse
+
+
 class ProcessFunction(Function, ABC):
-    """A record in, any number out, with its timestamp and side outputs at hand."""
+    """A record in, any number out, with its timestamp and side outputs at hand; on a keyed stream with state and timers as well."""
 
     class Context(ABC):
         """What `process_element` is given besides the record."""
@@ -255,6 +268,10 @@ class ProcessFunction(Function, ABC):
     @abstractmethod
     def process_element(self, value: Any, ctx: Context) -> Iterable[Any] | None:
         """The records that `value` leads to; `(tag, record)` goes to a side output."""
+
+    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext) -> Iterable[Any] | None:
+        """The records that a timer leads to, on a keyed stream: no other has timers."""
+        return None
 
 
 class KeyedProcessFunction(Function, ABC):

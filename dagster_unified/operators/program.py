@@ -14,11 +14,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_unified.errors import RecordTypeError, UnifiedError, UserFunctionError
+from dagster_unified.errors import RecordTypeError, UserFunctionError
 from dagster_unified.operators.async_io import AsyncCalls
 from dagster_unified.operators.broadcast import BroadcastOperator
 from dagster_unified.operators.failures import user_failure
-from dagster_unified.operators.functions import Function, OutputTag, ProcessFunction, RuntimeContext, TimerService
+from dagster_unified.operators.functions import Function, NoTimers, OutputTag, ProcessFunction, RuntimeContext, TimerService
 from dagster_unified.operators.fusion import Clause, FusedChain, fuse
 from dagster_unified.operators.keyed import Collector, KeyedOperator, KeyedOptions, KeyedProcessOperator, ReduceOperator, rolling
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
@@ -402,7 +402,7 @@ class RunningProgram:
         return consume
 
 
-class _ProcessContext(ProcessFunction.Context, TimerService):
+class _ProcessContext(ProcessFunction.Context, NoTimers):
     """The context of a non-keyed process function: time, side outputs, and no timers."""
 
     def __init__(self, where: str, clock: Callable[[], int]) -> None:
@@ -424,14 +424,6 @@ class _ProcessContext(ProcessFunction.Context, TimerService):
 
     def current_watermark(self) -> int:
         return MIN_TIMESTAMP
-
-    def _no_timers(self, timestamp: int) -> None:
-        raise UnifiedError("timers need a keyed stream; call key_by before this process function")
-
-    register_event_time_timer = _no_timers
-    register_processing_time_timer = _no_timers
-    delete_event_time_timer = _no_timers
-    delete_processing_time_timer = _no_timers
 
 
 def _event_time(moment: Any) -> int:

@@ -301,7 +301,7 @@ class _Streaming:
     def _keyed(self, node: g.KeyedNode, record: Any, time: int | None) -> None:
         running = self.running[node.id]
         key = _key_of(self.plan, node, record)
-        if key is None or (isinstance(key, tuple) and None in key):
+        if key is None or (node.key.computed is None and isinstance(key, tuple) and None in key):
             raise PipelineError(f"{self.plan.name}: operator '{node.name}': the key is None for {record!r}; filter such records out before key_by")
         running.run_of(key, [record], [time])
         assert running.keyed is not None

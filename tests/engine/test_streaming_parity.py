@@ -15,13 +15,17 @@ from hypothesis import strategies as st
 
 from dagster_unified.api import (
     BroadcastProcessFunction,
+    CoFlatMapFunction,
     CoGroupFunction,
     CollectionSource,
+    CoMapFunction,
     DeltaSink,
     EventTimeSessionWindows,
+    FilterFunction,
     KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
     KeyedProcessFunction,
+    MapFunction,
     MapStateDescriptor,
     OutputTag,
     ParquetSource,
@@ -130,6 +134,66 @@ class Sides(KeyedCoProcessFunction):
         yield Event(ctx.get_current_key(), timestamp, 1)
 
 
+class Change(MapFunction):
+    """The difference to the key's last value."""
+
+    requires_time_sorted_input = True
+
+    def open(self, context):
+        self.last = context.get_state(ValueStateDescriptor("last", int))
+
+    def map(self, value: Event) -> Event:
+        last = self.last.value() or 0
+        self.last.update(value.value)
+        return value._replace(value=value.value - last)
+
+
+class Rising(FilterFunction):
+    """Keeps what is above the key's last value."""
+
+    requires_time_sorted_input = True
+
+    def open(self, context):
+        self.last = context.get_state(ValueStateDescriptor("last", int))
+
+    def filter(self, value):
+        last = self.last.value() or 0
+        self.last.update(value.value)
+        return value.value > last
+
+
+class Totals(CoMapFunction):
+    """The key's total so far, of both streams."""
+
+    requires_time_sorted_input = True
+
+    def open(self, context):
+        self.total = context.get_state(ValueStateDescriptor("total", int))
+
+    def map1(self, value) -> Event:
+        self.total.update((self.total.value() or 0) + value.value)
+        return value._replace(value=self.total.value())
+
+    def map2(self, value) -> Event:
+        return self.map1(value)
+
+
+class NumberedBeside(CoFlatMapFunction):
+    """The key's count so far; the records without a key as they are."""
+
+    requires_time_sorted_input = True
+
+    def open(self, context):
+        self.count = context.get_state(ValueStateDescriptor("count", int))
+
+    def flat_map1(self, value) -> Iterable[Event]:
+        self.count.update((self.count.value() or 0) + 1)
+        yield value._replace(value=self.count.value())
+
+    def flat_map2(self, value) -> Iterable[Event]:
+        yield value
+
+
 IN_ORDER = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=1000)).with_timestamp_assigner("at")
 BY_KEY = MapStateDescriptor("by key", str, int)
 RULES = [Event("a", 0, 5), Event("c", 0, 7)]  # of each key one, since their order is not defined
@@ -185,6 +249,10 @@ KEYED = {
     "co_group": lambda s: s.co_group(s.where("value > 4")).where("key").equal_to("key").window(TumblingEventTimeWindows.of(timedelta(milliseconds=30))).apply(Counted()),
     "enriched": lambda s: s.connect(rules(s)).process(Enriched()),
     "limited": lambda s: s.key_by("key").connect(rules(s)).process(Limited()),
+    "change": lambda s: s.key_by("key").map(Change()),
+    "rising": lambda s: s.key_by("key").filter(Rising()),
+    "totals": lambda s: s.where("value > 3").connect(s.filter(lambda e: e.value <= 3)).key_by("key", "key").map(Totals()),
+    "beside": lambda s: s.where("value > 3").key_by("key").connect(s.filter(lambda e: e.value <= 3)).flat_map(NumberedBeside()),
     "connect": lambda s: s.where("value > 3").connect(s.filter(lambda e: e.value <= 3)).key_by("key", "key").process(Sides()),
 }
 BUILD = {
@@ -195,9 +263,10 @@ BUILD = {
 
 
 def defined(operations) -> bool:
-    """Whether the result is: `gaps` needs events of a key at different times. And whether it is small enough to run."""
+    """Whether the result is: what goes by order needs events of a key at different times. And whether it is small enough to run."""
+    ordered = {"gaps", "change", "rising", "totals", "beside"}
     several_at_once = [i for i, name in enumerate(operations) if name in ("interval_join", "connect", "join", "co_group", "limited", "enriched")]
-    return sum(name in KEYED for name in operations) <= 2 and not (several_at_once and "gaps" in operations[several_at_once[0] :])
+    return sum(name in KEYED for name in operations) <= 2 and not (several_at_once and ordered & set(operations[several_at_once[0] :]))
 
 
 def build(folder: Path, operations, target: Path) -> Pipeline:

@@ -1,0 +1,74 @@
+"""State in `map`, `flat_map` and their connected forms on Spark, in both modes."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import pytest
+from deltalake import DeltaTable
+
+from dagster_unified.api import CoFlatMapFunction, DeltaSink, FlatMapFunction, Pipeline, ValueStateDescriptor
+
+
+class CountWindowAverage(FlatMapFunction):
+    """The first example of Flink's page on state: the average of every two values of a key."""
+
+    def flat_map(self, value: tuple[int, int]) -> Iterable[tuple[int, int]]:
+        current = self.sum.value() or (0, 0)
+        current = (current[0] + 1, current[1] + value[1])
+        self.sum.update(current)
+        if current[0] >= 2:
+            self.sum.clear()
+            yield value[0], current[1] // current[0]
+
+    def open(self, runtime_context):
+        self.sum = runtime_context.get_state(ValueStateDescriptor("average", tuple[int, int]))
+
+
+class Row(NamedTuple):
+    key: str
+    number: int
+
+
+class Numbered(CoFlatMapFunction):
+    """Numbers the records of a key, and says how many of the other stream its instance has met before."""
+
+    def __init__(self):
+        self.met = 0
+
+    def open(self, context):
+        self.count = context.get_state(ValueStateDescriptor("count", int))
+
+    def flat_map1(self, value) -> Iterable[Row]:
+        self.count.update((self.count.value() or 0) + 1)
+        yield Row(value.key, self.count.value() + 100 * self.met)
+
+    def flat_map2(self, value) -> Iterable[Row]:
+        self.met += 1
+        return []
+
+
+@pytest.fixture(params=["BATCH", "STREAMING"])
+def run(request, run_on_spark, run_streaming):
+    return request.param, run_on_spark if request.param == "BATCH" else run_streaming
+
+
+def table(path):
+    return sorted(tuple(row.values()) for row in DeltaTable(path).to_pyarrow_table().to_pylist())
+
+
+def test_the_first_example_of_flinks_page_on_state_and_a_key_beside_a_stream_without_one(run, tmp_path):
+    mode, start = run
+    pipeline = Pipeline("p")
+    values = pipeline.from_collection([(1, 3), (1, 5), (2, 1), (1, 7), (1, 4), (1, 2)], tuple[int, int], "values")
+    # Values of equal event time come in no defined order, so that each average is of two equal ones, or all are of one pair.
+    same = values.map(lambda v: (v[0], v[0] * 10), tuple[int, int]).key_by(lambda row: row[0], key_type=int)
+    same.flat_map(CountWindowAverage()).sink_to(DeltaSink(str(tmp_path / "averages"), mode="append", name="averages"))
+    keyed = pipeline.from_collection([Row("a", 0), Row("b", 0), Row("a", 1)], Row, "keyed").key_by("key")
+    plain = pipeline.from_collection(["x"] * 3, str, "plain")
+    keyed.connect(plain).flat_map(Numbered()).sink_to(DeltaSink(str(tmp_path / "numbered"), mode="append", name="numbered"))
+    start(pipeline, {"parallelism.default": 1})
+    assert table(str(tmp_path / "averages")) == [(1, 10), (1, 10)]
+    numbered = table(str(tmp_path / "numbered"))
+    if mode == "BATCH":  # in the one partition that there is, every record without a key comes first
+        assert numbered == [("a", 301), ("a", 302), ("b", 301)]
+    assert [(key, number % 100) for key, number in numbered] == [("a", 1), ("a", 2), ("b", 1)]
