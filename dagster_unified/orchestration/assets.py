@@ -29,7 +29,6 @@ from dagster import (
     TimeWindowPartitionsDefinition,
     asset,
 )
-from dagster._core.definitions.assets.definition.asset_dep import CoercibleToAssetDep
 
 from dagster_unified.connectors.base import SparkSink
 from dagster_unified.engine.batch.stage import Carrying, Run, run_range
@@ -41,6 +40,7 @@ from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, Region, plan
 from dagster_unified.graph.slices import Slice, bound
 from dagster_unified.orchestration import progress
+from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
 from dagster_unified.orchestration.heartbeat import beating
 from dagster_unified.orchestration.history import latest_metadata
 from dagster_unified.orchestration.metadata import stage_metadata

@@ -19,12 +19,12 @@ from dagster import (
     define_asset_job,
     in_process_executor,
 )
-from dagster._core.definitions.assets.definition.asset_dep import CoercibleToAssetDep
 
 from dagster_unified.api.pipeline import Pipeline
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.targets import check_targets, written
+from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep, without_beta_warning
 from dagster_unified.orchestration.assets import DEFAULT_RETRY, Batch, source_specs, stage_asset
 from dagster_unified.orchestration.checks import Checks, sink_checks
 from dagster_unified.orchestration.deployment import StreamingDeployment
@@ -127,7 +127,8 @@ def unified_definitions(
         checked_upstream(loaded, batch.upstream)
         assets += source_specs(loaded, batch, translator)
         if loaded.execution.mode == "BATCH":
-            stages = [stage_asset(graph, loaded, region, translator, batch) for region in loaded.regions]
+            with without_beta_warning("backfill_policy"):
+                stages = [stage_asset(graph, loaded, region, translator, batch) for region in loaded.regions]
             assets += stages
             sensors.append(heartbeat_sensor(each.name, {stage.op.name for stage in stages}))
             job = define_asset_job(

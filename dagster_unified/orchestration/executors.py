@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dagster import ExecutorDefinition, multiprocess_executor
 
+from dagster_unified.orchestration._dagster_compat import STORAGE_MODULE
+
 _PRELOADED = [
     "dagster_unified.orchestration",
-    "dagster._core.storage.sqlite_storage",  # and with it what every storage of Dagster's is made of
+    STORAGE_MODULE,
     "deltalake",
     "matplotlib.figure",
     "pyarrow.parquet",

@@ -14,10 +14,10 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, DefaultSensorStatus, RunsFilter, SensorDefinition, SensorEvaluationContext, SkipReason, sensor
-from dagster._core.execution.stats import StepEventStatus
 from upath import UPath
 
 from dagster_unified.engine.batch.store import IntermediateStore
+from dagster_unified.orchestration._dagster_compat import StepEventStatus
 
 BEAT = 2.0
 """Seconds between signs of life."""

@@ -31,13 +31,12 @@ from dagster import (
     job,
     op,
 )
-from dagster._core.execution.backfill import BulkActionsFilter, BulkActionStatus
-from dagster._core.storage.tags import BACKFILL_ID_TAG
 from pydantic import Field
 
 from dagster_unified.engine.batch.retention import Budget, Stored, stored, to_free
 from dagster_unified.engine.batch.store import IntermediateStore
 from dagster_unified.graph.plan import Plan
+from dagster_unified.orchestration._dagster_compat import BACKFILL_ID_TAG, BulkActionsFilter, BulkActionStatus
 from dagster_unified.orchestration.producers import lineage_of
 
 _UNFINISHED = [s for s in DagsterRunStatus if s not in (DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)]

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster import DagsterInstance
-from dagster._core.errors import DagsterExecutionInterruptedError
 
 from dagster_unified.connectors.base import SparkSink
 from dagster_unified.engine import session
@@ -19,6 +18,7 @@ from dagster_unified.graph.nodes import SinkNode
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
 from dagster_unified.orchestration import progress
+from dagster_unified.orchestration._dagster_compat import DagsterExecutionInterruptedError
 from dagster_unified.orchestration.definitions import unified_definitions
 from dagster_unified.orchestration.io_manager import IntermediateIOManager
 from dagster_unified.orchestration.resources import SparkResource

@@ -14,7 +14,7 @@ from dagster_unified.graph import nodes as g
 from dagster_unified.graph.explain import as_mermaid
 from dagster_unified.graph.lineage import column_lineage
 from dagster_unified.graph.plan import Plan, Region
-from dagster_unified.operators.carried import CARRIED
+from dagster_unified.operators.layout import CARRIED
 from dagster_unified.orchestration.translator import StageTranslator
 from dagster_unified.records import RecordType, shorten
 

@@ -8,12 +8,12 @@ from datetime import timezone as zones
 
 import pendulum
 from dagster import AssetDep, AssetKey, MultiPartitionKey, MultiPartitionsDefinition, PartitionsDefinition, TimeWindowPartitionMapping, TimeWindowPartitionsDefinition
-from dagster._core.definitions.assets.definition.asset_dep import CoercibleToAssetDep
 
 from dagster_unified.errors import PipelineError, nearest
 from dagster_unified.graph.nodes import LookupNode, SourceNode
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.slices import Slice, TimeRange
+from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
 from dagster_unified.orchestration.translator import StageTranslator
 
 

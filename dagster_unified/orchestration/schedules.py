@@ -20,11 +20,9 @@ from dagster import (
     TimeWindowPartitionsDefinition,
     schedule,
 )
-from dagster._core.definitions.partitions.schedule_type import ScheduleType
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
-from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 
 from dagster_unified.errors import ConfigurationError
+from dagster_unified.orchestration._dagster_compat import AssetPartitionStatus, ScheduleType, UnresolvedAssetJobDefinition
 
 _DAY = timedelta(days=1)
 _RANGE_START, _RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"

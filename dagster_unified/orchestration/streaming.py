@@ -34,7 +34,6 @@ from dagster import (
     op,
     sensor,
 )
-from dagster._core.errors import DagsterExecutionInterruptedError
 
 from dagster_unified.engine.events import EpochCommitted, Event
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory
@@ -49,6 +48,7 @@ from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, deployment_fingerprint, plan
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.orchestration import progress
+from dagster_unified.orchestration._dagster_compat import DagsterExecutionInterruptedError
 from dagster_unified.orchestration.deployment import Decision, Seen, SeenRun, StreamingDeployment, next_step, utc
 from dagster_unified.orchestration.resources import session_of
 from dagster_unified.orchestration.targets import check_location, targets_metadata
@@ -278,7 +278,7 @@ def streaming_sensor(deployment: StreamingDeployment, streaming: JobDefinition) 
 
     @sensor(
         name=f"{name}_streaming_sensor",
-        job=streaming,
+        job_name=streaming.name,
         minimum_interval_seconds=max(int(deployment.tick_every.total_seconds()), 1),
         default_status=DefaultSensorStatus.STOPPED,
         description=f"Keeps {name} running in STREAMING: starts it, restarts it after failures, replaces it when its code changes.",

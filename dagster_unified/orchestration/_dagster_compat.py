@@ -1,0 +1,58 @@
+"""Everything that the library uses of Dagster beyond its public names, in one place, for an upgrade to look at.
+
+`tests/orchestration/test_dagster_compat.py` asserts that each name is there; `pyproject.toml` bounds Dagster's version.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dagster import BetaWarning, DagsterError
+from dagster._core.definitions.assets.definition.asset_dep import CoercibleToAssetDep
+from dagster._core.definitions.partitions.schedule_type import ScheduleType
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+from dagster._core.errors import DagsterExecutionInterruptedError
+from dagster._core.execution.backfill import BulkActionsFilter, BulkActionStatus
+from dagster._core.execution.stats import StepEventStatus
+from dagster._core.storage.partition_status_cache import AssetPartitionStatus
+from dagster._core.storage.tags import BACKFILL_ID_TAG
+
+__all__ = [
+    "BACKFILL_ID_TAG",
+    "STORAGE_MODULE",
+    "AssetPartitionStatus",
+    "BulkActionStatus",
+    "BulkActionsFilter",
+    "CoercibleToAssetDep",
+    "DagsterExecutionInterruptedError",
+    "ScheduleType",
+    "StepEventStatus",
+    "StepInterruptedError",
+    "UnresolvedAssetJobDefinition",
+    "without_beta_warning",
+]
+
+STORAGE_MODULE = "dagster._core.storage.sqlite_storage"
+"""What every storage of Dagster's is made of."""
+
+
+class StepInterruptedError(DagsterError, DagsterExecutionInterruptedError):
+    """Ends a step, and its run, since the process was asked to stop.
+
+    A step with a retry policy is tried again after a plain `DagsterExecutionInterruptedError`. A `DagsterError` passes by
+    the policy; being an interruption as well, this one then ends the run, with no further step.
+    """
+
+
+# Dagster's multiprocess executor tells an interrupted step by the name of its error.
+StepInterruptedError.__name__ = DagsterExecutionInterruptedError.__name__
+
+
+@contextmanager
+def without_beta_warning(of: str) -> Iterator[None]:
+    """Keeps Dagster from warning about the library's own use of a parameter that is in beta."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=f"Parameter `{of}`", category=BetaWarning)
+        yield
