@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from uuid import uuid4
 
 import pyarrow as pa
-from upath import UPath
 
 from dagster_unified.connectors.base import MALFORMED, SparkSink, SparkSource, WriteContext, WriteResult, fitting, spark_schema
 from dagster_unified.connectors.bounds import PathTemplate
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
     from pyspark.sql.types import StructType
+    from upath import UPath
 
     from dagster_unified.graph.slices import Slice
 
@@ -89,6 +89,8 @@ class _FileSource(SparkSource):
 
     def files(self) -> list[UPath]:
         """The files that are read now, in order of their names."""
+        from upath import UPath
+
         if "*" in str(self.path):
             found = (
                 [UPath(f, protocol=self.path.protocol) for f in glob.glob(str(self.path))]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-
-from upath import UPath
+from typing import TYPE_CHECKING
 
 from dagster_unified.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from upath import UPath
 
 _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*://")
 _SAME = {"s3a": "s3", "gcs": "gs", "abfss": "abfs"}
@@ -17,6 +19,8 @@ _SAME = {"s3a": "s3", "gcs": "gs", "abfss": "abfs"}
 
 def storage_path(path: str, what: str) -> UPath:
     """A local path or a URL as a `UPath`; raises `ConfigurationError` naming `what` where it is neither."""
+    from upath import UPath
+
     if not path or "\x00" in path or "\n" in path:
         raise ConfigurationError(f"{what}: {path!r} is not a path")
     try:

@@ -19,8 +19,7 @@ from dagster_unified.graph.mode import Execution, resolve
 from dagster_unified.graph.nodes import AssignTimestampsNode, Edge, Graph, KeyedNode, LookupNode, Node, SinkNode, SourceNode
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.regions import Exchange, exchanges, regions
-from dagster_unified.operators.carried import CARRIED, CARRIED_LAYOUT
-from dagster_unified.operators.layout import ComputedKey, StreamLayout
+from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, ComputedKey, StreamLayout
 
 
 @dataclass(frozen=True)

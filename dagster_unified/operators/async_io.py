@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -39,6 +38,8 @@ class AsyncCalls:
 
     async def run(self, records: Sequence[Any], emit: Callable[[int, Iterable[Any]], None], failed: Callable[[Exception, Any], Exception]) -> None:
         """Calls the function for all records; `emit` gets a record's number and its results, in their order or as they come."""
+        import asyncio  # takes long to import, and a pipeline is built without it
+
         waiting = iter(range(len(records)))
         results: list[list[Any] | None] = [None] * len(records)
 
@@ -61,6 +62,8 @@ class AsyncCalls:
                 emit(number, kept or ())
 
     async def _call(self, record: Any, failed: Callable[[Exception, Any], Exception]) -> list[Any]:
+        import asyncio
+
         try:
             try:
                 return list(await asyncio.wait_for(self.function.async_invoke(record), self.timeout))

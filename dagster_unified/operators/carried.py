@@ -7,20 +7,15 @@ are rows of state instead of a checkpoint. Rows come sorted: a group's state, th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
 
 import pyarrow as pa
 
 from dagster_unified.operators.key_groups import KeyGroups, decode_event
 from dagster_unified.operators.keys import runs, stretches
-from dagster_unified.operators.layout import PART, StreamLayout
+from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, PART
 from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.program import Program
 from dagster_unified.operators.state_pages import Page, decode_index
-from dagster_unified.records import record_type
-
-CARRIED = "__carried"
-"""The side output that state leaves a program by."""
 
 GROUP, PAGE, STATE = "__group", "__page", "__state"
 """The columns beside a record's own: its key group; or, in a row of state, which page of the group it is, and the page."""
@@ -29,17 +24,6 @@ CHUNK = 100_000
 """Records of a group that are held at once, more or less."""
 
 _INDEX = 2**31 - 2
-
-
-class Carried(NamedTuple):
-    """A row of state between two partitions."""
-
-    group: int
-    page: int
-    state: bytes
-
-
-CARRIED_LAYOUT = StreamLayout(record_type(Carried))
 
 
 class _Pages:

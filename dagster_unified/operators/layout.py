@@ -7,11 +7,11 @@ shuffles that follow. A program with several outputs puts each in a struct colum
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from dagster_unified.records import RecordType
+from dagster_unified.records import RecordType, record_type
 
 TIMESTAMP = "__ts"
 """Event time, milliseconds since the epoch; null where a record has none."""
@@ -68,6 +68,21 @@ class StreamLayout:
             fields.append(pa.field(TIMESTAMP, pa.int64()))
         fields += [pa.field(key_column(i), key.arrow) for i, key in enumerate(self.keys)]
         return pa.schema(fields)
+
+
+CARRIED = "__carried"
+"""The side output by which state leaves a program, for the next partition."""
+
+
+class Carried(NamedTuple):
+    """A row of state between two partitions."""
+
+    group: int
+    page: int
+    state: bytes
+
+
+CARRIED_LAYOUT = StreamLayout(record_type(Carried))
 
 
 def combined_schema(layouts: tuple[StreamLayout, ...]) -> pa.Schema:

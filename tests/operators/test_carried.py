@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from dagster_unified.api import KeyedProcessFunction, ValueStateDescriptor
 from dagster_unified.operators import carried
 from dagster_unified.operators.batch import run_batch
-from dagster_unified.operators.carried import CARRIED, CARRIED_LAYOUT, GROUP, PAGE, STATE
+from dagster_unified.operators.carried import GROUP, PAGE, STATE
 from dagster_unified.operators.key_groups import ControlEvent
-from dagster_unified.operators.layout import StreamLayout
+from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, StreamLayout
 from dagster_unified.operators.metrics import merge
 from dagster_unified.operators.program import CarryOver, KeyedInput, Output, Program, Step
 from dagster_unified.operators.time import MIN_TIMESTAMP

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from dagster_unified.api import KeyedProcessFunction, ValueStateDescriptor
 from dagster_unified.operators.batch import run_batch
-from dagster_unified.operators.carried import CARRIED, CARRIED_LAYOUT, GROUP, PAGE, STATE
+from dagster_unified.operators.carried import GROUP, PAGE, STATE
 from dagster_unified.operators.key_groups import ControlEvent
-from dagster_unified.operators.layout import PART, StreamLayout
+from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, PART, StreamLayout
 from dagster_unified.operators.program import CarryOver, KeyedInput, Output, Program, Step
 from dagster_unified.operators.ranges import run_range
 from dagster_unified.operators.time import MIN_TIMESTAMP

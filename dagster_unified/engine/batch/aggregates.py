@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph.expressions import Column as Recorded
-from dagster_unified.operators.carried import CARRIED_LAYOUT
-from dagster_unified.operators.layout import PART
+from dagster_unified.operators.layout import CARRIED_LAYOUT, PART
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

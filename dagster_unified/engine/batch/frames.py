@@ -23,10 +23,10 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.nodes import Edge, ExchangeKind, Key
 from dagster_unified.graph.plan import Plan, Port, Region
-from dagster_unified.operators.carried import CARRIED, GROUP, PAGE, STATE
+from dagster_unified.operators.carried import GROUP, PAGE, STATE
 from dagster_unified.operators.key_groups import ControlEvent
 from dagster_unified.operators.lanes import encode
-from dagster_unified.operators.layout import METRICS, OUTPUT, PART, PART_FIELD, TIMESTAMP, StreamLayout, combined_schema, key_column, output_column
+from dagster_unified.operators.layout import CARRIED, METRICS, OUTPUT, PART, PART_FIELD, TIMESTAMP, StreamLayout, combined_schema, key_column, output_column
 from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.program import BroadcastInput, CarryOver, Output, Program
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP

@@ -29,9 +29,8 @@ from dagster_unified.graph.failover import regions_to_recompute
 from dagster_unified.graph.nodes import BroadcastNode, ExchangeKind, KeyedProcessNode, NativeNode, Node, SinkNode, WindowAggregateNode
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.graph.slices import WHOLE
-from dagster_unified.operators.carried import CARRIED
 from dagster_unified.operators.key_groups import ControlEvent
-from dagster_unified.operators.layout import EMITTED, OUTPUT, PART, StreamLayout, combined_schema, output_column
+from dagster_unified.operators.layout import CARRIED, EMITTED, OUTPUT, PART, StreamLayout, combined_schema, output_column
 from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.report import Report
 from dagster_unified.operators.time import wall_clock

@@ -1,0 +1,138 @@
+"""Commands about a streaming deployment: `suspend`, `resume`, `drain`, `savepoint`, `savepoints`, `restore`, `stop-connect-server`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from dagster_unified import settings
+from dagster_unified.cli.arguments import Defines
+from dagster_unified.cli.finding import load
+from dagster_unified.cli.terminal import out
+
+if TYPE_CHECKING:
+    from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
+
+
+def suspend(pipeline: str, /, *, define: Defines = []) -> int:  # noqa: B006
+    """Stop a pipeline's streaming job after its epoch, and keep it stopped: its sensor does not start it again.
+
+    Parameters
+    ----------
+    pipeline
+        A module or file that holds a Pipeline.
+    define
+        Set an option, such as execution.checkpointing.dir.
+    """
+    return _ask(pipeline, define, "suspended")
+
+
+def resume(pipeline: str, /, *, define: Defines = []) -> int:  # noqa: B006
+    """Let a pipeline's streaming job go on where it was suspended; its sensor starts it.
+
+    Parameters
+    ----------
+    pipeline
+        A module or file that holds a Pipeline.
+    define
+        Set an option, such as execution.checkpointing.dir.
+    """
+    return _ask(pipeline, define, "running")
+
+
+def drain(pipeline: str, /, *, define: Defines = []) -> int:  # noqa: B006
+    """End a pipeline's input here: what has arrived is processed, all timers fire, and its streaming job finishes.
+
+    Parameters
+    ----------
+    pipeline
+        A module or file that holds a Pipeline.
+    define
+        Set an option, such as execution.checkpointing.dir.
+    """
+    return _ask(pipeline, define, "drained")
+
+
+def savepoint(pipeline: str, /, *, define: Defines = []) -> int:  # noqa: B006
+    """Keep a copy of the state of a pipeline's streaming job, which has to be suspended.
+
+    Parameters
+    ----------
+    pipeline
+        A module or file that holds a Pipeline.
+    define
+        Set an option, such as execution.checkpointing.dir.
+    """
+    from dagster_unified.engine.streaming.savepoint import save_stopped
+
+    made = save_stopped(_directory(pipeline, define), f"command line, process {os.getpid()}", "command line")
+    out().print(made.describe(), highlight=False, soft_wrap=True)
+    return 0
+
+
+def savepoints(pipeline: str, /, *, define: Defines = []) -> int:  # noqa: B006
+    """List the savepoints of a pipeline's streaming job, the oldest first.
+
+    Parameters
+    ----------
+    pipeline
+        A module or file that holds a Pipeline.
+    define
+        Set an option, such as execution.checkpointing.dir.
+    """
+    from dagster_unified.engine.streaming.savepoint import savepoints as known
+
+    for one in known(_directory(pipeline, define)):
+        out().print(one.describe(), highlight=False, soft_wrap=True)
+    return 0
+
+
+def restore(pipeline: str, /, *, savepoint: str | None = None, define: Defines = []) -> int:  # noqa: B006
+    """Go back to a savepoint of a pipeline's streaming job, which has to be suspended. Resume it then.
+
+    Parameters
+    ----------
+    pipeline
+        A module or file that holds a Pipeline.
+    savepoint
+        Its name; by default the latest.
+    define
+        Set an option, such as execution.checkpointing.dir.
+    """
+    from dagster_unified.engine.streaming.savepoint import restore_stopped
+
+    chosen = restore_stopped(_directory(pipeline, define), f"command line, process {os.getpid()}", savepoint)
+    out().print(f"went back to {chosen.describe()}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def stop_connect_server(port: int, /) -> int:
+    """End the Spark Connect server that `SparkResource(connect=port)` started on this machine.
+
+    Parameters
+    ----------
+    port
+        Where it listens.
+    """
+    from dagster_unified.engine.connect_server import stop
+
+    ended = stop(port)
+    out().print(f"the server at port {port} has ended" if ended else f"no server was started at port {port}", highlight=False)
+    return 0
+
+
+def _directory(pipeline: str, define: list[str]) -> CheckpointDirectory:
+    from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
+
+    return CheckpointDirectory(settings.configuration(define)["execution.checkpointing.dir"], load(pipeline).name)
+
+
+def _ask(pipeline: str, define: list[str], state: str) -> int:
+    from dagster_unified.engine.streaming.desired import ask
+
+    directory = _directory(pipeline, define)
+    ask(directory, state=state, reason="command line")
+    deployed = directory.deployed()
+    where = f"deployment {deployed.id}, generation {deployed.generation}" if deployed is not None else "nothing has been deployed there yet"
+    out().print(f"{directory.path.name} is to be {state} ({directory.path}: {where})", highlight=False, soft_wrap=True)
+    return 0

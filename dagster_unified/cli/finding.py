@@ -1,0 +1,74 @@
+"""Finds what a command is about, in the module or file that it is given."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from dagster_unified.api.pipeline import Pipeline
+from dagster_unified.errors import PipelineError, UnifiedError, nearest
+
+
+def load(name: str) -> Pipeline:
+    """The pipeline in a module or file; raises `PipelineError` where there is none, or several."""
+    place, _, attribute = name.partition(":")
+    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    found = {n: v for n, v in vars(module).items() if isinstance(v, Pipeline)}
+    if attribute:
+        if attribute not in found:
+            raise PipelineError(f"{place} has no pipeline '{attribute}'{nearest(attribute, found) or '; it has ' + (', '.join(found) or 'none')}")
+        return found[attribute]
+    if len({id(v) for v in found.values()}) != 1:
+        raise PipelineError(f"{place} has no Pipeline at its top level" if not found else f"{place} has several pipelines; name one: {', '.join(f'{place}:{n}' for n in found)}")
+    return next(iter(found.values()))
+
+
+def _import_module(name: str) -> ModuleType:
+    sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(error.name + ".")):
+            raise PipelineError(f"there is no module '{name}'{_similar(name)}; give a module or a file, from the folder that holds it") from error
+        raise PipelineError(_cannot_import(name, error)) from error
+    except (ValueError, TypeError) as error:
+        raise PipelineError(f"'{name}' is not a module's name; give it in full, such as jobs.flight_delays") from error
+    except UnifiedError:
+        raise
+    except Exception as error:
+        raise PipelineError(_cannot_import(name, error)) from error
+
+
+def _similar(name: str) -> str:
+    folder = Path(*name.split(".")[:-1])
+    known = [".".join([*folder.parts, f.stem]) for f in folder.glob("*.py")] if folder.is_dir() else []
+    return nearest(name, known)
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.exists():
+        raise PipelineError(f"there is no file {path}")
+    sys.path.insert(0, str(path.parent.absolute()))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except UnifiedError:
+        raise
+    except Exception as error:
+        raise PipelineError(_cannot_import(str(path), error)) from error
+    return module
+
+
+def _cannot_import(name: str, error: Exception) -> str:
+    trace = traceback.extract_tb(error.__traceback__)
+    at = f", at {trace[-1].filename}:{trace[-1].lineno}" if trace else ""
+    return f"{name} cannot be imported: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}{at}"

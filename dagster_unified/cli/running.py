@@ -1,0 +1,97 @@
+"""`run`: a pipeline through Dagster in this process, with its progress and its first results on the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dagster_unified import settings
+from dagster_unified.cli.arguments import Defines
+from dagster_unified.cli.finding import load
+from dagster_unified.cli.terminal import err, out
+from dagster_unified.engine.events import Event, StageFinished
+from dagster_unified.engine.session import check_java
+from dagster_unified.graph.options import written
+from dagster_unified.graph.plan import Plan, plan
+
+if TYPE_CHECKING:
+    from dagster_unified.api.pipeline import Pipeline
+
+
+def run(
+    pipeline: str,
+    /,
+    *,
+    define: Defines = [],  # noqa: B006 - the command line parser's way
+    master: str = "local[*]",
+    remote: str | None = None,
+    storage: str = ".dagster_unified/intermediates",
+    rows: int = 5,
+) -> int:
+    """Run a pipeline through Dagster, in this process.
+
+    Parameters
+    ----------
+    pipeline
+        A module or file that holds a Pipeline, such as jobs.flight_delays, jobs/flight_delays.py or jobs.many:second.
+    define
+        Set an option: key=value. May be repeated.
+    master
+        The Spark master of a classic session.
+    remote
+        The address of a Spark Connect server, such as sc://localhost:15002.
+    storage
+        Where intermediates are kept.
+    rows
+        How many rows of each result table to show.
+    """
+    found = load(pipeline)
+    configuration = settings.configuration(define)
+    planned = plan(found.graph(), configuration)
+    for finding in planned.findings:
+        if finding.severity == "warning":
+            err().print(f"[yellow]warning:[/] {finding.message}", highlight=False, soft_wrap=True)
+    if not remote:
+        check_java()
+    return _run(
+        found,
+        planned,
+        {k: s.value if isinstance(s.value, (bool, int)) else written(s.value) for k, s in configuration.items() if s.origin != "default"},
+        master,
+        remote,
+        storage,
+        rows,
+    )
+
+
+def check_java_command() -> int:
+    """Say what is missing to run Spark."""
+    check_java()
+    return 0
+
+
+def _run(pipeline: Pipeline, planned: Plan, options: dict[str, Any], master: str, remote: str | None, storage: str, rows: int) -> int:
+    from rich.table import Table
+
+    from dagster_unified.cli.progress import ShownProgress, stages
+    from dagster_unified.orchestration.launch import launch
+
+    finished: list[StageFinished] = []
+    with ShownProgress(planned) as shown:
+
+        def observe(event: Event) -> None:
+            shown.tell(event)
+            if isinstance(event, StageFinished):
+                finished.append(event)
+
+        outcome = launch(pipeline, options, master, remote, storage, observe)
+    if finished:
+        out().print(stages(finished))
+    if outcome.error is not None:
+        err().print(outcome.error, style="red", highlight=False, markup=False, soft_wrap=True)
+        return 1
+    for name, table in outcome.tables(planned, rows).items():
+        shown_table = Table(*table.schema.names, title=name, title_justify="left")
+        for row in table.to_pylist():
+            shown_table.add_row(*[str(v) for v in row.values()])
+        out().print(shown_table)
+    return 0

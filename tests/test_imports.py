@@ -1,0 +1,63 @@
+"""What is loaded when: told by `sys.modules` of a fresh process, and by import-linter (`make check`)."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster_unified
+
+PIPELINE = """
+from typing import NamedTuple
+from dagster_unified.api import CsvSource, DeltaSink, Pipeline
+from dagster_unified.api import functions as F
+
+class Sale(NamedTuple):
+    shop: str
+    amount: int
+
+pipeline = Pipeline("shops")
+sales = pipeline.from_source(CsvSource("sales.csv", Sale, name="sales"))
+sales.key_by("shop").reduce(lambda a, b: Sale(a.shop, a.amount + b.amount)).sink_to(DeltaSink("out", mode="upsert", key="shop"))
+files = pipeline.from_source(CsvSource("in/*.csv", Sale, name="files")).where(F.coalesce("amount", F.lit(0)) > 0).print()
+"""
+HEAVY = ("pyspark", "py4j", "dagster", "pandas", "matplotlib", "deltalake", "pendulum", "rich", "pyarrow.compute")
+
+
+def loaded(folder, program):
+    """Which of the heavy modules a program has loaded at its end."""
+    (folder / "shops.py").write_text(PIPELINE)
+    ending = f"import json, sys; print('\\n' + json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", f"{program}\n{ending}"], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_explaining_a_pipeline_loads_neither_spark_nor_dagster(tmp_path):
+    explained = """
+from dagster_unified.cli import main
+try:
+    main(["explain", "shops.py"])
+except SystemExit as ended:
+    assert ended.code == 0
+"""
+    assert loaded(tmp_path, explained) == []
+
+
+def test_the_harness_loads_neither_spark_nor_dagster(tmp_path):
+    run = """
+from dagster_unified.testing import assert_same_in_both_modes, run_pipeline
+from dagster_unified.api import Pipeline
+pipeline = Pipeline("words")
+pipeline.from_collection([("a", 1), ("a", 2)], name="words").key_by(0).sum(1).print("out")
+assert run_pipeline(pipeline, "BATCH").only() == [("a", 3)]
+assert_same_in_both_modes(pipeline)
+"""
+    assert set(loaded(tmp_path, run)) <= {"pyarrow.compute", "pandas"}  # pyarrow looks for pandas itself
+
+
+def test_only_one_module_knows_what_dagster_does_not_publish():
+    package = Path(dagster_unified.__file__).parent
+    reaching = [f.name for f in package.rglob("*.py") if re.search(r"dagster\._", f.read_text())]
+    assert reaching == ["_dagster_compat.py"]
