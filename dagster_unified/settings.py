@@ -1,4 +1,8 @@
-"""Where the command line's settings come from: command line > environment > file > default. Each value knows its origin."""
+"""Where settings come from, and which place is stronger. Knows files and the environment; no run, no deployment.
+
+From the strongest: the launch (the command line's `-D`, or run configuration in Dagster), a deployment's options, the environment,
+the file, the default. The first two are for one run or deployment, the last three for every run that starts here.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dagster_unified.errors import ConfigurationError
-from dagster_unified.graph.options import OPTIONS, Configuration
+from dagster_unified.errors import ConfigurationError, nearest
+from dagster_unified.graph.options import OPTIONS, Configuration, Layer, Option
 
 FILE = "dagster-unified.toml"
+FILE_VARIABLE = "DAGSTER_UNIFIED_CONFIG_FILE"
+"""The environment variable that names the file where it is not in the working directory."""
+
 PREFIX = "DAGSTER_UNIFIED_"
 
 
@@ -22,21 +29,49 @@ def environment_name(key: str) -> str:
 
 def configuration(definitions: Sequence[str] = (), folder: Path | None = None, environment: Mapping[str, str] | None = None) -> Configuration:
     """The options from all layers; `definitions` are the command line's `key=value`."""
+    return Configuration([Layer("command line", _definitions(definitions)), *shared_layers(folder, environment)])
+
+
+def shared_layers(folder: Path | None = None, environment: Mapping[str, str] | None = None) -> list[Layer]:
+    """What the environment and the file in `folder` (the working directory) say to every run of this process.
+
+    Raises `ConfigurationError` for a variable or a key that is like an option's and is none, and for a file that cannot be read.
+    """
     environment = os.environ if environment is None else environment
-    layers: list[tuple[str, Mapping[str, Any]]] = [("command line", _definitions(definitions))]
-    layers += [(f"environment, {environment_name(o.key)}", {o.key: environment[environment_name(o.key)]}) for o in OPTIONS if environment_name(o.key) in environment]
-    file = (folder or Path.cwd()) / FILE
-    if file.exists():
-        try:
-            layers.append((f"file, {file.name}", dict(_flat(tomllib.loads(file.read_text())))))
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigurationError(f"{file} is not TOML: {error}") from error
-    return Configuration(layers)
+    return [*_from_environment(environment), *_from_file(folder, environment)]
 
 
 def places(key: str) -> str:
     """Every place where a value for `key` is looked for, strongest first."""
-    return f"-D {key}=…, the environment variable {environment_name(key)}, {FILE}"
+    return f"-D {key}=… or run configuration, a deployment's options, the environment variable {environment_name(key)}, {FILE}"
+
+
+def _from_environment(environment: Mapping[str, str]) -> Iterator[Layer]:
+    known = {environment_name(key): key for option in OPTIONS for key in _keys(option)}
+    families = tuple({environment_name(key.partition(".")[0]) + "_" for key in known.values()})
+    for name in sorted(environment):
+        if name in known:
+            yield Layer(f"environment, {name}", {known[name]: environment[name]}, shared=True)
+        elif name.startswith(families):
+            raise ConfigurationError(f"the environment variable {name} is like an option's, but no option has that name{nearest(name, known)}")
+
+
+def _keys(option: Option) -> tuple[str, ...]:
+    return (option.key, *option.other_keys)
+
+
+def _from_file(folder: Path | None, environment: Mapping[str, str]) -> Iterator[Layer]:
+    named = environment.get(FILE_VARIABLE)
+    file = Path(named) if named else (folder or Path.cwd()) / FILE
+    if not named and not file.exists():
+        return
+    try:
+        values = dict(_flat(tomllib.loads(file.read_text())))
+    except OSError as error:
+        raise ConfigurationError(f"{file}, which {FILE_VARIABLE} names, cannot be read: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{file} is not TOML: {error}") from error
+    yield Layer(f"file, {file.name}", values, shared=True)
 
 
 def _definitions(definitions: Sequence[str]) -> dict[str, str]:

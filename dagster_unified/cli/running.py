@@ -55,7 +55,7 @@ def run(
     return _run(
         found,
         planned,
-        {k: s.value if isinstance(s.value, (bool, int)) else written(s.value) for k, s in configuration.items() if s.origin != "default"},
+        {k: s.value if isinstance(s.value, (bool, int)) else written(s.value) for k, s in configuration.items() if s.origin == "command line"},
         master,
         remote,
         storage,

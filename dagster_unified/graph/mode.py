@@ -67,19 +67,19 @@ def resolve(graph: Graph, configuration: Configuration) -> Execution:
                     f"{graph.name}: source '{node.name}' is unbounded, and BATCH needs bounded sources; "
                     f"read it from a bounded source, or launch with execution.runtime-mode=STREAMING"
                 )
-        if configuration.is_set("execution.checkpointing.interval"):
+        if configuration.asked("execution.checkpointing.interval"):
             raise ConfigurationError(
                 f"{graph.name}: execution.checkpointing.interval is set, and BATCH takes no checkpoints: a failed stage restarts from the materialized output "
                 f"of the stages before it; remove the option, or launch with execution.runtime-mode=STREAMING"
             )
-    if mode == "STREAMING" and configuration["execution.batch-shuffle-mode"] != "ALL_EXCHANGES_PIPELINED" and configuration.is_set("execution.batch-shuffle-mode"):
+    if mode == "STREAMING" and configuration["execution.batch-shuffle-mode"] != "ALL_EXCHANGES_PIPELINED" and configuration.asked("execution.batch-shuffle-mode"):
         raise ConfigurationError(
             f"{graph.name}: execution.batch-shuffle-mode={configuration['execution.batch-shuffle-mode']} cannot be honoured in STREAMING, where every exchange is pipelined; "
             f"remove the option, or launch with execution.runtime-mode=BATCH"
         )
     expected = "EAGER" if mode == "STREAMING" else "LAZY_FROM_SOURCES"
     schedule = configuration["execution.schedule-mode"] or expected
-    if schedule != expected:
+    if schedule != expected and configuration.asked("execution.schedule-mode"):
         raise ConfigurationError(f"{graph.name}: execution.schedule-mode={schedule} cannot be honoured in {mode}, which schedules {expected}; remove the option")
     updates = configuration["execution.incremental-updates"]
     native = next((n for n in graph.nodes if isinstance(n, AggregateNode)), None)
@@ -91,7 +91,7 @@ def resolve(graph: Graph, configuration: Configuration) -> Execution:
     return Execution(
         mode=mode,
         boundedness=bound,
-        schedule_mode=schedule,
+        schedule_mode=expected,
         shuffle_mode="ALL_EXCHANGES_PIPELINED" if mode == "STREAMING" else configuration["execution.batch-shuffle-mode"],
         incremental_updates=(mode == "STREAMING") if updates is None else updates,
         processing_time=configuration["pipeline.processing-time.allow"],

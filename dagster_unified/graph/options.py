@@ -1,7 +1,7 @@
 """The option keys: Flink's where Flink has the thing, with their types, defaults and what they do.
 
-A configuration is resolved from layers (command line > environment > file > default); each value remembers where it came
-from. An unknown key is an error that names the nearest known one. Knows nothing of files or of a command line.
+A configuration is resolved from layers, the strongest first; each value remembers which layer gave it. An unknown key is an
+error that names the nearest known one. Knows nothing of files, of the environment or of a command line (`settings.py` does).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from dagster_unified.errors import ConfigurationError, nearest
 
@@ -26,6 +26,9 @@ class Option:
     choices: tuple[str, ...] = ()
     aliases: Mapping[str, str] | None = None
     """Older spellings of the choices."""
+
+    other_keys: tuple[str, ...] = ()
+    """Older spellings of the key."""
 
     def parse(self, given: Any) -> Any:
         """`given`, as text or already of the right type; raises `ConfigurationError` that says what was expected."""
@@ -104,9 +107,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("execution.runtime-mode", "choice", "AUTOMATIC", "BATCH, STREAMING, or AUTOMATIC: BATCH when all sources are bounded, else STREAMING (FLIP-134).", ("BATCH", "STREAMING", "AUTOMATIC")),
     Option(
         "execution.batch-shuffle-mode", "choice", "ALL_EXCHANGES_BLOCKING",
-        "Which exchanges are barriers in BATCH: all but forward ones, all but pointwise ones, or none (one Spark job).",
-        ("ALL_EXCHANGES_BLOCKING", "POINTWISE_EXCHANGES_PIPELINED", "ALL_EXCHANGES_PIPELINED"),
-        {"ALL_EDGES_BLOCKING": "ALL_EXCHANGES_BLOCKING", "ALL_EDGES_PIPELINED": "ALL_EXCHANGES_PIPELINED", "POINTWISE_EDGES_PIPELINED": "POINTWISE_EXCHANGES_PIPELINED"},
+        "Which edges between tasks are barriers in BATCH: all (ALL_EDGES_BLOCKING), all but forward ones (ALL_EXCHANGES_BLOCKING), all but pointwise ones, or none (one Spark job).",
+        ("ALL_EDGES_BLOCKING", "ALL_EXCHANGES_BLOCKING", "POINTWISE_EXCHANGES_PIPELINED", "ALL_EXCHANGES_PIPELINED"),
+        {"ALL_EDGES_PIPELINED": "ALL_EXCHANGES_PIPELINED", "POINTWISE_EDGES_PIPELINED": "POINTWISE_EXCHANGES_PIPELINED", "FORWARD_EDGES_PIPELINED": "ALL_EXCHANGES_BLOCKING"},
+        ("execution.shuffle-mode",),
     ),
     Option("execution.batch.partitions-per-job", "count", 32, "Of a range of partitions that one run is for, how many a stage's Spark job makes; a failure costs as many."),
     Option("execution.schedule-mode", "choice", None, "When regions start: EAGER (STREAMING) or LAZY_FROM_SOURCES (BATCH). Follows from the mode.", ("EAGER", "LAZY_FROM_SOURCES")),
@@ -127,7 +131,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("restart-strategy.failure-rate.max-failures-per-interval", "count", 1, "How many failures FAILURE-RATE bears in an interval."),
     Option("restart-strategy.failure-rate.failure-rate-interval", "duration", timedelta(minutes=1), "The interval in which FAILURE-RATE counts."),
     Option("restart-strategy.failure-rate.delay", "duration", timedelta(seconds=1), "How long FAILURE-RATE waits."),
-    Option("pipeline.processing-time.allow", "choice", "ALLOW", "What registering a processing-time timer does (FLIP-134): ALLOW, IGNORE or FAIL.", ("ALLOW", "IGNORE", "FAIL")),
+    Option("pipeline.processing-time.allow", "choice", "ALLOW", "What a function may do with processing time (FLIP-134): ALLOW, IGNORE (timers are not registered) or FAIL (reading it or registering a timer is an error).", ("ALLOW", "IGNORE", "FAIL")),
     Option("pipeline.processing-time.end-of-input", "choice", "FIRE_AND_QUIESCE", "What happens to pending processing-time timers at the end of input (FLIP-134).", ("FIRE_AND_QUIESCE", "IGNORE")),
     Option("pipeline.event-time.end-of-input-chain", "size", 16, "How many generations of timers, each registered by the one before, are followed past the input's last event time."),
     Option("pipeline.operator-chaining.enabled", "bool", True, "Whether operators joined by forward exchanges run in one task."),
@@ -136,40 +140,63 @@ OPTIONS: tuple[Option, ...] = (
 
 BY_KEY: dict[str, Option] = {o.key: o for o in OPTIONS}
 
+_OTHER_KEYS: dict[str, Option] = {key: o for o in OPTIONS for key in o.other_keys}
+
 
 @dataclass(frozen=True)
 class Setting:
     """A value and the layer that gave it."""
 
     value: Any
+    layer: Layer
+
+    @property
+    def origin(self) -> str:
+        """The name of the layer."""
+        return self.layer.origin
+
+
+class Layer(NamedTuple):
+    """Values that one place gives. A `shared` place, such as the environment, gives them to runs of both modes."""
+
     origin: str
+    values: Mapping[str, Any]
+    shared: bool = False
+
+
+_DEFAULTS = Layer("default", {o.key: o.default for o in OPTIONS}, shared=True)
 
 
 class Configuration:
-    """All options with their values. `layers` are (origin, values) pairs, the strongest first."""
+    """All options with their values, from `layers`, the strongest first."""
 
-    def __init__(self, layers: Sequence[tuple[str, Mapping[str, Any]]] = ()) -> None:
-        self._settings = {o.key: Setting(o.default, "default") for o in OPTIONS}
-        for origin, values in reversed(layers):
-            for key, given in values.items():
-                if given is not None:
-                    self._settings[key] = Setting(option(key).parse(given), origin)
+    def __init__(self, layers: Sequence[Layer] = ()) -> None:
+        self._settings = {o.key: Setting(o.default, _DEFAULTS) for o in OPTIONS}
+        for layer in reversed(layers):
+            given = {key: value for key, value in layer.values.items() if value is not None}
+            spelled: dict[str, str] = {}
+            for key, value in given.items():
+                known = option(key)
+                other = spelled.setdefault(known.key, key)
+                if other != key:
+                    raise ConfigurationError(f"{layer.origin}: {other} and {key} are two names of one option; give one of them")
+                self._settings[known.key] = Setting(known.parse(value), layer)
 
     @staticmethod
     def of(values: Mapping[str, Any] | None = None) -> Configuration:
         """A configuration with these values set, as if at launch."""
-        return Configuration([("launch", values or {})])
+        return Configuration([Layer("launch", values or {})])
 
     def __getitem__(self, key: str) -> Any:
-        return self._settings[key].value
+        return self._settings[option(key).key].value
 
     def origin(self, key: str) -> str:
         """Which layer gave a value."""
-        return self._settings[key].origin
+        return self._settings[option(key).key].origin
 
-    def is_set(self, key: str) -> bool:
-        """Whether any layer gave a value."""
-        return self._settings[key].origin != "default"
+    def asked(self, key: str) -> bool:
+        """Whether a value was given for this very run or deployment, and not by a layer that runs of both modes share."""
+        return not self._settings[option(key).key].layer.shared
 
     def items(self) -> list[tuple[str, Setting]]:
         """All options, in their order."""
@@ -184,8 +211,8 @@ def written(value: Any) -> str:
 
 
 def option(key: str) -> Option:
-    """The option with this key; raises `ConfigurationError` naming the nearest one."""
-    found = BY_KEY.get(key)
+    """The option with this key, or with this older spelling of it; raises `ConfigurationError` naming the nearest one."""
+    found = BY_KEY.get(key) or _OTHER_KEYS.get(key)
     if found is None:
         raise ConfigurationError(f"unknown option '{key}'{nearest(key, BY_KEY)}")
     return found

@@ -48,6 +48,8 @@ def _blocking(edge: Edge, shuffle_mode: str) -> tuple[bool, str]:
     kind = edge.partitioning.kind
     if shuffle_mode == "ALL_EXCHANGES_PIPELINED":
         return False, "all exchanges are pipelined"
+    if shuffle_mode == "ALL_EDGES_BLOCKING":
+        return True, "all edges between tasks are blocking"
     if kind is ExchangeKind.FORWARD:
         return False, "a forward exchange stays inside its region"
     if kind in POINTWISE:

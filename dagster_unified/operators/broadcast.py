@@ -287,7 +287,7 @@ class _BroadcastContext(KeyedBroadcastProcessFunction.Context):
         return self.current
 
     def current_processing_time(self) -> int:
-        return self._operator.clock()
+        return self._operator.read_clock()
 
     def current_watermark(self) -> int:
         return self._operator.watermark

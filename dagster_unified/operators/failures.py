@@ -16,11 +16,11 @@ _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def user_failure(error: Exception, where: str, function: Any, record: Any) -> UnifiedError:
-    """The error to raise instead of `error`; one of the library's own keeps its class and gains its place."""
+    """The error to raise instead of `error`; one of the library's own keeps its class and gains its place, where it does not say it."""
     if isinstance(error, UserFunctionError):
         return error
     if isinstance(error, UnifiedError):
-        return type(error)(f"{where}: {error}")
+        return error if str(error).startswith(where) else type(error)(f"{where}: {error}")
     line = _user_line(error.__traceback__, function)
     at = f", at {line}" if line else ""
     shown = shorten(record)

@@ -35,6 +35,14 @@ class KeyedOptions:
     last_event_time: int | None = None
     """The last event time that was assigned upstream, where the driver knows it; beyond it, chains of timers are bounded."""
 
+    def readable(self, clock: Callable[[], int]) -> Callable[[], int]:
+        """The clock as functions may read it (`pipeline.processing-time.allow`)."""
+        return _forbidden if self.processing_time == "FAIL" else clock
+
+
+def _forbidden() -> int:
+    raise UnsupportedError("the processing time was read, and pipeline.processing-time.allow is FAIL; use event time, or launch with ALLOW or IGNORE")
+
 
 class Collector:
     """Collects what an operator emits, main output and side outputs apart, until its driver takes it."""
@@ -83,6 +91,9 @@ class KeyedOperator:
         self.where = where
         self.options = options
         self.clock = clock
+        self.read_clock = options.readable(clock)
+        """The clock, as the author's function may read it."""
+
         self.key: Hashable = None
         self.watermark = MIN_TIMESTAMP
         self.state = KeyedStateBackend(clock if options.expiry else _standing)
@@ -235,7 +246,7 @@ class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext, T
         return self._domain
 
     def current_processing_time(self) -> int:
-        return self.clock()
+        return self.read_clock()
 
     def current_watermark(self) -> int:
         return self.watermark

@@ -348,7 +348,7 @@ class RunningProgram:
 
     def _process(self, index: int, step: Step, where: str) -> Consumer:
         self._open(step)
-        context = _ProcessContext(where, self._clock)
+        context = _ProcessContext(where, self.program.options.readable(self._clock))
         function: ProcessFunction = step.function
 
         def consume(chunk: Chunk) -> None:

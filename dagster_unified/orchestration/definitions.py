@@ -22,7 +22,6 @@ from dagster import (
 
 from dagster_unified.api.pipeline import Pipeline
 from dagster_unified.errors import PipelineError
-from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.targets import check_targets, written
 from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep, without_beta_warning
 from dagster_unified.orchestration.assets import DEFAULT_RETRY, Batch, source_specs, stage_asset
@@ -32,7 +31,7 @@ from dagster_unified.orchestration.heartbeat import heartbeat_sensor
 from dagster_unified.orchestration.io_manager import IntermediateIOManager
 from dagster_unified.orchestration.janitor import Retention, janitor_job, janitor_schedule
 from dagster_unified.orchestration.partitions import checked_carrying, checked_upstream, in_zone
-from dagster_unified.orchestration.resources import ExecutionConfig, SparkResource
+from dagster_unified.orchestration.resources import ExecutionConfig, SparkResource, batch_configuration
 from dagster_unified.orchestration.schedules import BatchSchedule, batch_schedule
 from dagster_unified.orchestration.streaming import sink_assets, sink_specs, streaming_jobs, streaming_sensor
 from dagster_unified.orchestration.targets import StagesSelection
@@ -98,8 +97,8 @@ def unified_definitions(
     `deployments` say how pipelines are kept running in STREAMING; one that is not among them has the defaults.
 
     `resources` may replace `spark` (a `SparkResource` or dagster-pyspark's `PySparkResource`), `execution` (an `ExecutionConfig`)
-    and `intermediates` (an `IntermediateIOManager`). The stages are those of the default configuration; the mode and all options
-    are set at launch. Starts no JVM.
+    and `intermediates` (an `IntermediateIOManager`). The stages are those of the
+    options in the environment and the file; the mode and all options can be set at launch. Starts no JVM.
     """
     translator = translator or StageTranslator()
     assets: list[Any] = []
@@ -123,7 +122,7 @@ def unified_definitions(
     check_targets(target for each in pipelines for target in written(each.graph()))
     for each in pipelines:
         graph = each.graph()
-        loaded = batch.plan(graph, Configuration())
+        loaded = batch.plan(graph, batch_configuration())
         checked_upstream(loaded, batch.upstream)
         assets += source_specs(loaded, batch, translator)
         if loaded.execution.mode == "BATCH":

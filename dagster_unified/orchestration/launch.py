@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from dagster import DagsterInstance
 
+from dagster_unified import settings
 from dagster_unified.connectors.base import SparkSink
 from dagster_unified.engine import session
 from dagster_unified.graph.nodes import SinkNode
-from dagster_unified.graph.options import Configuration
+from dagster_unified.graph.options import Configuration, Layer
 from dagster_unified.graph.plan import plan
 from dagster_unified.orchestration import progress
 from dagster_unified.orchestration._dagster_compat import DagsterExecutionInterruptedError
@@ -56,7 +57,7 @@ def launch(pipeline: Pipeline, options: Mapping[str, Any], master: str, remote: 
     """Runs `<pipeline>_batch` or, where the pipeline resolves to STREAMING, `<pipeline>_streaming` with these options."""
     spark = SparkResource(master=master, remote=remote)
     definitions = unified_definitions(pipeline, {"spark": spark, "intermediates": IntermediateIOManager(path=storage)})
-    mode = plan(pipeline.graph(), Configuration.of(options)).execution.mode
+    mode = plan(pipeline.graph(), Configuration([Layer("launch", options), *settings.shared_layers()])).execution.mode
     job = definitions.resolve_job_def(f"{pipeline.name}_{mode.lower()}")
     config = {"resources": {"execution": {"config": dict(options)}}, "loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
     home = os.environ.get("DAGSTER_HOME")

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Optional
 from dagster import ConfigurableResource, InitResourceContext
 from pydantic import Field, PrivateAttr, create_model
 
+from dagster_unified import settings
 from dagster_unified.engine import connect_server, session
 from dagster_unified.errors import ConfigurationError
-from dagster_unified.graph.options import OPTIONS, Configuration
+from dagster_unified.graph.options import OPTIONS, Configuration, Layer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,10 +54,20 @@ def session_of(resource: Any) -> SparkSession:
 class _Execution(ConfigurableResource):  # type: ignore[type-arg]
     """The execution configuration of a run: its fields are the option keys. What is not set follows from the pipeline and its mode."""
 
-    def configuration(self) -> Configuration:
-        """The options that were set at launch, and the defaults of the others."""
+    def launched(self) -> Layer:
+        """The options that were set at launch."""
         given = {field.alias: getattr(self, name) for name, field in type(self).model_fields.items() if field.alias}
-        return Configuration([("launch", {str(k): v for k, v in given.items() if v is not None})])
+        return Layer("launch", {str(key): value for key, value in given.items() if value is not None})
+
+    def configuration(self) -> Configuration:
+        """The options of a BATCH run: those set at launch, then those of the environment, the file, and the defaults."""
+        return batch_configuration(self.launched())
+
+
+def batch_configuration(*launched: Layer) -> Configuration:
+    """The options of `<pipeline>_batch`. Which mode it runs in is for its sources and the launch to say: a mode in the environment
+    or the file is for the command line, which chooses the job by it."""
+    return Configuration([*launched, Layer("job", {"execution.runtime-mode": "AUTOMATIC"}), *settings.shared_layers()])
 
 
 _TYPES: dict[str, Any] = {"bool": Optional[bool], "count": Optional[int], "size": Optional[int]}

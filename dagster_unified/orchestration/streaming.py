@@ -35,6 +35,7 @@ from dagster import (
     sensor,
 )
 
+from dagster_unified import settings
 from dagster_unified.engine.events import EpochCommitted, Event
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory
 from dagster_unified.engine.streaming.desired import Status, ask, read_desired, read_status, tell
@@ -44,7 +45,7 @@ from dagster_unified.errors import UnifiedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.mode import sources
 from dagster_unified.graph.nodes import LookupNode, SinkNode, SourceNode
-from dagster_unified.graph.options import Configuration
+from dagster_unified.graph.options import Configuration, Layer
 from dagster_unified.graph.plan import Plan, deployment_fingerprint, plan
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.orchestration import progress
@@ -62,10 +63,10 @@ _LOOK_BACK = 50
 """How many runs a tick looks at."""
 
 
-def configuration_of(deployment: StreamingDeployment, launched: Configuration | None = None) -> Configuration:
-    """The deployment's options, with those set at launch above them; the mode is STREAMING."""
-    given = {key: setting.value for key, setting in launched.items() if launched.is_set(key)} if launched is not None else {}
-    return Configuration([("launch", given), ("deployment", {"execution.runtime-mode": "STREAMING", **deployment.options})])
+def configuration_of(deployment: StreamingDeployment, *launched: Layer) -> Configuration:
+    """The options of a deployment: those set at launch, its own, then those of the environment, the file, and the defaults; the mode is STREAMING."""
+    own = Layer("deployment", {"execution.runtime-mode": "STREAMING", **deployment.options})
+    return Configuration([*launched, own, *settings.shared_layers()])
 
 
 def streaming_jobs(deployment: StreamingDeployment, observed: dict[str, AssetKey], executor: ExecutorDefinition) -> list[JobDefinition]:
@@ -75,7 +76,7 @@ def streaming_jobs(deployment: StreamingDeployment, observed: dict[str, AssetKey
     @op(name=f"{name}_queries", required_resource_keys={"spark", "execution"}, description=f"Runs {name} in STREAMING until it is stopped, or its input ends.")
     def stream(context: OpExecutionContext) -> None:
         with _told():
-            planned = plan(deployment.pipeline.graph(), configuration_of(deployment, context.resources.execution.configuration()))
+            planned = plan(deployment.pipeline.graph(), configuration_of(deployment, context.resources.execution.launched()))
             _run(context, deployment, planned, observed)
 
     @job(name=f"{name}_streaming", executor_def=executor, tags={"dagster/max_retries": "0"}, description=f"{name} as one long-running job. Its sensor starts and restarts it.")
@@ -91,7 +92,7 @@ def _asking(deployment: StreamingDeployment, verb: str, state: str) -> JobDefini
 
     @op(name=f"{name}_ask_to_{verb}", required_resource_keys={"execution"})
     def change(context: OpExecutionContext) -> None:
-        directory = directory_of(deployment, context.resources.execution.configuration())
+        directory = directory_of(deployment, context.resources.execution.launched())
         ask(directory, state=state, reason=f"run {context.run_id}")
         context.log.info(f"{name} is to be {state}")
 
@@ -114,7 +115,7 @@ def _saving(deployment: StreamingDeployment) -> JobDefinition:
     @op(name=f"{name}_take_savepoint", required_resource_keys={"execution"})
     def save(context: OpExecutionContext) -> None:
         with _told():
-            made = save_stopped(directory_of(deployment, context.resources.execution.configuration()), context.run_id, f"run {context.run_id}")
+            made = save_stopped(directory_of(deployment, context.resources.execution.launched()), context.run_id, f"run {context.run_id}")
         context.log.info(made.describe())
         context.add_output_metadata({"savepoint": made.name, "epochs": made.epochs})
 
@@ -131,7 +132,7 @@ def _restoring(deployment: StreamingDeployment) -> JobDefinition:
     @op(name=f"{name}_go_back", required_resource_keys={"execution"})
     def restore(context: OpExecutionContext, config: RestoreConfig) -> None:
         with _told():
-            chosen = restore_stopped(directory_of(deployment, context.resources.execution.configuration()), context.run_id, config.savepoint)
+            chosen = restore_stopped(directory_of(deployment, context.resources.execution.launched()), context.run_id, config.savepoint)
         context.log.info(f"went back to {chosen.describe()}; run {name}_resume to go on from there")
 
     @job(name=f"{name}_restore", description=f"Goes back to a savepoint of {name}, which has to be suspended: the latest, or the one that the op's configuration names.")
@@ -150,9 +151,9 @@ def _told() -> Iterator[None]:
         raise Failure(str(error), metadata={"error": MetadataValue.text(type(error).__name__)}, allow_retries=False) from error
 
 
-def directory_of(deployment: StreamingDeployment, launched: Configuration | None = None) -> CheckpointDirectory:
+def directory_of(deployment: StreamingDeployment, *launched: Layer) -> CheckpointDirectory:
     """Where a deployment keeps its state."""
-    return CheckpointDirectory(configuration_of(deployment, launched)["execution.checkpointing.dir"], deployment.pipeline.name)
+    return CheckpointDirectory(configuration_of(deployment, *launched)["execution.checkpointing.dir"], deployment.pipeline.name)
 
 
 def _run(context: OpExecutionContext, deployment: StreamingDeployment, planned: Plan, observed: dict[str, AssetKey]) -> None:

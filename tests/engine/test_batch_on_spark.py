@@ -96,16 +96,15 @@ def collected(spark, folder):
     operations=st.lists(st.sampled_from(sorted(OPERATIONS)), min_size=1, max_size=4),
     # No two events of a key at one time: their order would not be defined.
     events=st.lists(st.builds(Event, st.sampled_from("abc"), st.integers(0, 300), st.integers(0, 9)), max_size=20, unique_by=lambda e: (e.key, e.at)),
-    pipelined=st.booleans(),
+    mode=st.sampled_from(["ALL_EDGES_BLOCKING", "ALL_EXCHANGES_BLOCKING", "ALL_EXCHANGES_PIPELINED"]),
 )
-def test_batch_on_spark_equals_the_harness(spark, tmp_path, operations, events, pipelined):
+def test_batch_on_spark_equals_the_harness(spark, tmp_path, operations, events, mode):
     folder = tmp_path / str(len(list(tmp_path.iterdir())))
     pipeline = Pipeline("generated")
     stream = event_time(pipeline, events)
     for name in operations:
         stream = OPERATIONS[name](stream)
     stream.map(lambda e: e, Event).sink_to(FileSink(str(folder / "out"), name="out"))
-    mode = "ALL_EXCHANGES_PIPELINED" if pipelined else "ALL_EXCHANGES_BLOCKING"
     run_all(Run(pipeline.plan({"execution.batch-shuffle-mode": mode}), spark, IntermediateStore(str(folder / "store")), "run", "run"))
     assert collected(spark, folder / "out") == Counter(map(tuple, run_pipeline(pipeline, "BATCH").only()))
 

@@ -47,6 +47,18 @@ def test_rescale_is_pointwise(mode, count):
     assert len(pipeline.plan({"execution.batch-shuffle-mode": mode}).regions) == count
 
 
+def test_all_edges_are_barriers_where_the_author_asks_for_it_and_forward_edges_otherwise_stay_inside_their_region():
+    #   s ─ a ┬─▶ u ─ out       u has two inputs, so that neither edge to it is chained
+    #       b ┘
+    pipeline = Pipeline("p")
+    stream = pipeline.from_collection([1], name="s").map(same).name("a")
+    stream.union(pipeline.from_collection([2], name="b")).map(same).name("u").print("out")
+    assert len(pipeline.plan().regions) == 1
+    plan = pipeline.plan({"execution.shuffle-mode": "ALL_EDGES_BLOCKING"})
+    assert [tuple(plan.graph.node(n).name for n in r.nodes) for r in plan.regions] == [("s", "a"), ("b",), ("u", "out")]
+    assert {e.reason for e in plan.exchanges} == {"all edges between tasks are blocking"}
+
+
 def test_chaining_is_broken_where_the_author_says_so():
     pipeline = Pipeline("p")
     pipeline.from_collection([1], name="s").map(same).name("a").map(same).name("b").start_new_chain().map(same).name("c").disable_chaining().map(same).name("d").print("out")

@@ -7,7 +7,7 @@ import pytest
 from dagster_unified.api import Pipeline
 from dagster_unified.errors import ConfigurationError, PipelineError
 from dagster_unified.graph.connectors import Boundedness, Source
-from dagster_unified.graph.options import Configuration
+from dagster_unified.graph.options import Configuration, Layer
 from dagster_unified.records import record_type
 
 
@@ -76,7 +76,28 @@ def test_a_value_that_cannot_be_honoured_is_an_error(options, words):
 
 
 def test_the_strongest_layer_wins_and_is_remembered():
-    configuration = Configuration([("command line", {"parallelism.default": "3"}), ("file", {"parallelism.default": "5", "execution.runtime-mode": "BATCH"})])
+    configuration = Configuration(
+        [Layer("command line", {"parallelism.default": "3"}), Layer("file", {"parallelism.default": "5", "execution.runtime-mode": "BATCH"}, shared=True)]
+    )
     assert (configuration["parallelism.default"], configuration.origin("parallelism.default")) == (3, "command line")
     assert configuration.origin("execution.runtime-mode") == "file"
     assert configuration.origin("execution.schedule-mode") == "default"
+    assert configuration.asked("parallelism.default")
+    assert not configuration.asked("execution.runtime-mode")
+
+
+def test_an_option_of_the_other_mode_is_an_error_for_one_run_and_left_alone_where_runs_of_both_modes_share_it():
+    given = {"execution.checkpointing.interval": "1 min", "execution.batch-shuffle-mode": "ALL_EXCHANGES_BLOCKING", "execution.schedule-mode": "EAGER"}
+    shared = Layer("file", given, shared=True)
+    batch = bounded().plan(Configuration([Layer("launch", {"execution.runtime-mode": "BATCH"}), shared])).execution
+    streaming = bounded().plan(Configuration([Layer("launch", {"execution.runtime-mode": "STREAMING"}), shared])).execution
+    assert (batch.schedule_mode, batch.shuffle_mode) == ("LAZY_FROM_SOURCES", "ALL_EXCHANGES_BLOCKING")
+    assert (streaming.schedule_mode, streaming.shuffle_mode) == ("EAGER", "ALL_EXCHANGES_PIPELINED")
+
+
+def test_the_key_of_flip_134_is_another_name_of_the_shuffle_mode():
+    options = {"execution.shuffle-mode": "ALL_EDGES_PIPELINED"}
+    assert bounded().plan(options).execution.shuffle_mode == "ALL_EXCHANGES_PIPELINED"
+    assert Configuration.of(options)["execution.shuffle-mode"] == "ALL_EXCHANGES_PIPELINED"
+    with pytest.raises(ConfigurationError, match=r"launch: execution\.shuffle-mode and execution\.batch-shuffle-mode are two names of one option"):
+        Configuration.of({**options, "execution.batch-shuffle-mode": "ALL_EDGES_BLOCKING"})

@@ -138,12 +138,6 @@ def test_pending_processing_time_timers_fire_once_at_the_end_or_not_at_all(mode,
 
 
 @MODES
-def test_processing_time_timers_can_be_forbidden(mode):
-    with pytest.raises(UnsupportedError, match=r"operator 'Clocked': a processing-time timer was registered, .* ALLOW or IGNORE"):
-        keyed(Clocked(), [Row("a", 1)], mode, **{"pipeline.processing-time.allow": "FAIL"})
-
-
-@MODES
 def test_the_domain_is_known_in_on_timer_only(mode):
     class Asks(KeyedProcessFunction):
         def process_element(self, value, ctx) -> Iterable[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from dagster_unified.errors import PipelineError, RecordTypeError, UnifiedError, UnsupportedError
+from dagster_unified.errors import PipelineError, RecordTypeError, UnsupportedError
 from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.functions import AggregateFunction, Function, OutputTag, RuntimeContext
 from dagster_unified.operators.keyed import KeyedOptions, KeyedProcessOperator
@@ -132,8 +132,6 @@ class WindowOperator(KeyedProcessOperator):
         try:
             for record, timestamp in zip(records, timestamps, strict=True):
                 self._element(record, timestamp)
-        except UnifiedError:
-            raise
         except Exception as error:
             raise user_failure(error, self.where, _suspect(self.spec), record) from error
 
@@ -361,8 +359,6 @@ class WindowOperator(KeyedProcessOperator):
                     self._act(self.spec.trigger.on_processing_time(timestamp, window, context), window)
                 if domain is self._cleanup_domain() and timestamp == self._cleanup_time(window):
                     self._clear(window)
-        except UnifiedError:
-            raise
         except Exception as error:
             raise user_failure(error, self.where, _suspect(self.spec), f"windows {windows} of key {self.key!r}") from error
 
@@ -524,7 +520,7 @@ class _TriggerContext(OnMergeContext):
         return self._operator.watermark
 
     def get_current_processing_time(self) -> int:
-        return self._operator.clock()
+        return self._operator.read_clock()
 
     def register_event_time_timer(self, timestamp: int) -> None:
         self._operator._register(self._scope.window, timestamp, TimeDomain.EVENT_TIME)
@@ -587,7 +583,7 @@ class _FunctionContext(ProcessWindowFunction.Context):
         return self._scope.window
 
     def current_processing_time(self) -> int:
-        return self._operator.clock()
+        return self._operator.read_clock()
 
     def current_watermark(self) -> int:
         return self._operator.watermark

@@ -1,0 +1,120 @@
+"""Where settings come from, one test for each layer, from the command line to the runs that a daemon launches."""
+
+from typing import NamedTuple
+
+import pytest
+from dagster import DagsterInstance
+
+from dagster_unified import settings
+from dagster_unified.api import Pipeline
+from dagster_unified.errors import ConfigurationError
+from dagster_unified.graph.options import Layer
+from dagster_unified.orchestration import ExecutionConfig, StreamingDeployment, unified_definitions
+from dagster_unified.orchestration.resources import batch_configuration
+from dagster_unified.orchestration.streaming import configuration_of
+
+KEY = "pipeline.max-parallelism"
+VARIABLE = "DAGSTER_UNIFIED_PIPELINE_MAX_PARALLELISM"
+
+
+class Sale(NamedTuple):
+    shop: str
+    amount: int
+
+
+def shops():
+    pipeline = Pipeline("shops")
+    pipeline.from_collection([Sale("north", 1)]).key_by("shop").sum("amount").print()
+    return pipeline
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def file(folder):
+    (folder / settings.FILE).write_text("[pipeline]\nmax-parallelism = 2\n")
+    return folder / settings.FILE
+
+
+@pytest.fixture
+def variable(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "4")
+
+
+def every_configuration(*launched, **options):
+    """Of the command line, of a BATCH run and of a deployment."""
+    definitions = [f"{key}={value}" for layer in launched for key, value in layer.values.items()]
+    deployment = StreamingDeployment(shops(), options=options)
+    return [settings.configuration(definitions), batch_configuration(*launched), configuration_of(deployment, *launched)]
+
+
+def values(*launched, **options):
+    return [found[KEY] for found in every_configuration(*launched, **options)]
+
+
+def test_nothing_is_set_and_defaults_hold(folder):
+    assert values() == [128, 128, 128]
+
+
+def test_the_file_is_above_the_defaults(file):
+    assert values() == [2, 2, 2]
+    assert {found.origin(KEY) for found in every_configuration()} == {"file, dagster-unified.toml"}
+
+
+def test_the_environment_is_above_the_file(file, variable):
+    assert values() == [4, 4, 4]
+    assert {found.origin(KEY) for found in every_configuration()} == {f"environment, {VARIABLE}"}
+
+
+def test_a_deployments_options_are_above_the_environment(file, variable):
+    assert configuration_of(StreamingDeployment(shops(), options={KEY: 8}))[KEY] == 8
+
+
+def test_what_is_set_at_launch_is_above_all(file, variable):
+    assert values(Layer("launch", {KEY: 16}), **{KEY: 8}) == [16, 16, 16]
+    assert ExecutionConfig(**{KEY: 16}).configuration()[KEY] == 16
+    assert ExecutionConfig().configuration()[KEY] == 4
+
+
+def test_the_file_may_lie_elsewhere(file, tmp_path_factory, monkeypatch):
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    assert values() == [128, 128, 128]
+    monkeypatch.setenv(settings.FILE_VARIABLE, str(file))
+    assert values() == [2, 2, 2]
+    monkeypatch.setenv(settings.FILE_VARIABLE, "/nowhere/settings.toml")
+    with pytest.raises(ConfigurationError, match=r"/nowhere/settings\.toml, which DAGSTER_UNIFIED_CONFIG_FILE names, cannot be read: No such file"):
+        values()
+
+
+def test_a_variable_that_is_almost_an_options_is_an_error(folder, monkeypatch):
+    monkeypatch.setenv("DAGSTER_UNIFIED_EXECUTION_RUNTME_MODE", "BATCH")
+    with pytest.raises(ConfigurationError, match=r"RUNTME_MODE is like an option's, but no option has that name; did you mean 'DAGSTER_UNIFIED_EXECUTION_RUNTIME_MODE'"):
+        settings.configuration()
+
+
+def test_an_older_name_of_an_option_works_in_every_layer(folder, monkeypatch):
+    (folder / settings.FILE).write_text('execution.shuffle-mode = "ALL_EDGES_BLOCKING"\n')
+    assert batch_configuration()["execution.batch-shuffle-mode"] == "ALL_EDGES_BLOCKING"
+    monkeypatch.setenv("DAGSTER_UNIFIED_EXECUTION_SHUFFLE_MODE", "ALL_EDGES_PIPELINED")
+    assert batch_configuration()["execution.batch-shuffle-mode"] == "ALL_EXCHANGES_PIPELINED"
+    assert settings.configuration(["execution.shuffle-mode=POINTWISE_EDGES_PIPELINED"])["execution.batch-shuffle-mode"] == "POINTWISE_EXCHANGES_PIPELINED"
+
+
+def test_the_mode_in_the_file_is_for_the_command_line_and_leaves_the_jobs_in_dagster_as_they_are(folder):
+    (folder / settings.FILE).write_text('execution.runtime-mode = "STREAMING"\n')
+    assert settings.configuration()["execution.runtime-mode"] == "STREAMING"
+    assert batch_configuration()["execution.runtime-mode"] == "AUTOMATIC"
+    assert unified_definitions(shops()).resolve_job_def("shops_batch").name == "shops_batch"
+
+
+def test_a_run_in_dagster_takes_what_the_file_says(folder, spark):
+    """The stages that code locations show are those of the file, and the runs that they launch run them so."""
+    (folder / settings.FILE).write_text('[execution]\nshuffle-mode = "ALL_EXCHANGES_PIPELINED"\ncheckpointing.interval = "1 min"\n')
+    definitions = unified_definitions(shops())
+    assert len(list(definitions.resolve_asset_graph().materializable_asset_keys)) == 1
+    with DagsterInstance.ephemeral() as instance:
+        assert definitions.resolve_job_def("shops_batch").execute_in_process(instance=instance).success
