@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dagster_unified.connectors.base import SparkSource, spark_schema
 from dagster_unified.connectors.paths import for_spark
@@ -33,6 +34,13 @@ class CollectionSource(SparkSource):
 
     def snapshot(self) -> str:
         return fingerprint(self.data)
+
+    def disorder(self, field: str) -> int | None:
+        column = self.batch.column(field)
+        if pa.types.is_timestamp(column.type):
+            column = column.cast(pa.timestamp("ms", column.type.tz), safe=False)
+        times = column.cast(pa.int64()).drop_null()
+        return pc.max(pc.subtract(pc.cumulative_max(times), times)).as_py() or 0
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
         """Its records are written to `folder` once, and read from there."""

@@ -63,6 +63,11 @@ class Source(ABC):
         """Whether its snapshot changes with what would be read: where not, nothing that comes of it can be reused."""
         return True
 
+    def disorder(self, field: str) -> int | None:
+        """By how many milliseconds a record comes, at most, after one whose time in `field` is later; 0 where records are sorted
+        by it, None where the source does not know."""
+        return None
+
     def bounded_to(self, part: Slice | None) -> Source:
         """The source that reads this partition and nothing else; for None, one that is not known yet.
 

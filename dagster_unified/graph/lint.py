@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dagster_unified.graph.code import names_used, reads_from_outside, refers_to
+from dagster_unified.graph.lateness import assigners
 from dagster_unified.graph.mode import Execution
 from dagster_unified.graph.nodes import (
     AggregateNode,
@@ -28,6 +29,7 @@ from dagster_unified.graph.nodes import (
     ReduceNode,
     SinkNode,
     WhereNode,
+    WindowAggregateNode,
     WindowNode,
 )
 from dagster_unified.operators.state import StateDescriptor, StateTtlConfig
@@ -62,7 +64,7 @@ def lint(graph: Graph, execution: Execution) -> tuple[Finding, ...]:
     """All findings, in the order of the operators."""
     found: list[Finding] = []
     for node in graph.nodes:
-        for rule in (_counts_updates, _other_fields, _clock, _windows, _broadcast, _lookup, _expiry, _order, _null_key, _unused):
+        for rule in (_counts_updates, _other_fields, _clock, _watermark, _windows, _late_records, _broadcast, _lookup, _expiry, _order, _null_key, _unused):
             found += [Finding(rule.__name__.strip("_").replace("_", "-"), severity, node.id, message) for severity, message in rule(graph, node, execution)]
     return tuple(found)
 
@@ -120,6 +122,13 @@ def _clock(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, st
     return found
 
 
+def _watermark(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
+    if not isinstance(node, (FunctionNode, KeyedProcessNode)) or not names_used(node.function) & {"current_watermark", "get_current_watermark"}:
+        return []
+    what = f"'{node.name}' reads the watermark, which stands at its beginning in BATCH and follows the records in STREAMING"
+    return [("warning", f"{what}; use ctx.timestamp(), or an event-time timer")]
+
+
 def _windows(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
     if not isinstance(node, WindowNode):
         return []
@@ -138,14 +147,43 @@ def _windows(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, 
         found.append(("warning", f"'{node.name}' goes by processing time, so that its windows depend on when it runs; use windows by event time"))
     if isinstance(trigger, ContinuousEventTimeTrigger):
         found.append(("warning", f"'{node.name}' gives early results in STREAMING and each window's last one in BATCH; use a sink that upserts by key and window"))
-    if spec.late_tag is not None or spec.lateness:
-        what = f"side output '{spec.late_tag.name}'" if spec.late_tag is not None else "allowed lateness"
-        found.append(("warning", f"'{node.name}': nothing is late in BATCH, so that its {what} is of STREAMING only"))
     if spec.evictor is not None or (spec.reduce is None and spec.aggregate is None):
         found.append(
             ("note", f"'{node.name}' is given a window's elements in event-time order in BATCH and as they arrived in STREAMING; sort them if its result depends on order")
         )
     return found
+
+
+def _late_records(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
+    function = _dropping(getattr(node, "function", None))
+    if function is None and not isinstance(node, WindowAggregateNode):
+        return []
+    found = assigners(graph, node)
+    if not found:
+        return []  # the watermark stands still until the end of input
+    if all(assigner.covered for assigner in found):
+        covered = ", ".join(f"those of '{a.name}' by {a.disorder} ms at most, with a bound of {a.bound} ms" for a in found)
+        return [("note", f"no record can be late for '{node.name}': they are out of order {covered}")]
+    bounds = ", ".join(f"{a.bound} ms of '{a.name}'" for a in found if not a.covered)
+    lateness = getattr(function, "lateness", 0)
+    tags = [tag for tag in getattr(function, "late_tags", ()) if tag is not None]
+    if tags or lateness:
+        what = f"side output '{tags[0].name}'" if tags else "allowed lateness"
+        return [("warning", f"'{node.name}': nothing is late in BATCH, so that its {what} is of STREAMING only")]
+    return [
+        (
+            "warning",
+            f"'{node.name}' drops late records in STREAMING, where BATCH has none and counts them all; it cannot happen where records come sorted by event time, "
+            f"or no further out of order than the bound ({bounds})",
+        )
+    ]
+
+
+def _dropping(function: object) -> object | None:
+    """The function that drops late records: itself, or one that it wraps."""
+    if getattr(function, "drops_late_records", False):
+        return function
+    return next((f for f in map(_dropping, getattr(function, "wrapped_functions", ())) if f is not None), None)
 
 
 def _broadcast(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:

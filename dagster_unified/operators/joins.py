@@ -102,12 +102,13 @@ class IntervalJoin(Wrapping, KeyedCoProcessFunction):
     """
 
     requires_time_sorted_input = True
+    drops_late_records = True
 
     def __init__(self, function: ProcessJoinFunction, lower: int, upper: int, types: tuple[Any, Any], late: tuple[OutputTag | None, OutputTag | None]) -> None:
         super().__init__(function)
         self._ranges = ((lower, upper), (-upper, -lower))
         """How far after a record, of either side, what it meets may be."""
-        self._late = late
+        self.late_tags = late
         self._descriptors = [MapStateDescriptor(name, int, list[kind]) for name, kind in zip(("left", "right"), types, strict=True)]  # type: ignore[valid-type]
         self._pair = _Pair()
 
@@ -129,7 +130,7 @@ class IntervalJoin(Wrapping, KeyedCoProcessFunction):
 
     def _meet(self, side: int, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any]:
         """Keeps a record of one side, and pairs it with those of the other that are near."""
-        moment = self._on_time(value, ctx, self._late[side])
+        moment = self._on_time(value, ctx, self.late_tags[side])
         if moment is None:
             return
         low, high = self._ranges[side]

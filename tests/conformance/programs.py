@@ -258,5 +258,5 @@ PROGRAMS = {
     )
 }
 
-FLAGGED = {"rolling_sum", "rolling_min", "count_window", "count_window_sliding", "global_window_count_trigger", "broadcast_state", "two_keyed_stages"}
-"""Programs whose result depends on arrival order or on counting updates, by their nature: the lint must warn."""
+FLAGGED = {"event_time_timers", "rolling_sum", "rolling_min", "count_window", "count_window_sliding", "global_window_count_trigger", "broadcast_state", "two_keyed_stages"}
+"""Programs whose result depends on arrival order, on the watermark or on counting updates, by their nature: the lint must warn."""

@@ -3,12 +3,22 @@
 import random
 import time
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import pytest
 
-from dagster_unified.api import DeltaSink, FileSink, KeyedProcessFunction, Pipeline
+from dagster_unified.api import (
+    DeltaSink,
+    FileSink,
+    KeyedProcessFunction,
+    OutputTag,
+    Pipeline,
+    ProcessJoinFunction,
+    TumblingEventTimeWindows,
+    WatermarkStrategy,
+)
+from dagster_unified.api import functions as F
 
 
 class Sale(NamedTuple):
@@ -46,6 +56,47 @@ class Timed(Sorted):
         yield value
 
 
+class Watermark(Sorted):
+    def process_element(self, value, ctx) -> Iterable[Sale]:
+        yield value._replace(amount=ctx.timer_service().current_watermark())
+
+
+class Total(NamedTuple):
+    shop: str
+    amount: int
+
+
+class First(ProcessJoinFunction):
+    def process_element(self, left, right, ctx) -> Iterable[Sale]:
+        yield left
+
+
+LATE = OutputTag("late", Sale)
+
+
+def at(sale):
+    return int(str(sale.amount))
+
+
+def timed(p, *amounts, bound=0, function="amount", strategy=None):
+    strategy = strategy or WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=bound))
+    return p.from_collection([Sale("a", amount) for amount in amounts]).assign_timestamps_and_watermarks(strategy.with_timestamp_assigner(function))
+
+
+def hourly(stream):
+    return stream.key_by("shop").window(TumblingEventTimeWindows.of(timedelta(hours=1)))
+
+
+def windows_joined(stream):
+    joined = stream.join(stream).where("shop").equal_to("shop").window(TumblingEventTimeWindows.of(timedelta(hours=1)))
+    return joined.apply(lambda left, right: left, Sale)
+
+
+def interval_joined(stream):
+    keyed = stream.key_by("shop")
+    return keyed.interval_join(keyed).between(timedelta(0), timedelta(1)).process(First())
+
+
 def sales(p, record=Sale):
     return p.from_collection([Sale("a", 1) if record is Sale else Noted("a", 1, "")], record)
 
@@ -72,6 +123,17 @@ CASES = {
     "a function of today": (lambda p: sales(p).filter(lambda s: datetime.now().year > s.amount).print(), {("clock", "warning")}),
     "a function of chance": (lambda p: sales(p).filter(lambda s: random.random() < 0.5).print(), {("clock", "warning")}),
     "a function that only parses times": (lambda p: sales(p).filter(lambda s: datetime.fromtimestamp(s.amount).year > 2000).print(), set()),
+    "a function that reads the watermark": (lambda p: sales(p).key_by("shop").process(Watermark()).print(), {("watermark", "warning")}),
+    "windows over records in order": (lambda p: hourly(timed(p, 1, 2)).sum("amount").print(), {("late-records", "note")}),
+    "windows over records that the bound covers": (lambda p: hourly(timed(p, 9, 2, bound=7)).sum("amount").print(), {("late-records", "note")}),
+    "windows over records that may be late": (lambda p: hourly(timed(p, 9, 1, bound=7)).sum("amount").print(), {("late-records", "warning")}),
+    "windows over records of which nobody knows": (lambda p: hourly(timed(p, 1, function=at)).sum("amount").print(), {("late-records", "warning")}),
+    "windows with no watermarks": (lambda p: hourly(timed(p, 9, 1, strategy=WatermarkStrategy.no_watermarks())).sum("amount").print(), set()),
+    "windows with a side output": (lambda p: hourly(timed(p, 9, 1)).side_output_late_data(LATE).sum("amount").print(), {("late-records", "warning")}),
+    "windows with allowed lateness": (lambda p: hourly(timed(p, 9, 1)).allowed_lateness(timedelta(1)).sum("amount").print(), {("late-records", "warning")}),
+    "windows of columns": (lambda p: hourly(timed(p, 9, 1)).agg(F.sum("amount").alias("amount"), output_type=Total).print(), {("late-records", "warning")}),
+    "a join of windows": (lambda p: windows_joined(timed(p, 9, 1)).print(), {("late-records", "warning"), ("windows", "note")}),
+    "a join of intervals": (lambda p: interval_joined(timed(p, 9, 1)).print(), {("late-records", "warning")}),
     "a function with processing-time timers": (lambda p: sales(p).key_by("shop").process(Timed()).print(), set()),
 }
 

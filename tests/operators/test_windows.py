@@ -383,7 +383,6 @@ def test_what_cannot_be_is_an_error_when_the_graph_is_built(build, error, messag
     [
         (lambda: keyed().count_window(2).sum("amount"), "closes its windows by the elements that have come"),
         (lambda: keyed().window(TumblingProcessingTimeWindows.of(ms(5))).sum("amount"), "goes by processing time"),
-        (lambda: keyed().window(HOUR).allowed_lateness(ms(5)).sum("amount"), "nothing is late in BATCH, so that its allowed lateness is of STREAMING only"),
         (lambda: keyed().window(HOUR).trigger(ContinuousEventTimeTrigger.of(ms(5))).sum("amount"), "gives early results in STREAMING"),
         (lambda: keyed().window(HOUR).trigger(PurgingTrigger.of(CountTrigger.of(5))).sum("amount"), "closes its windows by the elements that have come"),
     ],

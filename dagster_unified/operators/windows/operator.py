@@ -78,6 +78,16 @@ class Windowing:
         return (self.assigner, self.trigger, self.evictor, self.reduce, self.aggregate, self.function)
 
     @property
+    def drops_late_records(self) -> bool:
+        """Whether a record can come too late for all its windows."""
+        return self.assigner.is_event_time
+
+    @property
+    def late_tags(self) -> tuple[OutputTag | None, ...]:
+        """Where late records go, for each input."""
+        return (self.late_tag,)
+
+    @property
     def functions(self) -> list[Function]:
         """Those that have to be opened and closed."""
         return [f for f in (self.reduce, self.aggregate, self.function) if isinstance(f, Function)]

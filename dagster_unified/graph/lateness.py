@@ -1,0 +1,52 @@
+"""Whether a record can come too late for an operator in STREAMING (FLIP-134: "late records"; in BATCH none can).
+
+Knows the logical graph, and what sources say of the order of their records. A record is late when the watermark has passed it, and
+the watermark of an input follows the strategies of its nearest timestamp assigners.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dagster_unified.graph.code import field_of
+from dagster_unified.graph.nodes import AssignTimestampsNode, Edge, Graph, Node, SourceNode
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """A timestamp assigner upstream. Times are in milliseconds."""
+
+    name: str
+    bound: int
+    """How far out of order its records may be before they are late."""
+
+    disorder: int | None
+    """How far they are, at most; None where nobody knows."""
+
+    @property
+    def covered(self) -> bool:
+        """Whether none of its records can be late."""
+        return self.disorder is not None and self.disorder <= self.bound
+
+
+def assigners(graph: Graph, node: Node) -> list[Assigned]:
+    """The nearest assigners upstream of `node` that move its watermark before the end of input."""
+    pending, found = graph.inputs(node.id), {}
+    while pending:
+        source = graph.node(pending.pop().source)
+        if isinstance(source, AssignTimestampsNode):
+            found[source.id] = source
+        else:
+            pending += graph.inputs(source.id)
+    return [Assigned(n.name, n.max_out_of_orderness_ms, _disorder(graph, n)) for n in found.values() if n.max_out_of_orderness_ms is not None]
+
+
+def _disorder(graph: Graph, node: AssignTimestampsNode) -> int | None:
+    """What a source that stands right before an assigner says of the field that it reads."""
+    inputs: list[Edge] = graph.inputs(node.id)
+    source = graph.node(inputs[0].source) if len(inputs) == 1 else None
+    fields = (node.assigner,) if isinstance(node.assigner, str) else field_of(node.assigner)
+    if not isinstance(source, SourceNode) or fields is None or len(fields) != 1:
+        return None
+    field = fields[0]
+    return source.source.disorder(source.source.records.names[field] if isinstance(field, int) else field)
