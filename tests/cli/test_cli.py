@@ -82,7 +82,9 @@ def test_config_show_of_one_option_says_where_it_is_looked_for(cli):
     code, out, _ = cli("config", "show", "execution.schedule-mode")
     assert code == 0
     assert out.startswith("execution.schedule-mode = follows from the mode (default)\n")
-    assert "-D execution.schedule-mode=… or run configuration, a deployment's options, the environment variable DAGSTER_UNIFIED_EXECUTION_SCHEDULE_MODE, dagster-unified.toml" in out
+    assert (
+        "-D execution.schedule-mode=… or run configuration, a deployment's options, the environment variable DAGSTER_UNIFIED_EXECUTION_SCHEDULE_MODE, dagster-unified.toml" in out
+    )
 
 
 def test_config_show_as_a_table_names_options_and_origins(cli, monkeypatch):
