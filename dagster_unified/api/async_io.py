@@ -42,4 +42,4 @@ def _calls(stream: DataStream, function: AsyncFunction, timeout: timedelta, capa
     if capacity < 1:
         raise PipelineError(f"{where}: the capacity has to be at least 1, and is {capacity}")
     records = stream._output(name, function.async_invoke, output_type, element_type)
-    return stream._next(nodes.AsyncNode, name, records=records, function=AsyncCalls(function, timeout.total_seconds(), capacity, ordered))
+    return stream._next(nodes.AsyncNode, name, naming=nodes.Naming.FUNCTION, records=records, function=AsyncCalls(function, timeout.total_seconds(), capacity, ordered))

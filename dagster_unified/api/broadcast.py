@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_unified.api.connected import agreed_type
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes
-from dagster_unified.graph.nodes import ExchangeKind, Key, Partitioning
+from dagster_unified.graph.nodes import ExchangeKind, Key, Naming, Partitioning
 from dagster_unified.operators.broadcast import Broadcasting, BroadcastProcessFunction, KeyedBroadcastProcessFunction, checked
 from dagster_unified.operators.state import MapStateDescriptor
 from dagster_unified.records import element_type
@@ -56,4 +56,4 @@ class BroadcastConnectedStream:
         upstream = [*stream._upstream, *(replace(u, partitioning=Partitioning(ExchangeKind.BROADCAST, explicit=True)) for u in self._broadcast._stream._upstream)]
         key = stream._key_selector if isinstance(stream, KeyedStream) else Key()
         spec = Broadcasting(function, self._broadcast._descriptors)
-        return stream._after(upstream, nodes.BroadcastNode, name, records=records, function=spec, key=key, timestamped=True if keyed else None)
+        return stream._after(upstream, nodes.BroadcastNode, name, naming=Naming.FUNCTION, records=records, function=spec, key=key, timestamped=True if keyed else None)

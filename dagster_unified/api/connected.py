@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, get_args, get_origin, get_type_hint
 from dagster_unified.api.windows import WindowedStream
 from dagster_unified.errors import PipelineError, RecordTypeError
 from dagster_unified.graph import nodes
+from dagster_unified.graph.nodes import Naming
 from dagster_unified.operators.connected import (
     CoFlatMap,
     CoFlatMapFunction,
@@ -95,14 +96,14 @@ class ConnectedStreams:
         name = type(both.function).__name__
         output = output_type if output_type is not None else agreed_type(both.function, (both.first, both.second), unwrap, self._where(name))
         if self._keys == (None, None):
-            return getattr(self._stream(), kind)(both, output).name(name)  # type: ignore[no-any-return]
+            return getattr(self._stream(), kind)(both, output)._called(name, Naming.FUNCTION)  # type: ignore[no-any-return]
         function = KEYED_FORMS[kind](both)
-        return self.keyed().process(PartlyKeyed(function, self._keyed_side) if self._keyed_side else function, output).name(name)
+        return self.keyed().process(PartlyKeyed(function, self._keyed_side) if self._keyed_side else function, output)._called(name, Naming.FUNCTION)
 
     def _stream(self) -> DataStream:
         first, second = (s._records("connect") for s in (self._first, self._second))
         either = either_type(first.python, second.python)
-        sides = [plain(s).map(Tag(either, number), either).name(f"{_name(s)} as {number}") for number, s in ((1, self._first), (2, self._second))]
+        sides = [plain(s).map(Tag(either, number), either)._called(f"{_name(s)} as {number}", Naming.LIBRARY) for number, s in ((1, self._first), (2, self._second))]
         return sides[0].union(sides[1])
 
     def _expect(self, function: Any, kinds: tuple[type, ...], method: str) -> None:
@@ -175,7 +176,7 @@ class JoinedWindows:
             output_type = annotated if kind == "join" or annotated is None else element_type(annotated)
         if output_type is None:
             raise RecordTypeError(f"{self._windows._where(self._kind)} has no output type; annotate what the function returns, or give output_type=")
-        return self._windows.apply(WindowedPairs(function, kind), output_type).name(self._kind)
+        return self._windows.apply(WindowedPairs(function, kind), output_type)._called(self._kind, Naming.LIBRARY)
 
 
 class IntervalJoined:
@@ -232,7 +233,7 @@ class IntervalJoined:
             raise RecordTypeError(f"{self._where()}: {type(function).__name__} has no output type; annotate what process_element returns, or give output_type=")
         join = IntervalJoin(function, lower, upper, types, (self._late[0], self._late[1]))
         connected = ConnectedStreams(self._left, self._right, (self._left._key_selector, self._right._key_selector))
-        return connected.process(join, output).name(type(function).__name__)
+        return connected.process(join, output)._called(type(function).__name__, Naming.FUNCTION)
 
     def _where(self) -> str:
         return self._left._where("interval_join")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dagster_unified.connectors.collection import CollectionSource
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import explain as explanation
-from dagster_unified.graph.nodes import Edge, Graph, Location, Node, Partitioning, SinkNode, SourceNode
+from dagster_unified.graph.nodes import Edge, Graph, Location, Naming, Node, Partitioning, SinkNode, SourceNode
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, plan
 from dagster_unified.graph.targets import check_targets, written
@@ -42,7 +42,8 @@ class Pipeline:
         """A stream of a source's records, with event times where a strategy is given."""
         from dagster_unified.api.stream import DataStream
 
-        node = self._add(SourceNode, [], source_name or source.name, records=source.records, source=source)
+        naming = Naming.AUTHOR if source_name else Naming.SOURCE
+        node = self._add(SourceNode, [], source_name or source.name, naming=naming, records=source.records, source=source)
         stream = DataStream(self, node.id)
         return stream if watermark_strategy is None else stream.assign_timestamps_and_watermarks(watermark_strategy)
 

@@ -6,6 +6,7 @@ annotation or `output_type=`; a missing or contradictory one is an error that na
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, overload
@@ -24,7 +25,7 @@ from dagster_unified.graph import nodes
 from dagster_unified.graph.code import field_of
 from dagster_unified.graph.connectors import Boundedness, Sink, Source
 from dagster_unified.graph.expressions import Column
-from dagster_unified.graph.nodes import Chaining, ExchangeKind, Key, Node, Partitioning
+from dagster_unified.graph.nodes import Chaining, ExchangeKind, Key, Naming, Node, Partitioning
 from dagster_unified.operators.functions import Function, KeyedProcessFunction, OutputTag, ProcessFunction
 from dagster_unified.operators.keyed_functions import KEYED_FORMS, may_hold_state
 from dagster_unified.operators.layout import ComputedKey
@@ -55,7 +56,7 @@ class DataStream:
 
     def name(self, name: str) -> Self:
         """Names the operator, in plans, stages and errors."""
-        return self._set(name=name)
+        return self._called(name, Naming.AUTHOR)
 
     def uid(self, uid: str) -> Self:
         """Gives the operator the id under which its state is kept; unique in the pipeline."""
@@ -98,7 +99,8 @@ class DataStream:
         """
         name = _name_of(function, "map_batches")
         self._check_function(name, function)
-        return self._next(nodes.MapBatchesNode, name, records=self._pipeline._record_type(output_type, name), function=function)
+        records = self._pipeline._record_type(output_type, name)
+        return self._next(nodes.MapBatchesNode, name, naming=_naming(function), records=records, function=function)
 
     def process(self, function: Any, output_type: Any = None) -> DataStream:
         """Runs a `ProcessFunction`: a record in, any number out, with timestamps and side outputs."""
@@ -323,14 +325,18 @@ class DataStream:
             sink.check(self._records(sink.name))
         except PipelineError as error:
             raise type(error)(f"{self._where(sink.name)}: {error}") from error
-        node = self._pipeline._add(nodes.SinkNode, list(self._upstream), sink.name, sink=sink)
+        naming = Naming.AUTHOR if sink.named else Naming.LIBRARY
+        node = self._pipeline._add(nodes.SinkNode, list(self._upstream), sink.name, naming=naming, sink=sink)
         return DataStreamSink(self._pipeline, node.id)
 
-    def print(self, sink_identifier: str = "print") -> DataStreamSink:
+    def print(self, sink_identifier: str | None = None) -> DataStreamSink:
         """Writes every record as a line of text to standard output: for trying things out."""
         return self.sink_to(PrintSink(sink_identifier))
 
     # Building the graph
+
+    def _called(self, name: str, naming: Naming) -> Self:
+        return self._set(name=name, naming=naming)
 
     def _set(self, **attributes: Any) -> Self:
         self._pipeline._change(self._operator(next(iter(attributes))).id, **attributes)
@@ -371,7 +377,7 @@ class DataStream:
 
     def _function(self, kind: type[nodes.FunctionNode], name: str, function: Any, **attributes: Any) -> DataStream:
         """An operator that runs a function on records."""
-        return self._next(kind, name, function=function, **attributes)
+        return self._next(kind, name, naming=_naming(function), function=function, **attributes)
 
     def _output(self, name: str, function: Any, output_type: Any, unwrap: Callable[[Any], Any]) -> RecordType:
         self._check_function(name, function)
@@ -494,7 +500,8 @@ class KeyedStream(DataStream):
             raise PipelineError(f"{self._where('process')}: a keyed stream needs a KeyedProcessFunction, not {_name_of(function, 'function')}")
         name = _name_of(function, "process")
         records = self._output(name, function.process_element, output_type, element_type)
-        return self._keyed(nodes.KeyedProcessNode, name, records=records, function=function, timestamped=True)
+        naming = _naming(function)
+        return self._keyed(nodes.KeyedProcessNode, name, naming=naming, records=records, function=function, timestamped=True)
 
     def reduce(self, function: Any) -> DataStream:
         """Combines a key's records with `function(a, b)`, where `a` came first.
@@ -504,7 +511,7 @@ class KeyedStream(DataStream):
         """
         name = _name_of(function, "reduce")
         self._check_function(name, getattr(function, "reduce", function))
-        return self._rolling(name, function=function)
+        return self._rolling(name, naming=_naming(function), function=function)
 
     def interval_join(self, other: KeyedStream) -> IntervalJoined:
         """Joins each record with those of another keyed stream whose event times are in an interval around its own."""
@@ -593,7 +600,7 @@ class KeyedStream(DataStream):
         if form is None:
             return super()._function(kind, name, function, **attributes)
         timers = {"timestamped": True} if kind is nodes.ProcessNode else {}
-        return self._keyed(nodes.KeyedProcessNode, name, function=form(function), **attributes, **timers)
+        return self._keyed(nodes.KeyedProcessNode, name, naming=_naming(function), function=form(function), **attributes, **timers)
 
     def _keyed(self, kind: type[Node], name: str, **attributes: Any) -> DataStream:
         return self._next(kind, name, key=self._key_selector, **attributes)
@@ -607,7 +614,7 @@ class DataStreamSink:
 
     def name(self, name: str) -> Self:
         """Names the sink, in plans, stages and errors."""
-        self._pipeline._change(self._node, name=name)
+        self._pipeline._change(self._node, name=name, naming=Naming.AUTHOR)
         return self
 
     def uid(self, uid: str) -> Self:
@@ -628,8 +635,15 @@ def _everything(record: Any) -> int:
 
 
 def _name_of(function: Any, default: str) -> str:
-    name = getattr(function, "__name__", None) or type(function).__name__
+    """What an author called a function; `default` for a lambda."""
+    if isinstance(function, functools.partial):
+        return _name_of(function.func, default)
+    name: str = getattr(function, "__name__", None) or type(function).__name__
     return default if name == "<lambda>" else name
+
+
+def _naming(function: Any) -> Naming:
+    return Naming.FUNCTION if _name_of(function, "") else Naming.LIBRARY
 
 
 def _check_field(records: RecordType, name: str, where: str) -> None:

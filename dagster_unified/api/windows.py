@@ -190,7 +190,8 @@ class WindowedStream:
             **how,
         )
         _check_storable(spec, self._where(name))
-        made = stream._keyed(nodes.WindowNode, name, records=records, function=spec, timestamped=True)
+        naming = nodes.Naming.FUNCTION if function is not None or spec.aggregate is not None else nodes.Naming.LIBRARY
+        made = stream._keyed(nodes.WindowNode, name, naming=naming, records=records, function=spec, timestamped=True)
         return made.set_parallelism(1) if self._alone else made
 
     def _event_time_only(self, what: str) -> None:

@@ -29,7 +29,9 @@ class ForeachSink(SparkSink):
     guarantee = Guarantee.AT_LEAST_ONCE
 
     def __init__(self, function: Any, name: str | None = None, upserts: bool = False) -> None:
-        self.name = name or getattr(function, "__name__", type(function).__name__).strip("<>")
+        called = getattr(function, "__name__", type(function).__name__)
+        self.named = name is not None or called != "<lambda>"
+        self.name = name or (called if self.named else "foreach")
         self.function = function
         self.upserts = upserts
         if not callable(function):

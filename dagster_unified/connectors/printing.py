@@ -21,8 +21,8 @@ class PrintSink(SparkSink):
     guarantee = Guarantee.AT_LEAST_ONCE
     upserts = True  # a line per update is what one wants to see of a rolling operation
 
-    def __init__(self, name: str = "print") -> None:
-        self.name = name
+    def __init__(self, name: str | None = None) -> None:
+        self.name, self.named = name or "print", name is not None
 
     def describe(self) -> str:
         return "standard output"

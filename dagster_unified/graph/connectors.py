@@ -14,7 +14,7 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.records import RecordType
 
 if TYPE_CHECKING:
-    from dagster_unified.graph.slices import Slice
+    from dagster_unified.graph.slices import Dimensions, Slice
 
 
 class Boundedness(Enum):
@@ -68,8 +68,8 @@ class Source(ABC):
         by it, None where the source does not know."""
         return None
 
-    def bounded_to(self, part: Slice | None) -> Source:
-        """The source that reads this partition and nothing else; for None, one that is not known yet.
+    def bounded_to(self, part: Slice | Dimensions) -> Source:
+        """The source that reads this partition and nothing else; for dimensions, a partition of which only they are known yet.
 
         Raises `PipelineError` where it cannot tell what belongs to a partition.
         """
@@ -80,6 +80,9 @@ class Sink(ABC):
     """A declared sink. `upserts` says that a later record of a key replaces an earlier one."""
 
     name: str
+    named: bool = True
+    """Whether the name says what is written: the author gave it, or it is the table's."""
+
     guarantee: Guarantee
     upserts: bool = False
 

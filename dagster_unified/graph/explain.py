@@ -163,10 +163,9 @@ def as_text(plan: Plan) -> str:
 
 def _region_text(plan: Plan, region: Region) -> list[str]:
     lines = [f"stage {region.id + 1} of {len(plan.regions)}: {region.name}"]
-    own = [e for e in plan.exchanges if e.target in region.tasks]
-    lines += [f"  {'reads' if e.blocking else 'joins'} {_exchange_text(plan, e)}" for e in own]
     for task_id in region.tasks:
         lines.append(f"  task {task_id + 1}")
+        lines += [f"    {_exchange_text(plan, e)}" for e in plan.exchanges if e.target == task_id]
         for operator in plan.tasks[task_id].operators:
             node = plan.graph.node(operator)
             text = f"    {kind(node)} '{node.name}'"
@@ -189,7 +188,9 @@ def _exchange_text(plan: Plan, exchange: Exchange) -> str:
     key = f" by {edge.partitioning.key.describe()}" if edge.partitioning.key else ""
     tag = f" / {edge.tag.name}" if edge.tag else ""
     barrier = "a barrier: " if exchange.blocking else ""
-    return f"'{plan.graph.node(edge.source).name}'{tag} through {exchange.kind.value}{key} ({barrier}{exchange.reason})"
+    producer, consumer = plan.graph.node(edge.source).name, plan.graph.node(edge.target).name
+    place = f"stage '{plan.region_of(edge.source).name}'" if exchange.blocking else f"task {exchange.source + 1}"
+    return f"'{consumer}' reads '{producer}'{tag} of {place} through {exchange.kind.value}{key} ({barrier}{exchange.reason})"
 
 
 def as_mermaid(plan: Plan) -> str:

@@ -6,7 +6,7 @@ The authoring API builds these; planning reads them; engines interpret them thro
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Any
 
 from dagster_unified.graph.connectors import Sink, Source
@@ -36,6 +36,19 @@ class Chaining(Enum):
     ALWAYS = "always"
     HEAD = "head"
     NEVER = "never"
+
+
+class Naming(IntEnum):
+    """Where an operator's name comes from. The higher, the more it says of what the operator makes: stages are named after it."""
+
+    LIBRARY = 0
+    """The library's word for the operator, such as `map`."""
+    SOURCE = 1
+    """What a source is called: it says what is read."""
+    FUNCTION = 2
+    """The name of the operator's function or class."""
+    AUTHOR = 3
+    """Given with `name(...)`, or the name of a sink."""
 
 
 class ExchangeKind(Enum):
@@ -81,6 +94,7 @@ class Node:
 
     id: int
     name: str
+    naming: Naming = Naming.LIBRARY
     uid: str = ""
     given_uid: bool = False
     location: Location | None = None

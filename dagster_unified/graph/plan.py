@@ -16,7 +16,7 @@ from dagster_unified.graph.chaining import Task, resolve_forward, tasks
 from dagster_unified.graph.code import digest, fingerprint
 from dagster_unified.graph.lint import Finding, lint
 from dagster_unified.graph.mode import Execution, resolve
-from dagster_unified.graph.nodes import AssignTimestampsNode, Edge, Graph, KeyedNode, LookupNode, Node, SinkNode, SourceNode
+from dagster_unified.graph.nodes import AssignTimestampsNode, Edge, Graph, KeyedNode, LookupNode, Naming, Node, SinkNode, SourceNode
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.regions import Exchange, exchanges, regions
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, ComputedKey, StreamLayout
@@ -185,14 +185,31 @@ def _regions(
 
 
 def _stage_name(graph: Graph, nodes: tuple[int, ...], outputs: tuple[Port, ...], sinks: tuple[int, ...], taken: list[str]) -> str:
-    """A stage is named after what leaves it: the operator of its first output, or its first sink."""
-    last = outputs[0].node if outputs else sinks[0] if sinks else nodes[-1]
-    base = re.sub(r"\W+", "_", graph.node(last).name).strip("_").lower() or "stage"
+    """A stage is named after the operator that tells most of what leaves it, the last of equals.
+
+    These are the operators on the way to its first output, or to its first sink. A name that the author gave comes before that of
+    a function, that of a source and the library's own word. Of names that are equally good, one that no stage has is taken.
+    """
+    on_the_way = _on_the_way(graph, nodes, outputs[0].node if outputs else sinks[0])
+    named = [(node.naming, word) for node in on_the_way if (word := re.sub(r"\W+", "_", node.name).strip("_").lower())]
+    best = max((naming for naming, _ in named), default=Naming.LIBRARY)
+    words = [word for naming, word in reversed(named) if naming is best] or ["stage"]
+    base = next((word for word in words if word not in taken), words[0])
     name, number = base, 1
     while name in taken:
         number += 1
         name = f"{base}_{number}"
     return name
+
+
+def _on_the_way(graph: Graph, nodes: tuple[int, ...], last: int) -> list[Node]:
+    """An operator of a region and those of the region that lead to it, in the order in which they were written."""
+    found, pending = {last}, [last]
+    while pending:
+        before = {e.source for e in graph.inputs(pending.pop())} & set(nodes) - found
+        found |= before
+        pending += before
+    return [graph.node(n) for n in sorted(found)]
 
 
 def _fingerprint(graph: Graph, execution: Execution, nodes: tuple[int, ...], outputs: tuple[Port, ...], upstream: list[str]) -> str:
