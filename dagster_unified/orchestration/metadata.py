@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
-from dagster import AssetKey, MetadataValue, TableColumn, TableColumnConstraints, TableColumnDep, TableColumnLineage, TableRecord, TableSchema
+from dagster import AssetKey, MarkdownMetadataValue, MetadataValue, TableColumn, TableColumnConstraints, TableColumnDep, TableColumnLineage, TableRecord, TableSchema
 from upath import UPath
 
 from dagster_unified.engine.batch.store import Manifest
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.explain import as_mermaid
+from dagster_unified.graph.drawing import as_svg
 from dagster_unified.graph.lineage import column_lineage
 from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.operators.layout import CARRIED
@@ -30,7 +31,7 @@ def stage_metadata(plan: Plan, region: Region, manifest: Manifest, data: UPath, 
         "duration_seconds": round(manifest.seconds, 3),
         "fingerprint": manifest.fingerprint,
         "intermediate": MetadataValue.path(str(data.parent)),
-        "job_graph": MetadataValue.md(f"```mermaid\n{as_mermaid(plan)}\n```"),
+        "job_graph": job_graph(plan, region),
     }
     if manifest.together > 1:
         metadata["partitions of its Spark job"] = manifest.together
@@ -55,6 +56,12 @@ def stage_metadata(plan: Plan, region: Region, manifest: Manifest, data: UPath, 
     if lineage is not None:
         metadata["dagster/column_lineage"] = lineage
     return metadata
+
+
+def job_graph(plan: Plan, region: Region) -> MarkdownMetadataValue:
+    """The plan as a picture, with the stage highlighted."""
+    drawn = base64.b64encode(as_svg(plan, region).encode()).decode()
+    return MetadataValue.md(f"![job graph of {plan.name}](data:image/svg+xml;base64,{drawn})")
 
 
 def output_records(plan: Plan, region: Region) -> RecordType | None:
