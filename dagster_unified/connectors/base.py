@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.connectors import Boundedness, Sink, Source
-from dagster_unified.graph.slices import WHOLE, Slice
+from dagster_unified.graph.slices import WHOLE, Dimensions, Slice
 from dagster_unified.operators.layout import PART
 
 if TYPE_CHECKING:
@@ -94,16 +94,25 @@ class SparkSource(Source):
         changed.partition_columns = checked_columns(given, self.records.names, f"source '{self.name}'")
         return changed
 
-    def bounded_to(self, part: Slice | None) -> Self:
+    def bounded_to(self, part: Slice | Dimensions) -> Self:
         if not self.can_be_bounded():
             raise PipelineError(f"source '{self.name}' ({self.describe()}) does not say what of it belongs to a partition; {self.how_to_bound()}")
+        known = part.dimensions if isinstance(part, Slice) else part
+        self.check_dimensions(known)
         changed = copy.copy(self)
-        changed.part, changed.bound, changed.boundedness = part, True, Boundedness.BOUNDED
+        changed.part = part if isinstance(part, Slice) else None
+        changed.bound, changed.boundedness = True, Boundedness.BOUNDED
         return changed
 
     def settings(self) -> str:
         parts = sorted(self.part.parts.items()) if self.part is not None else None
         return f"{sorted(self.partition_columns.items())} {parts}"
+
+    def check_dimensions(self, known: Dimensions) -> None:
+        """Raises `PipelineError` where partitions with these dimensions do not tell what of the source belongs to one."""
+        from dagster_unified.connectors.bounds import check_partition_columns
+
+        check_partition_columns(self.partition_columns, self.records.schema, known, f"source '{self.name}'")
 
     def can_be_bounded(self) -> bool:
         """Whether it knows what belongs to a partition."""

@@ -12,9 +12,11 @@ from datetime import datetime, timezone
 from string import Formatter
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from dagster_unified.connectors.base import MALFORMED, fitting
 from dagster_unified.errors import PipelineError, nearest
-from dagster_unified.graph.slices import Slice, TimeRange
+from dagster_unified.graph.slices import Dimensions, Slice, TimeRange
 from dagster_unified.operators.layout import PART
 from dagster_unified.operators.time import to_millis
 
@@ -23,17 +25,53 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 _PLAIN = re.compile(r"[\w.=+@:-][\w .=+@:-]*")
+_DIRECTIVES = frozenset("aAbBcCdDeFfgGhHIjklmMpPrRsSTuUVwWxXyYzZ%")
+"""The letters of `strftime`; a `-` before one leaves out leading zeros."""
 
 
 class PathTemplate:
-    """A path with `{start:%Y-%m-%d}`, `{end:…}`, `{key}` or, of several dimensions, `{name}` or `{name:%Y}` in it."""
+    """A path with `{start:%Y-%m-%d}`, `{end:…}`, `{key}` or, of several dimensions, `{name}` or `{name:%Y}` in it.
+
+    Raises `PipelineError` where the path is no template, or a field's format is none of a time.
+    """
 
     def __init__(self, path: str, where: str) -> None:
         self.path, self.where = path, where
         try:
-            self._pieces = [(text, name, form or "") for text, name, form, _ in Formatter().parse(path)]
+            pieces = list(Formatter().parse(path))
         except ValueError as error:
             raise PipelineError(f"{where}: {path!r} is not a path template: {error}; write {{start:%Y-%m-%d}} or {{key}}") from None
+        self._pieces = [(text, name, form or "") for text, name, form, _ in pieces]
+        for _, name, form, conversion in pieces:
+            if conversion:
+                raise self._error(f"has the conversion '!{conversion}' for {{{name}}}; write {{start:%Y-%m-%d}} or {{key}}")
+            if form:
+                self._check_format(name or "", form)
+
+    def check(self, known: Dimensions) -> None:
+        """Raises `PipelineError` where a field is none that partitions with these dimensions have."""
+        times = {*known.in_time, *(("start", "end") if known.in_time else ())} - {""}
+        names = {*times, *known.names, "key"} - {""}
+        for _, name, form in self._pieces:
+            if name is None:
+                continue
+            if name not in names:
+                listed = ", ".join(f"{{{n}}}" for n in sorted(names))
+                raise self._error(f"asks for '{name}', and a partition has {listed}{nearest(name, names)}")
+            if form and name not in times:
+                raise self._error(f"formats {{{name}}} as a time, '{form}', and it is a text; write {{{name}}}")
+
+    def _check_format(self, name: str, form: str) -> None:
+        advice = f"write {{{name or 'start'}:%Y-%m-%d}}"
+        directives = re.findall(r"%-?.?", form)
+        if all(directive == "%%" for directive in directives):
+            raise self._error(f"has the format '{form}' for {{{name}}}, which is the same at every time; {advice}")
+        for directive in directives:
+            if directive[-1] not in _DIRECTIVES or directive == "%":
+                raise self._error(f"has the format '{form}' for {{{name}}}, in which '{directive}' is no directive of strftime; {advice}")
+
+    def _error(self, problem: str) -> PipelineError:
+        return PipelineError(f"{self.where}: the path template '{self.path}' {problem}")
 
     def everything(self) -> str:
         """The pattern that all partitions' paths match."""
@@ -51,8 +89,6 @@ class PathTemplate:
         time = part.time()
         known: dict[str, datetime | str] = {"key": part.key, **({"start": time.start, "end": time.end} if time is not None else {})}
         known |= {n: p.start if isinstance(p, TimeRange) else p for n, p in part.parts.items() if n}
-        if name not in known:
-            raise PipelineError(f"{self.where}: the path template {self.path} asks for '{name}', and partition '{part.key}' has {', '.join(sorted(known))}{nearest(name, known)}")
         value = known[name]
         text = value.strftime(form or "%Y-%m-%d") if isinstance(value, datetime) else str(value)
         if not all(segment not in (".", "..") and _PLAIN.fullmatch(segment) for segment in (text.split("/") if isinstance(value, datetime) else [text])):
@@ -66,6 +102,20 @@ def checked_columns(columns: Mapping[str, str], names: tuple[str, ...], where: s
         if column not in names:
             raise PipelineError(f"{where}: cannot be partitioned by '{column}': there is no such field{nearest(column, names)}")
     return dict(columns)
+
+
+def check_partition_columns(columns: Mapping[str, str], schema: pa.Schema, known: Dimensions, where: str) -> None:
+    """Raises `PipelineError` where a field is given for a dimension that there is not, or cannot tell a time."""
+    for dimension, column in columns.items():
+        if dimension not in known.names:
+            given = f"dimension '{dimension}'" if dimension else "its only dimension"
+            raise PipelineError(f"{where}: is partitioned by '{column}' as {given}, and the partitions have {known.describe()}{nearest(dimension, known.names)}")
+        kind = schema.field(column).type
+        if dimension in known.in_time and not any(tells(kind) for tells in _TELL_TIME):
+            raise PipelineError(f"{where}: cannot be partitioned in time by field '{column}' of type {kind}; a datetime, a date, milliseconds since the epoch or an ISO text can")
+
+
+_TELL_TIME = (pa.types.is_timestamp, pa.types.is_date, pa.types.is_int64, pa.types.is_string)
 
 
 def within(frame: DataFrame, columns: Mapping[str, str], parts: Sequence[Slice], source: str) -> DataFrame:
@@ -100,9 +150,6 @@ def _test(frame: DataFrame, dimension: str, column: str, part: Slice, where: str
     """What a column tells of the partition, and whether it is this one."""
     from pyspark.sql import functions as F
 
-    if dimension not in part.parts:
-        known = ", ".join(f"'{n}'" for n in part.parts if n) or "one dimension without a name"
-        raise PipelineError(f"{where}: is partitioned by '{column}' as dimension '{dimension}', and the partitions have {known}")
     bounds = part.parts[dimension]
     if isinstance(bounds, TimeRange):
         return _in_time(F.col(column), frame.schema[column].dataType, bounds, column, where)
@@ -132,6 +179,4 @@ def _in_time(value: Column, kind: DataType, time: TimeRange, column: str, where:
         if any((t.hour, t.minute, t.second, t.microsecond) != (0, 0, 0, 0) for t in (time.start, time.end)):
             raise PipelineError(f"{where}: field '{column}' is a date, which cannot tell partitions that are shorter than a day; partition it by a field with a time")
         return value, (value >= F.lit(time.start.date())) & (value < F.lit(time.end.date()))
-    raise PipelineError(
-        f"{where}: cannot be partitioned in time by field '{column}' of type {kind.simpleString()}; a datetime, a date, milliseconds since the epoch or an ISO text can"
-    )
+    raise TypeError(f"{where}: field '{column}' of type {kind.simpleString()} tells no time")  # `check_partition_columns` has been there

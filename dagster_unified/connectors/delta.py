@@ -62,7 +62,7 @@ class DeltaSink(SparkSink):
         storage_options: dict[str, str] | None = None,
     ) -> None:
         self.path = storage_path(path, "Delta sink")
-        self.name = name or self.path.name
+        self.name = name or self.path.name or "table"
         self.mode = mode
         self.key = (key,) if isinstance(key, str) else tuple(key)
         self.partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)

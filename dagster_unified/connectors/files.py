@@ -13,11 +13,11 @@ import pyarrow as pa
 
 from dagster_unified.connectors.base import MALFORMED, SparkSink, SparkSource, WriteContext, WriteResult, fitting, spark_schema
 from dagster_unified.connectors.bounds import PathTemplate
-from dagster_unified.connectors.paths import for_spark, place_of, remove_tree, size_of, storage_path
+from dagster_unified.connectors.paths import for_spark, name_of, place_of, remove_tree, size_of, storage_path
 from dagster_unified.errors import MalformedInputError, PipelineError
 from dagster_unified.graph.code import digest
 from dagster_unified.graph.connectors import Boundedness, Guarantee, Target
-from dagster_unified.graph.slices import WHOLE
+from dagster_unified.graph.slices import WHOLE, Slice
 from dagster_unified.operators.layout import PART
 from dagster_unified.records import RecordType, record_type
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
     from upath import UPath
 
-    from dagster_unified.graph.slices import Slice
+    from dagster_unified.graph.slices import Dimensions
 
 OnMalformed = Literal["fail", "drop", "divert"]
 _CORRUPT = "__corrupt"
@@ -58,9 +58,9 @@ class _FileSource(SparkSource):
             raise PipelineError(f"{self.format} source: max_files_per_trigger must be at least 1, not {max_files_per_trigger}")
         self.boundedness = Boundedness.UNBOUNDED if monitor else Boundedness.BOUNDED
         self.max_files_per_trigger = max_files_per_trigger
-        self.template = PathTemplate(str(path), f"{self.format} source") if "{" in str(path) else None
-        self.path = storage_path(path if self.template is None else self.template.everything(), f"{self.format} source")
-        self.name = name or self.path.stem.replace("*", "_") or self.format
+        self.name = name or name_of(str(path), self.format)
+        self.template = PathTemplate(str(path), f"source '{self.name}'") if "{" in str(path) else None
+        self.path = storage_path(path if self.template is None else self.template.everything(), f"source '{self.name}'")
         self.records = record_type(record, f"source '{self.name}'")
 
     def describe(self) -> str:
@@ -73,9 +73,14 @@ class _FileSource(SparkSource):
     def how_to_bound(self) -> str:
         return f"{super().how_to_bound()}, or write a path template such as {self.path.parent}/{{start:%Y-%m-%d}}.{self.format}"
 
-    def bounded_to(self, part: Slice | None) -> Self:
+    def check_dimensions(self, known: Dimensions) -> None:
+        super().check_dimensions(known)
+        if self.template is not None:
+            self.template.check(known)
+
+    def bounded_to(self, part: Slice | Dimensions) -> Self:
         changed = super().bounded_to(part)
-        if part is not None and self.template is not None:
+        if isinstance(part, Slice) and self.template is not None:
             changed.path = storage_path(self.template.of(part), f"source '{self.name}'")
         return changed
 
@@ -305,7 +310,7 @@ class FileSink(SparkSink):
 
     def __init__(self, path: str, name: str | None = None, format: Literal["parquet", "csv"] = "parquet") -> None:  # noqa: A002
         self.path = storage_path(path, "file sink")
-        self.name = name or self.path.name
+        self.name = name or self.path.name or "files"
         if format not in ("parquet", "csv"):
             raise PipelineError(f"sink '{self.name}': format is 'parquet' or 'csv', not {format!r}")
         self.format = format

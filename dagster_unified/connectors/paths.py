@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from dagster_unified.errors import ConfigurationError
@@ -12,6 +13,7 @@ from dagster_unified.errors import ConfigurationError
 if TYPE_CHECKING:
     from upath import UPath
 
+_FIELD = re.compile(r"\{[^}]*\}")
 _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*://")
 _SAME = {"s3a": "s3", "gcs": "gs", "abfss": "abfs"}
 """Further names of one protocol."""
@@ -28,6 +30,14 @@ def storage_path(path: str, what: str) -> UPath:
     except (ValueError, ImportError) as error:
         raise ConfigurationError(f"{what}: {path!r} cannot be used: {error}") from error
     return found if _SCHEME.match(path) else found.expanduser().absolute()
+
+
+def name_of(path: str, default: str) -> str:
+    """What a path is called: its last piece that says something, without an ending, patterns and the fields of a template."""
+    pieces = _FIELD.sub("*", path.partition("://")[2] or path).split("/")
+    pieces[-1] = PurePosixPath(pieces[-1]).stem
+    words = (re.sub(r"\*+", "_", piece).strip("_.-= ") for piece in reversed(pieces))
+    return next((word for word in words if word and re.search(r"\w", word)), default)
 
 
 def for_spark(path: UPath) -> str:

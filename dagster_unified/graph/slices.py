@@ -26,6 +26,18 @@ class TimeRange:
 
 
 @dataclass(frozen=True)
+class Dimensions:
+    """What partitions have in common: the names of their dimensions, and which of those are in time. A sole dimension has the name ''."""
+
+    names: tuple[str, ...]
+    in_time: frozenset[str]
+
+    def describe(self) -> str:
+        """The names, for messages."""
+        return ", ".join(f"'{name}'" for name in self.names if name) or "one dimension without a name"
+
+
+@dataclass(frozen=True)
 class Slice:
     """One partition: its key, and for each of its dimensions a range of time or a key. A sole dimension has the name ''."""
 
@@ -37,13 +49,18 @@ class Slice:
         """The key as a segment of a path, and the same on every file system: what is not plain is percent-encoded."""
         return "%61ll" if self.key == WHOLE else quote(self.key, safe="=+")
 
+    @property
+    def dimensions(self) -> Dimensions:
+        """What it has in common with the other partitions."""
+        return Dimensions(tuple(self.parts), frozenset(name for name, part in self.parts.items() if isinstance(part, TimeRange)))
+
     def time(self) -> TimeRange | None:
         """Its range of time, where it has one."""
         return next((p for p in self.parts.values() if isinstance(p, TimeRange)), None)
 
 
-def bound(graph: Graph, part: Slice | None) -> Graph:
-    """The graph with every source bounded to a partition, or for `None` to one that is not known yet.
+def bound(graph: Graph, part: Slice | Dimensions) -> Graph:
+    """The graph with every source bounded to a partition, or to one of which only the dimensions are known yet.
 
     Tables of lookups are read whole. Raises `PipelineError` that names the source which cannot be bounded.
     """

@@ -44,7 +44,7 @@ from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
 from dagster_unified.orchestration.heartbeat import beating
 from dagster_unified.orchestration.history import latest_metadata
 from dagster_unified.orchestration.metadata import stage_metadata
-from dagster_unified.orchestration.partitions import key_after, key_before, name_of, partition_before, slice_of, upstream_deps
+from dagster_unified.orchestration.partitions import dimensions_of, key_after, key_before, name_of, partition_before, slice_of, upstream_deps
 from dagster_unified.orchestration.plot import ROWS, around, rows_per_partition
 from dagster_unified.orchestration.producers import Producers
 from dagster_unified.orchestration.resources import session_of
@@ -81,7 +81,9 @@ class Batch:
 
     def plan(self, graph: Graph, options: Configuration, part: Slice | None = None) -> Plan:
         """The plan of a partition or, while none is known, that whose stages are the assets."""
-        return plan(graph if self.partitions is None else bound(graph, part), options, self.carry_state)
+        if self.partitions is not None:
+            graph = bound(graph, dimensions_of(self.partitions) if part is None else part)
+        return plan(graph, options, self.carry_state)
 
 
 def source_specs(loaded: Plan, batch: Batch, translator: "StageTranslator") -> list[AssetSpec]:

@@ -12,7 +12,7 @@ from dagster import AssetDep, AssetKey, MultiPartitionKey, MultiPartitionsDefini
 from dagster_unified.errors import PipelineError, nearest
 from dagster_unified.graph.nodes import LookupNode, SourceNode
 from dagster_unified.graph.plan import Plan
-from dagster_unified.graph.slices import Slice, TimeRange
+from dagster_unified.graph.slices import Dimensions, Slice, TimeRange
 from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
 from dagster_unified.orchestration.translator import StageTranslator
 
@@ -48,6 +48,12 @@ def _moved(partitions: TimeWindowPartitionsDefinition, timezone: str) -> TimeWin
         cron_schedule=partitions.cron_schedule,
         exclusions=[e if isinstance(e, str) else datetime.fromtimestamp(e.timestamp, zones.utc) for e in partitions.exclusions or ()],
     )
+
+
+def dimensions_of(partitions: PartitionsDefinition[str]) -> Dimensions:
+    """What is known of partitions while the code location loads."""
+    own = {d.name: d.partitions_def for d in partitions.partitions_defs} if isinstance(partitions, MultiPartitionsDefinition) else {"": partitions}
+    return Dimensions(tuple(own), frozenset(name for name, definition in own.items() if isinstance(definition, TimeWindowPartitionsDefinition)))
 
 
 def slice_of(partitions: PartitionsDefinition[str], key: str) -> Slice:
