@@ -93,6 +93,14 @@ def test_a_partitions_page_tells_what_a_stage_made_and_shows_the_rows_of_all_day
     assert picture.evaluate("image => image.naturalWidth") > 500
 
 
+def test_a_partitions_page_shows_the_job_graph_as_a_picture(page):
+    page.goto(f"/assets/totals/running?view=partitions&partition={DAYS[1]}")
+    page.locator("tr", has_text="job_graph").get_by_text("[Show Markdown]").click()
+    picture = page.get_by_alt_text("job graph of totals")
+    picture.wait_for()
+    assert picture.evaluate("image => image.naturalWidth") > 500
+
+
 def test_the_checks_page_says_which_later_days_are_stale(page):
     page.goto("/assets/totals/running?view=checks")
     see(page, "carried_state", f"{DAYS[2]} went on from a state that has been made again since: run a backfill over it")

@@ -27,7 +27,7 @@ from dagster_unified.records import record_type
 
 NEW_YORK = ZoneInfo("America/New_York")
 DAILY = DailyPartitionsDefinition("2024-03-01", timezone="America/New_York")
-STAGE = AssetKey(["days", "print"])
+STAGE = AssetKey(["days", "ticks"])
 
 
 def defined(partitions=DAILY, **options):
