@@ -113,9 +113,11 @@ class Function:
 class Wrapping(Function):
     """A function of the library's around one of the author's."""
 
+    requires_time_sorted_input: bool = False
+
     def __init__(self, function: Any) -> None:
         self.function = function
-        self.requires_time_sorted_input: bool = getattr(function, "requires_time_sorted_input", False)
+        self.requires_time_sorted_input = self.requires_time_sorted_input or getattr(function, "requires_time_sorted_input", False)
 
     @property
     def wrapped_functions(self) -> tuple[Any, ...]:

@@ -194,6 +194,13 @@ def test_interval_joins_give_every_pair_once(orders, payments, lower, width, wit
         assert Counter(results(joined.process(Times()), mode, watermark_interval=interval)) == pairs
 
 
+@MODES
+def test_interval_joins_take_records_in_the_order_of_time_in_both_modes(mode):
+    left, right = streams([Order("a", 5, 1)], [Payment("a", 6, 1.0), Payment("a", 4, 1.0)])
+    joined = left.key_by("id").interval_join(right.key_by("order")).between(ms(-2), ms(2)).process(Times())
+    assert results(joined, mode, watermark_interval=None) == [("a", 5, 4), ("a", 5, 6)]
+
+
 LATE = OutputTag("late", Order)
 
 
