@@ -30,6 +30,7 @@ from dagster_unified.operators.connected import (
 from dagster_unified.operators.functions import OutputTag
 from dagster_unified.operators.joins import CoGroupFunction, FlatJoinFunction, IntervalJoin, JoinFunction, ProcessJoinFunction, WindowedPairs
 from dagster_unified.operators.keyed_functions import KEYED_FORMS, PartlyKeyed
+from dagster_unified.operators.time import to_span
 from dagster_unified.operators.windows import Evictor, Trigger, WindowAssigner
 from dagster_unified.records import element_type, return_type, type_name
 
@@ -190,7 +191,7 @@ class IntervalJoined:
 
     def between(self, lower: timedelta, upper: timedelta) -> Self:
         """Pairs a left record with the right ones from `lower` to `upper` after it, both included; negative is before."""
-        low, high = (bound // timedelta(milliseconds=1) for bound in (lower, upper))
+        low, high = map(to_span, (lower, upper))
         if low > high:
             raise PipelineError(f"{self._where()}: the lower bound, {lower}, is above the upper, {upper}")
         self._bounds = (low, high)

@@ -17,6 +17,7 @@ from dagster_unified.graph.expressions import Column
 from dagster_unified.operators.functions import AggregateFunction, OutputTag
 from dagster_unified.operators.keyed import rolling
 from dagster_unified.operators.state import ListStateDescriptor, ValueStateDescriptor
+from dagster_unified.operators.time import to_span
 from dagster_unified.operators.windows import EventTimeSessionWindows, Evictor, MergingWindowAssigner, ProcessWindowFunction, Trigger, WindowAssigner, WindowFunction
 from dagster_unified.operators.windows.assigners import AlignedEventTimeWindows
 from dagster_unified.operators.windows.operator import Windowing
@@ -65,7 +66,7 @@ class WindowedStream:
         if lateness < timedelta(0):
             raise PipelineError(f"{self._where()}: allowed lateness cannot be negative, and is {lateness}")
         self._event_time_only("allowed lateness")
-        self._lateness = lateness // timedelta(milliseconds=1)
+        self._lateness = to_span(lateness)
         return self
 
     def side_output_late_data(self, tag: OutputTag) -> Self:

@@ -26,8 +26,13 @@ class TimeDomain(Enum):
 def to_millis(moment: int | datetime) -> int:
     """Milliseconds since the epoch; a naive datetime is taken as UTC."""
     if isinstance(moment, datetime):
-        return ((moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)) - _EPOCH) // _MILLISECOND
+        return to_span((moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)) - _EPOCH)
     return moment
+
+
+def to_span(length: timedelta) -> int:
+    """A length of time in whole milliseconds. A pendulum duration, which cannot be divided by a `timedelta`, does as well."""
+    return timedelta.__floordiv__(length, _MILLISECOND)
 
 
 def wall_clock() -> int:

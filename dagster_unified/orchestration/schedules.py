@@ -22,9 +22,9 @@ from dagster import (
 )
 
 from dagster_unified.errors import ConfigurationError
+from dagster_unified.operators.time import to_span
 from dagster_unified.orchestration._dagster_compat import AssetPartitionStatus, ScheduleType, UnresolvedAssetJobDefinition
 
-_DAY = timedelta(days=1)
 _RANGE_START, _RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
 
 
@@ -133,7 +133,7 @@ def cron_of(pipeline: str, partitions: TimeWindowPartitionsDefinition, offset: t
     if kind is None or not offset:
         return partitions.cron_schedule
     at = timedelta(hours=partitions.hour_offset if kind is not ScheduleType.HOURLY else 0, minutes=partitions.minute_offset) + offset
-    days, minutes = at // _DAY, (at % _DAY) // timedelta(minutes=1)
+    days, minutes = divmod(to_span(at) // 60_000, 24 * 60)
     minute, hour = minutes % 60, minutes // 60
     if kind is ScheduleType.HOURLY:
         return partitions.get_cron_schedule(minute_of_hour=minute)

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, Self
 
 from dagster_unified.errors import PipelineError
+from dagster_unified.operators.time import to_span
 from dagster_unified.operators.windows.triggers import EventTimeTrigger, NeverTrigger, ProcessingTimeTrigger, Trigger
 from dagster_unified.operators.windows.window import GlobalWindow, TimeWindow
 
@@ -138,7 +139,7 @@ class _Sessions(MergingWindowAssigner):
         gap = self.gap
         if callable(gap):
             found = gap(element)
-            gap = found // timedelta(milliseconds=1) if isinstance(found, timedelta) else int(found)
+            gap = to_span(found) if isinstance(found, timedelta) else int(found)
             if gap <= 0:
                 raise PipelineError(f"a session's gap must be more than 0 ms, not {gap}")
         return TimeWindow(moment, moment + gap)
@@ -201,8 +202,3 @@ def _millis(kind: type, what: str, length: timedelta, at_least: int) -> int:
     if millis < at_least:
         raise PipelineError(f"{kind.__name__}: the {what} has to be at least {at_least} ms, and is {length}")
     return millis
-
-
-def to_span(length: timedelta) -> int:
-    """A length of time in milliseconds."""
-    return length // timedelta(milliseconds=1)

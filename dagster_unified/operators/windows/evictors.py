@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any, Self
 
 from dagster_unified.errors import PipelineError
+from dagster_unified.operators.time import to_span
 
 Element = tuple[Any, "int | None"]
 """An element with its event time."""
@@ -69,7 +70,7 @@ class TimeEvictor(_Once):
     @classmethod
     def of(cls, length: timedelta, do_evict_after: bool = False) -> Self:
         """Keeps what is less than `length` older than the newest element."""
-        return cls(length // timedelta(milliseconds=1), do_evict_after)
+        return cls(to_span(length), do_evict_after)
 
     def keep(self, elements: Sequence[Element]) -> Sequence[Element]:
         times = [t for _, t in elements if t is not None]

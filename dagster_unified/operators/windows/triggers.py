@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.operators.state import ReducingStateDescriptor, StateDescriptor, ValueStateDescriptor
+from dagster_unified.operators.time import to_span
 
 
 class TriggerResult(Enum):
@@ -183,7 +184,7 @@ class _Continuous(_Quiet):
     @classmethod
     def of(cls, interval: timedelta) -> Self:
         """Fires every `interval`."""
-        millis = interval // timedelta(milliseconds=1)
+        millis = to_span(interval)
         if millis < 1:
             raise PipelineError(f"{cls.__name__}: the interval has to be at least 1 ms, and is {interval}")
         return cls(millis)
