@@ -4,6 +4,7 @@ import pickle
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
+from enum import Enum
 from typing import NamedTuple, Optional
 
 import msgspec
@@ -141,6 +142,7 @@ def test_a_record_of_another_class_is_named():
     [
         (NamedTuple("A", [("x", complex)]), "p: field 'x' of A"),
         (NamedTuple("A", [("x", int | str)]), "p: field 'x' of A: a union of several types"),
+        (NamedTuple("A", [("x", Enum("Kind", ["ONE"]))]), "p: field 'x' of A: an enum or literal has no column type of its own; store its value as str or int"),
         (NamedTuple("A", [("x", list)]), "p: field 'x' of A: no column type for any; use one of str, int"),
         (tuple[int, set[int]], r"p: item 1 of tuple\[int, set\[int\]\]: no column type for set"),
         (NamedTuple("A", [("place", NamedTuple("B", [("z", set[int])]))]), "p: field 'place' of A.z: no column type for set"),

@@ -1,0 +1,37 @@
+"""What STREAMING cannot run is an error that says what to do instead, before Spark has started. Needs no JVM."""
+
+from typing import NamedTuple
+
+import pytest
+
+from dagster_unified.api import Pipeline
+from dagster_unified.api import functions as F
+from dagster_unified.engine.streaming.job import queries
+from dagster_unified.errors import UnsupportedError
+
+STREAMING = {"execution.runtime-mode": "STREAMING"}
+
+
+class Sale(NamedTuple):
+    shop: str
+    amount: int
+
+
+def sales(pipeline, name="sales"):
+    return pipeline.from_collection([Sale("north", 1)], name=name)
+
+
+def test_a_keyed_operator_cannot_follow_a_native_aggregate():
+    pipeline = Pipeline("p")
+    totals = sales(pipeline).key_by("shop").agg(F.sum("amount").alias("amount"), output_type=Sale).name("totals")
+    totals.key_by("shop").sum("amount").name("again").print()
+    with pytest.raises(UnsupportedError, match="p: sink 'print' comes after the native aggregate 'totals' and after 'again', which STREAMING cannot run in one query; use reduce"):
+        queries(pipeline.plan(STREAMING))
+
+
+def test_a_native_aggregate_is_not_united_with_another_stream():
+    pipeline = Pipeline("p")
+    totals = sales(pipeline).key_by("shop").agg(F.sum("amount").alias("amount"), output_type=Sale).name("totals")
+    totals.union(sales(pipeline, "others")).print()
+    with pytest.raises(UnsupportedError, match="sink 'print' unites the native aggregate 'totals' with another stream, which STREAMING cannot run; write them to two sinks"):
+        queries(pipeline.plan(STREAMING))

@@ -1,0 +1,61 @@
+"""An author's `StageTranslator`, and dagster-pyspark's `PySparkResource` in the place of `spark`."""
+
+from typing import NamedTuple
+
+from dagster import AssetKey, DagsterInstance
+from dagster_pyspark import PySparkResource
+from deltalake import DeltaTable
+
+from dagster_unified.api import CsvSource, DeltaSink, Pipeline
+from dagster_unified.orchestration import IntermediateIOManager, StageTranslator, unified_definitions
+
+
+class Sale(NamedTuple):
+    shop: str
+    amount: int
+
+
+class InFinance(StageTranslator):
+    def get_asset_key(self, plan, region):
+        return AssetKey(["finance", plan.name, region.name])
+
+    def get_source_key(self, plan, source):
+        return AssetKey(["exports", source.name])
+
+    def get_group_name(self, plan, region):
+        return "finance"
+
+    def get_tags(self, plan, region):
+        return {"team": "ledger"}
+
+    def get_kinds(self, plan, region):
+        return {"spark", "finance"}
+
+    def get_description(self, plan, region):
+        return f"{region.name} of the ledger"
+
+    def get_metadata(self, plan, region):
+        return {"stages": len(plan.regions)}
+
+
+def test_a_translator_changes_keys_groups_tags_kinds_descriptions_and_metadata_and_pyspark_runs_the_stages(spark, tmp_path):
+    (tmp_path / "sales.csv").write_text("shop,amount\nnorth,1\nnorth,2\n")
+    pipeline = Pipeline("sales")
+    sales = pipeline.from_source(CsvSource(str(tmp_path / "sales.csv"), Sale))
+    sales.key_by("shop").sum("amount").sink_to(DeltaSink(str(tmp_path / "totals")))
+    resources = {"spark": PySparkResource(spark_config={}), "intermediates": IntermediateIOManager(path=str(tmp_path / "store"))}
+    definitions = unified_definitions(pipeline, resources, translator=InFinance())
+
+    graph = definitions.resolve_asset_graph()
+    first, last = AssetKey(["finance", "sales", "sales"]), AssetKey(["finance", "sales", "totals"])
+    assert graph.materializable_asset_keys == {first, last}
+    assert graph.get(first).parent_keys == {AssetKey(["exports", "sales"])}
+    assert graph.get(last).parent_keys == {first}
+    shown = graph.get(last)
+    assert (shown.group_name, shown.tags["team"], shown.kinds, shown.description) == ("finance", "ledger", {"spark", "finance"}, "totals of the ledger")
+    assert shown.metadata["stages"] == 2
+
+    with DagsterInstance.ephemeral() as instance:
+        assert definitions.resolve_job_def("sales_batch").execute_in_process(instance=instance).success
+        assert instance.get_latest_materialization_event(last).asset_materialization.metadata["dagster/row_count"].value == 1
+    assert DeltaTable(str(tmp_path / "totals")).to_pyarrow_table().to_pylist() == [{"shop": "north", "amount": 3}]
