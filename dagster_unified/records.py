@@ -11,17 +11,21 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import struct
 import types
 import typing
 from collections.abc import Callable
+from datetime import datetime
 from functools import lru_cache
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec import inspect as mi
 
 from dagster_unified.errors import RecordTypeError
+from dagster_unified.values import Fit, Misfit, RecordFit, described, fit_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -94,22 +98,62 @@ class RecordType:
 
     def to_batch(self, records: Sequence[Any]) -> pa.RecordBatch:
         """Records as one Arrow batch; raises `RecordTypeError` naming the field and the value that does not fit."""
-        try:
-            columns = self.columns(records)
-            if len(columns) != len(self.schema):
-                raise RecordTypeError(f"{type_name(self.python)} has {len(self.schema)} fields, but a record has {len(columns)}")
-            encoders = _encoders(self.python)
-            encoded = [column if encode is None else list(map(encode, column)) for column, encode in zip(columns, encoders, strict=True)]
-            arrays = [pa.array(column, field.type) for column, field in zip(encoded, self.schema, strict=True)]
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, AttributeError, ValueError) as error:
-            raise self._misfit(records, error) from error
-        for array, field in zip(arrays, self.schema, strict=True):
-            if array.null_count and not field.nullable:
-                record = records[array.is_null().to_pylist().index(True)]
-                raise RecordTypeError(
-                    f"field '{field.name}' of {type_name(self.python)} is None in {shorten(record)}, and its type does not allow None; annotate it as '| None' if it may be missing"
-                )
+        self._check_shape(records)
+        columns = self.columns(records)
+        arrays = [self._array(i, column, records) for i, column in enumerate(columns)]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def check(self, records: Sequence[Any]) -> None:
+        """Raises what `to_batch` raises for values of another type."""
+        self._check_shape(records)
+        for i, column in enumerate(self.columns(records)):
+            self._raise_misfit(i, _columns(self.python)[i].fit.misfit(column), records)
+
+    def _check_shape(self, records: Sequence[Any]) -> None:
+        if self.shape == "value" or operator.countOf(map(type, records), self.python) == len(records):
+            return
+        misfit = _shape(self.python).shape_misfit(records, set(map(type, records)))
+        if misfit is not None:
+            raise RecordTypeError(
+                f"expected a {self.describe()}, got {shorten(misfit.value)} ({type_name(type(misfit.value))}); does the function return what its annotation or output_type says?"
+            )
+
+    def _array(self, index: int, values: Sequence[Any], records: Sequence[Any]) -> pa.Array:
+        column, arrow = _columns(self.python)[index], self.schema.field(index).type
+        try:
+            found = column.plain(values, arrow)
+            if found is not None:
+                return found
+            self._raise_misfit(index, column.fit.misfit(values), records)
+            return column.encoded(values, arrow)
+        except _REFUSED as error:
+            raise self._misfit(index, values, records, error) from error
+
+    def _raise_misfit(self, index: int, misfit: Misfit | None, records: Sequence[Any]) -> None:
+        if misfit is None:
+            return
+        values = self.columns(records)[index]
+        fit = _columns(self.python)[index].fit
+        record = next(record for record, value in zip(records, values, strict=True) if fit.misfit((value,)) is not None)
+        if self.shape == "value" and not misfit.path:
+            subject, whole = "the value", ""
+        else:
+            subject, whole = f"field '{self.names[index]}{misfit.path}' of {type_name(self.python)}", f" in {shorten(record)}"
+        if misfit.value is None:
+            raise RecordTypeError(f"{subject} is None{whole}, and its type, {misfit.declared}, does not allow None; {misfit.remedy()}")
+        raise RecordTypeError(f"{subject} is declared {misfit.declared}, and is {shorten(misfit.value)} ({type_name(type(misfit.value))}){whole}; {misfit.remedy()}")
+
+    def _misfit(self, index: int, values: Sequence[Any], records: Sequence[Any], cause: Exception) -> RecordTypeError:
+        """What Arrow refuses, of values whose types are right: an int beyond 64 bits, text that is not Unicode."""
+        column, field = _columns(self.python)[index], self.schema.field(index)
+        for value, record in zip(values, records, strict=True):
+            try:
+                column.encoded((value,), field.type)
+            except _REFUSED as error:
+                return RecordTypeError(
+                    f"field '{field.name}' of {type_name(self.python)} is declared {column.fit.name}, and cannot hold {shorten(value)} in {shorten(record)}: {error}"
+                )
+        return RecordTypeError(f"records do not fit {self.describe()}: {cause}")
 
     def from_batch(self, batch: pa.RecordBatch) -> list[Any]:
         """The records of an Arrow batch whose first columns are this type's."""
@@ -136,21 +180,6 @@ class RecordType:
         """What turns one field's value as Arrow gives it into a record's; None where they are the same."""
         return _decoders(self.python)[self.names.index(name)]
 
-    def _misfit(self, records: Sequence[Any], cause: Exception) -> RecordTypeError:
-        for record in records:
-            if self.shape != "value" and not _has_shape(record, self):
-                return RecordTypeError(
-                    f"expected a {self.describe()}, got {shorten(record)} ({type_name(type(record))}); does the function return what its annotation or output_type says?"
-                )
-            values = [record] if self.shape == "value" else self.columns([record])
-            for value, field in zip(values, self.schema, strict=True):
-                one = [value] if self.shape == "value" else value
-                try:
-                    pa.array(one, field.type)
-                except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, AttributeError, ValueError):
-                    return RecordTypeError(f"field '{field.name}' is a {field.type}, but a record has {shorten(one[0])} ({type_name(type(one[0]))}): {shorten(record)}")
-        return RecordTypeError(f"records do not fit {self.describe()}: {cause}")
-
     def __reduce__(self) -> tuple[object, ...]:
         return (RecordType, (self.python, self.shape, self.schema))
 
@@ -159,10 +188,70 @@ def _itself(value: Any) -> Any:
     return value
 
 
-def _has_shape(record: Any, record_type: RecordType) -> bool:
-    if record_type.shape == "tuple" or issubclass(record_type.python, tuple):
-        return isinstance(record, tuple) and len(record) == len(record_type.schema)
-    return all(hasattr(record, name) for name in record_type.names)
+_REFUSED = (pa.ArrowInvalid, pa.ArrowTypeError, struct.error, OverflowError, TypeError, ValueError)
+"""What Arrow raises for a value that it does not take."""
+
+_FIRST, _LAST = (pa.scalar(moment, pa.timestamp("us")).value for moment in (datetime.min, datetime.max))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Column:
+    """How one column's values are checked and given to Arrow."""
+
+    fit: Fit
+    encode: Decoder | None
+    kind: type | None
+    """The one type of values that need no look at them."""
+    code: str
+    """`struct`'s, of values that can be laid out as they are: faster than Arrow's own conversion, by more than the check costs."""
+
+    def plain(self, values: Sequence[Any], arrow: pa.DataType) -> pa.Array | None:
+        """The column, where all its values are plainly of the declared type."""
+        if self.kind is None:
+            return None
+        size = len(values)
+        told = operator.countOf(map(type, values), self.kind)
+        if told == size and self.code:
+            return pa.Array.from_buffers(arrow, size, [None, pa.py_buffer(struct.pack(f"{size}{self.code}", *values))])
+        if told < size and self.fit.nullable:
+            told += operator.countOf(map(type, values), types.NoneType)
+        if told < size:
+            return None
+        found = pa.array(values, arrow)
+        return found if not pa.types.is_timestamp(arrow) or _has_moments(found) else None
+
+    def encoded(self, values: Sequence[Any], arrow: pa.DataType) -> pa.Array:
+        """The column, by way of Arrow's own conversion."""
+        return pa.array(values if self.encode is None else list(map(self.encode, values)), arrow)
+
+
+def _has_moments(column: pa.Array) -> bool:
+    """Whether Python's datetimes can say all of these."""
+    first, last = pc.min_max(column).values()
+    return not first.is_valid or (first.value >= _FIRST and last.value <= _LAST)
+
+
+@lru_cache(maxsize=1024)
+def _columns(python: Any) -> tuple[_Column, ...]:
+    return tuple(map(_column, _column_types(python)))
+
+
+def _column(info: mi.Type) -> _Column:
+    fit = fit_of(info, _through_arrow, widens=True)
+    return _Column(fit, _encoder(info), fit.kind, {int: "q", float: "d"}.get(fit.kind, "") if fit.kind is not None else "")
+
+
+@lru_cache(maxsize=1024)
+def _shape(python: Any) -> RecordFit:
+    """What tells whether a record has a record type's fields."""
+    fit = fit_of(mi.type_info(python), _through_arrow, widens=True)
+    assert isinstance(fit, RecordFit)
+    return fit
+
+
+def _through_arrow(info: mi.Type, values: list[Any]) -> list[Any]:
+    found: list[Any] = pa.array(values, arrow_type(info, "")).to_pylist()
+    return found
 
 
 def _column_types(python: Any) -> tuple[mi.Type, ...]:
@@ -177,12 +266,6 @@ def _column_types(python: Any) -> tuple[mi.Type, ...]:
 def _decoders(python: Any) -> tuple[Decoder | None, ...]:
     """One function per column from what Arrow gives to what the annotation says; None where they are the same."""
     return tuple(map(_decoder, _column_types(python)))
-
-
-@lru_cache(maxsize=1024)
-def _encoders(python: Any) -> tuple[Decoder | None, ...]:
-    """One function per column from what the annotation says to what Arrow takes; None where Arrow takes it as it is."""
-    return tuple(map(_encoder, _column_types(python)))
 
 
 def _encoder(info: mi.Type) -> Decoder | None:
@@ -256,6 +339,8 @@ def record_type(python: Any, where: str = "record") -> RecordType:
     """
     if isinstance(python, RecordType):
         return python
+    if isinstance(python, str):
+        raise RecordTypeError(f"{where}: the type is the text {python!r}; give the type itself, without quotes")
     if python is None or python is type(None):
         raise RecordTypeError(f"{where}: None is not a record type; a function that gives no records should be a filter or a sink")
     try:
@@ -310,7 +395,7 @@ def arrow_type(info: mi.Type, where: str) -> pa.DataType:
         return pa.struct([_field(f.name, f.type, f"{where}.{f.name}") for f in info.fields])
     if isinstance(info, (mi.EnumType, mi.LiteralType)):
         raise RecordTypeError(f"{where}: an enum or literal has no column type of its own; store its value as str or int")
-    raise RecordTypeError(f"{where}: no column type for {type(info).__name__.removesuffix('Type').lower()}; use one of {', '.join(SUPPORTED)}")
+    raise RecordTypeError(f"{where}: no column type for {described(info)}; use one of {', '.join(SUPPORTED)}")
 
 
 SUPPORTED = ("str", "int", "float", "bool", "bytes", "datetime", "date", "timedelta", "Decimal", "list[...]", "dict[..., ...]", "tuple[...]", "a nested annotated class")

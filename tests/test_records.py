@@ -82,7 +82,7 @@ def test_a_type_without_columns_is_an_error_that_says_what_to_use(python, words)
 
 
 def test_a_value_that_does_not_fit_names_the_field_and_the_record():
-    with pytest.raises(RecordTypeError, match=r"field 'a' is a int64, but a record has 'one' \(str\): Inner\(a='one', b=None\)"):
+    with pytest.raises(RecordTypeError, match=r"field 'a' of Inner is declared int, and is 'one' \(str\) in Inner\(a='one', b=None\)"):
         record_type(Inner).to_batch([Inner("one", None)])
 
 

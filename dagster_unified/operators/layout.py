@@ -6,12 +6,16 @@ shuffles that follow. A program with several outputs puts each in a struct colum
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from dagster_unified.records import RecordType, record_type
+from dagster_unified.errors import RecordTypeError
+from dagster_unified.operators.failures import user_failure
+from dagster_unified.records import RecordType, record_type, shorten
 
 TIMESTAMP = "__ts"
 """Event time, milliseconds since the epoch; null where a record has none."""
@@ -50,6 +54,37 @@ class ComputedKey:
     python: Any
     arrow: pa.DataType
     where: str
+
+    def of(self, records: Sequence[Any]) -> list[Any]:
+        """The keys of some records; raises `RecordTypeError` for one that is None or not of the declared type."""
+        keys, _ = self._checked(records)
+        return keys
+
+    def column(self, records: Sequence[Any]) -> pa.Array:
+        """The keys of some records as a column."""
+        _, arrays = self._checked(records)
+        if pa.types.is_struct(self.arrow):
+            return pa.StructArray.from_arrays(arrays, fields=list(self.arrow))
+        return arrays[0]
+
+    def _checked(self, records: Sequence[Any]) -> tuple[list[Any], list[pa.Array]]:
+        get = getattr(self.function, "get_key", self.function)
+        record = None
+        keys: list[Any] = []
+        try:
+            for record in records:
+                keys.append(get(record))
+        except Exception as error:
+            raise user_failure(error, self.where, get, record) from error
+        if None in keys:
+            raise RecordTypeError(f"{self.where}: the key is None for {shorten(records[keys.index(None)])}; filter such records out, or give them a key")
+        try:
+            return keys, _record_type(self.python).to_batch(keys).columns
+        except RecordTypeError as error:
+            raise RecordTypeError(f"{self.where}: a key is not of the type that its function is annotated with, or that key_type= gives: {error}") from error
+
+
+_record_type = lru_cache(maxsize=256)(record_type)
 
 
 @dataclass(frozen=True)

@@ -324,8 +324,11 @@ class RunningProgram:
         output = step.output
         assert output is not None
 
+        before = self.program.steps[index].parent
+        made_by = self._made_by(before, step.tag)
+
         def consume(chunk: Chunk) -> None:
-            given = chunk.batch(self._kind_before(index))
+            given = _encoded(chunk, self._kind_before(index), made_by)
             if chunk.timestamps is not None:
                 given = given.append_column(TIMESTAMP, pa.array(chunk.timestamps, pa.int64()))
             try:
@@ -336,6 +339,14 @@ class RunningProgram:
             self._send(index, None, Chunk(None, batch, timestamps, output))
 
         return consume
+
+    def _made_by(self, index: int, tag: str | None) -> str:
+        """How an error names the operator whose function made a step's records: filters and assigners pass theirs on."""
+        steps = self.program.steps
+        while index >= 0 and steps[index].output is None and steps[index].tag is None:
+            index = steps[index].parent
+        name = "input" if index < 0 else steps[index].name
+        return f"{self.program.pipeline}: stage '{self.program.stage}', operator '{name}'" + (f", side output '{tag}'" if tag else "")
 
     def _kind_before(self, index: int) -> RecordType:
         """The record type that reaches a step: its parent's, with filters and assigners passing theirs on."""
@@ -385,18 +396,13 @@ class RunningProgram:
     def _leave(self, number: int, output: Output) -> Consumer:
         layout = output.layout
         schema = layout.schema
-        name = "input" if output.step < 0 else self.program.steps[output.step].name
-        where = f"{self.program.pipeline}: stage '{self.program.stage}', operator '{name}'" + (f", side output '{output.tag}'" if output.tag else "")
+        where = self._made_by(output.step, output.tag)
 
         def consume(chunk: Chunk) -> None:
-            try:
-                batch = chunk.batch(layout.records)
-            except RecordTypeError as error:
-                raise RecordTypeError(f"{where}: {error}") from error
-            arrays = list(batch.columns)
+            arrays = list(_encoded(chunk, layout.records, where).columns)
             if layout.timestamped:
                 arrays.append(pa.nulls(chunk.size, pa.int64()) if chunk.timestamps is None else pa.array(chunk.timestamps, pa.int64()))
-            arrays += [_keys(key.function, key.arrow, chunk.records(), key.where) for key in layout.keys]
+            arrays += [key.column(chunk.records()) for key in layout.keys]
             self._emit(number, pa.RecordBatch.from_arrays(arrays, schema=schema))
 
         return consume
@@ -433,35 +439,11 @@ def _event_time(moment: Any) -> int:
     return millis
 
 
-def _keys(function: Any, arrow: pa.DataType, records: list[Any], where: str) -> pa.Array:
-    get = getattr(function, "get_key", function)
-    record = None
-    keys: list[Any] = []
+def _encoded(chunk: Chunk, kind: RecordType, where: str) -> pa.RecordBatch:
     try:
-        for record in records:
-            keys.append(get(record))
-    except Exception as error:
-        raise user_failure(error, where, get, record) from error
-    if pa.types.is_struct(arrow):
-        names = [f.name for f in arrow]
-        keys = [None if k is None else dict(zip(names, k, strict=True)) for k in keys]
-    try:
-        column = pa.array(keys, arrow)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError) as error:
-        raise RecordTypeError(
-            f"{where}: the key is declared as {arrow}, but a record gave {shorten(next((k for k in keys if _unfit(k, arrow)), keys[0]))}; annotate the key function or give key_type="
-        ) from error
-    if column.null_count:
-        raise RecordTypeError(f"{where}: the key is None for {shorten(records[keys.index(None)])}; filter such records out, or give them a key")
-    return column
-
-
-def _unfit(key: Any, arrow: pa.DataType) -> bool:
-    try:
-        pa.array([key], arrow)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError):
-        return True
-    return False
+        return chunk.batch(kind)
+    except RecordTypeError as error:
+        raise RecordTypeError(f"{where}: {error}") from error
 
 
 def _checked_batch(result: Any, output: RecordType, timestamps: Sequence[int | None] | None, where: str) -> tuple[pa.RecordBatch, Sequence[int | None] | None]:
@@ -478,6 +460,13 @@ def _checked_batch(result: Any, output: RecordType, timestamps: Sequence[int | N
                 f"{where}: the function was given {len(timestamps)} rows and returned {result.num_rows}, so their event times are not known; "
                 f"keep the column '{TIMESTAMP}', or assign timestamps after this operator"
             )
+    for declared in output.schema:
+        given = result.schema.field(declared.name).type
+        if not _keeps_values(given, declared.type):
+            raise RecordTypeError(
+                f"{where}: column '{declared.name}' of the returned batch is a {given}, and {output.describe()} has a {declared.type}; "
+                "cast it in the function, or change the declared type"
+            )
     try:
         arrays = [result.column(f.name).cast(f.type) for f in output.schema]
         batch = pa.RecordBatch.from_arrays(arrays, schema=output.schema)
@@ -487,3 +476,35 @@ def _checked_batch(result: Any, output: RecordType, timestamps: Sequence[int | N
         if column.null_count and not declared.nullable:
             raise RecordTypeError(f"{where}: field '{declared.name}' is None in the returned batch, and its type does not allow None; annotate it as '| None' if it may be missing")
     return batch, timestamps
+
+
+def _keeps_values(given: pa.DataType, declared: pa.DataType) -> bool:
+    """Whether a cast from one column type to another gives equal values, or fails: so it is within a family of types."""
+    if pa.types.is_dictionary(given):
+        given = given.value_type
+    if given == declared or pa.types.is_null(given):
+        return True
+    if pa.types.is_floating(declared):
+        return bool(pa.types.is_integer(given) or pa.types.is_floating(given))
+    if pa.types.is_decimal(declared):
+        return bool(pa.types.is_integer(given) or pa.types.is_decimal(given))
+    if pa.types.is_timestamp(declared):
+        return bool(pa.types.is_timestamp(given)) and (declared.tz is not None or given.tz is None)
+    if pa.types.is_list(declared):
+        listed = pa.types.is_list(given) or pa.types.is_large_list(given) or pa.types.is_fixed_size_list(given)
+        return bool(listed) and _keeps_values(given.value_type, declared.value_type)
+    if pa.types.is_struct(declared):
+        named = pa.types.is_struct(given) and [f.name for f in given] == [f.name for f in declared]
+        return named and all(_keeps_values(g.type, d.type) for g, d in zip(given, declared, strict=True))
+    if pa.types.is_map(declared):
+        return bool(pa.types.is_map(given)) and _keeps_values(given.key_type, declared.key_type) and _keeps_values(given.item_type, declared.item_type)
+    return any(alike(given) and alike(declared) for alike in _FAMILIES)
+
+
+_FAMILIES: tuple[Callable[[pa.DataType], bool], ...] = (
+    pa.types.is_integer,
+    lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind),
+    lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or pa.types.is_binary_view(kind),
+    pa.types.is_duration,
+    pa.types.is_date,
+)

@@ -112,8 +112,8 @@ def _check_key(decided: Plan, node: g.KeyedNode, record: Any) -> None:
 
 def _key_of(decided: Plan, node: g.KeyedNode, record: Any) -> Any:
     if node.key.computed is not None:
-        function = node.key.computed.function
-        return getattr(function, "get_key", function)(record)
+        (key,) = node.key.computed.of([record])
+        return key
     if node.key == g.Key():
         return 0
     layout = input_layout(decided, node.id)

@@ -180,7 +180,7 @@ def test_a_function_that_raises_is_named_with_stage_operator_line_and_record(run
 def test_a_wrong_output_type_names_operator_and_field(run_on_spark, tmp_path):
     pipeline = Pipeline("typed")
     event_time(pipeline, [Event("a", 1, 1)]).map(lambda e: Event(e.key, "late", 1), Event).name("when").sink_to(FileSink(str(tmp_path / "out"), name="out"))
-    with pytest.raises(RecordTypeError, match=r"operator 'when': field 'at' is a int64, but a record has 'late' \(str\)"):
+    with pytest.raises(RecordTypeError, match=r"operator 'when': field 'at' of .* is declared int, and is 'late' \(str\)"):
         run_on_spark(pipeline)
 
 

@@ -100,5 +100,5 @@ def test_a_long_record_is_shortened():
 def test_a_function_that_returns_another_type_than_it_says_is_named(mode):
     pipeline = Pipeline("p")
     pipeline.from_collection([1]).map(str, output_type=int).name("count").print()
-    with pytest.raises(Exception, match=r"operator 'count': field 'value' is a int64, but a record has '1' \(str\)"):
+    with pytest.raises(Exception, match=r"operator 'count': the value is declared int, and is '1' \(str\)"):
         run_pipeline(pipeline, mode)

@@ -62,7 +62,11 @@ def test_without_event_times_any_number_of_rows_may_come_back():
     [
         (lambda b: b.to_pylist(), RecordTypeError, "must return a pyarrow.RecordBatch, not list"),
         (lambda b: b.select(["key"]), RecordTypeError, "the returned batch has no column 'at'; it has key"),
-        (lambda b: pa.RecordBatch.from_pydict({"key": b["key"], "at": ["x"] * 3}), RecordTypeError, r"does not fit Row\(key: string, at: int64\)"),
+        (
+            lambda b: pa.RecordBatch.from_pydict({"key": b["key"], "at": ["x"] * 3}),
+            RecordTypeError,
+            r"column .at. of the returned batch is a string, and Row\(key: string, at: int64\) has a int64",
+        ),
         (lambda b: b["nothing"], UserFunctionError, r"KeyError: .*nothing.* on \[\{'key': 'a', 'at': 1"),
         (lambda b: pa.RecordBatch.from_pydict({"key": b["key"], "at": pa.nulls(3, pa.int64())}), RecordTypeError, "field 'at'"),
     ],

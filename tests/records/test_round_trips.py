@@ -140,10 +140,10 @@ def test_a_record_of_another_class_is_named():
 @pytest.mark.parametrize(
     ("python", "words"),
     [
-        (NamedTuple("A", [("x", complex)]), "p: field 'x' of A"),
+        (NamedTuple("A", [("x", complex)]), "p: field 'x' of A: no column type for complex; use one of str, int"),
         (NamedTuple("A", [("x", int | str)]), "p: field 'x' of A: a union of several types"),
         (NamedTuple("A", [("x", Enum("Kind", ["ONE"]))]), "p: field 'x' of A: an enum or literal has no column type of its own; store its value as str or int"),
-        (NamedTuple("A", [("x", list)]), "p: field 'x' of A: no column type for any; use one of str, int"),
+        (NamedTuple("A", [("x", list)]), "p: field 'x' of A: no column type for Any; use one of str, int"),
         (tuple[int, set[int]], r"p: item 1 of tuple\[int, set\[int\]\]: no column type for set"),
         (NamedTuple("A", [("place", NamedTuple("B", [("z", set[int])]))]), "p: field 'place' of A.z: no column type for set"),
     ],

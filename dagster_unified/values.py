@@ -1,0 +1,393 @@
+"""Whether Python values are of the type that is declared for them, a whole column at a time.
+
+The rule is that what is read back equals what was given: a value for which that does not hold is a misfit, and an error,
+and no value is ever changed without a word. Values of the declared type itself are told by their types alone, at the speed of
+C; only where other types are met (a subclass, NumPy's scalars, an `int` for a `float`) are values looked at.
+
+A leaf module: knows no records, no state and no engine. What values are read back from (Arrow, msgpack) is its `Codec`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from itertools import chain
+from numbers import Integral, Rational, Real
+from operator import attrgetter
+from types import NoneType
+from typing import Any, get_args
+
+from msgspec import inspect as mi
+
+Codec = Callable[[mi.Type, "list[Any]"], "list[Any]"]
+"""What values of one scalar type are once they have been stored and read again. Raises for what cannot be stored."""
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """A value that is not of its declared type, and where in a column's value it is: `[].floor`."""
+
+    value: Any
+    declared: str
+    path: str = ""
+
+    def at(self, path: str) -> Misfit:
+        """The same, seen from outside."""
+        return replace(self, path=path + self.path)
+
+    def remedy(self) -> str:
+        """What its author can do."""
+        given = type(self.value)
+        if self.value is None:
+            return "annotate it as '| None' if it may be missing"
+        wanted = self.declared.removesuffix(" | None").split("[")[0]
+        for declared, types, remedy in _REMEDIES:
+            if wanted == declared and issubclass(given, types):
+                return remedy
+        return "convert it, or change the declared type"
+
+
+_REMEDIES: list[tuple[str, type | tuple[type, ...], str]] = [
+    ("int", bool, "use int(...), or declare bool"),
+    ("int", int, "an int has 64 bits; declare str or Decimal"),
+    ("int", (Real, Decimal), "round it, or declare float"),
+    ("float", bool, "use float(...), or declare bool"),
+    ("float", int, "a float cannot hold it exactly; declare int"),
+    ("bool", Real, "use bool(...), or declare int"),
+    ("datetime", Real, "make a datetime of it, such as datetime.fromtimestamp(milliseconds / 1000, timezone.utc), or declare int"),
+    ("datetime", dt.datetime, "a datetime is kept in microseconds, in UTC, in the years 1 to 9999"),
+    ("datetime", dt.date, "make a datetime of it, or declare date"),
+    ("date", dt.datetime, "use .date(), or declare datetime"),
+    ("timedelta", Real, "make a timedelta of it, such as timedelta(milliseconds=...), or declare int"),
+    ("str", (bytes, bytearray), "decode it, or declare bytes"),
+    ("bytes", str, "encode it, or declare str"),
+    ("Decimal", float, "use Decimal(str(...)), or declare float"),
+    ("Decimal", Decimal, "a Decimal has 18 digits after the point, and 20 before it; use quantize(...)"),
+    ("list", (tuple, set, frozenset), "use list(...), or declare what it is"),
+    ("tuple", list, "use tuple(...), or declare list[...]"),
+]
+
+
+def _no_bool(kind: type) -> bool:
+    return not issubclass(kind, bool)
+
+
+@dataclass(frozen=True)
+class _Scalar:
+    """A scalar type: `other` says which types besides its own have values that may be equal to its own."""
+
+    python: type
+    other: Callable[[type], bool]
+
+
+_SCALARS: dict[type[mi.Type], _Scalar] = {
+    mi.IntType: _Scalar(int, lambda kind: issubclass(kind, Integral) and _no_bool(kind)),
+    mi.FloatType: _Scalar(float, lambda kind: issubclass(kind, Real) and _no_bool(kind) and (issubclass(kind, Integral) or not issubclass(kind, Rational))),
+    mi.StrType: _Scalar(str, lambda kind: issubclass(kind, str)),
+    mi.BoolType: _Scalar(bool, lambda kind: kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")),
+    mi.BytesType: _Scalar(bytes, lambda kind: issubclass(kind, (bytes, bytearray, memoryview))),
+    mi.DateTimeType: _Scalar(dt.datetime, lambda kind: issubclass(kind, dt.datetime)),
+    mi.DateType: _Scalar(dt.date, lambda kind: issubclass(kind, dt.date) and not issubclass(kind, dt.datetime)),
+    mi.TimeType: _Scalar(dt.time, lambda kind: issubclass(kind, dt.time)),
+    mi.TimeDeltaType: _Scalar(dt.timedelta, lambda kind: issubclass(kind, dt.timedelta)),
+    mi.DecimalType: _Scalar(Decimal, lambda kind: issubclass(kind, (Decimal, Integral)) and _no_bool(kind)),
+    mi.UUIDType: _Scalar(uuid.UUID, lambda kind: issubclass(kind, uuid.UUID)),
+    mi.ByteArrayType: _Scalar(bytearray, lambda kind: issubclass(kind, (bytes, bytearray))),
+}
+
+
+class Fit(ABC):
+    """Tells whether values are of one declared type. `exact` are the types whose values are, without a look at them."""
+
+    mutable = False
+    """Whether a value can be changed in its place."""
+
+    kind: type | None = None
+    """Of a scalar type, the type of its values."""
+
+    def __init__(self, name: str, nullable: bool, exact: Iterable[type] = ()) -> None:
+        self.name = f"{name} | None" if nullable else name
+        self.nullable = nullable
+        self.exact = frozenset(exact) | ({NoneType} if nullable else set())
+
+    def misfit(self, values: Collection[Any]) -> Misfit | None:
+        """The first of these values that is not of the type, or None."""
+        kinds = set(map(type, values))
+        if kinds <= self.exact:
+            return None
+        if NoneType in kinds:
+            if not self.nullable:
+                return Misfit(None, self.name)
+            kinds.discard(NoneType)
+            values = [v for v in values if v is not None]
+        return self._misfit(values, kinds)
+
+    @abstractmethod
+    def _misfit(self, values: Collection[Any], kinds: set[type]) -> Misfit | None:
+        """As `misfit`, of values of these kinds, none of which is None."""
+
+    def _refused(self, values: Collection[Any], refused: set[type]) -> Misfit | None:
+        return next((Misfit(v, self.name) for v in values if type(v) in refused), None)
+
+
+class _ScalarFit(Fit):
+    def __init__(self, info: mi.Type, nullable: bool, exact: Iterable[type], codec: Codec, other: Callable[[type], bool]) -> None:
+        super().__init__(described(info), nullable, exact)
+        self._info, self._codec, self._other = info, codec, other
+        self._own = self.exact
+        scalar = _SCALARS.get(type(info))
+        self.kind = None if scalar is None else scalar.python
+
+    def _misfit(self, values: Collection[Any], kinds: set[type]) -> Misfit | None:
+        odd = kinds - self._own
+        refused = self._refused(values, {kind for kind in odd if not self._other(kind)})
+        if refused is not None:
+            return refused
+        looked_at = [v for v in values if type(v) in odd]
+        try:
+            found = self._codec(self._info, looked_at)
+        except Exception:  # whatever a codec says of one of many values, each is tried by itself
+            return self._first_that_differs(looked_at)
+        return next((Misfit(v, self.name) for v, back in zip(looked_at, found, strict=True) if not _same(v, back)), None)
+
+    def _first_that_differs(self, values: list[Any]) -> Misfit | None:
+        for value in values:
+            try:
+                (back,) = self._codec(self._info, [value])
+            except Exception:
+                return Misfit(value, self.name)
+            if not _same(value, back):
+                return Misfit(value, self.name)
+        return None
+
+
+def _same(value: Any, back: Any) -> bool:
+    """Whether what is read back is what was given; not-a-number is, and a naive datetime is taken as UTC."""
+    if isinstance(value, dt.datetime) and isinstance(back, dt.datetime) and value.tzinfo is None:
+        back = back.replace(tzinfo=None)
+    return bool(value == back) or bool(value != value and back != back)
+
+
+_BEYOND = {dt.MINYEAR, dt.MAXYEAR}
+
+
+class _MomentFit(_ScalarFit):
+    """Datetimes. Those in the first and the last year may have no moment in UTC; a declared zone, or none, is held to."""
+
+    def __init__(self, info: mi.DateTimeType, nullable: bool, exact: Iterable[type], codec: Codec, other: Callable[[type], bool]) -> None:
+        super().__init__(info, nullable, exact, codec, other)
+        self._aware = info.tz
+        self.exact = frozenset()
+        if self._aware is not None:
+            self.kind = None
+
+    def _misfit(self, values: Collection[Any], kinds: set[type]) -> Misfit | None:
+        return super()._misfit(values, kinds) or self._unfit_moment(values)
+
+    def _unfit_moment(self, moments: Collection[Any]) -> Misfit | None:
+        aware = self._aware
+        if aware is not None:
+            for moment in moments:
+                if (moment.tzinfo is not None) is not aware:
+                    return Misfit(moment, f"{self.name} {'with' if aware else 'without'} a time zone")
+        if _BEYOND.isdisjoint(map(attrgetter("year"), moments)):
+            return None
+        for moment in moments:
+            try:
+                moment.astimezone(dt.timezone.utc) if moment.tzinfo is not None else None
+            except OverflowError:
+                return Misfit(moment, self.name)
+        return None
+
+
+class _ItemsFit(Fit):
+    """Lists, tuples of any length, and sets."""
+
+    def __init__(self, name: str, nullable: bool, container: type, item: Fit) -> None:
+        super().__init__(name, nullable)
+        self._container, self.item = container, item
+        self.mutable = container in (list, set) or item.mutable
+
+    def _misfit(self, values: Collection[Any], kinds: set[type]) -> Misfit | None:
+        refused = self._refused(values, {kind for kind in kinds if not issubclass(kind, self._container)})
+        if refused is not None:
+            return refused
+        if set(map(type, chain.from_iterable(values))) <= self.item.exact:
+            return None
+        found = self.item.misfit(list(chain.from_iterable(values)))
+        return None if found is None else found.at("[]")
+
+
+class _DictFit(Fit):
+    mutable = True
+
+    def __init__(self, name: str, nullable: bool, key: Fit, value: Fit) -> None:
+        super().__init__(name, nullable)
+        self._key, self._value = key, value
+
+    def _misfit(self, values: Collection[Any], kinds: set[type]) -> Misfit | None:
+        refused = self._refused(values, {kind for kind in kinds if not issubclass(kind, dict)})
+        if refused is not None:
+            return refused
+        found = self._key.misfit(list(chain.from_iterable(values)))
+        if found is not None:
+            return found.at(".keys()")
+        found = self._value.misfit([entry for value in values for entry in value.values()])
+        return None if found is None else found.at(".values()")
+
+
+class RecordFit(Fit):
+    """Records of a class, or tuples of one length. Another class does as well where it has the same fields."""
+
+    def __init__(self, name: str, nullable: bool, python: Any, names: tuple[str, ...]) -> None:
+        super().__init__(name, nullable)
+        self._python, self._names = python, names
+        self.by_position = isinstance(python, type) and issubclass(python, tuple)
+        self.fields: list[tuple[str, Fit]] = []
+        if not self.by_position:
+            frozen = getattr(getattr(python, "__dataclass_params__", None) or getattr(python, "__struct_config__", None), "frozen", False)
+            self.mutable = not frozen
+
+    def complete(self, fields: list[tuple[str, Fit]]) -> None:
+        """Gives it its fields, which may have this very type themselves."""
+        self.fields = fields
+        self.mutable = self.mutable or any(fit.mutable for _, fit in fields)
+
+    def shape_misfit(self, values: Collection[Any], kinds: set[type]) -> Misfit | None:
+        """The first value that has not these fields."""
+        if kinds == {self._python} and self._python is not tuple:
+            return None
+        refused = self._refused(values, {kind for kind in kinds if kind is not self._python and not self._has_fields(kind)})
+        if refused is None and self.by_position and values and set(map(len, values)) != {len(self._names)}:
+            return next(Misfit(v, self.name) for v in values if len(v) != len(self._names))
+        return refused
+
+    def _has_fields(self, kind: type) -> bool:
+        if self.by_position:
+            named = getattr(kind, "_fields", None)
+            return issubclass(kind, tuple) and (named is None or self._python is tuple or named == self._names)
+        fields = getattr(kind, "__struct_fields__", None) or getattr(kind, "__dataclass_fields__", None)
+        return fields is not None and set(fields) == set(self._names)
+
+    def _misfit(self, values: Collection[Any], kinds: set[type]) -> Misfit | None:
+        found = self.shape_misfit(values, kinds)
+        if found is not None or not values:
+            return found
+        columns: Iterable[Collection[Any]] = zip(*values, strict=True) if self.by_position else (list(map(get, values)) for get in map(attrgetter, self._names))
+        for (path, fit), column in zip(self.fields, columns, strict=True):
+            found = fit.misfit(column)
+            if found is not None:
+                return found.at(path)
+        return None
+
+
+class _ChoiceFit(Fit):
+    """One of several types."""
+
+    def __init__(self, name: str, nullable: bool, members: list[Fit]) -> None:
+        super().__init__(name, nullable, chain.from_iterable(m.exact for m in members))
+        self._members = members
+        self.mutable = any(m.mutable for m in members)
+
+    def _misfit(self, values: Collection[Any], kinds: set[type]) -> Misfit | None:
+        odd = kinds - self.exact
+        return next((Misfit(v, self.name) for v in values if type(v) in odd and all(m.misfit((v,)) for m in self._members)), None)
+
+
+class _LiteralFit(Fit):
+    def __init__(self, name: str, nullable: bool, allowed: Collection[Any]) -> None:
+        super().__init__(name, nullable)
+        self._allowed = {(type(value), value) for value in allowed}
+
+    def _misfit(self, values: Collection[Any], kinds: set[type]) -> Misfit | None:
+        return next((Misfit(v, self.name) for v in values if (type(v), v) not in self._allowed), None)
+
+
+def fit_of(info: mi.Type, codec: Codec, widens: bool) -> Fit:
+    """What tells whether values are of a type, as msgspec inspected it.
+
+    With `widens` the codec itself refuses an `int` that its `float` or `Decimal` cannot hold.
+    """
+    return _Builder(codec, widens).of(info)
+
+
+class _Builder:
+    def __init__(self, codec: Codec, widens: bool) -> None:
+        self._codec, self._widens = codec, widens
+        self._records: dict[tuple[int, bool], RecordFit] = {}
+
+    def of(self, info: mi.Type, nullable: bool = False) -> Fit:
+        while isinstance(info, mi.Metadata):
+            info = info.type
+        if isinstance(info, mi.UnionType):
+            members = [t for t in info.types if not isinstance(t, mi.NoneType)]
+            nullable = nullable or len(members) < len(info.types)
+            if len(members) == 1:
+                return self.of(members[0], nullable)
+            return _ChoiceFit(" | ".join(map(described, members)), nullable, [self.of(t) for t in members])
+        scalar = _SCALARS.get(type(info))
+        if scalar is not None:
+            exact = {scalar.python, int} if self._widens and scalar.python in (float, Decimal) else {scalar.python}
+            if isinstance(info, mi.DateTimeType):
+                return _MomentFit(info, nullable, exact, self._codec, scalar.other)
+            return _ScalarFit(info, nullable, exact, self._codec, scalar.other)
+        if isinstance(info, (mi.ListType, mi.VarTupleType, mi.SetType, mi.FrozenSetType)):
+            container = {mi.ListType: list, mi.VarTupleType: tuple, mi.SetType: set, mi.FrozenSetType: frozenset}[type(info)]
+            return _ItemsFit(described(info), nullable, container, self.of(info.item_type))
+        if isinstance(info, mi.DictType):
+            return _DictFit(described(info), nullable, self.of(info.key_type), self.of(info.value_type))
+        if isinstance(info, mi.TupleType):
+            names = tuple(f"f{i}" for i in range(len(info.item_types)))
+            made = RecordFit(described(info), nullable, tuple, names)
+            made.complete([(f"[{i}]", self.of(t)) for i, t in enumerate(info.item_types)])
+            return made
+        if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)):
+            return self._record(info, nullable)
+        return self._other(info, nullable)
+
+    def _record(self, info: mi.NamedTupleType | mi.DataclassType | mi.StructType, nullable: bool) -> RecordFit:
+        held = self._records.get((id(info), nullable))
+        if held is None:
+            names = tuple(f.name for f in info.fields)
+            held = self._records[(id(info), nullable)] = RecordFit(described(info), nullable, info.cls, names)
+            held.complete([(f".{f.name}", self.of(f.type)) for f in info.fields])
+        return held
+
+    def _other(self, info: mi.Type, nullable: bool) -> Fit:
+        if isinstance(info, mi.NoneType):
+            return _LiteralFit("None", True, ())
+        if isinstance(info, mi.EnumType):
+            return _ScalarFit(info, nullable, {info.cls}, self._codec, lambda kind: False)
+        if isinstance(info, mi.LiteralType):
+            return _LiteralFit(described(info), nullable, info.values)
+        # Anything else says nothing of what it holds: then a value is as good as what is read back of it.
+        return _ScalarFit(info, True, {int, float, str, bool, bytes}, self._codec, lambda kind: True)
+
+
+def described(info: mi.Type) -> str:
+    """A type as its author would write it."""
+    while isinstance(info, mi.Metadata):
+        info = info.type
+    scalar = _SCALARS.get(type(info))
+    if scalar is not None:
+        return scalar.python.__name__
+    if isinstance(info, mi.UnionType):
+        return " | ".join(map(described, info.types))
+    if isinstance(info, mi.TupleType):
+        return f"tuple[{', '.join(map(described, info.item_types))}]"
+    if isinstance(info, mi.VarTupleType):
+        return f"tuple[{described(info.item_type)}, ...]"
+    if isinstance(info, (mi.ListType, mi.SetType, mi.FrozenSetType)):
+        return f"{type(info).__name__.removesuffix('Type').lower()}[{described(info.item_type)}]"
+    if isinstance(info, mi.DictType):
+        return f"dict[{described(info.key_type)}, {described(info.value_type)}]"
+    if isinstance(info, mi.LiteralType):
+        return f"Literal[{', '.join(map(repr, info.values))}]"
+    cls = getattr(info, "cls", None)
+    if cls is not None:
+        return str(cls).replace("typing.", "") if get_args(cls) else cls.__name__
+    return type(info).__name__.removesuffix("Type")
