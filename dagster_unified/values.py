@@ -106,6 +106,9 @@ class Fit(ABC):
     mutable = False
     """Whether a value can be changed in its place."""
 
+    scalar = False
+    """Whether a value is checked at once; others are gathered, and checked many at a time."""
+
     kind: type | None = None
     """Of a scalar type, the type of its values."""
 
@@ -135,6 +138,8 @@ class Fit(ABC):
 
 
 class _ScalarFit(Fit):
+    scalar = True
+
     def __init__(self, info: mi.Type, nullable: bool, exact: Iterable[type], codec: Codec, other: Callable[[type], bool]) -> None:
         super().__init__(described(info), nullable, exact)
         self._info, self._codec, self._other = info, codec, other
@@ -292,6 +297,7 @@ class _ChoiceFit(Fit):
         super().__init__(name, nullable, chain.from_iterable(m.exact for m in members))
         self._members = members
         self.mutable = any(m.mutable for m in members)
+        self.scalar = all(m.scalar for m in members)
 
     def _misfit(self, values: Collection[Any], kinds: set[type]) -> Misfit | None:
         odd = kinds - self.exact
@@ -299,6 +305,8 @@ class _ChoiceFit(Fit):
 
 
 class _LiteralFit(Fit):
+    scalar = True
+
     def __init__(self, name: str, nullable: bool, allowed: Collection[Any]) -> None:
         super().__init__(name, nullable)
         self._allowed = {(type(value), value) for value in allowed}
@@ -366,6 +374,12 @@ class _Builder:
             return _LiteralFit(described(info), nullable, info.values)
         # Anything else says nothing of what it holds: then a value is as good as what is read back of it.
         return _ScalarFit(info, True, {int, float, str, bool, bytes}, self._codec, lambda kind: True)
+
+
+def python_of(info: mi.Type) -> Any:
+    """The type to decode a scalar to."""
+    scalar = _SCALARS.get(type(info))
+    return scalar.python if scalar is not None else getattr(info, "cls", Any)
 
 
 def described(info: mi.Type) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Optional, TypeVar
 
 from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.operators.failures import user_failure
@@ -18,7 +18,7 @@ from dagster_unified.operators.functions import Function, OutputTag, RuntimeCont
 from dagster_unified.operators.keyed import Collector, KeyedOptions, KeyedProcessOperator
 from dagster_unified.operators.keyed_functions import NoKey
 from dagster_unified.operators.metrics import Metrics
-from dagster_unified.operators.state import KeyedStateBackend, MapStateDescriptor, StateDescriptor, handle
+from dagster_unified.operators.state import Declared, KeyedStateBackend, MapStateDescriptor, StateDescriptor, handle
 from dagster_unified.operators.time import TimeDomain
 
 K = TypeVar("K")
@@ -65,13 +65,21 @@ class ReadOnlyBroadcastState(Generic[K, V]):
 class BroadcastState(ReadOnlyBroadcastState[K, V]):
     """A broadcast map, as the broadcast records fill it."""
 
+    def __init__(self, entries: dict[K, V], descriptor: MapStateDescriptor) -> None:
+        super().__init__(entries)
+        self._key = Declared("a key in broadcast state", descriptor.name, descriptor.key_type)
+        self._value = Declared("broadcast state", descriptor.name, Optional[descriptor.value_type])  # noqa: UP045
+
     def put(self, key: K, value: V) -> None:
         """Sets the value of `key`."""
+        self._key.check([key])
+        self._value.check([value])
         self._entries[key] = value
 
     def put_all(self, values: dict[K, V]) -> None:
         """Sets the values of several keys."""
-        self._entries.update(values)
+        for key, value in values.items():
+            self.put(key, value)
 
     def remove(self, key: K) -> None:
         """Forgets `key`; nothing happens where it is not there."""
@@ -255,6 +263,11 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
             raise PipelineError(
                 f"there is no broadcast state '{descriptor.name}'; the stream was broadcast with {', '.join(self.descriptors)}, so give broadcast(...) this descriptor too"
             )
+        declared = self.descriptors[descriptor.name]
+        if declared.stored_type != descriptor.stored_type:
+            raise PipelineError(
+                f"broadcast state '{descriptor.name}' is declared as {declared.describe()} and as {descriptor.describe()}; use the descriptor that the stream was broadcast with"
+            )
         return self.broadcast.setdefault(descriptor.name, {})
 
     def get_broadcast_state(self, descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
@@ -296,7 +309,7 @@ class _BroadcastContext(KeyedBroadcastProcessFunction.Context):
         (self._operator.out if self._applying else self.out).emit_side(tag, value, self.current)
 
     def get_broadcast_state(self, descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
-        return BroadcastState(self._operator.entries(descriptor))
+        return BroadcastState(self._operator.entries(descriptor), descriptor)
 
     def apply_to_keyed_state(self, descriptor: StateDescriptor, function: Callable[[Any, Any], Iterable[Any] | None]) -> None:
         operator = self._operator

@@ -19,9 +19,11 @@ def user_failure(error: Exception, where: str, function: Any, record: Any) -> Un
     """The error to raise instead of `error`; one of the library's own keeps its class and gains its place, where it does not say it."""
     if isinstance(error, UserFunctionError):
         return error
-    if isinstance(error, UnifiedError):
-        return error if str(error).startswith(where) else type(error)(f"{where}: {error}")
+    if isinstance(error, UnifiedError) and str(error).startswith(where):
+        return error
     line = _user_line(error.__traceback__, function)
+    if isinstance(error, UnifiedError):
+        return type(error)(f"{where}: {error}" + (f" (at {line})" if line else ""))
     at = f", at {line}" if line else ""
     shown = shorten(record)
     return UserFunctionError(f"{where}: {type(error).__name__}: {error}{at}, on {shown}", operator=where, record=shown, location=line)

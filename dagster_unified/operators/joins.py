@@ -110,6 +110,8 @@ class IntervalJoin(Wrapping, KeyedCoProcessFunction):
         """How far after a record, of either side, what it meets may be."""
         self.late_tags = late
         self._descriptors = [MapStateDescriptor(name, int, list[kind]) for name, kind in zip(("left", "right"), types, strict=True)]  # type: ignore[valid-type]
+        for descriptor in self._descriptors:
+            descriptor.trusted = True
         self._pair = _Pair()
 
     def open(self, runtime_context: RuntimeContext) -> None:

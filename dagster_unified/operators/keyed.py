@@ -12,13 +12,13 @@ from functools import reduce
 from itertools import accumulate
 from typing import Any
 
-from dagster_unified.errors import UnsupportedError
+from dagster_unified.errors import StateError, UnsupportedError
 from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.functions import KeyedProcessFunction, OutputTag, RuntimeContext, TimerService
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.state import KeyedStateBackend, ValueStateDescriptor
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, TimeDomain
-from dagster_unified.operators.timers import TimerQueue
+from dagster_unified.operators.timers import TimerQueue, timer_time
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,13 @@ class KeyedOperator:
 
     def close(self) -> None:
         """Called once after the last record, and after a failure."""
+
+    def check_state(self) -> None:
+        """Checks what was written to state and has not been checked yet. A driver calls it before it commits anything."""
+        try:
+            self.state.check()
+        except StateError as error:
+            raise StateError(f"{self.where}: {error}") from error
 
     def select(self, key: Hashable) -> None:
         """Makes `key` current."""
@@ -253,22 +260,24 @@ class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext, T
 
     def register_event_time_timer(self, timestamp: int) -> None:
         generation = self._generation + 1
+        moment = timer_time(timestamp)
         if generation > self.options.end_of_input_chain:
             self._metrics.count("timers past the end of input, not followed")
         else:
-            self.event_timers.register(self.key, timestamp, generation)
+            self.event_timers.register(self.key, moment, generation)
 
     def register_processing_time_timer(self, timestamp: int) -> None:
         if self.options.processing_time == "FAIL":
             raise UnsupportedError("a processing-time timer was registered, and pipeline.processing-time.allow is FAIL; use event time, or launch with ALLOW or IGNORE")
+        moment = timer_time(timestamp)
         if self.options.processing_time == "ALLOW" and not self.ended:
-            self.processing_timers.register(self.key, timestamp)
+            self.processing_timers.register(self.key, moment)
 
     def delete_event_time_timer(self, timestamp: int) -> None:
-        self.event_timers.delete(self.key, timestamp)
+        self.event_timers.delete(self.key, timer_time(timestamp))
 
     def delete_processing_time_timer(self, timestamp: int) -> None:
-        self.processing_timers.delete(self.key, timestamp)
+        self.processing_timers.delete(self.key, timer_time(timestamp))
 
 
 class ReduceOperator(KeyedOperator):

@@ -189,10 +189,27 @@ class RunningProgram:
     def drain(self, at_least: int = 1) -> None:
         """Sends what the keyed head has collected down the chain, once it is `at_least` so many records."""
         assert self.keyed is not None
+        if at_least == 1:
+            self.keyed.check_state()
         out = self.keyed.out
         if len(out.records) + sum(len(records) for records, _ in out.side.values()) >= at_least:
             self.keyed.out = Collector()
+            if self._emits_state:
+                self._check_emitted(out.records)
             self._send_collected(0, out)
+
+    @property
+    def _emits_state(self) -> bool:
+        """Whether what the head emits is its state as well, and goes to other operators, which do not check it."""
+        return isinstance(self.keyed, ReduceOperator) and bool(self._children(0))
+
+    def _check_emitted(self, records: list[Any]) -> None:
+        head = self.program.steps[0]
+        assert head.output is not None
+        try:
+            head.output.check(records)
+        except RecordTypeError as error:
+            raise RecordTypeError(f"{self.program.where(head)}: {error}") from error
 
     def close(self) -> None:
         """Closes every function that was opened, also after a failure."""

@@ -2,6 +2,9 @@
 
 State is kept per key in a plain dict (`KeyedStateBackend`); a driver decides how long it lives: BATCH drops it at the end of
 its key (FLIP-140), STREAMING keeps it in the key group's checkpointed state. Names and methods are PyFlink's.
+
+What is written is held to the descriptor's type in every driver, before anything is committed: scalars at once, other values
+many at a time, at the latest when a bundle of records is over, so that also those that were changed in their place are seen.
 """
 
 from __future__ import annotations
@@ -10,12 +13,15 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from typing import Any, ClassVar, Generic, TypeVar
+from functools import lru_cache
+from typing import Any, ClassVar, Generic, Optional, TypeVar
 
 from msgspec import inspect as mi
+from msgspec import msgpack
 
-from dagster_unified.errors import PipelineError
-from dagster_unified.records import type_name
+from dagster_unified.errors import PipelineError, StateError
+from dagster_unified.records import shorten, type_name
+from dagster_unified.values import Fit, fit_of, python_of
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -62,6 +68,9 @@ class StateDescriptor:
 
     kind: ClassVar[str] = "state"
 
+    trusted = False
+    """Whether the library itself writes it, lists of an operator's input, which need no check."""
+
     def __init__(self, name: str, types: tuple[Any, ...], ttl: StateTtlConfig | None) -> None:
         if not name:
             raise PipelineError("a state descriptor needs a name")
@@ -69,6 +78,11 @@ class StateDescriptor:
             _check_type(name, python)
         self.name = name
         self.ttl = ttl
+        self._types = types
+
+    def describe(self) -> str:
+        """`map state of str and int`, for messages."""
+        return f"{self.kind} state of {' and '.join(map(type_name, self._types))}{'' if self.ttl is None else ' with a time to live'}"
 
     @property
     def stored_type(self) -> Any:
@@ -84,6 +98,8 @@ class StateDescriptor:
 
 
 def _check_type(name: str, python: Any) -> None:
+    if isinstance(python, str):
+        raise PipelineError(f"state '{name}': the type is the text {python!r}; give the type itself, without quotes")
     try:
         if isinstance(mi.type_info(python), (mi.AnyType, mi.CustomType)):
             raise TypeError(f"{type_name(python)} does not say what it holds")
@@ -127,7 +143,7 @@ class MapStateDescriptor(StateDescriptor):
 
     @property
     def stored_type(self) -> Any:
-        return dict[self.key_type, self._timed(self.value_type)]  # type: ignore[name-defined, misc]
+        return dict[self.key_type, self._timed(Optional[self.value_type])]  # type: ignore[name-defined, misc]  # noqa: UP045
 
 
 class ReducingStateDescriptor(ValueStateDescriptor):
@@ -150,6 +166,39 @@ class AggregatingStateDescriptor(ValueStateDescriptor):
         self.aggregate_function = aggregate_function
 
 
+def _through_msgpack(info: mi.Type, values: list[Any]) -> list[Any]:
+    found: list[Any] = msgpack.decode(msgpack.encode(values), type=list.__class_getitem__(python_of(info)))
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _fit(python: Any) -> Fit:
+    return fit_of(mi.type_info(python), _through_msgpack, widens=False)
+
+
+class Declared:
+    """What values of a state have to be. `what` and `name` name it in errors: `state 'mean'`."""
+
+    def __init__(self, what: str, name: str, python: Any) -> None:
+        self._what, self._name = what, name
+        self.fit = _fit(python)
+
+    def check(self, values: list[Any], keys: list[Hashable] | None = None) -> None:
+        """Raises `StateError` for a value of another type; `keys` are those whose state the values are."""
+        misfit = self.fit.misfit(values)
+        if misfit is None:
+            return
+        number = next(i for i, value in enumerate(values) if self.fit.misfit((value,)) is not None)
+        owner = "" if keys is None else f" of key {shorten(keys[number])}"
+        whole = f" in {shorten(values[number])}" if misfit.path else ""
+        place = f"{self._what} '{self._name}{misfit.path}'" if self._name else f"{self._what}{misfit.path}"
+        raise StateError(f"{place}{owner} is declared {misfit.declared}, and was given {shorten(misfit.value)} ({type_name(type(misfit.value))}){whole}; {misfit.remedy()}")
+
+
+_AT_ONCE = 1024
+"""Values that are gathered before they are checked."""
+
+
 class KeyedStateBackend:
     """All keyed state of one operator: a dict of state name to value for each key, and the key that is current."""
 
@@ -160,6 +209,10 @@ class KeyedStateBackend:
         """The keys that had no state when they were selected; a driver that cares empties it."""
 
         self.current: dict[str, Any] = {}
+        self.key: Hashable = None
+        """The key that is current."""
+
+        self._unchecked: list[tuple[Declared, Hashable, Any]] = []
         self.descriptors: dict[str, StateDescriptor] = {}
         self.on_register: Callable[[StateDescriptor], None] | None = None
 
@@ -170,6 +223,27 @@ class KeyedStateBackend:
             current = self.keys[key] = {}
             self.created.append(key)
         self.current = current
+        self.key = key
+
+    def look(self, declared: Declared, value: Any) -> None:
+        """Takes a value of the current key to be checked; `StateError` is raised now or by `check`."""
+        if declared.fit.scalar:
+            declared.check([value], [self.key])
+            return
+        self._unchecked.append((declared, self.key, value))
+        if len(self._unchecked) >= _AT_ONCE:
+            self.check()
+
+    def check(self) -> None:
+        """Checks the values that were taken. A driver calls it before it commits anything."""
+        if not self._unchecked:
+            return
+        taken, self._unchecked = self._unchecked, []
+        found: dict[Declared, dict[int, tuple[Hashable, Any]]] = {}
+        for declared, key, value in taken:
+            found.setdefault(declared, {})[id(value)] = (key, value)
+        for declared, entries in found.items():
+            declared.check([value for _, value in entries.values()], [key for key, _ in entries.values()])
 
     def forget_expired(self, states: Iterable[dict[str, Any]]) -> None:
         """Removes what has expired of some keys' states."""
@@ -188,8 +262,8 @@ class KeyedStateBackend:
     def register(self, descriptor: StateDescriptor) -> None:
         """Remembers a descriptor; the same name twice must be the same state."""
         held = self.descriptors.setdefault(descriptor.name, descriptor)
-        if held.kind != descriptor.kind:
-            raise PipelineError(f"state '{descriptor.name}' is declared as {held.kind} state and as {descriptor.kind} state; give one of them another name")
+        if held.kind != descriptor.kind or held.stored_type != descriptor.stored_type:
+            raise PipelineError(f"state '{descriptor.name}' is declared as {held.describe()} and as {descriptor.describe()}; give one of them another name")
         if self.on_register is not None and held is descriptor:
             self.on_register(descriptor)
 
@@ -204,6 +278,21 @@ class _State:
         self._ttl = None if descriptor.ttl is None else int(descriptor.ttl.ttl.total_seconds() * 1000)
         self._renew_on_read = descriptor.ttl is not None and descriptor.ttl.update_type is UpdateType.ON_READ_AND_WRITE
         self._give_expired = descriptor.ttl is not None and descriptor.ttl.visibility is StateVisibility.RETURN_EXPIRED_IF_NOT_CLEANED_UP
+        self._declared = Declared("state", self._name, self._value_type(descriptor))
+        fit = self._declared.fit
+        self._plain = fit.exact | {list} if descriptor.trusted else fit.exact
+        """The types of values that need no look at them."""
+        self._mutable = fit.mutable and not descriptor.trusted
+
+    def _value_type(self, descriptor: Any) -> Any:
+        """The type of what is written."""
+        return descriptor.type
+
+    def _given(self, value: Any) -> Any:
+        """A value that its reader may change in its place, and which so is checked again."""
+        if self._mutable and value is not None:
+            self._backend.look(self._declared, value)
+        return value
 
     def clear(self) -> None:
         """Forgets the state of the current key."""
@@ -242,13 +331,15 @@ class ValueState(_State, Generic[T]):
     def value(self) -> T | None:
         """The value, or None where there is none or it has expired."""
         found: T | None = self._get()
-        return found
+        return self._given(found) if self._mutable else found
 
     def update(self, value: T | None) -> None:
         """Replaces the value; None clears it."""
         if value is None:
             self.clear()
         else:
+            if type(value) not in self._plain:
+                self._backend.look(self._declared, value)
             self._set(value)
 
 
@@ -291,26 +382,44 @@ class ListState(_Collection, Generic[T]):
 
     def get(self) -> list[T]:
         """The live elements."""
-        return list(self._entries()) if self._ttl is None else [value for value, _ in self._entries()]
+        found = list(self._entries()) if self._ttl is None else [value for value, _ in self._entries()]
+        return list(map(self._given, found)) if self._mutable else found
 
     def __iter__(self) -> Iterator[T]:
         return iter(self.get())
 
     def add(self, value: T) -> None:
         """Appends one element."""
+        if type(value) not in self._plain:
+            self._backend.look(self._declared, value)
         self._backend.current.setdefault(self._name, []).append(self._wrap(value))
 
     def add_all(self, values: Iterable[T]) -> None:
         """Appends several elements."""
-        self._backend.current.setdefault(self._name, []).extend(map(self._wrap, values))
+        self._backend.current.setdefault(self._name, []).extend(map(self._wrap, self._checked(values)))
 
     def update(self, values: Iterable[T]) -> None:
         """Replaces the whole list."""
-        self._backend.current[self._name] = list(map(self._wrap, values))
+        self._backend.current[self._name] = list(map(self._wrap, self._checked(values)))
+
+    def _checked(self, values: Iterable[T]) -> list[T]:
+        taken = list(values)
+        for value in taken:
+            if type(value) not in self._plain:
+                self._backend.look(self._declared, value)
+        return taken
 
 
 class MapState(_Collection, Generic[K, V]):
-    """A map of the current key; each entry has its own time to live."""
+    """A map of the current key; each entry has its own time to live. A value may be None, and its key is there then."""
+
+    def __init__(self, backend: KeyedStateBackend, descriptor: MapStateDescriptor) -> None:
+        super().__init__(backend, descriptor)
+        self._declared_key = Declared("a key in state", self._name, descriptor.key_type)
+        self._plain_keys = self._declared_key.fit.exact
+
+    def _value_type(self, descriptor: Any) -> Any:
+        return Optional[descriptor.value_type]  # noqa: UP045
 
     def _live(self, entries: Any) -> dict[K, Any]:
         return {k: e for k, e in entries.items() if not self._expired(e)}
@@ -332,7 +441,7 @@ class MapState(_Collection, Generic[K, V]):
         entries: dict[K, Any] = self._backend.current.get(self._name) or {}
         entry = entries.get(key)
         if entry is None or self._ttl is None:
-            return entry
+            return self._given(entry) if self._mutable else entry
         if self._expired(entry):
             del entries[key]
             given: V | None = entry[0] if self._give_expired else None
@@ -340,13 +449,17 @@ class MapState(_Collection, Generic[K, V]):
         if self._renew_on_read:
             entries[key] = self._wrap(entry[0])
         found: V = entry[0]
-        return found
+        return self._given(found) if self._mutable else found
 
-    def put(self, key: K, value: V) -> None:
+    def put(self, key: K, value: V | None) -> None:
         """Sets the value of `key`."""
+        if type(value) not in self._plain:
+            self._backend.look(self._declared, value)
+        if type(key) not in self._plain_keys:
+            self._backend.look(self._declared_key, key)
         self._backend.current.setdefault(self._name, {})[key] = self._wrap(value)
 
-    def put_all(self, values: dict[K, V]) -> None:
+    def put_all(self, values: dict[K, V | None]) -> None:
         """Sets the values of several keys."""
         for key, value in values.items():
             self.put(key, value)
@@ -356,12 +469,18 @@ class MapState(_Collection, Generic[K, V]):
         (self._backend.current.get(self._name) or {}).pop(key, None)
 
     def contains(self, key: K) -> bool:
-        """Whether `key` has a live value."""
-        return self.get(key) is not None
+        """Whether `key` is there and lives, also with None as its value."""
+        entries: dict[K, Any] = self._backend.current.get(self._name) or {}
+        if key not in entries:
+            return False
+        expired = self._expired(entries.get(key))
+        self.get(key)
+        return not expired or self._give_expired
 
     def items(self) -> list[tuple[K, V]]:
         """The live entries."""
-        return [(k, e if self._ttl is None else e[0]) for k, e in self._entries(read=True).items()]
+        found = [(k, e if self._ttl is None else e[0]) for k, e in self._entries(read=True).items()]
+        return [(k, self._given(value)) for k, value in found] if self._mutable else found
 
     def keys(self) -> list[K]:
         """The keys of the live entries."""
@@ -392,12 +511,15 @@ class ReducingState(_State, Generic[T]):
     def get(self) -> T | None:
         """The combined value, or None where nothing was added."""
         found: T | None = self._get()
-        return found
+        return self._given(found) if self._mutable else found
 
     def add(self, value: T) -> None:
         """Combines one more value."""
         held = self._get(give_expired=False)
-        self._set(value if held is None else self._reduce(held, value))
+        combined = value if held is None else self._reduce(held, value)
+        if type(combined) not in self._plain:
+            self._backend.look(self._declared, combined)
+        self._set(combined)
 
 
 class AggregatingState(_State, Generic[IN, OUT]):
@@ -415,7 +537,10 @@ class AggregatingState(_State, Generic[IN, OUT]):
     def add(self, value: IN) -> None:
         """Aggregates one more value."""
         held = self._get(give_expired=False)
-        self._set(self._function.add(value, self._function.create_accumulator() if held is None else held))
+        accumulator = self._function.add(value, self._function.create_accumulator() if held is None else held)
+        if type(accumulator) not in self._plain:
+            self._backend.look(self._declared, accumulator)
+        self._set(accumulator)
 
 
 _HANDLES: dict[str, type[_State]] = {"value": ValueState, "list": ListState, "map": MapState, "reducing": ReducingState, "aggregating": AggregatingState}

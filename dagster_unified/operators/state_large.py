@@ -101,6 +101,9 @@ class LargeMap:
         for number in range(len(self.parts)):
             yield from list(self._bucket(number).items())
 
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._bucket(self._number(key))
+
     def get(self, key: Hashable, default: Any = None) -> Any:
         """As a dict's."""
         return self._bucket(self._number(key)).get(key, default)
@@ -116,7 +119,7 @@ class LargeMap:
 
     def pop(self, key: Hashable, default: Any = None) -> Any:
         """As a dict's."""
-        if key not in self._bucket(self._number(key)):
+        if key not in self:
             return default
         value = self.get(key)
         del self[key]

@@ -8,6 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from heapq import heappop, heappush
+from numbers import Integral
+from typing import Any
+
+from dagster_unified.errors import StateError
+from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP
+from dagster_unified.records import shorten, type_name
+
+
+def timer_time(moment: Any) -> int:
+    """The time of a timer as it is kept; raises `StateError` for what is no time."""
+    if type(moment) is int and MIN_TIMESTAMP <= moment <= MAX_TIMESTAMP:
+        return moment
+    if not isinstance(moment, Integral) or isinstance(moment, bool):
+        raise StateError(
+            f"a timer's time is an int, in milliseconds since the epoch, and was given {shorten(moment)} ({type_name(type(moment))}); "
+            "round a float, and use int(moment.timestamp() * 1000) for a datetime"
+        )
+    if not MIN_TIMESTAMP <= moment <= MAX_TIMESTAMP:  # type: ignore[operator]
+        raise StateError(f"a timer's time is an int of 64 bits, in milliseconds since the epoch, and was given {moment}")
+    return int(moment)
 
 
 class TimerQueue:

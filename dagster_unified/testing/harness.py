@@ -81,6 +81,7 @@ class KeyedHarness:
         self._operator.close()
 
     def _taken(self) -> list[Any]:
+        self._operator.check_state()
         out, self._operator.out = self._operator.out, Collector()
         for tag, (records, _) in out.side.items():
             self.side_outputs.setdefault(tag, []).extend(records)

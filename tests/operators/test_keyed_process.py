@@ -203,5 +203,5 @@ def test_one_name_for_two_kinds_of_state_is_an_error():
         def process_element(self, value, ctx):
             pass
 
-    with pytest.raises(PipelineError, match="declared as value state and as list state"):
+    with pytest.raises(PipelineError, match="declared as value state of int and as list state of int"):
         KeyedHarness(Twice())

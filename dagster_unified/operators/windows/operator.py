@@ -19,12 +19,14 @@ from dagster_unified.operators.functions import AggregateFunction, Function, Out
 from dagster_unified.operators.keyed import KeyedOptions, KeyedProcessOperator
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.state import (
+    Declared,
     KeyedStateBackend,
     MapStateDescriptor,
     StateDescriptor,
     handle,
 )
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, TimeDomain
+from dagster_unified.operators.timers import timer_time
 from dagster_unified.operators.windows.assigners import AlignedEventTimeWindows, EventTimeSessionWindows, MergingWindowAssigner, WindowAssigner
 from dagster_unified.operators.windows.evictors import Evictor
 from dagster_unified.operators.windows.functions import KeyedStateStore, ProcessWindowFunction, WindowFunction
@@ -111,6 +113,8 @@ class WindowOperator(KeyedProcessOperator):
         self.state.register(MapStateDescriptor(CONTENTS, window, spec.stored_type))
         for name in TIMERS.values():
             self.state.register(MapStateDescriptor(name, int, list.__class_getitem__(window)))
+        made = spec.accumulator_type if spec.aggregate is not None else spec.element_type
+        self._held = Declared("the accumulator of a window" if spec.aggregate is not None else "the reduced value of a window", "", made)
         self._triggers = _TriggerContext(self)
         self._functions = _FunctionContext(self)
 
@@ -208,10 +212,10 @@ class WindowOperator(KeyedProcessOperator):
         if spec.evictor is not None:
             record = (record, timestamp)
         elif spec.aggregate is not None:
-            windows[window] = spec.aggregate.add(record, spec.aggregate.create_accumulator() if held is None else held)
+            windows[window] = self._checked(spec.aggregate.add(record, spec.aggregate.create_accumulator() if held is None else held))
             return
         elif spec.reduce is not None:
-            windows[window] = record if held is None else self._reduce(held, record)
+            windows[window] = record if held is None else self._checked(self._reduce(held, record))
             return
         if held is None:
             windows[window] = [record]
@@ -230,8 +234,9 @@ class WindowOperator(KeyedProcessOperator):
                     held = spec.aggregate.create_accumulator()
                 for record in records:
                     held = add(record, held)
+                self._checked(held)
             elif spec.reduce is not None:
-                held = reduce(self._reduce, records) if held is None else reduce(self._reduce, records, held)
+                held = self._checked(reduce(self._reduce, records) if held is None else reduce(self._reduce, records, held))
             elif held is None:
                 held = list(records)
             else:
@@ -241,6 +246,12 @@ class WindowOperator(KeyedProcessOperator):
         windows[window] = held
         self._register(window, window.max_timestamp(), TimeDomain.EVENT_TIME)
         self._register_cleanup(window)
+
+    def _checked(self, held: Any) -> Any:
+        """What an author's function made of a window's elements, which is state."""
+        if type(held) not in self._held.fit.exact:
+            self.state.look(self._held, held)
+        return held
 
     # Merging
 
@@ -293,9 +304,9 @@ class WindowOperator(KeyedProcessOperator):
         """What merged windows hold, together; the longest list takes in the others."""
         spec = self.spec
         if spec.evictor is None and spec.aggregate is not None:
-            return reduce(spec.aggregate.merge, held) if held else None
+            return self._checked(reduce(spec.aggregate.merge, held)) if held else None
         if spec.evictor is None and spec.reduce is not None:
-            return reduce(self._reduce, held) if held else None
+            return self._checked(reduce(self._reduce, held)) if held else None
         if not held:
             return []
         whole: list[Any] = held[0]
@@ -454,6 +465,7 @@ class _Scope(KeyedStateBackend):
     def __init__(self, operator: WindowOperator, prefix: str) -> None:
         super().__init__(operator.clock)
         self._operator, self._prefix = operator, prefix
+        self.look = operator.state.look  # type: ignore[method-assign]
         self.window: Any = None
         self.current = _Scoped(self)  # type: ignore[assignment]
 
@@ -533,10 +545,10 @@ class _TriggerContext(OnMergeContext):
         return self._operator.read_clock()
 
     def register_event_time_timer(self, timestamp: int) -> None:
-        self._operator._register(self._scope.window, timestamp, TimeDomain.EVENT_TIME)
+        self._operator._register(self._scope.window, timer_time(timestamp), TimeDomain.EVENT_TIME)
 
     def register_processing_time_timer(self, timestamp: int) -> None:
-        self._operator._register(self._scope.window, timestamp, TimeDomain.PROCESSING_TIME)
+        self._operator._register(self._scope.window, timer_time(timestamp), TimeDomain.PROCESSING_TIME)
 
     def delete_event_time_timer(self, timestamp: int) -> None:
         self._operator._unregister(self._scope.window, timestamp, TimeDomain.EVENT_TIME)
@@ -566,6 +578,7 @@ class _TriggerContext(OnMergeContext):
             merged = reduce(state._function.merge, found)
         else:
             raise UnsupportedError(f"{self._operator.where}: {descriptor.kind} state '{descriptor.name}' cannot be merged; use reducing, aggregating or list state")
+        state._declared.check(merged if descriptor.kind == "list" else [merged])
         scope.current[descriptor.name] = merged
 
 
