@@ -8,6 +8,7 @@ The names and arguments are those of `pyspark.sql.functions`; what is written is
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable
 from functools import cache
@@ -22,13 +23,17 @@ from dagster_unified.graph.expressions import Column
 @cache
 def _names() -> frozenset[str]:
     """The functions that the installed pyspark has, read from its source: importing it takes longer than building a pipeline."""
+    defined = re.findall(r"^def ([a-zA-Z]\w*)\(", _source(), re.MULTILINE)
+    exported = re.findall(r'^    "(\w+)",$', _source("__init__.py"), re.MULTILINE)
+    return frozenset([*defined, *exported])
+
+
+@cache
+def _source(file: str = "builtin.py") -> str:
     found = find_spec("pyspark")
     assert found is not None
     assert found.origin is not None
-    folder = Path(found.origin).parent / "sql" / "functions"
-    defined = re.findall(r"^def ([a-zA-Z]\w*)\(", (folder / "builtin.py").read_text(), re.MULTILINE)
-    exported = re.findall(r'^    "(\w+)",$', (folder / "__init__.py").read_text(), re.MULTILINE)
-    return frozenset([*defined, *exported])
+    return (Path(found.origin).parent / "sql" / "functions" / file).read_text()
 
 
 class _Functions:
@@ -41,10 +46,44 @@ class _Functions:
             raise PipelineError(f"pyspark.sql.functions has no function '{name}'{nearest(name, _names())}")
 
         def record(*arguments: Any, **options: Any) -> Column:
-            return Column(None, name, arguments, options)
+            return Column(None, name, arguments, options, _columns_named(name, arguments, options))
 
         record.__name__ = name
         return record
+
+
+def _columns_named(function: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[str, ...]:
+    """The texts among a call's arguments that name columns."""
+    given = [value for value in (*arguments, *options.values()) if isinstance(value, (str, list, tuple))]
+    if not given:
+        return ()
+    if function in ("col", "column"):
+        return tuple(value for value in given if isinstance(value, str))
+    signature = _signature(function)
+    if signature is None:
+        return ()
+    named = [p.arg for p in signature.args if _names_column(p)]
+    values: list[Any] = [v for p, v in zip(signature.args, arguments, strict=False) if p.arg in named]
+    values += [v for name, v in options.items() if name in named]
+    if signature.vararg is not None and _names_column(signature.vararg):
+        values += arguments[len(signature.args) :]
+    several = [v if isinstance(v, (list, tuple)) else [v] for v in values]
+    return tuple(value for some in several for value in some if isinstance(value, str) and value != "*")
+
+
+@cache
+def _signature(function: str) -> ast.arguments | None:
+    """The parameters of a function, as the installed pyspark's source has them; of overloads, those that are implemented."""
+    found = re.findall(rf"^def {function}\(.*?\) -> [^\n]*:$", _source(), re.MULTILINE | re.DOTALL)
+    if not found:
+        return None
+    (defined,) = ast.parse(f"{found[-1]} ...").body
+    assert isinstance(defined, ast.FunctionDef)
+    return defined.args
+
+
+def _names_column(parameter: ast.arg) -> bool:
+    return parameter.annotation is not None and "ColumnOrName" in ast.unparse(parameter.annotation)
 
 
 functions = _Functions()

@@ -7,7 +7,7 @@ annotation or `output_type=`; a missing or contradictory one is an error that na
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, overload
 
@@ -24,11 +24,11 @@ from dagster_unified.errors import PipelineError, RecordTypeError, nearest
 from dagster_unified.graph import nodes
 from dagster_unified.graph.code import field_of
 from dagster_unified.graph.connectors import Boundedness, Sink, Source
-from dagster_unified.graph.expressions import Column
+from dagster_unified.graph.expressions import Column, alias_of, columns_read
 from dagster_unified.graph.nodes import Chaining, ExchangeKind, Key, Naming, Node, Partitioning
 from dagster_unified.operators.functions import Function, KeyedProcessFunction, OutputTag, ProcessFunction
 from dagster_unified.operators.keyed_functions import KEYED_FORMS, may_hold_state
-from dagster_unified.operators.layout import ComputedKey
+from dagster_unified.operators.layout import TIMESTAMP, ComputedKey
 from dagster_unified.operators.state import MapStateDescriptor
 from dagster_unified.operators.windows import CountEvictor, CountTrigger, GlobalWindows, PurgingTrigger, WindowAssigner
 from dagster_unified.operators.windows.triggers import SlidingCountTrigger
@@ -138,7 +138,7 @@ class DataStream:
     def with_columns(self, columns: dict[str, str | Column], output_type: Any) -> DataStream:
         """Adds or replaces columns, each a SQL expression as text or `functions`; `output_type` is the whole resulting record."""
         before = self._records("with_columns")
-        self._check_columns(tuple(columns.values()), "with_columns")
+        self._check_columns(columns.values(), "with_columns", tuple(columns))
         records = self._pipeline._record_type(output_type, "with_columns")
         available = [*before.names, *(name for name in columns if name not in before.names)]
         lost = [name for name in columns if name not in records.names]
@@ -461,13 +461,16 @@ class DataStream:
         partitioning = Partitioning(kind, key, partitioner, explicit=True)
         return DataStream(self._pipeline, None, tuple(replace(u, partitioning=partitioning) for u in self._upstream))
 
-    def _check_columns(self, columns: Iterable[str | Column], operator: str) -> None:
+    def _check_columns(self, columns: Iterable[str | Column], operator: str, given: Sequence[str] = ()) -> None:
+        """Raises where an expression reads a column that is not there. It may read what one before it gives: its alias, or of `given`."""
         records = self._records(operator)
-        for column in columns:
-            read = column.references() if isinstance(column, Column) else {column} if isinstance(column, str) and column.isidentifier() else set()
-            for name in sorted(read):
-                if name.split(".")[0] not in records.names and name not in ("*", "true", "false", "null"):
-                    raise PipelineError(f"{self._where(operator)}: no column '{name}' in {records.describe()}{nearest(name, records.names)}")
+        known = {name.lower() for name in (*records.names, TIMESTAMP)}
+        for place, column in enumerate(columns):
+            for name in sorted(columns_read(column)):
+                if name.lower() not in known:
+                    shown = f" of {column!r}" if isinstance(column, str) and column != name else ""
+                    raise PipelineError(f"{self._where(operator)}: no column '{name}'{shown} in {records.describe()}{nearest(name, records.names)}")
+            known.add((given[place] if given else alias_of(column) or "").lower())
 
 
 _FORMS = {nodes.MapNode: "map", nodes.FlatMapNode: "flat_map", nodes.FilterNode: "filter", nodes.ProcessNode: "process"}
@@ -562,7 +565,7 @@ class KeyedStream(DataStream):
         """The record of column aggregates, with the bounds of a window where it names them; raises where it does not fit."""
         if not self._key_selector.fields:
             raise PipelineError(f"{self._where('agg')}: agg needs a stream keyed by fields; use key_by('field')")
-        self._check_columns([c for c in columns if isinstance(c, Column)], "agg")
+        self._check_columns(columns, "agg")
         records, keys = self._pipeline._record_type(output_type, "agg"), self._key_selector.fields
         missing = [k for k in keys if k not in records.names]
         told = [b for b in bounds if b in records.names]

@@ -230,7 +230,7 @@ class TextSource(_FileSource):
 class CsvSource(TextSource):
     """CSV files. Bounded unless `monitor`. A row that does not fit its record type fails the run with file and line, or is dropped or diverted.
 
-    `null_values` is the text that stands for a missing value. With `header` the first line names the columns, and must name them in
+    `null_value` is the text that stands for a missing value. With `header` the first line names the columns, and must name them in
     the order of the record's fields.
     """
 

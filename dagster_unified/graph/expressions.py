@@ -7,20 +7,27 @@ or Connect, when there is a session; replaying it on another library with the sa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sqlglot.expressions import Expr
 
 
 class Column:
-    """A recorded column expression: a call of a function, or of a method or operator of another expression."""
+    """A recorded column expression: a call of a function, or of a method or operator of another expression.
 
-    __slots__ = ("arguments", "name", "options", "target")
+    `names` are the arguments of a function that are texts and name columns, as in `F.sum("amount")`.
+    """
+
+    __slots__ = ("arguments", "name", "names", "options", "target")
     __hash__ = object.__hash__
 
-    def __init__(self, target: Column | None, name: str, arguments: tuple[Any, ...] = (), options: dict[str, Any] | None = None) -> None:
+    def __init__(self, target: Column | None, name: str, arguments: tuple[Any, ...] = (), options: dict[str, Any] | None = None, names: tuple[str, ...] = ()) -> None:
         self.target = target
         self.name = name
         self.arguments = arguments
         self.options = options or {}
+        self.names = names
 
     def __getattr__(self, name: str) -> Callable[..., Column]:
         if name.startswith("_"):
@@ -50,10 +57,11 @@ class Column:
         return getattr(holder, self.name)(*arguments, **{k: replay(v, functions) for k, v in self.options.items()})
 
     def references(self) -> set[str]:
-        """The columns that are read, as far as they are named by `col`."""
+        """The columns that are read, as far as their names are known."""
         found = set(self.target.references()) if self.target is not None else set()
-        if self.target is None and self.name in ("col", "column") and self.arguments:
-            found.add(self.arguments[0])
+        found |= {name.split(".")[0].strip("`") for name in self.names}
+        if self.target is None and self.name == "expr" and self.arguments and isinstance(self.arguments[0], str):
+            found |= read_by_sql(self.arguments[0])
         for value in (*self.arguments, *self.options.values()):
             if isinstance(value, Column):
                 found |= value.references()
@@ -78,6 +86,48 @@ def _recorder(name: str) -> Callable[..., Column]:
 
 for _name in SYMBOLS:
     setattr(Column, _name, _recorder(_name))
+
+
+def columns_read(expression: object) -> set[str]:
+    """The columns that an expression reads, as far as their names are known: of SQL as text, or of a recorded one."""
+    if isinstance(expression, Column):
+        return expression.references()
+    return read_by_sql(expression) if isinstance(expression, str) else set()
+
+
+def alias_of(expression: object) -> str | None:
+    """The name that an expression gives its column with `alias` or `AS`, which expressions after it may read."""
+    if isinstance(expression, Column):
+        name = expression.arguments[0] if expression.name in ("alias", "name") and expression.arguments else None
+        return name if isinstance(name, str) else None
+    parsed = _parsed(expression) if isinstance(expression, str) and " " in expression else None
+    return parsed.alias or None if parsed is not None else None
+
+
+def read_by_sql(text: str) -> set[str]:
+    """The columns that a SQL expression reads; none where only Spark can parse it."""
+    if text.isidentifier():
+        return {text} - _CONSTANTS
+    parsed = _parsed(text)
+    if parsed is None:
+        return set()
+    from sqlglot import exp
+
+    columns = [c for c in parsed.find_all(exp.Column) if c.find_ancestor(exp.Query) is None]
+    return {c.parts[0].name for c in columns if not isinstance(c.this, exp.Star)} - _CONSTANTS
+
+
+_CONSTANTS = {"true", "false", "null", "current_date", "current_time", "current_timestamp", "current_user", "session_user", "user", "*"}
+"""What is written as a name and is none."""
+
+
+def _parsed(text: str) -> Expr | None:
+    import sqlglot  # takes as long to import as all of `explain`, and few pipelines need it
+
+    try:
+        return sqlglot.parse_one(text, read="spark")
+    except sqlglot.errors.SqlglotError:
+        return None
 
 
 def _show(value: Any) -> str:

@@ -1,6 +1,8 @@
 """What is wrong with a program is said while it is built: where, what, and what to do."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import NamedTuple
@@ -186,3 +188,47 @@ def test_sinks_that_append_may_share_a_place_and_neighbours_are_no_conflict():
     for sink in (DeltaSink("/data/a", mode="append"), DeltaSink("/data/a", mode="append"), DeltaSink("/data/ab"), FileSink("/data/b")):
         stream.sink_to(sink)
     assert [n.name for n in stream._pipeline.plan().graph.nodes if isinstance(n, SinkNode)] == ["a", "a-2", "ab", "b"]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda r: r.where("amout > 0"),
+        lambda r: r.where(F.col("amout") > 0),
+        lambda r: r.where(F.expr("amout > 0 AND shop <> 'amount'")),
+        lambda r: r.select("shop", "amout * 2 AS amount", output_type=Total),
+        lambda r: r.with_columns({"amount": "CASE WHEN amout > 3 THEN 1 ELSE 0 END"}, output_type=Row),
+        lambda r: r.key_by("shop").agg("sum(amout) AS amount", output_type=Total),
+        lambda r: r.key_by("shop").agg(F.sum("amout").alias("amount"), output_type=Total),
+        lambda r: r.key_by("shop").agg(F.coalesce(F.sum("amount"), F.max("amout")).alias("amount"), output_type=Total),
+    ],
+)
+def test_an_expression_that_reads_a_column_which_is_not_there_is_an_error_with_the_nearest_name(build):
+    with pytest.raises(PipelineError, match=r"p: operator '\w+': no column 'amout'.* in Row\(.*; did you mean 'amount'\?"):
+        build(rows())
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "Amount > 0 AND `shop` IS NOT NULL",
+        "shop IN ('amout') AND current_date > DATE '2024-01-01'",
+        "exists(array(amount), x -> x > amount)",
+        "amount IN (SELECT other FROM elsewhere)",
+        "row_number() OVER (PARTITION BY shop ORDER BY amount) = 1",
+        "date_add(DAY, amount, current_timestamp) > current_timestamp()",
+        "amount ~~ nothing that a parser knows",
+    ],
+)
+def test_an_expression_that_reads_only_what_is_there_is_none(condition):
+    rows().where(condition)
+
+
+def test_a_column_may_be_read_that_an_expression_before_it_names():
+    rows().select("shop", "amount * 2 AS twice", "twice + 1 AS amount", output_type=tuple[str, int, int])
+    rows().select("shop", F.format_string("%s amout", "shop"), F.count("*"), output_type=tuple[str, str, int])
+
+
+def test_names_are_checked_without_a_parser_where_there_is_no_sql():
+    code = "import sys; from tests.api.test_build_errors import rows, F; rows().where(F.col('amount') > 0).select('shop'); assert 'sqlglot' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
