@@ -67,6 +67,10 @@ class StageError(UnifiedError):
     retryable = True
 
 
+class CancelledError(UnifiedError):
+    """The process was asked to stop. Nobody's fault, and nothing to try again."""
+
+
 class IntermediateLostError(UnifiedError):
     """An intermediate that a stage needs is gone or damaged, and nothing that could recompute it was given."""
 

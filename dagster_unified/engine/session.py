@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dagster_unified.engine.addresses import reach_master, reach_remote
 from dagster_unified.errors import MissingRequirementError
 
 if TYPE_CHECKING:
@@ -61,16 +62,18 @@ def start(
 ) -> SparkSession:
     """The running session, or a new one: classic on `master`, or Connect where `remote` (`sc://host:port`) is given.
 
-    Processes that give one `session_id`, a UUID, share the server's session, and with it the Python workers that are warm; none may stop it.
+    Raises within ten seconds where nothing answers there. Processes that give one `session_id`, a UUID, share the server's session, and with it the Python workers that are warm; none may stop it.
     """
     from pyspark.sql import SparkSession
 
     if remote:
+        reach_remote(remote)
         address = remote if session_id is None else f"{remote}/;session_id={session_id}"
         session = SparkSession.builder.remote(address).appName(app_name).getOrCreate()
         for key, value in (config or {}).items():
             session.conf.set(key, value)
         return prepared(session)
+    reach_master(master)
     check_java()
     if master.startswith("local"):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -110,6 +110,10 @@ MISTAKES = {
     "fails": (["explain", "shop_fails.py"], "ZeroDivisionError: division by zero"),
     "needs a module": (["explain", "shop_missing"], "No module named 'there_is_no_such_module'"),
     "file that needs a module": (["explain", "shop_missing.py"], "No module named 'there_is_no_such_module'"),
+    "no Spark Connect server": (["run", "shop_job.py", "--remote", "sc://127.0.0.1:1"], "no Spark Connect server can be reached at sc://127.0.0.1:1: Connection refused"),
+    "no Spark master": (["run", "shop_job.py", "--master", "spark://127.0.0.1:1"], "no Spark master can be reached at spark://127.0.0.1:1: Connection refused"),
+    "not a remote": (["run", "shop_job.py", "--remote", "http://host:1"], "'http://host:1' is not the address of a Spark Connect server, such as sc://host:15002"),
+    "not a master": (["run", "shop_job.py", "--master", "sprk://host:7077"], "'sprk://host:7077' is not a Spark master"),
     "unknown command": (["explian", "shop_job.py"], "explian"),
     "no pipeline given": (["explain"], "pipeline"),
 }
