@@ -17,7 +17,8 @@ from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, DefaultSensor
 from upath import UPath
 
 from dagster_unified.engine.batch.store import IntermediateStore
-from dagster_unified.orchestration._dagster_compat import StepEventStatus
+from dagster_unified.orchestration._dagster_compat import WILL_RETRY_TAG, StepEventStatus
+from dagster_unified.orchestration.history import why_it_failed
 
 BEAT = 2.0
 """Seconds between signs of life."""
@@ -84,8 +85,8 @@ def heartbeat_sensor(pipeline: str, ops: set[str]) -> SensorDefinition:
 
 
 def bury_dead_runs(instance: DagsterInstance, store: IntermediateStore, pipeline: str, ops: set[str], patience: float = PATIENCE) -> list[str]:
-    """Reports dead runs as failed; says which."""
-    found = []
+    """Reports dead runs as failed; says which, also those that Dagster has reported meanwhile."""
+    found = _buried_by_dagster(instance, store, pipeline)
     for run in instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING])):
         beat = last_beat(store, pipeline, run.run_id)
         if beat is None or time.time() - beat.at <= patience or not _amid(instance, run, ops):
@@ -97,6 +98,23 @@ def bury_dead_runs(instance: DagsterInstance, store: IntermediateStore, pipeline
             instance.report_run_failed(run, message)
         _path(store, pipeline, run.run_id).unlink(missing_ok=True)
         found.append(f"run {run.run_id[:8]}: {message}")
+    return found
+
+
+def _buried_by_dagster(instance: DagsterInstance, store: IntermediateStore, pipeline: str) -> list[str]:
+    """What became of runs that Dagster saw die in the middle of a stage: their last sign of life is left. Their logs are told as well."""
+    found = []
+    for path in (store.root / pipeline / ".runs").glob("*.json"):
+        run = instance.get_run_by_id(path.stem)
+        if run is None or not run.is_finished:
+            continue
+        path.unlink(missing_ok=True)
+        if run.status is DagsterRunStatus.FAILURE:
+            again = run.tags.get(WILL_RETRY_TAG) == "true"
+            then = "Dagster executes it again from where it was" if again else "Re-execute it from failure: it goes on from where it was"
+            message = f"{why_it_failed(instance, run.run_id)}. {then}"
+            instance.report_engine_event(message, run)
+            found.append(f"run {run.run_id[:8]}: {message}")
     return found
 
 

@@ -1,11 +1,18 @@
-"""What the event log has of an asset's partitions: what the latest materialization of each shows."""
+"""What the event log has: of an asset's partitions, what the latest materialization of each shows; of a run that failed, why."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dagster import AssetKey, AssetRecordsFilter, DagsterEventType, DagsterInstance
+from dagster import AssetKey, AssetRecordsFilter, DagsterEvent, DagsterEventType, DagsterInstance
+
+_CRASHED = re.compile(r"(?:was terminated by signal \d+ \(\w+\)|unexpectedly exited with code -?\d+)")
+"""What Dagster notes of the process that executed a run."""
+
+_FROM_OUTSIDE = "from outside the execution context"
+"""What Dagster says of a run whose process could no longer say anything."""
 
 _CHUNK = 500
 """Events per query."""
@@ -22,3 +29,25 @@ def latest_metadata(instance: DagsterInstance, asset: AssetKey, partitions: Iter
             if record.partition_key is not None and record.asset_materialization is not None:
                 found[record.partition_key] = record.asset_materialization.metadata
     return found
+
+
+def why_it_failed(instance: DagsterInstance, run_id: str) -> str:
+    """Why a run failed, in one line: what its step said, or how its process died."""
+    wanted = {DagsterEventType.STEP_FAILURE, DagsterEventType.RUN_FAILURE, DagsterEventType.ENGINE_EVENT}
+    events = [e.dagster_event for e in instance.all_logs(run_id, of_type=wanted) if e.dagster_event is not None]
+    for event in events:
+        if event.is_step_failure:
+            data = event.step_failure_data
+            if data.user_failure_data is not None and data.user_failure_data.description:
+                return str(data.user_failure_data.description)[:300]
+            if data.error is not None:
+                return str(data.error.message).strip()[:300]
+    said = next((str(e.message) for e in events if e.event_type is DagsterEventType.RUN_FAILURE and e.message), "")
+    return died(events) if _FROM_OUTSIDE in said else said[:300]
+
+
+def died(events: Iterable[DagsterEvent]) -> str:
+    """How the process of a run died, as far as Dagster noted it."""
+    how = next((found[0] for e in events if e.event_type is DagsterEventType.ENGINE_EVENT and (found := _CRASHED.search(str(e.message)))), "died")
+    guess = "; by hand, or by the operating system for want of memory" if "SIGKILL" in how else ""
+    return f"the process that executed it {how}{guess}. What it had committed stands"

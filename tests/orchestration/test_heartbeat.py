@@ -12,6 +12,7 @@ from dagster._core.execution.plan.objects import StepSuccessData
 
 from dagster_unified.engine.batch.store import IntermediateStore
 from dagster_unified.orchestration.heartbeat import Beat, beating, bury_dead_runs, last_beat
+from dagster_unified.orchestration.history import why_it_failed
 
 KILLED = """
 import os, signal, time
@@ -79,3 +80,15 @@ def test_a_run_that_lives_or_is_between_its_stages_is_left_alone(instance, store
             time.sleep(0.01)
         assert bury_dead_runs(instance, store, "p", {"p__stage"}) == []
     assert last_beat(store, "p", living.run_id) is None
+
+
+def test_a_run_whose_process_dagster_saw_die_is_told_what_died_and_what_comes_next(instance, store):
+    run = started(instance, DagsterEventType.STEP_START)
+    assert subprocess.run([sys.executable, "-c", KILLED.format(folder=str(store.root), run=run.run_id)], check=False).returncode == -9
+    instance.report_engine_event(f"Run execution process for {run.run_id} was terminated by signal 9 (SIGKILL). This usually indicates", run)
+    instance.report_run_failed(run)  # as Dagster's code server does
+    died = "the process that executed it was terminated by signal 9 (SIGKILL); by hand, or by the operating system for want of memory. What it had committed stands"
+    assert why_it_failed(instance, run.run_id) == died
+    (said,) = bury_dead_runs(instance, store, "p", {"p__stage"})
+    assert said == f"run {run.run_id[:8]}: {died}. Re-execute it from failure: it goes on from where it was"
+    assert bury_dead_runs(instance, store, "p", {"p__stage"}) == []
