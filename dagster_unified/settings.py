@@ -29,7 +29,7 @@ def environment_name(key: str) -> str:
 
 def configuration(definitions: Sequence[str] = (), folder: Path | None = None, environment: Mapping[str, str] | None = None) -> Configuration:
     """The options from all layers; `definitions` are the command line's `key=value`."""
-    return Configuration([Layer("command line", _definitions(definitions)), *shared_layers(folder, environment)])
+    return Configuration([command_line(definitions), *shared_layers(folder, environment)])
 
 
 def shared_layers(folder: Path | None = None, environment: Mapping[str, str] | None = None) -> list[Layer]:
@@ -39,6 +39,11 @@ def shared_layers(folder: Path | None = None, environment: Mapping[str, str] | N
     """
     environment = os.environ if environment is None else environment
     return [*_from_environment(environment), *_from_file(folder, environment)]
+
+
+def command_line(definitions: Sequence[str]) -> Layer:
+    """The options that the command line gives."""
+    return Layer("command line", _definitions(definitions))
 
 
 def places(key: str) -> str:

@@ -3,7 +3,8 @@
 `run` and `explain` a pipeline; `suspend`, `resume` and `drain` a streaming deployment; take, list and go back to its savepoints
 (`savepoint`, `savepoints`, `restore`); `stop-connect-server`, `config show`, `version`.
 
-The only package that talks to a terminal. A user's mistake is one sentence and exit code 2; a run that failed is exit code 1.
+The only package that talks to a terminal. A user's mistake is one sentence and exit code 2; a run that failed is exit code 1,
+one that was interrupted 130 (SIGINT) or 143 (SIGTERM).
 """
 
 from __future__ import annotations
@@ -44,4 +45,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (CycloptsError, UnifiedError) as error:
         err().print(f"dagster-unified: {error}", highlight=False, markup=False, soft_wrap=True)
         code = 2
+    except KeyboardInterrupt:  # before anything ran
+        code = 130
     sys.exit(code if isinstance(code, int) else 0)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dagster_unified import settings
 from dagster_unified.cli.arguments import Defines
-from dagster_unified.cli.finding import load
+from dagster_unified.cli.finding import load_deployment
 from dagster_unified.cli.terminal import out
+from dagster_unified.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
+    from dagster_unified.orchestration.deployment import StreamingDeployment
 
 
 def suspend(pipeline: str, /, *, define: Defines = []) -> int:  # noqa: B006
@@ -20,7 +22,7 @@ def suspend(pipeline: str, /, *, define: Defines = []) -> int:  # noqa: B006
     Parameters
     ----------
     pipeline
-        A module or file that holds a Pipeline.
+        A module or file that holds Definitions, a StreamingDeployment or a Pipeline, such as definitions or definitions:live_flights.
     define
         Set an option, such as execution.checkpointing.dir.
     """
@@ -33,7 +35,7 @@ def resume(pipeline: str, /, *, define: Defines = []) -> int:  # noqa: B006
     Parameters
     ----------
     pipeline
-        A module or file that holds a Pipeline.
+        A module or file that holds Definitions, a StreamingDeployment or a Pipeline, such as definitions or definitions:live_flights.
     define
         Set an option, such as execution.checkpointing.dir.
     """
@@ -46,7 +48,7 @@ def drain(pipeline: str, /, *, define: Defines = []) -> int:  # noqa: B006
     Parameters
     ----------
     pipeline
-        A module or file that holds a Pipeline.
+        A module or file that holds Definitions, a StreamingDeployment or a Pipeline, such as definitions or definitions:live_flights.
     define
         Set an option, such as execution.checkpointing.dir.
     """
@@ -59,13 +61,13 @@ def savepoint(pipeline: str, /, *, define: Defines = []) -> int:  # noqa: B006
     Parameters
     ----------
     pipeline
-        A module or file that holds a Pipeline.
+        A module or file that holds Definitions, a StreamingDeployment or a Pipeline, such as definitions or definitions:live_flights.
     define
         Set an option, such as execution.checkpointing.dir.
     """
     from dagster_unified.engine.streaming.savepoint import save_stopped
 
-    made = save_stopped(_directory(pipeline, define), f"command line, process {os.getpid()}", "command line")
+    made = save_stopped(started(pipeline, define), f"command line, process {os.getpid()}", "command line")
     out().print(made.describe(), highlight=False, soft_wrap=True)
     return 0
 
@@ -76,13 +78,13 @@ def savepoints(pipeline: str, /, *, define: Defines = []) -> int:  # noqa: B006
     Parameters
     ----------
     pipeline
-        A module or file that holds a Pipeline.
+        A module or file that holds Definitions, a StreamingDeployment or a Pipeline, such as definitions or definitions:live_flights.
     define
         Set an option, such as execution.checkpointing.dir.
     """
     from dagster_unified.engine.streaming.savepoint import savepoints as known
 
-    for one in known(_directory(pipeline, define)):
+    for one in known(started(pipeline, define)):
         out().print(one.describe(), highlight=False, soft_wrap=True)
     return 0
 
@@ -93,7 +95,7 @@ def restore(pipeline: str, /, *, savepoint: str | None = None, define: Defines =
     Parameters
     ----------
     pipeline
-        A module or file that holds a Pipeline.
+        A module or file that holds Definitions, a StreamingDeployment or a Pipeline, such as definitions or definitions:live_flights.
     savepoint
         Its name; by default the latest.
     define
@@ -101,7 +103,7 @@ def restore(pipeline: str, /, *, savepoint: str | None = None, define: Defines =
     """
     from dagster_unified.engine.streaming.savepoint import restore_stopped
 
-    chosen = restore_stopped(_directory(pipeline, define), f"command line, process {os.getpid()}", savepoint)
+    chosen = restore_stopped(started(pipeline, define), f"command line, process {os.getpid()}", savepoint)
     out().print(f"went back to {chosen.describe()}", highlight=False, soft_wrap=True)
     return 0
 
@@ -121,18 +123,38 @@ def stop_connect_server(port: int, /) -> int:
     return 0
 
 
-def _directory(pipeline: str, define: list[str]) -> CheckpointDirectory:
-    from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
-
-    return CheckpointDirectory(settings.configuration(define)["execution.checkpointing.dir"], load(pipeline).name)
-
-
-def _ask(pipeline: str, define: list[str], state: str) -> int:
+def _ask(name: str, define: list[str], state: Literal["running", "suspended", "drained"]) -> int:
     from dagster_unified.engine.streaming.desired import ask
 
-    directory = _directory(pipeline, define)
+    deployment = load_deployment(name)
+    directory = directory_of(deployment, define)
+    if not (state == "running" and deployment.state == "suspended"):  # one that is declared suspended is resumed before it ever ran
+        check_started(directory, name)
     ask(directory, state=state, reason="command line")
     deployed = directory.deployed()
-    where = f"deployment {deployed.id}, generation {deployed.generation}" if deployed is not None else "nothing has been deployed there yet"
+    where = f"deployment {deployed.id}, generation {deployed.generation}" if deployed is not None else "not started yet"
     out().print(f"{directory.path.name} is to be {state} ({directory.path}: {where})", highlight=False, soft_wrap=True)
     return 0
+
+
+def started(name: str, define: list[str]) -> CheckpointDirectory:
+    """The checkpoint directory of a deployment; raises `ConfigurationError` where nothing was started there. Writes nothing."""
+    directory = directory_of(load_deployment(name), define)
+    check_started(directory, name)
+    return directory
+
+
+def directory_of(deployment: StreamingDeployment, define: list[str]) -> CheckpointDirectory:
+    """Where a deployment keeps its state."""
+    from dagster_unified.orchestration import streaming
+
+    return streaming.directory_of(deployment, settings.command_line(define))
+
+
+def check_started(directory: CheckpointDirectory, name: str) -> None:
+    """Raises `ConfigurationError` where nothing was started in a directory."""
+    if directory.deployed() is None and directory.holder() is None:
+        raise ConfigurationError(
+            f"{directory.path.name}: nothing has been started in {directory.path}, where {name} says that its state is; give the module that holds "
+            f"its Definitions or its StreamingDeployment, run this in the folder where it runs, or set -D execution.checkpointing.dir=…"
+        )

@@ -9,15 +9,18 @@ import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from dagster_unified.api.pipeline import Pipeline
 from dagster_unified.errors import PipelineError, UnifiedError, nearest
 
+if TYPE_CHECKING:
+    from dagster_unified.orchestration.deployment import StreamingDeployment
+
 
 def load(name: str) -> Pipeline:
     """The pipeline in a module or file; raises `PipelineError` where there is none, or several."""
-    place, _, attribute = name.partition(":")
-    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    place, attribute, module = _module(name)
     found = {n: v for n, v in vars(module).items() if isinstance(v, Pipeline)}
     if attribute:
         if attribute not in found:
@@ -26,6 +29,52 @@ def load(name: str) -> Pipeline:
     if len({id(v) for v in found.values()}) != 1:
         raise PipelineError(f"{place} has no Pipeline at its top level" if not found else f"{place} has several pipelines; name one: {', '.join(f'{place}:{n}' for n in found)}")
     return next(iter(found.values()))
+
+
+def load_deployment(name: str) -> StreamingDeployment:
+    """The streaming deployment in a module or file: one that stands there, one of its `Definitions`, or that of its pipeline.
+
+    Raises `PipelineError` where there is none, or several and none is named.
+    """
+    from dagster import Definitions
+
+    place, attribute, module = _module(name)
+    found: dict[str, StreamingDeployment] = {}
+    names: dict[str, str] = {}
+    for variable, value in sorted(vars(module).items(), key=lambda item: isinstance(item[1], Pipeline)):  # a declared deployment before a pipeline's own
+        for deployment in _deployments(value):
+            found.setdefault(deployment.pipeline.name, deployment)
+            if not isinstance(value, Definitions):
+                names.setdefault(variable, deployment.pipeline.name)
+    if not found:
+        raise PipelineError(f"{place} has no StreamingDeployment, Definitions of pipelines, or Pipeline at its top level")
+    if attribute:
+        chosen = names.get(attribute, attribute)
+        if chosen not in found:
+            raise PipelineError(f"{place} has no streaming deployment of '{attribute}'{nearest(attribute, found) or '; it has ' + ', '.join(found)}")
+        return found[chosen]
+    if len(found) > 1:
+        raise PipelineError(f"{place} has several streaming deployments; name one: {', '.join(f'{place}:{n}' for n in sorted(found))}")
+    return next(iter(found.values()))
+
+
+def _deployments(value: object) -> list[StreamingDeployment]:
+    from dagster import Definitions
+
+    from dagster_unified.orchestration.deployment import StreamingDeployment
+    from dagster_unified.orchestration.streaming import deployments_of
+
+    if isinstance(value, StreamingDeployment):
+        return [value]
+    if isinstance(value, Definitions):
+        return deployments_of(value)
+    return [StreamingDeployment(value)] if isinstance(value, Pipeline) else []
+
+
+def _module(name: str) -> tuple[str, str, ModuleType]:
+    """The place, what is named in it, and its module."""
+    place, _, attribute = name.partition(":")
+    return place, attribute, _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
 
 
 def _import_module(name: str) -> ModuleType:

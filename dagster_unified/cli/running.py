@@ -8,6 +8,8 @@ from dagster_unified import settings
 from dagster_unified.cli.arguments import Defines
 from dagster_unified.cli.finding import load
 from dagster_unified.cli.terminal import err, out
+from dagster_unified.engine import interrupts
+from dagster_unified.engine.addresses import checked_master, checked_remote, reach_master, reach_remote
 from dagster_unified.engine.events import Event, StageFinished
 from dagster_unified.engine.session import check_java
 from dagster_unified.graph.options import written
@@ -44,13 +46,19 @@ def run(
     rows
         How many rows of each result table to show.
     """
+    if remote is not None:
+        checked_remote(remote)
+    checked_master(master)
     found = load(pipeline)
     configuration = settings.configuration(define)
     planned = plan(found.graph(), configuration)
     for finding in planned.findings:
         if finding.severity == "warning":
             err().print(f"[yellow]warning:[/] {finding.message}", highlight=False, soft_wrap=True)
-    if not remote:
+    if remote is not None:
+        reach_remote(remote)
+    else:
+        reach_master(master)
         check_java()
     return _run(
         found,
@@ -73,10 +81,10 @@ def _run(pipeline: Pipeline, planned: Plan, options: dict[str, Any], master: str
     from rich.table import Table
 
     from dagster_unified.cli.progress import ShownProgress, stages
-    from dagster_unified.orchestration.launch import launch
 
     finished: list[StageFinished] = []
-    with ShownProgress(planned) as shown:
+    with interrupts.listening(at_once=True) as asked, ShownProgress(planned) as shown:
+        from dagster_unified.orchestration.launch import launch
 
         def observe(event: Event) -> None:
             shown.tell(event)
@@ -86,6 +94,9 @@ def _run(pipeline: Pipeline, planned: Plan, options: dict[str, Any], master: str
         outcome = launch(pipeline, options, master, remote, storage, observe)
     if finished:
         out().print(stages(finished))
+    if outcome.interrupted:
+        err().print(f"{planned.name} is cancelled: what it had not committed when the signal came is not committed", highlight=False, soft_wrap=True)
+        return asked.exit_code
     if outcome.error is not None:
         err().print(outcome.error, style="red", highlight=False, markup=False, soft_wrap=True)
         return 1

@@ -10,23 +10,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dagster import BetaWarning, DagsterError
+from dagster._core.definitions.asset_selection import KeysAssetSelection
 from dagster._core.definitions.assets.definition.asset_dep import CoercibleToAssetDep
+from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
 from dagster._core.definitions.partitions.schedule_type import ScheduleType
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from dagster._core.errors import DagsterExecutionInterruptedError
 from dagster._core.execution.backfill import BulkActionsFilter, BulkActionStatus
 from dagster._core.execution.stats import StepEventStatus
 from dagster._core.storage.partition_status_cache import AssetPartitionStatus
-from dagster._core.storage.tags import BACKFILL_ID_TAG
+from dagster._core.storage.tags import BACKFILL_ID_TAG, WILL_RETRY_TAG
 
 __all__ = [
     "BACKFILL_ID_TAG",
     "STORAGE_MODULE",
+    "WILL_RETRY_TAG",
     "AssetPartitionStatus",
+    "BaseAssetGraph",
     "BulkActionStatus",
     "BulkActionsFilter",
     "CoercibleToAssetDep",
     "DagsterExecutionInterruptedError",
+    "KeysAssetSelection",
     "ScheduleType",
     "StepEventStatus",
     "StepInterruptedError",

@@ -19,7 +19,6 @@ from dagster import (
     AutomationCondition,
     BackfillPolicy,
     Backoff,
-    Failure,
     FreshnessPolicy,
     Jitter,
     MaterializeResult,
@@ -31,10 +30,11 @@ from dagster import (
 )
 
 from dagster_unified.connectors.base import SparkSink
+from dagster_unified.engine import interrupts
 from dagster_unified.engine.batch.stage import Carrying, Run, run_range
 from dagster_unified.engine.batch.store import Address
 from dagster_unified.engine.events import Event, StageFinished, StageStarted
-from dagster_unified.errors import UnifiedError
+from dagster_unified.engine.interrupts import Interrupts
 from dagster_unified.graph.nodes import Graph, LookupNode, SinkNode, SourceNode
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, Region, plan
@@ -44,6 +44,7 @@ from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
 from dagster_unified.orchestration.heartbeat import beating
 from dagster_unified.orchestration.history import latest_metadata
 from dagster_unified.orchestration.metadata import stage_metadata
+from dagster_unified.orchestration.outcomes import as_failure, interruptible
 from dagster_unified.orchestration.partitions import dimensions_of, key_after, key_before, name_of, partition_before, slice_of, upstream_deps
 from dagster_unified.orchestration.plot import ROWS, around, rows_per_partition
 from dagster_unified.orchestration.producers import Producers
@@ -118,11 +119,9 @@ def stage_asset(graph: Graph, loaded: Plan, region: Region, translator: "StageTr
         required_resource_keys={"spark", "execution", "intermediates"},
     )
     def stage(context: AssetExecutionContext, **inputs: AssetKey) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster knows it by this name only
-        try:
-            with beating(context.resources.intermediates.store(), loaded.name, context.run.run_id):
-                return materialize(context)
-        except UnifiedError as error:
-            raise Failure(str(error), metadata={"error": MetadataValue.text(type(error).__name__)}, allow_retries=error.retryable) from error
+        store = context.resources.intermediates.store()
+        with interruptible(context.instance, context.run_id) as asked, asked.cancelling(), as_failure(), beating(store, loaded.name, context.run_id):
+            return materialize(context)
 
     def materialize(context: AssetExecutionContext) -> MaterializeResult[Any]:
         options = context.resources.execution.configuration()
@@ -250,18 +249,19 @@ class _Step:
         shown = stage_metadata(self.launched, region, reused, self.producers.store.data(reused), self.translator, {})
         return {**shown, "reused from run": MetadataValue.dagster_run(reused.run)}
 
-    def as_run(self) -> Run:
-        """How the engine is to run it."""
+    def as_run(self, asked: Interrupts) -> Run:
+        """How the engine is to run it, and until when."""
         assert self.launched_region is not None
         return Run(
             plan=self.launched,
-            spark=session_of(self.context.resources.spark),
+            spark=asked.started(session_of(self.context.resources.spark)),
             store=self.producers.store,
             run_id=self.context.run.run_id,
             execution=self.producers.execution(self.launched_region.name),
             partition=self.producers.partition,
             observe=_observer(self.context, self.part, self.recomputed),
             carry=self._carrying(),
+            check=asked.check,
         )
 
     def told(self, run: Run, manifest: "Manifest", previews: "Mapping[str, pa.Table]") -> dict[str, Any]:
@@ -300,8 +300,9 @@ def run_steps(steps: "Sequence[_Step]") -> list[dict[str, Any]]:
     """Materializes a stage for one partition, or for several in one Spark job; gives the metadata to show of each."""
     last = steps[-1]
     assert last.launched_region is not None
-    runs = [step.as_run() for step in steps]
-    manifests = run_range(runs, last.launched_region.name, [step.find for step in steps])
+    with interrupts.listening() as asked:
+        runs = [step.as_run(asked) for step in steps]
+        manifests = run_range(runs, last.launched_region.name, [step.find for step in steps])
     previews = _previews(runs[-1], last.launched_region)  # of the table as it is now
     return [step.told(run, manifest, previews if step is last else {}) for step, run, manifest in zip(steps, runs, manifests, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Launches a pipeline's BATCH job in this process: what the command line does.
+"""Launches a pipeline's job in this process: what the command line does.
 
 Uses the Dagster instance of DAGSTER_HOME where it is set, so that the run is seen in the UI; else one that is gone afterwards.
 """
@@ -7,39 +7,42 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from dagster import DagsterInstance
 
 from dagster_unified import settings
 from dagster_unified.connectors.base import SparkSink
-from dagster_unified.engine import session
+from dagster_unified.engine import interrupts, session
 from dagster_unified.graph.nodes import SinkNode
 from dagster_unified.graph.options import Configuration, Layer
 from dagster_unified.graph.plan import plan
 from dagster_unified.orchestration import progress
-from dagster_unified.orchestration._dagster_compat import DagsterExecutionInterruptedError
 from dagster_unified.orchestration.definitions import unified_definitions
 from dagster_unified.orchestration.io_manager import IntermediateIOManager
 from dagster_unified.orchestration.resources import SparkResource
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from dagster import DagsterEvent
+    from dagster import DagsterEvent, JobDefinition
 
     from dagster_unified.api.pipeline import Pipeline
     from dagster_unified.engine.events import Observer
+    from dagster_unified.engine.interrupts import Interrupts
     from dagster_unified.graph.plan import Plan
 
 
 @dataclass
 class Outcome:
-    """How a launched run ended; `error` is one sentence where it failed."""
+    """How a launched run ended; `error` is one sentence where it failed, and `interrupted` true where the process was asked to stop."""
 
     run_id: str
     error: str | None
     spark: SparkResource
+    interrupted: bool = False
 
     def tables(self, planned: Plan, rows: int) -> dict[str, pa.Table]:
         """The first rows of each result table."""
@@ -54,32 +57,36 @@ class Outcome:
 
 
 def launch(pipeline: Pipeline, options: Mapping[str, Any], master: str, remote: str | None, storage: str, observe: Observer) -> Outcome:
-    """Runs `<pipeline>_batch` or, where the pipeline resolves to STREAMING, `<pipeline>_streaming` with these options."""
+    """Runs `<pipeline>_batch` or, where the pipeline resolves to STREAMING, `<pipeline>_streaming` with these options.
+
+    The run is executed in a thread of its own, where neither Spark nor Dagster puts a signal handler in place of that of the process.
+    """
     spark = SparkResource(master=master, remote=remote)
     definitions = unified_definitions(pipeline, {"spark": spark, "intermediates": IntermediateIOManager(path=storage)})
     mode = plan(pipeline.graph(), Configuration([Layer("launch", options), *settings.shared_layers()])).execution.mode
     job = definitions.resolve_job_def(f"{pipeline.name}_{mode.lower()}")
     config = {"resources": {"execution": {"config": dict(options)}}, "loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+    with interrupts.listening() as asked, ThreadPoolExecutor(1, thread_name_prefix="run") as thread, progress.listening(observe):
+        return thread.submit(_execute, job, config, spark, asked).result()
+
+
+def _execute(job: JobDefinition, config: Mapping[str, Any], spark: SparkResource, asked: Interrupts) -> Outcome:
+    run_id = str(uuid4())
     home = os.environ.get("DAGSTER_HOME")
     if home:
         os.makedirs(home, exist_ok=True)
-    with DagsterInstance.get() if home else DagsterInstance.ephemeral() as instance, progress.listening(observe):
-        try:
-            result = job.execute_in_process(run_config=config, instance=instance, raise_on_error=False)
-        except (DagsterExecutionInterruptedError, KeyboardInterrupt):
-            return Outcome("", None, spark)
+    with DagsterInstance.get() if home else DagsterInstance.ephemeral() as instance:
+
+        def cancelled() -> None:
+            run = instance.get_run_by_id(run_id)
+            if run is not None:
+                instance.report_run_canceling(run)
+
+        asked.on_stop = cancelled
+        result = job.execute_in_process(run_config=config, instance=instance, raise_on_error=False, run_id=run_id)
         failures = [e for e in result.all_node_events if e.is_step_failure]
-        if any(_interrupted(e) for e in failures):
-            return Outcome(result.run_id, None, spark)
-        return Outcome(result.run_id, None if result.success else _sentence(failures), spark)
-
-
-def _interrupted(failure: DagsterEvent) -> bool:
-    """Whether a step failed since it was asked to stop, and did."""
-    error = failure.step_failure_data.error
-    while error is not None and error.cls_name != DagsterExecutionInterruptedError.__name__:
-        error = error.cause
-    return error is not None
+        interrupted = asked.received and not result.success
+        return Outcome(run_id, None if result.success or interrupted else _sentence(failures), spark, interrupted)
 
 
 def _sentence(failures: list[DagsterEvent]) -> str:

@@ -4,26 +4,21 @@ The op has no retry policy, which would catch its interruption and start a cance
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of an op's function as objects.
-import signal
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import Any
+from weakref import WeakKeyDictionary
 
 from dagster import (
     AssetKey,
     AssetObservation,
     AssetSpec,
     Config,
-    DagsterEventType,
     DagsterRunStatus,
     DefaultSensorStatus,
+    Definitions,
     ExecutorDefinition,
-    Failure,
     JobDefinition,
-    MetadataValue,
     OpExecutionContext,
     RunRequest,
     RunsFilter,
@@ -37,6 +32,7 @@ from dagster import (
 
 from dagster_unified import settings
 from dagster_unified.engine.events import EpochCommitted, Event
+from dagster_unified.engine.interrupts import Interrupts
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory
 from dagster_unified.engine.streaming.desired import Status, ask, read_desired, read_status, tell
 from dagster_unified.engine.streaming.job import Start, StreamingJob
@@ -49,8 +45,9 @@ from dagster_unified.graph.options import Configuration, Layer
 from dagster_unified.graph.plan import Plan, deployment_fingerprint, plan
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.orchestration import progress
-from dagster_unified.orchestration._dagster_compat import DagsterExecutionInterruptedError
 from dagster_unified.orchestration.deployment import Decision, Seen, SeenRun, StreamingDeployment, next_step, utc
+from dagster_unified.orchestration.history import why_it_failed
+from dagster_unified.orchestration.outcomes import as_failure, interruptible
 from dagster_unified.orchestration.resources import session_of
 from dagster_unified.orchestration.targets import check_location, targets_metadata
 from dagster_unified.orchestration.translator import StageTranslator
@@ -69,20 +66,31 @@ def configuration_of(deployment: StreamingDeployment, *launched: Layer) -> Confi
     return Configuration([*launched, own, *settings.shared_layers()])
 
 
+_DEPLOYMENTS: WeakKeyDictionary[JobDefinition, StreamingDeployment] = WeakKeyDictionary()
+"""The deployment that each streaming job runs."""
+
+
+def deployments_of(definitions: Definitions) -> list[StreamingDeployment]:
+    """The streaming deployments of a code location."""
+    jobs = [one for one in definitions.jobs or () if isinstance(one, JobDefinition)]
+    return [_DEPLOYMENTS[one] for one in jobs if one in _DEPLOYMENTS]
+
+
 def streaming_jobs(deployment: StreamingDeployment, observed: dict[str, AssetKey], executor: ExecutorDefinition) -> list[JobDefinition]:
     """`<pipeline>_streaming`, and `<pipeline>_suspend`, `_resume`, `_drain`, `_savepoint` and `_restore`. `observed` are the assets of the sinks."""
     name = deployment.pipeline.name
 
     @op(name=f"{name}_queries", required_resource_keys={"spark", "execution"}, description=f"Runs {name} in STREAMING until it is stopped, or its input ends.")
     def stream(context: OpExecutionContext) -> None:
-        with _told():
+        with interruptible(context.instance, context.run_id) as asked, as_failure():
             planned = plan(deployment.pipeline.graph(), configuration_of(deployment, context.resources.execution.launched()))
-            _run(context, deployment, planned, observed)
+            _run(context, deployment, planned, observed, asked)
 
     @job(name=f"{name}_streaming", executor_def=executor, tags={"dagster/max_retries": "0"}, description=f"{name} as one long-running job. Its sensor starts and restarts it.")
     def streaming() -> None:
         stream()
 
+    _DEPLOYMENTS[streaming] = deployment
     asking = [_asking(deployment, verb, state) for verb, state in (("suspend", "suspended"), ("resume", "running"), ("drain", "drained"))]
     return [streaming, *asking, _saving(deployment), _restoring(deployment)]
 
@@ -114,7 +122,7 @@ def _saving(deployment: StreamingDeployment) -> JobDefinition:
 
     @op(name=f"{name}_take_savepoint", required_resource_keys={"execution"})
     def save(context: OpExecutionContext) -> None:
-        with _told():
+        with as_failure():
             made = save_stopped(directory_of(deployment, context.resources.execution.launched()), context.run_id, f"run {context.run_id}")
         context.log.info(made.describe())
         context.add_output_metadata({"savepoint": made.name, "epochs": made.epochs})
@@ -131,7 +139,7 @@ def _restoring(deployment: StreamingDeployment) -> JobDefinition:
 
     @op(name=f"{name}_go_back", required_resource_keys={"execution"})
     def restore(context: OpExecutionContext, config: RestoreConfig) -> None:
-        with _told():
+        with as_failure():
             chosen = restore_stopped(directory_of(deployment, context.resources.execution.launched()), context.run_id, config.savepoint)
         context.log.info(f"went back to {chosen.describe()}; run {name}_resume to go on from there")
 
@@ -142,64 +150,25 @@ def _restoring(deployment: StreamingDeployment) -> JobDefinition:
     return restoring
 
 
-@contextmanager
-def _told() -> Iterator[None]:
-    """A library error as a failure that is not retried, with its sentence."""
-    try:
-        yield
-    except UnifiedError as error:
-        raise Failure(str(error), metadata={"error": MetadataValue.text(type(error).__name__)}, allow_retries=False) from error
-
-
 def directory_of(deployment: StreamingDeployment, *launched: Layer) -> CheckpointDirectory:
     """Where a deployment keeps its state."""
     return CheckpointDirectory(configuration_of(deployment, *launched)["execution.checkpointing.dir"], deployment.pipeline.name)
 
 
-def _run(context: OpExecutionContext, deployment: StreamingDeployment, planned: Plan, observed: dict[str, AssetKey]) -> None:
-    with _interrupts() as signalled:
-        signalled.listen()
-        spark = session_of(context.resources.spark)
-        signalled.listen()  # PySpark has put a handler of its own in place
-        directory = CheckpointDirectory(planned.execution.streaming.directory, planned.name)
-        held = directory.deployed()
-        changed = held is not None and held.fingerprint != deployment_fingerprint(planned) and not held.restored and not interrupted(directory)
-        fresh = deployment.upgrade_mode == "stateless" and changed
-        watcher = _Watcher(context, deployment, observed)
-        running = StreamingJob(planned, spark, Start(context.run_id, fresh, deployment.upgrade_mode == "savepoint"), watcher.committed)
-        outcome = running.run(lambda: signalled.received or watcher.asked_to_stop(directory, running), poll=0.2)
-        watcher.observe_sinks()
-        if signalled.received:
-            context.log.info("stopped: the last epoch is committed, and the lease is released")
-            raise DagsterExecutionInterruptedError
-        context.log.info(f"{planned.name} has {outcome}" + (f": {watcher.reason}" if watcher.reason else ""))
-
-
-class _Interrupts:
-    """Remembers that the process was asked to stop. Raising from a handler would break the connection to the JVM."""
-
-    def __init__(self) -> None:
-        self.received = False
-
-    def listen(self) -> None:
-        """Puts the handlers in place, where this is the main thread."""
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, self._handle)
-            signal.signal(signal.SIGTERM, self._handle)
-
-    def _handle(self, number: int, frame: Any) -> None:
-        self.received = True
-
-
-@contextmanager
-def _interrupts() -> Iterator[_Interrupts]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield _Interrupts()
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in before.items():
-                signal.signal(number, handler)
+def _run(context: OpExecutionContext, deployment: StreamingDeployment, planned: Plan, observed: dict[str, AssetKey], asked: Interrupts) -> None:
+    spark = asked.started(session_of(context.resources.spark))
+    directory = CheckpointDirectory(planned.execution.streaming.directory, planned.name)
+    held = directory.deployed()
+    changed = held is not None and held.fingerprint != deployment_fingerprint(planned) and not held.restored and not interrupted(directory)
+    fresh = deployment.upgrade_mode == "stateless" and changed
+    watcher = _Watcher(context, deployment, observed)
+    running = StreamingJob(planned, spark, Start(context.run_id, fresh, deployment.upgrade_mode == "savepoint"), watcher.committed)
+    outcome = running.run(lambda: asked.received or watcher.asked_to_stop(directory, running), poll=0.2)
+    watcher.observe_sinks()
+    if asked.received:
+        context.log.info("stopped: the last epoch is committed, and the lease is released")
+    asked.check()
+    context.log.info(f"{planned.name} has {outcome}" + (f": {watcher.reason}" if watcher.reason else ""))
 
 
 class _Watcher:
@@ -327,7 +296,7 @@ def _see(context: SensorEvaluationContext, deployment: StreamingDeployment, job_
             r.dagster_run.status.value,
             utc(r.start_time or r.create_timestamp.timestamp()),
             utc(r.end_time) if r.end_time else None,
-            _reason(context, r.dagster_run.run_id) if number == 0 and r.dagster_run.status is DagsterRunStatus.FAILURE else "",
+            why_it_failed(context.instance, r.dagster_run.run_id) if number == 0 and r.dagster_run.status is DagsterRunStatus.FAILURE else "",
         )
         for number, r in enumerate(records)
     ]
@@ -343,20 +312,6 @@ def _see(context: SensorEvaluationContext, deployment: StreamingDeployment, job_
         _may_start(deployment, planned, context, runs),
         PATIENCE,
     )
-
-
-def _reason(context: SensorEvaluationContext, run_id: str) -> str:
-    """Why a run failed, in one line."""
-    entries = context.instance.all_logs(run_id, of_type={DagsterEventType.STEP_FAILURE, DagsterEventType.RUN_FAILURE})
-    events = [e.dagster_event for e in entries if e.dagster_event is not None]
-    for event in events:
-        if event.is_step_failure:
-            data = event.step_failure_data
-            if data.user_failure_data is not None and data.user_failure_data.description:
-                return str(data.user_failure_data.description)[:300]
-            if data.error is not None:
-                return str(data.error.message).strip()[:300]
-    return next((str(e.message)[:300] for e in events if e.message), "")
 
 
 def _may_start(deployment: StreamingDeployment, planned: Plan, context: SensorEvaluationContext, runs: Sequence[SeenRun]) -> bool:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from dagster import AssetKey, AssetSelection, MetadataValue
-from dagster._core.definitions.asset_selection import KeysAssetSelection
 
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.targets import Written, check_targets, written
+from dagster_unified.orchestration._dagster_compat import KeysAssetSelection
 
 if TYPE_CHECKING:
-    from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
+    from dagster_unified.orchestration._dagster_compat import BaseAssetGraph
 
 WRITES = "writes to"
 

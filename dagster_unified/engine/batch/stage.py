@@ -52,6 +52,8 @@ class Run:
     partition: str = WHOLE
     observe: Observer = nobody
     carry: Carrying | None = None
+    check: Callable[[], None] = lambda: None
+    """Raises where the run is to stop; called before anything is written or committed."""
 
     def address(self, region: Region) -> Address:
         """Where this run puts a region's intermediate."""
@@ -158,6 +160,7 @@ def _run_region(runs: Sequence[Run], region_id: int, inputs: Sequence[Mapping[in
     number, of = region.id + 1, len(first.plan.regions)
     for run in runs:
         run.observe(StageStarted(region.name, number, of, reason))
+    first.check()
     begun = now()
     before = first.carry.manifest(first.plan, region) if first.carry is not None else None
     parts = _parts(runs, region, inputs, before)
@@ -257,12 +260,14 @@ class _Job:
                 made = self._materialized(attempts[0])
             manifests = self._manifests(made, attempts, before)
             self._count_malformed(manifests)
+            self.run.check()
             written, left = (made.results, []) if made.results is not None else self._written_together(manifests)
             share = (now() - begun) / len(self.runs)
             for run, manifest, results in zip(self.runs, manifests, written, strict=True):
                 own = now()
                 results |= {node.name: _spark_sink(run, node).write(self._rows_for(node, [manifest]), self._context(run, node)) for node in left}
                 size = manifest.bytes or sum(r.bytes for r in results.values())
+                run.check()
                 done.append(msgspec.structs.replace(manifest, seconds=share + now() - own, bytes=size, sinks={name: r.location for name, r in results.items()}))
                 run.store.commit(run.address(self.region), done[-1])
         except BaseException:

@@ -1,0 +1,124 @@
+"""Whether this process was asked to stop, by SIGINT (Ctrl-C) or SIGTERM.
+
+A signal's handler only remembers it: raising there, in the middle of a call of the JVM, would break the connection to it. What
+runs asks at its safe points, and what Spark runs meanwhile is cancelled by a thread of its own. PySpark puts a handler of its own
+in place when a session starts in the main thread, and Dagster one whenever it runs a step there.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from dagster_unified.errors import CancelledError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+POLL = 0.1
+"""Seconds between two looks at whether a signal has come."""
+
+
+class Interrupts:
+    """The signals that ask this process to stop. With `at_once` a second one ends it there and then."""
+
+    def __init__(self, at_once: bool = False) -> None:
+        self.signal: int | None = None
+        self.on_stop: Callable[[], None] | None = None
+        """Called once, before what was running ends for a signal's sake."""
+
+        self._at_once = at_once
+        self._session: SparkSession | None = None
+
+    @property
+    def received(self) -> bool:
+        """Whether the process was asked to stop."""
+        return self.signal is not None
+
+    @property
+    def exit_code(self) -> int:
+        """What the process ends with, by the shell's convention: 130 after SIGINT, 143 after SIGTERM."""
+        return 128 + (self.signal or 0)
+
+    def listen(self) -> None:
+        """Puts the handlers in place, where this is the main thread; again after something else has put its own there."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._handle)
+            signal.signal(signal.SIGTERM, self._handle)
+
+    def check(self) -> None:
+        """Raises `CancelledError` where the process was asked to stop. To be called before anything is committed."""
+        if self.received:
+            raise CancelledError(f"the process was asked to stop ({signal.Signals(self.signal or 0).name}); what had not been committed is not")
+
+    def started(self, session: SparkSession) -> SparkSession:
+        """The session in which jobs are cancelled after a signal."""
+        self.listen()
+        self._session = session
+        self.check()
+        return session
+
+    def stopping(self) -> None:
+        """Tells who listens, once, that what was running ends for a signal's sake."""
+        told, self.on_stop = self.on_stop, None
+        if told is not None:
+            told()
+
+    @contextmanager
+    def cancelling(self) -> Iterator[None]:
+        """Meanwhile, whatever Spark runs is cancelled as soon as a signal has come."""
+        done = threading.Event()
+
+        def watch() -> None:
+            while not done.wait(POLL):
+                if self.received and self._session is not None:
+                    with suppress(Exception):  # what fails now is going to be tried again, until the job has ended
+                        _cancel(self._session)
+
+        watcher = threading.Thread(target=watch, name="cancelling", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watcher.join()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._at_once and self.received:
+            os._exit(self.exit_code)
+        if self._at_once:
+            os.write(2, b"\nstopping; a second signal ends the process at once\n")
+        self.signal = self.signal or number
+
+
+_current: Interrupts | None = None
+
+
+@contextmanager
+def listening(at_once: bool = False) -> Iterator[Interrupts]:
+    """What asks this process to stop, until the end of the context: that of a caller further out, where there is one."""
+    global _current
+    outer = _current
+    mine = outer or Interrupts(at_once)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    _current = mine
+    try:
+        mine.listen()
+        yield mine
+    finally:
+        _current = outer
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _cancel(session: SparkSession) -> None:
+    if type(session).__module__.startswith("pyspark.sql.connect"):
+        session.interruptAll()
+    else:
+        session.sparkContext.cancelAllJobs()

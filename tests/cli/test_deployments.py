@@ -1,0 +1,103 @@
+"""Commands about a streaming deployment: they find it where it is declared, and change nothing where they do not."""
+
+import sys
+
+import pytest
+
+from dagster_unified.cli import main
+from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed
+from dagster_unified.engine.streaming.desired import read_desired
+
+PIPELINES = """
+from dagster_unified.api import Pipeline
+from dagster_unified.orchestration import StreamingDeployment, unified_definitions
+
+pipeline = Pipeline("shops")
+pipeline.from_collection([1, 2], int).print()
+"""
+DEPLOYMENT = "StreamingDeployment(pipeline, options={'execution.checkpointing.dir': 'elsewhere'})"
+SECOND = "second = Pipeline('others')\nsecond.from_collection([1], int).print()\n"
+MODULES = {
+    "its definitions": f"defs = unified_definitions(pipeline, deployments=[{DEPLOYMENT}])",
+    "its deployment": f"deployment = {DEPLOYMENT}",
+    "both": f"deployment = {DEPLOYMENT}\ndefs = unified_definitions(pipeline, deployments=[deployment])",
+    "merged definitions": f"from dagster import Definitions\ndefs = Definitions.merge(unified_definitions(pipeline, deployments=[{DEPLOYMENT}]), Definitions())",
+}
+
+
+@pytest.fixture
+def cli(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out, captured.err
+
+    yield run
+    sys.modules.pop("deployed_shops", None)
+
+
+def started(root, pipeline="shops"):
+    directory = CheckpointDirectory(str(root), pipeline)
+    directory.deploy(Deployed(0, "", pipeline, "f", 0, 128, "ROCKSDB", {}, {}))
+    return directory
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_deployment_is_found_with_its_own_options(cli, tmp_path, module):
+    (tmp_path / "deployed_shops.py").write_text(PIPELINES + MODULES[module])
+    directory = started(tmp_path / "elsewhere")
+    code, out, err = cli("suspend", "deployed_shops.py")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"shops is to be suspended ({directory.path}: deployment ")
+    assert read_desired(directory).state == "suspended"
+    assert cli("resume", "deployed_shops.py")[0] == 0
+    assert read_desired(directory).state == "running"
+
+
+@pytest.mark.parametrize("command", ["suspend", "resume", "drain", "savepoint", "savepoints", "restore"])
+def test_where_nothing_was_started_nothing_is_written(cli, tmp_path, command):
+    (tmp_path / "deployed_shops.py").write_text(PIPELINES)
+    started(tmp_path / "elsewhere")
+    before = sorted(tmp_path.rglob("*"))
+    code, out, err = cli(command, "deployed_shops.py")
+    assert (code, out) == (2, "")
+    assert f"shops: nothing has been started in {tmp_path / '.dagster_unified/checkpoints/shops'}" in err
+    assert [p for p in sorted(tmp_path.rglob("*")) if "__pycache__" not in str(p)] == before
+
+
+def test_options_of_the_command_line_are_over_those_of_the_deployment(cli, tmp_path):
+    (tmp_path / "deployed_shops.py").write_text(PIPELINES + MODULES["its deployment"])
+    directory = started(tmp_path / "there")
+    assert cli("drain", "deployed_shops.py", "-D", "execution.checkpointing.dir=there")[0] == 0
+    assert read_desired(directory).state == "drained"
+
+
+def test_one_that_is_declared_suspended_is_resumed_before_it_ever_ran(cli, tmp_path):
+    (tmp_path / "deployed_shops.py").write_text(PIPELINES + "deployment = StreamingDeployment(pipeline, state='suspended')")
+    assert cli("suspend", "deployed_shops.py")[0] == 2
+    code, out, _ = cli("resume", "deployed_shops.py")
+    assert code == 0
+    assert "not started yet" in out
+
+
+def test_one_of_several_is_named(cli, tmp_path):
+    (tmp_path / "deployed_shops.py").write_text(PIPELINES + SECOND + f"defs = unified_definitions([pipeline, second], deployments=[{DEPLOYMENT}])")
+    directory = started(tmp_path / "elsewhere")
+    code, _, err = cli("suspend", "deployed_shops.py")
+    assert code == 2
+    assert "has several streaming deployments; name one: deployed_shops.py:others, deployed_shops.py:shops" in err
+    assert cli("suspend", "deployed_shops.py:shops")[0] == 0
+    assert read_desired(directory).state == "suspended"
+    code, _, err = cli("suspend", "deployed_shops.py:shosp")
+    assert code == 2
+    assert "no streaming deployment of 'shosp'; did you mean 'shops'?" in err
+
+
+def test_a_module_without_any_is_an_error(cli, tmp_path):
+    (tmp_path / "deployed_shops.py").write_text("x = 1")
+    code, _, err = cli("suspend", "deployed_shops.py")
+    assert code == 2
+    assert "deployed_shops.py has no StreamingDeployment, Definitions of pipelines, or Pipeline at its top level" in err
