@@ -7,15 +7,15 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from deltalake import DeltaTable
+
+pytestmark = pytest.mark.spark
 
 PROGRAM = """
 from typing import NamedTuple
 
 from dagster_unified.api import CsvSource, DeltaSink, Pipeline
-import pytest
-
-pytestmark = pytest.mark.spark
 
 
 class Sale(NamedTuple):

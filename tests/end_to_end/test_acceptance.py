@@ -5,12 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.spark
+
 ROOT = Path(__file__).parents[2]
 
 ACCEPTANCE = """
 from dagster_unified.api import FileSink, Pipeline
-
-pytestmark = pytest.mark.spark
 
 
 def digit(v: int) -> int:

@@ -12,6 +12,8 @@ import pyspark
 import pytest
 from deltalake import DeltaTable
 
+pytestmark = pytest.mark.spark
+
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 COMMAND = str(Path(sys.executable).with_name("dagster-unified"))
 RECORDS = 160
@@ -22,8 +24,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dagster_unified.api import DeltaSink, Pipeline
-
-pytestmark = pytest.mark.spark
 
 SEEN = Path("{folder}/seen")
 
