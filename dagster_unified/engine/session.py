@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dagster_unified.engine import noise
 from dagster_unified.engine.addresses import reach_master, reach_remote
 from dagster_unified.errors import MissingRequirementError
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 JAVA = 17
 
 LOGGING = Path(__file__).with_name("log4j2.properties")
+
+DAEMON = "dagster_unified.engine.daemon"
+"""What Python workers on this machine are forked from."""
 
 DEFAULTS: dict[str, str] = {
     "spark.ui.enabled": "false",
@@ -85,7 +89,11 @@ def start(
     if cores:
         count = os.cpu_count() or 1 if cores.group(1) == "*" else int(cores.group(1))
         settings["spark.sql.shuffle.partitions"] = str(max(2 * count, 1))
-    for key, value in {**settings, **(config or {})}.items():
+    if master.startswith("local") and os.environ["PYSPARK_PYTHON"] == sys.executable and "spark.pyspark.python" not in (config or {}):
+        settings["spark.python.daemon.module"] = DAEMON
+    settings.update(config or {})
+    noise.launch({**settings, "spark.master": master, "spark.app.name": app_name})
+    for key, value in settings.items():
         builder = builder.config(key, value)
     return prepared(builder.getOrCreate())
 
