@@ -13,8 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_unified.api import FileSink, Pipeline
+from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.testing import final_result, run_pipeline
 from tests.conformance.programs import FLAGGED, PROGRAMS
+from tests.depth import NIGHTLY
 
 HERE = Path(__file__).parent
 
@@ -101,12 +103,27 @@ def test_batch_on_spark_emits_what_flink_emits(program, run_on_spark, spark, tmp
         assert per_key(rows) == per_key(want)
 
 
+@pytest.fixture(scope="module")
+def streamed(spark, tmp_path_factory):
+    """Gives what a program emits in STREAMING. One job runs all programs side by side; at night each has a job of its own."""
+    found = {}
+    for programs in [[name] for name in PROGRAMS] if NIGHTLY else [list(PROGRAMS)]:
+        folder = tmp_path_factory.mktemp("streamed")
+        pipeline = Pipeline("conformance")
+        for name in programs:
+            PROGRAMS[name](pipeline).sink_to(FileSink(str(folder / name), name=name))
+        options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(folder / "checkpoints"), "pipeline.max-parallelism": 4}
+        assert StreamingJob(pipeline.plan(options), spark, Start("test")).run() == "finished"
+        for name in programs:
+            rows = [row for file in sorted((folder / name).glob("epoch-*")) for row in pq.read_table(file).to_pylist()]
+            found[name] = [tuple(row.values()) if len(row) > 1 else next(iter(row.values())) for row in rows]
+    return found
+
+
+@pytest.mark.xdist_group("conformance in streaming")
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_streaming_on_spark_emits_what_flink_emits(program, run_streaming, tmp_path):
-    pipeline = Pipeline("conformance")
-    PROGRAMS[program](pipeline).sink_to(FileSink(str(tmp_path / "out")))
-    assert run_streaming(pipeline) == "finished"
-    rows = [tuple(r.values()) if len(r) > 1 else next(iter(r.values())) for file in sorted((tmp_path / "out").glob("epoch-*")) for r in pq.read_table(file).to_pylist()]
+def test_streaming_on_spark_emits_what_flink_emits(program, streamed):
+    rows = streamed[program]
     want = expected("STREAMING", program)
     if program == "two_keyed_stages":  # which of the first reduce's keys reach the second first is not defined
         assert sorted(r[:2] for r in rows) == sorted(r[:2] for r in want)
