@@ -26,7 +26,7 @@ CHUNK = 100_000
 _INDEX = 2**31 - 2
 
 
-class _Pages:
+class Pages:
     """The pages of one group, in memory."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class _Group:
     def __init__(self, number: int) -> None:
         self.number = number
         self.part = 0
-        self.store = _Pages()
+        self.store = Pages()
         self.waiting: list[pa.RecordBatch] = []
 
 
@@ -85,7 +85,7 @@ def run_carried(program: Program, batches: Iterable[pa.RecordBatch], clock: Call
                 if rows is not None:
                     out.append((part, (state, rows)))
                 else:
-                    group.store = _Pages()
+                    group.store = Pages()
                 group.waiting = []
                 reports[part] = merge([reports[part], driver.running.metrics])
                 driver.running.metrics.clear()

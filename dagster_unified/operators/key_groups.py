@@ -57,8 +57,9 @@ class GroupStore(Protocol):
 class KeyGroups:
     """One keyed program, driven over one key group after another."""
 
-    def __init__(self, program: Program, emit: Callable[[int, pa.RecordBatch], None], clock: Callable[[], int], subtask: int = 0) -> None:
+    def __init__(self, program: Program, emit: Callable[[int, pa.RecordBatch], None], clock: Callable[[], int], subtask: int = 0, keys_per_page: int = KEYS_PER_PAGE) -> None:
         assert program.keyed is not None
+        self.keys_per_page = keys_per_page
         self.program, self.keyed = program, program.keyed
         self.running = RunningProgram(program, emit, clock, subtask)
         operator = self.running.keyed
@@ -86,7 +87,7 @@ class KeyGroups:
         already; where the batch is `unfinished`, more of its one key's come with the next. A group that does not know better begins
         with `watermark`.
         """
-        group = self._group = _Group(store, self.codec)
+        group = self._group = _Group(store, self.codec, self.keys_per_page)
         operator = self.operator
         operator.state.keys, operator.state.created = group.keys, group.created
         operator.event_timers, operator.processing_timers = TimerQueue(), TimerQueue()
@@ -106,6 +107,11 @@ class KeyGroups:
         finally:
             operator.state.keys = {}
             self._group = None
+
+    def contents(self, store: GroupStore) -> list[Content]:
+        """What a group's pages hold: state, timers and held-back elements of its keys."""
+        group = _Group(store, self.codec, self.keys_per_page)
+        return group.load(range(len(group.index.pages)))
 
     def close(self) -> None:
         """Closes the operator's functions."""
@@ -207,8 +213,8 @@ class KeyGroups:
 class _Group:
     """The pages of one group, as far as they have been read, and the state of all their keys."""
 
-    def __init__(self, store: GroupStore, codec: PageCodec) -> None:
-        self.store, self.codec = store, codec
+    def __init__(self, store: GroupStore, codec: PageCodec, keys_per_page: int) -> None:
+        self.store, self.codec, self.keys_per_page = store, codec, keys_per_page
         data = store.read_index()
         self.before = data
         self.index = decode_index(data) if data is not None else Index(MIN_TIMESTAMP, [Page()])
@@ -279,12 +285,12 @@ class _Group:
     def save(self, event_timers: TimerQueue, processing_timers: TimerQueue, watermark: int) -> None:
         """Writes back what has changed."""
         count = sum(p.keys for i, p in enumerate(self.index.pages) if i not in self.loaded) + len(self.keys)
-        if count > KEYS_PER_PAGE * len(self.index.pages):
+        if count > self.keys_per_page * len(self.index.pages):
             for content in self.load(range(len(self.index.pages))):
                 for queue, timers in ((event_timers, content.event_timers), (processing_timers, content.processing_timers)):
                     for timestamp, key, generation in timers:
                         queue.register(key, timestamp, generation)
-            while count > KEYS_PER_PAGE * len(self.index.pages):
+            while count > self.keys_per_page * len(self.index.pages):
                 self.index.pages = [Page() for _ in range(2 * len(self.index.pages))]
             self.loaded = dict.fromkeys(range(len(self.index.pages)))
             self.pages, self.created = {}, list(self.keys)

@@ -170,6 +170,10 @@ class RunningProgram:
         """Runs one batch of the input stream through the program."""
         self._send(-1, None, self._chunk(batch, self.program.input))
 
+    def push_records(self, records: list[Any], timestamps: Sequence[int | None]) -> None:
+        """As `push`, for records that are Python's already."""
+        self._send(-1, None, Chunk(records, None, timestamps if self.program.input.timestamped else None, self.program.input.records))
+
     def broadcast(self, batch: pa.RecordBatch, leads: bool) -> None:
         """Gives the head a batch of broadcast records."""
         assert isinstance(self.keyed, BroadcastOperator)

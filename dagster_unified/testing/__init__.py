@@ -4,7 +4,18 @@ The operators are the very ones that Spark's workers run; only the driver differ
 """
 
 from dagster_unified.testing.harness import KeyedHarness, ManualClock
+from dagster_unified.testing.operators import BroadcastHarness, OneInputHarness, TwoInputHarness
 from dagster_unified.testing.parity import assert_same_in_both_modes, final_result
 from dagster_unified.testing.run import Result, run_pipeline
 
-__all__ = ["KeyedHarness", "ManualClock", "Result", "assert_same_in_both_modes", "final_result", "run_pipeline"]
+__all__ = [
+    "BroadcastHarness",
+    "KeyedHarness",
+    "ManualClock",
+    "OneInputHarness",
+    "Result",
+    "TwoInputHarness",
+    "assert_same_in_both_modes",
+    "final_result",
+    "run_pipeline",
+]

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_unified.connectors.collection import CollectionSource
-from dagster_unified.engine.translate import STEP_KINDS, broadcast_layout, input_layout, keyed_input, keyed_options, step
+from dagster_unified.engine.translate import STEP_KINDS, input_layout, step
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.mode import sources
@@ -27,11 +27,11 @@ from dagster_unified.operators.keyed import KeyedOperator
 from dagster_unified.operators.lanes import encode
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.metrics import Metrics, merge
-from dagster_unified.operators.program import BroadcastInput, Output, Program, RunningProgram
+from dagster_unified.operators.program import Program, RunningProgram
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, to_millis, wall_clock
+from dagster_unified.testing.driving import Timed, single
+from dagster_unified.testing.driving import tags as tags_of
 from dagster_unified.testing.native import run_native
-
-Timed = tuple[Any, "int | None"]
 
 
 @dataclass
@@ -86,24 +86,6 @@ def _inputs(decided: Plan, inputs: Mapping[str, Sequence[Any]]) -> dict[int, lis
     return found
 
 
-def _single(decided: Plan, node: g.Node, tags: Sequence[str | None], last_event_time: int | None) -> Program:
-    """The program of one node alone, with its outputs by tag."""
-    layout = input_layout(decided, node.id)
-    outputs = []
-    for tag in tags:
-        records = decided.graph.port_type(node.id, tag) if tag or node.records else layout.records
-        assert records is not None
-        outputs.append(Output(0, StreamLayout(records, node.timestamped), tag))
-    keyed = keyed_input(node, layout.records) if isinstance(node, g.KeyedNode) else None
-    broadcast = BroadcastInput(broadcast_layout(decided, node.id)) if isinstance(node, g.BroadcastNode) else None
-    return Program(decided.name, node.name, layout, (step(node, -1, None),), tuple(outputs), keyed, keyed_options(decided.execution, last_event_time), broadcast)
-
-
-def _tags(decided: Plan, node: g.Node) -> list[str | None]:
-    found = dict.fromkeys(e.tag.name if e.tag else None for e in decided.graph.outputs(node.id))
-    return list(found) or [None]
-
-
 def _check_key(decided: Plan, node: g.KeyedNode, record: Any) -> None:
     key = _key_of(decided, node, record)
     if None in (key if isinstance(key, tuple) else (key,)):
@@ -151,8 +133,8 @@ class _Batch:
         return [timed for e in edges for timed in self.streams.get(Port(e.source, e.tag.name if e.tag else None), [])]
 
     def _python(self, node: g.Node) -> None:
-        tags = _tags(self.plan, node)
-        program = _single(self.plan, node, tags, merge(self.reports).last_event_time(self.plan.assigners_before(node.id)))
+        tags = tags_of(self.plan, node)
+        program = single(self.plan, node, merge(self.reports).last_event_time(self.plan.assigners_before(node.id)))
         if program.broadcast is not None:
             records = self._records(self.plan.graph.broadcast_inputs(node.id))
             if program.broadcast.layout.timestamped:
@@ -243,8 +225,8 @@ class _Streaming:
         return self.result
 
     def _open(self, node: g.Node) -> None:
-        tags = self.tags[node.id] = _tags(self.plan, node)
-        program = _single(self.plan, node, tags, None)
+        tags = self.tags[node.id] = tags_of(self.plan, node)
+        program = single(self.plan, node)
 
         def leave(number: int, batch: pa.RecordBatch) -> None:
             layout = program.outputs[number].layout

@@ -1,0 +1,110 @@
+"""Drives one operator of a plan in memory, as STREAMING drives it: records and control events in, records out.
+
+A keyed operator runs under the driver of Spark's workers, with one key group whose state is encoded into pages as in a
+checkpoint, so that what a checkpoint would refuse is refused here. What both harnesses, of a pipeline and of an operator, are made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from dagster_unified.engine.translate import broadcast_layout, input_layout, keyed_input, keyed_options, step
+from dagster_unified.graph import nodes as g
+from dagster_unified.graph.plan import Plan
+from dagster_unified.operators.carried import Pages
+from dagster_unified.operators.key_groups import ControlEvent, KeyGroups
+from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
+from dagster_unified.operators.program import BroadcastInput, Output, Program, RunningProgram
+
+Timed = tuple[Any, "int | None"]
+"""A record and its event time."""
+
+Emit = Callable[["str | None", list[Timed]], None]
+"""Takes the records of an output, or of a side output by its tag."""
+
+
+def single(plan: Plan, node: g.Node, last_event_time: int | None = None) -> Program:
+    """The program of one node alone, with an output for each of its tags that something reads."""
+    layout = input_layout(plan, node.id)
+    outputs = []
+    for tag in tags(plan, node):
+        records = plan.graph.port_type(node.id, tag) if tag or node.records else layout.records
+        assert records is not None
+        outputs.append(Output(0, StreamLayout(records, node.timestamped), tag))
+    keyed = keyed_input(node, layout.records) if isinstance(node, g.KeyedNode) else None
+    broadcast = BroadcastInput(broadcast_layout(plan, node.id)) if isinstance(node, g.BroadcastNode) else None
+    return Program(plan.name, node.name, layout, (step(node, -1, None),), tuple(outputs), keyed, keyed_options(plan.execution, last_event_time), broadcast)
+
+
+def tags(plan: Plan, node: g.Node) -> list[str | None]:
+    """The outputs of a node that something reads, by their tags; the main one where nothing does."""
+    found = dict.fromkeys(e.tag.name if e.tag else None for e in plan.graph.outputs(node.id))
+    return list(found) or [None]
+
+
+def to_batch(pipeline: str, layout: StreamLayout, timed: Sequence[Timed]) -> pa.RecordBatch:
+    """Records as Arrow, with their event times and the keys that functions compute."""
+    bare = StreamLayout(layout.records, layout.timestamped)
+    columns = list(layout.records.to_batch([record for record, _ in timed]).columns)
+    if layout.timestamped:
+        columns.append(pa.array([time for _, time in timed], pa.int64()))
+    batch = pa.RecordBatch.from_arrays(columns, schema=bare.schema)
+    if not layout.keys:
+        return batch
+    if not timed:
+        return pa.RecordBatch.from_pylist([], layout.schema)
+    found: list[pa.RecordBatch] = []
+    keying = RunningProgram(Program(pipeline, "key_by", bare, (), (Output(-1, layout),)), lambda _, keyed: found.append(keyed), lambda: 0)
+    keying.push(batch)
+    return found[0]
+
+
+def to_timed(layout: StreamLayout, batch: pa.RecordBatch) -> list[Timed]:
+    """The inverse, without keys."""
+    times = batch.column(TIMESTAMP).to_pylist() if layout.timestamped else [None] * batch.num_rows
+    return list(zip(layout.records.from_batch(batch.select(list(layout.records.names))), times, strict=True))
+
+
+_KEYS_PER_PAGE = 8
+"""A harness's micro-batches are of a record or two: small pages keep what is read and written for each small."""
+
+
+class Driven:
+    """One Python operator of a plan, opened; `emit` is given what leaves it."""
+
+    def __init__(self, plan: Plan, node: g.Node, emit: Emit, clock: Callable[[], int], store: Pages | None = None) -> None:
+        self.program = single(plan, node)
+        self.node = node
+        self.store = store or Pages()
+        self._emit = emit
+        self._groups = KeyGroups(self.program, self._leave, clock, keys_per_page=_KEYS_PER_PAGE) if self.program.keyed is not None else None
+        self.running = RunningProgram(self.program, self._leave, clock) if self._groups is None else self._groups.running
+
+    def run(self, own: Sequence[Timed], event: ControlEvent | None = None, broadcast: Sequence[Timed] = ()) -> int | None:
+        """Broadcast records, the operator's own, then a control event. Returns when its earliest processing-time timer is due."""
+        if self._groups is None:
+            self.running.push_records([record for record, _ in own], [time for _, time in own])
+            return None
+        batches = [to_batch(self.program.pipeline, self.program.input, own)] if own else []
+        around = []
+        if broadcast:
+            assert self.program.broadcast is not None
+            around = [to_batch(self.program.pipeline, self.program.broadcast.layout, broadcast)]
+        return self._groups.run(self.store, batches, event, around)
+
+    @property
+    def groups(self) -> KeyGroups:
+        """The driver of a keyed operator."""
+        assert self._groups is not None
+        return self._groups
+
+    def close(self) -> None:
+        """Closes the operator's functions."""
+        self.running.close()
+
+    def _leave(self, number: int, batch: pa.RecordBatch) -> None:
+        output = self.program.outputs[number]
+        self._emit(output.tag, to_timed(output.layout, batch))

@@ -1,0 +1,292 @@
+"""Drive one operator by hand: elements, watermarks, the clock, one at a time (Flink: the family of `OneInputStreamOperatorTestHarness`).
+
+An operator is given as a pipeline's author writes it, so that keys, windows, triggers and types are the pipeline's own. It runs
+under the driver of STREAMING, and its state goes through the encoding of a checkpoint after every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+from dagster_unified.api.pipeline import Pipeline
+from dagster_unified.api.stream import DataStream
+from dagster_unified.api.watermarks import WatermarkStrategy
+from dagster_unified.engine.translate import STEP_KINDS
+from dagster_unified.errors import PipelineError
+from dagster_unified.graph import nodes as g
+from dagster_unified.graph.options import Configuration
+from dagster_unified.graph.plan import Plan, plan
+from dagster_unified.operators.carried import Pages
+from dagster_unified.operators.functions import OutputTag
+from dagster_unified.operators.key_groups import ControlEvent
+from dagster_unified.operators.keyed_functions import PartlyKeyed
+from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.state import MapStateDescriptor
+from dagster_unified.operators.state_pages import BROADCAST, Content
+from dagster_unified.operators.time import MIN_TIMESTAMP
+from dagster_unified.testing.driving import Driven, Timed
+from dagster_unified.testing.harness import ManualClock
+
+Snapshot = dict[int, bytes]
+"""An operator's state and timers, encoded as in a checkpoint."""
+
+_TIMED = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(lambda record: 0)
+_OUTPUT = "output"
+
+
+class _Harness:
+    """What all harnesses have: outputs, time, timers, state, snapshots."""
+
+    def __init__(
+        self,
+        build: Callable[..., DataStream],
+        types: Sequence[Any],
+        side_outputs: Sequence[OutputTag] = (),
+        clock: ManualClock | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        pipeline = Pipeline("harness")
+        streams = [pipeline.from_collection([], kind, f"input {n}").assign_timestamps_and_watermarks(_TIMED) for n, kind in enumerate(types, 1)]
+        built = build(*streams)
+        built.print(_OUTPUT)
+        for tag in side_outputs:
+            built.get_side_output(tag).print(f"side output {tag.name}")
+        self.clock = clock or ManualClock()
+        self.timed_output: list[Timed] = []
+        """What the operator has emitted so far, with event times."""
+
+        self._side: dict[str, list[Any]] = {tag.name: [] for tag in side_outputs}
+        self._plan = plan(pipeline.graph(), Configuration.of({**(options or {}), "execution.runtime-mode": "STREAMING"}))
+        self._node = _operator(self._plan)
+        self._marks = [MIN_TIMESTAMP] * len(types)
+        self._last: int | None = None
+        self._driven = self._opened(Pages())
+
+    @property
+    def output(self) -> list[Any]:
+        """What the operator has emitted so far."""
+        return [record for record, _ in self.timed_output]
+
+    @property
+    def metrics(self) -> Metrics:
+        """The counters."""
+        return self._driven.running.metrics
+
+    def side_output(self, tag: OutputTag) -> list[Any]:
+        """What the operator has emitted to a side output, one of those that the harness was made with."""
+        if tag.name not in self._side:
+            raise PipelineError(f"harness: side output '{tag.name}' is not collected; make the harness with side_outputs=[{tag!r}]")
+        return self._side[tag.name]
+
+    def process_watermark(self, timestamp: int) -> list[Any]:
+        """Moves event time of all inputs forward; returns what the operator emits for it."""
+        return self._moved(*([timestamp] * len(self._marks)))
+
+    def set_processing_time(self, now: int) -> list[Any]:
+        """Sets the clock and fires the processing-time timers that are due; returns what the operator emits for it."""
+        self.clock.now = now
+        return self._run((), ControlEvent(watermarks={self._node.uid: min(self._marks)}, now=now))
+
+    def end_input(self) -> list[Any]:
+        """Ends the input: all timers fire, as configured; returns what the operator emits for it."""
+        last = {} if self._last is None else {self._node.uid: self._last}
+        return self._run((), ControlEvent(watermarks={self._node.uid: min(self._marks)}, end=True, last_event_times=last))
+
+    def num_event_time_timers(self) -> int:
+        """How many event-time timers are pending, of all keys."""
+        return sum(len(content.event_timers) for content in self._contents())
+
+    def num_processing_time_timers(self) -> int:
+        """How many processing-time timers are pending, of all keys."""
+        return sum(len(content.processing_timers) for content in self._contents())
+
+    def keys(self) -> list[Hashable]:
+        """The keys that have state."""
+        return [self._shown(key) for content in self._contents() for key in content.keys]
+
+    def state(self, key: Hashable) -> dict[str, Any]:
+        """What a key's state holds, by the name of its descriptor; of a state with a time to live, values with the time of their last renewal."""
+        return next((dict(state) for content in self._contents() for held, state in content.keys.items() if self._shown(held) == key), {})
+
+    def snapshot(self) -> Snapshot:
+        """All state and timers, as a checkpoint holds them."""
+        return dict(self._driven.store.pages)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Goes on from a snapshot, of this harness or another of the same operator, with the function opened again."""
+        self._driven.close()
+        store = Pages()
+        store.pages = dict(snapshot)
+        self._driven = self._opened(store)
+
+    def close(self) -> None:
+        """Closes the function."""
+        self._driven.close()
+
+    def _opened(self, store: Pages) -> Driven:
+        return Driven(self._plan, self._node, self._emit, self.clock, store)
+
+    def _emit(self, tag: str | None, timed: list[Timed]) -> None:
+        if tag is None:
+            self.timed_output += timed
+        else:
+            self._side[tag] += [record for record, _ in timed]
+
+    def _moved(self, *marks: int) -> list[Any]:
+        self._marks = [max(mark, before) for mark, before in zip(marks, self._marks, strict=True)]
+        return self._run((), ControlEvent(watermarks={self._node.uid: min(self._marks)}))
+
+    def _run(self, own: Sequence[Timed], event: ControlEvent | None = None, broadcast: Sequence[Timed] = ()) -> list[Any]:
+        times = [time for _, time in (*own, *broadcast) if time is not None]
+        self._last = max(times, default=self._last) if self._last is None else max([*times, self._last])
+        before = len(self.timed_output)
+        self._driven.run(own, event, broadcast)
+        return [record for record, _ in self.timed_output[before:]]
+
+    def _contents(self) -> list[Content]:
+        """The pages of the operator's state; none where it has no key."""
+        return self._driven.groups.contents(self._driven.store) if isinstance(self._node, g.KeyedNode) else []
+
+    def _shown(self, key: Any) -> Any:
+        """A key as the author knows it."""
+        if isinstance(getattr(self._node, "function", None), PartlyKeyed):
+            return key[1] if len(key) == 2 else key[1:]
+        return key
+
+
+class OneInputHarness(_Harness):
+    """One operator of one stream: a keyed process function, `map` or `flat_map` with state, a window, a rolling `reduce`.
+
+    >>> from datetime import timedelta
+    >>> from typing import NamedTuple
+    >>> from dagster_unified.api import TumblingEventTimeWindows
+    >>> class Order(NamedTuple):
+    ...     shop: str
+    ...     amount: int
+    >>> hourly = TumblingEventTimeWindows.of(timedelta(hours=1))
+    >>> harness = OneInputHarness(lambda orders: orders.key_by("shop").window(hourly).sum("amount"), Order)
+    >>> harness.process_element(Order("north", 3), timestamp=1_000)
+    []
+    >>> harness.process_element(Order("north", 4), timestamp=2_000)
+    []
+    >>> harness.num_event_time_timers()
+    1
+    >>> harness.process_watermark(3_600_000)
+    [Order(shop='north', amount=7)]
+    """
+
+    def __init__(
+        self,
+        build: Callable[[DataStream], DataStream],
+        input_type: Any,
+        side_outputs: Sequence[OutputTag] = (),
+        clock: ManualClock | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(build, (input_type,), side_outputs, clock, options)
+
+    def process_element(self, value: Any, timestamp: int | None = None) -> list[Any]:
+        """Processes one record; returns what the operator emits for it."""
+        return self._run([(value, timestamp)])
+
+
+class TwoInputHarness(_Harness):
+    """One operator of two streams: a function behind `connect`, keyed or not, a join, a co-group, an interval join.
+
+    >>> from dagster_unified.api import CoMapFunction
+    >>> class Sides(CoMapFunction):
+    ...     def map1(self, value: int) -> str:
+    ...         return f"first {value}"
+    ...     def map2(self, value: str) -> str:
+    ...         return f"second {value}"
+    >>> harness = TwoInputHarness(lambda numbers, words: numbers.connect(words).map(Sides()), int, str)
+    >>> harness.process_element1(7), harness.process_element2("x")
+    (['first 7'], ['second x'])
+    """
+
+    def __init__(
+        self,
+        build: Callable[[DataStream, DataStream], DataStream],
+        first_type: Any,
+        second_type: Any,
+        side_outputs: Sequence[OutputTag] = (),
+        clock: ManualClock | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(build, (first_type, second_type), side_outputs, clock, options)
+        self._either = self._driven.program.input.records.python
+
+    def process_element1(self, value: Any, timestamp: int | None = None) -> list[Any]:
+        """Processes one record of the first stream; returns what the operator emits for it."""
+        return self._run([(self._either(1, value, None), timestamp)])
+
+    def process_element2(self, value: Any, timestamp: int | None = None) -> list[Any]:
+        """Processes one record of the second stream; returns what the operator emits for it."""
+        return self._run([(self._either(2, None, value), timestamp)])
+
+    def process_watermark1(self, timestamp: int) -> list[Any]:
+        """Moves event time of the first stream; the operator's is the smaller of both."""
+        return self._moved(timestamp, self._marks[1])
+
+    def process_watermark2(self, timestamp: int) -> list[Any]:
+        """Moves event time of the second stream; the operator's is the smaller of both."""
+        return self._moved(self._marks[0], timestamp)
+
+
+class BroadcastHarness(_Harness):
+    """One operator of a stream, keyed or not, and a broadcast one.
+
+    >>> from dagster_unified.api import BroadcastProcessFunction, MapStateDescriptor
+    >>> NAMES = MapStateDescriptor("names", int, str)
+    >>> class Named(BroadcastProcessFunction):
+    ...     def process_element(self, value: int, ctx) -> list[str]:
+    ...         return [ctx.get_broadcast_state(NAMES).get(value) or "?"]
+    ...     def process_broadcast_element(self, value: tuple[int, str], ctx):
+    ...         ctx.get_broadcast_state(NAMES).put(*value)
+    >>> harness = BroadcastHarness(lambda numbers, names: numbers.connect(names.broadcast(NAMES)).process(Named()), int, tuple[int, str])
+    >>> harness.process_element(1), harness.process_broadcast_element((1, "one")), harness.process_element(1)
+    (['?'], [], ['one'])
+    >>> harness.broadcast_state(NAMES)
+    {1: 'one'}
+    """
+
+    def __init__(
+        self,
+        build: Callable[[DataStream, DataStream], DataStream],
+        input_type: Any,
+        broadcast_type: Any,
+        side_outputs: Sequence[OutputTag] = (),
+        clock: ManualClock | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(build, (input_type, broadcast_type), side_outputs, clock, options)
+
+    def process_element(self, value: Any, timestamp: int | None = None) -> list[Any]:
+        """Processes one record of the stream; returns what the operator emits for it."""
+        return self._run([(value, timestamp)])
+
+    def process_broadcast_element(self, value: Any, timestamp: int | None = None) -> list[Any]:
+        """Processes one broadcast record; returns what the operator emits for it."""
+        return self._run((), broadcast=[(value, timestamp)])
+
+    def broadcast_state(self, descriptor: MapStateDescriptor) -> dict[Any, Any]:
+        """The broadcast map that a descriptor names."""
+        codec, data = self._driven.groups.broadcast, self._driven.store.read_page(BROADCAST)
+        return {} if codec is None or data is None else codec.decode(data).get(descriptor.name, {})
+
+
+def _operator(decided: Plan) -> g.Node:
+    """The one operator between the harness's inputs and its outputs."""
+    graph = decided.graph
+    sink = next(n for n in graph.nodes if isinstance(n, g.SinkNode) and n.name == _OUTPUT)
+    node = graph.node(graph.inputs(sink.id)[0].source)
+    if type(node) not in STEP_KINDS or isinstance(node, g.AssignTimestampsNode):
+        raise PipelineError(f"harness: '{node.name}' is no operator that runs in Python; give a window, a function or a rolling operation, or use run_pipeline")
+    for edge in graph.inputs(node.id):
+        before = graph.node(edge.source)
+        if isinstance(before, g.MapNode) and before.records is not None and before.records.python.__name__ == "Either":
+            before = graph.node(graph.inputs(before.id)[0].source)
+        if not isinstance(before, g.AssignTimestampsNode):
+            raise PipelineError(f"harness: '{before.name}' comes before '{node.name}', and a harness drives one operator; build it alone, or use run_pipeline for several")
+    return node
