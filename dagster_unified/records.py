@@ -15,7 +15,7 @@ import struct
 import types
 import typing
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
@@ -191,7 +191,7 @@ def _itself(value: Any) -> Any:
 _REFUSED = (pa.ArrowInvalid, pa.ArrowTypeError, struct.error, OverflowError, TypeError, ValueError)
 """What Arrow raises for a value that it does not take."""
 
-_FIRST, _LAST = (pa.scalar(moment, pa.timestamp("us")).value for moment in (datetime.min, datetime.max))
+_FIRST, _LAST = ((moment - datetime(1970, 1, 1)) // timedelta(microseconds=1) for moment in (datetime.min, datetime.max))
 
 
 @dataclasses.dataclass(frozen=True)
