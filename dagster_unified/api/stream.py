@@ -322,11 +322,11 @@ class DataStream:
     def sink_to(self, sink: Sink) -> DataStreamSink:
         """Writes the stream to a sink; what it guarantees is the sink's to say."""
         try:
-            sink.check(self._records(sink.name))
+            bound = sink.taking(self._records(sink.name))
         except PipelineError as error:
             raise type(error)(f"{self._where(sink.name)}: {error}") from error
         naming = Naming.AUTHOR if sink.named else Naming.LIBRARY
-        node = self._pipeline._add(nodes.SinkNode, list(self._upstream), sink.name, naming=naming, sink=sink)
+        node = self._pipeline._add(nodes.SinkNode, list(self._upstream), sink.name, naming=naming, sink=bound)
         return DataStreamSink(self._pipeline, node.id)
 
     def print(self, sink_identifier: str | None = None) -> DataStreamSink:

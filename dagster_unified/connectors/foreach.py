@@ -41,14 +41,14 @@ class ForeachSink(SparkSink):
         return f"calls of {self.name}"
 
     def check(self, records: RecordType) -> None:
-        self._records = records
+        """Every record can be given to a function."""
 
     def write(self, frame: DataFrame, context: WriteContext) -> WriteResult:
         from pyspark.sql import functions as F
 
         context.before_commit()
         where = f"{context.pipeline}: stage '{context.stage}', sink '{self.name}'"
-        called = frame.mapInArrow(context.ship(_Calls(self.function, self._records, where)), "calls long")
+        called = frame.mapInArrow(context.ship(_Calls(self.function, self.records, where)), "calls long")
         calls: int = called.agg(F.sum("calls")).collect()[0][0] or 0
         return WriteResult(f"{calls} calls")
 

@@ -28,12 +28,12 @@ class PrintSink(SparkSink):
         return "standard output"
 
     def check(self, records: RecordType) -> None:
-        self._records = records
+        """Every record can be printed."""
 
     def write(self, frame: DataFrame, context: WriteContext) -> WriteResult:
         for row in frame.toLocalIterator():
             values = tuple(row)
-            shown = values[0] if len(values) == 1 else f"{getattr(self._records.python, '__name__', '')}({', '.join(f'{k}={v!r}' for k, v in row.asDict().items())})"
+            shown = values[0] if len(values) == 1 else f"{getattr(self.records.python, '__name__', '')}({', '.join(f'{k}={v!r}' for k, v in row.asDict().items())})"
             sys.stdout.write(f"{self.name}> {shown}\n")
         sys.stdout.flush()
         return WriteResult("standard output")

@@ -5,10 +5,11 @@ The connectors themselves, which read and write, are in `connectors/`; this modu
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from dagster_unified.errors import PipelineError
 from dagster_unified.records import RecordType
@@ -85,6 +86,15 @@ class Sink(ABC):
 
     guarantee: Guarantee
     upserts: bool = False
+    records: RecordType
+    """What it is given; set on the copy that `taking` returns."""
+
+    def taking(self, records: RecordType) -> Self:
+        """This sink for a stream of such records, as a copy, so that one object serves several streams. Raises `PipelineError` when they cannot be written."""
+        bound = copy.copy(self)
+        bound.records = records
+        bound.check(records)
+        return bound
 
     @abstractmethod
     def describe(self) -> str:

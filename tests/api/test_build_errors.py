@@ -9,7 +9,17 @@ from typing import NamedTuple
 
 import pytest
 
-from dagster_unified.api import DeltaSink, FileSink, KeyedProcessFunction, MapFunction, OutputTag, Pipeline, ProcessFunction, WatermarkStrategy
+from dagster_unified.api import (
+    DeltaSink,
+    FileSink,
+    KeyedProcessFunction,
+    MapFunction,
+    OutputTag,
+    Pipeline,
+    PrintSink,
+    ProcessFunction,
+    WatermarkStrategy,
+)
 from dagster_unified.api import functions as F
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.nodes import SinkNode
@@ -232,3 +242,11 @@ def test_a_column_may_be_read_that_an_expression_before_it_names():
 def test_names_are_checked_without_a_parser_where_there_is_no_sql():
     code = "import sys; from tests.api.test_build_errors import rows, F; rows().where(F.col('amount') > 0).select('shop'); assert 'sqlglot' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_one_sink_object_takes_two_streams_of_different_types():
+    pipeline, sink = Pipeline("two"), PrintSink()
+    pipeline.from_collection([1], int, name="numbers").sink_to(sink)
+    pipeline.from_collection(["a"], str, name="texts").sink_to(sink).name("texts")
+    assert [n.sink.records.python for n in pipeline.graph().nodes if isinstance(n, SinkNode)] == [int, str]
+    assert not hasattr(sink, "records")
