@@ -50,7 +50,7 @@ class WriteContext:
     timeline: int = 0
     before_commit: Callable[[], None] = _may_write
     ship: Callable[[Callable[..., Any]], Callable[..., Any]] = _as_it_is
-    """Makes a function one that reaches Spark's workers with its author's code."""
+    """Makes a function one that reaches Spark's workers with its author's code, where each task has a copy of its own. A sink gives it the same functions for every epoch."""
 
     sink: str = "sink"
     """The uid of the sink that writes: two sinks may write to one place, each under an identity of its own."""

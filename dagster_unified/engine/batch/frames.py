@@ -6,7 +6,7 @@ the event-time probe that a fully pipelined job with timers needs, and for fetch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from dagster_unified.connectors.base import MALFORMED, SparkSource, spark_schema
 from dagster_unified.engine.batch.aggregates import CarriedAggregate
 from dagster_unified.engine.batch.native import Natives, with_event_time
+from dagster_unified.engine.shipping import Shipments, by_value
 from dagster_unified.engine.translate import input_layout, program, runs_in_python
 from dagster_unified.engine.worker import shipped
 from dagster_unified.errors import PipelineError
@@ -86,6 +87,8 @@ class RegionFrames:
     _ports: dict[Port, DataFrame] = field(default_factory=dict)
     _aggregates: dict[int, CarriedAggregate] = field(default_factory=dict)
     passes: list[Pass] = field(default_factory=list)
+    shipments: Shipments = field(default_factory=Shipments)
+    """What workers are sent. In STREAMING every epoch has frames of its own, and shares these."""
 
     def __post_init__(self) -> None:
         self.parts = self.parts or (Part(self.plan),)
@@ -176,7 +179,7 @@ class RegionFrames:
                 ship = self._timed_program(ship, self._last_event_times(node, frame))
                 frame = frame.select(*ship.input.schema.names, *self.beside)
                 frame = frame if isinstance(node, g.KeyedNode) else self._by_part(frame)
-            one.frame = self._map(frame, ship) if ship.broadcast is None else self._with_broadcast(frame, ship, ship.broadcast, head)
+            one.frame = self._map(frame, ship, one.members) if ship.broadcast is None else self._with_broadcast(frame, ship, ship.broadcast, head)
             readers = len([p for p in self.region.carried if p.node in one.members]) + sum(
                 1 for e in self.plan.graph.edges if e.source in one.members and e.target not in one.members
             )
@@ -213,14 +216,14 @@ class RegionFrames:
             Port(e.source, e.tag.name if e.tag else None) for s in self.region.sinks for e in self.plan.graph.inputs(s)
         }
 
-    def _map(self, frame: DataFrame, ship: Program) -> DataFrame:
+    def _map(self, frame: DataFrame, ship: Program, place: Hashable) -> DataFrame:
         from pyspark.sql import Observation
         from pyspark.sql import functions as F
 
         schema = combined_schema(tuple(o.layout for o in ship.outputs))
         observation = Observation()
         self.observations.append(observation)
-        mapped = frame.mapInArrow(shipped(ship), spark_schema(schema.append(PART_FIELD) if self.beside else schema))
+        mapped = frame.mapInArrow(self.shipments.once(place, lambda: shipped(ship)), spark_schema(schema.append(PART_FIELD) if self.beside else schema))
         report = F.struct((F.col(PART) if self.beside else F.lit(0)).alias("part"), F.col(METRICS).alias("report"))
         reports = F.collect_list(F.when(F.col(METRICS).isNotNull(), report)).alias("reports")
         return mapped.observe(observation, reports).where(F.col(METRICS).isNull()).drop(METRICS)
@@ -237,17 +240,17 @@ class RegionFrames:
             moments = (ship.options.last_event_time, pc.max(table.column(TIMESTAMP)).as_py())
             ship = replace(ship, options=replace(ship.options, last_event_time=max((t for t in moments if t is not None), default=None)))
         data = tuple(encode(pa.RecordBatch.from_arrays(b.columns, schema=given.layout.schema)) for b in table.to_batches())
-        followers = self._map(frame, replace(ship, broadcast=replace(given, data=data, leads=False)))
+        followers = self._map(frame, replace(ship, broadcast=replace(given, data=data, leads=False)), node_id)
         columns = spark_schema(ship.input.schema)
         nothing = self.spark.range(0, 1, 1, 1).select(*[F.lit(None).cast(f.dataType).alias(f.name) for f in columns])
-        leader = self._map(nothing, replace(ship, broadcast=replace(given, data=data, alone=True)))
+        leader = self._map(nothing, replace(ship, broadcast=replace(given, data=data, alone=True)), (node_id, "leader"))
         return followers.unionByName(leader)
 
     def _with_keys(self, port: Port, frame: DataFrame, layout: StreamLayout) -> DataFrame:
         """Keys that functions compute, after an operator that runs in Catalyst."""
         bare = StreamLayout(layout.records, layout.timestamped)
         ship = Program(self.plan.name, self.region.name, bare, (), (Output(-1, layout),))
-        return self._map(self._by_part(frame), self._timed_program(ship, [None] * len(self.parts)))
+        return self._map(self._by_part(frame), self._timed_program(ship, [None] * len(self.parts)), port)
 
     def _probe(self, frame: DataFrame) -> dict[int, int]:
         """The last event times of an input that is not materialized, by partition: a job of its own, over what is then kept for the main one."""
@@ -367,9 +370,8 @@ class RegionFrames:
                 raise PipelineError(f"{where}: the partitioner gave {chosen!r} for key {values!r}; it must be from 0 to {count - 1}")
             return int(chosen)
 
-        from dagster_unified.engine.worker import by_value
-
-        chosen = frame.withColumn("__p", F.udf(by_value(choose), IntegerType())(*names))
+        sent = self.shipments.once((edge.source, edge.target, "partitioner"), lambda: by_value(choose))
+        chosen = frame.withColumn("__p", F.udf(sent, IntegerType())(*names))
         return chosen.repartitionById(count, "__p").drop("__p")
 
     def _broadcast(self, frame: DataFrame, count: int) -> DataFrame:

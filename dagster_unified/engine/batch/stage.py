@@ -22,8 +22,8 @@ from dagster_unified.engine.batch.store import Address, IntermediateStore, Manif
 from dagster_unified.engine.events import Observer, StageFinished, StageStarted, nobody
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.job_time import JobTime
+from dagster_unified.engine.shipping import by_value_afresh
 from dagster_unified.engine.translate import input_layout
-from dagster_unified.engine.worker import by_value
 from dagster_unified.errors import CarriedStateError, IntermediateLostError, PipelineError, StateError, UnifiedError, UnsupportedError
 from dagster_unified.graph.failover import regions_to_recompute
 from dagster_unified.graph.nodes import BroadcastNode, ExchangeKind, KeyedProcessNode, NativeNode, Node, SinkNode, WindowAggregateNode
@@ -440,7 +440,7 @@ class _Job:
         return frame.select(*stream.layout.records.names, *further, *([PART] if len(manifests) > 1 else []))
 
     def _context(self, run: Run, node: SinkNode) -> WriteContext:
-        return WriteContext(run.spark, run.plan.name, self.region.name, run.execution, run.partition, ship=by_value, sink=node.uid)
+        return WriteContext(run.spark, run.plan.name, self.region.name, run.execution, run.partition, ship=by_value_afresh, sink=node.uid)
 
     def _count_malformed(self, manifests: Sequence[Manifest]) -> None:
         """Counts the rows that did not fit, and writes those that are to be kept beside the intermediate."""

@@ -7,13 +7,15 @@ go straight to it; else they are staged in the checkpoint directory and each sin
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, cast
 
 from dagster_unified.connectors.base import SparkSink, WriteContext, WriteResult, spark_schema
 from dagster_unified.connectors.paths import for_spark, remove_tree
 from dagster_unified.engine.batch.frames import RegionFrames, observed
-from dagster_unified.engine.worker import by_value
+from dagster_unified.engine.shipping import Shipments, by_value_afresh
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.nodes import SinkNode
 from dagster_unified.graph.plan import Plan, Port, Region
@@ -42,6 +44,7 @@ class EpochWriter:
     """Raises where this job may not write any more."""
 
     _begun: bool = False
+    _shipments: Shipments = field(default_factory=Shipments)
 
     def packed(self, frame: DataFrame, epoch: int, unpacked: Unpacked, kept: Mapping[int, Callable[[DataFrame, int], None]]) -> tuple[int, Report, dict[str, WriteResult]]:
         """Commits packed rows. `kept` says what is done with the lanes that go to no sink, such as malformed rows."""
@@ -89,15 +92,35 @@ class EpochWriter:
         return results
 
     def _write(self, epoch: int, stream: Callable[[Port], DataFrame]) -> dict[str, WriteResult]:
-        frames = RegionFrames(self.plan, self.tail, self.spark, stream)
+        frames = RegionFrames(self.plan, self.tail, self.spark, stream, shipments=self._shipments)
         results = {}
         try:
             for number in self.tail.sinks:
                 node = cast("SinkNode", self.plan.graph.node(number))
                 if not isinstance(node.sink, SparkSink):
                     raise PipelineError(f"{self.plan.name}: sink '{node.name}' is a {type(node.sink).__name__}, which Spark cannot write")
-                context = WriteContext(self.spark, self.plan.name, self.tail.name, self.deployment, "streaming", epoch, self.timeline, self.check, by_value, node.uid)
+                context = WriteContext(
+                    self.spark,
+                    self.plan.name,
+                    self.tail.name,
+                    self.deployment,
+                    "streaming",
+                    epoch,
+                    self.timeline,
+                    self.check,
+                    self._shipping(node.uid),
+                    node.uid,
+                )
                 results[node.name] = node.sink.write(frames.sink_input(number), context)
         finally:
             frames.release()
         return results
+
+    def _shipping(self, uid: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Ships a sink's functions: those of the first epoch, each epoch again."""
+        numbers = count()
+
+        def ship(function: Callable[..., Any]) -> Callable[..., Any]:
+            return self._shipments.once((uid, next(numbers), type(function).__qualname__), partial(by_value_afresh, function))
+
+        return ship

@@ -5,7 +5,7 @@ Knows Spark's DataFrame API. Lazy: nothing runs here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -51,10 +51,10 @@ class StreamFrames(RegionFrames):
     def _kept(self, frame: DataFrame) -> DataFrame:
         return frame  # a query has one reader
 
-    def _map(self, frame: DataFrame, ship: Program) -> DataFrame:
+    def _map(self, frame: DataFrame, ship: Program, place: Hashable) -> DataFrame:
         from pyspark.sql import functions as F
 
-        mapped = frame.mapInArrow(shipped(ship), spark_schema(combined_schema(tuple(o.layout for o in ship.outputs))))
+        mapped = frame.mapInArrow(self.shipments.once(place, lambda: shipped(ship)), spark_schema(combined_schema(tuple(o.layout for o in ship.outputs))))
         return mapped.where(F.col(METRICS).isNull()).drop(METRICS)
 
     def _timestamps(self, node: g.AssignTimestampsNode, frame: DataFrame) -> DataFrame:

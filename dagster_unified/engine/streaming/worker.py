@@ -15,7 +15,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from dagster_unified.connectors.base import MALFORMED
-from dagster_unified.engine.worker import by_value_bytes, loaded
+from dagster_unified.engine.shipping import Payload
 from dagster_unified.operators.batch import spare_the_garbage_collector
 from dagster_unified.operators.key_groups import ControlEvent, KeyGroups, decode_event
 from dagster_unified.operators.lanes import LAST, PACKED, REPORT, ROWS, Packer, Route, Track, decode, encode, packed
@@ -29,12 +29,16 @@ _row = Row("lane", "group", "seq", "data")
 
 def head(track: Track, groups: int, malformed: Route | None) -> Mapped:
     """A source's rows through its track, packed. Rows that do not fit their schema go to `malformed`, or are counted only."""
-    return functools.partial(_head, by_value_bytes((track, groups, malformed)))
+    return functools.partial(_head, _payload((track, groups, malformed), [track]))
 
 
 def between(tracks: Mapping[int, Track], groups: int) -> Mapped:
     """A pass between two levels: the lanes that it has a track for, unpacked, run and packed; all others as they are."""
-    return functools.partial(_between, by_value_bytes((tracks, groups)))
+    return functools.partial(_between, _payload((tracks, groups), tracks.values()))
+
+
+def _payload(value: Any, tracks: Iterable[Track]) -> Payload:
+    return Payload.of(value, [step.function for track in tracks for step in track.program.steps])
 
 
 def unpack(schema: pa.Schema) -> Mapped:
@@ -49,8 +53,8 @@ def _unpack(schema: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
             yield decode(data.as_buffer(), columns)
 
 
-def _head(payload: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    track, groups, malformed = loaded(payload)
+def _head(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    track, groups, malformed = payload.load()
     spare_the_garbage_collector()
     names = list(track.program.input.schema.names)
     with _Pass(groups) as running:
@@ -65,8 +69,8 @@ def _head(payload: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Reco
         yield from running.finish()
 
 
-def _between(payload: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    tracks, groups = loaded(payload)
+def _between(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    tracks, groups = payload.load()
     spare_the_garbage_collector()
     with _Pass(groups) as running:
         opened = {lane: (running.open(track), track.program.input.schema) for lane, track in tracks.items()}
@@ -102,7 +106,7 @@ def spread(lane: int, schema: pa.Schema) -> Mapped:
 
 def gather(lane: int, track: Track, groups: int) -> Mapped:
     """The inverse: the records of one lane through its track, packed."""
-    return functools.partial(_gather, lane, by_value_bytes((track, groups)))
+    return functools.partial(_gather, lane, _payload((track, groups), [track]))
 
 
 def _spread(lane: int, schema: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -120,8 +124,8 @@ def _spread(lane: int, schema: bytes, batches: Iterable[pa.RecordBatch]) -> Iter
             yield pa.RecordBatch.from_arrays([*others.columns, *[pa.nulls(others.num_rows, f.type) for f in record]], schema=columns)
 
 
-def _gather(lane: int, payload: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    track, groups = loaded(payload)
+def _gather(lane: int, payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    track, groups = payload.load()
     spare_the_garbage_collector()
     names = list(track.program.input.schema.names)
     with _Pass(groups) as running:
@@ -197,10 +201,10 @@ class KeyGroupProcessor(StatefulProcessor):
     """Runs the keyed operators of one level, each with the state of the key group that Spark hands over."""
 
     def __init__(self, tracks: Mapping[int, Track]) -> None:
-        self._payload = by_value_bytes(dict(tracks))
+        self._payload = _payload(dict(tracks), tracks.values())
 
     def init(self, handle: Any) -> None:
-        self._tracks: Mapping[int, Track] = loaded(self._payload)
+        self._tracks: Mapping[int, Track] = self._payload.load()
         self._index = handle.getValueState("index", "data binary")
         self._pages = handle.getMapState("pages", "number int", "data binary")
         self._out: list[Row] = []

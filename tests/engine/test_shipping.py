@@ -1,0 +1,77 @@
+"""Shipping an author's code: no session is needed to make payloads and to load them."""
+
+import subprocess
+import sys
+import threading
+
+from pyspark import cloudpickle
+
+from dagster_unified.engine.shipping import Payload, Shipments, by_value_afresh, by_value_bytes
+from dagster_unified.operators.batch import spare_the_garbage_collector
+from dagster_unified.operators.functions import MapFunction
+from tests.graph.test_fingerprint import ROOT
+
+
+class Counting(MapFunction):
+    def __init__(self):
+        self.calls = 0
+
+    def map(self, value):
+        self.calls += 1
+        return self.calls
+
+    def __call__(self, value):
+        return self.map(value)
+
+
+def double(value):
+    return value * 2
+
+
+class SlowToPickle:
+    """Lets another thread ship something while this is being pickled."""
+
+    def __init__(self, other):
+        self.other = other
+
+    def __getstate__(self):
+        self.other.start()
+        self.other.join(0.2)  # it ends here, or waits until this is done
+        return {"function": double}
+
+
+def test_two_queries_that_ship_at_once_do_not_take_each_others_modules_away():
+    payloads = []
+    other = threading.Thread(target=lambda: payloads.append(by_value_bytes(double)))
+    payloads.append(by_value_bytes(SlowToPickle(other)))
+    other.join()
+    program = f"import sys; sys.path.remove({ROOT!r}); from pyspark import cloudpickle; print(*(type(cloudpickle.loads(p)).__name__ for p in {payloads!r}))"
+    ran = subprocess.run([sys.executable, "-I", "-c", program], cwd="/", capture_output=True, text=True)
+    assert sorted(ran.stdout.split()) == ["SlowToPickle", "function"], ran.stderr
+    assert cloudpickle.list_registry_pickle_by_value() == set()
+
+
+def test_a_function_with_a_life_cycle_is_another_object_for_each_task():
+    payload = Payload.of(Counting(), [Counting()])
+    assert [payload.load().map(0) for _ in range(3)] == [1, 1, 1]
+    sent = by_value_afresh(Counting())
+    assert [sent(0) for _ in range(3)] == [1, 1, 1]
+
+
+def test_plain_functions_are_loaded_once_per_worker():
+    payload = Payload.of([double], [double])
+    assert payload.load() is payload.load()
+
+
+def test_a_job_ships_each_of_its_places_once():
+    made = Shipments()
+    assert [made.once("head", lambda: "first"), made.once("head", lambda: "second"), made.once("tail", lambda: "third")] == ["first", "first", "third"]
+
+
+def test_garbage_is_frozen_once_per_process():
+    program = (
+        "import gc\nfrom dagster_unified.operators.batch import spare_the_garbage_collector as spare\n"
+        "spare()\nfrozen = gc.get_freeze_count()\nkept = [[] for _ in range(1000)]\nspare()\nprint(gc.get_freeze_count() <= frozen)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip() == "True"
+    assert spare_the_garbage_collector.cache_info().currsize <= 1
