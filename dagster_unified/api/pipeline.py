@@ -31,6 +31,9 @@ _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 class Pipeline:
     """A named dataflow program. The name becomes part of asset keys and storage paths: letters, digits and `_`."""
 
+    told_by = ("name",)
+    """What a fingerprint takes of it, where a function mentions it."""
+
     def __init__(self, name: str) -> None:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise PipelineError(f"'{name}' is not a pipeline name; use letters, digits and _, beginning with a letter")

@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 
 from dagster_unified.connectors.base import SparkSource, spark_schema
 from dagster_unified.connectors.paths import for_spark
-from dagster_unified.graph.code import fingerprint
 from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.graph.fingerprint import fingerprint
 from dagster_unified.records import RecordType
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ import pyarrow as pa
 from dagster_unified.connectors.base import SparkSink, WriteContext, WriteResult, spark_schema
 from dagster_unified.connectors.paths import for_spark, place_of, remove_tree, storage_path
 from dagster_unified.errors import PipelineError, SinkError, nearest
-from dagster_unified.graph.code import digest
 from dagster_unified.graph.connectors import Guarantee, Target
+from dagster_unified.graph.fingerprint import digest
 from dagster_unified.graph.slices import WHOLE
 from dagster_unified.operators.layout import EMITTED, PART, TIMESTAMP
 from dagster_unified.records import RecordType

@@ -15,8 +15,8 @@ from dagster_unified.connectors.base import MALFORMED, SparkSink, SparkSource, W
 from dagster_unified.connectors.bounds import PathTemplate
 from dagster_unified.connectors.paths import for_spark, name_of, place_of, remove_tree, size_of, storage_path
 from dagster_unified.errors import MalformedInputError, PipelineError
-from dagster_unified.graph.code import digest
 from dagster_unified.graph.connectors import Boundedness, Guarantee, Target
+from dagster_unified.graph.fingerprint import digest
 from dagster_unified.graph.slices import WHOLE, Slice
 from dagster_unified.operators.layout import PART
 from dagster_unified.records import RecordType, record_type

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_unified.connectors.base import SparkSource, spark_schema
 from dagster_unified.errors import PipelineError
-from dagster_unified.graph.code import digest
 from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.graph.fingerprint import digest
 from dagster_unified.records import record_type
 
 if TYPE_CHECKING:

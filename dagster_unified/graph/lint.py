@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dagster_unified.graph.code import names_used, reads_from_outside, refers_to
+from dagster_unified.graph.fingerprint import fingerprint_of
 from dagster_unified.graph.lateness import assigners
 from dagster_unified.graph.mode import Execution
 from dagster_unified.graph.nodes import (
@@ -31,6 +32,7 @@ from dagster_unified.graph.nodes import (
     WhereNode,
     WindowAggregateNode,
     WindowNode,
+    functions_of,
 )
 from dagster_unified.operators.state import StateDescriptor, StateTtlConfig
 from dagster_unified.operators.windows import (
@@ -64,7 +66,7 @@ def lint(graph: Graph, execution: Execution) -> tuple[Finding, ...]:
     """All findings, in the order of the operators."""
     found: list[Finding] = []
     for node in graph.nodes:
-        for rule in (_counts_updates, _other_fields, _clock, _watermark, _windows, _late_records, _broadcast, _lookup, _expiry, _order, _null_key, _unused):
+        for rule in (_counts_updates, _other_fields, _clock, _watermark, _windows, _late_records, _broadcast, _lookup, _expiry, _order, _null_key, _left_out, _unused):
             found += [Finding(rule.__name__.strip("_").replace("_", "-"), severity, node.id, message) for severity, message in rule(graph, node, execution)]
     return tuple(found)
 
@@ -255,6 +257,18 @@ def _null_key(graph: Graph, node: Node, execution: Execution) -> list[tuple[str,
                 if records.schema.field(f).nullable
             ]
     return found
+
+
+def _left_out(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
+    found = fingerprint_of(*functions_of(node)).left_out
+    return [
+        (
+            "note",
+            f"'{node.name}' uses {place}, {what}: whether it has changed cannot be told, so that only the statement that makes it counts as code; "
+            f"create it in open(), or build it from values that can be told",
+        )
+        for place, what in found.items()
+    ]
 
 
 def _unused(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:

@@ -248,6 +248,13 @@ class SinkNode(Node):
     sink: Sink
 
 
+def functions_of(node: Node) -> list[Any]:
+    """What a node was given of the author's code, and how it is to be called."""
+    names = ("function", "assigner", "rolling", "names")
+    holder = node.sink if isinstance(node, SinkNode) else node
+    return [found for name in names if (found := getattr(holder, name, None)) is not None]
+
+
 @dataclass(frozen=True)
 class Edge:
     """Records of `source` (or of its side output `tag`) going to `target`."""

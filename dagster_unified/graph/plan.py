@@ -13,10 +13,10 @@ from importlib.metadata import PackageNotFoundError, version
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.carry import carrying
 from dagster_unified.graph.chaining import Task, resolve_forward, tasks
-from dagster_unified.graph.code import digest, fingerprint
+from dagster_unified.graph.fingerprint import digest, fingerprint_of
 from dagster_unified.graph.lint import Finding, lint
 from dagster_unified.graph.mode import Execution, resolve
-from dagster_unified.graph.nodes import AssignTimestampsNode, Edge, Graph, KeyedNode, LookupNode, Naming, Node, SinkNode, SourceNode
+from dagster_unified.graph.nodes import AssignTimestampsNode, Edge, Graph, KeyedNode, LookupNode, Naming, Node, SinkNode, SourceNode, functions_of
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.regions import Exchange, exchanges, regions
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, ComputedKey, StreamLayout
@@ -220,41 +220,43 @@ def _fingerprint(graph: Graph, execution: Execution, nodes: tuple[int, ...], out
 
 
 def _describe_node(node: Node) -> str:
-    described = [type(node).__name__, node.uid, node.records.describe() if node.records else "", node.timestamped, node.parallelism]
+    return digest(*own_parts(node).values())
+
+
+def own_parts(node: Node, with_input: bool = True) -> dict[str, str]:
+    """What decides what a node does, part by part: its settings under '', the author's code by where it was written.
+
+    Without `with_input` not what a source holds just now.
+    """
+    described: list[object] = [type(node).__name__, node.uid, node.records.describe() if node.records else "", node.timestamped, node.parallelism]
     if isinstance(node, SourceNode):
-        return digest(*described, node.source.describe(), node.source.settings(), node.source.snapshot())
-    if isinstance(node, LookupNode):
-        return digest(_describe_lookup(node), node.source.snapshot())
-    if isinstance(node, SinkNode):
-        return digest(*described, node.sink.describe(), fingerprint(getattr(node.sink, "function", None)))
-    described += [fingerprint(getattr(node, name, None)) for name in ("function", "assigner", "rolling", "names")]
-    described.append(repr(getattr(node, "columns", None)))
-    if isinstance(node, KeyedNode):
+        described.append(node.source.describe())
+        if with_input:
+            described += [node.source.settings(), node.source.snapshot()]
+    elif isinstance(node, LookupNode):
+        described += [node.source.describe(), node.on, node.found, node.inner]
+        if with_input:
+            described.append(node.source.snapshot())
+    elif isinstance(node, SinkNode):
+        described.append(node.sink.describe())
+    elif isinstance(node, KeyedNode):
         described.append(node.key.fields)
-    return digest(*described)
-
-
-def _describe_lookup(node: LookupNode) -> str:
-    return digest(node.uid, node.records.describe() if node.records else "", node.source.describe(), node.on, node.found, node.inner)
-
-
-def deployment_fingerprint(plan: Plan) -> str:
-    """Changes when the pipeline's code or its configuration does, and not with what its sources hold: what a STREAMING job was started from."""
-
-    def described(node: Node) -> str:
-        if isinstance(node, LookupNode):
-            return _describe_lookup(node)
-        return digest(node.uid, node.source.describe()) if isinstance(node, SourceNode) else _describe_node(node)
-
-    parts = map(described, plan.graph.nodes)
-    return digest(library_version(), plan.execution, *parts, *map(_describe_edge, plan.graph.edges))
+    described += [repr(getattr(node, name, None)) for name in ("columns", "max_out_of_orderness_ms", "idleness_ms")]
+    parts = {"": digest(*described)}
+    return {**parts, **fingerprint_of(*functions_of(node)).parts}
 
 
 def _describe_edge(edge: Edge) -> str:
+    return digest(*edge_parts(edge).values())
+
+
+def edge_parts(edge: Edge) -> dict[str, str]:
+    """What decides where an edge's records go, as `own_parts` tells it of a node."""
     key = edge.partitioning.key
-    computed = fingerprint(key.computed.function) if key is not None and key.computed is not None else ""
     tag = edge.tag.name if edge.tag else ""
-    return digest(edge.partitioning.kind, key.fields if key else "", computed, tag, fingerprint(edge.partitioning.partitioner))
+    parts = {"": digest(edge.partitioning.kind, key.fields if key else "", tag)}
+    functions = [key.computed.function if key is not None and key.computed is not None else None, edge.partitioning.partitioner]
+    return {**parts, **fingerprint_of(*(f for f in functions if f is not None)).parts}
 
 
 def library_version() -> str:

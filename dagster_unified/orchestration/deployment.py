@@ -15,6 +15,7 @@ from dagster_unified.engine.streaming.checkpoint import Deployed, Lease
 from dagster_unified.engine.streaming.desired import Desired, Status
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.options import Configuration
+from dagster_unified.graph.upgrade import Code, changes
 from dagster_unified.orchestration.restarts import Failure, decide
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ STARTUP = timedelta(minutes=3)
 """How long a run may take to start Spark and take the lease."""
 
 UPGRADES = ("stateless", "last-state", "savepoint")
+
+UPGRADES_PER_LOADING = 3
+"""How often a job is upgraded to the code of one loading of the code location, before its fingerprint is taken to be unstable."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,26 @@ class Seen:
     now: datetime
     may_start: bool = True
     patience: float = 20.0
+    code: Code = field(default_factory=dict)
+    """What the fingerprint is made of."""
+
+    loaded: str = ""
+    """Which loading of the code location the sensor is of."""
+
+    @property
+    def changed(self) -> bool:
+        """Whether the code is not that of the deployment."""
+        return self.deployed is not None and self.deployed.fingerprint != self.fingerprint
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether this code was started again and again, and was found to be other code each time."""
+        held = self.deployed
+        return self.changed and held is not None and bool(self.loaded) and held.loaded == self.loaded and held.upgrades >= UPGRADES_PER_LOADING
+
+    def what_changed(self) -> str:
+        """For people."""
+        return ", ".join(changes(self.deployed.code, self.code)) if self.deployed is not None else ""
 
 
 @dataclass(frozen=True)
@@ -105,6 +129,8 @@ class Decision:
     replace: str | None = None
     stop: int | None = None
     """The token of the lease whose holder has to stop, for new code."""
+    failed: bool = False
+    """Whether something is wrong that a person has to see: the tick fails with the message."""
 
 
 def next_step(deployment: StreamingDeployment, options: Configuration, seen: Seen) -> Decision:
@@ -116,7 +142,7 @@ def next_step(deployment: StreamingDeployment, options: Configuration, seen: See
         return _watch(deployment, seen, alive, wanted)
     if wanted == "suspended":
         return Decision(f"{name} is suspended; run {name}_resume to let it go on")
-    changed = seen.deployed is not None and seen.deployed.fingerprint != seen.fingerprint
+    changed = seen.changed and not seen.exhausted
     last = seen.runs[0] if seen.runs else None
     resumed = utc(seen.desired.at / 1000) if seen.desired.state == "running" else None
     again = resumed is not None and last is not None and resumed > (last.ended or last.created)
@@ -136,7 +162,7 @@ def next_step(deployment: StreamingDeployment, options: Configuration, seen: See
         return Decision(f"{why}; attempt {verdict.attempt}", launch=key)
     if not seen.may_start:
         return Decision(f"{name} waits for what start_when asks for")
-    return Decision(f"starting {name}" + (" with new code" if changed else ""), launch=key)
+    return Decision(f"starting {name}" + (f" with new code: {seen.what_changed()}" if changed else ""), launch=key)
 
 
 def _watch(deployment: StreamingDeployment, seen: Seen, run: SeenRun, wanted: str) -> Decision:
@@ -153,11 +179,22 @@ def _watch(deployment: StreamingDeployment, seen: Seen, run: SeenRun, wanted: st
         return Decision(f"run {short} has been busy with one epoch for {(now - status.busy_since) / 1000:.0f} s; replacing it", replace=run.run_id)
     if wanted == "suspended":
         return Decision(f"run {short} of {name} is stopping, since it is suspended")
-    if mine and lease is not None and seen.deployed is not None and seen.deployed.fingerprint != seen.fingerprint and run.status == "STARTED":
+    if mine and lease is not None and seen.changed and run.status == "STARTED":
         if seen.desired.stop >= lease.token:
             return Decision(f"run {short} is stopping, to be started with new code")
-        return Decision(f"the code of {name} has changed: stopping run {short} after its epoch", stop=lease.token)
+        if seen.exhausted:
+            return Decision(_unstable(name, short, seen), failed=True)
+        return Decision(f"the code of {name} has changed: {seen.what_changed()}; stopping run {short} after its epoch", stop=lease.token)
     return Decision(f"run {short} of {name} is {run.status.lower()}")
+
+
+def _unstable(name: str, run: str, seen: Seen) -> str:
+    assert seen.deployed is not None
+    return (
+        f"{name} was started with new code {seen.deployed.upgrades} times since the code location was loaded, and its code still differs from run to run: "
+        f"{seen.what_changed()}. Run {run} goes on and is not upgraded. Either the files have changed since the location was loaded: reload it. Or what is named "
+        f"depends on the process, such as a time, a random number or an address: make it the same in every process, then reload the location"
+    )
 
 
 def _failures(runs: Sequence[SeenRun]) -> list[Failure]:

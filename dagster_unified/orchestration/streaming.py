@@ -7,6 +7,7 @@ The op has no retry policy, which would catch its interruption and start a cance
 import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 from dagster import (
@@ -18,6 +19,7 @@ from dagster import (
     DefaultSensorStatus,
     Definitions,
     ExecutorDefinition,
+    Failure,
     JobDefinition,
     OpExecutionContext,
     RunRequest,
@@ -42,7 +44,8 @@ from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.mode import sources
 from dagster_unified.graph.nodes import LookupNode, SinkNode, SourceNode
 from dagster_unified.graph.options import Configuration, Layer
-from dagster_unified.graph.plan import Plan, deployment_fingerprint, plan
+from dagster_unified.graph.plan import Plan, plan
+from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.orchestration import progress
 from dagster_unified.orchestration.deployment import Decision, Seen, SeenRun, StreamingDeployment, next_step, utc
@@ -55,6 +58,9 @@ from dagster_unified.orchestration.trend import Trend
 
 LOG_EVERY = 5.0
 """Seconds between lines of the run's log."""
+
+LOADED = "dagster-unified/loaded"
+"""The tag that says which loading of the code location asked for a run."""
 
 _LOOK_BACK = 50
 """How many runs a tick looks at."""
@@ -159,10 +165,11 @@ def _run(context: OpExecutionContext, deployment: StreamingDeployment, planned: 
     spark = asked.started(session_of(context.resources.spark))
     directory = CheckpointDirectory(planned.execution.streaming.directory, planned.name)
     held = directory.deployed()
-    changed = held is not None and held.fingerprint != deployment_fingerprint(planned) and not held.restored and not interrupted(directory)
+    changed = held is not None and held.fingerprint != deployment_fingerprint(deployed_code(planned)) and not held.restored and not interrupted(directory)
     fresh = deployment.upgrade_mode == "stateless" and changed
     watcher = _Watcher(context, deployment, observed)
-    running = StreamingJob(planned, spark, Start(context.run_id, fresh, deployment.upgrade_mode == "savepoint"), watcher.committed)
+    start = Start(context.run_id, fresh, deployment.upgrade_mode == "savepoint", loaded=context.run.tags.get(LOADED, ""))
+    running = StreamingJob(planned, spark, start, watcher.committed)
     outcome = running.run(lambda: asked.received or watcher.asked_to_stop(directory, running), poll=0.2)
     watcher.observe_sinks()
     if asked.received:
@@ -245,6 +252,7 @@ class _Watcher:
 def streaming_sensor(deployment: StreamingDeployment, streaming: JobDefinition) -> SensorDefinition:
     """`<pipeline>_streaming_sensor`: a short look at what is there, and at most one thing done."""
     name = deployment.pipeline.name
+    loaded = uuid4().hex[:12]
 
     @sensor(
         name=f"{name}_streaming_sensor",
@@ -258,14 +266,16 @@ def streaming_sensor(deployment: StreamingDeployment, streaming: JobDefinition) 
         try:
             if context.repository_def is not None:
                 check_location(context.repository_def.asset_graph)
-            decision = next_step(deployment, options, _see(context, deployment, streaming.name))
+            decision = next_step(deployment, options, _see(context, deployment, streaming.name, loaded))
         except UnifiedError as error:
             return SkipReason(str(error))
+        if decision.failed:
+            raise Failure(decision.message)
         context.log.info(decision.message)
         _carry_out(context, deployment, decision)
         if decision.launch is None:
             return SkipReason(decision.message)
-        return RunRequest(run_key=decision.launch, tags={"dagster-unified/reason": decision.message[:200]})
+        return RunRequest(run_key=decision.launch, tags={"dagster-unified/reason": decision.message[:200], LOADED: loaded})
 
     return keep_alive
 
@@ -273,7 +283,7 @@ def streaming_sensor(deployment: StreamingDeployment, streaming: JobDefinition) 
 def _carry_out(context: SensorEvaluationContext, deployment: StreamingDeployment, decision: Decision) -> None:
     instance = context.instance
     if decision.stop is not None:
-        ask(directory_of(deployment), stop=decision.stop, reason="new code")
+        ask(directory_of(deployment), stop=decision.stop, reason=decision.message)
     for run_id in (decision.bury, decision.replace):
         run = instance.get_run_by_id(run_id) if run_id is not None else None
         if run is None:
@@ -286,7 +296,7 @@ def _carry_out(context: SensorEvaluationContext, deployment: StreamingDeployment
         instance.report_run_failed(run, decision.message)
 
 
-def _see(context: SensorEvaluationContext, deployment: StreamingDeployment, job_name: str) -> Seen:
+def _see(context: SensorEvaluationContext, deployment: StreamingDeployment, job_name: str, loaded: str) -> Seen:
     instance = context.instance
     directory = directory_of(deployment)
     records = instance.get_run_records(RunsFilter(job_name=job_name), limit=_LOOK_BACK)
@@ -301,16 +311,19 @@ def _see(context: SensorEvaluationContext, deployment: StreamingDeployment, job_
         for number, r in enumerate(records)
     ]
     planned = plan(deployment.pipeline.graph(), configuration_of(deployment))
+    code = deployed_code(planned)
     return Seen(
-        runs,
-        directory.deployed(),
-        directory.holder(),
-        read_desired(directory),
-        read_status(directory),
-        deployment_fingerprint(planned),
-        datetime.now(timezone.utc),
-        _may_start(deployment, planned, context, runs),
-        PATIENCE,
+        runs=runs,
+        deployed=directory.deployed(),
+        lease=directory.holder(),
+        desired=read_desired(directory),
+        status=read_status(directory),
+        fingerprint=deployment_fingerprint(code),
+        now=datetime.now(timezone.utc),
+        may_start=_may_start(deployment, planned, context, runs),
+        patience=PATIENCE,
+        code=code,
+        loaded=loaded,
     )
 
 

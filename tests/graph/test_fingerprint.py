@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from typing import NamedTuple
 
 import pytest
 
-from dagster_unified.api import CollectionSource, FileSink, Pipeline
-from dagster_unified.graph.code import fingerprint
+from dagster_unified.api import CollectionSource, FileSink, Pipeline, WatermarkStrategy
+from dagster_unified.graph.fingerprint import fingerprint, fingerprint_of
+from dagster_unified.graph.upgrade import changes, deployed_code
 from dagster_unified.records import record_type
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -42,6 +44,35 @@ CHANGES = {
     "property": ("class F:\n @property\n def n(self): return 1\nf = F()", "class F:\n @property\n def n(self): return 2\nf = F()"),
     "base class": ("class B:\n def n(self): return 1\nclass F(B): pass\nf = F()", "class B:\n def n(self): return 2\nclass F(B): pass\nf = F()"),
     "partial": ("from functools import partial\ndef g(n, v): return v\nf = partial(g, 1)", "from functools import partial\ndef g(n, v): return v\nf = partial(g, 2)"),
+    "operator method": ("class F:\n def __add__(self, v): return 1\nf = F()", "class F:\n def __add__(self, v): return 2\nf = F()"),
+    "function's attribute": ("def f(v): return f.rate\nf.rate = 1", "def f(v): return f.rate\nf.rate = 2"),
+    "order of a dict": ("G = {1: 2, 3: 4}\ndef f(v): return G", "G = {3: 4, 1: 2}\ndef f(v): return G"),
+    "global set": ("G = {1, 2}\ndef f(v): return v in G", "G = {1, 3}\ndef f(v): return v in G"),
+    "bound builtin": ("S = {1, 2}\nG = S.__contains__\ndef f(v): return G(v)", "S = {1, 3}\nG = S.__contains__\ndef f(v): return G(v)"),
+    "generic alias": ("G = dict[str, int]\ndef f(v): return G", "G = dict[str, float]\ndef f(v): return G"),
+    "logger": ("import logging\nG = logging.getLogger('a')\ndef f(v): G.info(v)", "import logging\nG = logging.getLogger('b')\ndef f(v): G.info(v)"),
+    "end of a long pattern": ("import re\nG = re.compile('a' * 300 + 'b')\ndef f(v): return G", "import re\nG = re.compile('a' * 300 + 'c')\ndef f(v): return G"),
+    "numpy array": ("import numpy as np\nG = np.arange(5000)\ndef f(v): return G[v]", "import numpy as np\nG = np.arange(5000)\nG[2500] = 0\ndef f(v): return G[v]"),
+    "struct's default": (
+        "import msgspec\nclass S(msgspec.Struct):\n x: int = 1\ndef f(v): return S()",
+        "import msgspec\nclass S(msgspec.Struct):\n x: int = 2\ndef f(v): return S()",
+    ),
+    "enum's value": ("import enum\nclass E(enum.Enum):\n A = 1\ndef f(v): return E.A", "import enum\nclass E(enum.Enum):\n A = 2\ndef f(v): return E.A"),
+    "cached function": (
+        "import functools\n@functools.cache\ndef g(v): return v + 1\ndef f(v): return g(v)",
+        "import functools\n@functools.cache\ndef g(v): return v + 2\ndef f(v): return g(v)",
+    ),
+    "what a cache starts from": ("G = {0: 1}\ndef f(v):\n G[v] = v\n return G", "G = {0: 2}\ndef f(v):\n G[v] = v\n return G"),
+    "how an open file is opened": ("import os\nG = open(os.devnull)\ndef f(v): return G", "import os\nG = open(os.devnull, 'rb')\ndef f(v): return G"),
+    "attribute that a setter set": (
+        "class F:\n n = 0\n def with_n(self, n):\n  self.n = n\n  return self\n def __call__(self, v): return self.n\nf = F().with_n(1)",
+        "class F:\n n = 0\n def with_n(self, n):\n  self.n = n\n  return self\n def __call__(self, v): return self.n\nf = F().with_n(2)",
+    ),
+    "installed object": ("import string\nG = string.Template('a')\ndef f(v): return G", "import string\nG = string.Template('b')\ndef f(v): return G"),
+    "state descriptor": (
+        "from dagster_unified.api import ValueStateDescriptor as V\nG = V('a', list[int])\ndef f(v): return G",
+        "from dagster_unified.api import ValueStateDescriptor as V\nG = V('a', list[float])\ndef f(v): return G",
+    ),
     "slots": (
         "class S:\n __slots__ = ('n',)\n def __init__(self, n): self.n = n\nG = [S(1), S(2)]\ndef f(v): return G",
         "class S:\n __slots__ = ('n',)\n def __init__(self, n): self.n = n\nG = [S(1), S(3)]\ndef f(v): return G",
@@ -55,12 +86,29 @@ def test_a_functions_fingerprint_changes_with(change, tmp_path, monkeypatch):
     assert before != after
 
 
-def test_a_function_reached_through_its_module_counts(tmp_path, monkeypatch):
+@pytest.mark.parametrize("using", ["import user_helpers\ndef f(v): return user_helpers.rate(v)", "def f(v):\n from user_helpers import rate\n return rate(v)"])
+def test_a_helpers_module_counts_wherever_it_is_imported(using, tmp_path, monkeypatch):
     def with_helper(text):
-        module(tmp_path, monkeypatch, text, "user_helpers")
-        return fingerprint(module(tmp_path, monkeypatch, "import user_helpers\ndef f(v): return user_helpers.rate(v)").f)
+        (tmp_path / "user_helpers.py").write_text(text)
+        monkeypatch.delitem(sys.modules, "user_helpers", raising=False)
+        return fingerprint(module(tmp_path, monkeypatch, using).f)
 
     assert with_helper("def rate(v): return 1") != with_helper("def rate(v): return 2")
+
+
+def test_a_fingerprint_says_where_its_parts_come_from(tmp_path, monkeypatch):
+    text = "import logging\nLOG = logging.getLogger('a')\nRATES = {1: %s}\ndef rate(v): return RATES[v]\ndef f(v): return rate(v)"
+    before, after = (fingerprint_of(module(tmp_path, monkeypatch, text % n).f).parts for n in (2, 3))
+    assert set(before) == {"user_code.f", "user_code.rate", "user_code.RATES"}
+    assert [place for place in before if before[place] != after[place]] == ["user_code.RATES"]
+
+
+def test_what_cannot_be_told_is_left_out_and_named(tmp_path, monkeypatch):
+    text = "import itertools, os\nNUMBERS = itertools.count()\nFILE = open(os.devnull)\ndef f(v): return FILE.read(), next(NUMBERS)"
+    assert fingerprint_of(module(tmp_path, monkeypatch, text).f).left_out == {
+        "user_code.FILE": "a _io.TextIOWrapper",
+        "user_code.NUMBERS": "a itertools.count, which changes when it is read",
+    }
 
 
 @pytest.mark.parametrize(
@@ -109,6 +157,17 @@ def test_the_same_pipeline_has_the_same_fingerprints():
 def test_a_change_upstream_changes_every_stage_after_it(changed):
     before, after = marks(), marks(**changed)
     assert [before[name] != after[name] for name in before] == [True, True]
+
+
+def test_the_bound_of_a_watermark_strategy_is_part_of_a_deployment():
+    def code(seconds):
+        pipeline = Pipeline("p")
+        strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(seconds=seconds)).with_timestamp_assigner("value")
+        pipeline.from_collection([Row("a", 1)]).assign_timestamps_and_watermarks(strategy).name("times").uid("times").print()
+        return deployed_code(pipeline.plan())
+
+    assert changes(code(1), code(1)) == []
+    assert changes(code(1), code(2)) == ["operator 'times'"]
 
 
 def test_a_change_downstream_leaves_the_stages_before_it():

@@ -3,14 +3,17 @@
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from dagster import DagsterInstance, DagsterRunStatus, build_sensor_context, in_process_executor
+from dagster._core.test_utils import create_run_for_test
 
 from dagster_unified.api import Pipeline
-from dagster_unified.engine.streaming.checkpoint import Deployed, Lease
-from dagster_unified.engine.streaming.desired import Desired, Status
+from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, Lease
+from dagster_unified.engine.streaming.desired import Desired, Status, read_desired
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.orchestration.deployment import Seen, SeenRun, StreamingDeployment, next_step
 from dagster_unified.orchestration.restarts import Failure, decide
+from dagster_unified.orchestration.streaming import LOADED, streaming_jobs, streaming_sensor
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
 SECOND = timedelta(seconds=1)
@@ -78,8 +81,8 @@ def lease(owner="run-1", ago=1, released=False, token=4):
     return Lease(token, owner, millis(ago), released)
 
 
-def deployed(fingerprint="now", finished=False):
-    return Deployed(1, "id", "p", fingerprint, 1, 128, "ROCKSDB", {}, {}, finished)
+def deployed(fingerprint="now", finished=False, **given):
+    return Deployed(1, "id", "p", fingerprint, 1, 128, "ROCKSDB", {}, {}, finished, **given)
 
 
 def see(*runs, **given):
@@ -142,6 +145,52 @@ def test_new_code_stops_the_job_once_and_starts_from_its_state():
     started = see(run("SUCCESS"), fingerprint="new")
     assert started.launch == "p/run-1/new"
     assert "with new code" in started.message
+
+
+def test_the_sensor_says_what_has_changed():
+    held = deployed(code={"step": {"": "a", "jobs.rate": "b"}, "old": {"": "c"}, "the options": {"parallelism": "d"}})
+    code = {"step": {"": "a", "jobs.rate": "e"}, "new": {"": "c"}, "the options": {"parallelism": "f"}}
+    said = "operator 'new' is new, operator 'old' is gone, operator 'step' (jobs.rate), the options (parallelism)"
+    stopping = see(run("STARTED"), lease=lease(), deployed=held, fingerprint="new", code=code)
+    assert stopping.message == f"the code of p has changed: {said}; stopping run run-1 after its epoch"
+    assert see(run("SUCCESS"), deployed=held, fingerprint="new", code=code).message == f"starting p with new code: {said}"
+
+
+def test_code_that_differs_after_three_upgrades_of_one_loading_is_upgraded_no_more():
+    code = {"step": {"jobs.RATE": "b"}}
+
+    def seen(upgrades, loaded="one", **given):
+        held = deployed(code={"step": {"jobs.RATE": "a"}}, loaded="one", upgrades=upgrades, **given)
+        return {"deployed": held, "fingerprint": "new", "code": code, "loaded": loaded}
+
+    assert see(run("STARTED"), lease=lease(), **seen(2)).stop == 4
+    stuck = see(run("STARTED"), lease=lease(), **seen(3))
+    assert (stuck.failed, stuck.stop) == (True, None)
+    assert "was started with new code 3 times since the code location was loaded" in stuck.message
+    assert "operator 'step' (jobs.RATE)" in stuck.message
+    assert see(run("STARTED"), lease=lease(), **seen(3, loaded="two")).stop == 4
+    assert see(run("SUCCESS"), **seen(3)).message == "starting p"
+    assert see(run("SUCCESS"), **seen(3, finished=True)).launch is None
+
+
+def test_a_sensor_whose_code_differs_after_three_upgrades_fails_its_tick_and_leaves_the_job_alone(tmp_path):
+    declared = deployment(options={"execution.checkpointing.dir": str(tmp_path)})
+    directory = CheckpointDirectory(str(tmp_path), "p")
+    streaming = streaming_jobs(declared, {}, in_process_executor)[0]
+    tick = streaming_sensor(declared, streaming)
+    with DagsterInstance.ephemeral() as instance:
+        asked = tick(build_sensor_context(instance))
+        started = create_run_for_test(instance, job_name=streaming.name, status=DagsterRunStatus.STARTED)
+        for number in range(4):  # each run finds other code than the sensor
+            code = {"print": {"jobs.NONCE": str(number)}}
+            directory.deploy(Deployed(0, "", "p", str(number), 0, 128, "ROCKSDB", {}, {}, code=code, loaded=asked.tags[LOADED]))
+        held = directory.take(started.run_id, 20)
+        try:
+            with pytest.raises(Exception, match=r"p was started with new code 3 times .* operator 'print' \(jobs.NONCE\)"):
+                tick(build_sensor_context(instance))
+        finally:
+            held.release()
+    assert read_desired(directory).stop == 0
 
 
 def test_a_bounded_input_that_has_ended_is_not_begun_again():

@@ -55,6 +55,15 @@ class Deployed(msgspec.Struct, frozen=True):
     restored: bool = False
     """Whether it has not been started since it went back."""
 
+    code: dict[str, dict[str, str]] = {}
+    """What the fingerprint is made of, operator by operator: see `graph/upgrade.py`."""
+
+    loaded: str = ""
+    """Which loading of the code location asked for the last start; empty where a person did."""
+
+    upgrades: int = 0
+    """How often new code was started for that one loading. Its code is one: more than once says that the fingerprint is not stable."""
+
     format: int = FORMAT
 
 
@@ -101,6 +110,7 @@ class CheckpointDirectory:
             finished=False,
             timeline=held.timeline if held else 0,
             undone=held.undone if held and held.id else [],
+            upgrades=(held.upgrades if held and held.loaded == wanted.loaded else 0) + (changed and held is not None),
         )
         self._write(record)
         return record

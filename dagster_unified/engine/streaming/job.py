@@ -25,7 +25,8 @@ from dagster_unified.errors import UnifiedError, UnsupportedError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.mode import sources
-from dagster_unified.graph.plan import Plan, Port, Region, deployment_fingerprint
+from dagster_unified.graph.plan import Plan, Port, Region
+from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 from dagster_unified.operators.key_groups import ControlEvent
 from dagster_unified.operators.time import wall_clock
 
@@ -49,12 +50,16 @@ GRACE = 20.0
 
 @dataclass(frozen=True)
 class Start:
-    """How a job starts: as whom, and from which state. `fresh` begins without any; with `savepoint` new code leaves one of what it begins from."""
+    """How a job starts: as whom, and from which state. `fresh` begins without any; with `savepoint` new code leaves one of what it begins from.
+
+    `loaded` says which loading of a code location asked for it, if one did.
+    """
 
     owner: str
     fresh: bool = False
     savepoint: bool = False
     patience: float = PATIENCE
+    loaded: str = ""
 
 
 class StreamingJob:
@@ -151,7 +156,20 @@ class StreamingJob:
     def _record(self, lanes: Lanes, built: Sequence[tuple[str, tuple[int, ...], int | None, Topology | None]]) -> Deployed:
         levels = {name: [sorted(track.program.steps[0].uid for track in level.values()) for level in stages.levels] for name, _, _, stages in built if stages is not None}
         options = self.plan.execution.streaming
-        return Deployed(0, "", self.plan.name, deployment_fingerprint(self.plan), 0, options.max_parallelism, options.backend, lanes.numbers, levels)
+        code = deployed_code(self.plan)
+        return Deployed(
+            version=0,
+            id="",
+            pipeline=self.plan.name,
+            fingerprint=deployment_fingerprint(code),
+            generation=0,
+            max_parallelism=options.max_parallelism,
+            backend=options.backend,
+            lanes=lanes.numbers,
+            levels=levels,
+            code=code,
+            loaded=self.start_as.loaded,
+        )
 
     def _configure(self) -> None:
         options = self.plan.execution.streaming
