@@ -20,15 +20,22 @@ from dagster_unified.operators.ranges import run_range
 MapInArrow = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
+def partition_id() -> int:
+    """The number of the partition that this task works on; 0 outside of a task."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context.partitionId() if context is not None else 0
+
+
 def run_partition(payload: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Runs the program in `payload` over a partition."""
-    from pyspark import TaskContext, cloudpickle
+    from pyspark import cloudpickle
 
     program: Program = cloudpickle.loads(payload)
     spare_the_garbage_collector()
     schema = combined_schema(tuple(o.layout for o in program.outputs))
-    context = TaskContext.get()
-    subtask = context.partitionId() if context is not None else 0
+    subtask = partition_id()
 
     def row_of(emitted: Emitted | str) -> pa.RecordBatch:
         return metrics_row(schema, emitted) if isinstance(emitted, str) else combine(schema, *emitted)

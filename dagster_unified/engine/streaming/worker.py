@@ -16,6 +16,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from dagster_unified.connectors.base import MALFORMED
 from dagster_unified.engine.shipping import Payload
+from dagster_unified.engine.worker import partition_id
 from dagster_unified.operators.batch import spare_the_garbage_collector
 from dagster_unified.operators.key_groups import ControlEvent, KeyGroups, decode_event
 from dagster_unified.operators.lanes import LAST, PACKED, REPORT, ROWS, Packer, Route, Track, decode, encode, packed
@@ -146,10 +147,7 @@ class _Pass:
     """The programs of one partition of a pass, and what they packed."""
 
     def __init__(self, groups: int) -> None:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        self.partition = context.partitionId() if context is not None else 0
+        self.partition = partition_id()
         self.packer = Packer(self.partition, groups)
         self._running: list[RunningProgram] = []
         self.report = Report()
@@ -248,7 +246,7 @@ class KeyGroupProcessor(StatefulProcessor):
                     group = self._address[1]
                     self._out.append(_row(route.lane, group, (group << 40) + self._count, data))
 
-            self._opened[lane] = KeyGroups(track.program, emit, wall_clock)
+            self._opened[lane] = KeyGroups(track.program, emit, wall_clock, partition_id())
         return self._opened[lane]
 
 
