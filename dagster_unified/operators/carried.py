@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pyarrow as pa
 
-from dagster_unified.operators.key_groups import KeyGroups, decode_event
+from dagster_unified.operators.key_groups import Arrived, KeyGroups, decode_event
 from dagster_unified.operators.keys import runs, stretches
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, PART
 from dagster_unified.operators.metrics import Metrics, merge
@@ -80,7 +80,7 @@ def run_carried(program: Program, batches: Iterable[pa.RecordBatch], clock: Call
         for part in range(group.part, until):
             group.part = part
             if group.waiting or group.store.pages:
-                driver.run(group.store, group.waiting, events[part], in_order=True, watermark=program.carry[part].watermark)
+                driver.run(group.store, Arrived(group.waiting), events[part], in_order=True, watermark=program.carry[part].watermark)
                 rows = group.store.rows(group.number)
                 if rows is not None:
                     out.append((part, (state, rows)))
@@ -126,5 +126,5 @@ def _chunk(driver: KeyGroups, group: _Group, program: Program, watermark: int) -
     (batch,) = pa.Table.from_batches(group.waiting).combine_chunks().to_batches()
     _, starts = runs(batch, driver.keyed, program.input, driver.operator.where)
     cut = starts[-1] or batch.num_rows - 1
-    driver.run(group.store, [batch.slice(0, cut)], None, in_order=True, unfinished=starts[-1] == 0, watermark=watermark)
+    driver.run(group.store, Arrived([batch.slice(0, cut)]), in_order=True, unfinished=starts[-1] == 0, watermark=watermark)
     group.waiting = [batch.slice(cut)]

@@ -1,14 +1,15 @@
 """The STREAMING driver: micro-batches of a key group through one keyed operator, with the group's state read and written once.
 
-A micro-batch brings a group its records, then possibly a control event: the watermark has moved, the clock has, the input
-has ended. All records of a micro-batch come before its control event, so that within one nothing is late. Knows no engine;
-where a group's pages are kept is a `GroupStore`'s affair.
+A micro-batch brings a group records and possibly a control event: the watermark has moved, the clock has, the input has
+ended. The event tells what the micro-batches before led to, so it comes first; ahead of it come only the records that
+operators upstream emitted for it, and the end of the input comes last. Knows no engine; where a group's pages are kept is a
+`GroupStore`'s affair.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import pyarrow as pa
@@ -44,6 +45,16 @@ def decode_event(data: bytes) -> ControlEvent:
     return msgspec.json.decode(data, type=ControlEvent)
 
 
+class Arrived(NamedTuple):
+    """Records that reach a key group together: its own, and broadcast ones, which come before them."""
+
+    own: Sequence[pa.RecordBatch] = ()
+    broadcast: Sequence[pa.RecordBatch] = ()
+
+
+_NOTHING = Arrived()
+
+
 class GroupStore(Protocol):
     """Where one group's state is kept."""
 
@@ -68,24 +79,27 @@ class KeyGroups:
         self.codec = PageCodec(operator.where, self.keyed.python, program.input.records.python, operator.state.descriptors)
         self.broadcast = BroadcastCodec(operator.where, operator.descriptors) if isinstance(operator, BroadcastOperator) else None
         operator.state.on_register = self._declared_late
+        self.ahead = False
+        """Whether what is emitted now is ahead of the micro-batch's control event for the operators downstream."""
+
         self._group: _Group | None = None
 
     def run(
         self,
         store: GroupStore,
-        batches: Sequence[pa.RecordBatch],
-        event: ControlEvent | None,
-        broadcast: Sequence[pa.RecordBatch] = (),
+        ahead: Arrived,
+        event: ControlEvent | None = None,
+        behind: Arrived = _NOTHING,
         leads: bool = True,
         in_order: bool = False,
         unfinished: bool = False,
         watermark: int = MIN_TIMESTAMP,
     ) -> int | None:
-        """A micro-batch of one group: broadcast records, its own, then the control event. Gives the group's earliest processing-time timer.
+        """Processes a micro-batch of one group: the records ahead of the control event, the event, those behind it, and the end of input.
 
-        Of all groups one `leads`: what comes of broadcast records is emitted there. Records that are `in_order` are sorted by key
-        already; where the batch is `unfinished`, more of its one key's come with the next. A group that does not know better begins
-        with `watermark`.
+        Returns the group's earliest processing-time timer. Of all groups one `leads`: what comes of broadcast records is emitted
+        there. Records that are `in_order` are sorted by key already; where the batch is `unfinished`, more of its one key's come
+        with the next. A group that does not know better begins with `watermark`.
         """
         group = self._group = _Group(store, self.codec, self.keys_per_page)
         operator = self.operator
@@ -94,12 +108,17 @@ class KeyGroups:
         operator.watermark = max(group.index.watermark, watermark)
         operator.at_end = operator.ended = False
         try:
+            self.ahead = True
             if isinstance(operator, BroadcastOperator):
-                self._broadcast(operator, group, broadcast, leads)
-            if batches:
-                self._records(group, batches, in_order, unfinished)
+                self._begin_broadcast(operator, group)
+            self._take(group, ahead, leads, in_order, unfinished)
             if event is not None:
-                self._control(group, event)
+                self._advance(group, event)
+            self.running.drain()
+            self.ahead = False
+            self._take(group, behind, leads, in_order, unfinished)
+            if event is not None and event.end:
+                self._end(group, event)
             self.running.drain()
             operator.state.forget_expired(group.keys.values())
             group.save(operator.event_timers, operator.processing_timers, operator.watermark)
@@ -117,8 +136,15 @@ class KeyGroups:
         """Closes the operator's functions."""
         self.running.close()
 
-    def _broadcast(self, operator: BroadcastOperator, group: _Group, batches: Sequence[pa.RecordBatch], leads: bool) -> None:
-        """Makes the group's copy of the broadcast state current, and takes the records that change it."""
+    def _take(self, group: _Group, arrived: Arrived, leads: bool, in_order: bool, unfinished: bool) -> None:
+        """Processes broadcast records, then the group's own."""
+        if arrived.broadcast:
+            self._broadcast(group, arrived.broadcast, leads)
+        if arrived.own:
+            self._records(group, arrived.own, in_order, unfinished)
+
+    def _begin_broadcast(self, operator: BroadcastOperator, group: _Group) -> None:
+        """Makes the group's copy of the broadcast state current."""
         assert self.broadcast is not None
         data = group.store.read_page(BROADCAST)
         operator.broadcast = {} if data is None else self.broadcast.decode(data)
@@ -128,11 +154,15 @@ class KeyGroups:
             return group.keys
 
         operator.keys = all_keys
+
+    def _broadcast(self, group: _Group, batches: Sequence[pa.RecordBatch], leads: bool) -> None:
+        """Takes broadcast records into the group's copy of the state."""
+        assert isinstance(self.operator, BroadcastOperator)
+        assert self.broadcast is not None
         for batch in batches:
             self.running.broadcast(batch, leads)
             self.running.drain(FLUSH)
-        if batches:
-            group.store.write_page(BROADCAST, self.broadcast.encode(operator.broadcast))
+        group.store.write_page(BROADCAST, self.broadcast.encode(self.operator.broadcast))
 
     def _records(self, group: _Group, batches: Sequence[pa.RecordBatch], in_order: bool, unfinished: bool) -> None:
         layout = self.program.input
@@ -172,21 +202,29 @@ class KeyGroups:
             operator.finish_bundle()
             self.running.drain(FLUSH)
 
-    def _control(self, group: _Group, event: ControlEvent) -> None:
-        operator, uid = self.operator, self.program.steps[0].uid
-        watermark = MAX_TIMESTAMP if event.end else max(event.watermarks.get(uid, MIN_TIMESTAMP), operator.watermark)
-        self._load(group, group.pages_due(watermark, MAX_TIMESTAMP if event.end else event.now))
+    def _advance(self, group: _Group, event: ControlEvent) -> None:
+        """Moves event time and the clock to where the event says they are."""
+        operator = self.operator
+        watermark = max(event.watermarks.get(self.program.steps[0].uid, MIN_TIMESTAMP), operator.watermark)
+        self._load(group, group.pages_due(watermark, event.now))
+        self._release(group, watermark)
+        if watermark > operator.watermark:
+            operator.advance_watermark(watermark)
+        operator.advance_processing_time(event.now)
+
+    def _end(self, group: _Group, event: ControlEvent) -> None:
+        """Ends the input: what is held back is processed, and all timers fire."""
+        self._load(group, group.pages_due(MAX_TIMESTAMP, MAX_TIMESTAMP))
+        self._release(group, MAX_TIMESTAMP)
+        self.operator.last_event_time = event.last_event_times.get(self.program.steps[0].uid)
+        self.operator.end_of_input()
+
+    def _release(self, group: _Group, watermark: int) -> None:
+        """Processes the held-back elements that the watermark passes."""
         for timestamp, key, record in group.release(watermark):
-            operator.process_in_time_order(key, [record], [timestamp])
-            operator.finish_bundle()
+            self.operator.process_in_time_order(key, [record], [timestamp])
+            self.operator.finish_bundle()
             self.running.drain(FLUSH)
-        if event.end:
-            operator.last_event_time = event.last_event_times.get(uid)
-            operator.end_of_input()
-        else:
-            if watermark > operator.watermark:
-                operator.advance_watermark(watermark)
-            operator.advance_processing_time(event.now)
 
     def _load(self, group: _Group, pages: Iterable[int]) -> None:
         for content in group.load(pages):

@@ -2,13 +2,15 @@
 
 A row is `(lane, group, seq, data)`: an Arrow record batch of one stream, addressed to one key group. Every stage passes on what
 is not addressed to it, so that a pipeline with branches is one line of stages and nothing is computed twice. Control
-events and reports travel the same way. Knows no engine.
+events and reports travel the same way. `seq` orders a group's rows, first of all by their place around the control event.
+Knows no engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import pyarrow as pa
@@ -23,11 +25,26 @@ PACKED = pa.schema([("lane", pa.int32()), ("group", pa.int32()), ("seq", pa.int6
 REPORT = -1
 """The lane of reports to the driver: JSON, one per partition."""
 
-LAST = 2**63 - 1
-"""The sequence number of a control event: it comes after every record of its micro-batch."""
 
-FIRST = -(2**62)
-"""What is added to the sequence numbers of broadcast records, which so are negative: they come before every other record."""
+class Place(IntEnum):
+    """Where a row stands in its micro-batch. A row ahead of the control event is what an operator upstream emitted for that event."""
+
+    BROADCAST_AHEAD = 0
+    AHEAD = 1
+    EVENT = 2
+    BROADCAST = 3
+    BEHIND = 4
+
+
+def sequence(place: Place, number: int) -> int:
+    """The sequence number of a row: its place, then its number among the rows of that place."""
+    return (int(place) << 60) + number
+
+
+def place_of(seq: int) -> Place:
+    """The place of a row by its sequence number."""
+    return Place(seq >> 60)
+
 
 ROWS = 131_072
 """Rows that are collected before they are packed: with many key groups, smaller ones would make buffers of a few rows."""
@@ -48,7 +65,7 @@ class Route:
     layout: StreamLayout | None = None
     where: str = ""
     everywhere: bool = False
-    """Whether every key group gets a copy: broadcast records, which come before all others of their micro-batch."""
+    """Whether every key group gets a copy: broadcast records, which come before the other records of their micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +100,14 @@ class Packer:
         self._partition = partition
         self._seq = partition << 40
         self._known: dict[tuple[str, ...], dict[Any, int]] = {}
-        self._waiting: dict[int, tuple[Route, list[pa.RecordBatch]]] = {}
+        self._waiting: dict[tuple[int, bool], tuple[Route, bool, list[pa.RecordBatch]]] = {}
         self._rows = 0
 
-    def add(self, route: Route, batch: pa.RecordBatch) -> None:
-        """Takes a batch of a route's output."""
+    def add(self, route: Route, batch: pa.RecordBatch, ahead: bool = False) -> None:
+        """Takes a batch of a route's output, ahead of the micro-batch's control event or behind it."""
         arrays = [pa.nulls(batch.num_rows, f.type) if c is None else batch.column(c) for c, f in zip(route.columns, route.schema, strict=True)]
-        self._waiting.setdefault(id(route), (route, []))[1].append(pa.RecordBatch.from_arrays(arrays, schema=route.schema))
+        waiting = self._waiting.setdefault((id(route), ahead), (route, ahead, []))[2]
+        waiting.append(pa.RecordBatch.from_arrays(arrays, schema=route.schema))
         self._rows += batch.num_rows
 
     def flush(self, at_least: int = 1) -> Iterator[pa.RecordBatch]:
@@ -97,14 +115,16 @@ class Packer:
         if self._rows < at_least:
             return
         rows: list[tuple[int, int, int, bytes]] = []
-        for route, batches in self._waiting.values():
+        for route, ahead, batches in self._waiting.values():
             (batch,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
             if route.everywhere:
-                data, seq = encode(batch), FIRST + self._next()
+                place = Place.BROADCAST_AHEAD if ahead else Place.BROADCAST
+                data, seq = encode(batch), sequence(place, self._next())
                 rows += [(route.lane, group, seq, data) for group in range(self._groups)]
                 continue
+            first = sequence(Place.AHEAD if ahead else Place.BEHIND, 0)
             for group, part in self._parts(route, batch):
-                rows.append((route.lane, group, self._next(), encode(part)))
+                rows.append((route.lane, group, first + self._next(), encode(part)))
         self._waiting, self._rows = {}, 0
         yield packed(rows)
 

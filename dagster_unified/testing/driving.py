@@ -15,7 +15,7 @@ from dagster_unified.engine.translate import broadcast_layout, input_layout, key
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.carried import Pages
-from dagster_unified.operators.key_groups import ControlEvent, KeyGroups
+from dagster_unified.operators.key_groups import Arrived, ControlEvent, KeyGroups
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
 from dagster_unified.operators.program import BroadcastInput, Output, Program, RunningProgram
 
@@ -93,7 +93,7 @@ class Driven:
         if broadcast:
             assert self.program.broadcast is not None
             around = [to_batch(self.program.pipeline, self.program.broadcast.layout, broadcast)]
-        return self._groups.run(self.store, batches, event, around)
+        return self._groups.run(self.store, Arrived(batches, around), event)
 
     @property
     def groups(self) -> KeyGroups:

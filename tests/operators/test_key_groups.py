@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dagster_unified.api import KeyedProcessFunction, ListStateDescriptor, MapStateDescriptor, ReducingStateDescriptor, StateTtlConfig, ValueStateDescriptor
 from dagster_unified.errors import StateError
 from dagster_unified.operators import state_pages
-from dagster_unified.operators.key_groups import ControlEvent, KeyGroups
+from dagster_unified.operators.key_groups import Arrived, ControlEvent, KeyGroups
 from dagster_unified.operators.keyed import KeyedOptions
 from dagster_unified.operators.keys import key_hash
 from dagster_unified.operators.layout import StreamLayout
@@ -109,7 +109,7 @@ def ran(step, batches, groups=3, updates=True, stores=None):
         for row in rows:
             by_group[key_hash(row.key) % groups].append(row)
         for group in range(groups):
-            driver.run(given[group], [batch(by_group[group])] if group in by_group else [], event)
+            driver.run(given[group], Arrived([batch(by_group[group])] if group in by_group else []), event)
         driver.close()
     return out
 
@@ -162,6 +162,14 @@ def test_timers_fire_as_the_watermark_passes_and_not_before():
     assert ran(process(Everything()), [([Row("a", 1, 5)], 10)], stores=stores) == ["a 1 5"]
     assert ran(process(Everything()), [([], 11)], stores=stores) == ["a at 11: 1 [5] [2]"]
     assert ran(process(Everything()), [([], 99)], stores=stores) == []
+
+
+def test_the_control_event_comes_before_the_records_behind_it_and_the_end_of_input_after_them():
+    out = []
+    driver = KeyGroups(program(process(Everything())), lambda number, b: out.extend((driver.ahead, text) for text in TEXTS.records.from_batch(b)), lambda: 0)
+    event = ControlEvent(watermarks={"op": 11}, end=True)
+    driver.run(Memory(), Arrived([batch([Row("a", 1, 1)])]), event, Arrived([batch([Row("a", 2, 2)])]))
+    assert out == [(True, "a 1 1"), (True, "a at 11: 1 [1] [1]"), (False, "a 2 3"), (False, "a at 12: 2 [1, 2] [1, 2]")]
 
 
 def test_a_batch_reads_and_writes_only_the_pages_it_touches(monkeypatch):
@@ -228,12 +236,12 @@ class Fleeting(KeyedProcessFunction):
 def test_what_has_expired_goes_with_the_next_micro_batch_of_its_page():
     store, now = Memory(), [0]
     driver = KeyGroups(program(process(Fleeting())), lambda number, b: None, lambda: now[0])
-    driver.run(store, [batch([Row("a", 0, 1)])], None)
+    driver.run(store, Arrived([batch([Row("a", 0, 1)])]))
     assert len(driver.codec.decode(state_pages.decode_index(store.read_index()).inline, store.read_page).keys) == 1
     now[0] = 5
-    driver.run(store, [batch([Row("b", 0, 2)])], None)
+    driver.run(store, Arrived([batch([Row("b", 0, 2)])]))
     now[0] = 10
-    driver.run(store, [batch([Row("c", 0, 3)])], None)
+    driver.run(store, Arrived([batch([Row("c", 0, 3)])]))
     assert set(driver.codec.decode(state_pages.decode_index(store.read_index()).inline, store.read_page).keys) == {"b", "c"}
 
 
@@ -242,7 +250,7 @@ def test_what_has_expired_goes_from_large_lists_and_maps_too():
     driver = KeyGroups(program(process(Fleeting())), lambda number, b: None, lambda: now[0])
     for moment in range(0, 60, 10):
         now[0] = moment
-        driver.run(store, [batch([Row("a", 0, moment * 1000 + i) for i in range(1500)])], None)
+        driver.run(store, Arrived([batch([Row("a", 0, moment * 1000 + i) for i in range(1500)])]))
     content = driver.codec.decode(state_pages.decode_index(store.read_index()).inline, store.read_page)
     assert len(content.keys["a"]["map"]) == 1500
     assert len(content.keys["a"]["list"]) < 3000  # the last part of what has expired may have some that live
@@ -252,9 +260,9 @@ def test_what_has_expired_goes_from_large_lists_and_maps_too():
 def test_large_lists_of_keys_that_are_not_touched_are_not_read():
     store = Memory()
     driver = KeyGroups(program(process(Fleeting())), lambda number, b: None, lambda: 0)
-    driver.run(store, [batch([Row("a", 0, i) for i in range(3000)])], None)
+    driver.run(store, Arrived([batch([Row("a", 0, i) for i in range(3000)])]))
     read = []
     plain = store.read_page
     store.read_page = lambda number: read.append(number) or plain(number)
-    driver.run(store, [batch([Row("b", 0, 1)])], None)
+    driver.run(store, Arrived([batch([Row("b", 0, 1)])]))
     assert read == []

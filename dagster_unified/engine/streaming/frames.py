@@ -22,7 +22,7 @@ from dagster_unified.engine.worker import shipped
 from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan, Port, Region
-from dagster_unified.operators.lanes import LAST, PACKED, Route
+from dagster_unified.operators.lanes import PACKED, Place, Route, sequence
 from dagster_unified.operators.layout import METRICS, TIMESTAMP, combined_schema
 from dagster_unified.operators.program import Program
 
@@ -177,7 +177,8 @@ class PackedFrames:
         events = self.spark.readStream.format(NAME).option("path", str(self.control)).load()
         lanes = F.explode(F.array(*[F.lit(lane).cast("int") for lane in sorted(self.topology.timed)])).alias("lane")
         addressed = events.select("event", lanes).select("event", "lane", F.explode(F.sequence(F.lit(0), F.lit(groups - 1))).alias("group"))
-        return addressed.select("lane", "group", F.lit(LAST).cast("long").alias("seq"), F.col("event").cast("binary").alias("data"))
+        seq = F.lit(sequence(Place.EVENT, 0)).cast("long").alias("seq")
+        return addressed.select("lane", "group", seq, F.col("event").cast("binary").alias("data"))
 
 
 def _nothing(port: Port) -> DataFrame:

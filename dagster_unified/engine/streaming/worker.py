@@ -18,8 +18,8 @@ from dagster_unified.connectors.base import MALFORMED
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.worker import partition_id
 from dagster_unified.operators.batch import spare_the_garbage_collector
-from dagster_unified.operators.key_groups import ControlEvent, KeyGroups, decode_event
-from dagster_unified.operators.lanes import LAST, PACKED, REPORT, ROWS, Packer, Route, Track, decode, encode, packed
+from dagster_unified.operators.key_groups import Arrived, KeyGroups, decode_event
+from dagster_unified.operators.lanes import PACKED, REPORT, ROWS, Packer, Place, Route, Track, decode, encode, packed, place_of, sequence
 from dagster_unified.operators.program import RunningProgram
 from dagster_unified.operators.report import Report
 from dagster_unified.operators.time import wall_clock
@@ -77,9 +77,10 @@ def _between(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
         opened = {lane: (running.open(track), track.program.input.schema) for lane, track in tracks.items()}
         for batch in batches:
             passed = []
-            for i, lane in enumerate(batch.column("lane").to_pylist()):
+            for i, (lane, seq) in enumerate(zip(batch.column("lane").to_pylist(), batch.column("seq").to_pylist(), strict=True)):
                 if lane in opened:
                     push, schema = opened[lane]
+                    running.ahead = place_of(seq) is Place.AHEAD
                     push(decode(batch.column("data")[i].as_buffer(), schema))
                 else:
                     passed.append(i)
@@ -89,8 +90,8 @@ def _between(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
         yield from running.finish()
 
 
-LANE = "__lane"
-BESIDE = (LANE, "__group", "__seq", "__data")
+LANE, SEQ = "__lane", "__seq"
+BESIDE = (LANE, "__group", SEQ, "__data")
 """The columns of packed rows, where they stand beside a record's."""
 
 
@@ -101,7 +102,7 @@ def beside(schema: pa.Schema) -> pa.Schema:
 
 
 def spread(lane: int, schema: pa.Schema) -> Mapped:
-    """The rows of one lane as columns, a row for each record; the rows of all others as they are, with no record."""
+    """The rows of one lane as columns, a row for each record with the `seq` of its own; the rows of all others as they are, with no record."""
     return functools.partial(_spread, lane, schema.serialize().to_pybytes())
 
 
@@ -118,7 +119,7 @@ def _spread(lane: int, schema: bytes, batches: Iterable[pa.RecordBatch]) -> Iter
         for i in mine:
             records = decode(batch.column("data")[i].as_buffer(), record)
             size = records.num_rows
-            own = [pa.repeat(pa.scalar(lane, pa.int32()), size), *[pa.nulls(size, f.type) for f in list(PACKED)[1:]]]
+            own = [pa.repeat(pa.scalar(lane, pa.int32()), size), pa.nulls(size, pa.int32()), pa.repeat(batch.column("seq")[i], size), pa.nulls(size, pa.binary())]
             yield pa.RecordBatch.from_arrays([*own, *records.columns], schema=columns)
         if len(mine) < batch.num_rows:
             others = batch.take(pa.array(sorted(set(range(batch.num_rows)) - set(mine)), pa.int64()))
@@ -133,9 +134,12 @@ def _gather(lane: int, payload: Payload, batches: Iterable[pa.RecordBatch]) -> I
         push = running.open(track)
         for batch in batches:
             mine = pc.equal(batch.column(LANE), lane)
-            records = batch.filter(mine).select(names)
-            if records.num_rows:
-                push(records)
+            records = batch.filter(mine)
+            ahead = pc.less(records.column(SEQ), sequence(Place.EVENT, 0))
+            for running.ahead, chosen in ((True, ahead), (False, pc.invert(ahead))):
+                part = records.filter(chosen).select(names)
+                if part.num_rows:
+                    push(part)
             if records.num_rows < batch.num_rows:
                 others = batch.filter(pc.invert(mine)).select(list(BESIDE))
                 yield pa.RecordBatch.from_arrays(others.columns, schema=PACKED)
@@ -151,6 +155,8 @@ class _Pass:
         self.packer = Packer(self.partition, groups)
         self._running: list[RunningProgram] = []
         self.report = Report()
+        self.ahead = False
+        """Whether what goes through now is ahead of the micro-batch's control event."""
 
     def __enter__(self) -> _Pass:
         return self
@@ -165,7 +171,7 @@ class _Pass:
 
         def emit(number: int, batch: pa.RecordBatch) -> None:
             for route in routes[number]:
-                self.packer.add(route, batch)
+                self.packer.add(route, batch, self.ahead)
 
         running = RunningProgram(track.program, emit, wall_clock, self.partition)
         self._running.append(running)
@@ -216,14 +222,26 @@ class KeyGroupProcessor(StatefulProcessor):
         if lane not in self._tracks:
             yield from (_row(*row) for row in rows)
             return
-        arrived = sorted(rows, key=lambda row: row[2])
         groups = self._groups(lane)
         program = self._tracks[lane].program
-        batches = [decode(row[3], program.input.schema) for row in arrived if 0 <= row[2] < LAST]
-        broadcast = [decode(row[3], program.broadcast.layout.schema) for row in arrived if row[2] < 0] if program.broadcast is not None else []
-        events: list[ControlEvent] = [decode_event(row[3]) for row in arrived if row[2] == LAST]
+        placed: dict[Place, list[Any]] = {place: [] for place in Place}
+        for _, _, seq, data in sorted(rows, key=lambda row: row[2]):
+            placed[place_of(seq)].append(data)
+        events = [decode_event(data) for data in placed[Place.EVENT]]
+
+        copied = program.broadcast.layout if program.broadcast is not None else program.input
+
+        def arrived(own: Place, broadcast: Place) -> Arrived:
+            return Arrived([decode(data, program.input.schema) for data in placed[own]], [decode(data, copied.schema) for data in placed[broadcast]])
+
         self._address, self._count = (lane, group), 0
-        due = groups.run(_SparkStore(self._index, self._pages), batches, max(events, key=lambda e: e.number) if events else None, broadcast, leads=group == 0)
+        due = groups.run(
+            _SparkStore(self._index, self._pages),
+            arrived(Place.AHEAD, Place.BROADCAST_AHEAD),
+            max(events, key=lambda e: e.number, default=None),
+            arrived(Place.BEHIND, Place.BROADCAST),
+            leads=group == 0,
+        )
         report = Report.of(groups.running.metrics, due)
         yield from self._out
         self._out.clear()
@@ -240,11 +258,11 @@ class KeyGroupProcessor(StatefulProcessor):
             routes = [[r for r in track.routes if r.output == number] for number in range(len(track.program.outputs))]
 
             def emit(number: int, batch: pa.RecordBatch) -> None:
-                data = encode(batch)
+                data, place = encode(batch), Place.AHEAD if self._opened[lane].ahead else Place.BEHIND
                 for route in routes[number]:
                     self._count += 1
                     group = self._address[1]
-                    self._out.append(_row(route.lane, group, (group << 40) + self._count, data))
+                    self._out.append(_row(route.lane, group, sequence(place, (group << 40) + self._count), data))
 
             self._opened[lane] = KeyGroups(track.program, emit, wall_clock, partition_id())
         return self._opened[lane]
