@@ -147,6 +147,9 @@ def _windows(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, 
         trigger, (ProcessingTimeTrigger, ContinuousProcessingTimeTrigger)
     ):
         found.append(("warning", f"'{node.name}' goes by processing time, so that its windows depend on when it runs; use windows by event time"))
+    if isinstance(trigger, ContinuousProcessingTimeTrigger) and spec.assigner.is_event_time:
+        what = f"'{node.name}' gives the results that the clock fires and none at a window's end, and so none at all in BATCH"
+        found.append(("warning", f"{what}; use ContinuousEventTimeTrigger"))
     if isinstance(trigger, ContinuousEventTimeTrigger):
         found.append(("warning", f"'{node.name}' gives early results in STREAMING and each window's last one in BATCH; use a sink that upserts by key and window"))
     if spec.evictor is not None or (spec.reduce is None and spec.aggregate is None):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dagster_unified.api import (
     AggregateFunction,
     ContinuousEventTimeTrigger,
+    ContinuousProcessingTimeTrigger,
     CountEvictor,
     CountTrigger,
     DeltaEvictor,
@@ -26,6 +27,7 @@ from dagster_unified.api import (
     ReducingStateDescriptor,
     SlidingEventTimeWindows,
     TimeEvictor,
+    TimeWindow,
     Trigger,
     TriggerResult,
     TumblingEventTimeWindows,
@@ -35,8 +37,14 @@ from dagster_unified.api import (
     WindowFunction,
 )
 from dagster_unified.errors import PipelineError, RecordTypeError, UnsupportedError, UserFunctionError
+from dagster_unified.operators.key_groups import Arrived, ControlEvent, KeyGroups
+from dagster_unified.operators.keyed import KeyedOptions
+from dagster_unified.operators.program import KeyedInput, Output, Program, Step
 from dagster_unified.operators.windows.assigners import SlidingEventTimeWindows as Sliding
+from dagster_unified.operators.windows.operator import Windowing
 from dagster_unified.testing import run_pipeline
+from dagster_unified.testing.harness import ManualClock
+from tests.operators.test_key_groups import ROWS, TEXTS, Memory, batch
 
 MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
 
@@ -77,6 +85,15 @@ class Spanned(ProcessWindowFunction):
     def process(self, key, context, elements) -> Iterable[str]:
         (value,) = elements
         yield f"{key} [{context.window().start},{context.window().end}) {value}"
+
+
+class Whole(ProcessWindowFunction):
+    """Puts the window's span, where it has one, before the one value that it was aggregated to."""
+
+    def process(self, key, context, elements) -> Iterable[str]:
+        window = context.window()
+        span = f" [{window.start},{window.end})" if isinstance(window, TimeWindow) else ""
+        yield f"{key}{span} {next(iter(elements))}"
 
 
 def stream(rows, bound=1000, pipeline=None):
@@ -181,6 +198,88 @@ def test_early_results_by_a_continuous_trigger():
     rows = [Row("a", t, 1) for t in (0, 4, 9, 14, 19, 24)]
     windowed = stream(rows, bound=0).key_by("key").window(TumblingEventTimeWindows.of(ms(20))).trigger(ContinuousEventTimeTrigger.of(ms(5))).aggregate(Sum(), Spanned())
     assert results(windowed) == [f"a [0,20) {n}" for n in (3, 4, 5, 5)] + ["a [20,40) 1"] * 4
+
+
+@pytest.mark.parametrize(
+    ("assigner", "expected"),
+    [
+        (TumblingEventTimeWindows.of(ms(20)), ["a [0,20) 5", "a [20,40) 1"]),
+        (EventTimeSessionWindows.with_gap(ms(6)), ["a [0,30) 6"]),
+        (GlobalWindows.create(), ["a 6"]),
+    ],
+    ids=str,
+)
+def test_in_batch_a_continuous_trigger_gives_each_window_once(assigner, expected):
+    rows = [Row("a", t, 1) for t in (0, 4, 9, 14, 19, 24)]
+    windowed = stream(rows).key_by("key").window(assigner).trigger(ContinuousEventTimeTrigger.of(ms(5)))
+    assert results(windowed.aggregate(Sum(), Whole()), "BATCH") == expected
+
+
+def test_with_incremental_updates_batch_gives_early_results_too():
+    windowed = stream([Row("a", 1, 1)]).key_by("key").window(TumblingEventTimeWindows.of(ms(20))).trigger(ContinuousEventTimeTrigger.of(ms(5)))
+    assert results(windowed.aggregate(Sum(), Whole()), "BATCH", options={"execution.incremental-updates": True}) == ["a [0,20) 1"] * 4
+
+
+def test_a_continuous_trigger_on_a_global_window_ends_with_the_input():
+    rows = [Row("a", t, 1) for t in (0, 4, 9, 14)]
+    windowed = stream(rows, bound=0).key_by("key").window(GlobalWindows.create()).trigger(ContinuousEventTimeTrigger.of(ms(5)))
+    assert results(windowed.aggregate(Sum(), Whole())) == ["a 3", "a 4", "a 4"]
+
+
+def by_the_clock(assigner):
+    """Drives windows with a continuous trigger of ten, as STREAMING does: elements, the clock, and the end of input."""
+    spec = Windowing(assigner, ContinuousProcessingTimeTrigger.of(ms(10)), Row, aggregate=Sum(), accumulator_type=int, function=Whole())
+    clock = ManualClock(3)
+    layouts = KeyedInput(("key",), str), KeyedOptions(incremental_updates=True)
+    out, store = [], Memory()
+    driver = KeyGroups(
+        Program("p", "s", ROWS, (Step("window", "op", spec, uid="op", output=TEXTS.records),), (Output(0, TEXTS),), *layouts),
+        lambda _, b: out.extend(TEXTS.records.from_batch(b)),
+        clock,
+    )
+
+    def step(rows=(), now=None, mark=None, end=False):
+        out.clear()
+        clock.now = now if now is not None else clock.now
+        event = ControlEvent(watermarks={} if mark is None else {"op": mark}, now=clock.now, end=end)
+        driver.run(store, Arrived(), event, Arrived([batch(rows)] if rows else []))
+        return list(out)
+
+    return step
+
+
+def test_a_continuous_trigger_by_the_clock_fires_at_its_multiples():
+    step = by_the_clock(GlobalWindows.create())
+    assert step([Row("a", 1, 1)]) == []
+    assert step(now=9) == []
+    assert step(now=10) == ["a 1"]
+    assert step([Row("a", 2, 2)], now=15) == []
+    assert step(now=35) == ["a 3", "a 3"]  # at 20 and at 30
+    assert step(end=True) == ["a 3"]  # what was to come at 40
+
+
+def test_a_continuous_trigger_by_the_clock_gives_nothing_when_event_time_closes_its_window():
+    step = by_the_clock(TumblingEventTimeWindows.of(ms(20)))
+    assert step([Row("a", 1, 1)]) == []
+    assert step(now=10) == ["a [0,20) 1"]
+    assert step([Row("a", 2, 2)]) == []
+    assert step(mark=19) == []
+    assert step(end=True) == []
+
+
+def test_a_continuous_trigger_by_the_clock_fires_at_the_end_of_its_window():
+    step = by_the_clock(TumblingProcessingTimeWindows.of(ms(15)))
+    assert step([Row("a", 1, 1)]) == []
+    assert step(now=14) == ["a [0,15) 1", "a [0,15) 1"]  # at 10 and at the end
+    assert step(end=True) == []
+
+
+@MODES
+def test_a_continuous_trigger_by_the_clock_fires_once_at_the_end_of_the_input(mode):
+    for assigner, expected in ((GlobalWindows.create(), ["a 5", "b 2"]), (TumblingProcessingTimeWindows.of(ms(100)), ["a [1000,1100) 5", "b [1000,1100) 2"])):
+        rows = [Row("a", 1, 1), Row("b", 2, 2), Row("a", 3, 4)]
+        windowed = stream(rows).key_by("key").window(assigner).trigger(ContinuousProcessingTimeTrigger.of(ms(4)))
+        assert sorted(results(windowed.aggregate(Sum(), Whole()), mode, clock=lambda: 1005)) == expected
 
 
 @MODES
@@ -310,11 +409,6 @@ def test_a_window_function_has_side_outputs(mode):
 
 
 def test_a_window_that_is_over_leaves_no_state():
-    from dagster_unified.operators.key_groups import ControlEvent, KeyGroups
-    from dagster_unified.operators.keyed import KeyedOptions
-    from dagster_unified.operators.program import KeyedInput, Output, Program, Step
-    from dagster_unified.operators.windows.operator import Windowing
-    from tests.operators.test_key_groups import ROWS, TEXTS, Memory, batch
 
     assigner = EventTimeSessionWindows.with_gap(ms(5))
     spec = Windowing(assigner, assigner.get_default_trigger(), Row, function=Dump())
@@ -323,7 +417,7 @@ def test_a_window_that_is_over_leaves_no_state():
     sizes = []
     for rows, mark in (([Row("a", 1, 1), Row("a", 20, 2)], 4), ([Row("a", 4, 3)], 9), ([], 30)):
         driver = KeyGroups(program, lambda number, b: out.extend(TEXTS.records.from_batch(b)), lambda: 0)
-        driver.run(stores[0], [batch(rows)] if rows else [], ControlEvent(watermarks={"op": mark}))
+        driver.run(stores[0], Arrived([batch(rows)] if rows else []), ControlEvent(watermarks={"op": mark}))
         driver.close()
         sizes.append(len(stores[0].index))
     assert out == ["a 1 9 [1, 3]", "a 20 25 [2]"]
@@ -383,7 +477,8 @@ def test_what_cannot_be_is_an_error_when_the_graph_is_built(build, error, messag
     [
         (lambda: keyed().count_window(2).sum("amount"), "closes its windows by the elements that have come"),
         (lambda: keyed().window(TumblingProcessingTimeWindows.of(ms(5))).sum("amount"), "goes by processing time"),
-        (lambda: keyed().window(HOUR).trigger(ContinuousEventTimeTrigger.of(ms(5))).sum("amount"), "gives early results in STREAMING"),
+        (lambda: keyed().window(HOUR).trigger(ContinuousEventTimeTrigger.of(ms(5))).sum("amount"), "gives early results in STREAMING and each window's last one in BATCH"),
+        (lambda: keyed().window(HOUR).trigger(ContinuousProcessingTimeTrigger.of(ms(5))).sum("amount"), "none at a window's end, and so none at all in BATCH"),
         (lambda: keyed().window(HOUR).trigger(PurgingTrigger.of(CountTrigger.of(5))).sum("amount"), "closes its windows by the elements that have come"),
     ],
 )

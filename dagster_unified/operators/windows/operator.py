@@ -559,6 +559,9 @@ class _TriggerContext(OnMergeContext):
     def get_partitioned_state(self, descriptor: StateDescriptor) -> Any:
         return self._handles.of(descriptor)
 
+    def early_results(self) -> bool:
+        return self._operator.options.incremental_updates
+
     def merge_partitioned_state(self, descriptor: StateDescriptor) -> None:
         state, scope, into = self._handles.of(descriptor), self._scope, self._scope.window
         found = []

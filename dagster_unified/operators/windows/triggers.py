@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.operators.state import ReducingStateDescriptor, StateDescriptor, ValueStateDescriptor
-from dagster_unified.operators.time import to_span
+from dagster_unified.operators.time import MAX_TIMESTAMP, to_span
 
 
 class TriggerResult(Enum):
@@ -65,6 +65,10 @@ class TriggerContext(ABC):
     @abstractmethod
     def get_partitioned_state(self, descriptor: StateDescriptor) -> Any:
         """State of this key and window."""
+
+    def early_results(self) -> bool:
+        """Whether results before a window's end are wanted: in STREAMING they are, in BATCH not (`execution.incremental-updates`)."""
+        return True
 
 
 class OnMergeContext(TriggerContext):
@@ -217,13 +221,13 @@ class _Continuous(_Quiet):
         if ctx.get_partitioned_state(self._next).get() is None:
             self._follow(moment, window, ctx)
 
-    def _again(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
-        """A timer has come: where it is the one to fire at, the next follows."""
+    def _again(self, time: int, window: Any, ctx: TriggerContext, now: int) -> TriggerResult:
+        """Fires if the timer at `time` is the one to fire at; the next one is at the first multiple after `now`."""
         state = ctx.get_partitioned_state(self._next)
         if state.get() != time:
             return TriggerResult.CONTINUE
         state.clear()
-        self._follow(time, window, ctx)
+        self._follow(now, window, ctx)
         return TriggerResult.FIRE
 
     def _follow(self, moment: int, window: Any, ctx: TriggerContext) -> None:
@@ -233,7 +237,11 @@ class _Continuous(_Quiet):
 
 
 class ContinuousEventTimeTrigger(_Continuous):
-    """Fires each time the watermark passes a multiple of an interval, and at the window's end."""
+    """Fires each time the watermark passes a multiple of an interval, and at the window's end.
+
+    In BATCH it fires once, at the window's end. With carried state a partition is what moves the watermark, and a window that
+    stays open fires once for it.
+    """
 
     def register(self, time: int, ctx: TriggerContext) -> None:
         ctx.register_event_time_timer(time)
@@ -250,7 +258,14 @@ class ContinuousEventTimeTrigger(_Continuous):
         return TriggerResult.CONTINUE
 
     def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
-        return TriggerResult.FIRE if time == window.max_timestamp() else self._again(time, window, ctx)
+        if time == window.max_timestamp():
+            return TriggerResult.FIRE
+        watermark = ctx.get_current_watermark()
+        if window.max_timestamp() > watermark:
+            return self._again(time, window, ctx, time if ctx.early_results() else watermark)
+        if ctx.early_results() and window.max_timestamp() < MAX_TIMESTAMP:
+            return self._again(time, window, ctx, time)
+        return TriggerResult.CONTINUE  # the result at the window's end follows
 
     def on_merge(self, window: Any, ctx: OnMergeContext) -> None:
         self.register(window.max_timestamp(), ctx)
@@ -275,7 +290,7 @@ class ContinuousProcessingTimeTrigger(_Continuous):
         return TriggerResult.CONTINUE
 
     def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
-        return self._again(time, window, ctx)
+        return self._again(time, window, ctx, time)
 
 
 class _Counting(_Quiet):
