@@ -2,9 +2,12 @@
 
 import os
 import sys
+from collections import Counter
+from itertools import chain
 
 # Tiny jobs in short-lived JVMs: what the optimizing compiler and parallel collectors would save, they cost several times over.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+os.environ.setdefault("SPARK_LAUNCHER_OPTS", os.environ["SPARK_SUBMIT_OPTS"])
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("DAGSTER_DISABLE_TELEMETRY", "yes")
 
@@ -52,6 +55,12 @@ def pytest_terminal_summary(terminalreporter):
         reasons = sorted({str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped})
         failed = " (an error in CI)" if os.environ.get("CI") else ""
         terminalreporter.write_line(f"skipped {len(skipped)}{failed}: {'; '.join(reasons)}")
+    seconds = Counter()
+    for report in chain(*terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport):
+            seconds[report.nodeid.partition("::")[0].split("/")[1]] += report.duration
+    if len(seconds) > 1:
+        terminalreporter.write_line("seconds by folder: " + ", ".join(f"{folder} {spent:.0f}" for folder, spent in seconds.most_common()))
     terminalreporter.write_line(f"seed {SEED}: UNIFIED_SEED={SEED} runs the same examples again")
 
 

@@ -29,7 +29,7 @@ def loaded(folder, program):
     """Which of the heavy modules a program has loaded at its end."""
     (folder / "shops.py").write_text(PIPELINE)
     ending = f"import json, sys; print('\\n' + json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
-    done = subprocess.run([sys.executable, "-c", f"{program}\n{ending}"], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", f"{program}\n{ending}"], cwd=folder, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -36,13 +36,13 @@ def test_interrupting_saving_and_listing(tmp_path):
     (tmp_path / "in/1.csv").write_text("shop,amount\nnorth,3\nsouth,5\n")
 
     def told(*arguments):
-        done = subprocess.run([COMMAND, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run([COMMAND, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
         return done.returncode, done.stdout + done.stderr
 
     with (tmp_path / "log").open("w") as log:
         running = subprocess.Popen([COMMAND, "run", "shops.py"], cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 600
             while "epoch 0 of main" not in (tmp_path / "log").read_text():
                 assert running.poll() is None, (tmp_path / "log").read_text()
                 assert time.monotonic() < deadline

@@ -45,7 +45,7 @@ def test_the_deployment_gives_a_job_and_a_sensor():
 
 def test_the_command_prints_what_the_readme_says(tmp_path):
     (tmp_path / "shops.py").write_text(PROGRAM)
-    done = subprocess.run([str(Path(sys.executable).with_name("dagster-unified")), "run", "shops.py"], capture_output=True, text=True, cwd=tmp_path, timeout=180, check=False)
+    done = subprocess.run([str(Path(sys.executable).with_name("dagster-unified")), "run", "shops.py"], capture_output=True, text=True, cwd=tmp_path, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     printed = [line for line in done.stdout.splitlines() if line.startswith("print> ")]
     assert sorted(printed) == sorted(OUTPUT.strip().splitlines())

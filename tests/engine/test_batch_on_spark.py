@@ -295,7 +295,7 @@ def test_user_code_reaches_workers_that_cannot_import_it(tmp_path, remote):
     (tmp_path / "code" / "author_module.py").write_text(AUTHOR)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path / "code"), str(tmp_path), *remote], capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=180, check=False
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "code"), str(tmp_path), *remote], capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip().splitlines()[-1] == "[('x', 20200)]"

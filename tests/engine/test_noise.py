@@ -50,6 +50,6 @@ def test_a_workers_traceback_is_left_out_and_an_error_of_spark_is_not():
 @pytest.mark.spark
 def test_a_streaming_job_shows_what_the_pipeline_prints_and_nothing_else(tmp_path):
     (tmp_path / "job.py").write_text(PROGRAM)
-    done = subprocess.run([sys.executable, "job.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "PYTHONWARNINGS": "ignore"})
+    done = subprocess.run([sys.executable, "job.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False, env={**os.environ, "PYTHONWARNINGS": "ignore"})
     assert done.returncode == 0, done.stderr
     assert done.stderr == "seen 7\n"
