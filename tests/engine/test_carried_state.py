@@ -31,7 +31,7 @@ from dagster_unified.graph.slices import bound
 from dagster_unified.operators import carried
 from dagster_unified.orchestration.partitions import slice_of
 from dagster_unified.records import record_type
-from tests.depth import examples
+from tests.depth import examples, rotated
 
 DAYS = ("2024-01-01", "2024-01-02", "2024-01-03")
 PARTITIONS = DailyPartitionsDefinition(DAYS[0], end_date="2024-01-04")
@@ -221,49 +221,44 @@ EVENTS = [
 
 
 @pytest.mark.parametrize("build", [sessions, chained, windows, session_windows, totals, native_windows])
-def test_days_with_carried_state_give_what_one_run_and_streaming_give(spark, tmp_path, run_on_spark, run_streaming, build):
-    Days(spark, tmp_path).run(build(EVENTS, str(tmp_path / "days")), *DAYS)
-    run_on_spark(build(EVENTS, str(tmp_path / "once")))
-    run_streaming(build(EVENTS, str(tmp_path / "streaming")))
-    assert table(str(tmp_path / "days")) == table(str(tmp_path / "once")) == table(str(tmp_path / "streaming"))
-    assert table(str(tmp_path / "days"))
-
-
-@pytest.mark.parametrize("build", [sessions, chained, windows, session_windows, totals, native_windows])
-def test_days_in_one_spark_job_give_what_they_give_one_by_one(spark, tmp_path, build):
+def test_days_with_carried_state_give_what_one_spark_job_for_all_one_run_and_streaming_give(spark, tmp_path, run_on_spark, run_streaming, build):
     days, together = Days(spark, tmp_path / "days"), Days(spark, tmp_path / "together")
-    days.run(build(EVENTS, str(tmp_path / "table of days")), *DAYS)
-    together.run_together(build(EVENTS, str(tmp_path / "table together")), *DAYS)
-    assert table(str(tmp_path / "table of days")) == table(str(tmp_path / "table together"))
+    paths = {name: str(tmp_path / f"table {name}") for name in ("of days", "together", "once", "streaming")}
+    days.run(build(EVENTS, paths["of days"]), *DAYS)
+    together.run_together(build(EVENTS, paths["together"]), *DAYS)
+    run_on_spark(build(EVENTS, paths["once"]))
+    run_streaming(build(EVENTS, paths["streaming"]))
+    assert table(paths["of days"]) == table(paths["together"]) == table(paths["once"]) == table(paths["streaming"])
+    assert table(paths["of days"])
     built = build(EVENTS, "/tmp/nowhere")
     assert days.left(built) == together.left(built)
 
 
 @pytest.mark.parametrize("build", [sessions, totals, native_windows])
-def test_days_in_one_spark_job_go_on_from_the_day_before_them_and_leave_state_for_any_after(spark, tmp_path, build):
+def test_days_in_one_spark_job_go_on_from_the_day_before_them_and_leave_state_for_any_after(spark, tmp_path, run_on_spark, build):
     path = str(tmp_path / "table")
     days = Days(spark, tmp_path)
     days.run(build(EVENTS, path), DAYS[0])
     days.run_together(build(EVENTS, path), *DAYS[1:])
     whole = table(path)
     days.run(build(EVENTS, path), DAYS[2], run_id="run")
-    days.run(build(EVENTS, str(tmp_path / "other")), *DAYS, run_id="other")
-    assert table(path) == whole == table(str(tmp_path / "other"))
+    run_on_spark(build(EVENTS, str(tmp_path / "once")))
+    assert table(path) == whole == table(str(tmp_path / "once"))
 
 
 event_lists = st.lists(st.builds(event, st.sampled_from("abc"), st.integers(0, 2), st.floats(0, 23.9), st.integers(1, 9), st.floats(0, 5.9)), min_size=1, max_size=25)
 
 
-@settings(max_examples=examples(1), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("build", rotated([sessions, session_windows, native_windows], 1))
+@settings(max_examples=examples(2), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events=event_lists)
-def test_any_events_give_the_same_by_days_and_at_once(spark, tmp_path_factory, events):
+def test_any_events_give_the_same_by_days_and_at_once(spark, tmp_path_factory, build, events):
     folder = tmp_path_factory.mktemp("any")
-    for build in (sessions, session_windows, native_windows):
-        Days(spark, folder).run(build(events, f"{folder}/days {build.__name__}"), *DAYS)
-        once = build(events, f"{folder}/once {build.__name__}").plan({"execution.runtime-mode": "BATCH"})
-        run_all(Run(once, spark, IntermediateStore(f"{folder}/once"), "run", "run"))
-        Days(spark, folder / "together").run_together(build(events, f"{folder}/together {build.__name__}"), *DAYS)
-        assert table(f"{folder}/days {build.__name__}") == table(f"{folder}/once {build.__name__}") == table(f"{folder}/together {build.__name__}")
+    Days(spark, folder).run(build(events, f"{folder}/table of days"), *DAYS)
+    once = build(events, f"{folder}/table once").plan({"execution.runtime-mode": "BATCH"})
+    run_all(Run(once, spark, IntermediateStore(f"{folder}/once"), "run", "run"))
+    Days(spark, folder / "together").run_together(build(events, f"{folder}/table together"), *DAYS)
+    assert table(f"{folder}/table of days") == table(f"{folder}/table once") == table(f"{folder}/table together")
 
 
 def test_the_row_count_of_a_partition_is_of_its_records_and_not_of_its_state(spark, tmp_path):
