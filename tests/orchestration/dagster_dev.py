@@ -14,6 +14,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DEADLINE = 600
+SETTINGS = """
+telemetry:
+  enabled: false
+run_monitoring:
+  enabled: true
+  poll_interval_seconds: 1
+run_coordinator:
+  module: dagster.core.run_coordinator
+  class: QueuedRunCoordinator
+  config:
+    dequeue_interval_seconds: 1
+"""
 
 
 def free_port() -> int:
@@ -34,8 +46,14 @@ class DagsterDev:
         self.folder = folder
         home = folder / "home"
         home.mkdir()
-        (home / "dagster.yaml").write_text("telemetry:\n  enabled: false\nrun_monitoring:\n  enabled: true\n  poll_interval_seconds: 2\n" + settings)
-        self.environment = {**os.environ, "DAGSTER_HOME": str(home), self.mark: str(folder), "PYTHONPATH": str(ROOT)}
+        (home / "dagster.yaml").write_text(SETTINGS + settings)
+        self.environment = {
+            **os.environ,
+            "DAGSTER_HOME": str(home),
+            "DAGSTER_EVENT_LOG_CONSUMER_DAEMON_INTERVAL_SECONDS": "1",
+            self.mark: str(folder),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).with_name("daemon"))]),
+        }
         self.process = None
         self.port = free_port()
 

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from tests.orchestration.dagster_dev import DagsterDev
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("backfill under Dagster")]
 
 DAYS = [f"2024-01-0{n}" for n in range(1, 9)]
 STAGES = [["totals", name] for name in ("sales", "running", "table")]
@@ -44,15 +44,26 @@ class Dagster(DagsterDev):
         return sorted((r["number"], r["total"]) for r in rows)
 
 
-@pytest.fixture
-def dagster(tmp_path):
-    running = Dagster(tmp_path, "run_retries:\n  enabled: true\n  max_retries: 3\n  retry_on_asset_or_op_failure: false\n")
-    (tmp_path / "in").mkdir()
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("backfill")
+    running = Dagster(folder, "run_retries:\n  enabled: true\n  max_retries: 3\n  retry_on_asset_or_op_failure: false\n")
+    (folder / "in").mkdir()
     for day, amounts in AMOUNTS.items():
-        (tmp_path / "in" / f"{day}.csv").write_text("shop,amount\n" + "".join(f"a,{n}\n" for n in amounts))
-    running.start()
+        (folder / "in" / f"{day}.csv").write_text("shop,amount\n" + "".join(f"a,{n}\n" for n in amounts))
+    try:
+        running.start()
+        yield running
+    finally:
+        running.end()
+
+
+@pytest.fixture
+def dagster(running):
+    """Nothing has been written, as far as the pipeline can see."""
     yield running
-    running.end()
+    shutil.rmtree(running.folder / "table", ignore_errors=True)
+    shutil.rmtree(running.folder / "store", ignore_errors=True)
 
 
 def expected(days):

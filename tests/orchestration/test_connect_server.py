@@ -6,6 +6,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from contextlib import contextmanager
 from unittest import mock
 
 import pytest
@@ -25,17 +26,32 @@ with DagsterInstance.get() as instance, execute_job(reconstructable(job), instan
 """
 
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("connect server")]
+
+
+@contextmanager
+def port_without_server():
+    """A port on which no server runs, before and after."""
+    with mock.patch.dict(os.environ):  # Spark tells its clients by the environment
+        port = free_port()
+        try:
+            yield port
+        finally:
+            connect_server.stop(port)
+            shutil.rmtree(connect_server._folder(port))
 
 
 @pytest.fixture
 def port():
-    """A port without a server, and without one again afterwards."""
-    with mock.patch.dict(os.environ):  # Spark tells its clients by the environment
-        chosen = free_port()
-        yield chosen
-        connect_server.stop(chosen)
-        shutil.rmtree(connect_server._folder(chosen))
+    with port_without_server() as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def running():
+    """The port and the address of a server that runs."""
+    with port_without_server() as port:
+        yield port, connect_server.ensure(port, "local[1]", {})
 
 
 def test_steps_in_processes_of_their_own_and_later_runs_share_one_server(port, tmp_path):
@@ -43,43 +59,13 @@ def test_steps_in_processes_of_their_own_and_later_runs_share_one_server(port, t
     environment = {**os.environ, "CONNECT_TEST_HOME": str(tmp_path), "CONNECT_TEST_PORT": str(port), "DAGSTER_HOME": str(tmp_path / "home")}
     servers = set()
     for _ in range(2):
-        done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=240, check=False)
+        done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
         assert sorted(DeltaTable(str(tmp_path / "table")).to_pyarrow_table()["value"].to_pylist()) == [8, 16, 24]
         servers.add(json.loads(connect_server._discovery(port).read_text())["pid"])
     assert len(servers) == 1
     assert connect_server.stop(port)
     assert not connect_server.stop(port)
-
-
-def test_a_server_takes_nobody_without_its_token(port):
-    address = connect_server.ensure(port, "local[1]", {})
-    assert stat.S_IMODE(connect_server._discovery(port).stat().st_mode) == 0o600
-    ask = "from pyspark.sql import SparkSession; print(SparkSession.builder.remote('{}').getOrCreate().range(3).count())"
-    tried = {}
-    for token in (os.environ["SPARK_CONNECT_AUTHENTICATE_TOKEN"], "guessed"):
-        environment = {**os.environ, "SPARK_CONNECT_AUTHENTICATE_TOKEN": token}
-        tried[token] = subprocess.run([sys.executable, "-c", ask.format(address)], env=environment, capture_output=True, text=True, timeout=120, check=False)
-    right, wrong = tried.values()
-    assert right.stdout == "3\n", right.stderr[-2000:]
-    assert wrong.returncode != 0
-    assert "UNAUTHENTICATED" in wrong.stderr
-
-
-def test_processes_share_a_session_and_each_reads_the_files_that_are_there(port, tmp_path):
-    address = connect_server.ensure(port, "local[1]", {})
-    use = f"""
-from dagster_unified.engine import session
-spark = session.start(remote={address!r}, session_id="6ba7b810-9dad-41d1-80b4-00c04fd430c8")
-print(spark.conf.get("of.this.session", "nothing"), spark.read.schema("line string").text({str(tmp_path / "in")!r}).count())
-spark.conf.set("of.this.session", "kept")
-"""
-    said = []
-    (tmp_path / "in").mkdir()
-    for number in range(2):
-        (tmp_path / "in" / f"{number}.txt").write_text("a line")
-        said.append(subprocess.run([sys.executable, "-c", use], capture_output=True, text=True, timeout=120, check=True).stdout)
-    assert said == ["nothing 1\n", "kept 2\n"]
 
 
 def test_a_server_that_does_not_come_up_says_why(port):
@@ -92,3 +78,33 @@ def test_what_cannot_be_is_an_error(port):
         connect_server.ensure(80, "local", {})
     with pytest.raises(ConfigurationError, match=r"both remote, .*, and connect"):
         SparkResource(remote="sc://host:1", connect=port).session()
+
+
+def test_a_server_takes_nobody_without_its_token(running):
+    port, address = running
+    assert stat.S_IMODE(connect_server._discovery(port).stat().st_mode) == 0o600
+    ask = "from pyspark.sql import SparkSession; print(SparkSession.builder.remote('{}').getOrCreate().range(3).count())"
+    tried = {}
+    for token in (os.environ["SPARK_CONNECT_AUTHENTICATE_TOKEN"], "guessed"):
+        environment = {**os.environ, "SPARK_CONNECT_AUTHENTICATE_TOKEN": token}
+        tried[token] = subprocess.run([sys.executable, "-c", ask.format(address)], env=environment, capture_output=True, text=True, timeout=600, check=False)
+    right, wrong = tried.values()
+    assert right.stdout == "3\n", right.stderr[-2000:]
+    assert wrong.returncode != 0
+    assert "UNAUTHENTICATED" in wrong.stderr
+
+
+def test_processes_share_a_session_and_each_reads_the_files_that_are_there(running, tmp_path):
+    _, address = running
+    use = f"""
+from dagster_unified.engine import session
+spark = session.start(remote={address!r}, session_id="6ba7b810-9dad-41d1-80b4-00c04fd430c8")
+print(spark.conf.get("of.this.session", "nothing"), spark.read.schema("line string").text({str(tmp_path / "in")!r}).count())
+spark.conf.set("of.this.session", "kept")
+"""
+    said = []
+    (tmp_path / "in").mkdir()
+    for number in range(2):
+        (tmp_path / "in" / f"{number}.txt").write_text("a line")
+        said.append(subprocess.run([sys.executable, "-c", use], capture_output=True, text=True, timeout=600, check=True).stdout)
+    assert said == ["nothing 1\n", "kept 2\n"]
