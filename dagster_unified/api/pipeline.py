@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_unified.connectors.collection import CollectionSource
-from dagster_unified.errors import PipelineError
+from dagster_unified.errors import PipelineError, RecordTypeError
 from dagster_unified.graph import explain as explanation
 from dagster_unified.graph.nodes import Edge, Graph, Location, Naming, Node, Partitioning, SinkNode, SourceNode
 from dagster_unified.graph.options import Configuration
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dagster_unified.api.stream import DataStream, Upstream
     from dagster_unified.api.watermarks import WatermarkStrategy
     from dagster_unified.graph.connectors import Source
+    from dagster_unified.operators.functions import OutputTag
 
 N = TypeVar("N", bound=Node)
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -40,6 +41,7 @@ class Pipeline:
         self.name = name
         self._nodes: list[Node] = []
         self._edges: list[Edge] = []
+        self._tags: dict[tuple[int, str], RecordType] = {}
 
     def from_source(self, source: Source, watermark_strategy: WatermarkStrategy | None = None, source_name: str | None = None) -> DataStream:
         """A stream of a source's records, with event times where a strategy is given."""
@@ -108,6 +110,15 @@ class Pipeline:
         self._nodes.append(node)
         self._edges += [Edge(u.node, node.id, u.partitioning or Partitioning(), u.tag) for u in upstream]
         return node
+
+    def _declare_tag(self, node: Node, tag: OutputTag) -> None:
+        """Takes the record type of a side output; raises where it was another before."""
+        held: RecordType = self._tags.setdefault((node.id, tag.name), tag.output_type)
+        if held != tag.output_type:
+            raise RecordTypeError(
+                f"{self.name}: operator '{node.name}': the side output '{tag.name}' is declared as {held.describe()} and as {tag.output_type.describe()}; "
+                "give one of them another name"
+            )
 
     def _change(self, node_id: int, **attributes: Any) -> None:
         self._nodes[node_id] = replace(self._nodes[node_id], **attributes)

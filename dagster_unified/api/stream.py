@@ -313,10 +313,13 @@ class DataStream:
 
     def get_side_output(self, tag: OutputTag) -> DataStream:
         """The records that the operator emitted to a side output. In BATCH the stage materializes once and both streams read it."""
+        if not isinstance(tag, OutputTag):
+            raise PipelineError(f"{self._where('get_side_output')}: expected an OutputTag such as OutputTag('late', Flight), got {tag!r}")
         node = self._operator("get_side_output")
         if not isinstance(node, (nodes.ProcessNode, nodes.KeyedProcessNode)):
             raise PipelineError(f"{self._where('get_side_output')}: '{node.name}' is a {type(node).__name__.removesuffix('Node')} and has no side outputs; use process(...)")
         typed = OutputTag(tag.name, self._pipeline._record_type(tag.output_type, f"{node.name}, side output {tag.name}"))
+        self._pipeline._declare_tag(node, typed)
         return DataStream(self._pipeline, None, (Upstream(node.id, typed),))
 
     def sink_to(self, sink: Sink) -> DataStreamSink:
@@ -339,14 +342,21 @@ class DataStream:
         return self._set(name=name, naming=naming)
 
     def _set(self, **attributes: Any) -> Self:
-        self._pipeline._change(self._operator(next(iter(attributes))).id, **attributes)
+        first = next(iter(attributes))
+        self._pipeline._change(self._operator("chaining" if first == "chaining" else f"a {first}").id, **attributes)
         return self
 
     def _operator(self, what: str) -> Node:
         if self._last is None:
-            raise PipelineError(
-                f"{self._pipeline.name}: {what} belongs to an operator, and this stream is a union, an exchange or a side output; call it on the operator before or after"
-            )
+            first = self._upstream[0]
+            before = f"'{self._pipeline._node(first.node).name}'"
+            if first.tag is not None:
+                raise PipelineError(
+                    f"{self._pipeline.name}: {what} belongs to an operator or a sink, and this stream is the side output '{first.tag.name}' of {before}; "
+                    "give it to what reads the side output: .sink_to(sink).name(...), .print().name(...), or the next operator"
+                )
+            kind = "a union" if len(self._upstream) > 1 else f"keyed, behind {before}" if isinstance(self, KeyedStream) else f"an exchange behind {before}"
+            raise PipelineError(f"{self._pipeline.name}: {what} belongs to an operator or a sink, and this stream is {kind}; call it on the operator before, or the one after")
         return self._pipeline._node(self._last)
 
     def _where(self, operator: str | None = None) -> str:

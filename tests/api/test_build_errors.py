@@ -117,7 +117,23 @@ ERRORS = {
     "union of two pipelines": (two_pipelines, "the streams belong to different pipelines, 'p' and 'q'"),
     "parallelism 0": (lambda: rows().map(to_int).set_parallelism(0), "'to_int': parallelism must be at least 1, not 0"),
     "parallelism 0 of a sink": (lambda: rows().print().set_parallelism(0), "parallelism must be at least 1, not 0"),
-    "name of a union": (lambda: (s := rows()).union(s).name("x"), "name belongs to an operator, and this stream is a union"),
+    "name of a union": (
+        lambda: (s := rows()).union(s).name("x"),
+        "a name belongs to an operator or a sink, and this stream is a union; call it on the operator before, or the one after",
+    ),
+    "name of a side output": (
+        lambda: rows().process(Plain(), int).get_side_output(OutputTag("t", int)).name("x"),
+        r"p: a name belongs to an operator or a sink, and this stream is the side output 't' of 'Plain'; give it to what reads the side output: .sink_to\(sink\).name",
+    ),
+    "uid of a keyed stream": (lambda: rows().key_by("shop").uid("x"), "a uid belongs to an operator or a sink, and this stream is keyed, behind 'collection'"),
+    "chaining of an exchange": (lambda: rows().rebalance().start_new_chain(), "chaining belongs to an operator or a sink, and this stream is an exchange behind"),
+    "side output by name": (lambda: rows().process(Plain(), int).get_side_output("t"), r"expected an OutputTag such as OutputTag\('late', Flight\), got 't'"),
+    "one tag with two types": (
+        lambda: [(s := rows().process(Plain(), int)).get_side_output(OutputTag("t", int)), s.get_side_output(OutputTag("t", str))],
+        r"operator 'Plain': the side output 't' is declared as int\(value: int64\) and as str\(value: string\); give one of them another name",
+    ),
+    "a type as text": (lambda: rows().map(unannotated, output_type="int"), "operator 'unannotated': the type is the text 'int'; give the type itself, without quotes"),
+    "complex": (lambda: rows().map(unannotated, output_type=complex), "operator 'unannotated'.*complex"),
     "no timestamp assigner": (
         lambda: rows().assign_timestamps_and_watermarks(WatermarkStrategy.for_monotonous_timestamps()),
         "has no timestamp assigner; add with_timestamp_assigner",
