@@ -41,6 +41,7 @@ class Pipeline:
         self.name = name
         self._nodes: list[Node] = []
         self._edges: list[Edge] = []
+        self._mistakes: list[tuple[Location | None, RecordTypeError]] = []
         self._tags: dict[tuple[int, str], RecordType] = {}
 
     def from_source(self, source: Source, watermark_strategy: WatermarkStrategy | None = None, source_name: str | None = None) -> DataStream:
@@ -67,6 +68,7 @@ class Pipeline:
 
         Of sinks with one name, all but the first are named by their uids.
         """
+        self._raise_mistakes()
         if not any(isinstance(n, SinkNode) for n in self._nodes):
             raise PipelineError(f"{self.name}: nothing is written anywhere; end a stream with sink_to(...) or print()")
         given = [n for n in self._nodes if n.given_uid]
@@ -110,6 +112,19 @@ class Pipeline:
         self._nodes.append(node)
         self._edges += [Edge(u.node, node.id, u.partitioning or Partitioning(), u.tag) for u in upstream]
         return node
+
+    def _found_mistake(self, node: int, mistake: RecordTypeError) -> None:
+        """Keeps a mistake in an output type until the graph is complete, so that all of them are told at once."""
+        self._mistakes.append((self._nodes[node].location, mistake))
+
+    def _raise_mistakes(self) -> None:
+        if not self._mistakes:
+            return
+        told = [f"{mistake} ({location})" for location, mistake in self._mistakes]
+        if len(told) == 1:
+            raise RecordTypeError(told[0])
+        lines = "".join(f"\n  {number}. {text.removeprefix(f'{self.name}: ')}" for number, text in enumerate(told, 1))
+        raise RecordTypeError(f"{self.name}: {len(told)} operators have no usable output type:{lines}")
 
     def _declare_tag(self, node: Node, tag: OutputTag) -> None:
         """Takes the record type of a side output; raises where it was another before."""

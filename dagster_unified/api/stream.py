@@ -99,7 +99,10 @@ class DataStream:
         """
         name = _name_of(function, "map_batches")
         self._check_function(name, function)
-        records = self._pipeline._record_type(output_type, name)
+        try:
+            records = self._pipeline._record_type(output_type, name)
+        except RecordTypeError as error:
+            return self._untyped(nodes.MapBatchesNode, name, function, error)
         return self._next(nodes.MapBatchesNode, name, naming=_naming(function), records=records, function=function)
 
     def process(self, function: Any, output_type: Any = None) -> DataStream:
@@ -230,6 +233,9 @@ class DataStream:
 
     def union(self, *streams: DataStream) -> DataStream:
         """Records of several streams of one type, in no particular order."""
+        untyped = next((s for s in streams if isinstance(s, UntypedStream)), None)
+        if untyped is not None:
+            return untyped
         mine = self._records("union")
         upstream = list(self._upstream)
         for other in streams:
@@ -284,6 +290,8 @@ class DataStream:
     def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
     def connect(self, other: DataStream | BroadcastStream) -> ConnectedStreams | BroadcastConnectedStream:
         """Brings two streams of different types to one operator, with keyed state where they are keyed. The other one may be broadcast with state."""
+        if isinstance(other, UntypedStream):
+            return other  # type: ignore[return-value]
         if isinstance(other, BroadcastStream):
             return BroadcastConnectedStream(self, other)
         first, second = (s._key_selector if isinstance(s, KeyedStream) else None for s in (self, other))
@@ -291,11 +299,11 @@ class DataStream:
 
     def join(self, other: DataStream) -> JoinedStreams:
         """Joins with another stream: pairs of one key and window; `where(key).equal_to(key).window(assigner).apply(function)`."""
-        return JoinedStreams(self, other, "join")
+        return other if isinstance(other, UntypedStream) else JoinedStreams(self, other, "join")  # type: ignore[return-value]
 
     def co_group(self, other: DataStream) -> JoinedStreams:
         """Groups with another stream: all records of one key and window of both, also where one of them has none."""
-        return JoinedStreams(self, other, "co_group")
+        return other if isinstance(other, UntypedStream) else JoinedStreams(self, other, "co_group")  # type: ignore[return-value]
 
     # Windows over everything
 
@@ -382,8 +390,17 @@ class DataStream:
         self._records(method)
         name = _name_of(function, method.removesuffix("_element"))
         self._check_function(name, function if isinstance(function, type) else getattr(function, method, function))
-        records = self._output(name, getattr(function, method, function), output_type, unwrap)
+        try:
+            records = self._output(name, getattr(function, method, function), output_type, unwrap)
+        except RecordTypeError as error:
+            return self._untyped(kind, name, function, error)
         return self._function(kind, name, function, records=records, **attributes)
+
+    def _untyped(self, kind: type[nodes.FunctionNode], name: str, function: Any, mistake: RecordTypeError) -> UntypedStream:
+        """The stream of an operator whose output type is a mistake, which is raised with all others when the graph is complete."""
+        made = self._next(kind, name, naming=_naming(function), function=function, timestamped=True)
+        self._pipeline._found_mistake(made._upstream[0].node, mistake)
+        return UntypedStream(self._pipeline, made._last)
 
     def _function(self, kind: type[nodes.FunctionNode], name: str, function: Any, **attributes: Any) -> DataStream:
         """An operator that runs a function on records."""
@@ -512,7 +529,10 @@ class KeyedStream(DataStream):
         if not isinstance(function, KeyedProcessFunction):
             raise PipelineError(f"{self._where('process')}: a keyed stream needs a KeyedProcessFunction, not {_name_of(function, 'function')}")
         name = _name_of(function, "process")
-        records = self._output(name, function.process_element, output_type, element_type)
+        try:
+            records = self._output(name, function.process_element, output_type, element_type)
+        except RecordTypeError as error:
+            return self._untyped(nodes.ProcessNode, name, function, error)
         naming = _naming(function)
         return self._keyed(nodes.KeyedProcessNode, name, naming=naming, records=records, function=function, timestamped=True)
 
@@ -528,6 +548,8 @@ class KeyedStream(DataStream):
 
     def interval_join(self, other: KeyedStream) -> IntervalJoined:
         """Joins each record with those of another keyed stream whose event times are in an interval around its own."""
+        if isinstance(other, UntypedStream):
+            return other  # type: ignore[return-value]
         if not isinstance(other, KeyedStream):
             raise PipelineError(f"{self._where('interval_join')}: both streams have to be keyed; call key_by on the other")
         return IntervalJoined(self, other)
@@ -617,6 +639,33 @@ class KeyedStream(DataStream):
 
     def _keyed(self, kind: type[Node], name: str, **attributes: Any) -> DataStream:
         return self._next(kind, name, key=self._key_selector, **attributes)
+
+
+class UntypedStream(DataStream):
+    """What follows an operator whose output type is a mistake, so that the mistakes of other operators are found as well.
+
+    An operator that says its own output type is looked at, and what follows it is a stream like any other. Anything else that
+    is asked of this stream says nothing, since its records are not known. The graph of the pipeline is never complete.
+    """
+
+    def _records(self, operator: str) -> RecordType:
+        return None  # type: ignore[return-value]  # no function that is not replaced below reads it
+
+    def process(self, function: Any, output_type: Any = None) -> DataStream:
+        return self._apply(nodes.ProcessNode, function, "process_element", output_type, element_type)
+
+    def _passed_on(self, *_: Any, **__: Any) -> Self:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self._passed_on
+
+
+_TYPED_BY_THEMSELVES = ("map", "flat_map", "map_batches", "process")
+for _name in [n for n in vars(DataStream) if not n.startswith("_") and n not in _TYPED_BY_THEMSELVES]:
+    setattr(UntypedStream, _name, UntypedStream._passed_on)
 
 
 class DataStreamSink:

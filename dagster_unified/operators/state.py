@@ -181,6 +181,8 @@ class Declared:
 
     def __init__(self, what: str, name: str, python: Any) -> None:
         self._what, self._name = what, name
+        self.latest: dict[Hashable, Any] = {}
+        """Of a state of one value, what was written last for each key and has not been checked."""
         self.fit = _fit(python)
 
     def check(self, values: list[Any], keys: list[Hashable] | None = None) -> None:
@@ -213,6 +215,7 @@ class KeyedStateBackend:
         """The key that is current."""
 
         self._unchecked: list[tuple[Declared, Hashable, Any]] = []
+        self._waiting: list[Declared] = []
         self.descriptors: dict[str, StateDescriptor] = {}
         self.on_register: Callable[[StateDescriptor], None] | None = None
 
@@ -234,8 +237,24 @@ class KeyedStateBackend:
         if len(self._unchecked) >= _AT_ONCE:
             self.check()
 
+    def look_at_latest(self, declared: Declared, value: Any) -> None:
+        """As `look`, where a key has one value: one that is replaced is never stored, and so needs no check."""
+        if declared.fit.scalar:
+            declared.check([value], [self.key])
+            return
+        latest = declared.latest
+        if not latest:
+            self._waiting.append(declared)
+        latest[self.key] = value
+        if len(latest) >= _AT_ONCE:
+            self.check()
+
     def check(self) -> None:
         """Checks the values that were taken. A driver calls it before it commits anything."""
+        waiting, self._waiting = self._waiting, []
+        for declared in waiting:
+            latest, declared.latest = declared.latest, {}
+            declared.check(list(latest.values()), list(latest))
         if not self._unchecked:
             return
         taken, self._unchecked = self._unchecked, []
@@ -339,7 +358,7 @@ class ValueState(_State, Generic[T]):
             self.clear()
         else:
             if type(value) not in self._plain:
-                self._backend.look(self._declared, value)
+                self._backend.look_at_latest(self._declared, value)
             self._set(value)
 
 
@@ -518,7 +537,7 @@ class ReducingState(_State, Generic[T]):
         held = self._get(give_expired=False)
         combined = value if held is None else self._reduce(held, value)
         if type(combined) not in self._plain:
-            self._backend.look(self._declared, combined)
+            self._backend.look_at_latest(self._declared, combined)
         self._set(combined)
 
 
@@ -539,7 +558,7 @@ class AggregatingState(_State, Generic[IN, OUT]):
         held = self._get(give_expired=False)
         accumulator = self._function.add(value, self._function.create_accumulator() if held is None else held)
         if type(accumulator) not in self._plain:
-            self._backend.look(self._declared, accumulator)
+            self._backend.look_at_latest(self._declared, accumulator)
         self._set(accumulator)
 
 

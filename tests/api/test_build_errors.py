@@ -1,6 +1,7 @@
 """What is wrong with a program is said while it is built: where, what, and what to do."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -21,7 +22,7 @@ from dagster_unified.api import (
     WatermarkStrategy,
 )
 from dagster_unified.api import functions as F
-from dagster_unified.errors import PipelineError
+from dagster_unified.errors import PipelineError, RecordTypeError
 from dagster_unified.graph.nodes import SinkNode
 
 
@@ -151,11 +152,34 @@ ERRORS = {
 }
 
 
+def complete(stream):
+    """Mistakes in output types are told together, when the graph is complete."""
+    stream._pipeline.graph()
+
+
 @pytest.mark.parametrize("mistake", ERRORS)
 def test_a_mistake_is_an_error_that_says_where_and_what_to_do(mistake):
     build, words = ERRORS[mistake]
     with pytest.raises(PipelineError, match=words):
-        build()
+        complete(build())
+
+
+def test_all_mistakes_in_output_types_are_told_at_once():
+    pipeline = Pipeline("p")
+    numbers = pipeline.from_collection([1])
+    broken = numbers.map(unannotated).name("first").filter(lambda r: r.odd).key_by("odd").process(Keyed()).map(to_int, output_type=str)
+    broken.union(numbers.map(lambda n: n, complex)).key_by("x").window(None).aggregate(None).print().name("x")
+    numbers.union(broken).connect(broken).apply(None)
+    numbers.map(to_int).print("fine")
+    with pytest.raises(RecordTypeError) as raised:
+        pipeline.graph()
+    assert [line.split(" (")[0] for line in re.sub(r"\(.*test_build_errors\.py:\d+\)", "", str(raised.value)).splitlines()] == [
+        "p: 3 operators have no usable output type:",
+        "  1. operator 'unannotated' has no output type; annotate what the function returns, or give output_type= ",
+        "  2. operator 'to_int': output_type is str, but the function is annotated to give int; make them the same ",
+        "  3. operator 'map': complex says nothing about the columns; use a NamedTuple or another annotated class, or a plain type such as int or tuple[str, int] ",
+    ]
+    assert str(raised.value).count("test_build_errors.py:") == 3
 
 
 def test_two_equal_uids_name_both_operators_and_their_lines():

@@ -466,6 +466,7 @@ class _Scope(KeyedStateBackend):
         super().__init__(operator.clock)
         self._operator, self._prefix = operator, prefix
         self.look = operator.state.look  # type: ignore[method-assign]
+        self.look_at_latest = operator.state.look  # type: ignore[method-assign]  # a key has one value for each window
         self.window: Any = None
         self.current = _Scoped(self)  # type: ignore[assignment]
 
