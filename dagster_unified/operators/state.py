@@ -358,7 +358,11 @@ class ValueState(_State, Generic[T]):
             self.clear()
         else:
             if type(value) not in self._plain:
-                self._backend.look_at_latest(self._declared, value)
+                latest = self._declared.latest
+                if 0 < len(latest) < _AT_ONCE:  # as look_at_latest, without a call for each record
+                    latest[self._backend.key] = value
+                else:
+                    self._backend.look_at_latest(self._declared, value)
             self._set(value)
 
 
