@@ -93,7 +93,7 @@ class Driven:
         if broadcast:
             assert self.program.broadcast is not None
             around = [to_batch(self.program.pipeline, self.program.broadcast.layout, broadcast)]
-        return self._groups.run(self.store, Arrived(batches, around), event)
+        return self._groups.run(self.store, Arrived(batches, around), event, in_order=len(own) < 2)
 
     @property
     def groups(self) -> KeyGroups:

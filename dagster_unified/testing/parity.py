@@ -13,20 +13,26 @@ from dagster_unified.testing.run import Result, run_pipeline
 
 
 def assert_same_in_both_modes(
-    pipeline: Any, inputs: Mapping[str, Sequence[Any]] | None = None, options: Mapping[str, Any] | None = None, clock: Callable[[], int] = wall_clock
+    pipeline: Any,
+    inputs: Mapping[str, Sequence[Any]] | None = None,
+    options: Mapping[str, Any] | None = None,
+    clock: Callable[[], int] = wall_clock,
+    seed: int | None = 0,
 ) -> None:
     """Runs `pipeline` in both modes, in memory, and raises `AssertionError` with the first differences of the final results.
 
     A sink that upserts is compared by its last record per key, and so is one right after a rolling operation; any other as a
-    bag of records.
+    bag of records. `seed` shuffles what comes in no defined order, as in `run_pipeline`; a failure's notes say which it was.
     """
     graph = pipeline.graph()
-    batch = final_result(graph, run_pipeline(pipeline, "BATCH", inputs, options, clock))
-    streaming = final_result(graph, run_pipeline(pipeline, "STREAMING", inputs, options, clock))
+    batch = final_result(graph, run_pipeline(pipeline, "BATCH", inputs, options, clock, seed=seed))
+    streaming = final_result(graph, run_pipeline(pipeline, "STREAMING", inputs, options, clock, seed=seed))
     for sink, expected in batch.items():
         only_batch, only_streaming = expected - streaming[sink], streaming[sink] - expected
         if only_batch or only_streaming:
-            raise AssertionError(f"{graph.name}: sink '{sink}' ends differently\n  only in BATCH: {_first(only_batch)}\n  only in STREAMING: {_first(only_streaming)}")
+            error = AssertionError(f"{graph.name}: sink '{sink}' ends differently\n  only in BATCH: {_first(only_batch)}\n  only in STREAMING: {_first(only_streaming)}")
+            error.add_note(f"records that come in no defined order were shuffled with seed={seed}")
+            raise error
 
 
 def final_result(graph: Graph, result: Result) -> dict[str, Counter[str]]:

@@ -51,7 +51,8 @@ def test_the_first_example_of_flinks_page_on_state(mode):
     pipeline = Pipeline("p")
     values = pipeline.from_collection([(1, 3), (1, 5), (1, 7), (1, 4), (1, 2)], tuple[int, int])
     values.key_by(lambda row: row[0], key_type=int).flat_map(CountWindowAverage()).print()
-    assert run_pipeline(pipeline, mode).only() == [(1, 4), (1, 5)]
+    # Flink's example has no event times: which values meet is their order's, which an exchange in BATCH does not keep.
+    assert run_pipeline(pipeline, mode, seed=None).only() == [(1, 4), (1, 5)]
 
 
 class Event(NamedTuple):

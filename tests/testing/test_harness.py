@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from dagster_unified.api import CsvSource, KeyedProcessFunction, Pipeline, ValueStateDescriptor, WatermarkStrategy
 from dagster_unified.api import functions as F
-from dagster_unified.errors import PipelineError
-from dagster_unified.testing import assert_same_in_both_modes, run_pipeline
+from dagster_unified.errors import PipelineError, UnifiedError
+from dagster_unified.testing import ManualClock, assert_same_in_both_modes, run_pipeline
 
 MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
 
@@ -171,3 +171,104 @@ def test_a_mode_may_be_written_small_as_at_launch():
 def test_one_pipeline_can_run_again(mode):
     pipeline = changes(READINGS, ordered=True)
     assert run_pipeline(pipeline, mode).only() == run_pipeline(pipeline, mode).only()
+
+
+def lasts(readings, **how):
+    """The last reading of each room: what is last is arrival's to say."""
+    pipeline = Pipeline("p")
+    pipeline.from_collection(readings, Reading).key_by("room").reduce(lambda a, b: b).print()
+    return sorted(run_pipeline(pipeline, how.pop("mode", "BATCH"), **how).only())
+
+
+def test_batch_shuffles_what_an_exchange_brings_in_no_order_by_its_seed():
+    readings = [Reading("a", n, n) for n in range(20)]
+    found = {lasts(readings, seed=seed)[0] for seed in range(10)}
+    assert len(found) > 1
+    assert lasts(readings, seed=3) == lasts(readings, seed=3)
+    assert lasts(readings, seed=None) == [Reading("a", 19, 19)]
+
+
+def test_a_stream_that_is_only_forwarded_keeps_its_order_in_batch():
+    pipeline = Pipeline("p")
+    pipeline.from_collection(list(range(20))).map(lambda v: v + 1, int).print()
+    assert run_pipeline(pipeline, "BATCH").only() == list(range(1, 21))
+
+
+def test_streaming_shuffles_the_records_of_a_micro_batch_and_no_others():
+    readings = [Reading("a", n, n) for n in range(20)]
+
+    def last_update(**how):
+        pipeline = Pipeline("p")
+        pipeline.from_collection(readings, Reading).key_by("room").reduce(lambda a, b: b).print()
+        return run_pipeline(pipeline, "STREAMING", **how).only()[-1]
+
+    assert last_update() == readings[-1]
+    assert len({last_update(micro_batch=None, seed=seed) for seed in range(10)}) > 1
+
+
+def test_a_function_that_depends_on_the_order_of_arrival_is_found_out_and_the_seed_named():
+    class Difference(Changes):
+        pass
+
+    pipeline = Pipeline("p")
+    pipeline.from_collection([Reading("a", n, n * n) for n in range(9)], Reading).key_by("room").process(Difference(False)).print("changes")
+    with pytest.raises(AssertionError) as caught:
+        assert_same_in_both_modes(pipeline)
+    assert caught.value.__notes__ == ["records that come in no defined order were shuffled with seed=0"]
+
+
+class Reminder(KeyedProcessFunction):
+    """Says a second later by the clock what came."""
+
+    def process_element(self, value, ctx) -> Iterable[str]:
+        ctx.timer_service().register_processing_time_timer(ctx.timer_service().current_processing_time() + 1000)
+        yield f"came {value.degrees}"
+
+    def on_timer(self, timestamp, ctx) -> Iterable[str]:
+        yield f"fired at {timestamp}"
+
+
+def test_processing_time_timers_fire_between_micro_batches_when_the_clock_has_passed_them():
+    clock = ManualClock()
+
+    def later(reading: Reading) -> Reading:
+        clock.advance(600)
+        return reading
+
+    pipeline = Pipeline("p")
+    pipeline.from_collection([Reading("a", n, n) for n in range(4)], Reading).map(later).key_by("room").process(Reminder()).print()
+    found = run_pipeline(pipeline, "STREAMING", clock=clock).only()
+    assert found == ["came 0", "came 1", "came 2", "fired at 1600", "came 3", "fired at 2200", "fired at 2800", "fired at 3400"]
+
+
+def test_the_watermark_moves_between_micro_batches():
+    in_order = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
+
+    class Marks(KeyedProcessFunction):
+        def process_element(self, value, ctx) -> Iterable[int]:
+            yield max(ctx.timer_service().current_watermark(), -1)
+
+    def marks(size):
+        pipeline = Pipeline("p")
+        readings = pipeline.from_collection([Reading("a", n, n) for n in range(10, 14)], Reading)
+        readings.assign_timestamps_and_watermarks(in_order).key_by("room").process(Marks()).print()
+        return run_pipeline(pipeline, "STREAMING", micro_batch=size).only()
+
+    assert marks(1) == [-1, 9, 10, 11]
+    assert marks(2) == [-1, -1, 10, 10]
+    assert marks(None) == [-1] * 4
+
+
+def test_state_that_is_not_of_its_declared_type_is_an_error():
+    class Mistyped(KeyedProcessFunction):
+        def open(self, context):
+            self.mean = context.get_state(ValueStateDescriptor("mean", int))
+
+        def process_element(self, value, ctx) -> Iterable[int]:
+            self.mean.update(value.degrees / 2)
+            return []
+
+    pipeline = Pipeline("p")
+    pipeline.from_collection(READINGS, Reading).key_by("room").process(Mistyped()).print()
+    with pytest.raises(UnifiedError, match=r"'Mistyped'.*'mean'"):
+        run_pipeline(pipeline, "STREAMING")
