@@ -100,7 +100,7 @@ class _FileSource(SparkSource):
             found = (
                 [UPath(f, protocol=self.path.protocol) for f in glob.glob(str(self.path))]
                 if not self.path.protocol
-                else [UPath(f, protocol=self.path.protocol) for f in self.path.fs.glob(self.path.path)]
+                else [UPath(f, protocol=self.path.protocol, **self.path.storage_options) for f in self.path.fs.glob(self.path.path)]
             )
         elif self.path.is_dir():
             found = [f for f in self.path.rglob("*") if f.is_file() and not f.name.startswith(("_", "."))]

@@ -20,13 +20,16 @@ _SAME = {"s3a": "s3", "gcs": "gs", "abfss": "abfs"}
 
 
 def storage_path(path: str, what: str) -> UPath:
-    """A local path or a URL as a `UPath`; raises `ConfigurationError` naming `what` where it is neither."""
+    """A local path or a URL as a `UPath`; raises `ConfigurationError` naming `what` where it is neither.
+
+    Of a bucket nothing is remembered: another process may have written there since.
+    """
     from upath import UPath
 
     if not path or "\x00" in path or "\n" in path:
         raise ConfigurationError(f"{what}: {path!r} is not a path")
     try:
-        found = UPath(path)
+        found = UPath(path, use_listings_cache=False) if _SCHEME.match(path) else UPath(path)
     except (ValueError, ImportError) as error:
         raise ConfigurationError(f"{what}: {path!r} cannot be used: {error}") from error
     return found if _SCHEME.match(path) else found.expanduser().absolute()
@@ -41,8 +44,10 @@ def name_of(path: str, default: str) -> str:
 
 
 def for_spark(path: UPath) -> str:
-    """The path as Spark reads it; local ones explicitly, whatever Spark's default file system is."""
+    """The path as Spark reads it; local ones explicitly, whatever Spark's default file system is, and `s3` by Hadoop's name for it."""
     text = str(path)
+    if path.protocol == "s3":
+        return text.replace("s3://", "s3a://", 1)
     return text if _SCHEME.match(text) else f"file://{text}"
 
 

@@ -12,6 +12,7 @@ from datetime import datetime
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
+from dagster_unified.connectors.paths import for_spark
 from dagster_unified.engine.events import EpochCommitted, Observer, nobody
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.job_time import JobTime
@@ -258,7 +259,7 @@ class _Query:
     def start(self) -> None:
         interval = self.plan.execution.streaming.interval
         writer = self.frame().writeStream.foreachBatch(self._epoch).outputMode(self.output_mode)
-        writer = writer.option("checkpointLocation", str(self.folder / "spark" / self.name)).queryName(f"{self.plan.name}/{self.name}")
+        writer = writer.option("checkpointLocation", for_spark(self.folder / "spark" / self.name)).queryName(f"{self.plan.name}/{self.name}")
         if interval:
             writer = writer.trigger(processingTime=f"{int(interval.total_seconds() * 1000)} milliseconds")
         self.query = writer.start()
@@ -386,8 +387,6 @@ class _Packed(_Query):
 
     def _keep(self, node: g.SourceNode) -> Callable[[DataFrame, int], None]:
         def keep(frame: DataFrame, epoch: int) -> None:
-            from dagster_unified.connectors.paths import for_spark
-
             target = self.folder / "malformed" / node.uid / f"epoch={epoch}"
             lane = self.frames.malformed[node.uid]
             self.frames.lane(frame, lane, frames.MALFORMED_ROW).write.mode("overwrite").parquet(for_spark(target))
