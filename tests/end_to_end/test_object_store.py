@@ -1,6 +1,11 @@
-"""What the library keeps in a bucket of an S3-compatible server."""
+"""Intermediates, tables and checkpoints in a bucket of an S3-compatible server: by s3fs, by deltalake and by Hadoop's s3a."""
 
+import json
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import boto3
 import pytest
@@ -8,6 +13,8 @@ from moto.server import ThreadedMotoServer
 
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.errors import LeaseLostError
+
+ROOT = Path(__file__).parents[2]
 
 
 def client(url):
@@ -25,6 +32,37 @@ def bucket():
     client(url).create_bucket(Bucket="lake")
     yield {**access, "AWS_ENDPOINT_URL": url, "AWS_ALLOW_HTTP": "true"}
     server.stop()
+
+
+@pytest.fixture(scope="module")
+def found(bucket, tmp_path_factory):
+    """What `object_store_job` says of its runs."""
+    folder = tmp_path_factory.mktemp("bucket")
+    (folder / "one.csv").write_text("shop,amount\nnorth,1\nnorth,2\n")
+    (folder / "two.csv").write_text("shop,amount\nsouth,4\n")
+    command = [sys.executable, "-m", "tests.end_to_end.object_store_job", str(folder), bucket["AWS_ENDPOINT_URL"]]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **bucket, "DAGSTER_HOME": ""}, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-5000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.spark
+def test_intermediates_and_tables_of_a_range_of_partitions_are_in_the_bucket(found):
+    assert found["batch"]["success"]
+    assert found["batch"]["table"] == [["north", 3], ["south", 4]]
+    assert (found["batch"]["rows"], found["batch"]["files"] > 0) == (1, True)
+
+
+@pytest.mark.spark
+def test_what_is_there_of_the_same_input_does_not_run_again(found):
+    assert found["batch"]["reused"] == 4
+
+
+@pytest.mark.spark
+def test_a_job_goes_on_from_its_checkpoint_in_the_bucket(found):
+    assert (found["streaming"]["stopped"], found["streaming"]["before"]) == ("stopped", [["north", 1], ["south", 2]])
+    assert found["streaming"]["success"]
+    assert found["streaming"]["table"] == [["north", 5], ["south", 2]]
 
 
 def test_a_job_sees_that_another_process_took_its_lease(bucket, monkeypatch):

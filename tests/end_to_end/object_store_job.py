@@ -1,0 +1,110 @@
+"""Sales whose intermediates, tables and checkpoints are in a bucket; run in a process of its own by `test_object_store.py`.
+
+Prints what there is to be checked, as one line of JSON. Arguments: the folder of the input, and the URL of the S3-compatible server.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from dagster import BackfillPolicy, DagsterInstance, StaticPartitionsDefinition
+from deltalake import DeltaTable
+
+from dagster_unified.api import CsvSource, DeltaSink, Pipeline
+from dagster_unified.engine.batch.store import Address, IntermediateStore
+from dagster_unified.engine.events import EpochCommitted
+from dagster_unified.engine.streaming.job import Start, StreamingJob
+from dagster_unified.orchestration import IntermediateIOManager, SparkResource, StreamingDeployment, unified_definitions
+
+HADOOP, AWS = "3.5.0", "2.35.4"
+"""The versions that Spark 4.3 was built with: `pyspark/jars/hadoop-client-api-3.5.0.jar`, and what its hadoop-aws asks for."""
+
+MODULES = ("s3", "sts", "s3-transfer-manager", "apache-client", "netty-nio-client")
+"""What hadoop-aws needs of `software.amazon.awssdk:bundle`, which has 600 MB."""
+
+IVY = """<ivysettings><settings defaultResolver="central"/><resolvers><ibiblio name="central" m2compatible="true"/></resolvers></ivysettings>"""
+
+
+class Sale(NamedTuple):
+    shop: str
+    amount: int
+
+
+def spark(folder: Path, url: str) -> SparkResource:
+    (folder / "ivy.xml").write_text(IVY)
+    return SparkResource(
+        master="local[2]",
+        config={
+            "spark.jars.packages": ",".join([f"org.apache.hadoop:hadoop-aws:{HADOOP}", *(f"software.amazon.awssdk:{module}:{AWS}" for module in MODULES)]),
+            "spark.jars.excludes": "software.amazon.awssdk:bundle,org.wildfly.openssl:wildfly-openssl",
+            "spark.jars.ivySettings": str(folder / "ivy.xml"),
+            "spark.hadoop.fs.s3a.endpoint": url,
+            "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
+            "spark.hadoop.fs.s3a.path.style.access": "true",
+            "spark.hadoop.fs.s3a.optimized.copy.from.local.enabled": "false",  # its asynchronous client cannot talk to moto's server
+        },
+    )
+
+
+def build(folder: Path, name: str, live: bool) -> Pipeline:
+    pipeline = Pipeline(name)
+    source = CsvSource(f"{folder}/live" if live else f"{folder}/{{key}}.csv", Sale, name="sales", monitor=live)
+    mode = "upsert" if live else "overwrite"
+    pipeline.from_source(source).key_by("shop").sum("amount").name("totals").sink_to(DeltaSink(f"s3://lake/tables/{name}", mode=mode, key="shop" if live else ()))
+    return pipeline
+
+
+def table(name: str) -> list[list[object]]:
+    return sorted([r["shop"], r["amount"]] for r in DeltaTable(f"s3://lake/tables/{name}").to_pyarrow_table().to_pylist())
+
+
+def batch(folder: Path, resources: dict[str, object]) -> dict[str, object]:
+    """Two partitions in one run; again, when nothing is to be done; and again from an intermediate that was lost."""
+    definitions = unified_definitions(
+        build(folder, "batch", live=False),
+        resources,
+        partitions=StaticPartitionsDefinition(["one", "two"]),
+        backfill_policy=BackfillPolicy.single_run(),
+        reuse="fingerprint",
+        retry_policy=None,
+    )
+    job = definitions.resolve_job_def("batch_batch")
+    with DagsterInstance.ephemeral() as instance:
+        both = {"dagster/asset_partition_range_start": "one", "dagster/asset_partition_range_end": "two"}
+        first = job.execute_in_process(instance=instance, tags=both)
+        again = job.execute_in_process(instance=instance, tags=both)
+        reused = sum("reused from run" in e.materialization.metadata for e in again.get_asset_materialization_events())
+    store = IntermediateStore("s3://lake/intermediates")
+    manifest = store.find(Address("batch", "sales", first.run_id, "two"))
+    files = 0 if manifest is None else len(store.files(store.data(manifest)))
+    return {"success": first.success and again.success, "reused": reused, "table": table("batch"), "rows": manifest.rows if manifest else None, "files": files}
+
+
+def streaming(folder: Path, resources: dict[str, object]) -> dict[str, object]:
+    """A job that is stopped after its first file, and one that goes on from its state and is drained."""
+    options = {"execution.checkpointing.dir": "s3://lake/checkpoints", "pipeline.max-parallelism": 2, "parallelism.default": 1}
+    pipeline = build(folder, "live", live=True)
+    session = resources["spark"].session()  # type: ignore[attr-defined]
+    rows = 0
+
+    def observe(event: object) -> None:
+        nonlocal rows
+        if isinstance(event, EpochCommitted):
+            rows += event.rows_in
+
+    (folder / "live").mkdir()
+    (folder / "live" / "1.csv").write_text("shop,amount\nnorth,1\nsouth,2\n")
+    stopped = StreamingJob(pipeline.plan(options), session, Start("first"), observe).run(lambda: rows >= 2)
+    before = table("live")
+    (folder / "live" / "2.csv").write_text("shop,amount\nnorth,4\n")
+    definitions = unified_definitions(pipeline, resources, deployments=[StreamingDeployment(pipeline, options=options)])
+    with DagsterInstance.ephemeral() as instance:
+        success = all(definitions.resolve_job_def(name).execute_in_process(instance=instance).success for name in ("live_drain", "live_streaming"))
+    return {"stopped": stopped, "before": before, "success": success, "table": table("live")}
+
+
+if __name__ == "__main__":
+    home, address = Path(sys.argv[1]), sys.argv[2]
+    given = {"spark": spark(home, address), "intermediates": IntermediateIOManager(path="s3://lake/intermediates")}
+    print(json.dumps({"batch": batch(home, given), "streaming": streaming(home, given)}))
