@@ -44,7 +44,7 @@ def name_of(path: str, default: str) -> str:
 
 
 def for_spark(path: UPath) -> str:
-    """The path as Spark reads it; local ones explicitly, whatever Spark's default file system is, and `s3` by Hadoop's name for it."""
+    """The path as Spark reads it; local ones explicitly, whatever Spark's default file system is, and those of S3 by Hadoop's name for it."""
     text = str(path)
     if path.protocol == "s3":
         return text.replace("s3://", "s3a://", 1)
