@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_unified.engine.streaming.checkpoint import Deployed, Lease
 from dagster_unified.engine.streaming.desired import Desired, Status
-from dagster_unified.errors import ConfigurationError
+from dagster_unified.errors import ConfigurationError, lasting
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.upgrade import Code, changes
 from dagster_unified.orchestration.restarts import Failure, decide
@@ -76,6 +76,8 @@ class SeenRun:
     created: datetime
     ended: datetime | None
     reason: str = ""
+    error: str = ""
+    """The class of the library's error that it failed with, where it is known."""
 
     @property
     def alive(self) -> bool:
@@ -153,8 +155,10 @@ def next_step(deployment: StreamingDeployment, options: Configuration, seen: See
         return Decision(f"run {last.run_id[:8]} was terminated by hand; run {name}_resume to start {name} again")
     failures = [f for f in _failures(seen.runs) if resumed is None or f.ended > resumed]
     if failures and not changed:
-        verdict = decide(failures, options)
         why = f"run {seen.runs[0].run_id[:8]} failed: {seen.runs[0].reason or 'see its log'}"
+        if lasting(seen.runs[0].error):
+            return Decision(f"{why}; giving up: it would fail again. Mend the cause, then run {name}_resume or launch {name}_streaming")
+        verdict = decide(failures, options)
         if verdict.at is None:
             return Decision(f"{why}; giving up: {verdict.reason}. Mend the cause, then run {name}_resume or launch {name}_streaming")
         if seen.now < verdict.at:

@@ -46,6 +46,13 @@ def why_it_failed(instance: DagsterInstance, run_id: str) -> str:
     return died(events) if _FROM_OUTSIDE in said else said[:300]
 
 
+def error_of(instance: DagsterInstance, run_id: str) -> str:
+    """The class of the library's error that a run failed with; empty where it was none."""
+    entries = instance.all_logs(run_id, of_type=DagsterEventType.STEP_FAILURE)
+    failures = [e.dagster_event.step_failure_data.user_failure_data for e in entries if e.dagster_event is not None]
+    return next((str(f.metadata["error"].value) for f in failures if f is not None and "error" in f.metadata), "")
+
+
 def died(events: Iterable[DagsterEvent]) -> str:
     """How the process of a run died, as far as Dagster noted it."""
     how = next((found[0] for e in events if e.event_type is DagsterEventType.ENGINE_EVENT and (found := _CRASHED.search(str(e.message)))), "died")

@@ -49,7 +49,7 @@ from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.orchestration import progress
 from dagster_unified.orchestration.deployment import Decision, Seen, SeenRun, StreamingDeployment, next_step, utc
-from dagster_unified.orchestration.history import why_it_failed
+from dagster_unified.orchestration.history import error_of, why_it_failed
 from dagster_unified.orchestration.outcomes import as_failure, interruptible
 from dagster_unified.orchestration.resources import session_of
 from dagster_unified.orchestration.targets import check_location, targets_metadata
@@ -307,6 +307,7 @@ def _see(context: SensorEvaluationContext, deployment: StreamingDeployment, job_
             utc(r.start_time or r.create_timestamp.timestamp()),
             utc(r.end_time) if r.end_time else None,
             why_it_failed(context.instance, r.dagster_run.run_id) if number == 0 and r.dagster_run.status is DagsterRunStatus.FAILURE else "",
+            error_of(context.instance, r.dagster_run.run_id) if number == 0 and r.dagster_run.status is DagsterRunStatus.FAILURE else "",
         )
         for number, r in enumerate(records)
     ]

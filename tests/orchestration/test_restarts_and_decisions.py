@@ -3,15 +3,17 @@
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from dagster import DagsterInstance, DagsterRunStatus, build_sensor_context, in_process_executor
+from dagster import DagsterInstance, DagsterRunStatus, build_sensor_context, in_process_executor, job, op
 from dagster._core.test_utils import create_run_for_test
 
 from dagster_unified.api import Pipeline
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, Lease
 from dagster_unified.engine.streaming.desired import Desired, Status, read_desired
-from dagster_unified.errors import ConfigurationError
+from dagster_unified.errors import ConfigurationError, SinkError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.orchestration.deployment import Seen, SeenRun, StreamingDeployment, next_step
+from dagster_unified.orchestration.history import error_of, why_it_failed
+from dagster_unified.orchestration.outcomes import as_failure
 from dagster_unified.orchestration.restarts import Failure, decide
 from dagster_unified.orchestration.streaming import LOADED, streaming_jobs, streaming_sensor
 
@@ -68,9 +70,9 @@ def deployment(**options):
     return StreamingDeployment(pipeline, **options)
 
 
-def run(status, name="run-1", ago=60, reason=""):
+def run(status, name="run-1", ago=60, reason="", error=""):
     ended = None if status in ("STARTED", "QUEUED") else NOON - ago * SECOND
-    return SeenRun(name, status, NOON - (ago + 30) * SECOND, ended, reason)
+    return SeenRun(name, status, NOON - (ago + 30) * SECOND, ended, reason, error)
 
 
 def millis(ago):
@@ -111,6 +113,30 @@ def test_a_failed_run_is_started_again_when_its_time_has_come_and_the_message_sa
     assert waiting.launch is None
     assert waiting.message == "run run-1 failed: disk full; attempt 1 begins at 12:00:01 UTC"
     assert see(run("FAILURE", ago=5)).launch == "p/run-1/now"
+
+
+@pytest.mark.parametrize(("error", "restarted"), [("SinkError", False), ("PipelineError", False), ("UserFunctionError", True), ("LeaseLostError", True)])
+def test_what_would_fail_again_is_not_started_again_until_it_is_resumed(error, restarted):
+    failed = run("FAILURE", reason="no column", error=error)
+    assert bool(see(failed).launch) == restarted
+    assert ("failed: no column; giving up: it would fail again. Mend the cause" in see(failed).message) != restarted
+    assert see(failed, desired=Desired(2, "running", at=millis(1))).launch
+    assert see(failed, fingerprint="corrected").launch
+
+
+def test_a_failed_run_says_the_class_of_its_error():
+    @op
+    def write():
+        with as_failure():
+            raise SinkError("no column")
+
+    @job
+    def writing():
+        write()
+
+    with DagsterInstance.ephemeral() as instance:
+        failed = writing.execute_in_process(instance=instance, raise_on_error=False)
+        assert (error_of(instance, failed.run_id), why_it_failed(instance, failed.run_id)) == ("SinkError", "no column")
 
 
 def test_a_resumption_forgives_what_failed_before():
