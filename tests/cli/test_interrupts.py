@@ -68,7 +68,9 @@ def test_a_run_that_is_interrupted_is_cancelled_and_commits_nothing_more(tmp_pat
         try:
             reached = (tmp_path / "calls").exists if moment == "in a stage" else lambda: has_a_jvm(running.pid)
             until(reached, moment, running)
-            for number in signals:
+            os.killpg(running.pid, signals[0])
+            for number in signals[1:]:
+                until(lambda: "a second signal ends the process" in log.read_text(), "answering the first signal", running)
                 os.killpg(running.pid, number)
             assert running.wait(180) == code, log.read_text()
         finally:

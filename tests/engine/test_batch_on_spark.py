@@ -255,7 +255,11 @@ import author_module
 from dagster_unified.engine import session
 from dagster_unified.engine.batch.stage import Run, run_all
 from dagster_unified.engine.batch.store import IntermediateStore
-spark = session.start("local[1]", remote=sys.argv[3] if len(sys.argv) > 3 else None, config={"spark.sql.shuffle.partitions": "1"})
+if len(sys.argv) > 3:
+    from pyspark.sql import SparkSession
+    spark = session.prepared(SparkSession.builder.remote(sys.argv[3]).getOrCreate())
+else:
+    spark = session.start("local[1]", config={"spark.sql.shuffle.partitions": "1"})
 run_all(Run(author_module.pipeline(sys.argv[2] + "/out").plan(), spark, IntermediateStore(sys.argv[2] + "/store"), "run", "run"))
 print(sorted(tuple(r) for r in spark.read.parquet(sys.argv[2] + "/out").collect()))
 spark.stop()

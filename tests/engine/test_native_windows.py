@@ -118,7 +118,9 @@ def from_files(files, tmp_path, assigner, native, mode="append"):
     return pipeline
 
 
-@pytest.mark.parametrize("assigner", [TumblingEventTimeWindows.of(ms(50)), SlidingEventTimeWindows.of(ms(60), ms(30)), EventTimeSessionWindows.with_gap(ms(40))], ids=str)
+@pytest.mark.parametrize(
+    "assigner", [TumblingEventTimeWindows.of(ms(50)), SlidingEventTimeWindows.of(ms(60), ms(30)), EventTimeSessionWindows.with_gap(ms(40))], ids=["tumbling", "sliding", "sessions"]
+)
 def test_streaming_gives_each_window_once_also_what_the_end_of_input_closes(files, tmp_path, spark, assigner):
     from deltalake import DeltaTable
 

@@ -207,7 +207,7 @@ def test_early_results_by_a_continuous_trigger():
         (EventTimeSessionWindows.with_gap(ms(6)), ["a [0,30) 6"]),
         (GlobalWindows.create(), ["a 6"]),
     ],
-    ids=str,
+    ids=["tumbling", "sessions", "global"],
 )
 def test_in_batch_a_continuous_trigger_gives_each_window_once(assigner, expected):
     rows = [Row("a", t, 1) for t in (0, 4, 9, 14, 19, 24)]

@@ -131,7 +131,7 @@ def test_metadata_shows_rows_bytes_schema_graph_and_preview(instance):
     assert found["keyed"]["dagster/row_count"].value == 9
     assert found["keyed"]["bytes"].value > 0
     assert [c.name for c in found["keyed"]["dagster/column_schema"].schema.columns] == ["key", "value"]
-    assert "flowchart" in found["table"]["job_graph"].value
+    assert "data:image/svg+xml" in found["table"]["job_graph"].value
     assert len(found["table"]["preview of table"].records) == 2
 
 
