@@ -74,10 +74,11 @@ def _columns_named(function: str, arguments: tuple[Any, ...], options: dict[str,
 @cache
 def _signature(function: str) -> ast.arguments | None:
     """The parameters of a function, as the installed pyspark's source has them; of overloads, those that are implemented."""
-    found = re.findall(rf"^def {function}\(.*?\) -> [^\n]*:$", _source(), re.MULTILINE | re.DOTALL)
-    if not found:
+    begin = _source().rfind(f"\ndef {function}(") + 1
+    header = re.compile(r"def .*?\) -> [^\n]*:(?=\n)", re.DOTALL).match(_source(), begin) if begin else None
+    if header is None:
         return None
-    (defined,) = ast.parse(f"{found[-1]} ...").body
+    defined = ast.parse(f"{header.group()} ...").body[0]
     assert isinstance(defined, ast.FunctionDef)
     return defined.args
 

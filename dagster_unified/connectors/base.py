@@ -58,11 +58,15 @@ class WriteContext:
 
 @dataclass
 class WriteResult:
-    """What a sink wrote: where, and how many bytes. `repeated` says that this execution had written before, and nothing was written now."""
+    """What a sink wrote: where, and how many bytes. `repeated` says that this execution had written before, and nothing was written now.
+
+    The engine counts the `rows`, so a sink need not.
+    """
 
     location: str
     bytes: int = 0
     repeated: bool = False
+    rows: int = 0
 
 
 class SparkSource(Source):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import csv
 import glob
 import re
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Literal, Self
+from urllib.parse import unquote
 from uuid import uuid4
 
 import pyarrow as pa
@@ -218,13 +220,12 @@ class TextSource(_FileSource):
         """The error for a malformed row, with its line looked up in its file."""
         from pyspark.sql import functions as F
 
+        file = unquote(file)
         first = row.splitlines()[0] if row else row
         lines = spark.read.text(file).coalesce(1).select("value", (F.monotonically_increasing_id() + 1).alias("line"))
         found = lines.where(F.trim("value") == F.trim(F.lit(first))).limit(1).collect()
         line = f", line {found[0].line}" if found else ""
-        return MalformedInputError(
-            f"source '{self.name}': {file.removeprefix('file:').replace('///', '/')}{line}: {reason}: {row[:200]}; mend the file, or read it with on_malformed='drop' or 'divert'"
-        )
+        return MalformedInputError(f"source '{self.name}': {_shown(file)}{line}: {reason}: {row[:200]}; mend the file, or read it with on_malformed='drop' or 'divert'")
 
 
 class CsvSource(TextSource):
@@ -252,7 +253,18 @@ class CsvSource(TextSource):
         self.header, self.delimiter, self.null_value = header, delimiter, null_value
 
     def _options(self) -> dict[str, Any]:
+        # Spark holds the header against the schema, also in files that appear later, unless it is to enforce the schema.
         return {"header": self.header, "sep": self.delimiter, "nullValue": self.null_value, "enforceSchema": "false" if self.header else "true"}
+
+    def odd_header(self, spark: SparkSession, file: str) -> str:
+        """What is wrong with the first line of a file that does not name the record's fields."""
+        first = spark.read.text(file).limit(1).collect()
+        found = [name.strip() for name in next(csv.reader([first[0].value], delimiter=self.delimiter), [])] if first else []
+        expected = list(self.records.names)
+        return (
+            f"source '{self.name}': the header of {_shown(file)} has the columns {', '.join(found)}, and {self.records.describe()} needs "
+            f"{', '.join(expected)}, in this order; correct the file or the record, or read it with header=False if its first line is no header"
+        )
 
 
 class JsonSource(TextSource):
@@ -428,6 +440,11 @@ class FileSink(SparkSink):
     def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
         reader = spark.read.option("header", True) if self.format == "csv" else spark.read
         return reader.format(self.format).load(for_spark(self.path)).limit(rows).toArrow()
+
+
+def _shown(file: str) -> str:
+    """A file as its author writes it."""
+    return file.removeprefix("file:").replace("///", "/")
 
 
 def _swap(staged: UPath, target: UPath) -> None:

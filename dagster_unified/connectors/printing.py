@@ -31,11 +31,16 @@ class PrintSink(SparkSink):
         """Every record can be printed."""
 
     def write(self, frame: DataFrame, context: WriteContext) -> WriteResult:
-        for row in frame.toLocalIterator():
-            values = tuple(row)
-            shown = values[0] if len(values) == 1 else f"{getattr(self.records.python, '__name__', '')}({', '.join(f'{k}={v!r}' for k, v in row.asDict().items())})"
-            sys.stdout.write(f"{self.name}> {shown}\n")
-        sys.stdout.flush()
+        kept = frame.persist()
+        try:
+            kept.count()  # the whole of it in one job: of the jobs that fetch one partition each, Spark observes nothing
+            for row in kept.toLocalIterator():
+                values = tuple(row)
+                shown = values[0] if len(values) == 1 else f"{getattr(self.records.python, '__name__', '')}({', '.join(f'{k}={v!r}' for k, v in row.asDict().items())})"
+                sys.stdout.write(f"{self.name}> {shown}\n")
+            sys.stdout.flush()
+        finally:
+            kept.unpersist()
         return WriteResult("standard output")
 
     def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:

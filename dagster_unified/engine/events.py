@@ -35,20 +35,31 @@ class StageFinished:
 
 
 @dataclass(frozen=True)
+class Written:
+    """What a sink was given in an epoch, and the bytes that it has written of it."""
+
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class EpochCommitted:
     """A STREAMING job has committed a micro-batch to its sinks. Times are milliseconds since the epoch."""
 
     query: str
     epoch: int
     rows_in: int
-    rows_out: int
     seconds: float
     watermark: int | None
     counters: Mapping[str, int]
-    written: Mapping[str, int]
-    """Bytes by sink."""
+    written: Mapping[str, Written]
+    """By sink."""
     state_rows: int = 0
     state_bytes: int = 0
+
+    def written_rows(self) -> str:
+        """The rows that each sink was given, as a line of a log has them."""
+        return ", ".join(f"{written.rows:,} to {sink}" for sink, written in self.written.items()) or "none written"
 
 
 Event = StageStarted | StageFinished | EpochCommitted

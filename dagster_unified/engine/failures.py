@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from dagster_unified import errors
-from dagster_unified.connectors.files import TextSource
-from dagster_unified.graph.nodes import SourceNode
+from dagster_unified.connectors.files import CsvSource, TextSource
+from dagster_unified.graph.nodes import LookupNode, Node, SourceNode
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,11 +25,23 @@ _RAISED = re.compile(r"(?:^|\]\s|:\s)dagster_unified\.errors\.(\w+): (.*?)(?=\n\
 """As a worker or an expression raises it; not where a plan that is shown quotes the expression."""
 
 
+_HEADER = re.compile(r"CSV header (?:does not conform to|is not equal to number of fields in) the schema.*?CSV file: (\S+)", re.DOTALL)
+
+_MAY_COME_BACK = ("PATH_NOT_FOUND",)
+"""What Spark finds while it analyses a plan, and may not find at the next attempt."""
+
+
 def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) -> errors.UnifiedError:
     """The error to raise instead of one that came out of Spark."""
     if isinstance(error, errors.UnifiedError):
         return error
+    refused = refusal(error)
+    if refused is not None:
+        return errors.PipelineError(f"{plan.name}: stage '{stage}': {refused}")
     text = str(error)
+    header = _HEADER.search(text)
+    if header is not None:
+        return _header(unquote(header.group(1)), plan, spark)
     found = _RAISED.findall(text)
     if found:
         name, message = found[-1]
@@ -39,6 +54,30 @@ def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) ->
     return errors.StageError(f"{plan.name}: stage '{stage}': {_sentence(error, text)[:500]}")
 
 
+def refusal(error: Exception) -> str | None:
+    """Why Spark does not run a plan at all, which it would not at the next attempt either; None of any other error."""
+    from pyspark.errors import AnalysisException
+
+    if not isinstance(error, AnalysisException) or error.getCondition() in _MAY_COME_BACK:
+        return None
+    said = " ".join(re.split(r";\s*\n|\n\n|\nJVM stacktrace", str(error))[0].split())
+    return f"Spark does not accept an expression of it: {re.sub(r' ?SQLSTATE: [0-9A-Z]+', '', said)[:500]}; correct the names and types that it uses"
+
+
+@contextmanager
+def naming_operator(pipeline: str, node: Node) -> Iterator[None]:
+    """Names the operator whose expression Spark does not accept."""
+    try:
+        yield
+    except errors.UnifiedError:
+        raise
+    except Exception as error:
+        refused = refusal(error)
+        if refused is None:
+            raise
+        raise errors.PipelineError(f"{pipeline}: operator '{node.name}': {refused}") from error
+
+
 def _sentence(error: Exception, text: str) -> str:
     """The line that says what went wrong: of a Java error the exception's own, and its innermost cause's."""
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
@@ -46,6 +85,14 @@ def _sentence(error: Exception, text: str) -> str:
         return f"{type(error).__name__}: {lines[0]}"
     said = [line.removeprefix(": ") for line in lines[1:2]] + [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")][-1:]
     return "; ".join(re.sub(r"^(?:\w+\.)+(?=\w+(?::|$))", "", line) for line in dict.fromkeys(said)) or lines[0]
+
+
+def _header(file: str, plan: Plan, spark: SparkSession) -> errors.UnifiedError:
+    """The error for a CSV file whose first line does not name the fields of its source's record."""
+    readers = [n.source for n in plan.graph.nodes if isinstance(n, (SourceNode, LookupNode))]
+    sources = [s for s in readers if isinstance(s, CsvSource) and s.header]
+    source = next((s for s in sources if any(file.endswith(str(f).split("://")[-1]) for f in s.files())), sources[0])
+    return errors.MalformedInputError(f"{plan.name}: {source.odd_header(spark, file)}")
 
 
 def _malformed(message: str, plan: Plan, spark: SparkSession) -> errors.UnifiedError:

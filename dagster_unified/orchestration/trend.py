@@ -24,6 +24,7 @@ class Trend:
         self._epochs: deque[EpochCommitted] = deque(maxlen=KEPT)
         self._committed: deque[int] = deque(maxlen=KEPT)
         self._counters: dict[str, int] = {}
+        self._rows: dict[str, int] = {}
         self._bytes: dict[str, int] = {}
 
     def add(self, event: EpochCommitted) -> None:
@@ -32,8 +33,9 @@ class Trend:
         self._committed.append(self._clock())
         for name, count in event.counters.items():
             self._counters[name] = self._counters.get(name, 0) + count
-        for sink, size in event.written.items():
-            self._bytes[sink] = self._bytes.get(sink, 0) + size
+        for sink, written in event.written.items():
+            self._rows[sink] = self._rows.get(sink, 0) + written.rows
+            self._bytes[sink] = self._bytes.get(sink, 0) + written.bytes
 
     @property
     def watermark(self) -> int | None:
@@ -43,7 +45,7 @@ class Trend:
     def line(self, event: EpochCommitted) -> str:
         """One epoch, as a line of a log."""
         mark = "" if event.watermark is None else f", watermark {_moment(event.watermark)}"
-        rows = f"{event.rows_in:,} rows in, {event.rows_out:,} packed rows out"
+        rows = f"{event.rows_in:,} rows in, {event.written_rows()}"
         return f"epoch {event.epoch} of {event.query}: {rows} in {event.seconds:.2f} s{mark}; durations {self._picture()}"
 
     def metadata(self, sink: str) -> dict[str, Any] | None:
@@ -61,6 +63,7 @@ class Trend:
             "batch duration (s)": round(last.seconds, 3),
             "input rows per second": round(rows / elapsed, 1) if elapsed else 0.0,
             "processed rows per second": round(rows / seconds, 1) if seconds else 0.0,
+            "rows written": self._rows.get(sink, 0),
             "bytes written": self._bytes.get(sink, 0),
             "state rows": last.state_rows,
             "state bytes": last.state_bytes,

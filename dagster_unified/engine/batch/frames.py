@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from dagster_unified.connectors.base import MALFORMED, SparkSource, spark_schema
 from dagster_unified.engine.batch.aggregates import CarriedAggregate
 from dagster_unified.engine.batch.native import Natives, with_event_time
+from dagster_unified.engine.failures import naming_operator
 from dagster_unified.engine.shipping import Shipments, by_value
 from dagster_unified.engine.translate import input_layout, program, runs_in_python
 from dagster_unified.engine.worker import shipped
@@ -162,7 +163,8 @@ class RegionFrames:
             return frame.where(f"{OUTPUT} = {number}").select(*[f"{column}.{name}" for name in layout.schema.names], *self.beside)
         node = self.plan.graph.node(port.node)
         carries = isinstance(node, (g.AggregateNode, g.WindowAggregateNode)) and self.state is not None
-        frame = self._carried_aggregate(node, port) if carries else self._native(node)
+        with naming_operator(self.plan.name, node):
+            frame = self._carried_aggregate(node, port) if carries else self._native(node)
         return self._with_keys(port, frame, layout) if layout.keys else frame
 
     def _run(self, one: Pass) -> DataFrame:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from dagster_unified.connectors.base import SparkSink, WriteContext, WriteResult, spark_schema
+from dagster_unified.connectors.base import WriteContext, WriteResult, spark_schema
 from dagster_unified.connectors.paths import for_spark, remove_tree
 from dagster_unified.engine.batch import stored
 from dagster_unified.engine.batch.frames import Part, RegionFrames, observed
@@ -24,6 +24,7 @@ from dagster_unified.engine.failures import translated
 from dagster_unified.engine.job_time import JobTime
 from dagster_unified.engine.shipping import by_value_afresh
 from dagster_unified.engine.translate import input_layout
+from dagster_unified.engine.writing import write, write_parts
 from dagster_unified.errors import CarriedStateError, IntermediateLostError, PipelineError, StateError, UnifiedError, UnsupportedError
 from dagster_unified.graph.failover import regions_to_recompute
 from dagster_unified.graph.nodes import BroadcastNode, ExchangeKind, KeyedProcessNode, NativeNode, Node, SinkNode, WindowAggregateNode
@@ -265,7 +266,7 @@ class _Job:
             share = (now() - begun) / len(self.runs)
             for run, manifest, results in zip(self.runs, manifests, written, strict=True):
                 own = now()
-                results |= {node.name: _spark_sink(run, node).write(self._rows_for(node, [manifest]), self._context(run, node)) for node in left}
+                results |= {node.name: write(node, self._rows_for(node, [manifest]), self._context(run, node)) for node in left}
                 size = manifest.bytes or sum(r.bytes for r in results.values())
                 run.check()
                 done.append(msgspec.structs.replace(manifest, seconds=share + now() - own, bytes=size, sinks={name: r.location for name, r in results.items()}))
@@ -278,16 +279,11 @@ class _Job:
 
     def _written(self) -> _Made:
         """The one sink of a region that nothing else leaves, written directly."""
-        from pyspark.sql import Observation
-
-        counts = Observation()
-        frame = self._counted(self.frames.sink_input(self.sinks[0].id), counts, flat=True)
         sink = self.sinks[0]
-        result = _spark_sink(self.run, sink).write(frame, self._context(self.run, sink))
-        if result.repeated:
-            # No job ran, so there is nothing to observe, and asking would wait for ever.
-            return _Made(frame.schema.json(), [[0] * len(self.streams)], [Metrics({"sink had this execution already": 1})], [{sink.name: result}])
-        return _Made(frame.schema.json(), [self._rows(counts)], self.frames.metrics(), [{sink.name: result}])
+        frame = self.frames.sink_input(sink.id)
+        result = write(sink, frame, self._context(self.run, sink))
+        again = [Metrics({"sink had this execution already": 1})] if result.repeated else []
+        return _Made(frame.schema.json(), [[result.rows]], [merge([*self.frames.metrics(), *again])], [{sink.name: result}])
 
     def _materialized(self, attempt: UPath) -> _Made:
         """All streams that leave, written into the store."""
@@ -303,7 +299,7 @@ class _Job:
         from pyspark.sql import functions as F
 
         frame = self._combined()
-        if any(_spark_sink(self.run, node).upserts for node in self.sinks):
+        if any(node.sink.upserts for node in self.sinks):
             frame = frame.withColumn(EMITTED, F.monotonically_increasing_id())
         schema = frame.drop(PART).schema.json()
         filled = stored.write_parts(frame, attempts)
@@ -422,9 +418,8 @@ class _Job:
         for node in self.sinks:
             results = None
             if len(manifests) > 1:
-                sink = _spark_sink(self.run, node)
                 contexts = [self._context(run, node) for run in self.runs]
-                results = sink.write_parts(self._rows_for(node, manifests, [EMITTED] if sink.upserts else []), contexts)
+                results = write_parts(node, self._rows_for(node, manifests, [EMITTED] if node.sink.upserts else []), contexts)
             if results is None:
                 left.append(node)
                 continue
@@ -468,9 +463,3 @@ class _Made:
     metrics: list[Metrics]
     results: list[dict[str, WriteResult]] | None = None
     """What the sinks wrote, where they have already."""
-
-
-def _spark_sink(run: Run, node: SinkNode) -> SparkSink:
-    if not isinstance(node.sink, SparkSink):
-        raise PipelineError(f"{run.plan.name}: sink '{node.name}' is a {type(node.sink).__name__}, which Spark cannot write")
-    return node.sink

@@ -1,7 +1,8 @@
 """Commits one micro-batch: what the query computed goes to all sinks, as one epoch.
 
 The query's rows have to be computed exactly once, since that is what moves its state on. Where one sink takes everything they
-go straight to it; else they are staged in the checkpoint directory and each sink is written from there.
+go straight to it (`engine/writing.py` computes them also where the sink has this epoch already); else they are staged in the
+checkpoint directory and each sink is written from there.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
-from dagster_unified.connectors.base import SparkSink, WriteContext, WriteResult, spark_schema
+from dagster_unified.connectors.base import WriteContext, WriteResult, spark_schema
 from dagster_unified.connectors.paths import for_spark, remove_tree
 from dagster_unified.engine.batch.frames import RegionFrames, observed
 from dagster_unified.engine.shipping import Shipments, by_value_afresh
-from dagster_unified.errors import PipelineError
+from dagster_unified.engine.writing import write
 from dagster_unified.graph.nodes import SinkNode
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.operators.lanes import PACKED, REPORT
@@ -46,7 +47,7 @@ class EpochWriter:
     _begun: bool = False
     _shipments: Shipments = field(default_factory=Shipments)
 
-    def packed(self, frame: DataFrame, epoch: int, unpacked: Unpacked, kept: Mapping[int, Callable[[DataFrame, int], None]]) -> tuple[int, Report, dict[str, WriteResult]]:
+    def packed(self, frame: DataFrame, epoch: int, unpacked: Unpacked, kept: Mapping[int, Callable[[DataFrame, int], None]]) -> tuple[Report, dict[str, WriteResult]]:
         """Commits packed rows. `kept` says what is done with the lanes that go to no sink, such as malformed rows."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as F
@@ -58,8 +59,6 @@ class EpochWriter:
         direct = len(self.tail.sinks) == 1 and not kept
         if direct:
             results = self._write(epoch, lambda port: unpacked(data, port))
-            if any(r.repeated for r in results.values()):
-                data.write.format("noop").mode("overwrite").save()  # the sink has this epoch; the state has not
         else:
             target = self.staging / f"epoch-{epoch}"
             data.write.mode("overwrite").option("compression", "lz4_raw").parquet(for_spark(target))
@@ -74,16 +73,13 @@ class EpochWriter:
                 results = self._write(epoch, lambda port: unpacked(staged, port))
                 self._begun = True
             remove_tree(target)
-        return rows, report, results
+        return report, results
 
     def plain(self, frame: DataFrame, epoch: int) -> dict[str, WriteResult]:
         """Commits the rows of one stream in its own columns."""
         self.check()
         if len(self.tail.sinks) == 1:
-            results = self._write(epoch, lambda port: frame)
-            if any(r.repeated for r in results.values()):
-                frame.write.format("noop").mode("overwrite").save()
-            return results
+            return self._write(epoch, lambda port: frame)
         target = self.staging / f"epoch-{epoch}"
         frame.write.mode("overwrite").option("compression", "lz4_raw").parquet(for_spark(target))
         staged = self.spark.read.schema(frame.schema).parquet(for_spark(target))
@@ -97,8 +93,6 @@ class EpochWriter:
         try:
             for number in self.tail.sinks:
                 node = cast("SinkNode", self.plan.graph.node(number))
-                if not isinstance(node.sink, SparkSink):
-                    raise PipelineError(f"{self.plan.name}: sink '{node.name}' is a {type(node.sink).__name__}, which Spark cannot write")
                 context = WriteContext(
                     self.spark,
                     self.plan.name,
@@ -111,7 +105,7 @@ class EpochWriter:
                     self._shipping(node.uid),
                     node.uid,
                 )
-                results[node.name] = node.sink.write(frames.sink_input(number), context)
+                results[node.name] = write(node, frames.sink_input(number), context)
         finally:
             frames.release()
         return results

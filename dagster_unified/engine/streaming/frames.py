@@ -14,6 +14,7 @@ import pyarrow as pa
 from dagster_unified.connectors.base import MALFORMED, SparkSource, spark_schema
 from dagster_unified.engine.batch.frames import RegionFrames
 from dagster_unified.engine.batch.native import MOMENT, Natives, with_event_time
+from dagster_unified.engine.failures import naming_operator
 from dagster_unified.engine.streaming import worker
 from dagster_unified.engine.streaming.control import NAME, ControlSource
 from dagster_unified.engine.streaming.topology import Head, Native, Topology
@@ -138,7 +139,8 @@ class PackedFrames:
             node = self.plan.graph.node(number)
             assert isinstance(node, g.NativeNode)
             kept = [*worker.BESIDE, *([TIMESTAMP] if node.timestamped and TIMESTAMP in wide.columns else [])]
-            wide = natives.operation(node, wide, kept, others)
+            with naming_operator(self.plan.name, node):
+                wide = natives.operation(node, wide, kept, others)
         return wide.mapInArrow(worker.gather(native.lane, native.track, groups), spark_schema(PACKED))
 
     def lane(self, frame: DataFrame, lane: int, schema: pa.Schema) -> DataFrame:

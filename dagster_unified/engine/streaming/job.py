@@ -13,7 +13,7 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
 from dagster_unified.connectors.paths import for_spark
-from dagster_unified.engine.events import EpochCommitted, Observer, nobody
+from dagster_unified.engine.events import EpochCommitted, Observer, Written, nobody
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.job_time import JobTime
 from dagster_unified.engine.streaming import frames
@@ -107,7 +107,10 @@ class StreamingJob:
             for name, sinks, aggregate, stages in built:
                 query = _Packed(self, name, stages, malformed) if stages is not None else _Native(self, name, sinks, aggregate)
                 self._queries.append(query)
-                query.start()
+                try:
+                    query.start()
+                except Exception as error:
+                    raise translated(error, self.plan, name, self.spark) from error
         except BaseException:
             self.stop()
             raise
@@ -360,15 +363,15 @@ class _Packed(_Query):
 
     def commit(self, frame: DataFrame, epoch: int) -> EpochCommitted:
         begun = time.monotonic()
-        rows, report, results = self.writer.packed(frame, epoch, self._unpacked, self.kept)
+        report, results = self.writer.packed(frame, epoch, self._unpacked, self.kept)
         if self.stages.timed:
             event = self.time.after(report, wall_clock())
             if event is not None:
                 self.control.write(event)
-        written = {name: result.bytes for name, result in results.items()}
+        written = {name: Written(result.rows, result.bytes) for name, result in results.items()}
         _, state_rows, state_bytes = self.measured()
         seconds = time.monotonic() - begun
-        return EpochCommitted(self.name, epoch, report.rows, rows, seconds, self.time.watermark(), report.metrics.counters, written, state_rows, state_bytes)
+        return EpochCommitted(self.name, epoch, report.rows, seconds, self.time.watermark(), report.metrics.counters, written, state_rows, state_bytes)
 
     def tick(self) -> None:
         super().tick()
@@ -421,10 +424,10 @@ class _Native(_Query):
         begun = time.monotonic()
         results = self.writer.plain(frame, epoch)
         rows, state_rows, state_bytes = self.measured()
-        written = {name: r.bytes for name, r in results.items()}
+        written = {name: Written(r.rows, r.bytes) for name, r in results.items()}
         late = self.late()
         counters = {"late records": late} if late else {}
-        return EpochCommitted(self.name, epoch, rows, 0, time.monotonic() - begun, self.watermark(), counters, written, state_rows, state_bytes)
+        return EpochCommitted(self.name, epoch, rows, time.monotonic() - begun, self.watermark(), counters, written, state_rows, state_bytes)
 
     def late(self) -> int:
         """How many rows the micro-batch before dropped, because their windows had closed."""
