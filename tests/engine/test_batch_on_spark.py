@@ -157,10 +157,7 @@ def test_partition_custom_sends_each_key_where_the_partitioner_says(spark, run_o
     stream = pipeline.from_collection(list(range(20))).partition_custom(lambda key, n: (key * 7) % n, lambda v: v, key_type=int)
     stream.process(Where()).set_parallelism(4).sink_to(FileSink(str(tmp_path / "out"), name="out"))
     run_on_spark(pipeline)
-    here = dict(collected(spark, tmp_path / "out").keys())
-    assert sorted(here) == list(range(20))
-    # Adaptive execution may number the partitions anew; what one partition holds is the partitioner's to say.
-    assert len({(here[n], (n * 7) % 4) for n in here}) == 4 == len(set(here.values()))
+    assert dict(collected(spark, tmp_path / "out").keys()) == {n: (n * 7) % 4 for n in range(20)}
 
 
 def test_a_function_that_raises_is_named_with_stage_operator_line_and_record(run_on_spark, tmp_path):

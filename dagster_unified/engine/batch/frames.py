@@ -313,7 +313,18 @@ class RegionFrames:
             return self._custom(frame, edge, node, count)
         if kind is ExchangeKind.BROADCAST:
             return self._broadcast(frame, count or 1)
-        return frame.coalesce(count) if count else frame
+        return frame.coalesce(count) if count and not self._spread(edge, count) else frame
+
+    def _spread(self, edge: Edge, count: int) -> bool:
+        """Whether an exchange upstream has left `count` partitions already. To coalesce them to as many would number them anew."""
+        while edge.source in self.region.nodes:
+            node, inputs = self.plan.graph.node(edge.source), self.plan.graph.main_inputs(edge.source)
+            if len(inputs) != 1 or (node.parallelism or self.plan.execution.parallelism) != count or isinstance(node, g.NativeKeyedNode):
+                return False
+            edge = inputs[0]
+            if edge.partitioning.kind is not ExchangeKind.FORWARD:
+                return True
+        return False
 
     def _carrying(self, node: g.KeyedNode, layout: StreamLayout, state: DataFrame | None) -> DataFrame:
         """A keyed node's records by key group, after the state that the partition before left of each."""
