@@ -15,12 +15,12 @@ _INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdl
 
 
 def names_used(value: Any) -> set[str]:
-    """The attribute and global names that a function, or the methods of an object's class, refer to."""
-    found: set[str] = set()
-    for function in _functions(value):
-        for code in nested_code(function.__code__):
-            found |= set(code.co_names)
-    return found
+    """The attribute and global names that a function, or the methods of an object's class, refer to, also through the author's helpers."""
+    return {name for function in _reached(value) for name in _names(function)}
+
+
+def _names(function: types.FunctionType) -> set[str]:
+    return {name for code in nested_code(function.__code__) for name in code.co_names}
 
 
 def authors(value: Any) -> Iterator[Any]:
@@ -36,28 +36,60 @@ def refers_to(value: Any, wanted: Callable[[Any], bool]) -> bool:
     """Whether a function, or the methods of an object's class, refer to something of a kind: as a global, in a closure, or as an attribute of the object."""
     held = [attribute for part in (value, *authors(value)) if hasattr(part, "__dict__") for attribute in vars(part).values()]
     for function in _functions(value):
-        names = {n for code in nested_code(function.__code__) for n in code.co_names}
+        names = _names(function)
         held += [function.__globals__[n] for n in names & set(function.__globals__)]
         held += _closed_over(function)
     return any(wanted(found) for found in held)
 
 
 _CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "now", "utcnow", "today"}
+_CLOCK_MODULES = ("time", "datetime", "pendulum")
+_CHANCE_MODULES = ("random", "secrets", "uuid", "numpy.random")
 
 
 def reads_from_outside(value: Any) -> str | None:
-    """What a function takes that no record holds, the clock or chance, or None: told by the names it uses of the modules that give them."""
-    for function in _functions(value):
-        names = {n for code in nested_code(function.__code__) for n in code.co_names}
-        for name in sorted(names & set(function.__globals__)):
-            used = function.__globals__[name]
-            module = used.__name__ if isinstance(used, types.ModuleType) else getattr(used, "__module__", None) or type(getattr(used, "__self__", None)).__module__
-            own = {getattr(used, "__name__", "")} if callable(used) and not isinstance(used, type) else names
-            if module in ("time", "datetime", "pendulum") and own & _CLOCKS:
+    """What a function takes that no record holds, the clock or chance, or None.
+
+    Told by the names that it, and the author's helpers that it calls, use of the modules that give them.
+    """
+    for function in _reached(value):
+        names = _names(function)
+        for module, own in [*_used_globals(function, names), *((imported, names) for imported in _imported(function))]:
+            if module in _CLOCK_MODULES and own & _CLOCKS:
                 return "the clock"
-            if module in ("random", "secrets", "uuid", "numpy.random"):
+            if module in _CHANCE_MODULES:
                 return "chance"
     return None
+
+
+def _used_globals(function: types.FunctionType, names: set[str]) -> Iterator[tuple[str, set[str]]]:
+    """The module that each used global is, or is from, and the names that may be used of it."""
+    for name in sorted(names & set(function.__globals__)):
+        used = function.__globals__[name]
+        if isinstance(used, types.ModuleType):
+            yield used.__name__, names
+        else:
+            module = getattr(used, "__module__", None) or type(getattr(used, "__self__", None)).__module__
+            yield module, names if isinstance(used, type) or not callable(used) else {getattr(used, "__name__", "")}
+
+
+def _imported(function: types.FunctionType) -> list[str]:
+    """The modules that a function imports while it runs."""
+    return [op.argval for code in nested_code(function.__code__) for op in dis.get_instructions(code) if op.opname == "IMPORT_NAME"]
+
+
+def _reached(value: Any) -> Iterator[types.FunctionType]:
+    """The functions of `_functions`, and the author's helpers that they refer to, each once."""
+    pending, seen = list(_functions(value)), set()
+    while pending:
+        function = pending.pop()
+        if id(function) in seen:
+            continue
+        seen.add(id(function))
+        yield function
+        globals_used = (function.__globals__[name] for name in _names(function) & set(function.__globals__))
+        held = [*globals_used, *_closed_over(function)]
+        pending += [f for f in held if isinstance(f, types.FunctionType) and not is_installed(f.__module__ or "")]
 
 
 def field_of(function: Any) -> tuple[str | int, ...] | None:

@@ -97,6 +97,16 @@ def interval_joined(stream):
     return keyed.interval_join(keyed).between(timedelta(0), timedelta(1)).process(First())
 
 
+def is_young(sale):
+    return sale.amount > time.time()
+
+
+def with_import(sale):
+    import time as clock
+
+    return sale.amount > clock.time()
+
+
 def sales(p, record=Sale):
     return p.from_collection([Sale("a", 1) if record is Sale else Noted("a", 1, "")], record)
 
@@ -120,6 +130,8 @@ CASES = {
     "a function with sorted input": (lambda p: sales(p).key_by("shop").process(Sorted()).print(), set()),
     "a function that reads the clock": (lambda p: sales(p).key_by("shop").process(Clock()).print(), {("clock", "warning")}),
     "a function of the time of day": (lambda p: sales(p).map(lambda s: s._replace(amount=int(time.time())), Sale).print(), {("clock", "warning")}),
+    "a helper of the time of day": (lambda p: sales(p).filter(lambda s: is_young(s)).print(), {("clock", "warning")}),
+    "a function that imports the clock": (lambda p: sales(p).filter(with_import).print(), {("clock", "warning")}),
     "a function of today": (lambda p: sales(p).filter(lambda s: datetime.now().year > s.amount).print(), {("clock", "warning")}),
     "a function of chance": (lambda p: sales(p).filter(lambda s: random.random() < 0.5).print(), {("clock", "warning")}),
     "a function that only parses times": (lambda p: sales(p).filter(lambda s: datetime.fromtimestamp(s.amount).year > 2000).print(), set()),
