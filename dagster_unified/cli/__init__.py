@@ -1,7 +1,7 @@
 """The command line.
 
 `run` and `explain` a pipeline; `suspend`, `resume` and `drain` a streaming deployment; take, list and go back to its savepoints
-(`savepoint`, `savepoints`, `restore`); `stop-connect-server`, `config show`, `version`.
+(`savepoint`, `savepoints`, `restore`); look at `malformed` rows; `stop-connect-server`, `config show`, `version`.
 
 The only package that talks to a terminal. A user's mistake is one sentence and exit code 2; a run that failed is exit code 1,
 one that was interrupted 130 (SIGINT) or 143 (SIGTERM).
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-from dagster_unified.cli import deployments, planning, running
+from dagster_unified.cli import deployments, malformed, planning, running
 from dagster_unified.cli.terminal import err
 from dagster_unified.errors import UnifiedError
 
@@ -24,6 +24,7 @@ config.command(planning.show)
 for command in (
     running.run,
     planning.explain,
+    malformed.malformed,
     deployments.suspend,
     deployments.resume,
     deployments.drain,

@@ -6,7 +6,7 @@ Core code never prints; it tells an observer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class EpochCommitted:
     """By sink."""
     state_rows: int = 0
     state_bytes: int = 0
+    diverted: Mapping[str, int] = field(default_factory=dict)
+    """Malformed rows that were set aside, by source."""
 
     def written_rows(self) -> str:
         """The rows that each sink was given, as a line of a log has them."""

@@ -35,6 +35,7 @@ from dagster_unified.engine.batch.stage import Carrying, Run, run_range
 from dagster_unified.engine.batch.store import Address
 from dagster_unified.engine.events import Event, StageFinished, StageStarted
 from dagster_unified.engine.interrupts import Interrupts
+from dagster_unified.engine.malformed import diverting, in_batch
 from dagster_unified.graph.nodes import Graph, LookupNode, SinkNode, SourceNode
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, Region, plan
@@ -43,6 +44,7 @@ from dagster_unified.orchestration import progress
 from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
 from dagster_unified.orchestration.heartbeat import beating
 from dagster_unified.orchestration.history import latest_metadata
+from dagster_unified.orchestration.malformed import materialized
 from dagster_unified.orchestration.metadata import stage_metadata
 from dagster_unified.orchestration.outcomes import as_failure, interruptible
 from dagster_unified.orchestration.partitions import dimensions_of, key_after, key_before, name_of, partition_before, slice_of, upstream_deps
@@ -267,6 +269,11 @@ class _Step:
     def told(self, run: Run, manifest: "Manifest", previews: "Mapping[str, pa.Table]") -> dict[str, Any]:
         """The metadata of what the engine has made."""
         shown = stage_metadata(self.launched, run.plan.region(manifest.stage), manifest, run.store.data(manifest), self.translator, previews)
+        for node in diverting(self.launched):
+            if node.uid in manifest.diverted:
+                found = in_batch(run.store, run.plan.name, node)
+                key = self.translator.get_malformed_key(self.launched, node)
+                self.context.log_event(materialized(key, found, manifest.diverted[node.uid], None if self.part is None else self.part.key))
         return {**shown, **{f"recomputed {stage}": reason for stage, reason in self.recomputed.items()}}
 
     def _reusable(self, region: Region) -> "Manifest | None":

@@ -30,6 +30,7 @@ from dagster_unified.orchestration.deployment import StreamingDeployment
 from dagster_unified.orchestration.heartbeat import heartbeat_sensor
 from dagster_unified.orchestration.io_manager import IntermediateIOManager
 from dagster_unified.orchestration.janitor import Retention, janitor_job, janitor_schedule
+from dagster_unified.orchestration.malformed import malformed_assets, malformed_specs
 from dagster_unified.orchestration.partitions import checked_carrying, checked_upstream, in_zone
 from dagster_unified.orchestration.resources import ExecutionConfig, SparkResource, batch_configuration
 from dagster_unified.orchestration.schedules import BatchSchedule, batch_schedule
@@ -125,6 +126,7 @@ def unified_definitions(
         loaded = batch.plan(graph, batch_configuration())
         checked_upstream(loaded, batch.upstream)
         assets += source_specs(loaded, batch, translator)
+        assets += malformed_specs(loaded, batch.upstream, batch.partitions, translator)
         if loaded.execution.mode == "BATCH":
             with without_beta_warning("backfill_policy"):
                 stages = [stage_asset(graph, loaded, region, translator, batch) for region in loaded.regions]
@@ -154,7 +156,7 @@ def unified_definitions(
                 )
             )
         deployment = declared.get(each.name, StreamingDeployment(each))
-        streaming = streaming_jobs(deployment, sink_assets(loaded, translator), streaming_executor)
+        streaming = streaming_jobs(deployment, sink_assets(loaded, translator), malformed_assets(loaded, translator), streaming_executor)
         jobs += streaming
         sensors.append(streaming_sensor(deployment, streaming[0]))
     return Definitions(assets=assets, jobs=jobs, sensors=sensors, schedules=schedules, asset_checks=asset_checks, resources={**_DEFAULTS, **(resources or {})}, executor=executor)

@@ -6,6 +6,7 @@ The op has no retry policy, which would catch its interruption and start a cance
 # No `from __future__ import annotations` here: Dagster reads the annotations of an op's function as objects.
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from uuid import uuid4
 from weakref import WeakKeyDictionary
@@ -35,6 +36,7 @@ from dagster import (
 from dagster_unified import settings
 from dagster_unified.engine.events import EpochCommitted, Event
 from dagster_unified.engine.interrupts import Interrupts
+from dagster_unified.engine.malformed import Diverted, diverting, in_streaming
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory
 from dagster_unified.engine.streaming.desired import Status, ask, read_desired, read_status, tell
 from dagster_unified.engine.streaming.job import Start, StreamingJob
@@ -50,6 +52,7 @@ from dagster_unified.operators.time import wall_clock
 from dagster_unified.orchestration import progress
 from dagster_unified.orchestration.deployment import Decision, Seen, SeenRun, StreamingDeployment, next_step, utc
 from dagster_unified.orchestration.history import error_of, why_it_failed
+from dagster_unified.orchestration.malformed import observation
 from dagster_unified.orchestration.outcomes import as_failure, interruptible
 from dagster_unified.orchestration.resources import session_of
 from dagster_unified.orchestration.targets import check_location, targets_metadata
@@ -82,15 +85,15 @@ def deployments_of(definitions: Definitions) -> list[StreamingDeployment]:
     return [_DEPLOYMENTS[one] for one in jobs if one in _DEPLOYMENTS]
 
 
-def streaming_jobs(deployment: StreamingDeployment, observed: dict[str, AssetKey], executor: ExecutorDefinition) -> list[JobDefinition]:
-    """`<pipeline>_streaming`, and `<pipeline>_suspend`, `_resume`, `_drain`, `_savepoint` and `_restore`. `observed` are the assets of the sinks."""
+def streaming_jobs(deployment: StreamingDeployment, observed: dict[str, AssetKey], odd: dict[str, AssetKey], executor: ExecutorDefinition) -> list[JobDefinition]:
+    """`<pipeline>_streaming`, and `<pipeline>_suspend`, `_resume`, `_drain`, `_savepoint` and `_restore`. `observed` are the assets of the sinks, `odd` those of malformed rows."""
     name = deployment.pipeline.name
 
     @op(name=f"{name}_queries", required_resource_keys={"spark", "execution"}, description=f"Runs {name} in STREAMING until it is stopped, or its input ends.")
     def stream(context: OpExecutionContext) -> None:
         with interruptible(context.instance, context.run_id) as asked, as_failure():
             planned = plan(deployment.pipeline.graph(), configuration_of(deployment, context.resources.execution.launched()))
-            _run(context, deployment, planned, observed, asked)
+            _run(context, deployment, planned, _Assets(observed, odd), asked)
 
     @job(name=f"{name}_streaming", executor_def=executor, tags={"dagster/max_retries": "0"}, description=f"{name} as one long-running job. Its sensor starts and restarts it.")
     def streaming() -> None:
@@ -161,13 +164,22 @@ def directory_of(deployment: StreamingDeployment, *launched: Layer) -> Checkpoin
     return CheckpointDirectory(configuration_of(deployment, *launched)["execution.checkpointing.dir"], deployment.pipeline.name)
 
 
-def _run(context: OpExecutionContext, deployment: StreamingDeployment, planned: Plan, observed: dict[str, AssetKey], asked: Interrupts) -> None:
+@dataclass(frozen=True)
+class _Assets:
+    """What a job tells of: the assets of its sinks, by name, and those of malformed rows, by the uid of their source."""
+
+    sinks: dict[str, AssetKey]
+    malformed: dict[str, AssetKey]
+
+
+def _run(context: OpExecutionContext, deployment: StreamingDeployment, planned: Plan, assets: _Assets, asked: Interrupts) -> None:
     spark = asked.started(session_of(context.resources.spark))
     directory = CheckpointDirectory(planned.execution.streaming.directory, planned.name)
     held = directory.deployed()
     changed = held is not None and held.fingerprint != deployment_fingerprint(deployed_code(planned)) and not held.restored and not interrupted(directory)
     fresh = deployment.upgrade_mode == "stateless" and changed
-    watcher = _Watcher(context, deployment, observed)
+    kept = [(assets.malformed[n.uid], in_streaming(directory, n)) for n in diverting(planned)]
+    watcher = _Watcher(context, deployment, assets.sinks, kept)
     start = Start(context.run_id, fresh, deployment.upgrade_mode == "savepoint", loaded=context.run.tags.get(LOADED, ""))
     running = StreamingJob(planned, spark, start, watcher.committed)
     outcome = running.run(lambda: asked.received or watcher.asked_to_stop(directory, running), poll=0.2)
@@ -181,8 +193,9 @@ def _run(context: OpExecutionContext, deployment: StreamingDeployment, planned: 
 class _Watcher:
     """Tells Dagster of epochs, now and then, and looks whether the job is still wanted."""
 
-    def __init__(self, context: OpExecutionContext, deployment: StreamingDeployment, observed: dict[str, AssetKey]) -> None:
-        self._context, self._deployment, self._observed = context, deployment, observed
+    def __init__(self, context: OpExecutionContext, deployment: StreamingDeployment, observed: dict[str, AssetKey], kept: Sequence[tuple[AssetKey, Diverted]]) -> None:
+        self._context, self._deployment, self._observed, self._kept = context, deployment, observed, kept
+        self._diverted: set[str] = set()
         self._trend = Trend()
         self._logged = self._told = self._looked = 0.0
         self._observed_at = time.monotonic()
@@ -196,6 +209,7 @@ class _Watcher:
         if not isinstance(event, EpochCommitted):
             return
         self._trend.add(event)
+        self._diverted |= {source for source, rows in event.diverted.items() if rows}
         if time.monotonic() - self._logged >= LOG_EVERY:
             self._logged = time.monotonic()
             self._context.log.info(self._trend.line(event))
@@ -231,6 +245,10 @@ class _Watcher:
             metadata = self._trend.metadata(sink)
             if metadata is not None:
                 self._context.log_event(AssetObservation(asset_key=key, metadata=metadata))
+        for key, diverted in self._kept:
+            if diverted.source in self._diverted:
+                self._diverted.discard(diverted.source)
+                self._context.log_event(observation(key, diverted))
 
     def _sign(self, directory: CheckpointDirectory, running: StreamingJob) -> None:
         if running.token is None:

@@ -24,6 +24,10 @@ class StageTranslator:
         """The external asset that stands for a source, or for the table of a lookup."""
         return AssetKey([plan.name, "sources", _word(source.name if isinstance(source, SourceNode) else source.source.name)])
 
+    def get_malformed_key(self, plan: Plan, source: SourceNode) -> AssetKey:
+        """The asset that stands for the malformed rows which a source has set aside."""
+        return AssetKey([plan.name, "malformed", _word(source.name)])
+
     def get_sink_key(self, plan: Plan, sink: SinkNode) -> AssetKey:
         """The asset that stands for a sink which STREAMING alone writes."""
         return AssetKey([plan.name, _word(sink.name)])

@@ -19,7 +19,9 @@ from dagster_unified.api import CsvSource, FileSink, KeyedProcessFunction, Outpu
 from dagster_unified.api import functions as F
 from dagster_unified.engine.batch.stage import Run, run_all
 from dagster_unified.engine.batch.store import IntermediateStore
+from dagster_unified.engine.malformed import in_batch
 from dagster_unified.errors import MalformedInputError, PipelineError, RecordTypeError, UserFunctionError
+from dagster_unified.graph.nodes import SourceNode
 from dagster_unified.testing import run_pipeline
 from tests.depth import examples
 
@@ -205,11 +207,25 @@ def test_malformed_rows_are_dropped_or_diverted_and_counted(spark, run_on_spark,
     (manifest,) = run_on_spark(csv(tmp_path, on_malformed))
     assert collected(spark, tmp_path / "out") == Counter([("a", 1, "x"), ("c", 3, None)])
     assert manifest.counters == {counter: 1}
-    side = list((tmp_path / "store").rglob("malformed-0"))
-    assert bool(side) == (on_malformed == "divert")
-    if side:
-        (row,) = spark.read.parquet(str(side[0])).collect()
-        assert (row["row"], "cannot be read as" in row["reason"], row["file"].endswith("rows.csv")) == ("b,many,y", True, True)
+    pipeline = csv(tmp_path, on_malformed).plan()
+    (source,) = [n for n in pipeline.graph.nodes if isinstance(n, SourceNode)]
+    kept = in_batch(IntermediateStore(str(tmp_path / "store")), "files", source)
+    row = {"partition": "all", "file": f"{tmp_path}/rows.csv", "line": 3, "content": "b,many,y"}
+    found = [{k: v for k, v in r.items() if k != "reason"} for r in kept.table(9).to_pylist()]
+    assert (kept.rows(), found) == ((1, [row]) if on_malformed == "divert" else (0, []))
+
+
+def test_a_diverted_row_says_its_line_where_it_is_one_and_a_run_without_any_leaves_none(run_on_spark, tmp_path):
+    pipeline = csv(tmp_path, "divert")
+    source = pipeline.graph().node(0)
+    kept = in_batch(IntermediateStore(str(tmp_path / "store")), "files", source)
+    (tmp_path / "rows.csv").write_text("name,size,note\na,b,x\na,1,x\nc,,\na,b,x\n")
+    (manifest,) = run_on_spark(pipeline)
+    assert sorted((r["line"] or 0, r["content"]) for r in kept.table(9).to_pylist()) == [(0, '{"name":"c"}'), (2, "a,b,x"), (5, "a,b,x")]
+    assert manifest.diverted == {source.uid: 3}
+    (tmp_path / "rows.csv").write_text("name,size,note\na,1,x\n")
+    (manifest,) = run_on_spark(pipeline)
+    assert (manifest.diverted, kept.rows(), kept.table(9).num_rows) == ({source.uid: 0}, 0, 0)
 
 
 def test_a_null_key_is_an_error_that_shows_the_record(run_on_spark, tmp_path):

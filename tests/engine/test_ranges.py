@@ -362,7 +362,7 @@ def test_malformed_rows_are_counted_for_every_partition_that_they_may_belong_to(
     assert files(tmp_path / "a" / "out") == files(tmp_path / "b" / "out")
     assert told(alone) == told(together)
     assert next(iter(together["out"][0].counters.values())) == 2
-    bad = lambda at: [len(list(pq.read_table(f).to_pylist())) for f in sorted(at.glob("store/*/*/2024-01-04/*/malformed-0"))]  # noqa: E731
+    bad = lambda at: [len(list(pq.read_table(f).to_pylist())) for f in sorted(at.glob("store/*/~malformed/*/partition=2024-01-04"))]  # noqa: E731
     assert bad(tmp_path / "a") == bad(tmp_path / "b") == ([2] if kept == "divert" else [])
 
 

@@ -80,7 +80,9 @@ class RegionFrames:
     """What the partition before the first left, where state is carried."""
 
     observations: list[Observation] = field(default_factory=list)
-    diverted: list[tuple[DataFrame, bool]] = field(default_factory=list)
+    malformed: list[tuple[g.SourceNode, DataFrame]] = field(default_factory=list)
+    """The rows that do not fit, by source."""
+
     persisted: list[DataFrame] = field(default_factory=list)
     tables: list[DataFrame] = field(default_factory=list)
     """What lookups read."""
@@ -419,7 +421,7 @@ class RegionFrames:
             raise PipelineError(f"{self.plan.name}: source '{node.name}' is a {type(node.source).__name__}, which Spark cannot read")
         frame = self._read(node.source, node)
         if MALFORMED in frame.columns:
-            self.diverted.append((frame.where(f"{MALFORMED} is not null").select(f"{MALFORMED}.*", *self.beside), node.source.keeps_malformed()))
+            self.malformed.append((node, frame.where(f"{MALFORMED} is not null").select(f"{MALFORMED}.*", *self.beside)))
             frame = frame.where(f"{MALFORMED} is null")
         return frame.select(*node.source.records.names, *self.beside)
 

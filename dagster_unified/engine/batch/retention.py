@@ -12,6 +12,7 @@ from datetime import timedelta
 from upath import UPath
 
 from dagster_unified.engine.batch.store import MANIFEST, Address, IntermediateStore, Manifest
+from dagster_unified.engine.malformed import FOLDER
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.release import releasable
@@ -50,7 +51,7 @@ class Stored:
 
 def stored(store: IntermediateStore, pipeline: str) -> Iterator[Stored]:
     """Everything that is stored of a pipeline."""
-    for stage in _folders(store.root / pipeline):
+    for stage in (f for f in _folders(store.root / pipeline) if f.name != FOLDER):
         for partition in _folders(stage):
             for run in _folders(partition):
                 address = Address(pipeline, stage.name, run.name, partition.name)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from dagster_unified.connectors.base import WriteContext, WriteResult, spark_schema
-from dagster_unified.connectors.paths import for_spark, remove_tree
+from dagster_unified.connectors.base import SparkSource, WriteContext, WriteResult, spark_schema
+from dagster_unified.connectors.paths import remove_tree
+from dagster_unified.engine import malformed
 from dagster_unified.engine.batch import stored
 from dagster_unified.engine.batch.frames import Part, RegionFrames, observed
 from dagster_unified.engine.batch.store import Address, IntermediateStore, Manifest, StoredStream, now
@@ -438,18 +439,20 @@ class _Job:
         return WriteContext(run.spark, run.plan.name, self.region.name, run.execution, run.partition, ship=by_value_afresh, sink=node.uid)
 
     def _count_malformed(self, manifests: Sequence[Manifest]) -> None:
-        """Counts the rows that did not fit, and writes those that are to be kept beside the intermediate."""
-        for number, (frame, keep) in enumerate(self.frames.diverted):
+        """Counts the rows that did not fit, and keeps those that are to be set aside."""
+        for node, frame in self.frames.malformed:
             by = self.frames.beside
             found = {row[PART] if by else 0: row["count"] for row in frame.groupBy(*by).count().collect()}
+            kept = cast("SparkSource", node.source).keeps_malformed()
+            name = "malformed rows diverted" if kept else "malformed rows dropped"
             for place, (run, manifest) in enumerate(zip(self.runs, manifests, strict=True)):
-                if not found.get(place):
-                    continue
-                name = "malformed rows diverted" if keep else "malformed rows dropped"
-                manifest.counters[name] = manifest.counters.get(name, 0) + found[place]
-                if keep:
-                    bad = frame.where(f"{PART} = {place}").drop(PART) if by else frame
-                    bad.write.mode("overwrite").parquet(for_spark(run.store.folder(run.address(self.region)) / f"malformed-{number}"))
+                rows = found.get(place, 0)
+                if rows:
+                    manifest.counters[name] = manifest.counters.get(name, 0) + rows
+                if kept:
+                    manifest.diverted[node.uid] = rows
+                    own = frame.where(f"{PART} = {place}").drop(PART) if by else frame
+                    malformed.keep(own, rows, malformed.in_batch(run.store, run.plan.name, node), run.partition)
 
 
 @dataclass

@@ -67,6 +67,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     together: int = 1
     """How many partitions one Spark job made; `seconds` are this one's share."""
 
+    diverted: dict[str, int] = {}
+    """The malformed rows that each source has set aside, by its uid; 0 where all rows fit."""
+
     sinks: dict[str, str] = {}
     """Where the stage's sinks wrote: sink name to location."""
 

@@ -160,10 +160,7 @@ class PackedFrames:
             if node.source.keeps_malformed():
                 route = Route(0, self.malformed[node.uid], MALFORMED_ROW, tuple(MALFORMED_ROW.names))
             if head.native:
-                raise UnsupportedError(
-                    f"{self.plan.name}: source '{node.name}' drops or diverts malformed rows and has native operators behind it, which STREAMING cannot run; "
-                    f"use on_malformed='fail', or a Python operator first"
-                )
+                raise _native_behind(self.plan, node)
         else:
             frame = frame.select(*node.source.records.names)
         if head.native:
@@ -181,6 +178,13 @@ class PackedFrames:
         addressed = events.select("event", lanes).select("event", "lane", F.explode(F.sequence(F.lit(0), F.lit(groups - 1))).alias("group"))
         seq = F.lit(sequence(Place.EVENT, 0)).cast("long").alias("seq")
         return addressed.select("lane", "group", seq, F.col("event").cast("binary").alias("data"))
+
+
+def _native_behind(plan: Plan, node: g.SourceNode) -> UnsupportedError:
+    return UnsupportedError(
+        f"{plan.name}: source '{node.name}' drops or diverts malformed rows and has native operators behind it, which STREAMING cannot run; "
+        f"use on_malformed='fail', or a Python operator first"
+    )
 
 
 def _nothing(port: Port) -> DataFrame:
@@ -201,4 +205,8 @@ def read_again(tables: Iterable[DataFrame]) -> None:
 def native_frame(plan: Plan, spark: SparkSession, aggregate: int, members: Sequence[int], folder: UPath, control: UPath, tables: list[DataFrame]) -> DataFrame:
     """The stream of a native aggregate, from its sources: in each micro-batch the keys that changed, or the windows that closed."""
     region = Region(-1, plan.graph.node(aggregate).name, (), tuple(members), (), (), (), "")
-    return StreamFrames(plan, region, spark, _nothing, tables=tables, sources=folder / "sources", control=control).port(Port(aggregate))
+    frames = StreamFrames(plan, region, spark, _nothing, tables=tables, sources=folder / "sources", control=control)
+    built = frames.port(Port(aggregate))
+    for node, _ in frames.malformed:
+        raise _native_behind(plan, node)
+    return built

@@ -13,6 +13,7 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
 from dagster_unified.connectors.paths import for_spark
+from dagster_unified.engine import malformed
 from dagster_unified.engine.events import EpochCommitted, Observer, Written, nobody
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.job_time import JobTime
@@ -93,7 +94,7 @@ class StreamingJob:
             held = None if fresh else before
             lanes = Lanes(held.lanes if held else None)
             built = [(name, sinks, aggregate, topology(self.plan, sinks, lanes) if aggregate is None else None) for name, sinks, aggregate in queries(self.plan)]
-            malformed = {n.uid: lanes.of(f"{n.uid} malformed") for n in sources(self.plan.graph)}
+            odd = {n.uid: lanes.of(f"{n.uid} malformed") for n in sources(self.plan.graph)}
             record = self._record(lanes, built)
             if not self.start_as.fresh:
                 check_whole(self.directory)
@@ -105,7 +106,7 @@ class StreamingJob:
             forget_interrupted(self.directory)
             self._configure()
             for name, sinks, aggregate, stages in built:
-                query = _Packed(self, name, stages, malformed) if stages is not None else _Native(self, name, sinks, aggregate)
+                query = _Packed(self, name, stages, odd) if stages is not None else _Native(self, name, sinks, aggregate)
                 self._queries.append(query)
                 try:
                     query.start()
@@ -348,21 +349,22 @@ class _Query:
 class _Packed(_Query):
     """A query of lanes: everything but native aggregates."""
 
-    def __init__(self, job: StreamingJob, name: str, stages: Topology, malformed: dict[str, int]) -> None:
+    def __init__(self, job: StreamingJob, name: str, stages: Topology, lanes: dict[str, int]) -> None:
         super().__init__(job, name, stages.tail)
         control = self.folder / "control" / name
-        self.frames = frames.PackedFrames(job.plan, stages, job.spark, self.folder, control, malformed, self.tables)
+        self.frames = frames.PackedFrames(job.plan, stages, job.spark, self.folder, control, lanes, self.tables)
         self.control = ControlFile(str(control))
         self.time = JobTime(job.plan, self.control.read(), wall_clock())
         self.stages = stages
-        diverting = [n for n in sources(job.plan.graph) if any(h.source == n.id for h in stages.heads) and getattr(n.source, "on_malformed", "") == "divert"]
-        self.kept = {malformed[n.uid]: self._keep(n) for n in diverting}
+        self.kept = {lanes[n.uid]: self._keep(n) for n in malformed.diverting(job.plan) if any(h.source == n.id for h in stages.heads)}
+        self.diverted: dict[str, int] = {}
 
     def frame(self) -> DataFrame:
         return self.frames.build()
 
     def commit(self, frame: DataFrame, epoch: int) -> EpochCommitted:
         begun = time.monotonic()
+        self.diverted = {}
         report, results = self.writer.packed(frame, epoch, self._unpacked, self.kept)
         if self.stages.timed:
             event = self.time.after(report, wall_clock())
@@ -371,7 +373,7 @@ class _Packed(_Query):
         written = {name: Written(result.rows, result.bytes) for name, result in results.items()}
         _, state_rows, state_bytes = self.measured()
         seconds = time.monotonic() - begun
-        return EpochCommitted(self.name, epoch, report.rows, seconds, self.time.watermark(), report.metrics.counters, written, state_rows, state_bytes)
+        return EpochCommitted(self.name, epoch, report.rows, seconds, self.time.watermark(), report.metrics.counters, written, state_rows, state_bytes, self.diverted)
 
     def tick(self) -> None:
         super().tick()
@@ -390,9 +392,9 @@ class _Packed(_Query):
 
     def _keep(self, node: g.SourceNode) -> Callable[[DataFrame, int], None]:
         def keep(frame: DataFrame, epoch: int) -> None:
-            target = self.folder / "malformed" / node.uid / f"epoch={epoch}"
-            lane = self.frames.malformed[node.uid]
-            self.frames.lane(frame, lane, frames.MALFORMED_ROW).write.mode("overwrite").parquet(for_spark(target))
+            rows = self.frames.lane(frame, self.frames.malformed[node.uid], frames.MALFORMED_ROW)
+            self.diverted[node.source.name] = rows.count()
+            malformed.keep(rows, self.diverted[node.source.name], malformed.in_streaming(self.job.directory, node), str(epoch))
 
         return keep
 
