@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
-PROGRAM, TEST, WINDOWS, COLUMNS, DEFINITIONS, PARTITIONS, DEPLOYMENT = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+PROGRAM, TEST, WINDOWS, COLUMNS, DEFINITIONS, MALFORMED, PARTITIONS, DEPLOYMENT = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 (OUTPUT,) = re.findall(r"```text\n(.*?)```", README, re.DOTALL)
 
 
@@ -32,6 +32,13 @@ def test_the_partitioned_definitions_have_schedules_checks_and_a_janitor():
     assert defs.resolve_job_def("daily_janitor")
     stages = [node for node in defs.resolve_asset_graph().asset_nodes if node.is_materializable]
     assert all(node.has_self_dependency and node.is_partitioned for node in stages)
+
+
+def test_the_malformed_rows_of_a_source_are_an_asset():
+    namespace = {"__name__": "shops"}
+    exec(PROGRAM + DEFINITIONS + MALFORMED + "defs = unified_definitions(checked)", namespace)
+    keys = {key.to_user_string() for key in namespace["defs"].resolve_asset_graph().get_all_asset_keys()}
+    assert "checked/malformed/sales" in keys
 
 
 def test_the_deployment_gives_a_job_and_a_sensor():
