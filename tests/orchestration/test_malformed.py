@@ -7,7 +7,7 @@ from dagster import AssetKey, DagsterInstance, StaticPartitionsDefinition
 
 from dagster_unified.api import CsvSource, FileSink, Pipeline
 from dagster_unified.cli import main
-from dagster_unified.orchestration import IntermediateIOManager, SparkResource, unified_definitions
+from dagster_unified.orchestration import IntermediateIOManager, SparkResource, StreamingDeployment, unified_definitions
 
 
 class Sale(NamedTuple):
@@ -61,6 +61,22 @@ def test_a_run_materializes_the_asset_with_its_rows_which_the_command_line_shows
     assert f"files, BATCH: 1 malformed rows at {tmp_path}/store/sales/~malformed/files" in printed
     assert "files, STREAMING: 0 malformed rows" in printed
     assert all(text in printed for text in ("north.csv", " 3 ", "north,[many]", "cannot be read as Sale"))
+
+
+def test_a_stream_observes_the_asset_with_its_rows(spark, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/1.csv").write_text("shop,amount\nnorth,1\nnorth,[many]\n")
+    pipeline = Pipeline("sales")
+    source = CsvSource(f"{tmp_path}/in", Sale, name="files", on_malformed="divert")
+    pipeline.from_source(source).map(lambda s: s, Sale).sink_to(FileSink(f"{tmp_path}/out"))
+    deployment = StreamingDeployment(pipeline, options={"execution.checkpointing.dir": str(tmp_path / "checkpoints")})
+    definitions = unified_definitions(pipeline, {"spark": SparkResource(master="local[2]")}, deployments=[deployment])
+    with DagsterInstance.ephemeral() as instance:
+        assert definitions.resolve_job_def("sales_streaming").execute_in_process(instance=instance).success
+        (observed,) = instance.fetch_observations(KEY, limit=9).records
+    assert observed.asset_observation.metadata["dagster/row_count"].value == 1
+    (row,) = observed.asset_observation.metadata["latest rows"].records
+    assert (row.data["file"], row.data["line"], row.data["content"]) == (f"{tmp_path}/in/1.csv", 3, "north,[many]")
 
 
 def test_a_pipeline_that_sets_nothing_aside_says_so(tmp_path, capsys):
