@@ -226,7 +226,7 @@ def test_a_missing_key_is_an_error_in_both_modes_of_the_harness():
     pipeline = Pipeline("p")
     windowed(pipeline.from_collection([Keyless(None, 1, 1)], Keyless).assign_timestamps_and_watermarks(BY_AT), TumblingEventTimeWindows.of(ms(10)), native=True).print("out")
     for mode in ("BATCH", "STREAMING"):
-        with pytest.raises(PipelineError, match="operator 'agg': a key is None"):
+        with pytest.raises(PipelineError, match="operator 'agg': the key 'key' is None"):
             run_pipeline(pipeline, mode)
 
 

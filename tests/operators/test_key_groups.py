@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from dagster_unified.api import KeyedProcessFunction, ListStateDescriptor, MapStateDescriptor, ReducingStateDescriptor, StateTtlConfig, ValueStateDescriptor
 from dagster_unified.errors import StateError
-from dagster_unified.operators import state_pages
 from dagster_unified.operators.key_groups import Arrived, ControlEvent, KeyGroups
 from dagster_unified.operators.keyed import KeyedOptions
 from dagster_unified.operators.keys import key_hash
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.program import KeyedInput, Output, Program, Step
+from dagster_unified.operators.state_pages import KEYS_PER_PAGE, decode_index
 from dagster_unified.records import record_type
 
 
@@ -96,7 +96,7 @@ def batch(rows):
     return pa.RecordBatch.from_arrays([*ROWS.records.to_batch(rows).columns, pa.array([r.at for r in rows], pa.int64())], schema=ROWS.schema)
 
 
-def ran(step, batches, groups=3, updates=True, stores=None):
+def ran(step, batches, groups=3, updates=True, stores=None, keys_per_page=KEYS_PER_PAGE):
     """Runs micro-batches of (rows, watermark or None), each in a new driver, as after a restart; ends the input where `stores` is not given."""
     out = []
     given = stores if stores is not None else defaultdict(Memory)
@@ -104,7 +104,8 @@ def ran(step, batches, groups=3, updates=True, stores=None):
     if stores is None:
         events.append(([], ControlEvent(end=True)))
     for rows, event in events:
-        driver = KeyGroups(program(step, updates), lambda number, b: out.extend((TEXTS if step.kind == "keyed_process" else ROWS).records.from_batch(b)), lambda: 0)
+        records = (TEXTS if step.kind == "keyed_process" else ROWS).records
+        driver = KeyGroups(program(step, updates), lambda number, b: out.extend(records.from_batch(b)), lambda: 0, keys_per_page=keys_per_page)
         by_group = defaultdict(list)
         for row in rows:
             by_group[key_hash(row.key) % groups].append(row)
@@ -139,15 +140,8 @@ def test_time_sorted_input_gives_the_same_whatever_the_watermarks(records, cuts,
 
 @given(rows, st.lists(st.integers(0, 30), max_size=5))
 def test_keys_are_found_again_however_many_pages_they_fill(records, cuts):
-    before = state_pages.KEYS_PER_PAGE
-    try:
-        from dagster_unified.operators import key_groups
-
-        expected = sorted(ran(process(Everything()), [(records, None)]))
-        key_groups.KEYS_PER_PAGE = 1
-        assert sorted(ran(process(Everything()), [(part, None) for part in cut(records, cuts)])) == expected
-    finally:
-        key_groups.KEYS_PER_PAGE = before
+    expected = sorted(ran(process(Everything()), [(records, None)]))
+    assert sorted(ran(process(Everything()), [(part, None) for part in cut(records, cuts)], keys_per_page=1)) == expected
 
 
 def test_a_rolling_reduce_emits_per_record_or_per_micro_batch():
@@ -172,16 +166,13 @@ def test_the_control_event_comes_before_the_records_behind_it_and_the_end_of_inp
     assert out == [(True, "a 1 1"), (True, "a at 11: 1 [1] [1]"), (False, "a 2 3"), (False, "a at 12: 2 [1, 2] [1, 2]")]
 
 
-def test_a_batch_reads_and_writes_only_the_pages_it_touches(monkeypatch):
-    from dagster_unified.operators import key_groups
-
-    monkeypatch.setattr(key_groups, "KEYS_PER_PAGE", 4)
+def test_a_batch_reads_and_writes_only_the_pages_it_touches():
     step = Step("reduce", "op", lambda a, b: b._replace(amount=a.amount + b.amount), uid="op", output=ROWS.records)
     store = defaultdict(Memory)
-    ran(step, [([Row(f"k{i}", 1, 1) for i in range(200)], None)], groups=1, stores=store)
+    ran(step, [([Row(f"k{i}", 1, 1) for i in range(200)], None)], groups=1, stores=store, keys_per_page=4)
     assert len(store[0].pages) == 64
     store[0].written.clear()
-    assert [r.amount for r in ran(step, [([Row("k7", 2, 1)], None)], groups=1, stores=store)] == [2]
+    assert [r.amount for r in ran(step, [([Row("k7", 2, 1)], None)], groups=1, stores=store, keys_per_page=4)] == [2]
     assert len(store[0].written) == 1
 
 
@@ -237,12 +228,12 @@ def test_what_has_expired_goes_with_the_next_micro_batch_of_its_page():
     store, now = Memory(), [0]
     driver = KeyGroups(program(process(Fleeting())), lambda number, b: None, lambda: now[0])
     driver.run(store, Arrived([batch([Row("a", 0, 1)])]))
-    assert len(driver.codec.decode(state_pages.decode_index(store.read_index()).inline, store.read_page).keys) == 1
+    assert len(driver.codec.decode(decode_index(store.read_index()).inline, store.read_page).keys) == 1
     now[0] = 5
     driver.run(store, Arrived([batch([Row("b", 0, 2)])]))
     now[0] = 10
     driver.run(store, Arrived([batch([Row("c", 0, 3)])]))
-    assert set(driver.codec.decode(state_pages.decode_index(store.read_index()).inline, store.read_page).keys) == {"b", "c"}
+    assert set(driver.codec.decode(decode_index(store.read_index()).inline, store.read_page).keys) == {"b", "c"}
 
 
 def test_what_has_expired_goes_from_large_lists_and_maps_too():
@@ -251,7 +242,7 @@ def test_what_has_expired_goes_from_large_lists_and_maps_too():
     for moment in range(0, 60, 10):
         now[0] = moment
         driver.run(store, Arrived([batch([Row("a", 0, moment * 1000 + i) for i in range(1500)])]))
-    content = driver.codec.decode(state_pages.decode_index(store.read_index()).inline, store.read_page)
+    content = driver.codec.decode(decode_index(store.read_index()).inline, store.read_page)
     assert len(content.keys["a"]["map"]) == 1500
     assert len(content.keys["a"]["list"]) < 3000  # the last part of what has expired may have some that live
     assert len([n for n in store.pages if n < 0]) == len(content.parts())  # and nothing of it is left in the store
