@@ -47,6 +47,6 @@ defs = unified_definitions(
         "execution": ExecutionConfig(),
         "intermediates": IntermediateIOManager(path=str(HERE / "intermediates")),
     },
-    deployments=[StreamingDeployment(pipeline, options=OPTIONS, observe_every=timedelta(seconds=2), tick_every=timedelta(seconds=1), stall_after=timedelta(seconds=25))],
+    deployments=[StreamingDeployment(pipeline, options=OPTIONS, observe_every=timedelta(seconds=2), tick_every=timedelta(seconds=1), stall_after=timedelta(seconds=75))],
     streaming_executor=multiprocess_executor if os.environ.get("STREAMING_TEST_EXECUTOR") == "multiprocess" else in_process_executor,
 )

@@ -93,7 +93,7 @@ def test_a_deployment_that_is_killed_goes_on_and_new_code_takes_over_its_state(d
     dagster.start()
     dagster.sensor(on=True)
     dagster.until(lambda: dagster.totals() == {"a": 1, "b": 2}, "the first file is in the table")
-    killed = dagster.started()
+    killed = dagster.until(dagster.started, "a run is there")
     os.kill(dagster.worker_of(killed), signal.SIGKILL)
     dagster.drop("two", a=10)
     dagster.until(lambda: dagster.totals() == {"a": 11, "b": 2}, "another run goes on where the killed one was")
@@ -127,7 +127,7 @@ def test_a_deployment_from_start_to_cancel(dagster):
     dagster.sensor(on=True)
     dagster.until(lambda: dagster.totals() == {"a": 1, "b": 2}, "the sensor has started the job and the first file is in the table")
 
-    first = dagster.started()
+    first = dagster.until(dagster.started, "a run is there")
     assert dagster.lease()["owner"] == first
 
     # Suspend and resume.
