@@ -6,6 +6,7 @@ the watermark of an input follows the strategies of its nearest timestamp assign
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dagster_unified.graph.code import field_of
@@ -29,16 +30,23 @@ class Assigned:
         return self.disorder is not None and self.disorder <= self.bound
 
 
+def nearest_assigners(graph: Graph, edges: Sequence[Edge]) -> list[AssignTimestampsNode]:
+    """The nearest timestamp assigners upstream of what comes over some edges."""
+    pending: list[Edge] = list(edges)
+    found: dict[int, Node] = {}
+    while pending:
+        source = pending.pop().source
+        if source not in found:
+            found[source] = graph.node(source)
+            if not isinstance(found[source], AssignTimestampsNode):
+                pending += graph.inputs(source)
+    return [node for node in found.values() if isinstance(node, AssignTimestampsNode)]
+
+
 def assigners(graph: Graph, node: Node) -> list[Assigned]:
     """The nearest assigners upstream of `node` that move its watermark before the end of input."""
-    pending, found = graph.inputs(node.id), {}
-    while pending:
-        source = graph.node(pending.pop().source)
-        if isinstance(source, AssignTimestampsNode):
-            found[source.id] = source
-        else:
-            pending += graph.inputs(source.id)
-    return [Assigned(n.name, n.max_out_of_orderness_ms, _disorder(graph, n)) for n in found.values() if n.max_out_of_orderness_ms is not None]
+    found = nearest_assigners(graph, graph.inputs(node.id))
+    return [Assigned(n.name, n.max_out_of_orderness_ms, _disorder(graph, n)) for n in found if n.max_out_of_orderness_ms is not None]
 
 
 def _disorder(graph: Graph, node: AssignTimestampsNode) -> int | None:

@@ -14,9 +14,10 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.graph.carry import carrying
 from dagster_unified.graph.chaining import Task, resolve_forward, tasks
 from dagster_unified.graph.fingerprint import digest, fingerprint_of
+from dagster_unified.graph.lateness import nearest_assigners
 from dagster_unified.graph.lint import Finding, lint
 from dagster_unified.graph.mode import Execution, resolve
-from dagster_unified.graph.nodes import AssignTimestampsNode, Edge, Graph, KeyedNode, LookupNode, Naming, Node, SinkNode, SourceNode, functions_of
+from dagster_unified.graph.nodes import Edge, Graph, KeyedNode, LookupNode, Naming, Node, SinkNode, SourceNode, functions_of
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.regions import Exchange, exchanges, regions
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, ComputedKey, StreamLayout
@@ -98,14 +99,7 @@ class Plan:
 
     def assigners_of(self, edges: Sequence[Edge]) -> tuple[str, ...]:
         """The uids of the nearest timestamp assigners of what comes over some edges."""
-        pending, found = list(edges), {}
-        while pending:
-            source = pending.pop().source
-            if source not in found:
-                found[source] = self.graph.node(source)
-                if not isinstance(found[source], AssignTimestampsNode):
-                    pending += self.graph.inputs(source)
-        return tuple(n.uid for n in found.values() if isinstance(n, AssignTimestampsNode))
+        return tuple(n.uid for n in nearest_assigners(self.graph, edges))
 
     def key_columns(self, node: int, tag: str | None) -> tuple[ComputedKey, ...]:
         """The keys that functions compute for the shuffles that a stream goes into."""
