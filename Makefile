@@ -6,7 +6,7 @@ export DAGSTER_DISABLE_TELEMETRY ?= yes
 ONLY ?=
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest
-PARALLEL := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --durations 20
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20
 
 .PHONY: demo demo-streaming demo-backfill test test-fast test-all faults check bench dev docs format lock clean
 

@@ -10,6 +10,7 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSeri
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", os.environ["SPARK_SUBMIT_OPTS"])
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("DAGSTER_DISABLE_TELEMETRY", "yes")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the tests start many processes, and each would compile the library
 
 import pytest
 from hypothesis import settings

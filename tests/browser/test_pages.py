@@ -12,7 +12,6 @@ DAYS = ["2024-01-01", "2024-01-02", "2024-01-03"]
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.xdist_group("browser"),
     pytest.mark.skipif(CHROMIUM is None, reason="the tests in tests/browser need Chromium (Debian: apt-get install chromium)"),
 ]
 

@@ -120,7 +120,6 @@ def streamed(spark, tmp_path_factory):
     return found
 
 
-@pytest.mark.xdist_group("conformance in streaming")
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_streaming_on_spark_emits_what_flink_emits(program, streamed):
     rows = streamed[program]

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from tests.orchestration.dagster_dev import DagsterDev
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("backfill under Dagster")]
+pytestmark = pytest.mark.spark
 
 DAYS = [f"2024-01-0{n}" for n in range(1, 9)]
 STAGES = [["totals", name] for name in ("sales", "running", "table")]

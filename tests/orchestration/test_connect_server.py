@@ -26,7 +26,7 @@ with DagsterInstance.get() as instance, execute_job(reconstructable(job), instan
 """
 
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("connect server")]
+pytestmark = pytest.mark.spark
 
 
 @contextmanager
