@@ -3,6 +3,9 @@
 A signal's handler only remembers it: raising there, in the middle of a call of the JVM, would break the connection to it. What
 runs asks at its safe points, and what Spark runs meanwhile is cancelled by a thread of its own. PySpark puts a handler of its own
 in place when a session starts in the main thread, and Dagster one whenever it runs a step there.
+
+A terminal sends Ctrl-C to every process in front, so also to the ones that Dagster starts to mirror a step's output, which would print
+their tracebacks. What is started while `listening(at_once=True)` therefore has SIGINT blocked, and a thread of this process waits for it.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -88,12 +91,16 @@ class Interrupts:
             done.set()
             watcher.join()
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def take(self, number: int) -> None:
+        """Remembers a signal; with `at_once` the second one ends the process."""
         if self._at_once and self.received:
             os._exit(self.exit_code)
         if self._at_once:
             os.write(2, b"\nstopping; a second signal ends the process at once\n")
         self.signal = self.signal or number
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.take(number)
 
 
 _current: Interrupts | None = None
@@ -109,12 +116,34 @@ def listening(at_once: bool = False) -> Iterator[Interrupts]:
     _current = mine
     try:
         mine.listen()
-        yield mine
+        with _alone(mine) if at_once and outer is None else nullcontext():
+            yield mine
     finally:
         _current = outer
         if threading.current_thread() is threading.main_thread():
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+@contextmanager
+def _alone(interrupts: Interrupts) -> Iterator[None]:
+    """Gives SIGINT to a thread of its own, and to no thread or process that is started meanwhile."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    done = threading.Event()
+
+    def wait() -> None:
+        while not done.is_set():
+            if signal.sigtimedwait({signal.SIGINT}, POLL) is not None:
+                interrupts.take(signal.SIGINT)
+
+    waiting = threading.Thread(target=wait, name="waiting for SIGINT", daemon=True)
+    waiting.start()
+    try:
+        yield
+    finally:
+        done.set()
+        waiting.join()
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _cancel(session: SparkSession) -> None:

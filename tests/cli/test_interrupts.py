@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -39,46 +40,76 @@ sales.sink_to(DeltaSink("early", mode="append")).name("early")
 sales.map(slow).name("slow").key_by("shop").sum("amount").sink_to(DeltaSink("out", mode="upsert", key="shop")).name("out")
 """
 COMMAND = str(Path(sys.executable).with_name("dagster-unified"))
-INTERRUPT_TWICE = (signal.SIGINT, signal.SIGINT)
 
 
 def until(look, what, running):
     deadline = time.monotonic() + 180
-    while not look():
+    while not (found := look()):
         assert running.poll() is None, what
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
+    return found
 
 
-def has_a_jvm(process):
-    pids = [pid for file in Path(f"/proc/{process}/task").glob("*/children") for pid in file.read_text().split()]
-    return any(b"SparkSubmit" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids)
+def children(process):
+    return [int(pid) for file in Path(f"/proc/{process}/task").glob("*/children") for pid in file.read_text().split()]
+
+
+def jvm_of(process):
+    """The JVM that a process has started; None before it has."""
+    return next((pid for pid in children(process) if b"SparkSubmit" in Path(f"/proc/{pid}/cmdline").read_bytes()), None)
+
+
+def mirrors_output(process):
+    """Whether Dagster shows a step's output on the terminal and writes it to a file, which takes processes of its own."""
+    return any(b"watch_orphans" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(process))
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts `dagster-unified run` in a session of its own, with a Dagster instance that keeps the output of steps."""
+    (tmp_path / "shops.py").write_text(PROGRAM)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "dagster.yaml").touch()
+    with (tmp_path / "log").open("w") as output:
+        running = subprocess.Popen(
+            [COMMAND, "run", "shops.py", "--master", "local[1]"],
+            env={**os.environ, "DAGSTER_HOME": str(tmp_path / "home")}, cwd=tmp_path, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield running
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
-    ("moment", "signals", "code"),
-    [("in a stage", [signal.SIGINT], 130), ("in a stage", [signal.SIGTERM], 143), ("starting Spark", [signal.SIGINT], 130), ("starting Spark", INTERRUPT_TWICE, 130)],
-    ids=["Ctrl-C in a stage", "SIGTERM in a stage", "Ctrl-C while Spark starts", "Ctrl-C twice"],
+    ("moment", "number", "code"),
+    [("in a stage", signal.SIGINT, 130), ("in a stage", signal.SIGTERM, 143), ("starting Spark", signal.SIGINT, 130)],
+    ids=["Ctrl-C in a stage", "SIGTERM in a stage", "Ctrl-C while Spark starts"],
 )
-def test_a_run_that_is_interrupted_is_cancelled_and_commits_nothing_more(tmp_path, moment, signals, code):
-    (tmp_path / "shops.py").write_text(PROGRAM)
-    log = tmp_path / "log"
-    with log.open("w") as output:
-        running = subprocess.Popen([COMMAND, "run", "shops.py", "--master", "local[1]"], cwd=tmp_path, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
-        try:
-            reached = (tmp_path / "calls").exists if moment == "in a stage" else lambda: has_a_jvm(running.pid)
-            until(reached, moment, running)
-            os.killpg(running.pid, signals[0])
-            for number in signals[1:]:
-                until(lambda: "a second signal ends the process" in log.read_text(), "answering the first signal", running)
-                os.killpg(running.pid, number)
-            assert running.wait(180) == code, log.read_text()
-        finally:
-            running.kill()
-    said = log.read_text()
+def test_a_run_that_is_interrupted_is_cancelled_and_commits_nothing_more(tmp_path, start, moment, number, code):
+    until((tmp_path / "calls").exists if moment == "in a stage" else lambda: jvm_of(start.pid), moment, start)
+    assert mirrors_output(start.pid) or moment != "in a stage"
+    os.killpg(start.pid, number)
+    assert start.wait(180) == code, (tmp_path / "log").read_text()
+    said = (tmp_path / "log").read_text()
     assert "Traceback" not in said
     assert "py4j" not in said
-    assert ("shops is cancelled" in said) == (len(signals) == 1)
+    assert "shops is cancelled" in said
     assert not (tmp_path / "out").exists()
     if moment == "in a stage":
         assert (tmp_path / "calls").read_text() == "."  # not tried again
+
+
+def test_a_second_ctrl_c_ends_the_process_at_once(tmp_path, start):
+    jvm = until(lambda: jvm_of(start.pid), "starting Spark", start)
+    os.kill(jvm, signal.SIGSTOP)  # the first signal waits for it
+    os.killpg(start.pid, signal.SIGINT)
+    until(lambda: "a second signal ends the process" in (tmp_path / "log").read_text(), "answering the first signal", start)
+    os.killpg(start.pid, signal.SIGINT)
+    assert start.wait(20) == 130
+    said = (tmp_path / "log").read_text()
+    assert "Traceback" not in said
+    assert "cancelled" not in said
+    assert not (tmp_path / "out").exists()
