@@ -16,7 +16,6 @@ from dagster_unified.engine.streaming.job import Start, StreamingJob
 from jobs import aircraft_sessions, delay_rules, destinations, weather_delays
 from jobs.data import airports_csv, flights_csv, planes_csv, rules_json, weather_csv
 
-
 DAYS = {("1", str(day)) for day in range(1, 6)}
 
 

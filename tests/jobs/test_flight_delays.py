@@ -20,7 +20,6 @@ from jobs.data import flights_csv
 from jobs.flight_delays import AircraftDay, Leg, build, pipeline
 from jobs.flights import RawFlight, clean
 
-
 # Busy on the first days of January; quiet for more than a month, and back; shared by two flights with one schedule; a handful more.
 TAILS = ("N14228", "N725MQ", "N24211", "N3ALAA", "N13989", "N523JB", "N14148")
 TEXTS = {name for name, kind in get_type_hints(RawFlight).items() if kind in (str, str | None)}
