@@ -10,8 +10,8 @@ from dagster_unified.api import Pipeline
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.options import Layer
 from dagster_unified.orchestration import ExecutionConfig, StreamingDeployment, unified_definitions
+from dagster_unified.orchestration.deployment import configuration_of
 from dagster_unified.orchestration.resources import batch_configuration
-from dagster_unified.orchestration.streaming import configuration_of
 
 KEY = "pipeline.max-parallelism"
 VARIABLE = "DAGSTER_UNIFIED_PIPELINE_MAX_PARALLELISM"

@@ -146,9 +146,9 @@ def started(name: str, define: list[str]) -> CheckpointDirectory:
 
 def directory_of(deployment: StreamingDeployment, define: list[str]) -> CheckpointDirectory:
     """Where a deployment keeps its state."""
-    from dagster_unified.orchestration import streaming
+    from dagster_unified.orchestration import deployment as deployments
 
-    return streaming.directory_of(deployment, settings.command_line(define))
+    return deployments.directory_of(deployment, settings.command_line(define))
 
 
 def check_started(directory: CheckpointDirectory, name: str) -> None:

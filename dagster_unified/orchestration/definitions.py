@@ -26,6 +26,7 @@ from dagster_unified.graph.targets import check_targets, written
 from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep, without_beta_warning
 from dagster_unified.orchestration.assets import DEFAULT_RETRY, Batch, source_specs, stage_asset
 from dagster_unified.orchestration.checks import Checks, sink_checks
+from dagster_unified.orchestration.control import control_job
 from dagster_unified.orchestration.deployment import StreamingDeployment
 from dagster_unified.orchestration.heartbeat import heartbeat_sensor
 from dagster_unified.orchestration.io_manager import IntermediateIOManager
@@ -34,7 +35,7 @@ from dagster_unified.orchestration.malformed import malformed_assets, malformed_
 from dagster_unified.orchestration.partitions import checked_carrying, checked_upstream, in_zone
 from dagster_unified.orchestration.resources import ExecutionConfig, SparkResource, batch_configuration
 from dagster_unified.orchestration.schedules import BatchSchedule, batch_schedule
-from dagster_unified.orchestration.streaming import sink_assets, sink_specs, streaming_jobs, streaming_sensor
+from dagster_unified.orchestration.streaming import sink_assets, sink_specs, streaming_job, streaming_sensor
 from dagster_unified.orchestration.targets import StagesSelection
 from dagster_unified.orchestration.translator import StageTranslator
 
@@ -61,8 +62,9 @@ def unified_definitions(
     streaming_executor: ExecutorDefinition = in_process_executor,
 ) -> Definitions:
     """For each pipeline that can run in BATCH, one asset per stage, one asset job `<pipeline>_batch`, and a sensor that
-    reports its runs as failed whose process has died (`<pipeline>_heartbeat_sensor`, on by default); for each pipeline `<pipeline>_streaming`,
-    a sensor that keeps it alive once it is turned on, `<pipeline>_suspend`, `_resume`, `_drain`, `_savepoint` and `_restore`; and the resources that they need.
+    reports its runs as failed whose process has died (`<pipeline>_heartbeat_sensor`, on by default); for each pipeline with a deployment or an
+    unbounded source `<pipeline>_streaming`, a sensor that keeps it alive once it is turned on, and `<pipeline>_control`, which suspends, resumes
+    and drains it, takes savepoints and restores them; and the resources that they need.
 
     With `partitions` a BATCH run is for a partition, to which every source is bounded: by its path template, or by the field that
     `partitioned_by` names. Time zones, and days of 23 or 25 hours, are those of the partitions definition; `timezone` gives one to a
@@ -95,7 +97,7 @@ def unified_definitions(
     `executor` executes the stages of a run, also in a backfill: by default in one process, with one Spark session. It becomes the code
     location's, unless it is None.
 
-    `deployments` say how pipelines are kept running in STREAMING; one that is not among them has the defaults.
+    `deployments` say which pipelines are kept running in STREAMING, and how; one with an unbounded source has the defaults without being among them.
 
     `resources` may replace `spark` (a `SparkResource` or dagster-pyspark's `PySparkResource`), `execution` (an `ExecutionConfig`)
     and `intermediates` (an `IntermediateIOManager`). The stages are those of the
@@ -155,10 +157,11 @@ def unified_definitions(
                     f"{each.name}_checks", selection=AssetSelection.checks(*own_checks), executor_def=executor, description=f"Checks what the sinks of {each.name} hold."
                 )
             )
-        deployment = declared.get(each.name, StreamingDeployment(each))
-        streaming = streaming_jobs(deployment, sink_assets(loaded, translator), malformed_assets(loaded, translator), streaming_executor)
-        jobs += streaming
-        sensors.append(streaming_sensor(deployment, streaming[0]))
+        deployment = declared.get(each.name) or (StreamingDeployment(each) if loaded.execution.mode == "STREAMING" else None)
+        if deployment is not None:
+            streaming = streaming_job(deployment, sink_assets(loaded, translator), malformed_assets(loaded, translator), streaming_executor)
+            jobs += [streaming, control_job(deployment)]
+            sensors.append(streaming_sensor(deployment, streaming))
     return Definitions(assets=assets, jobs=jobs, sensors=sensors, schedules=schedules, asset_checks=asset_checks, resources={**_DEFAULTS, **(resources or {})}, executor=executor)
 
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_unified.engine.streaming.checkpoint import Deployed, Lease
+from dagster_unified import settings
+from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, Lease
 from dagster_unified.engine.streaming.desired import Desired, Status
 from dagster_unified.errors import ConfigurationError, lasting
-from dagster_unified.graph.options import Configuration
+from dagster_unified.graph.options import Configuration, Layer
 from dagster_unified.graph.upgrade import Code, changes
 from dagster_unified.orchestration.restarts import Failure, decide
 
@@ -65,6 +66,17 @@ class StreamingDeployment:
                 raise ConfigurationError(f"{self.pipeline.name}: the restart strategy is given twice; leave restart_strategy or the option restart-strategy.type out")
             object.__setattr__(self, "options", {**self.options, "restart-strategy.type": self.restart_strategy})
         Configuration.of(self.options)
+
+
+def configuration_of(deployment: StreamingDeployment, *launched: Layer) -> Configuration:
+    """The options of a deployment: those set at launch, its own, then those of the environment, the file, and the defaults; the mode is STREAMING."""
+    own = Layer("deployment", {"execution.runtime-mode": "STREAMING", **deployment.options})
+    return Configuration([*launched, own, *settings.shared_layers()])
+
+
+def directory_of(deployment: StreamingDeployment, *launched: Layer) -> CheckpointDirectory:
+    """Where a deployment keeps its state."""
+    return CheckpointDirectory(configuration_of(deployment, *launched)["execution.checkpointing.dir"], deployment.pipeline.name)
 
 
 @dataclass(frozen=True)
@@ -138,12 +150,13 @@ class Decision:
 def next_step(deployment: StreamingDeployment, options: Configuration, seen: Seen) -> Decision:
     """What the sensor does at a tick."""
     name = deployment.pipeline.name
+    resume = f"launch {name}_control with the action resume"
     wanted = seen.desired.state or deployment.state
     alive = next((r for r in seen.runs if r.alive), None)
     if alive is not None:
         return _watch(deployment, seen, alive, wanted)
     if wanted == "suspended":
-        return Decision(f"{name} is suspended; run {name}_resume to let it go on")
+        return Decision(f"{name} is suspended; {resume} to let it go on")
     changed = seen.changed and not seen.exhausted
     last = seen.runs[0] if seen.runs else None
     resumed = utc(seen.desired.at / 1000) if seen.desired.state == "running" else None
@@ -152,15 +165,15 @@ def next_step(deployment: StreamingDeployment, options: Configuration, seen: See
         return Decision(f"{name} has come to the end of its input")
     key = f"{name}/{last.run_id if last else 'first'}/{seen.fingerprint}"
     if last is not None and last.status == "CANCELED" and not changed and not again:
-        return Decision(f"run {last.run_id[:8]} was terminated by hand; run {name}_resume to start {name} again")
+        return Decision(f"run {last.run_id[:8]} was terminated by hand; {resume} to start {name} again")
     failures = [f for f in _failures(seen.runs) if resumed is None or f.ended > resumed]
     if failures and not changed:
         why = f"run {seen.runs[0].run_id[:8]} failed: {seen.runs[0].reason or 'see its log'}"
         if lasting(seen.runs[0].error):
-            return Decision(f"{why}; giving up: it would fail again. Mend the cause, then run {name}_resume or launch {name}_streaming")
+            return Decision(f"{why}; giving up: it would fail again. Fix the cause, then {resume}")
         verdict = decide(failures, options)
         if verdict.at is None:
-            return Decision(f"{why}; giving up: {verdict.reason}. Mend the cause, then run {name}_resume or launch {name}_streaming")
+            return Decision(f"{why}; giving up: {verdict.reason}. Fix the cause, then {resume}")
         if seen.now < verdict.at:
             return Decision(f"{why}; attempt {verdict.attempt} begins at {verdict.at:%H:%M:%S} UTC")
         return Decision(f"{why}; attempt {verdict.attempt}", launch=key)

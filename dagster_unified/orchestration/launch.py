@@ -22,6 +22,7 @@ from dagster_unified.graph.options import Configuration, Layer
 from dagster_unified.graph.plan import plan
 from dagster_unified.orchestration import progress
 from dagster_unified.orchestration.definitions import unified_definitions
+from dagster_unified.orchestration.deployment import StreamingDeployment
 from dagster_unified.orchestration.io_manager import IntermediateIOManager
 from dagster_unified.orchestration.resources import SparkResource
 
@@ -62,8 +63,10 @@ def launch(pipeline: Pipeline, options: Mapping[str, Any], master: str, remote: 
     The run is executed in a thread of its own, where neither Spark nor Dagster puts a signal handler in place of that of the process.
     """
     spark = SparkResource(master=master, remote=remote)
-    definitions = unified_definitions(pipeline, {"spark": spark, "intermediates": IntermediateIOManager(path=storage)})
     mode = plan(pipeline.graph(), Configuration([Layer("launch", options), *settings.shared_layers()])).execution.mode
+    streams = [StreamingDeployment(pipeline)] if mode == "STREAMING" else []
+    resources = {"spark": spark, "intermediates": IntermediateIOManager(path=storage)}
+    definitions = unified_definitions(pipeline, resources, deployments=streams)
     job = definitions.resolve_job_def(f"{pipeline.name}_{mode.lower()}")
     config = {"resources": {"execution": {"config": dict(options)}}, "loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
     with interrupts.listening() as asked, ThreadPoolExecutor(1, thread_name_prefix="run") as thread, progress.listening(observe):

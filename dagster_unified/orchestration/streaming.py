@@ -1,4 +1,4 @@
-"""STREAMING under Dagster: a job with one op that owns a pipeline's queries, a sensor that keeps it alive, jobs to suspend and resume.
+"""STREAMING under Dagster: a job with one op that owns a pipeline's queries, and a sensor that keeps it alive.
 
 The op has no retry policy, which would catch its interruption and start a cancelled job again; the sensor alone restarts.
 """
@@ -15,7 +15,6 @@ from dagster import (
     AssetKey,
     AssetObservation,
     AssetSpec,
-    Config,
     DagsterRunStatus,
     DefaultSensorStatus,
     Definitions,
@@ -33,24 +32,22 @@ from dagster import (
     sensor,
 )
 
-from dagster_unified import settings
 from dagster_unified.engine.events import EpochCommitted, Event
 from dagster_unified.engine.interrupts import Interrupts
 from dagster_unified.engine.malformed import Diverted, diverting, in_streaming
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory
 from dagster_unified.engine.streaming.desired import Status, ask, read_desired, read_status, tell
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.engine.streaming.savepoint import interrupted, restore_stopped, save_stopped
+from dagster_unified.engine.streaming.savepoint import interrupted
 from dagster_unified.errors import UnifiedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.mode import sources
 from dagster_unified.graph.nodes import LookupNode, SinkNode, SourceNode
-from dagster_unified.graph.options import Configuration, Layer
 from dagster_unified.graph.plan import Plan, plan
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.orchestration import progress
-from dagster_unified.orchestration.deployment import Decision, Seen, SeenRun, StreamingDeployment, next_step, utc
+from dagster_unified.orchestration.deployment import Decision, Seen, SeenRun, StreamingDeployment, configuration_of, directory_of, next_step, utc
 from dagster_unified.orchestration.history import error_of, why_it_failed
 from dagster_unified.orchestration.malformed import observation
 from dagster_unified.orchestration.outcomes import as_failure, interruptible
@@ -69,12 +66,6 @@ _LOOK_BACK = 50
 """How many runs a tick looks at."""
 
 
-def configuration_of(deployment: StreamingDeployment, *launched: Layer) -> Configuration:
-    """The options of a deployment: those set at launch, its own, then those of the environment, the file, and the defaults; the mode is STREAMING."""
-    own = Layer("deployment", {"execution.runtime-mode": "STREAMING", **deployment.options})
-    return Configuration([*launched, own, *settings.shared_layers()])
-
-
 _DEPLOYMENTS: WeakKeyDictionary[JobDefinition, StreamingDeployment] = WeakKeyDictionary()
 """The deployment that each streaming job runs."""
 
@@ -85,8 +76,8 @@ def deployments_of(definitions: Definitions) -> list[StreamingDeployment]:
     return [_DEPLOYMENTS[one] for one in jobs if one in _DEPLOYMENTS]
 
 
-def streaming_jobs(deployment: StreamingDeployment, observed: dict[str, AssetKey], odd: dict[str, AssetKey], executor: ExecutorDefinition) -> list[JobDefinition]:
-    """`<pipeline>_streaming`, and `<pipeline>_suspend`, `_resume`, `_drain`, `_savepoint` and `_restore`. `observed` are the assets of the sinks, `odd` those of malformed rows."""
+def streaming_job(deployment: StreamingDeployment, observed: dict[str, AssetKey], odd: dict[str, AssetKey], executor: ExecutorDefinition) -> JobDefinition:
+    """Build `<pipeline>_streaming`. `observed` are the assets of the sinks, `odd` those of malformed rows."""
     name = deployment.pipeline.name
 
     @op(name=f"{name}_queries", required_resource_keys={"spark", "execution"}, description=f"Runs {name} in STREAMING until it is stopped, or its input ends.")
@@ -100,68 +91,7 @@ def streaming_jobs(deployment: StreamingDeployment, observed: dict[str, AssetKey
         stream()
 
     _DEPLOYMENTS[streaming] = deployment
-    asking = [_asking(deployment, verb, state) for verb, state in (("suspend", "suspended"), ("resume", "running"), ("drain", "drained"))]
-    return [streaming, *asking, _saving(deployment), _restoring(deployment)]
-
-
-def _asking(deployment: StreamingDeployment, verb: str, state: str) -> JobDefinition:
-    name = deployment.pipeline.name
-
-    @op(name=f"{name}_ask_to_{verb}", required_resource_keys={"execution"})
-    def change(context: OpExecutionContext) -> None:
-        directory = directory_of(deployment, context.resources.execution.launched())
-        ask(directory, state=state, reason=f"run {context.run_id}")
-        context.log.info(f"{name} is to be {state}")
-
-    @job(name=f"{name}_{verb}", description=f"Says that {name} is to be {state}; its job and its sensor follow.")
-    def asking() -> None:
-        change()
-
-    return asking
-
-
-class RestoreConfig(Config):
-    """Which savepoint: its name, or the latest."""
-
-    savepoint: str | None = None
-
-
-def _saving(deployment: StreamingDeployment) -> JobDefinition:
-    name = deployment.pipeline.name
-
-    @op(name=f"{name}_take_savepoint", required_resource_keys={"execution"})
-    def save(context: OpExecutionContext) -> None:
-        with as_failure():
-            made = save_stopped(directory_of(deployment, context.resources.execution.launched()), context.run_id, f"run {context.run_id}")
-        context.log.info(made.describe())
-        context.add_output_metadata({"savepoint": made.name, "epochs": made.epochs})
-
-    @job(name=f"{name}_savepoint", description=f"Keeps a copy of the state of {name}, which has to be suspended.")
-    def saving() -> None:
-        save()
-
-    return saving
-
-
-def _restoring(deployment: StreamingDeployment) -> JobDefinition:
-    name = deployment.pipeline.name
-
-    @op(name=f"{name}_go_back", required_resource_keys={"execution"})
-    def restore(context: OpExecutionContext, config: RestoreConfig) -> None:
-        with as_failure():
-            chosen = restore_stopped(directory_of(deployment, context.resources.execution.launched()), context.run_id, config.savepoint)
-        context.log.info(f"went back to {chosen.describe()}; run {name}_resume to go on from there")
-
-    @job(name=f"{name}_restore", description=f"Goes back to a savepoint of {name}, which has to be suspended: the latest, or the one that the op's configuration names.")
-    def restoring() -> None:
-        restore()
-
-    return restoring
-
-
-def directory_of(deployment: StreamingDeployment, *launched: Layer) -> CheckpointDirectory:
-    """Where a deployment keeps its state."""
-    return CheckpointDirectory(configuration_of(deployment, *launched)["execution.checkpointing.dir"], deployment.pipeline.name)
+    return streaming
 
 
 @dataclass(frozen=True)

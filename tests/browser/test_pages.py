@@ -120,7 +120,7 @@ def test_the_launchpad_takes_the_run_as_it_is(page):
 
 def test_the_sensors_are_there(page):
     page.goto("/automation")
-    see(page, "totals_heartbeat_sensor", "totals_streaming_sensor")
+    see(page, "totals_heartbeat_sensor")
 
 
 def test_a_backfill_from_the_dialog_repairs_the_stale_day(page, dagster):

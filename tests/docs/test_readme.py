@@ -46,7 +46,7 @@ def test_the_deployment_gives_a_job_and_a_sensor():
     exec(PROGRAM + DEFINITIONS + DEPLOYMENT + "defs = unified_definitions(pipeline, deployments=[deployment])", namespace)
     defs = namespace["defs"]
     assert [s.name for s in defs.sensors] == ["shops_heartbeat_sensor", "shops_streaming_sensor"]
-    for verb in ("streaming", "suspend", "resume", "drain"):
+    for verb in ("streaming", "control"):
         assert defs.resolve_job_def(f"shops_{verb}")
 
 

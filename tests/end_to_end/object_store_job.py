@@ -100,7 +100,9 @@ def streaming(folder: Path, resources: dict[str, object]) -> dict[str, object]:
     (folder / "live" / "2.csv").write_text("shop,amount\nnorth,4\n")
     definitions = unified_definitions(pipeline, resources, deployments=[StreamingDeployment(pipeline, options=options)])
     with DagsterInstance.ephemeral() as instance:
-        success = all(definitions.resolve_job_def(name).execute_in_process(instance=instance).success for name in ("live_drain", "live_streaming"))
+        drain = {"ops": {"live_action": {"config": {"action": "drain"}}}}
+        drained = definitions.resolve_job_def("live_control").execute_in_process(drain, instance=instance)
+        success = drained.success and definitions.resolve_job_def("live_streaming").execute_in_process(instance=instance).success
     return {"stopped": stopped, "before": before, "success": success, "table": table("live")}
 
 

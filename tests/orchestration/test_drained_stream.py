@@ -1,4 +1,4 @@
-"""A real stream under Dagster, in this process, which `<pipeline>_drain` ends."""
+"""A real stream under Dagster, in this process, which is drained."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -51,8 +51,9 @@ def drained(spark, tmp_path_factory):
     definitions = unified_definitions(pipeline, {"spark": SparkResource(master="local[2]")}, deployments=[StreamingDeployment(pipeline, options=declared)])
     launched = {"resources": {"execution": {"config": {"execution.checkpointing.dir": str(folder / "launched")}}}}
     with DagsterInstance.ephemeral() as instance:
-        for name in ("shops_drain", "shops_streaming"):
-            assert definitions.resolve_job_def(name).execute_in_process(instance=instance, run_config=launched).success
+        drain = {"ops": {"shops_action": {"config": {"action": "drain"}}}}
+        assert definitions.resolve_job_def("shops_control").execute_in_process(instance=instance, run_config={**launched, **drain}).success
+        assert definitions.resolve_job_def("shops_streaming").execute_in_process(instance=instance, run_config=launched).success
         yield folder, instance, definitions
 
 

@@ -15,7 +15,7 @@ from dagster_unified.orchestration.deployment import Seen, SeenRun, StreamingDep
 from dagster_unified.orchestration.history import error_of, why_it_failed
 from dagster_unified.orchestration.outcomes import as_failure
 from dagster_unified.orchestration.restarts import Failure, decide
-from dagster_unified.orchestration.streaming import LOADED, streaming_jobs, streaming_sensor
+from dagster_unified.orchestration.streaming import LOADED, streaming_job, streaming_sensor
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
 SECOND = timedelta(seconds=1)
@@ -103,7 +103,7 @@ def test_nothing_is_launched_beside_a_run_that_may_be_alive(status):
 
 
 def test_a_suspended_deployment_stays_down_whoever_said_so():
-    assert "p is suspended; run p_resume" in see(run("SUCCESS"), desired=Desired(1, "suspended")).message
+    assert "p is suspended; launch p_control with the action resume" in see(run("SUCCESS"), desired=Desired(1, "suspended")).message
     assert see(run("SUCCESS"), declared={"state": "suspended"}).launch is None
     assert see(run("SUCCESS"), declared={"state": "suspended"}, desired=Desired(1, "running", at=millis(1))).launch
 
@@ -119,7 +119,7 @@ def test_a_failed_run_is_started_again_when_its_time_has_come_and_the_message_sa
 def test_what_would_fail_again_is_not_started_again_until_it_is_resumed(error, restarted):
     failed = run("FAILURE", reason="no column", error=error)
     assert bool(see(failed).launch) == restarted
-    assert ("failed: no column; giving up: it would fail again. Mend the cause" in see(failed).message) != restarted
+    assert ("failed: no column; giving up: it would fail again. Fix the cause" in see(failed).message) != restarted
     assert see(failed, desired=Desired(2, "running", at=millis(1))).launch
     assert see(failed, fingerprint="corrected").launch
 
@@ -142,7 +142,7 @@ def test_a_failed_run_says_the_class_of_its_error():
 def test_a_resumption_forgives_what_failed_before():
     gave_up = Configuration.of({"restart-strategy.type": "none"})
     seen = Seen([run("FAILURE", ago=60)], deployed(), None, Desired(), None, "now", NOON)
-    assert "giving up: restart-strategy.type is NONE. Mend the cause" in next_step(deployment(), gave_up, seen).message
+    assert "giving up: restart-strategy.type is NONE. Fix the cause" in next_step(deployment(), gave_up, seen).message
     resumed = Seen([run("FAILURE", ago=60)], deployed(), None, Desired(2, "running", at=millis(1)), None, "now", NOON)
     assert next_step(deployment(), gave_up, resumed).launch
 
@@ -202,7 +202,7 @@ def test_code_that_differs_after_three_upgrades_of_one_loading_is_upgraded_no_mo
 def test_a_sensor_whose_code_differs_after_three_upgrades_fails_its_tick_and_leaves_the_job_alone(tmp_path):
     declared = deployment(options={"execution.checkpointing.dir": str(tmp_path)})
     directory = CheckpointDirectory(str(tmp_path), "p")
-    streaming = streaming_jobs(declared, {}, {}, in_process_executor)[0]
+    streaming = streaming_job(declared, {}, {}, in_process_executor)
     tick = streaming_sensor(declared, streaming)
     with DagsterInstance.ephemeral() as instance:
         asked = tick(build_sensor_context(instance))

@@ -24,13 +24,16 @@ class Dagster(DagsterDev):
             selector = {**self.selector, "sensorName": "sales_streaming_sensor"}
             self.ask("mutation($s: SensorSelector!) { startSensor(sensorSelector: $s) { __typename } }", s=selector)
 
-    def launch(self, job):
+    def launch(self, job, config=None):
         selector = {**self.selector, "pipelineName": job}
-        params = {"selector": selector, "runConfigData": {}, "mode": "default"}
+        params = {"selector": selector, "runConfigData": config or {}, "mode": "default"}
         return self.ask(
             "mutation($p: ExecutionParams!) { launchRun(executionParams: $p) { __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } ... on RunConfigValidationInvalid { errors { message } } } }",
             p=params,
         )
+
+    def control(self, action):
+        return self.launch("sales_control", {"ops": {"sales_action": {"config": {"action": action}}}})
 
     def terminate(self, run_id):
         return self.ask("mutation($r: String!) { terminateRun(runId: $r) { __typename } }", r=run_id)
@@ -131,11 +134,11 @@ def test_a_deployment_from_start_to_cancel(dagster):
     assert dagster.lease()["owner"] == first
 
     # Suspend and resume.
-    dagster.launch("sales_suspend")
+    dagster.control("suspend")
     dagster.until(lambda: dagster.started() is None, "the job has stopped, being suspended")
     dagster.drop("two", a=10)
     assert dagster.totals() == {"a": 1, "b": 2}
-    dagster.launch("sales_resume")
+    dagster.control("resume")
     dagster.until(lambda: dagster.totals() == {"a": 11, "b": 2}, "the job goes on where it was")
 
     # An epoch that hangs: the sensor replaces the job.

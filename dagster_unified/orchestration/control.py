@@ -1,0 +1,75 @@
+"""`<pipeline>_control`: what an operator asks of a streaming deployment, as one job with an action to choose."""
+
+# No `from __future__ import annotations` here: Dagster reads the annotations of an op's function as objects.
+from enum import Enum
+
+from dagster import Config, JobDefinition, OpExecutionContext, in_process_executor, job, op
+from pydantic import Field
+
+from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
+from dagster_unified.engine.streaming.desired import ask
+from dagster_unified.engine.streaming.savepoint import restore_stopped, save_stopped
+from dagster_unified.errors import ConfigurationError
+from dagster_unified.orchestration.deployment import StreamingDeployment, directory_of
+from dagster_unified.orchestration.outcomes import as_failure
+
+
+class Action(Enum):
+    """What can be asked of a streaming deployment."""
+
+    suspend = "suspend"
+    resume = "resume"
+    drain = "drain"
+    savepoint = "savepoint"
+    restore = "restore"
+
+
+_STATES = {Action.suspend: "suspended", Action.resume: "running", Action.drain: "drained"}
+"""The state that an action asks for; the sensor and the streaming job follow."""
+
+
+class ControlConfig(Config):
+    """What to do."""
+
+    action: Action = Field(
+        description="suspend: stop the job after its epoch, and keep it stopped. resume: let it go on. "
+        "drain: end its input; all timers fire, and the job finishes. "
+        "savepoint: keep a copy of its state. restore: go back to a savepoint. Suspend the job before savepoint and restore."
+    )
+    savepoint: str | None = Field(default=None, description="For restore: the name of the savepoint; by default the latest.")
+
+
+def control_job(deployment: StreamingDeployment) -> JobDefinition:
+    """Build `<pipeline>_control`."""
+    name = deployment.pipeline.name
+
+    @op(name=f"{name}_action", required_resource_keys={"execution"}, description=f"Suspends, resumes or drains {name}, takes a savepoint of it or restores one.")
+    def act(context: OpExecutionContext, config: ControlConfig) -> None:
+        with as_failure():
+            if config.savepoint is not None and config.action is not Action.restore:
+                raise ConfigurationError(f"{name}: the action '{config.action.value}' takes no savepoint; remove savepoint={config.savepoint!r}, or choose restore")
+            _act(context, name, directory_of(deployment, context.resources.execution.launched()), config)
+
+    @job(
+        name=f"{name}_control",
+        executor_def=in_process_executor,
+        description=f"Suspends, resumes or drains {name}, takes a savepoint of it or restores one. Choose the action in the run configuration.",
+    )
+    def control() -> None:
+        act()
+
+    return control
+
+
+def _act(context: OpExecutionContext, name: str, directory: CheckpointDirectory, config: ControlConfig) -> None:
+    if config.action is Action.savepoint:
+        saved = save_stopped(directory, context.run_id, f"run {context.run_id}")
+        context.log.info(saved.describe())
+        context.add_output_metadata({"savepoint": saved.name, "epochs": saved.epochs})
+    elif config.action is Action.restore:
+        restored = restore_stopped(directory, context.run_id, config.savepoint)
+        context.log.info(f"went back to {restored.describe()}; launch {name}_control with the action resume to go on from there")
+    else:
+        state = _STATES[config.action]
+        ask(directory, state=state, reason=f"run {context.run_id}")
+        context.log.info(f"{name} is to be {state}")

@@ -1,0 +1,90 @@
+"""`<pipeline>_control`: one job for all that is asked of a streaming deployment, run as from the launchpad."""
+
+import pytest
+from dagster import DagsterInstance, DagsterInvalidConfigError, Failure, validate_run_config
+
+from dagster_unified.api import CsvSource, Pipeline
+from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed
+from dagster_unified.engine.streaming.desired import read_desired
+from dagster_unified.engine.streaming.savepoint import savepoints
+from dagster_unified.orchestration import StreamingDeployment, unified_definitions
+
+
+@pytest.fixture
+def deployed(tmp_path):
+    pipeline = Pipeline("shops")
+    pipeline.from_collection([1, 2], int).print()
+    deployment = StreamingDeployment(pipeline, upgrade_mode="savepoint", options={"execution.checkpointing.dir": str(tmp_path)})
+    return CheckpointDirectory(str(tmp_path), "shops"), unified_definitions(pipeline, deployments=[deployment])
+
+
+def action(name, **options):
+    return {"ops": {"shops_action": {"config": {"action": name, **options}}}}
+
+
+def launch(definitions, name, **options):
+    return definitions.resolve_job_def("shops_control").execute_in_process(instance=DagsterInstance.ephemeral(), run_config=action(name, **options))
+
+
+def names(definitions):
+    jobs = {job.name for job in definitions.get_repository_def().get_all_jobs() if not job.name.startswith("__")}
+    return jobs, {sensor.name for sensor in definitions.sensors or ()}
+
+
+def test_a_bounded_pipeline_has_no_streaming_job_until_it_has_a_streaming_deployment():
+    pipeline = Pipeline("shops")
+    pipeline.from_collection([1, 2], int).print()
+    assert names(unified_definitions(pipeline)) == ({"shops_batch"}, {"shops_heartbeat_sensor"})
+    both = unified_definitions(pipeline, deployments=[StreamingDeployment(pipeline)])
+    assert names(both) == ({"shops_batch", "shops_streaming", "shops_control"}, {"shops_heartbeat_sensor", "shops_streaming_sensor"})
+
+
+def test_an_unbounded_pipeline_has_a_streaming_job_without_being_asked():
+    pipeline = Pipeline("shops")
+    pipeline.from_source(CsvSource("in", int, monitor=True)).print()
+    assert names(unified_definitions(pipeline)) == ({"shops_streaming", "shops_control"}, {"shops_streaming_sensor"})
+
+
+def test_the_launchpad_knows_the_actions(deployed):
+    _, definitions = deployed
+    job = definitions.resolve_job_def("shops_control")
+    for name in ("suspend", "resume", "drain", "savepoint", "restore"):
+        assert validate_run_config(job, action(name))
+    assert validate_run_config(job, action("restore", savepoint="g1-20260101T000000-000"))
+    with pytest.raises(DagsterInvalidConfigError, match="SUSPEND"):
+        validate_run_config(job, action("SUSPEND"))
+    with pytest.raises(DagsterInvalidConfigError, match='Missing required config entry "ops"'):
+        validate_run_config(job, {})
+
+
+@pytest.mark.parametrize(("name", "state"), [("suspend", "suspended"), ("resume", "running"), ("drain", "drained")])
+def test_an_action_says_what_is_wanted(deployed, name, state):
+    directory, definitions = deployed
+    assert launch(definitions, name).success
+    assert read_desired(directory).state == state
+
+
+def test_a_savepoint_is_named_only_to_restore_it(deployed):
+    directory, definitions = deployed
+    with pytest.raises(Failure, match="shops: the action 'suspend' takes no savepoint"):
+        launch(definitions, "suspend", savepoint="g1")
+    assert read_desired(directory).state is None
+
+
+def test_saving_and_going_back_from_the_launchpad(deployed):
+    directory, definitions = deployed
+    with pytest.raises(Failure, match="there is no state to save"):
+        launch(definitions, "savepoint")
+    directory.deploy(Deployed(0, "", "shops", "f", 0, 128, "ROCKSDB", {}, {}))
+    (directory.path / "spark/main/commits").mkdir(parents=True)
+    (directory.path / "spark/main/commits/7").write_text("v1\n{}")
+    assert launch(definitions, "savepoint").success
+    (made,) = savepoints(directory)
+    assert made.epochs == {"main": 7}
+    (directory.path / "spark/main/commits/8").write_text("v1\n{}")
+    with pytest.raises(Failure, match=f"no savepoint 'another' .*there are {made.name}"):
+        launch(definitions, "restore", savepoint="another")
+    assert launch(definitions, "restore", savepoint=made.name).success
+    assert sorted(p.name for p in (directory.path / "spark/main/commits").iterdir()) == ["7"]
+    assert launch(definitions, "restore").success
+    assert directory.deployed().timeline == 2
