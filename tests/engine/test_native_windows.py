@@ -97,7 +97,7 @@ def test_catalyst_gives_what_the_python_operator_gives(spark, tmp_path, assigner
 PARTS = [
     [Event("a", 5, 1), Event("a", 130, 2), Event("b", 20, 3), Event("a", 31, 9)],
     [Event("a", 300, 4), Event("b", 220, 5)],
-    [Event("b", 305, 7), Event("a", 290, 8)],
+    [Event("b", 305, 7), Event("a", 290, 8), Event("b", 120, 60)],  # b at 120 is late since the file before
     [Event("b", 21, 6), Event("a", 310, 6)],  # b at 21 is late
 ]
 

@@ -97,5 +97,6 @@ def test_re_execution_from_failure_after_an_intermediate_is_gone(dagster):
     again = dagster.re_execute(failed)
     dagster.until(lambda: dict(dagster.runs())[again] in ("SUCCESS", "FAILURE"), "the re-execution has ended")
     assert dict(dagster.runs())[again] == "SUCCESS"
-    assert f"recomputing stage 'running' of partition {DAYS[1]}" in dagster.said(again)
+    said = dagster.said(again)
+    assert f"recomputing stage 'running' of partition {DAYS[1]}" in said, said
     assert dagster.table() == expected(DAYS[:2])

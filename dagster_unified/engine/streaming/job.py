@@ -226,6 +226,8 @@ class _Query:
     """One Spark query and its epochs."""
 
     output_mode = "append"
+    several_stateful = True
+    """Whether Spark may find several stateful operators in the query."""
 
     def __init__(self, job: StreamingJob, name: str, tail: Region) -> None:
         assert job.deployed is not None
@@ -266,6 +268,7 @@ class _Query:
         writer = writer.option("checkpointLocation", for_spark(self.folder / "spark" / self.name)).queryName(f"{self.plan.name}/{self.name}")
         if interval:
             writer = writer.trigger(processingTime=f"{int(interval.total_seconds() * 1000)} milliseconds")
+        self.job.spark.conf.set("spark.sql.streaming.statefulOperator.allowMultiple", str(self.several_stateful).lower())
         self.query = writer.start()
 
     def advance(self, bounded: bool) -> bool:
@@ -401,6 +404,9 @@ class _Packed(_Query):
 
 class _Native(_Query):
     """A query of one native aggregate: each epoch has the keys that changed, or the windows that closed."""
+
+    several_stateful = False
+    """With more than one Spark would take late records for a micro-batch longer."""
 
     def __init__(self, job: StreamingJob, name: str, sinks: tuple[int, ...], aggregate: int | None) -> None:
         assert aggregate is not None
