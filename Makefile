@@ -40,7 +40,7 @@ test: .venv/java ## the whole test suite; long tests run a part that changes fro
 	@$(PYTEST) $(PARALLEL)
 
 test-fast: .venv/ready ## harness, graph, API and operators: no JVM
-	@$(PYTEST) $(PARALLEL) -m "not spark" tests/api tests/graph tests/operators tests/records tests/testing tests/conformance tests/test_records.py
+	@$(PYTEST) $(PARALLEL) -m "not spark" tests/api tests/graph tests/operators tests/records tests/testing tests/conformance tests/typing tests/test_records.py
 
 test-all: .venv/java ## the whole test suite, and the long tests in full: some hours
 	@UNIFIED_TESTS=nightly $(PYTEST) $(PARALLEL)

@@ -22,17 +22,17 @@ class AsyncDataStream:
     """
 
     @staticmethod
-    def ordered_wait(data_stream: DataStream, async_function: AsyncFunction, timeout: timedelta, capacity: int = 100, output_type: Any = None) -> DataStream:
+    def ordered_wait(data_stream: DataStream, async_function: AsyncFunction[Any, Any], timeout: timedelta, capacity: int = 100, output_type: Any = None) -> DataStream:
         """Results in the order of their records."""
         return _calls(data_stream, async_function, timeout, capacity, output_type, ordered=True)
 
     @staticmethod
-    def unordered_wait(data_stream: DataStream, async_function: AsyncFunction, timeout: timedelta, capacity: int = 100, output_type: Any = None) -> DataStream:
+    def unordered_wait(data_stream: DataStream, async_function: AsyncFunction[Any, Any], timeout: timedelta, capacity: int = 100, output_type: Any = None) -> DataStream:
         """Results as they come: in no order within a batch of records, and never past a watermark."""
         return _calls(data_stream, async_function, timeout, capacity, output_type, ordered=False)
 
 
-def _calls(stream: DataStream, function: AsyncFunction, timeout: timedelta, capacity: int, output_type: Any, ordered: bool) -> DataStream:
+def _calls(stream: DataStream, function: AsyncFunction[Any, Any], timeout: timedelta, capacity: int, output_type: Any, ordered: bool) -> DataStream:
     name = type(function).__name__
     where = stream._where(name)
     if not isinstance(function, AsyncFunction):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class BroadcastStream:
     """A stream whose every record goes to every instance of the operator that it is connected to, with the maps that it fills there."""
 
-    def __init__(self, stream: DataStream, descriptors: tuple[MapStateDescriptor, ...]) -> None:
+    def __init__(self, stream: DataStream, descriptors: tuple[MapStateDescriptor[Any, Any], ...]) -> None:
         self._stream = stream
         self._descriptors = checked(descriptors, stream._where("broadcast"))
 
@@ -35,7 +35,7 @@ class BroadcastConnectedStream:
             raise PipelineError(f"{stream._where('connect')}: both streams are broadcast; leave broadcast() out on the one whose records are to be processed")
         self._stream, self._broadcast = stream, broadcast
 
-    def process(self, function: BroadcastProcessFunction | KeyedBroadcastProcessFunction, output_type: Any = None) -> DataStream:
+    def process(self, function: BroadcastProcessFunction[Any, Any, Any] | KeyedBroadcastProcessFunction[Any, Any, Any, Any], output_type: Any = None) -> DataStream:
         """A `KeyedBroadcastProcessFunction` where the stream is keyed, with state and timers of the key; else a `BroadcastProcessFunction`.
 
         In BATCH all broadcast records come first; they travel with the program to each partition, so that they have to fit into memory.

@@ -55,17 +55,17 @@ class ConnectedStreams:
         """Partitions both by key: each a field, a tuple of fields, or a function of the record. The keys have to be of one type."""
         return ConnectedStreams(self._first, self._second, (key1, key2), key_type)
 
-    def map(self, function: CoMapFunction, output_type: Any = None) -> DataStream:
+    def map(self, function: CoMapFunction[Any, Any, Any], output_type: Any = None) -> DataStream:
         """One record out for each record of either stream."""
         self._expect(function, (CoMapFunction,), "map")
         return self._apply("map", CoMap(function), output_type, lambda t: t)
 
-    def flat_map(self, function: CoFlatMapFunction, output_type: Any = None) -> DataStream:
+    def flat_map(self, function: CoFlatMapFunction[Any, Any, Any], output_type: Any = None) -> DataStream:
         """Any number of records out for each record of either stream."""
         self._expect(function, (CoFlatMapFunction,), "flat_map")
         return self._apply("flat_map", CoFlatMap(function), output_type, element_type)
 
-    def process(self, function: CoProcessFunction | KeyedCoProcessFunction, output_type: Any = None) -> DataStream:
+    def process(self, function: CoProcessFunction[Any, Any, Any] | KeyedCoProcessFunction[Any, Any, Any, Any], output_type: Any = None) -> DataStream:
         """A `KeyedCoProcessFunction` where both streams are keyed; a `CoProcessFunction` on any."""
         both = None not in self._keys
         self._expect(function, (KeyedCoProcessFunction, CoProcessFunction) if both else (CoProcessFunction,), "process")
@@ -187,7 +187,7 @@ class IntervalJoined:
         self._left, self._right = left, right
         self._bounds: tuple[int, int] | None = None
         self._exclusive = [0, 0]
-        self._late: list[OutputTag | None] = [None, None]
+        self._late: list[OutputTag[Any] | None] = [None, None]
 
     def between(self, lower: timedelta, upper: timedelta) -> Self:
         """Pairs a left record with the right ones from `lower` to `upper` after it, both included; negative is before."""
@@ -207,17 +207,17 @@ class IntervalJoined:
         self._exclusive[1] = 1
         return self
 
-    def side_output_left_late_data(self, tag: OutputTag) -> Self:
+    def side_output_left_late_data(self, tag: OutputTag[Any]) -> Self:
         """Where left records go that come after the watermark; without it they are dropped and counted. None comes in BATCH."""
         self._late[0] = tag
         return self
 
-    def side_output_right_late_data(self, tag: OutputTag) -> Self:
+    def side_output_right_late_data(self, tag: OutputTag[Any]) -> Self:
         """Where right records go that come after the watermark."""
         self._late[1] = tag
         return self
 
-    def process(self, function: ProcessJoinFunction, output_type: Any = None) -> DataStream:
+    def process(self, function: ProcessJoinFunction[Any, Any, Any], output_type: Any = None) -> DataStream:
         """Gives each pair to a `ProcessJoinFunction`. What it gives carries the later of the pair's event times."""
         if not isinstance(function, ProcessJoinFunction):
             raise PipelineError(f"{self._where()}: expected a ProcessJoinFunction, got {function!r}")

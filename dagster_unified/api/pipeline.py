@@ -126,7 +126,7 @@ class Pipeline:
         lines = "".join(f"\n  {number}. {text.removeprefix(f'{self.name}: ')}" for number, text in enumerate(told, 1))
         raise RecordTypeError(f"{self.name}: {len(told)} operators have no usable output type:{lines}")
 
-    def _declare_tag(self, node: Node, tag: OutputTag) -> None:
+    def _declare_tag(self, node: Node, tag: OutputTag[Any]) -> None:
         """Takes the record type of a side output; raises where it was another before."""
         held: RecordType = self._tags.setdefault((node.id, tag.name), tag.output_type)
         if held != tag.output_type:

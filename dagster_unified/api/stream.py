@@ -40,7 +40,7 @@ class Upstream:
     """Where a stream's records come from, and how they are to travel to the next operator."""
 
     node: int
-    tag: OutputTag | None = None
+    tag: OutputTag[Any] | None = None
     partitioning: Partitioning | None = None
 
 
@@ -264,8 +264,8 @@ class DataStream:
     @overload
     def broadcast(self) -> DataStream: ...
     @overload
-    def broadcast(self, *descriptors: MapStateDescriptor) -> BroadcastStream: ...
-    def broadcast(self, *descriptors: MapStateDescriptor) -> DataStream | BroadcastStream:
+    def broadcast(self, *descriptors: MapStateDescriptor[Any, Any]) -> BroadcastStream: ...
+    def broadcast(self, *descriptors: MapStateDescriptor[Any, Any]) -> DataStream | BroadcastStream:
         """Sends every record to every partition of the next operator. With descriptors, it fills broadcast state: connect another stream to it."""
         return BroadcastStream(self, descriptors) if descriptors else self._exchange(ExchangeKind.BROADCAST)
 
@@ -319,14 +319,15 @@ class DataStream:
 
     # Outputs
 
-    def get_side_output(self, tag: OutputTag) -> DataStream:
+    def get_side_output(self, tag: OutputTag[Any]) -> DataStream:
         """The records that the operator emitted to a side output. In BATCH the stage materializes once and both streams read it."""
         if not isinstance(tag, OutputTag):
             raise PipelineError(f"{self._where('get_side_output')}: expected an OutputTag such as OutputTag('late', Flight), got {tag!r}")
         node = self._operator("get_side_output")
         if not isinstance(node, (nodes.ProcessNode, nodes.KeyedProcessNode)):
             raise PipelineError(f"{self._where('get_side_output')}: '{node.name}' is a {type(node).__name__.removesuffix('Node')} and has no side outputs; use process(...)")
-        typed = OutputTag(tag.name, self._pipeline._record_type(tag.output_type, f"{node.name}, side output {tag.name}"))
+        records: Any = self._pipeline._record_type(tag.output_type, f"{node.name}, side output {tag.name}")
+        typed = OutputTag(tag.name, records)
         self._pipeline._declare_tag(node, typed)
         return DataStream(self._pipeline, None, (Upstream(node.id, typed),))
 
@@ -517,7 +518,7 @@ class KeyedStream(DataStream):
         super().__init__(pipeline, None, tuple(replace(u, partitioning=partitioning) for u in upstream))
         self._key_selector = key
 
-    def process(self, function: KeyedProcessFunction | ProcessFunction, output_type: Any = None) -> DataStream:
+    def process(self, function: KeyedProcessFunction[Any, Any, Any] | ProcessFunction[Any, Any], output_type: Any = None) -> DataStream:
         """Runs a `KeyedProcessFunction`, with state and timers of the record's key.
 
         In BATCH a key's records come in event-time order with the watermark at `MIN`, then its timers fire. In STREAMING records

@@ -40,7 +40,7 @@ class WatermarkStrategy:
         """Timestamps only; event-time timers fire at the end of input."""
         return WatermarkStrategy(None)
 
-    def with_timestamp_assigner(self, assigner: str | Callable[[Any], Any] | TimestampAssigner) -> WatermarkStrategy:
+    def with_timestamp_assigner(self, assigner: str | Callable[[Any], Any] | TimestampAssigner[Any]) -> WatermarkStrategy:
         """Where the timestamp comes from: a field's name (datetime, or int in milliseconds), a function of the record, or a `TimestampAssigner`.
 
         A field's name is the fastest: it is read in Catalyst.

@@ -38,7 +38,7 @@ class WindowedStream:
         self._trigger: Trigger | None = None
         self._evictor: Evictor | None = None
         self._lateness = 0
-        self._late_tag: OutputTag | None = None
+        self._late_tag: OutputTag[Any] | None = None
         where = stream._where("window")
         if not isinstance(assigner, WindowAssigner):
             raise PipelineError(f"{where}: expected a window assigner such as TumblingEventTimeWindows.of(timedelta(hours=1)), got {assigner!r}")
@@ -69,7 +69,7 @@ class WindowedStream:
         self._lateness = to_span(lateness)
         return self
 
-    def side_output_late_data(self, tag: OutputTag) -> Self:
+    def side_output_late_data(self, tag: OutputTag[Any]) -> Self:
         """Where elements go that come after all their windows are gone; without it they are dropped and counted. None comes in BATCH."""
         self._event_time_only("late data")
         self._late_tag = tag
@@ -77,13 +77,19 @@ class WindowedStream:
 
     # Functions
 
-    def reduce(self, function: Any, window_function: ProcessWindowFunction | WindowFunction | None = None, output_type: Any = None) -> DataStream:
+    def reduce(
+        self, function: Any, window_function: ProcessWindowFunction[Any, Any, Any, Any] | WindowFunction[Any, Any, Any, Any] | None = None, output_type: Any = None
+    ) -> DataStream:
         """Reduces each window's elements with `function(a, b)`; `window_function` is then given the one result."""
         self._stream._check_function("reduce", getattr(function, "reduce", function))
         return self._with(window_function, output_type, self._stream._records("reduce"), "reduce", reduce=function)
 
     def aggregate(
-        self, function: AggregateFunction, window_function: ProcessWindowFunction | WindowFunction | None = None, accumulator_type: Any = None, output_type: Any = None
+        self,
+        function: AggregateFunction[Any, Any, Any],
+        window_function: ProcessWindowFunction[Any, Any, Any, Any] | WindowFunction[Any, Any, Any, Any] | None = None,
+        accumulator_type: Any = None,
+        output_type: Any = None,
     ) -> DataStream:
         """Aggregates each window's elements; `window_function` is then given the one result.
 
@@ -101,13 +107,13 @@ class WindowedStream:
             result = self._stream._output(type(function).__name__, function.get_result, output_type, lambda t: t)
         return self._with(window_function, output_type, result, type(function).__name__, aggregate=function, accumulator_type=accumulator)
 
-    def process(self, function: ProcessWindowFunction, output_type: Any = None) -> DataStream:
+    def process(self, function: ProcessWindowFunction[Any, Any, Any, Any], output_type: Any = None) -> DataStream:
         """Gives each window's elements to a `ProcessWindowFunction`: in BATCH in event-time order, in STREAMING as they arrived."""
         if not isinstance(function, ProcessWindowFunction):
             raise PipelineError(f"{self._where('process')}: a window needs a ProcessWindowFunction, not {function!r}; use apply for a WindowFunction")
         return self._with(function, output_type, None, "process")
 
-    def apply(self, function: WindowFunction, output_type: Any = None) -> DataStream:
+    def apply(self, function: WindowFunction[Any, Any, Any, Any], output_type: Any = None) -> DataStream:
         """Gives each window's elements to a `WindowFunction`."""
         if not isinstance(function, WindowFunction):
             raise PipelineError(f"{self._where('apply')}: expected a WindowFunction, got {function!r}; use process for a ProcessWindowFunction")

@@ -262,7 +262,7 @@ class Edge:
     source: int
     target: int
     partitioning: Partitioning = field(default_factory=Partitioning)
-    tag: OutputTag | None = None
+    tag: OutputTag[Any] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,19 +5,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic
 
 from dagster_unified.operators.functions import Function
+from dagster_unified.operators.type_variables import In, Out
 
 
-class AsyncFunction(Function, ABC):
+class AsyncFunction(Function, ABC, Generic[In, Out]):
     """One record in, any number out, once what was asked for has come."""
 
     @abstractmethod
-    async def async_invoke(self, value: Any) -> Iterable[Any]:
+    async def async_invoke(self, value: In) -> Iterable[Out]:
         """The records that `value` becomes. Other records' calls run meanwhile, wherever this one awaits."""
 
-    def timeout(self, value: Any) -> Iterable[Any]:
+    def timeout(self, value: In) -> Iterable[Out]:
         """What a record becomes whose call takes too long; unless overridden, it fails the run."""
         raise TimeoutError("no answer in time; give a longer timeout, or override timeout(value)")
 
@@ -26,7 +27,7 @@ class AsyncFunction(Function, ABC):
 class AsyncCalls:
     """An `AsyncFunction` and how it is called: at most `capacity` at once, each for `timeout` seconds at most."""
 
-    function: AsyncFunction
+    function: AsyncFunction[Any, Any]
     timeout: float
     capacity: int
     ordered: bool

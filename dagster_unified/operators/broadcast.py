@@ -10,19 +10,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Optional, TypeVar
+from typing import Any, Generic, Optional
 
 from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.operators.failures import user_failure
-from dagster_unified.operators.functions import Function, OutputTag, RuntimeContext, TimerService
+from dagster_unified.operators.functions import Function, OutputTag, RuntimeContext, SideOutput, TimerService
 from dagster_unified.operators.keyed import Collector, KeyedOptions, KeyedProcessOperator
 from dagster_unified.operators.keyed_functions import NoKey
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.state import Declared, KeyedStateBackend, MapStateDescriptor, StateDescriptor, handle
 from dagster_unified.operators.time import TimeDomain
-
-K = TypeVar("K")
-V = TypeVar("V")
+from dagster_unified.operators.type_variables import In1, In2, K, Key, KeyOut, Out, R, V
 
 
 class ReadOnlyBroadcastState(Generic[K, V]):
@@ -65,7 +63,7 @@ class ReadOnlyBroadcastState(Generic[K, V]):
 class BroadcastState(ReadOnlyBroadcastState[K, V]):
     """A broadcast map, as the broadcast records fill it."""
 
-    def __init__(self, entries: dict[K, V], descriptor: MapStateDescriptor) -> None:
+    def __init__(self, entries: dict[K, V], descriptor: MapStateDescriptor[K, V]) -> None:
         super().__init__(entries)
         self._key = Declared("a key in broadcast state", descriptor.name, descriptor.key_type)
         self._value = Declared("broadcast state", descriptor.name, Optional[descriptor.value_type])  # noqa: UP045
@@ -104,11 +102,11 @@ class _BaseContext(ABC):
         """The event-time watermark: the smaller one of both streams'."""
 
     @abstractmethod
-    def output(self, tag: OutputTag, value: Any) -> None:
+    def output(self, tag: OutputTag[R], value: R) -> None:
         """Emits to a side output."""
 
 
-class BroadcastProcessFunction(Function, ABC):
+class BroadcastProcessFunction(Function, ABC, Generic[In1, In2, Out]):
     """A process function on a stream that is not keyed, with broadcast state.
 
     In BATCH every broadcast record comes before the first of the stream's; in STREAMING both come as they arrive, the broadcast
@@ -120,33 +118,33 @@ class BroadcastProcessFunction(Function, ABC):
         """What `process_element` is given besides the record."""
 
         @abstractmethod
-        def get_broadcast_state(self, descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
+        def get_broadcast_state(self, descriptor: MapStateDescriptor[K, V]) -> ReadOnlyBroadcastState[K, V]:
             """The broadcast map that `descriptor` names, to be read."""
 
     class Context(_BaseContext):
         """What `process_broadcast_element` is given besides the record."""
 
         @abstractmethod
-        def get_broadcast_state(self, descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
+        def get_broadcast_state(self, descriptor: MapStateDescriptor[K, V]) -> BroadcastState[K, V]:
             """The broadcast map that `descriptor` names, to be read and written."""
 
     @abstractmethod
-    def process_element(self, value: Any, ctx: ReadOnlyContext) -> Iterable[Any] | None:
+    def process_element(self, value: In1, ctx: ReadOnlyContext) -> Iterable[Out | SideOutput] | None:
         """The records that a record of the stream leads to; `(tag, record)` goes to a side output."""
 
     @abstractmethod
-    def process_broadcast_element(self, value: Any, ctx: Context) -> Iterable[Any] | None:
+    def process_broadcast_element(self, value: In2, ctx: Context) -> Iterable[Out | SideOutput] | None:
         """Takes a broadcast record into the state. It runs once in every instance, and has to do the same in each; what it emits is emitted once."""
 
 
-class KeyedBroadcastProcessFunction(Function, ABC):
+class KeyedBroadcastProcessFunction(Function, ABC, Generic[Key, In1, In2, Out]):
     """A process function on a keyed stream, with keyed state, timers, and broadcast state that only broadcast records change.
 
     In BATCH every broadcast record comes before the first of the stream's, and a key's records together; in STREAMING both come as
     they arrive, the broadcast records of a micro-batch first.
     """
 
-    class ReadOnlyContext(BroadcastProcessFunction.ReadOnlyContext):
+    class ReadOnlyContext(BroadcastProcessFunction.ReadOnlyContext, Generic[KeyOut]):
         """What `process_element` is given besides the record."""
 
         @abstractmethod
@@ -154,10 +152,10 @@ class KeyedBroadcastProcessFunction(Function, ABC):
             """Time and timers of the current key."""
 
         @abstractmethod
-        def get_current_key(self) -> Any:
+        def get_current_key(self) -> KeyOut:
             """The key of the record or timer."""
 
-    class OnTimerContext(ReadOnlyContext):
+    class OnTimerContext(ReadOnlyContext[KeyOut]):
         """What `on_timer` is given besides the timestamp."""
 
         @abstractmethod
@@ -168,7 +166,7 @@ class KeyedBroadcastProcessFunction(Function, ABC):
         """What `process_broadcast_element` is given besides the record."""
 
         @abstractmethod
-        def apply_to_keyed_state(self, descriptor: StateDescriptor, function: Callable[[Any, Any], Iterable[Any] | None]) -> None:
+        def apply_to_keyed_state(self, descriptor: StateDescriptor[R], function: Callable[[Any, R], Iterable[Any] | None]) -> None:
             """Calls `function(key, state)` for every key that has this state; it may change the state, and what it returns is emitted.
 
             In BATCH there is no key yet when broadcast records come, so that it is called for none.
@@ -177,14 +175,14 @@ class KeyedBroadcastProcessFunction(Function, ABC):
     requires_time_sorted_input: bool = False
 
     @abstractmethod
-    def process_element(self, value: Any, ctx: ReadOnlyContext) -> Iterable[Any] | None:
+    def process_element(self, value: In1, ctx: ReadOnlyContext[Key]) -> Iterable[Out | SideOutput] | None:
         """The records that a record of the stream leads to; `(tag, record)` goes to a side output."""
 
     @abstractmethod
-    def process_broadcast_element(self, value: Any, ctx: Context) -> Iterable[Any] | None:
+    def process_broadcast_element(self, value: In2, ctx: Context) -> Iterable[Out | SideOutput] | None:
         """Takes a broadcast record into the state. It runs once in every instance, and has to do the same in each; what it emits is emitted once."""
 
-    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterable[Any] | None:
+    def on_timer(self, timestamp: int, ctx: OnTimerContext[Key]) -> Iterable[Out | SideOutput] | None:
         """The records that a timer leads to."""
         return None
 
@@ -193,8 +191,8 @@ class KeyedBroadcastProcessFunction(Function, ABC):
 class Broadcasting:
     """A function with broadcast state, and the maps that it has."""
 
-    function: BroadcastProcessFunction | KeyedBroadcastProcessFunction
-    descriptors: tuple[MapStateDescriptor, ...]
+    function: BroadcastProcessFunction[Any, Any, Any] | KeyedBroadcastProcessFunction[Any, Any, Any, Any]
+    descriptors: tuple[MapStateDescriptor[Any, Any], ...]
 
     @property
     def keyed(self) -> bool:
@@ -212,7 +210,7 @@ class Broadcasting:
         return bool(getattr(self.function, "requires_time_sorted_input", False))
 
 
-class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTimerContext):
+class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTimerContext[Any]):
     """Runs a function with broadcast state; is itself the context that the stream's records are processed with.
 
     Without a keyed stream it is driven as with one key, and has neither keyed state nor timers.
@@ -257,7 +255,7 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
         """The counters as they are."""
         return dict(self._metrics.counters)
 
-    def entries(self, descriptor: MapStateDescriptor) -> dict[Any, Any]:
+    def entries(self, descriptor: MapStateDescriptor[Any, Any]) -> dict[Any, Any]:
         """The broadcast map that a descriptor names."""
         if descriptor.name not in self.descriptors:
             raise PipelineError(
@@ -270,7 +268,7 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
             )
         return self.broadcast.setdefault(descriptor.name, {})
 
-    def get_broadcast_state(self, descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
+    def get_broadcast_state(self, descriptor: MapStateDescriptor[Any, Any]) -> ReadOnlyBroadcastState[Any, Any]:
         return ReadOnlyBroadcastState(self.entries(descriptor))
 
     def timer_service(self) -> TimerService:
@@ -305,13 +303,13 @@ class _BroadcastContext(KeyedBroadcastProcessFunction.Context):
     def current_watermark(self) -> int:
         return self._operator.watermark
 
-    def output(self, tag: OutputTag, value: Any) -> None:
+    def output(self, tag: OutputTag[Any], value: Any) -> None:
         (self._operator.out if self._applying else self.out).emit_side(tag, value, self.current)
 
-    def get_broadcast_state(self, descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
+    def get_broadcast_state(self, descriptor: MapStateDescriptor[Any, Any]) -> BroadcastState[Any, Any]:
         return BroadcastState(self._operator.entries(descriptor), descriptor)
 
-    def apply_to_keyed_state(self, descriptor: StateDescriptor, function: Callable[[Any, Any], Iterable[Any] | None]) -> None:
+    def apply_to_keyed_state(self, descriptor: StateDescriptor[R], function: Callable[[Any, R], Iterable[Any] | None]) -> None:
         operator = self._operator
         state = handle(operator.state, descriptor)
         before = operator.counters()
@@ -331,7 +329,7 @@ class _BroadcastContext(KeyedBroadcastProcessFunction.Context):
 _NO_KEY = NoKey("a broadcast record has no key, and so no keyed state; use ctx.apply_to_keyed_state(descriptor, function) to see that of every key")
 
 
-def checked(descriptors: Sequence[MapStateDescriptor], where: str) -> tuple[MapStateDescriptor, ...]:
+def checked(descriptors: Sequence[MapStateDescriptor[Any, Any]], where: str) -> tuple[MapStateDescriptor[Any, Any], ...]:
     """Descriptors of broadcast state; raises `PipelineError` for what cannot be one."""
     for descriptor in descriptors:
         if not isinstance(descriptor, MapStateDescriptor):

@@ -8,37 +8,38 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
 
-from dagster_unified.operators.functions import Function, KeyedProcessFunction, ProcessFunction, Wrapping
+from dagster_unified.operators.functions import Function, KeyedProcessFunction, ProcessFunction, SideOutput, Wrapping
 from dagster_unified.operators.keys import key_hash
+from dagster_unified.operators.type_variables import In1, In2, Key, Out
 
 
-class CoMapFunction(Function, ABC):
+class CoMapFunction(Function, ABC, Generic[In1, In2, Out]):
     """One record in, of either stream, one record out."""
 
     @abstractmethod
-    def map1(self, value: Any) -> Any:
+    def map1(self, value: In1) -> Out:
         """What a record of the first stream becomes."""
 
     @abstractmethod
-    def map2(self, value: Any) -> Any:
+    def map2(self, value: In2) -> Out:
         """What a record of the second stream becomes."""
 
 
-class CoFlatMapFunction(Function, ABC):
+class CoFlatMapFunction(Function, ABC, Generic[In1, In2, Out]):
     """One record in, of either stream, any number out."""
 
     @abstractmethod
-    def flat_map1(self, value: Any) -> Iterable[Any]:
+    def flat_map1(self, value: In1) -> Iterable[Out]:
         """What a record of the first stream becomes."""
 
     @abstractmethod
-    def flat_map2(self, value: Any) -> Iterable[Any]:
+    def flat_map2(self, value: In2) -> Iterable[Out]:
         """What a record of the second stream becomes."""
 
 
-class CoProcessFunction(Function, ABC):
+class CoProcessFunction(Function, ABC, Generic[In1, In2, Out]):
     """A process function over two streams; where both are keyed, with state and timers of the key that both share.
 
     Where one of them is keyed, there is state for its records, and there are no timers.
@@ -47,19 +48,19 @@ class CoProcessFunction(Function, ABC):
     Context = ProcessFunction.Context
 
     @abstractmethod
-    def process_element1(self, value: Any, ctx: ProcessFunction.Context) -> Iterable[Any] | None:
+    def process_element1(self, value: In1, ctx: ProcessFunction.Context) -> Iterable[Out | SideOutput] | None:
         """What a record of the first stream leads to."""
 
     @abstractmethod
-    def process_element2(self, value: Any, ctx: ProcessFunction.Context) -> Iterable[Any] | None:
+    def process_element2(self, value: In2, ctx: ProcessFunction.Context) -> Iterable[Out | SideOutput] | None:
         """What a record of the second stream leads to."""
 
-    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext) -> Iterable[Any] | None:
+    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext[Any]) -> Iterable[Out | SideOutput] | None:
         """A timer has come; only where both streams are keyed."""
         return None
 
 
-class KeyedCoProcessFunction(Function, ABC):
+class KeyedCoProcessFunction(Function, ABC, Generic[Key, In1, In2, Out]):
     """A process function over two keyed streams, with state and timers of the key that both share.
 
     In BATCH all records of a key from both come before the next key, sorted by event time; in STREAMING they come as they arrive.
@@ -71,14 +72,14 @@ class KeyedCoProcessFunction(Function, ABC):
     requires_time_sorted_input: bool = False
 
     @abstractmethod
-    def process_element1(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any] | None:
+    def process_element1(self, value: In1, ctx: KeyedProcessFunction.Context[Key]) -> Iterable[Out | SideOutput] | None:
         """What a record of the first stream leads to."""
 
     @abstractmethod
-    def process_element2(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any] | None:
+    def process_element2(self, value: In2, ctx: KeyedProcessFunction.Context[Key]) -> Iterable[Out | SideOutput] | None:
         """What a record of the second stream leads to."""
 
-    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext) -> Iterable[Any] | None:
+    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext[Key]) -> Iterable[Out | SideOutput] | None:
         """A timer has come."""
         return ()
 
@@ -162,7 +163,7 @@ class CoFlatMap(_Both):
         return found
 
 
-class CoProcess(_Both, ProcessFunction):
+class CoProcess(_Both, ProcessFunction[Any, Any]):
     """A `CoProcessFunction` or a `KeyedCoProcessFunction` over `Either`."""
 
     first, second = "process_element1", "process_element2"
@@ -171,6 +172,6 @@ class CoProcess(_Both, ProcessFunction):
         found: Iterable[Any] | None = self._first(value.first, ctx) if value.side == 1 else self._second(value.second, ctx)
         return found
 
-    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext) -> Iterable[Any] | None:
+    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext[Any]) -> Iterable[Any] | None:
         found: Iterable[Any] | None = self.function.on_timer(timestamp, ctx)
         return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.operators.state import (
@@ -23,20 +23,25 @@ from dagster_unified.operators.state import (
     ValueState,
     ValueStateDescriptor,
 )
+from dagster_unified.operators.type_variables import IN, OUT, A, In, K, Key, KeyOut, Out, R, T, V
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
+    from typing_extensions import TypeForm
+
     from dagster_unified.operators.metrics import Metrics
     from dagster_unified.operators.time import TimeDomain
 
 
-class OutputTag:
+class OutputTag(Generic[T]):
     """Names a side output and gives its record type. A function emits to it with `yield tag, value` or `ctx.output(tag, value)`."""
 
-    def __init__(self, name: str, output_type: Any) -> None:
+    def __init__(self, name: str, output_type: TypeForm[T]) -> None:
         if not name:
             raise PipelineError("an output tag needs a name")
         self.name = name
-        self.output_type = output_type
+        self.output_type: Any = output_type
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OutputTag) and other.name == self.name
@@ -46,6 +51,10 @@ class OutputTag:
 
     def __repr__(self) -> str:
         return f"OutputTag({self.name!r})"
+
+
+SideOutput = tuple[OutputTag[Any], Any]
+"""A record for a side output, as a function yields it: its tag, and the record."""
 
 
 class RuntimeContext:
@@ -79,23 +88,23 @@ class RuntimeContext:
             raise UnsupportedError(f"operator '{self._task_name}': state '{name}' needs a keyed stream; call key_by before this operator")
         return self.keyed_state
 
-    def get_state(self, descriptor: ValueStateDescriptor) -> ValueState[Any]:
+    def get_state(self, descriptor: ValueStateDescriptor[V]) -> ValueState[V]:
         """The value state that `descriptor` names."""
         return ValueState(self._keyed(descriptor.name), descriptor)
 
-    def get_list_state(self, descriptor: ListStateDescriptor) -> ListState[Any]:
+    def get_list_state(self, descriptor: ListStateDescriptor[V]) -> ListState[V]:
         """The list state that `descriptor` names."""
         return ListState(self._keyed(descriptor.name), descriptor)
 
-    def get_map_state(self, descriptor: MapStateDescriptor) -> MapState[Any, Any]:
+    def get_map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
         """The map state that `descriptor` names."""
         return MapState(self._keyed(descriptor.name), descriptor)
 
-    def get_reducing_state(self, descriptor: ReducingStateDescriptor) -> ReducingState[Any]:
+    def get_reducing_state(self, descriptor: ReducingStateDescriptor[V]) -> ReducingState[V]:
         """The reducing state that `descriptor` names."""
         return ReducingState(self._keyed(descriptor.name), descriptor)
 
-    def get_aggregating_state(self, descriptor: AggregatingStateDescriptor) -> AggregatingState[Any, Any]:
+    def get_aggregating_state(self, descriptor: AggregatingStateDescriptor[IN, A, OUT]) -> AggregatingState[IN, OUT]:
         """The aggregating state that `descriptor` names."""
         return AggregatingState(self._keyed(descriptor.name), descriptor)
 
@@ -133,79 +142,79 @@ class Wrapping(Function):
             self.function.close()
 
 
-class MapFunction(Function, ABC):
+class MapFunction(Function, ABC, Generic[In, Out]):
     """One record in, one record out."""
 
     @abstractmethod
-    def map(self, value: Any) -> Any:
+    def map(self, value: In) -> Out:
         """The record that `value` becomes."""
 
 
-class FlatMapFunction(Function, ABC):
+class FlatMapFunction(Function, ABC, Generic[In, Out]):
     """One record in, any number out."""
 
     @abstractmethod
-    def flat_map(self, value: Any) -> Iterable[Any]:
+    def flat_map(self, value: In) -> Iterable[Out]:
         """The records that `value` becomes."""
 
 
-class FilterFunction(Function, ABC):
+class FilterFunction(Function, ABC, Generic[In]):
     """Keeps a record or drops it."""
 
     @abstractmethod
-    def filter(self, value: Any) -> bool:
+    def filter(self, value: In) -> bool:
         """Whether `value` stays."""
 
 
-class ReduceFunction(Function, ABC):
+class ReduceFunction(Function, ABC, Generic[T]):
     """Combines two records of one key into one of the same type."""
 
     @abstractmethod
-    def reduce(self, value1: Any, value2: Any) -> Any:
+    def reduce(self, value1: T, value2: T) -> T:
         """The combination; `value1` came first."""
 
 
-class AggregateFunction(Function, ABC):
+class AggregateFunction(Function, ABC, Generic[In, A, Out]):
     """Aggregates values into an accumulator (Flink: `AggregateFunction`)."""
 
     @abstractmethod
-    def create_accumulator(self) -> Any:
+    def create_accumulator(self) -> A:
         """An empty accumulator."""
 
     @abstractmethod
-    def add(self, value: Any, accumulator: Any) -> Any:
+    def add(self, value: In, accumulator: A) -> A:
         """The accumulator with `value` in it."""
 
     @abstractmethod
-    def get_result(self, accumulator: Any) -> Any:
+    def get_result(self, accumulator: A) -> Out:
         """The result that the accumulator stands for."""
 
     @abstractmethod
-    def merge(self, a: Any, b: Any) -> Any:
+    def merge(self, a: A, b: A) -> A:
         """One accumulator of two."""
 
 
-class KeySelector(Function, ABC):
+class KeySelector(Function, ABC, Generic[In, KeyOut]):
     """Gives a record's key."""
 
     @abstractmethod
-    def get_key(self, value: Any) -> Any:
+    def get_key(self, value: In) -> KeyOut:
         """The key of `value`: a string, number, bool, date, timestamp, or a tuple of those."""
 
 
-class Partitioner(Function, ABC):
+class Partitioner(Function, ABC, Generic[Key]):
     """Says which partition a key goes to (`partition_custom`)."""
 
     @abstractmethod
-    def partition(self, key: Any, num_partitions: int) -> int:
+    def partition(self, key: Key, num_partitions: int) -> int:
         """A number from 0 to `num_partitions - 1`."""
 
 
-class TimestampAssigner(ABC):
+class TimestampAssigner(ABC, Generic[In]):
     """Gives a record's event time."""
 
     @abstractmethod
-    def extract_timestamp(self, value: Any, record_timestamp: int | None) -> Any:
+    def extract_timestamp(self, value: In, record_timestamp: int | None) -> int | datetime:
         """Milliseconds since the epoch, or a datetime."""
 
 
@@ -249,7 +258,7 @@ class NoTimers(TimerService, ABC):
     delete_processing_time_timer = _refuse
 
 
-class ProcessFunction(Function, ABC):
+class ProcessFunction(Function, ABC, Generic[In, Out]):
     """A record in, any number out, with its timestamp and side outputs at hand; on a keyed stream with state and timers as well."""
 
     class Context(ABC):
@@ -264,29 +273,29 @@ class ProcessFunction(Function, ABC):
             """Time and timers."""
 
         @abstractmethod
-        def output(self, tag: OutputTag, value: Any) -> None:
+        def output(self, tag: OutputTag[R], value: R) -> None:
             """Emits to a side output."""
 
     @abstractmethod
-    def process_element(self, value: Any, ctx: Context) -> Iterable[Any] | None:
+    def process_element(self, value: In, ctx: Context) -> Iterable[Out | SideOutput] | None:
         """The records that `value` leads to; `(tag, record)` goes to a side output."""
 
-    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext) -> Iterable[Any] | None:
+    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext[Any]) -> Iterable[Out | SideOutput] | None:
         """The records that a timer leads to, on a keyed stream: no other has timers."""
         return None
 
 
-class KeyedProcessFunction(Function, ABC):
+class KeyedProcessFunction(Function, ABC, Generic[Key, In, Out]):
     """A process function on a keyed stream: with state and timers of the record's key."""
 
-    class Context(ProcessFunction.Context):
+    class Context(ProcessFunction.Context, Generic[KeyOut]):
         """What `process_element` is given besides the record."""
 
         @abstractmethod
-        def get_current_key(self) -> Any:
+        def get_current_key(self) -> KeyOut:
             """The key of the record or timer."""
 
-    class OnTimerContext(Context):
+    class OnTimerContext(Context[KeyOut]):
         """What `on_timer` is given besides the timestamp."""
 
         @abstractmethod
@@ -301,9 +310,9 @@ class KeyedProcessFunction(Function, ABC):
     """
 
     @abstractmethod
-    def process_element(self, value: Any, ctx: Context) -> Iterable[Any] | None:
+    def process_element(self, value: In, ctx: Context[Key]) -> Iterable[Out | SideOutput] | None:
         """The records that `value` leads to; `(tag, record)` goes to a side output."""
 
-    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterable[Any] | None:
+    def on_timer(self, timestamp: int, ctx: OnTimerContext[Key]) -> Iterable[Out | SideOutput] | None:
         """The records that a timer leads to. What it emits carries the timer's timestamp."""
         return None

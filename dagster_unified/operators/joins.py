@@ -7,39 +7,40 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Generic
 
 from dagster_unified.operators.connected import KeyedCoProcessFunction
-from dagster_unified.operators.functions import Function, KeyedProcessFunction, OutputTag, RuntimeContext, Wrapping
+from dagster_unified.operators.functions import Function, KeyedProcessFunction, OutputTag, RuntimeContext, SideOutput, Wrapping
 from dagster_unified.operators.state import MapStateDescriptor
+from dagster_unified.operators.type_variables import In1, In2, Out, R
 from dagster_unified.operators.windows.functions import WindowFunction
 
 
-class JoinFunction(Function, ABC):
+class JoinFunction(Function, ABC, Generic[In1, In2, Out]):
     """Gives one record for each pair of one key and window."""
 
     @abstractmethod
-    def join(self, first: Any, second: Any) -> Any:
+    def join(self, first: In1, second: In2) -> Out:
         """The pair as one record."""
 
 
-class FlatJoinFunction(Function, ABC):
+class FlatJoinFunction(Function, ABC, Generic[In1, In2, Out]):
     """Gives any number of records for each pair of one key and window."""
 
     @abstractmethod
-    def join(self, first: Any, second: Any) -> Iterable[Any]:
+    def join(self, first: In1, second: In2) -> Iterable[Out]:
         """What the pair gives."""
 
 
-class CoGroupFunction(Function, ABC):
+class CoGroupFunction(Function, ABC, Generic[In1, In2, Out]):
     """Gives any number of records for all records of one key and window; one of the two lists may be empty."""
 
     @abstractmethod
-    def co_group(self, first: list[Any], second: list[Any]) -> Iterable[Any]:
+    def co_group(self, first: list[In1], second: list[In2]) -> Iterable[Out]:
         """What the two groups give."""
 
 
-class ProcessJoinFunction(Function, ABC):
+class ProcessJoinFunction(Function, ABC, Generic[In1, In2, Out]):
     """Gives any number of records for each pair of an interval join."""
 
     class Context(ABC):
@@ -58,15 +59,15 @@ class ProcessJoinFunction(Function, ABC):
             """The later of the two, which the results carry."""
 
         @abstractmethod
-        def output(self, tag: OutputTag, value: Any) -> None:
+        def output(self, tag: OutputTag[R], value: R) -> None:
             """Emits to a side output."""
 
     @abstractmethod
-    def process_element(self, left: Any, right: Any, ctx: Context) -> Iterable[Any] | None:
+    def process_element(self, left: In1, right: In2, ctx: Context) -> Iterable[Out | SideOutput] | None:
         """What the pair gives."""
 
 
-class WindowedPairs(Wrapping, WindowFunction):
+class WindowedPairs(Wrapping, WindowFunction[Any, Any, Any, Any]):
     """Splits a window's records by their side, for a join or a co-group."""
 
     def __init__(self, function: Any, kind: str) -> None:
@@ -93,7 +94,7 @@ class WindowedPairs(Wrapping, WindowFunction):
                     yield self._call(left, right)
 
 
-class IntervalJoin(Wrapping, KeyedCoProcessFunction):
+class IntervalJoin(Wrapping, KeyedCoProcessFunction[Any, Any, Any, Any]):
     """Pairs records of one key whose times are `lower <= right - left <= upper` milliseconds apart (Flink: *Interval Join*).
 
     Records are taken in the order of time, in both modes, so that what no record can meet any more is forgotten as time goes on:
@@ -104,7 +105,9 @@ class IntervalJoin(Wrapping, KeyedCoProcessFunction):
     requires_time_sorted_input = True
     drops_late_records = True
 
-    def __init__(self, function: ProcessJoinFunction, lower: int, upper: int, types: tuple[Any, Any], late: tuple[OutputTag | None, OutputTag | None]) -> None:
+    def __init__(
+        self, function: ProcessJoinFunction[Any, Any, Any], lower: int, upper: int, types: tuple[Any, Any], late: tuple[OutputTag[Any] | None, OutputTag[Any] | None]
+    ) -> None:
         super().__init__(function)
         self._ranges = ((lower, upper), (-upper, -lower))
         """How far after a record, of either side, what it meets may be."""
@@ -119,18 +122,18 @@ class IntervalJoin(Wrapping, KeyedCoProcessFunction):
         self._count = runtime_context.count
         super().open(runtime_context)
 
-    def process_element1(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any]:
+    def process_element1(self, value: Any, ctx: KeyedProcessFunction.Context[Any]) -> Iterable[Any]:
         return self._meet(0, value, ctx)
 
-    def process_element2(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any]:
+    def process_element2(self, value: Any, ctx: KeyedProcessFunction.Context[Any]) -> Iterable[Any]:
         return self._meet(1, value, ctx)
 
-    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext) -> Iterable[Any] | None:
+    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext[Any]) -> Iterable[Any] | None:
         for buffer, (_, high) in zip(self._buffers, self._ranges, strict=True):
             buffer.remove(timestamp - max(high, 0))
         return None
 
-    def _meet(self, side: int, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any]:
+    def _meet(self, side: int, value: Any, ctx: KeyedProcessFunction.Context[Any]) -> Iterable[Any]:
         """Keeps a record of one side, and pairs it with those of the other that are near."""
         moment = self._on_time(value, ctx, self.late_tags[side])
         if moment is None:
@@ -146,7 +149,7 @@ class IntervalJoin(Wrapping, KeyedCoProcessFunction):
                     yield from self.function.process_element(met, value, self._pair.of(ctx, other, moment)) or ()
         ctx.timer_service().register_event_time_timer(moment + max(high, 0))
 
-    def _on_time(self, value: Any, ctx: KeyedProcessFunction.Context, tag: OutputTag | None) -> int | None:
+    def _on_time(self, value: Any, ctx: KeyedProcessFunction.Context[Any], tag: OutputTag[Any] | None) -> int | None:
         moment = ctx.timestamp()
         if moment is not None and moment >= ctx.timer_service().current_watermark():
             return moment
@@ -162,7 +165,7 @@ class IntervalJoin(Wrapping, KeyedCoProcessFunction):
 
 
 class _Pair(ProcessJoinFunction.Context):
-    def of(self, ctx: KeyedProcessFunction.Context, left: int, right: int) -> _Pair:
+    def of(self, ctx: KeyedProcessFunction.Context[Any], left: int, right: int) -> _Pair:
         self._ctx, self._left, self._right = ctx, left, right
         return self
 
@@ -175,5 +178,5 @@ class _Pair(ProcessJoinFunction.Context):
     def get_timestamp(self) -> int:
         return max(self._left, self._right)
 
-    def output(self, tag: OutputTag, value: Any) -> None:
+    def output(self, tag: OutputTag[Any], value: Any) -> None:
         self._ctx.output(tag, value)

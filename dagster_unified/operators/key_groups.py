@@ -233,7 +233,7 @@ class KeyGroups:
             for timestamp, key, generation in content.processing_timers:
                 self.operator.processing_timers.register(key, timestamp, generation)
 
-    def _declared_late(self, descriptor: StateDescriptor) -> None:
+    def _declared_late(self, descriptor: StateDescriptor[Any]) -> None:
         """A state that is declared only now: what was read of it before is decoded."""
         for state in self._group.keys.values() if self._group is not None else ():
             self.codec.declare(descriptor, state)

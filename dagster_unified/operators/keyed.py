@@ -63,7 +63,7 @@ class Collector:
                 self.records.append(record)
                 self.timestamps.append(timestamp)
 
-    def emit_side(self, tag: OutputTag, record: Any, timestamp: int | None) -> None:
+    def emit_side(self, tag: OutputTag[Any], record: Any, timestamp: int | None) -> None:
         """Takes one record for a side output."""
         records, timestamps = self.side.setdefault(tag.name, ([], []))
         records.append(record)
@@ -190,10 +190,10 @@ class KeyedOperator:
         self.at_end = self.ended = False
 
 
-class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext, TimerService):
+class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext[Any], TimerService):
     """Runs a `KeyedProcessFunction`; is itself the context and the timer service that the function is given."""
 
-    def __init__(self, where: str, function: KeyedProcessFunction, options: KeyedOptions, clock: Callable[[], int], metrics: Metrics) -> None:
+    def __init__(self, where: str, function: KeyedProcessFunction[Any, Any, Any], options: KeyedOptions, clock: Callable[[], int], metrics: Metrics) -> None:
         super().__init__(where, options, clock)
         self.function = function
         self._metrics = metrics
@@ -241,7 +241,7 @@ class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext, T
     def timer_service(self) -> TimerService:
         return self
 
-    def output(self, tag: OutputTag, value: Any) -> None:
+    def output(self, tag: OutputTag[Any], value: Any) -> None:
         self.out.emit_side(tag, value, None if self._domain is TimeDomain.PROCESSING_TIME else self._timestamp)
 
     def get_current_key(self) -> Any:

@@ -20,47 +20,47 @@ def may_hold_state(function: Any) -> bool:
     return any(isinstance(function, base) and getattr(type(function), name) is not getattr(base, name) for base, name in overridden)
 
 
-class KeyedMap(Wrapping, KeyedProcessFunction):
+class KeyedMap(Wrapping, KeyedProcessFunction[Any, Any, Any]):
     """A `MapFunction` with state."""
 
-    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any]:
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context[Any]) -> Iterable[Any]:
         return (self.function.map(value),)
 
 
-class KeyedFlatMap(Wrapping, KeyedProcessFunction):
+class KeyedFlatMap(Wrapping, KeyedProcessFunction[Any, Any, Any]):
     """A `FlatMapFunction` with state."""
 
-    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any]:
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context[Any]) -> Iterable[Any]:
         found: Iterable[Any] = self.function.flat_map(value)
         return found
 
 
-class KeyedFilter(Wrapping, KeyedProcessFunction):
+class KeyedFilter(Wrapping, KeyedProcessFunction[Any, Any, Any]):
     """A `FilterFunction` with state."""
 
-    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any]:
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context[Any]) -> Iterable[Any]:
         return (value,) if self.function.filter(value) else ()
 
 
-class KeyedProcess(Wrapping, KeyedProcessFunction):
+class KeyedProcess(Wrapping, KeyedProcessFunction[Any, Any, Any]):
     """A `ProcessFunction` with state and timers."""
 
-    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any] | None:
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context[Any]) -> Iterable[Any] | None:
         found: Iterable[Any] | None = self.function.process_element(value, ctx)
         return found
 
-    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext) -> Iterable[Any] | None:
+    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext[Any]) -> Iterable[Any] | None:
         found: Iterable[Any] | None = self.function.on_timer(timestamp, ctx)
         return found
 
 
-class PartlyKeyed(Wrapping, KeyedProcessFunction):
+class PartlyKeyed(Wrapping, KeyedProcessFunction[Any, Any, Any]):
     """A function over a keyed stream and one that is not, united as records of `Either`.
 
     A record of the stream without a key has no keyed state, and there are no timers (Flink: `CoProcessOperator`).
     """
 
-    def __init__(self, function: KeyedProcessFunction, keyed_side: int) -> None:
+    def __init__(self, function: KeyedProcessFunction[Any, Any, Any], keyed_side: int) -> None:
         super().__init__(function)
         self._keyed_side = keyed_side
         self._state: KeyedStateBackend | None = None
@@ -69,7 +69,7 @@ class PartlyKeyed(Wrapping, KeyedProcessFunction):
         self._state = runtime_context.keyed_state
         super().open(runtime_context)
 
-    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any] | None:
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context[Any]) -> Iterable[Any] | None:
         if value.side != self._keyed_side:
             assert self._state is not None
             self._state.current = _NO_KEY
@@ -95,7 +95,7 @@ _NO_KEY = NoKey("a record of a stream without a key has no keyed state; call key
 class _Untimed(ProcessFunction.Context, NoTimers):
     """The context of a record, without timers."""
 
-    def __init__(self, context: KeyedProcessFunction.Context) -> None:
+    def __init__(self, context: KeyedProcessFunction.Context[Any]) -> None:
         self._context = context
 
     def timestamp(self) -> int | None:
@@ -104,7 +104,7 @@ class _Untimed(ProcessFunction.Context, NoTimers):
     def timer_service(self) -> TimerService:
         return self
 
-    def output(self, tag: OutputTag, value: Any) -> None:
+    def output(self, tag: OutputTag[Any], value: Any) -> None:
         self._context.output(tag, value)
 
     def current_processing_time(self) -> int:
@@ -114,7 +114,7 @@ class _Untimed(ProcessFunction.Context, NoTimers):
         return self._context.timer_service().current_watermark()
 
 
-KEYED_FORMS: dict[str, Callable[[Any], KeyedProcessFunction]] = {
+KEYED_FORMS: dict[str, Callable[[Any], KeyedProcessFunction[Any, Any, Any]]] = {
     "map": KeyedMap,
     "flat_map": KeyedFlatMap,
     "filter": KeyedFilter,

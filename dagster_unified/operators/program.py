@@ -381,7 +381,7 @@ class RunningProgram:
     def _process(self, index: int, step: Step, where: str) -> Consumer:
         self._open(step)
         context = _ProcessContext(where, self.program.options.readable(self._clock))
-        function: ProcessFunction = step.function
+        function: ProcessFunction[Any, Any] = step.function
 
         def consume(chunk: Chunk) -> None:
             out = context.out = Collector()
@@ -443,7 +443,7 @@ class _ProcessContext(ProcessFunction.Context, NoTimers):
     def timer_service(self) -> TimerService:
         return self
 
-    def output(self, tag: OutputTag, value: Any) -> None:
+    def output(self, tag: OutputTag[Any], value: Any) -> None:
         self.out.emit_side(tag, value, self.current)
 
     def current_processing_time(self) -> int:

@@ -14,20 +14,20 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 from functools import lru_cache
-from typing import Any, ClassVar, Generic, Optional, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Optional
 
 from msgspec import inspect as mi
 from msgspec import msgpack
 
 from dagster_unified.errors import PipelineError, StateError
+from dagster_unified.operators.type_variables import IN, OUT, A, K, R, T, V
 from dagster_unified.records import shorten, type_name
 from dagster_unified.values import Fit, fit_of, python_of
 
-T = TypeVar("T")
-K = TypeVar("K")
-V = TypeVar("V")
-IN = TypeVar("IN")
-OUT = TypeVar("OUT")
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
+    from dagster_unified.operators.functions import AggregateFunction, ReduceFunction
 
 
 class UpdateType(Enum):
@@ -63,7 +63,7 @@ class StateTtlConfig:
             raise PipelineError(f"state time to live must be positive, not {self.ttl}")
 
 
-class StateDescriptor:
+class StateDescriptor(Generic[R]):
     """The name, type and time to live of one state of an operator. Names are unique within an operator."""
 
     kind: ClassVar[str] = "state"
@@ -107,12 +107,10 @@ def _check_type(name: str, python: Any) -> None:
         raise PipelineError(f"state '{name}': {error}; state is stored typed, so give a type such as int, list[str] or a NamedTuple") from error
 
 
-class ValueStateDescriptor(StateDescriptor):
-    """One value per key."""
+class _OneType(StateDescriptor[R]):
+    """A state of values of one type."""
 
-    kind = "value"
-
-    def __init__(self, name: str, type: Any, ttl: StateTtlConfig | None = None) -> None:  # noqa: A002 - Flink's name
+    def __init__(self, name: str, type: Any, ttl: StateTtlConfig | None) -> None:  # noqa: A002 - Flink's name
         super().__init__(name, (type,), ttl)
         self.type = type
 
@@ -121,47 +119,81 @@ class ValueStateDescriptor(StateDescriptor):
         return self._timed(self.type)
 
 
-class ListStateDescriptor(ValueStateDescriptor):
+class ValueStateDescriptor(_OneType["ValueState[V]"], Generic[V]):
+    """One value per key."""
+
+    kind = "value"
+
+    def __init__(self, name: str, type: TypeForm[V], ttl: StateTtlConfig | None = None) -> None:  # noqa: A002
+        super().__init__(name, type, ttl)
+
+
+class ListStateDescriptor(_OneType["ListState[V]"], Generic[V]):
     """A list of values per key; `type` is the element's."""
 
     kind = "list"
+
+    def __init__(self, name: str, type: TypeForm[V], ttl: StateTtlConfig | None = None) -> None:  # noqa: A002
+        super().__init__(name, type, ttl)
 
     @property
     def stored_type(self) -> Any:
         return list[self._timed(self.type)]  # type: ignore[misc]
 
 
-class MapStateDescriptor(StateDescriptor):
+class MapStateDescriptor(StateDescriptor["MapState[K, V]"], Generic[K, V]):
     """A map per key."""
 
     kind = "map"
 
-    def __init__(self, name: str, key_type: Any, value_type: Any, ttl: StateTtlConfig | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        key_type: TypeForm[K],
+        value_type: TypeForm[V],
+        ttl: StateTtlConfig | None = None,
+    ) -> None:
         super().__init__(name, (key_type, value_type), ttl)
-        self.key_type = key_type
-        self.value_type = value_type
+        self.key_type: Any = key_type
+        self.value_type: Any = value_type
 
     @property
     def stored_type(self) -> Any:
         return dict[self.key_type, self._timed(Optional[self.value_type])]  # type: ignore[name-defined, misc]  # noqa: UP045
 
 
-class ReducingStateDescriptor(ValueStateDescriptor):
+class ReducingStateDescriptor(_OneType["ReducingState[V]"], Generic[V]):
     """One value per key, to which every added value is combined by `reduce_function(a, b)`."""
 
     kind = "reducing"
 
-    def __init__(self, name: str, reduce_function: Any, type: Any, ttl: StateTtlConfig | None = None) -> None:  # noqa: A002
+    def __init__(
+        self,
+        name: str,
+        reduce_function: Callable[[V, V], V] | ReduceFunction[V],
+        type: TypeForm[V],  # noqa: A002
+        ttl: StateTtlConfig | None = None,
+    ) -> None:
         super().__init__(name, type, ttl)
-        self.reduce_function = getattr(reduce_function, "reduce", reduce_function)
+        function: Any = reduce_function
+        self.reduce_function: Callable[[V, V], V] = getattr(function, "reduce", function)
 
 
-class AggregatingStateDescriptor(ValueStateDescriptor):
-    """One accumulator per key, to which every added value is aggregated by an `AggregateFunction`; `type` is the accumulator's."""
+class AggregatingStateDescriptor(_OneType["AggregatingState[IN, OUT]"], Generic[IN, A, OUT]):
+    """One accumulator per key, to which every added value is aggregated by an `AggregateFunction`.
+
+    `type` is the accumulator's.
+    """
 
     kind = "aggregating"
 
-    def __init__(self, name: str, aggregate_function: Any, type: Any, ttl: StateTtlConfig | None = None) -> None:  # noqa: A002
+    def __init__(
+        self,
+        name: str,
+        aggregate_function: AggregateFunction[IN, A, OUT],
+        type: TypeForm[A],  # noqa: A002
+        ttl: StateTtlConfig | None = None,
+    ) -> None:
         super().__init__(name, type, ttl)
         self.aggregate_function = aggregate_function
 
@@ -216,8 +248,8 @@ class KeyedStateBackend:
 
         self._unchecked: list[tuple[Declared, Hashable, Any]] = []
         self._waiting: list[Declared] = []
-        self.descriptors: dict[str, StateDescriptor] = {}
-        self.on_register: Callable[[StateDescriptor], None] | None = None
+        self.descriptors: dict[str, StateDescriptor[Any]] = {}
+        self.on_register: Callable[[StateDescriptor[Any]], None] | None = None
 
     def select(self, key: Hashable) -> None:
         """Makes `key` the one that every handle reads and writes."""
@@ -278,7 +310,7 @@ class KeyedStateBackend:
         self.keys.pop(key, None)
         self.created.clear()
 
-    def register(self, descriptor: StateDescriptor) -> None:
+    def register(self, descriptor: StateDescriptor[Any]) -> None:
         """Remembers a descriptor; the same name twice must be the same state."""
         held = self.descriptors.setdefault(descriptor.name, descriptor)
         if held.kind != descriptor.kind or held.stored_type != descriptor.stored_type:
@@ -290,7 +322,7 @@ class KeyedStateBackend:
 class _State:
     """A handle on one state of the current key. With a time to live, an entry is stored as `(value, last renewal)`."""
 
-    def __init__(self, backend: KeyedStateBackend, descriptor: StateDescriptor) -> None:
+    def __init__(self, backend: KeyedStateBackend, descriptor: StateDescriptor[Any]) -> None:
         backend.register(descriptor)
         self._backend = backend
         self._name = descriptor.name
@@ -436,7 +468,7 @@ class ListState(_Collection, Generic[T]):
 class MapState(_Collection, Generic[K, V]):
     """A map of the current key; each entry has its own time to live. A value may be None, and its key is there then."""
 
-    def __init__(self, backend: KeyedStateBackend, descriptor: MapStateDescriptor) -> None:
+    def __init__(self, backend: KeyedStateBackend, descriptor: MapStateDescriptor[K, V]) -> None:
         super().__init__(backend, descriptor)
         self._declared_key = Declared("a key in state", self._name, descriptor.key_type)
         self._plain_keys = self._declared_key.fit.exact
@@ -527,7 +559,7 @@ class MapState(_Collection, Generic[K, V]):
 class ReducingState(_State, Generic[T]):
     """One value of the current key, combined from all that was added."""
 
-    def __init__(self, backend: KeyedStateBackend, descriptor: ReducingStateDescriptor) -> None:
+    def __init__(self, backend: KeyedStateBackend, descriptor: ReducingStateDescriptor[T]) -> None:
         super().__init__(backend, descriptor)
         self._reduce = descriptor.reduce_function
 
@@ -548,7 +580,7 @@ class ReducingState(_State, Generic[T]):
 class AggregatingState(_State, Generic[IN, OUT]):
     """The accumulator of the current key's added values, read as the aggregate function's result."""
 
-    def __init__(self, backend: KeyedStateBackend, descriptor: AggregatingStateDescriptor) -> None:
+    def __init__(self, backend: KeyedStateBackend, descriptor: AggregatingStateDescriptor[IN, Any, OUT]) -> None:
         super().__init__(backend, descriptor)
         self._function = descriptor.aggregate_function
 
@@ -569,6 +601,8 @@ class AggregatingState(_State, Generic[IN, OUT]):
 _HANDLES: dict[str, type[_State]] = {"value": ValueState, "list": ListState, "map": MapState, "reducing": ReducingState, "aggregating": AggregatingState}
 
 
-def handle(backend: KeyedStateBackend, descriptor: StateDescriptor) -> Any:
+def handle(backend: KeyedStateBackend, descriptor: StateDescriptor[R]) -> R:
     """The handle that reads and writes the state which a descriptor names."""
-    return _HANDLES[descriptor.kind](backend, descriptor)
+    made: Any = _HANDLES[descriptor.kind](backend, descriptor)
+    found: R = made
+    return found

@@ -110,7 +110,7 @@ def decode_index(data: bytes) -> Index:
 class BroadcastCodec:
     """Encodes and decodes a group's broadcast maps by the types that their descriptors declare; `where` names the operator in errors."""
 
-    def __init__(self, where: str, declared: Mapping[str, StateDescriptor]) -> None:
+    def __init__(self, where: str, declared: Mapping[str, StateDescriptor[Any]]) -> None:
         self.where = where
         types: Any = TypedDict("broadcast", {name: d.stored_type for name, d in declared.items()}, total=False)  # type: ignore[misc]
         self._declared = frozenset(declared)
@@ -139,7 +139,7 @@ class BroadcastCodec:
 class PageCodec:
     """Encodes and decodes the pages of one operator. `where` names it in errors; `declared` are its descriptors, which may become more."""
 
-    def __init__(self, where: str, key_type: Any, record_type: Any, declared: dict[str, StateDescriptor]) -> None:
+    def __init__(self, where: str, key_type: Any, record_type: Any, declared: dict[str, StateDescriptor[Any]]) -> None:
         self.where, self.declared = where, declared
         self._parts: dict[str, msgspec.msgpack.Decoder[Any]] = {}
         self._key_type = key_type
@@ -230,7 +230,7 @@ class PageCodec:
             else:
                 state[name] = LargeMap(entry.parts, entry.size, part)
 
-    def declare(self, descriptor: StateDescriptor, state: dict[str, Any]) -> None:
+    def declare(self, descriptor: StateDescriptor[Any], state: dict[str, Any]) -> None:
         """Decodes one state of a key that was read before it was declared."""
         held = state.get(descriptor.name)
         if isinstance(held, msgspec.Raw):

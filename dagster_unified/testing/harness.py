@@ -43,7 +43,7 @@ class KeyedHarness:
     ['a: 1 at 15']
     """
 
-    def __init__(self, function: KeyedProcessFunction, clock: ManualClock | None = None, options: KeyedOptions | None = None) -> None:
+    def __init__(self, function: KeyedProcessFunction[Any, Any, Any], clock: ManualClock | None = None, options: KeyedOptions | None = None) -> None:
         self.clock = clock or ManualClock()
         self.metrics = Metrics()
         self.side_outputs: dict[str, list[Any]] = {}

@@ -42,7 +42,7 @@ class _Harness:
         self,
         build: Callable[..., DataStream],
         types: Sequence[Any],
-        side_outputs: Sequence[OutputTag] = (),
+        side_outputs: Sequence[OutputTag[Any]] = (),
         clock: ManualClock | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -73,7 +73,7 @@ class _Harness:
         """The counters."""
         return self._driven.running.metrics
 
-    def side_output(self, tag: OutputTag) -> list[Any]:
+    def side_output(self, tag: OutputTag[Any]) -> list[Any]:
         """What the operator has emitted to a side output, one of those that the harness was made with."""
         if tag.name not in self._side:
             raise PipelineError(f"harness: side output '{tag.name}' is not collected; make the harness with side_outputs=[{tag!r}]")
@@ -180,7 +180,7 @@ class OneInputHarness(_Harness):
         self,
         build: Callable[[DataStream], DataStream],
         input_type: Any,
-        side_outputs: Sequence[OutputTag] = (),
+        side_outputs: Sequence[OutputTag[Any]] = (),
         clock: ManualClock | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -210,7 +210,7 @@ class TwoInputHarness(_Harness):
         build: Callable[[DataStream, DataStream], DataStream],
         first_type: Any,
         second_type: Any,
-        side_outputs: Sequence[OutputTag] = (),
+        side_outputs: Sequence[OutputTag[Any]] = (),
         clock: ManualClock | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -256,7 +256,7 @@ class BroadcastHarness(_Harness):
         build: Callable[[DataStream, DataStream], DataStream],
         input_type: Any,
         broadcast_type: Any,
-        side_outputs: Sequence[OutputTag] = (),
+        side_outputs: Sequence[OutputTag[Any]] = (),
         clock: ManualClock | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -270,7 +270,7 @@ class BroadcastHarness(_Harness):
         """Processes one broadcast record; returns what the operator emits for it."""
         return self._run((), broadcast=[(value, timestamp)])
 
-    def broadcast_state(self, descriptor: MapStateDescriptor) -> dict[Any, Any]:
+    def broadcast_state(self, descriptor: MapStateDescriptor[Any, Any]) -> dict[Any, Any]:
         """The broadcast map that a descriptor names."""
         codec, data = self._driven.groups.broadcast, self._driven.store.read_page(BROADCAST)
         return {} if codec is None or data is None else codec.decode(data).get(descriptor.name, {})

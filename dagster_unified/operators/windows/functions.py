@@ -4,48 +4,58 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any
+from typing import Generic
 
-from dagster_unified.operators.functions import Function, OutputTag
-from dagster_unified.operators.state import ListStateDescriptor, MapStateDescriptor, ReducingStateDescriptor, ValueStateDescriptor
+from dagster_unified.operators.functions import Function, OutputTag, SideOutput
+from dagster_unified.operators.state import (
+    ListState,
+    ListStateDescriptor,
+    MapState,
+    MapStateDescriptor,
+    ReducingState,
+    ReducingStateDescriptor,
+    ValueState,
+    ValueStateDescriptor,
+)
+from dagster_unified.operators.type_variables import In, K, Key, Out, R, V, Win, WinOut
 
 
 class KeyedStateStore(ABC):
     """Where a window function gets its state: of this window, or of the key over all its windows."""
 
     @abstractmethod
-    def get_state(self, descriptor: ValueStateDescriptor) -> Any:
+    def get_state(self, descriptor: ValueStateDescriptor[V]) -> ValueState[V]:
         """Value state."""
 
     @abstractmethod
-    def get_list_state(self, descriptor: ListStateDescriptor) -> Any:
+    def get_list_state(self, descriptor: ListStateDescriptor[V]) -> ListState[V]:
         """List state."""
 
     @abstractmethod
-    def get_map_state(self, descriptor: MapStateDescriptor) -> Any:
+    def get_map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
         """Map state."""
 
     @abstractmethod
-    def get_reducing_state(self, descriptor: ReducingStateDescriptor) -> Any:
+    def get_reducing_state(self, descriptor: ReducingStateDescriptor[V]) -> ReducingState[V]:
         """Reducing state."""
 
 
-class WindowFunction(Function, ABC):
+class WindowFunction(Function, ABC, Generic[In, Out, Key, Win]):
     """Turns a window's elements into results."""
 
     @abstractmethod
-    def apply(self, key: Any, window: Any, inputs: Iterable[Any]) -> Iterable[Any] | None:
+    def apply(self, key: Key, window: Win, inputs: Iterable[In]) -> Iterable[Out | SideOutput] | None:
         """The results; `inputs` are the window's elements, or the one value that they were reduced or aggregated to."""
 
 
-class ProcessWindowFunction(Function, ABC):
+class ProcessWindowFunction(Function, ABC, Generic[In, Out, Key, Win]):
     """Turns a window's elements into results, with time, state and side outputs at hand."""
 
-    class Context(ABC):
+    class Context(ABC, Generic[WinOut]):
         """What `process` and `clear` are given besides."""
 
         @abstractmethod
-        def window(self) -> Any:
+        def window(self) -> WinOut:
             """The window."""
 
         @abstractmethod
@@ -65,12 +75,12 @@ class ProcessWindowFunction(Function, ABC):
             """State of this key."""
 
         @abstractmethod
-        def output(self, tag: OutputTag, value: Any) -> None:
+        def output(self, tag: OutputTag[R], value: R) -> None:
             """Emits to a side output."""
 
     @abstractmethod
-    def process(self, key: Any, context: Context, elements: Iterable[Any]) -> Iterable[Any] | None:
+    def process(self, key: Key, context: Context[Win], elements: Iterable[In]) -> Iterable[Out | SideOutput] | None:
         """The results; `elements` are the window's, or the one value that they were reduced or aggregated to."""
 
-    def clear(self, context: Context) -> None:
+    def clear(self, context: Context[Win]) -> None:
         """The window is gone: its `window_state()` is to be cleared."""

@@ -47,11 +47,11 @@ class Windowing:
     evictor: Evictor | None = None
     lateness: int = 0
     """Milliseconds for which a window stays after its end."""
-    late_tag: OutputTag | None = None
+    late_tag: OutputTag[Any] | None = None
     reduce: Any = None
-    aggregate: AggregateFunction | None = None
+    aggregate: AggregateFunction[Any, Any, Any] | None = None
     accumulator_type: Any = None
-    function: ProcessWindowFunction | WindowFunction | None = None
+    function: ProcessWindowFunction[Any, Any, Any, Any] | WindowFunction[Any, Any, Any, Any] | None = None
 
     @property
     def stored_type(self) -> Any:
@@ -85,7 +85,7 @@ class Windowing:
         return self.assigner.is_event_time
 
     @property
-    def late_tags(self) -> tuple[OutputTag | None, ...]:
+    def late_tags(self) -> tuple[OutputTag[Any] | None, ...]:
         """Where late records go, for each input."""
         return (self.late_tag,)
 
@@ -111,8 +111,9 @@ class WindowOperator(KeyedProcessOperator):
 
         window: Any = spec.assigner.window_type
         self.state.register(MapStateDescriptor(CONTENTS, window, spec.stored_type))
+        windows: Any = list.__class_getitem__(window)
         for name in TIMERS.values():
-            self.state.register(MapStateDescriptor(name, int, list.__class_getitem__(window)))
+            self.state.register(MapStateDescriptor(name, int, windows))
         made = spec.accumulator_type if spec.aggregate is not None else spec.element_type
         self._held = Declared("the accumulator of a window" if spec.aggregate is not None else "the reduced value of a window", "", made)
         self._triggers = _TriggerContext(self)
@@ -470,7 +471,7 @@ class _Scope(KeyedStateBackend):
         self.window: Any = None
         self.current = _Scoped(self)  # type: ignore[assignment]
 
-    def register(self, descriptor: StateDescriptor) -> None:
+    def register(self, descriptor: StateDescriptor[Any]) -> None:
         super().register(descriptor)
         self._operator.state.register(MapStateDescriptor(self.name(descriptor.name), self._operator.spec.assigner.window_type, descriptor.stored_type))
 
@@ -521,7 +522,7 @@ class _Handles:
         self._backend = backend
         self._made: dict[str, Any] = {}
 
-    def of(self, descriptor: StateDescriptor) -> Any:
+    def of(self, descriptor: StateDescriptor[Any]) -> Any:
         held = self._made.get(descriptor.name)
         if held is None:
             held = self._made[descriptor.name] = handle(self._backend, descriptor)
@@ -557,13 +558,13 @@ class _TriggerContext(OnMergeContext):
     def delete_processing_time_timer(self, timestamp: int) -> None:
         self._operator._unregister(self._scope.window, timestamp, TimeDomain.PROCESSING_TIME)
 
-    def get_partitioned_state(self, descriptor: StateDescriptor) -> Any:
+    def get_partitioned_state(self, descriptor: StateDescriptor[Any]) -> Any:
         return self._handles.of(descriptor)
 
     def early_results(self) -> bool:
         return self._operator.options.incremental_updates
 
-    def merge_partitioned_state(self, descriptor: StateDescriptor) -> None:
+    def merge_partitioned_state(self, descriptor: StateDescriptor[Any]) -> None:
         state, scope, into = self._handles.of(descriptor), self._scope, self._scope.window
         found = []
         for window in self._merged:
@@ -596,7 +597,7 @@ class _Store(KeyedStateStore):
     get_list_state = get_map_state = get_reducing_state = get_state
 
 
-class _FunctionContext(ProcessWindowFunction.Context):
+class _FunctionContext(ProcessWindowFunction.Context[Any]):
     def __init__(self, operator: WindowOperator) -> None:
         self._operator = operator
         self._scope = _Scope(operator, "window")
@@ -621,5 +622,5 @@ class _FunctionContext(ProcessWindowFunction.Context):
     def global_state(self) -> KeyedStateStore:
         return self._of_key
 
-    def output(self, tag: OutputTag, value: Any) -> None:
+    def output(self, tag: OutputTag[Any], value: Any) -> None:
         self._operator.out.emit_side(tag, value, self._scope.window.max_timestamp())

@@ -63,7 +63,7 @@ class TriggerContext(ABC):
         """Takes a timer back."""
 
     @abstractmethod
-    def get_partitioned_state(self, descriptor: StateDescriptor) -> Any:
+    def get_partitioned_state(self, descriptor: StateDescriptor[Any]) -> Any:
         """State of this key and window."""
 
     def early_results(self) -> bool:
@@ -75,7 +75,7 @@ class OnMergeContext(TriggerContext):
     """What `on_merge` is given besides: the state of the windows that were merged."""
 
     @abstractmethod
-    def merge_partitioned_state(self, descriptor: StateDescriptor) -> None:
+    def merge_partitioned_state(self, descriptor: StateDescriptor[Any]) -> None:
         """Brings reducing, aggregating or list state of the merged windows together in the new one."""
 
 

@@ -1,0 +1,29 @@
+"""The type variables of the API: records, keys, values and windows.
+
+A function class is contravariant in what it is given and covariant in what it gives: a function of any record runs on a
+stream of one kind of record. Streams and state are invariant, since a record's type decides its columns.
+"""
+
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+A = TypeVar("A")
+B = TypeVar("B")
+K = TypeVar("K")
+V = TypeVar("V")
+W = TypeVar("W")
+IN = TypeVar("IN")
+OUT = TypeVar("OUT")
+
+In = TypeVar("In", contravariant=True)
+In1 = TypeVar("In1", contravariant=True)
+In2 = TypeVar("In2", contravariant=True)
+Key = TypeVar("Key", contravariant=True)
+Win = TypeVar("Win", contravariant=True)
+
+Out = TypeVar("Out", covariant=True)
+KeyOut = TypeVar("KeyOut", covariant=True)
+"""What a selector or a context gives as the key."""
+WinOut = TypeVar("WinOut", covariant=True)
+"""What an assigner or a context gives as the window."""

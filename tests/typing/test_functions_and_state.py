@@ -1,0 +1,123 @@
+"""Function classes, keyed state, side outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple, assert_type
+
+from dagster_unified.api import (
+    AggregateFunction,
+    AggregatingStateDescriptor,
+    BroadcastProcessFunction,
+    KeyedProcessFunction,
+    ListStateDescriptor,
+    MapFunction,
+    MapStateDescriptor,
+    OutputTag,
+    ProcessWindowFunction,
+    ReducingStateDescriptor,
+    RuntimeContext,
+    TimerService,
+    TimeWindow,
+    ValueStateDescriptor,
+)
+
+
+class Sale(NamedTuple):
+    shop: str
+    amount: int
+
+
+class Total(NamedTuple):
+    shop: str
+    amount: int
+
+
+LARGE = OutputTag("large", Sale)
+assert_type(LARGE, OutputTag[Sale])
+assert_type(OutputTag("note", str | None), OutputTag[str | None])
+
+ANSWERS = ValueStateDescriptor("answers", dict[str, int])
+assert_type(ANSWERS, ValueStateDescriptor[dict[str, int]])
+
+
+class Mean(AggregateFunction[Sale, tuple[int, int], float]):
+    def create_accumulator(self) -> tuple[int, int]:
+        return 0, 0
+
+    def add(self, value: Sale, accumulator: tuple[int, int]) -> tuple[int, int]:
+        return accumulator[0] + value.amount, accumulator[1] + 1
+
+    def get_result(self, accumulator: tuple[int, int]) -> float:
+        return accumulator[0] / accumulator[1]
+
+    def merge(self, a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+        return a[0] + b[0], a[1] + b[1]
+
+
+class Totals(KeyedProcessFunction[str, Sale, Total]):
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self.total = runtime_context.get_state(ValueStateDescriptor("total", int))
+        self.seen = runtime_context.get_list_state(ListStateDescriptor("seen", Sale))
+        self.by_day = runtime_context.get_map_state(MapStateDescriptor("by day", str, int))
+        self.largest = runtime_context.get_reducing_state(ReducingStateDescriptor("largest", max, int))
+        self.mean = runtime_context.get_aggregating_state(AggregatingStateDescriptor("mean", Mean(), tuple[int, int]))
+        runtime_context.get_state(ListStateDescriptor("seen", Sale))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+    def process_element(self, value: Sale, ctx: KeyedProcessFunction.Context[str]) -> Iterable[Total | tuple[OutputTag[Sale], Sale]]:
+        assert_type(ctx.get_current_key(), str)
+        assert_type(ctx.timestamp(), int | None)
+        assert_type(ctx.timer_service(), TimerService)
+        assert_type(self.total.value(), int | None)
+        assert_type(self.seen.get(), list[Sale])
+        assert_type(self.by_day.items(), list[tuple[str, int]])
+        assert_type(self.largest.get(), int | None)
+        assert_type(self.mean.get(), float | None)
+        self.mean.add(value)
+        self.total.update(value.shop)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        self.by_day.put(1, 1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        self.mean.add(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        ctx.output(LARGE, value)
+        ctx.output(LARGE, value.amount)  # type: ignore[misc]  # pyright: ignore[reportArgumentType]
+        yield LARGE, value
+        yield Total(value.shop, value.amount)
+
+    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext[str]) -> Iterable[Total]:
+        yield Total(ctx.get_current_key(), timestamp)
+
+
+class WrongRecord(MapFunction[Sale, int]):
+    def map(self, value: Sale) -> str:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
+        return value.shop
+
+
+class Spread(ProcessWindowFunction[Sale, int, str, TimeWindow]):
+    def process(self, key: str, context: ProcessWindowFunction.Context[TimeWindow], elements: Iterable[Sale]) -> Iterable[int]:
+        assert_type(context.window(), TimeWindow)
+        assert_type(context.window_state().get_state(ANSWERS).value(), dict[str, int] | None)
+        yield max(e.amount for e in elements)
+
+
+RULES = MapStateDescriptor("rules", str, int)
+
+
+class Judge(BroadcastProcessFunction[Sale, Total, Sale]):
+    def process_element(self, value: Sale, ctx: BroadcastProcessFunction.ReadOnlyContext) -> Iterable[Sale]:
+        assert_type(ctx.get_broadcast_state(RULES).get(value.shop), int | None)
+        return [value]
+
+    def process_broadcast_element(self, value: Total, ctx: BroadcastProcessFunction.Context) -> Iterable[Sale]:
+        ctx.get_broadcast_state(RULES).put(value.shop, value.amount)
+        ctx.get_broadcast_state(RULES).put(value.amount, 1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        return []
+
+
+class Unstated(KeyedProcessFunction):  # type: ignore[type-arg]  # pyright: ignore[reportMissingTypeArgument]
+    def process_element(self, value: Any, ctx: Any) -> Iterable[Total]:
+        return []
+
+
+def test_type_arguments_change_nothing_at_run_time() -> None:
+    assert Totals.__bases__ == Unstated.__bases__ == (KeyedProcessFunction,)
+    assert OutputTag("large", Sale) == LARGE
+    assert isinstance(Totals(), KeyedProcessFunction)
