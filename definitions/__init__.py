@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from dagster import Definitions, RunFailureSensorContext, run_failure_sensor
 
-from dagster_unified.orchestration import StreamingDeployment, unified_definitions
+from dagster_unified.orchestration import BatchDeployment, StreamingDeployment, unified_definitions
 from jobs.aircraft_sessions import pipeline as aircraft_sessions
 from jobs.daily_flights import DAYS
 from jobs.daily_flights import pipeline as daily_flights
@@ -22,14 +22,16 @@ def alert(context: RunFailureSensorContext) -> None:
     context.log.error(f"{context.dagster_run.job_name} failed: {context.failure_event.message}")
 
 
-shared = local()
-
 defs = Definitions.merge(
     unified_definitions(
-        [flight_delays, weather_delays, aircraft_sessions, delay_rules, destinations, live_flights],
-        resources=shared,
-        deployments=[StreamingDeployment(live_flights, tick_every=timedelta(seconds=5))],
+        flight_delays,
+        weather_delays,
+        aircraft_sessions,
+        delay_rules,
+        destinations,
+        BatchDeployment(daily_flights, partitions=DAYS, carry_state=True),
+        StreamingDeployment(live_flights, tick_every=timedelta(seconds=5)),
+        resources=local(),
     ),
-    unified_definitions(daily_flights, resources=shared, partitions=DAYS, carry_state=True),
     Definitions(sensors=[alert]),
 )

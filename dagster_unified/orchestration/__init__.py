@@ -1,5 +1,6 @@
 """The Dagster face: a pipeline's stages as assets, in one asset job, configured at launch by the option keys."""
 
+from dagster_unified.orchestration.batch_deployment import BatchDeployment
 from dagster_unified.orchestration.checks import Checks, Parity
 from dagster_unified.orchestration.definitions import unified_definitions
 from dagster_unified.orchestration.deployment import StreamingDeployment
@@ -11,6 +12,7 @@ from dagster_unified.orchestration.schedules import BatchSchedule
 from dagster_unified.orchestration.translator import StageTranslator
 
 __all__ = [
+    "BatchDeployment",
     "BatchSchedule",
     "Checks",
     "ExecutionConfig",

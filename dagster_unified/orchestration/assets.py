@@ -8,7 +8,7 @@ Spark job; then the last of them runs it, and the others say so.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from dagster import (
     AssetExecutionContext,
@@ -16,15 +16,8 @@ from dagster import (
     AssetKey,
     AssetsDefinition,
     AssetSpec,
-    AutomationCondition,
-    BackfillPolicy,
-    Backoff,
-    FreshnessPolicy,
-    Jitter,
     MaterializeResult,
     MetadataValue,
-    PartitionsDefinition,
-    RetryPolicy,
     TimeWindowPartitionsDefinition,
     asset,
 )
@@ -36,10 +29,10 @@ from dagster_unified.engine.batch.store import Address
 from dagster_unified.engine.events import Event, StageFinished, StageStarted
 from dagster_unified.engine.interrupts import Interrupts
 from dagster_unified.engine.malformed import diverting, in_batch
-from dagster_unified.graph.nodes import Graph, LookupNode, SinkNode, SourceNode
+from dagster_unified.graph.nodes import LookupNode, SinkNode, SourceNode
 from dagster_unified.graph.options import Configuration
-from dagster_unified.graph.plan import Plan, Region, plan
-from dagster_unified.graph.slices import Slice, bound
+from dagster_unified.graph.plan import Plan, Region
+from dagster_unified.graph.slices import Slice
 from dagster_unified.orchestration import progress
 from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
 from dagster_unified.orchestration.heartbeat import beating
@@ -47,7 +40,7 @@ from dagster_unified.orchestration.history import latest_metadata
 from dagster_unified.orchestration.malformed import materialized
 from dagster_unified.orchestration.metadata import stage_metadata
 from dagster_unified.orchestration.outcomes import as_failure, interruptible
-from dagster_unified.orchestration.partitions import dimensions_of, key_after, key_before, name_of, partition_before, slice_of, upstream_deps
+from dagster_unified.orchestration.partitions import key_after, key_before, name_of, partition_before, slice_of, upstream_deps
 from dagster_unified.orchestration.plot import ROWS, around, rows_per_partition
 from dagster_unified.orchestration.producers import Producers
 from dagster_unified.orchestration.resources import session_of
@@ -58,52 +51,28 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dagster_unified.engine.batch.store import Manifest
+    from dagster_unified.orchestration.batch_deployment import BatchDeployment
     from dagster_unified.orchestration.translator import StageTranslator
-
-DEFAULT_RETRY = RetryPolicy(max_retries=3, delay=1, backoff=Backoff.EXPONENTIAL, jitter=Jitter.PLUS_MINUS)
-"""Three further attempts with exponential delay; an error that is terminal by its type is not retried."""
 
 PREVIEW_ROWS = 10
 
 
-@dataclass(frozen=True)
-class Batch:
-    """How a pipeline's stages run as assets."""
-
-    retry_policy: RetryPolicy | None = DEFAULT_RETRY
-    partitions: PartitionsDefinition[str] | None = None
-    backfill_policy: BackfillPolicy | None = None
-    carry_state: bool = False
-    reuse: Literal["never", "fingerprint"] = "never"
-    upstream: Mapping[str, CoercibleToAssetDep] = field(default_factory=dict)
-    """The user's own assets that some sources read, by the names of the sources."""
-
-    freshness_policy: FreshnessPolicy | None = None
-    automation_condition: AutomationCondition[AssetKey] | None = None
-    pool: str | None = None
-
-    def plan(self, graph: Graph, options: Configuration, part: Slice | None = None) -> Plan:
-        """The plan of a partition or, while none is known, that whose stages are the assets."""
-        if self.partitions is not None:
-            graph = bound(graph, dimensions_of(self.partitions) if part is None else part)
-        return plan(graph, options, self.carry_state)
-
-
-def source_specs(loaded: Plan, batch: Batch, translator: "StageTranslator") -> list[AssetSpec]:
+def source_specs(loaded: Plan, upstream: Mapping[str, CoercibleToAssetDep], translator: "StageTranslator") -> list[AssetSpec]:
     """The external assets that stand for the sources, where there is no asset of the user's."""
-    nodes = {translator.get_source_key(loaded, n): n for n in loaded.graph.nodes if isinstance(n, (SourceNode, LookupNode)) and name_of(n) not in batch.upstream}
+    nodes = {translator.get_source_key(loaded, n): n for n in loaded.graph.nodes if isinstance(n, (SourceNode, LookupNode)) and name_of(n) not in upstream}
     return [AssetSpec(key, group_name=loaded.name, description=n.source.describe(), metadata={"boundedness": n.source.boundedness.value}) for key, n in nodes.items()]
 
 
-def stage_asset(graph: Graph, loaded: Plan, region: Region, translator: "StageTranslator", batch: Batch) -> AssetsDefinition:
-    """The asset of one stage."""
-    upstream = {f"input_{i}": AssetIn(key=translator.get_asset_key(loaded, loaded.regions[r])) for i, r in enumerate(region.inputs)}
+def stage_asset(batch: "BatchDeployment", loaded: Plan, region: Region, upstream: Mapping[str, CoercibleToAssetDep], translator: "StageTranslator") -> AssetsDefinition:
+    """Build the asset of one stage. `upstream` are the user's own assets that some sources read, by the names of the sources."""
+    inputs = {f"input_{i}": AssetIn(key=translator.get_asset_key(loaded, loaded.regions[r])) for i, r in enumerate(region.inputs)}
+    before = [partition_before(translator.get_asset_key(loaded, region))] if batch.carry_state else []
     read = [n for n in (loaded.graph.node(i) for i in region.nodes) if isinstance(n, (SourceNode, LookupNode))]
 
     @asset(
         key=translator.get_asset_key(loaded, region),
-        ins=upstream,
-        deps=[*upstream_deps(loaded, read, batch.upstream, translator), *([partition_before(translator.get_asset_key(loaded, region))] if batch.carry_state else [])],
+        ins=inputs,
+        deps=[*upstream_deps(loaded, read, upstream, translator), *before],
         partitions_def=batch.partitions,
         backfill_policy=batch.backfill_policy,
         group_name=translator.get_group_name(loaded, region),
@@ -128,9 +97,9 @@ def stage_asset(graph: Graph, loaded: Plan, region: Region, translator: "StageTr
     def materialize(context: AssetExecutionContext) -> MaterializeResult[Any]:
         options = context.resources.execution.configuration()
         if batch.partitions is None:
-            step = _Step(context, batch, graph, loaded, region, options, translator)
+            step = _Step(context, batch, loaded, region, options, translator)
             return MaterializeResult(metadata=step.reused() or run_steps([step])[0])
-        steps = [_Step(context, batch, graph, loaded, region, options, translator, slice_of(batch.partitions, key)) for key in context.partition_keys]
+        steps = [_Step(context, batch, loaded, region, options, translator, slice_of(batch.partitions, key)) for key in context.partition_keys]
         before = [step.made() for step in steps]
         anew = all(before) and context.retry_number == 0  # somebody wants it again; a retry only what was not finished
         shown: dict[str, dict[str, Any]] = {}
@@ -187,8 +156,7 @@ class _Step:
     """A stage's step for one partition, or for all input."""
 
     context: AssetExecutionContext
-    batch: Batch
-    graph: Graph
+    batch: "BatchDeployment"
     loaded: Plan
     region: Region
     options: Configuration
@@ -209,7 +177,7 @@ class _Step:
     @cached_property
     def launched(self) -> Plan:
         """The plan for this partition, with the options that were set at launch."""
-        return self.batch.plan(self.graph, self.options, self.part)
+        return self.batch.plan(self.options, self.part)
 
     @cached_property
     def launched_region(self) -> Region | None:

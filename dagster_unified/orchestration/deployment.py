@@ -6,10 +6,12 @@ and a run's status can be wrong after `kill -9`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, Literal
+
+from dagster import ExecutorDefinition, in_process_executor
 
 from dagster_unified import settings
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, Lease
@@ -21,6 +23,8 @@ from dagster_unified.orchestration.restarts import Failure, decide
 
 if TYPE_CHECKING:
     from dagster_unified.api.pipeline import Pipeline
+    from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
+    from dagster_unified.orchestration.checks import Checks
 
 STARTUP = timedelta(minutes=3)
 """How long a run may take to start Spark and take the lease."""
@@ -41,7 +45,10 @@ class StreamingDeployment:
     `options` are option keys, among them the strategy's own, such as `restart-strategy.fixed-delay.attempts`.
     `start_when` says when the job is started: `always`, when `files` have arrived since it last ran, or a function of the sensor's
     context. A job that has been busy with one epoch for `stall_after` is replaced. Its sinks' assets are observed every
-    `observe_every`; the sensor looks every `tick_every`, as far as the daemon can.
+    `observe_every`; the sensor looks every `tick_every`, as far as the daemon can. `executor` executes the job's one step.
+
+    `upstream` maps the names of sources to your own assets; `checks` gives the assets of the sinks their checks, and the job
+    `<pipeline>_checks`. A pipeline that has a `BatchDeployment` as well gives each of them in one of the two.
     """
 
     pipeline: Pipeline
@@ -53,6 +60,9 @@ class StreamingDeployment:
     stall_after: timedelta = timedelta(minutes=10)
     observe_every: timedelta = timedelta(seconds=30)
     tick_every: timedelta = timedelta(seconds=30)
+    upstream: Mapping[str, CoercibleToAssetDep] = field(default_factory=dict)
+    checks: Checks | None = None
+    executor: ExecutorDefinition = in_process_executor
 
     def __post_init__(self) -> None:
         if self.state not in ("running", "suspended"):

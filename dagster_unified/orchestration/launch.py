@@ -66,7 +66,7 @@ def launch(pipeline: Pipeline, options: Mapping[str, Any], master: str, remote: 
     mode = plan(pipeline.graph(), Configuration([Layer("launch", options), *settings.shared_layers()])).execution.mode
     streams = [StreamingDeployment(pipeline)] if mode == "STREAMING" else []
     resources = {"spark": spark, "intermediates": IntermediateIOManager(path=storage)}
-    definitions = unified_definitions(pipeline, resources, deployments=streams)
+    definitions = unified_definitions(pipeline, *streams, resources=resources)
     job = definitions.resolve_job_def(f"{pipeline.name}_{mode.lower()}")
     config = {"resources": {"execution": {"config": dict(options)}}, "loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
     with interrupts.listening() as asked, ThreadPoolExecutor(1, thread_name_prefix="run") as thread, progress.listening(observe):

@@ -17,28 +17,28 @@ from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
 from dagster_unified.orchestration.translator import StageTranslator
 
 
-def in_zone(partitions: PartitionsDefinition[str] | None, timezone: str | None) -> PartitionsDefinition[str] | None:
+def in_zone(pipeline: str, partitions: PartitionsDefinition[str] | None, timezone: str | None) -> PartitionsDefinition[str] | None:
     """The partitions, with those in time in another zone than UTC; raises `PipelineError` where that says something else than they do."""
     if timezone is None:
         return partitions
     try:
         pendulum.timezone(timezone)
     except ValueError:
-        raise PipelineError(f"timezone={timezone!r} is not the name of a time zone, such as Europe/Vienna") from None
+        raise PipelineError(f"{pipeline}: timezone={timezone!r} is not the name of a time zone, such as Europe/Vienna") from None
     if isinstance(partitions, TimeWindowPartitionsDefinition):
-        return _moved(partitions, timezone)
+        return _moved(pipeline, partitions, timezone)
     if isinstance(partitions, MultiPartitionsDefinition) and any(isinstance(d.partitions_def, TimeWindowPartitionsDefinition) for d in partitions.partitions_defs):
         dimensions = {d.name: d.partitions_def for d in partitions.partitions_defs}
-        return MultiPartitionsDefinition({name: _moved(own, timezone) if isinstance(own, TimeWindowPartitionsDefinition) else own for name, own in dimensions.items()})
-    raise PipelineError(f"timezone={timezone!r} goes with partitions in time, such as partitions=DailyPartitionsDefinition(...)")
+        return MultiPartitionsDefinition({name: _moved(pipeline, own, timezone) if isinstance(own, TimeWindowPartitionsDefinition) else own for name, own in dimensions.items()})
+    raise PipelineError(f"{pipeline}: timezone={timezone!r} goes with partitions in time, such as partitions=DailyPartitionsDefinition(...)")
 
 
-def _moved(partitions: TimeWindowPartitionsDefinition, timezone: str) -> TimeWindowPartitionsDefinition:
+def _moved(pipeline: str, partitions: TimeWindowPartitionsDefinition, timezone: str) -> TimeWindowPartitionsDefinition:
     """The same hours and days, of another zone."""
     if partitions.timezone == timezone:
         return partitions
     if partitions.timezone != "UTC":
-        raise PipelineError(f"timezone={timezone!r}, and the partitions are in {partitions.timezone}; say it in one place")
+        raise PipelineError(f"{pipeline}: timezone={timezone!r}, and the partitions are in {partitions.timezone}; say it in one place")
     return TimeWindowPartitionsDefinition(
         start=partitions.start,
         fmt=partitions.fmt,
@@ -92,12 +92,12 @@ def partition_before(key: AssetKey) -> AssetDep:
     return AssetDep(key, partition_mapping=TimeWindowPartitionMapping(start_offset=-1, end_offset=-1))
 
 
-def checked_carrying(partitions: PartitionsDefinition[str] | None) -> None:
+def checked_carrying(pipeline: str, partitions: PartitionsDefinition[str] | None) -> None:
     """Raises where state is to be carried over partitions that have no order in time."""
     if not isinstance(partitions, TimeWindowPartitionsDefinition):
         kind = "no partitions" if partitions is None else f"a {type(partitions).__name__}"
         raise PipelineError(
-            f"carry_state hands state on from one partition in time to the next, and there is {kind}; give partitions=DailyPartitionsDefinition(...), or another in time"
+            f"{pipeline}: carry_state hands state on from one partition in time to the next, and there is {kind}; give partitions=DailyPartitionsDefinition(...), or another in time"
         )
 
 

@@ -5,7 +5,7 @@ The op has no retry policy, which would catch its interruption and start a cance
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of an op's function as objects.
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from uuid import uuid4
@@ -18,7 +18,6 @@ from dagster import (
     DagsterRunStatus,
     DefaultSensorStatus,
     Definitions,
-    ExecutorDefinition,
     Failure,
     JobDefinition,
     OpExecutionContext,
@@ -47,10 +46,12 @@ from dagster_unified.graph.plan import Plan, plan
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.orchestration import progress
+from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
 from dagster_unified.orchestration.deployment import Decision, Seen, SeenRun, StreamingDeployment, configuration_of, directory_of, next_step, utc
 from dagster_unified.orchestration.history import error_of, why_it_failed
 from dagster_unified.orchestration.malformed import observation
 from dagster_unified.orchestration.outcomes import as_failure, interruptible
+from dagster_unified.orchestration.partitions import upstream_deps
 from dagster_unified.orchestration.resources import session_of
 from dagster_unified.orchestration.targets import check_location, targets_metadata
 from dagster_unified.orchestration.translator import StageTranslator
@@ -76,7 +77,7 @@ def deployments_of(definitions: Definitions) -> list[StreamingDeployment]:
     return [_DEPLOYMENTS[one] for one in jobs if one in _DEPLOYMENTS]
 
 
-def streaming_job(deployment: StreamingDeployment, observed: dict[str, AssetKey], odd: dict[str, AssetKey], executor: ExecutorDefinition) -> JobDefinition:
+def streaming_job(deployment: StreamingDeployment, observed: dict[str, AssetKey], odd: dict[str, AssetKey]) -> JobDefinition:
     """Build `<pipeline>_streaming`. `observed` are the assets of the sinks, `odd` those of malformed rows."""
     name = deployment.pipeline.name
 
@@ -86,7 +87,12 @@ def streaming_job(deployment: StreamingDeployment, observed: dict[str, AssetKey]
             planned = plan(deployment.pipeline.graph(), configuration_of(deployment, context.resources.execution.launched()))
             _run(context, deployment, planned, _Assets(observed, odd), asked)
 
-    @job(name=f"{name}_streaming", executor_def=executor, tags={"dagster/max_retries": "0"}, description=f"{name} as one long-running job. Its sensor starts and restarts it.")
+    @job(
+        name=f"{name}_streaming",
+        executor_def=deployment.executor,
+        tags={"dagster/max_retries": "0"},
+        description=f"{name} as one long-running job. Its sensor starts and restarts it.",
+    )
     def streaming() -> None:
         stream()
 
@@ -291,19 +297,22 @@ def sink_assets(planned: Plan, translator: StageTranslator) -> dict[str, AssetKe
     found = {}
     for node in planned.graph.nodes:
         if isinstance(node, SinkNode):
-            bounded = planned.execution.boundedness is Boundedness.BOUNDED
-            found[node.name] = translator.get_asset_key(planned, planned.region_of(node.id)) if bounded else translator.get_sink_key(planned, node)
+            staged = planned.execution.mode == "BATCH"
+            found[node.name] = translator.get_asset_key(planned, planned.region_of(node.id)) if staged else translator.get_sink_key(planned, node)
     return found
 
 
-def sink_specs(planned: Plan, translator: StageTranslator) -> list[AssetSpec]:
+def sink_specs(planned: Plan, upstream: Mapping[str, CoercibleToAssetDep], translator: StageTranslator) -> list[AssetSpec]:
     """The external assets that stand for the sinks of a pipeline that has no BATCH stages."""
+
+    def read_by(node: SinkNode) -> list[SourceNode | LookupNode]:
+        before = planned.upstream(node.id)
+        return [n for n in planned.graph.nodes if isinstance(n, (SourceNode, LookupNode)) and n.id in before]
+
     return [
         AssetSpec(
             translator.get_sink_key(planned, node),
-            deps=list(
-                dict.fromkeys(translator.get_source_key(planned, n) for n in planned.graph.nodes if isinstance(n, (SourceNode, LookupNode)) and n.id in planned.upstream(node.id))
-            ),
+            deps=upstream_deps(planned, read_by(node), upstream, translator),
             group_name=planned.name,
             description=f"{node.sink.describe()}, written by {planned.name} in STREAMING ({node.sink.guarantee.value}).",
             kinds={"spark", "streaming"},

@@ -18,10 +18,10 @@ pipeline.from_collection([1, 2], int).print()
 DEPLOYMENT = "StreamingDeployment(pipeline, options={'execution.checkpointing.dir': 'elsewhere'})"
 SECOND = "second = Pipeline('others')\nsecond.from_collection([1], int).print()\n"
 MODULES = {
-    "its definitions": f"defs = unified_definitions(pipeline, deployments=[{DEPLOYMENT}])",
+    "its definitions": f"defs = unified_definitions(pipeline, {DEPLOYMENT})",
     "its deployment": f"deployment = {DEPLOYMENT}",
-    "both": f"deployment = {DEPLOYMENT}\ndefs = unified_definitions(pipeline, deployments=[deployment])",
-    "merged definitions": f"from dagster import Definitions\ndefs = Definitions.merge(unified_definitions(pipeline, deployments=[{DEPLOYMENT}]), Definitions())",
+    "both": f"deployment = {DEPLOYMENT}\ndefs = unified_definitions(pipeline, deployment)",
+    "merged definitions": f"from dagster import Definitions\ndefs = Definitions.merge(unified_definitions(pipeline, {DEPLOYMENT}), Definitions())",
 }
 
 
@@ -84,7 +84,7 @@ def test_one_that_is_declared_suspended_is_resumed_before_it_ever_ran(cli, tmp_p
 
 
 def test_one_of_several_is_named(cli, tmp_path):
-    (tmp_path / "deployed_shops.py").write_text(PIPELINES + SECOND + f"defs = unified_definitions([pipeline, second], deployments=[{DEPLOYMENT}])")
+    (tmp_path / "deployed_shops.py").write_text(PIPELINES + SECOND + f"defs = unified_definitions(pipeline, second, {DEPLOYMENT})")
     directory = started(tmp_path / "elsewhere")
     code, _, err = cli("suspend", "deployed_shops.py")
     assert code == 2

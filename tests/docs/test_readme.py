@@ -43,7 +43,7 @@ def test_the_malformed_rows_of_a_source_are_an_asset():
 
 def test_the_deployment_gives_a_job_and_a_sensor():
     namespace = {"__name__": "shops"}
-    exec(PROGRAM + DEFINITIONS + DEPLOYMENT + "defs = unified_definitions(pipeline, deployments=[deployment])", namespace)
+    exec(PROGRAM + DEFINITIONS + DEPLOYMENT + "defs = unified_definitions(pipeline, deployment)", namespace)
     defs = namespace["defs"]
     assert [s.name for s in defs.sensors] == ["shops_heartbeat_sensor", "shops_streaming_sensor"]
     for verb in ("streaming", "control"):

@@ -15,7 +15,7 @@ from dagster_unified.api import CsvSource, DeltaSink, Pipeline
 from dagster_unified.engine.batch.store import Address, IntermediateStore
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.orchestration import IntermediateIOManager, SparkResource, StreamingDeployment, unified_definitions
+from dagster_unified.orchestration import BatchDeployment, IntermediateIOManager, SparkResource, StreamingDeployment, unified_definitions
 
 HADOOP, AWS = "3.5.0", "2.35.4"
 """The versions that Spark 4.3 was built with: `pyspark/jars/hadoop-client-api-3.5.0.jar`, and what its hadoop-aws asks for."""
@@ -62,12 +62,14 @@ def table(name: str) -> list[list[object]]:
 def batch(folder: Path, resources: dict[str, object]) -> dict[str, object]:
     """Two partitions in one run; again, when nothing is to be done; and again from an intermediate that was lost."""
     definitions = unified_definitions(
-        build(folder, "batch", live=False),
-        resources,
-        partitions=StaticPartitionsDefinition(["one", "two"]),
-        backfill_policy=BackfillPolicy.single_run(),
-        reuse="fingerprint",
-        retry_policy=None,
+        BatchDeployment(
+            build(folder, "batch", live=False),
+            partitions=StaticPartitionsDefinition(["one", "two"]),
+            backfill_policy=BackfillPolicy.single_run(),
+            reuse="fingerprint",
+            retry_policy=None,
+        ),
+        resources=resources,
     )
     job = definitions.resolve_job_def("batch_batch")
     with DagsterInstance.ephemeral() as instance:
@@ -98,7 +100,7 @@ def streaming(folder: Path, resources: dict[str, object]) -> dict[str, object]:
     stopped = StreamingJob(pipeline.plan(options), session, Start("first"), observe).run(lambda: rows >= 2)
     before = table("live")
     (folder / "live" / "2.csv").write_text("shop,amount\nnorth,4\n")
-    definitions = unified_definitions(pipeline, resources, deployments=[StreamingDeployment(pipeline, options=options)])
+    definitions = unified_definitions(pipeline, StreamingDeployment(pipeline, options=options), resources=resources)
     with DagsterInstance.ephemeral() as instance:
         drain = {"ops": {"live_action": {"config": {"action": "drain"}}}}
         drained = definitions.resolve_job_def("live_control").execute_in_process(drain, instance=instance)

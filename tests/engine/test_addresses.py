@@ -46,7 +46,7 @@ def test_a_stage_fails_at_once_and_is_not_tried_again(tmp_path):
     pipeline = Pipeline("words")
     pipeline.from_collection([("a", 1)], name="words").print("out")
     resources = {"spark": SparkResource(remote="sc://127.0.0.1:1"), "intermediates": IntermediateIOManager(path=str(tmp_path))}
-    job = unified_definitions(pipeline, resources).resolve_job_def("words_batch")
+    job = unified_definitions(pipeline, resources=resources).resolve_job_def("words_batch")
     result = job.execute_in_process(raise_on_error=False)
     failed = next(e for e in result.all_node_events if e.is_step_failure)
     assert failed.step_failure_data.user_failure_data.description.startswith("no Spark Connect server can be reached at sc://127.0.0.1:1: Connection refused")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from dagster import DailyPartitionsDefinition
 
 from dagster_unified.api import CsvSource, DeltaSink, KeyedProcessFunction, Pipeline, ValueStateDescriptor
-from dagster_unified.orchestration import ExecutionConfig, IntermediateIOManager, SparkResource, unified_definitions
+from dagster_unified.orchestration import BatchDeployment, ExecutionConfig, IntermediateIOManager, SparkResource, unified_definitions
 
 HOME = Path(os.environ.get("BACKFILL_TEST_FOLDER") or tempfile.mkdtemp(prefix="backfill"))
 DAYS = DailyPartitionsDefinition("2024-01-01", end_date="2024-01-09")
@@ -48,13 +48,10 @@ running = sales.key_by("shop").process(Running(), output_type=Total).name("runni
 running.rebalance().map(same).name("same").sink_to(DeltaSink(str(HOME / "table"), name="table", mode="append"))
 
 defs = unified_definitions(
-    pipeline,
+    BatchDeployment(pipeline, partitions=DAYS, carry_state=True, retry_policy=None),
     resources={
         "spark": SparkResource(master="local[2]"),
         "intermediates": IntermediateIOManager(path=str(HOME / "store")),
         "execution": ExecutionConfig(**{"execution.batch.partitions-per-job": 2}),
     },
-    partitions=DAYS,
-    carry_state=True,
-    retry_policy=None,
 )

@@ -42,11 +42,17 @@ sales.map(scaled).uid("scaled").key_by("shop").reduce(add).uid("totals").sink_to
 
 defs = unified_definitions(
     pipeline,
-    {
+    StreamingDeployment(
+        pipeline,
+        options=OPTIONS,
+        observe_every=timedelta(seconds=2),
+        tick_every=timedelta(seconds=1),
+        stall_after=timedelta(seconds=75),
+        executor=multiprocess_executor if os.environ.get("STREAMING_TEST_EXECUTOR") == "multiprocess" else in_process_executor,
+    ),
+    resources={
         "spark": SparkResource(master="local[2]", config={"spark.driver.memory": "1g"}),
         "execution": ExecutionConfig(),
         "intermediates": IntermediateIOManager(path=str(HERE / "intermediates")),
     },
-    deployments=[StreamingDeployment(pipeline, options=OPTIONS, observe_every=timedelta(seconds=2), tick_every=timedelta(seconds=1), stall_after=timedelta(seconds=75))],
-    streaming_executor=multiprocess_executor if os.environ.get("STREAMING_TEST_EXECUTOR") == "multiprocess" else in_process_executor,
 )

@@ -8,7 +8,7 @@ from dagster import DailyPartitionsDefinition, MultiPartitionsDefinition, Static
 
 from dagster_unified.api import CsvSource, Pipeline
 from dagster_unified.errors import PipelineError
-from dagster_unified.orchestration import unified_definitions
+from dagster_unified.orchestration import BatchDeployment, unified_definitions
 
 DAILY = DailyPartitionsDefinition("2013-01-01", timezone="America/New_York")
 SHOPS = StaticPartitionsDefinition(["north", "south"])
@@ -42,27 +42,27 @@ def daily(source):
 )
 def test_a_template_that_fits_no_partition_is_an_error_when_the_code_location_loads(path, problem):
     with pytest.raises(PipelineError, match=r"^(daily: )?source 'sales': the path template " + re.escape(f"'{path}' {problem}")):
-        unified_definitions(daily(CsvSource(path, Sale)), partitions=DAILY)
+        unified_definitions(BatchDeployment(daily(CsvSource(path, Sale)), partitions=DAILY))
 
 
 def test_static_partitions_have_no_times_and_several_dimensions_have_their_names():
     with pytest.raises(PipelineError, match=re.escape("asks for 'start', and a partition has {key}")):
-        unified_definitions(daily(CsvSource("/in/sales/{start}.csv", Sale)), partitions=SHOPS)
+        unified_definitions(BatchDeployment(daily(CsvSource("/in/sales/{start}.csv", Sale)), partitions=SHOPS))
     both = MultiPartitionsDefinition({"date": DAILY, "shop": SHOPS})
-    unified_definitions(daily(CsvSource("/in/sales/{shop}/{date:%Y}/{end:%j}/{key}.csv", Sale)), partitions=both)
+    unified_definitions(BatchDeployment(daily(CsvSource("/in/sales/{shop}/{date:%Y}/{end:%j}/{key}.csv", Sale)), partitions=both))
     with pytest.raises(PipelineError, match=re.escape("asks for 'shp', and a partition has {date}, {end}, {key}, {shop}, {start}; did you mean 'shop'?")):
-        unified_definitions(daily(CsvSource("/in/sales/{shp}.csv", Sale)), partitions=both)
+        unified_definitions(BatchDeployment(daily(CsvSource("/in/sales/{shp}.csv", Sale)), partitions=both))
     with pytest.raises(PipelineError, match=re.escape("formats {shop} as a time")):
-        unified_definitions(daily(CsvSource("/in/sales/{shop:%Y}.csv", Sale)), partitions=both)
+        unified_definitions(BatchDeployment(daily(CsvSource("/in/sales/{shop:%Y}.csv", Sale)), partitions=both))
 
 
 def test_a_field_that_tells_no_dimension_or_no_time_is_an_error_when_the_code_location_loads():
     both = MultiPartitionsDefinition({"date": DAILY, "shop": SHOPS})
     with pytest.raises(PipelineError, match="daily: source 'sales': is partitioned by 'shop' as dimension 'store', and the partitions have 'date', 'shop'"):
-        unified_definitions(daily(CsvSource("/in/sales.csv", Sale).partitioned_by(store="shop")), partitions=both)
+        unified_definitions(BatchDeployment(daily(CsvSource("/in/sales.csv", Sale).partitioned_by(store="shop")), partitions=both))
     with pytest.raises(PipelineError, match="is partitioned by 'at' as its only dimension, and the partitions have 'date', 'shop'"):
-        unified_definitions(daily(CsvSource("/in/sales.csv", Sale).partitioned_by("at")), partitions=both)
+        unified_definitions(BatchDeployment(daily(CsvSource("/in/sales.csv", Sale).partitioned_by("at")), partitions=both))
     with pytest.raises(PipelineError, match="is partitioned by 'at' as dimension 'date', and the partitions have one dimension without a name"):
-        unified_definitions(daily(CsvSource("/in/sales.csv", Sale).partitioned_by(date="at")), partitions=DAILY)
+        unified_definitions(BatchDeployment(daily(CsvSource("/in/sales.csv", Sale).partitioned_by(date="at")), partitions=DAILY))
     with pytest.raises(PipelineError, match="cannot be partitioned in time by field 'amount' of type double; a datetime, a date"):
-        unified_definitions(daily(CsvSource("/in/sales.csv", Sale).partitioned_by("amount")), partitions=DAILY)
+        unified_definitions(BatchDeployment(daily(CsvSource("/in/sales.csv", Sale).partitioned_by("amount")), partitions=DAILY))

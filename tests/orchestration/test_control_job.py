@@ -15,7 +15,7 @@ def deployed(tmp_path):
     pipeline = Pipeline("shops")
     pipeline.from_collection([1, 2], int).print()
     deployment = StreamingDeployment(pipeline, upgrade_mode="savepoint", options={"execution.checkpointing.dir": str(tmp_path)})
-    return CheckpointDirectory(str(tmp_path), "shops"), unified_definitions(pipeline, deployments=[deployment])
+    return CheckpointDirectory(str(tmp_path), "shops"), unified_definitions(pipeline, deployment)
 
 
 def action(name, **options):
@@ -35,7 +35,7 @@ def test_a_bounded_pipeline_has_no_streaming_job_until_it_has_a_streaming_deploy
     pipeline = Pipeline("shops")
     pipeline.from_collection([1, 2], int).print()
     assert names(unified_definitions(pipeline)) == ({"shops_batch"}, {"shops_heartbeat_sensor"})
-    both = unified_definitions(pipeline, deployments=[StreamingDeployment(pipeline)])
+    both = unified_definitions(pipeline, StreamingDeployment(pipeline))
     assert names(both) == ({"shops_batch", "shops_streaming", "shops_control"}, {"shops_heartbeat_sensor", "shops_streaming_sensor"})
 
 

@@ -6,8 +6,8 @@ import warnings
 from dagster import BackfillPolicy, Definitions, RetryPolicy, asset, job, op
 
 from dagster_unified.api import Pipeline
+from dagster_unified.orchestration import BatchDeployment, unified_definitions
 from dagster_unified.orchestration import _dagster_compat as compat
-from dagster_unified.orchestration import unified_definitions
 
 
 def test_each_name_is_there():
@@ -41,7 +41,7 @@ def test_loading_a_pipeline_warns_of_nothing_and_the_users_own_use_is_warned_of(
     pipeline.from_collection([("a", 1)], name="words").key_by(0).sum(1).print("out")
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        unified_definitions(pipeline, backfill_policy=BackfillPolicy.single_run()).get_repository_def()
+        unified_definitions(BatchDeployment(pipeline, backfill_policy=BackfillPolicy.single_run())).get_repository_def()
         assert [str(w.message) for w in seen] == []
 
         @asset(backfill_policy=BackfillPolicy.single_run())

@@ -48,7 +48,7 @@ def drained(spark, tmp_path_factory):
     sales = pipeline.from_source(CsvSource(str(folder / "in"), Sale, monitor=True), in_time)
     sales.key_by("shop").process(AtTheEnd()).sink_to(DeltaSink(str(folder / "totals"), mode="append"))
     declared = {"execution.checkpointing.dir": str(folder / "declared"), "pipeline.max-parallelism": 4, "parallelism.default": 2}
-    definitions = unified_definitions(pipeline, {"spark": SparkResource(master="local[2]")}, deployments=[StreamingDeployment(pipeline, options=declared)])
+    definitions = unified_definitions(pipeline, StreamingDeployment(pipeline, options=declared), resources={"spark": SparkResource(master="local[2]")})
     launched = {"resources": {"execution": {"config": {"execution.checkpointing.dir": str(folder / "launched")}}}}
     with DagsterInstance.ephemeral() as instance:
         drain = {"ops": {"shops_action": {"config": {"action": "drain"}}}}

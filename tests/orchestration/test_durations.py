@@ -29,7 +29,7 @@ from dagster_unified.api import (
 )
 from dagster_unified.graph.options import Configuration
 from dagster_unified.operators.time import to_millis, to_span
-from dagster_unified.orchestration import BatchSchedule, Checks, Retention, StreamingDeployment, unified_definitions
+from dagster_unified.orchestration import BatchDeployment, BatchSchedule, Checks, Retention, StreamingDeployment, unified_definitions
 from dagster_unified.testing import run_pipeline
 
 TWO = pendulum.duration(seconds=2)
@@ -115,7 +115,7 @@ def test_options_and_definitions_take_them():
     pipeline = Pipeline("ticks")
     pipeline.from_collection(TICKS).print()
     streaming = StreamingDeployment(pipeline, stall_after=TWO, observe_every=TWO, tick_every=TWO)
-    assert unified_definitions(pipeline, deployments=[streaming]).resolve_sensor_def("ticks_streaming_sensor").minimum_interval_seconds == 2
+    assert unified_definitions(pipeline, streaming).resolve_sensor_def("ticks_streaming_sensor").minimum_interval_seconds == 2
 
 
 def test_a_schedules_offset_a_retention_and_a_freshness_take_them(tmp_path):
@@ -124,11 +124,13 @@ def test_a_schedules_offset_a_retention_and_a_freshness_take_them(tmp_path):
     pipeline = Pipeline("ticks")
     pipeline.from_source(CsvSource(f"{tmp_path}/{{key}}.csv", Tick)).sink_to(DeltaSink(f"{tmp_path}/table"))
     definitions = unified_definitions(
-        pipeline,
-        partitions=DailyPartitionsDefinition("2024-01-01"),
-        schedule=BatchSchedule(offset=pendulum.duration(hours=2, minutes=30)),
-        retention=Retention(max_age=pendulum.duration(days=2), failed_for=TWO),
-        checks=Checks(fresh_within=TWO),
+        BatchDeployment(
+            pipeline,
+            partitions=DailyPartitionsDefinition("2024-01-01"),
+            schedule=BatchSchedule(offset=pendulum.duration(hours=2, minutes=30)),
+            retention=Retention(max_age=pendulum.duration(days=2), failed_for=TWO),
+            checks=Checks(fresh_within=TWO),
+        )
     )
     assert definitions.resolve_schedule_def("ticks_schedule").cron_schedule == "30 2 * * *"
 

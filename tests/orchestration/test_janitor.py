@@ -6,7 +6,7 @@ import pytest
 from dagster import AssetKey, DagsterInstance, DagsterRunStatus, in_process_executor
 
 from dagster_unified.api import Pipeline
-from dagster_unified.orchestration import IntermediateIOManager, Retention, SparkResource, unified_definitions
+from dagster_unified.orchestration import BatchDeployment, IntermediateIOManager, Retention, SparkResource, unified_definitions
 
 FAIL = {"last": False}
 
@@ -23,10 +23,8 @@ def dagster(spark, tmp_path):
     doubled = pipeline.from_collection([1, 2, 3]).map(lambda n: 2 * n, output_type=int).name("doubled").rebalance()
     doubled.map(refuse).print("shown")
     definitions = unified_definitions(
-        pipeline,
+        BatchDeployment(pipeline, retry_policy=None, retention=Retention(max_age=timedelta(0))),
         resources={"spark": SparkResource(master="local[2]"), "intermediates": IntermediateIOManager(path=str(tmp_path / "store"))},
-        retry_policy=None,
-        retention=Retention(max_age=timedelta(0)),
         executor=in_process_executor,
     )
     FAIL["last"] = False

@@ -7,7 +7,7 @@ from dagster import AssetKey, DagsterInstance, StaticPartitionsDefinition
 
 from dagster_unified.api import CsvSource, FileSink, Pipeline
 from dagster_unified.cli import main
-from dagster_unified.orchestration import IntermediateIOManager, SparkResource, StreamingDeployment, unified_definitions
+from dagster_unified.orchestration import BatchDeployment, IntermediateIOManager, SparkResource, StreamingDeployment, unified_definitions
 
 
 class Sale(NamedTuple):
@@ -43,7 +43,7 @@ def test_a_run_materializes_the_asset_with_its_rows_which_the_command_line_shows
     (tmp_path / "in/south.csv").write_text("shop,amount\nsouth,1\n")
     partitions = StaticPartitionsDefinition(["north", "south"])
     resources = {"spark": SparkResource(master="local[2]"), "intermediates": IntermediateIOManager(path=str(tmp_path / "store"))}
-    job = unified_definitions(sales(str(tmp_path)), resources=resources, partitions=partitions).resolve_job_def("sales_batch")
+    job = unified_definitions(BatchDeployment(sales(str(tmp_path)), partitions=partitions), resources=resources).resolve_job_def("sales_batch")
     told = {}
     with DagsterInstance.ephemeral() as instance:
         for key in ("north", "south"):
@@ -70,7 +70,7 @@ def test_a_stream_observes_the_asset_with_its_rows(spark, tmp_path):
     source = CsvSource(f"{tmp_path}/in", Sale, name="files", on_malformed="divert")
     pipeline.from_source(source).map(lambda s: s, Sale).sink_to(FileSink(f"{tmp_path}/out"))
     deployment = StreamingDeployment(pipeline, options={"execution.checkpointing.dir": str(tmp_path / "checkpoints")})
-    definitions = unified_definitions(pipeline, {"spark": SparkResource(master="local[2]")}, deployments=[deployment])
+    definitions = unified_definitions(pipeline, deployment, resources={"spark": SparkResource(master="local[2]")})
     with DagsterInstance.ephemeral() as instance:
         assert definitions.resolve_job_def("sales_streaming").execute_in_process(instance=instance).success
         (observed,) = instance.fetch_observations(KEY, limit=9).records

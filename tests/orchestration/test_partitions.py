@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from dagster_unified.api import DeltaSink, Pipeline, RateSource
 from dagster_unified.connectors.base import WriteContext
 from dagster_unified.errors import PipelineError
-from dagster_unified.orchestration import unified_definitions
+from dagster_unified.orchestration import BatchDeployment, StreamingDeployment, unified_definitions
 from dagster_unified.orchestration.partitions import in_zone, slice_of
 from tests.orchestration.partitioned_job import BROKEN, DAILY, HOME, carrying_job, defs, job, shops_job
 
@@ -180,28 +180,28 @@ def test_definitions_name_a_source_that_cannot_be_bounded_and_an_upstream_that_i
     pipeline = Pipeline("ticks")
     pipeline.from_source(RateSource(name="rate")).print()
     with pytest.raises(PipelineError, match=r"ticks: source 'rate' .* does not say what of it belongs to a partition"):
-        unified_definitions(pipeline, partitions=DAILY)
+        unified_definitions(BatchDeployment(pipeline, partitions=DAILY))
     with pytest.raises(PipelineError, match="upstream names the source 'rates', and there are rate; did you mean 'rate'"):
-        unified_definitions(pipeline, upstream={"rates": "exports"})
+        unified_definitions(StreamingDeployment(pipeline, upstream={"rates": "exports"}))
 
 
 def test_a_time_zone_may_be_given_beside_the_partitions():
-    daily = in_zone(DailyPartitionsDefinition("2013-03-09", end_date="2013-03-12"), "America/New_York")
+    daily = in_zone("days", DailyPartitionsDefinition("2013-03-09", end_date="2013-03-12"), "America/New_York")
     assert daily.get_partition_keys() == DAYS
     day = slice_of(daily, "2013-03-10").parts[""]
     assert (day.start.isoformat(), day.end - day.start) == ("2013-03-10T00:00:00-05:00", timedelta(hours=24))
     assert day.end.timestamp() - day.start.timestamp() == 23 * 3600
     both = MultiPartitionsDefinition({"day": DailyPartitionsDefinition("2013-03-09"), "shop": StaticPartitionsDefinition(["north"])})
-    part = slice_of(in_zone(both, "Europe/Vienna"), "2013-03-31|north")
+    part = slice_of(in_zone("days", both, "Europe/Vienna"), "2013-03-31|north")
     assert part.parts["day"].end.isoformat() == "2013-04-01T00:00:00+02:00"
-    assert in_zone(DAILY, "America/New_York") is DAILY
+    assert in_zone("days", DAILY, "America/New_York") is DAILY
 
 
 def test_a_time_zone_that_contradicts_the_partitions_is_an_error():
     pipeline = Pipeline("sales")
     with pytest.raises(PipelineError, match="timezone='Mars/Olympus' is not the name of a time zone"):
-        unified_definitions(pipeline, partitions=DAILY, timezone="Mars/Olympus")
+        unified_definitions(BatchDeployment(pipeline, partitions=DAILY, timezone="Mars/Olympus"))
     with pytest.raises(PipelineError, match="timezone='Europe/Vienna', and the partitions are in America/New_York; say it in one place"):
-        unified_definitions(pipeline, partitions=DAILY, timezone="Europe/Vienna")
+        unified_definitions(BatchDeployment(pipeline, partitions=DAILY, timezone="Europe/Vienna"))
     with pytest.raises(PipelineError, match="goes with partitions in time"):
-        unified_definitions(pipeline, timezone="Europe/Vienna")
+        unified_definitions(BatchDeployment(pipeline, timezone="Europe/Vienna"))

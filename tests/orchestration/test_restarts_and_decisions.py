@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from dagster import DagsterInstance, DagsterRunStatus, build_sensor_context, in_process_executor, job, op
+from dagster import DagsterInstance, DagsterRunStatus, build_sensor_context, job, op
 from dagster._core.test_utils import create_run_for_test
 
 from dagster_unified.api import Pipeline
@@ -202,7 +202,7 @@ def test_code_that_differs_after_three_upgrades_of_one_loading_is_upgraded_no_mo
 def test_a_sensor_whose_code_differs_after_three_upgrades_fails_its_tick_and_leaves_the_job_alone(tmp_path):
     declared = deployment(options={"execution.checkpointing.dir": str(tmp_path)})
     directory = CheckpointDirectory(str(tmp_path), "p")
-    streaming = streaming_job(declared, {}, {}, in_process_executor)
+    streaming = streaming_job(declared, {}, {})
     tick = streaming_sensor(declared, streaming)
     with DagsterInstance.ephemeral() as instance:
         asked = tick(build_sensor_context(instance))

@@ -21,7 +21,7 @@ from dagster import (
 
 from dagster_unified.api import CollectionSource, Pipeline
 from dagster_unified.errors import ConfigurationError
-from dagster_unified.orchestration import BatchSchedule, unified_definitions
+from dagster_unified.orchestration import BatchDeployment, BatchSchedule, unified_definitions
 from dagster_unified.orchestration.schedules import cron_of
 from dagster_unified.records import record_type
 
@@ -35,7 +35,7 @@ def defined(partitions=DAILY, **options):
     source = CollectionSource("ticks", record_type(int), (1, 2))
     source = source.partitioned_by(**options.pop("by")) if "by" in options else source.partitioned_by("value")
     pipeline.from_source(source).print()
-    return unified_definitions(pipeline, partitions=partitions, **options)
+    return unified_definitions(BatchDeployment(pipeline, partitions=partitions, **options))
 
 
 def tick(definitions, at, instance):

@@ -26,7 +26,7 @@ class Deployment:
         pipeline = Pipeline("sales")
         pipeline.from_source(CsvSource(str(folder / "in"), Sale, monitor=True)).print()
         deployment = StreamingDeployment(pipeline, start_when=start_when, options={"execution.checkpointing.dir": str(folder / "checkpoints")})
-        self.definitions = unified_definitions(pipeline, deployments=[deployment])
+        self.definitions = unified_definitions(pipeline, deployment)
 
     def tick(self):
         """True where the sensor starts a run, else its message."""

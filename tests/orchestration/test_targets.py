@@ -17,8 +17,8 @@ def pipeline(name, path, unbounded=False, **options):
 
 def test_two_pipelines_that_are_defined_together_may_not_overwrite_one_table(tmp_path):
     with pytest.raises(PipelineError, match=r"sink 'a' of one \(.*\) and sink 'a' of two \(.*\) write to one place"):
-        unified_definitions([pipeline("one", tmp_path / "a"), pipeline("two", tmp_path / "a")])
-    unified_definitions([pipeline("one", tmp_path / "a", mode="append"), pipeline("two", tmp_path / "a", mode="append")])
+        unified_definitions(pipeline("one", tmp_path / "a"), pipeline("two", tmp_path / "a"))
+    unified_definitions(pipeline("one", tmp_path / "a", mode="append"), pipeline("two", tmp_path / "a", mode="append"))
 
 
 def test_nor_two_whose_definitions_are_merged(tmp_path):

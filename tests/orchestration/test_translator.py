@@ -44,7 +44,7 @@ def test_a_translator_changes_keys_groups_tags_kinds_descriptions_and_metadata_a
     sales = pipeline.from_source(CsvSource(str(tmp_path / "sales.csv"), Sale))
     sales.key_by("shop").sum("amount").sink_to(DeltaSink(str(tmp_path / "totals")))
     resources = {"spark": PySparkResource(spark_config={}), "intermediates": IntermediateIOManager(path=str(tmp_path / "store"))}
-    definitions = unified_definitions(pipeline, resources, translator=InFinance())
+    definitions = unified_definitions(pipeline, resources=resources, translator=InFinance())
 
     graph = definitions.resolve_asset_graph()
     first, last = AssetKey(["finance", "sales", "sales"]), AssetKey(["finance", "sales", "totals"])

@@ -1,0 +1,110 @@
+"""How a pipeline runs in BATCH, as the author declares it. `StreamingDeployment` is its counterpart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from dagster import (
+    AssetKey,
+    AutomationCondition,
+    BackfillPolicy,
+    Backoff,
+    FreshnessPolicy,
+    Jitter,
+    PartitionsDefinition,
+    RetryPolicy,
+)
+
+from dagster_unified.errors import ConfigurationError, PipelineError
+from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.graph.mode import sources
+from dagster_unified.graph.plan import Plan, plan
+from dagster_unified.graph.slices import Slice, bound
+from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
+from dagster_unified.orchestration.partitions import checked_carrying, dimensions_of, in_zone
+from dagster_unified.orchestration.resources import batch_configuration
+
+if TYPE_CHECKING:
+    from dagster_unified.api.pipeline import Pipeline
+    from dagster_unified.graph.options import Configuration
+    from dagster_unified.orchestration.checks import Checks
+    from dagster_unified.orchestration.janitor import Retention
+    from dagster_unified.orchestration.schedules import BatchSchedule
+
+DEFAULT_RETRY = RetryPolicy(max_retries=3, delay=1, backoff=Backoff.EXPONENTIAL, jitter=Jitter.PLUS_MINUS)
+"""Three further attempts with exponential delay; an error that is terminal by its type is not retried."""
+
+
+@dataclass(frozen=True)
+class BatchDeployment:
+    """How a pipeline runs in BATCH: its stages are assets, in the job `<pipeline>_batch`.
+
+    `partitions` bound every source of a run to one partition: by its path template, or by the field that `partitioned_by` names.
+    `timezone` gives a zone to partitions in time that name none. Running a partition again replaces its rows in every sink.
+    `backfill_policy` says how many partitions a backfill gives to one run, by default one. A stage makes up to 32 of them in one
+    Spark job (`execution.batch.partitions-per-job`).
+
+    With `carry_state` a partition starts from the keyed state and the timers that the partition before it left. Partition after
+    partition then gives what one run over all input gives, and what STREAMING gives. A partition ends with the watermark of the
+    records so far; the last partition of a definition that has an end also ends the input. The stages depend on themselves, so
+    Dagster runs partitions in order, and a backfill runs each stage in runs of its own; `backfill_policy` is then
+    `BackfillPolicy.single_run()` unless you give one. A partition whose predecessor has not run is an error.
+
+    With `reuse="fingerprint"` a stage is not run again while the code, configuration, library version, input and upstream stages
+    of its latest materialization are the same and its output is there. A source without a snapshot of its input, and a
+    re-execution, run in any case.
+
+    `upstream` maps the names of sources to your own assets, with partition mappings where needed (`AssetDep(key,
+    partition_mapping=...)`); every other source is shown as an external asset.
+
+    `schedule` gives the pipeline `<pipeline>_schedule`; `automation_condition`, Dagster's declarative automation, may take its
+    place. `freshness_policy` and `retry_policy` are those of the stages. `pool` is their concurrency pool: a backfill runs as many
+    stages at once as the instance gives it slots.
+
+    `retention` gives the pipeline a job `<pipeline>_janitor` and its schedule, which free intermediates; without it they are kept.
+    `checks` gives the assets of the sinks their checks, and the job `<pipeline>_checks`.
+    """
+
+    pipeline: Pipeline
+    partitions: PartitionsDefinition[str] | None = None
+    timezone: str | None = None
+    backfill_policy: BackfillPolicy | None = None
+    carry_state: bool = False
+    reuse: Literal["never", "fingerprint"] = "never"
+    upstream: Mapping[str, CoercibleToAssetDep] = field(default_factory=dict)
+    schedule: BatchSchedule | None = None
+    automation_condition: AutomationCondition[AssetKey] | None = None
+    freshness_policy: FreshnessPolicy | None = None
+    retry_policy: RetryPolicy | None = DEFAULT_RETRY
+    pool: str | None = None
+    retention: Retention | None = None
+    checks: Checks | None = None
+
+    def __post_init__(self) -> None:
+        name = self.pipeline.name
+        if self.reuse not in ("never", "fingerprint"):
+            raise ConfigurationError(f"{name}: reuse is 'never' or 'fingerprint', not {self.reuse!r}")
+        object.__setattr__(self, "partitions", in_zone(name, self.partitions, self.timezone))
+        if self.carry_state:
+            checked_carrying(name, self.partitions)
+            object.__setattr__(self, "backfill_policy", self.backfill_policy or BackfillPolicy.single_run())
+
+    def plan(self, options: Configuration, part: Slice | None = None) -> Plan:
+        """Plan one partition or, while none is known, the stages that become assets."""
+        graph = self.pipeline.graph()
+        if self.partitions is not None:
+            graph = bound(graph, dimensions_of(self.partitions) if part is None else part)
+        return plan(graph, options, self.carry_state)
+
+    def loaded(self) -> Plan:
+        """Plan the stages that become assets; raises `PipelineError` for a source that stays unbounded."""
+        found = self.plan(batch_configuration())
+        if found.execution.mode != "BATCH":
+            unbounded = next(n for n in sources(found.graph) if n.source.boundedness is Boundedness.UNBOUNDED)
+            raise PipelineError(
+                f"{found.name}: source '{unbounded.name}' is unbounded, and a BatchDeployment needs bounded sources; "
+                f"use a StreamingDeployment, or read the source from a bounded one"
+            )
+        return found
