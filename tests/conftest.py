@@ -5,9 +5,10 @@ import sys
 from collections import Counter
 from itertools import chain
 
-# Tiny jobs in short-lived JVMs: what the optimizing compiler and parallel collectors would save, they cost several times over.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-os.environ.setdefault("SPARK_LAUNCHER_OPTS", os.environ["SPARK_SUBMIT_OPTS"])
+from tests.class_data import SMALL, options
+
+os.environ.setdefault("SPARK_SUBMIT_OPTS", options())
+os.environ.setdefault("SPARK_LAUNCHER_OPTS", SMALL)
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("DAGSTER_DISABLE_TELEMETRY", "yes")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the tests start many processes, and each would compile the library
@@ -25,7 +26,7 @@ settings.register_profile("ci", max_examples=50, deadline=None)
 settings.register_profile("nightly", max_examples=1000, deadline=None)
 settings.load_profile("nightly" if NIGHTLY else "ci")
 
-LONGEST_FIRST = ("end_to_end", "browser", "orchestration", "cli", "docs", "jobs", "engine", "conformance", "connectors")
+LONGEST_FIRST = ("end_to_end", "orchestration", "cli", "docs", "jobs", "engine", "conformance", "connectors")
 """Folders whose tests start first, so that two workers end at about the same time."""
 
 

@@ -52,7 +52,7 @@ class Cluster:
             taken.bind(("127.0.0.1", 0))
             self.port = taken.getsockname()[1]
         self.url = f"spark://127.0.0.1:{self.port}"
-        self.environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+        self.environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, "JDK_JAVA_OPTIONS": os.environ["SPARK_SUBMIT_OPTS"]}
         self.processes = [self.start("master.Master", "--port", str(self.port))]
         self.until(self.listening, "the master listens")
         self.workers = [self.start("worker.Worker", "-c", "1", "-m", "1g", "-d", str(folder / f"work{n}"), self.url) for n in (1, 2)]
