@@ -1,5 +1,6 @@
 """Partitions with carried state under a real daemon: a backfill whose run worker is killed, the pages of Dagster's UI in a real browser, a day
-that is made again, and a re-execution after an intermediate is gone. One instance serves all tests, which go on from each other.
+that is made again, and a re-execution after an intermediate is gone. One Dagster instance and one Spark Connect server serve all tests, which
+go on from each other.
 """
 
 import os
@@ -8,11 +9,13 @@ import shutil
 import signal
 from contextlib import suppress
 from itertools import accumulate
+from unittest import mock
 
 import pytest
 from deltalake import DeltaTable
 
-from tests.orchestration.dagster_dev import DagsterDev
+from dagster_unified.engine import connect_server
+from tests.orchestration.dagster_dev import DagsterDev, free_port
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 LOCATION = "/locations/tests.orchestration.backfill_job"
@@ -98,11 +101,14 @@ def dagster(tmp_path_factory):
     (folder / "in").mkdir()
     for day, amounts in AMOUNTS.items():
         (folder / "in" / f"{day}.csv").write_text("shop,amount\n" + "".join(f"a,{n}\n" for n in amounts))
+    port = free_port()
     try:
-        running.start()
+        running.start(BACKFILL_TEST_CONNECT=str(port))
         yield running
     finally:
         running.end()
+        with mock.patch.dict(os.environ):  # Spark tells its clients by the environment
+            connect_server.stop(port)
 
 
 @pytest.fixture(scope="module")

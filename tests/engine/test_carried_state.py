@@ -220,7 +220,7 @@ EVENTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("build", [sessions, chained, windows, session_windows, totals, native_windows])
+@pytest.mark.parametrize("build", rotated([sessions, chained, windows, session_windows, totals, native_windows], 3))
 def test_days_with_carried_state_give_what_one_spark_job_for_all_one_run_and_streaming_give(spark, tmp_path, run_on_spark, run_streaming, build):
     days, together = Days(spark, tmp_path / "days"), Days(spark, tmp_path / "together")
     paths = {name: str(tmp_path / f"table {name}") for name in ("of days", "together", "once", "streaming")}
@@ -234,7 +234,7 @@ def test_days_with_carried_state_give_what_one_spark_job_for_all_one_run_and_str
     assert days.left(built) == together.left(built)
 
 
-@pytest.mark.parametrize("build", [sessions, totals, native_windows])
+@pytest.mark.parametrize("build", rotated([sessions, totals, native_windows], 1))
 def test_days_in_one_spark_job_go_on_from_the_day_before_them_and_leave_state_for_any_after(spark, tmp_path, run_on_spark, build):
     path = str(tmp_path / "table")
     days = Days(spark, tmp_path)

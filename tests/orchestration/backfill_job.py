@@ -11,6 +11,9 @@ from dagster_unified.api import CsvSource, DeltaSink, KeyedProcessFunction, Pipe
 from dagster_unified.orchestration import BatchDeployment, ExecutionConfig, IntermediateIOManager, SparkResource, unified_definitions
 
 HOME = Path(os.environ.get("BACKFILL_TEST_FOLDER") or tempfile.mkdtemp(prefix="backfill"))
+CONNECT = os.environ.get("BACKFILL_TEST_CONNECT")
+"""The port of the Spark Connect server that the runs share."""
+
 DAYS = DailyPartitionsDefinition("2024-01-01", end_date="2024-01-09")
 
 
@@ -50,7 +53,7 @@ running.rebalance().map(same).name("same").sink_to(DeltaSink(str(HOME / "table")
 defs = unified_definitions(
     BatchDeployment(pipeline, partitions=DAYS, carry_state=True, retry_policy=None),
     resources={
-        "spark": SparkResource(master="local[2]"),
+        "spark": SparkResource(master="local[2]", connect=int(CONNECT) if CONNECT else None),
         "intermediates": IntermediateIOManager(path=str(HOME / "store")),
         "execution": ExecutionConfig(**{"execution.batch.partitions-per-job": 2}),
     },

@@ -19,7 +19,7 @@ telemetry:
   enabled: false
 run_monitoring:
   enabled: true
-  poll_interval_seconds: 1
+  poll_interval_seconds: 2
 run_coordinator:
   module: dagster.core.run_coordinator
   class: QueuedRunCoordinator
@@ -50,7 +50,7 @@ class DagsterDev:
         self.environment = {
             **os.environ,
             "DAGSTER_HOME": str(home),
-            "DAGSTER_EVENT_LOG_CONSUMER_DAEMON_INTERVAL_SECONDS": "1",
+            "DAGSTER_EVENT_LOG_CONSUMER_DAEMON_INTERVAL_SECONDS": "2",
             self.mark: str(folder),
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).with_name("daemon"))]),
         }
