@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from dagster_unified.api.record_types import NOT_GIVEN, main_output
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes
 from dagster_unified.operators.async_io import AsyncCalls, AsyncFunction
-from dagster_unified.records import element_type
+from dagster_unified.operators.type_variables import R, T
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
     from dagster_unified.api.stream import DataStream
 
 
@@ -22,17 +25,36 @@ class AsyncDataStream:
     """
 
     @staticmethod
-    def ordered_wait(data_stream: DataStream, async_function: AsyncFunction[Any, Any], timeout: timedelta, capacity: int = 100, output_type: Any = None) -> DataStream:
+    def ordered_wait(
+        data_stream: DataStream[T],
+        async_function: AsyncFunction[T, R],
+        timeout: timedelta,
+        capacity: int = 100,
+        output_type: TypeForm[R] = NOT_GIVEN,
+    ) -> DataStream[R]:
         """Results in the order of their records."""
         return _calls(data_stream, async_function, timeout, capacity, output_type, ordered=True)
 
     @staticmethod
-    def unordered_wait(data_stream: DataStream, async_function: AsyncFunction[Any, Any], timeout: timedelta, capacity: int = 100, output_type: Any = None) -> DataStream:
+    def unordered_wait(
+        data_stream: DataStream[T],
+        async_function: AsyncFunction[T, R],
+        timeout: timedelta,
+        capacity: int = 100,
+        output_type: TypeForm[R] = NOT_GIVEN,
+    ) -> DataStream[R]:
         """Results as they come: in no order within a batch of records, and never past a watermark."""
         return _calls(data_stream, async_function, timeout, capacity, output_type, ordered=False)
 
 
-def _calls(stream: DataStream, function: AsyncFunction[Any, Any], timeout: timedelta, capacity: int, output_type: Any, ordered: bool) -> DataStream:
+def _calls(
+    stream: DataStream[T],
+    function: AsyncFunction[T, R],
+    timeout: timedelta,
+    capacity: int,
+    output_type: TypeForm[R],
+    ordered: bool,
+) -> DataStream[R]:
     name = type(function).__name__
     where = stream._where(name)
     if not isinstance(function, AsyncFunction):
@@ -41,5 +63,6 @@ def _calls(stream: DataStream, function: AsyncFunction[Any, Any], timeout: timed
         raise PipelineError(f"{where}: the timeout has to be positive, and is {timeout}")
     if capacity < 1:
         raise PipelineError(f"{where}: the capacity has to be at least 1, and is {capacity}")
-    records = stream._output(name, function.async_invoke, output_type, element_type)
-    return stream._next(nodes.AsyncNode, name, naming=nodes.Naming.FUNCTION, records=records, function=AsyncCalls(function, timeout.total_seconds(), capacity, ordered))
+    records = stream._output(name, function.async_invoke, output_type, main_output)
+    calls = AsyncCalls(function, timeout.total_seconds(), capacity, ordered)
+    return stream._next(nodes.AsyncNode, name, naming=nodes.Naming.FUNCTION, records=records, function=calls)

@@ -3,57 +3,98 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
-from dagster_unified.api.connected import agreed_type
+from dagster_unified.api.record_types import NOT_GIVEN, agreed_output, main_output
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes
 from dagster_unified.graph.nodes import ExchangeKind, Key, Naming, Partitioning
 from dagster_unified.operators.broadcast import Broadcasting, BroadcastProcessFunction, KeyedBroadcastProcessFunction, checked
 from dagster_unified.operators.state import MapStateDescriptor
-from dagster_unified.records import element_type
+from dagster_unified.operators.type_variables import A, B, K, R, T
 
 if TYPE_CHECKING:
-    from dagster_unified.api.stream import DataStream
+    from typing_extensions import TypeForm
+
+    from dagster_unified.api.stream import DataStream, KeyedStream
 
 
-class BroadcastStream:
+class BroadcastStream(Generic[T]):
     """A stream whose every record goes to every instance of the operator that it is connected to, with the maps that it fills there."""
 
-    def __init__(self, stream: DataStream, descriptors: tuple[MapStateDescriptor[Any, Any], ...]) -> None:
+    def __init__(self, stream: DataStream[T], descriptors: tuple[MapStateDescriptor[Any, Any], ...]) -> None:
         self._stream = stream
         self._descriptors = checked(descriptors, stream._where("broadcast"))
 
 
-class BroadcastConnectedStream:
-    """A stream, keyed or not, and a broadcast stream."""
+class _BroadcastConnected(Generic[A, B]):
+    """A stream and a broadcast stream."""
 
-    def __init__(self, stream: DataStream, broadcast: BroadcastStream) -> None:
+    def __init__(self, stream: DataStream[A], broadcast: BroadcastStream[B]) -> None:
+        where = stream._where("connect")
         if stream._pipeline is not broadcast._stream._pipeline:
-            raise PipelineError(f"{stream._where('connect')}: the streams belong to different pipelines, '{stream._pipeline.name}' and '{broadcast._stream._pipeline.name}'")
-        if any(u.partitioning is not None and u.partitioning.kind is ExchangeKind.BROADCAST for u in stream._upstream):
-            raise PipelineError(f"{stream._where('connect')}: both streams are broadcast; leave broadcast() out on the one whose records are to be processed")
-        self._stream, self._broadcast = stream, broadcast
+            raise PipelineError(f"{where}: the streams belong to different pipelines, '{stream._pipeline.name}' and '{broadcast._stream._pipeline.name}'")
+        exchanges = [u.partitioning.kind for u in stream._upstream if u.partitioning is not None]
+        if ExchangeKind.BROADCAST in exchanges:
+            raise PipelineError(f"{where}: both streams are broadcast; leave broadcast() out on the one whose records are to be processed")
+        self._broadcast = broadcast
 
-    def process(self, function: BroadcastProcessFunction[Any, Any, Any] | KeyedBroadcastProcessFunction[Any, Any, Any, Any], output_type: Any = None) -> DataStream:
-        """A `KeyedBroadcastProcessFunction` where the stream is keyed, with state and timers of the key; else a `BroadcastProcessFunction`.
+    def _process(self, stream: DataStream[A], key: Key | None, function: Any, output_type: Any) -> DataStream[Any]:
+        """The operator; its stream is keyed by `key`, if at all."""
+        wanted = BroadcastProcessFunction if key is None else KeyedBroadcastProcessFunction
+        if not isinstance(function, wanted):
+            misplaced = key is None and isinstance(function, KeyedBroadcastProcessFunction)
+            hint = "; call key_by before connect" if misplaced else ""
+            raise PipelineError(f"{stream._where('process')}: expected a {wanted.__name__}, got {function!r}{hint}")
+        name = type(function).__name__
+        if output_type is None:
+            methods = ("process_element", "process_broadcast_element")
+            output_type = agreed_output(function, methods, main_output, stream._where(name))
+        records = stream._output(name, function.process_element, output_type, main_output)
+        everywhere = Partitioning(ExchangeKind.BROADCAST, explicit=True)
+        upstream = [
+            *stream._upstream,
+            *(replace(u, partitioning=everywhere) for u in self._broadcast._stream._upstream),
+        ]
+        return stream._after(
+            upstream,
+            nodes.BroadcastNode,
+            name,
+            naming=Naming.FUNCTION,
+            records=records,
+            function=Broadcasting(function, self._broadcast._descriptors),
+            key=Key() if key is None else key,
+            timestamped=None if key is None else True,
+        )
+
+
+class BroadcastConnectedStream(_BroadcastConnected[A, B]):
+    """A stream that is not keyed, and a broadcast stream."""
+
+    def __init__(self, stream: DataStream[A], broadcast: BroadcastStream[B]) -> None:
+        super().__init__(stream, broadcast)
+        self._stream = stream
+
+    def process(self, function: BroadcastProcessFunction[A, B, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
+        """Runs a `BroadcastProcessFunction`.
 
         In BATCH all broadcast records come first; they travel with the program to each partition, so that they have to fit into memory.
         In STREAMING each key group holds a copy of the state in its checkpoint.
         """
-        from dagster_unified.api.stream import KeyedStream
+        return self._process(self._stream, None, function, output_type)
 
-        stream = self._stream
-        keyed = isinstance(stream, KeyedStream)
-        wanted = KeyedBroadcastProcessFunction if keyed else BroadcastProcessFunction
-        if not isinstance(function, wanted):
-            hint = "" if keyed or not isinstance(function, KeyedBroadcastProcessFunction) else "; call key_by before connect"
-            raise PipelineError(f"{stream._where('process')}: expected a {wanted.__name__}, got {function!r}{hint}")
-        name = type(function).__name__
-        if output_type is None:
-            output_type = agreed_type(function, ("process_element", "process_broadcast_element"), element_type, stream._where(name))
-        records = stream._output(name, function.process_element, output_type, element_type)
-        upstream = [*stream._upstream, *(replace(u, partitioning=Partitioning(ExchangeKind.BROADCAST, explicit=True)) for u in self._broadcast._stream._upstream)]
-        key = stream._key_selector if isinstance(stream, KeyedStream) else Key()
-        spec = Broadcasting(function, self._broadcast._descriptors)
-        return stream._after(upstream, nodes.BroadcastNode, name, naming=Naming.FUNCTION, records=records, function=spec, key=key, timestamped=True if keyed else None)
+
+class KeyedBroadcastConnectedStream(_BroadcastConnected[A, B], Generic[K, A, B]):
+    """A keyed stream, and a broadcast stream."""
+
+    def __init__(self, stream: KeyedStream[K, A], broadcast: BroadcastStream[B]) -> None:
+        super().__init__(stream, broadcast)
+        self._stream = stream
+
+    def process(self, function: KeyedBroadcastProcessFunction[K, A, B, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
+        """Runs a `KeyedBroadcastProcessFunction`, with state and timers of the key.
+
+        In BATCH all broadcast records come first; they travel with the program to each partition, so that they have to fit into memory.
+        In STREAMING each key group holds a copy of the state in its checkpoint.
+        """
+        return self._process(self._stream, self._stream._key_selector, function, output_type)

@@ -5,11 +5,11 @@ Each unites its streams as records of `Either` and puts an operator of one input
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Self, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, Self, get_args, get_origin, get_type_hints, overload
 
+from dagster_unified.api.record_types import NOT_GIVEN, agreed_output, itself, main_output, stated_output
 from dagster_unified.api.windows import WindowedStream
 from dagster_unified.errors import PipelineError, RecordTypeError
 from dagster_unified.graph import nodes
@@ -27,18 +27,25 @@ from dagster_unified.operators.connected import (
     Tag,
     either_type,
 )
-from dagster_unified.operators.functions import OutputTag
+from dagster_unified.operators.functions import KeySelector, OutputTag
 from dagster_unified.operators.joins import CoGroupFunction, FlatJoinFunction, IntervalJoin, JoinFunction, ProcessJoinFunction, WindowedPairs
 from dagster_unified.operators.keyed_functions import KEYED_FORMS, PartlyKeyed
 from dagster_unified.operators.time import to_span
+from dagster_unified.operators.type_variables import A, B, K, R
 from dagster_unified.operators.windows import Evictor, Trigger, WindowAssigner
-from dagster_unified.records import element_type, return_type, type_name
+from dagster_unified.records import return_type, type_name
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
     from dagster_unified.api.stream import DataStream, KeyedStream
 
 
-class ConnectedStreams:
+Fields = str | int | Sequence[str | int]
+"""A key that fields make: the name or the index of one, or several."""
+
+
+class ConnectedStreams(Generic[A, B]):
     """Two streams that an operator sees together, each under its own type.
 
     Where both are keyed, functions have state and timers of the key that both share: in BATCH one key's records of both come
@@ -46,46 +53,73 @@ class ConnectedStreams:
     stream's records come first, as they arrive, then the keyed ones, key by key. Without a key their order is not defined.
     """
 
-    def __init__(self, first: DataStream, second: DataStream, keys: tuple[Any, Any] = (None, None), key_type: Any = None) -> None:
+    def __init__(
+        self,
+        first: DataStream[A],
+        second: DataStream[B],
+        keys: tuple[Any, Any] = (None, None),
+        key_type: Any = None,
+    ) -> None:
         if first._pipeline is not second._pipeline:
             raise PipelineError(f"{first._where('connect')}: the streams belong to different pipelines, '{first._pipeline.name}' and '{second._pipeline.name}'")
         self._first, self._second, self._keys, self._key_type = first, second, keys, key_type
 
-    def key_by(self, key1: Any, key2: Any, key_type: Any = None) -> ConnectedStreams:
+    @overload
+    def key_by(
+        self,
+        key1: Callable[[A], K] | KeySelector[A, K],
+        key2: Callable[[B], K] | KeySelector[B, K],
+        key_type: TypeForm[K] = NOT_GIVEN,
+    ) -> KeyedConnectedStreams[K, A, B]: ...
+    @overload
+    def key_by(
+        self,
+        key1: Fields | Callable[[A], K] | KeySelector[A, K],
+        key2: Fields | Callable[[B], K] | KeySelector[B, K],
+        key_type: TypeForm[K],
+    ) -> KeyedConnectedStreams[K, A, B]: ...
+    @overload
+    def key_by(
+        self,
+        key1: Fields | Callable[[A], object] | KeySelector[A, object],
+        key2: Fields | Callable[[B], object] | KeySelector[B, object],
+    ) -> KeyedConnectedStreams[Any, A, B]: ...
+    def key_by(self, key1: Any, key2: Any, key_type: Any = None) -> KeyedConnectedStreams[Any, A, B]:
         """Partitions both by key: each a field, a tuple of fields, or a function of the record. The keys have to be of one type."""
-        return ConnectedStreams(self._first, self._second, (key1, key2), key_type)
+        return KeyedConnectedStreams(self._first, self._second, (key1, key2), key_type)
 
-    def map(self, function: CoMapFunction[Any, Any, Any], output_type: Any = None) -> DataStream:
+    def map(self, function: CoMapFunction[A, B, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
         """One record out for each record of either stream."""
         self._expect(function, (CoMapFunction,), "map")
-        return self._apply("map", CoMap(function), output_type, lambda t: t)
+        return self._apply("map", CoMap(function), output_type, itself)
 
-    def flat_map(self, function: CoFlatMapFunction[Any, Any, Any], output_type: Any = None) -> DataStream:
+    def flat_map(self, function: CoFlatMapFunction[A, B, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
         """Any number of records out for each record of either stream."""
         self._expect(function, (CoFlatMapFunction,), "flat_map")
-        return self._apply("flat_map", CoFlatMap(function), output_type, element_type)
+        return self._apply("flat_map", CoFlatMap(function), output_type, main_output)
 
-    def process(self, function: CoProcessFunction[Any, Any, Any] | KeyedCoProcessFunction[Any, Any, Any, Any], output_type: Any = None) -> DataStream:
-        """A `KeyedCoProcessFunction` where both streams are keyed; a `CoProcessFunction` on any."""
-        both = None not in self._keys
-        self._expect(function, (KeyedCoProcessFunction, CoProcessFunction) if both else (CoProcessFunction,), "process")
-        return self._apply("process", CoProcess(function), output_type, element_type)
+    def process(self, function: CoProcessFunction[A, B, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
+        """Runs a `CoProcessFunction`."""
+        self._expect(function, (CoProcessFunction,), "process")
+        return self._apply("process", CoProcess(function), output_type, main_output)
 
     # Building
 
-    def keyed(self) -> KeyedStream:
+    def keyed(self) -> KeyedStream[Any, Any]:
         """Both streams as one of `Either`, keyed."""
-        sides = [None if k is None else _getter(s, k, self._key_type) for s, k in zip((self._first, self._second), self._keys, strict=True)]
-        first, second = sides
+        first = _getter(self._first, self._keys[0], self._key_type)
+        second = _getter(self._second, self._keys[1], self._key_type)
         if first is not None and second is not None:
             if first[1] != second[1]:
                 raise RecordTypeError(
                     f"{self._where('key_by')}: the first stream's key is a {type_name(first[1])} and the second's a {type_name(second[1])}; give both the same, or map one of them"
                 )
             return self._stream().key_by(EitherKey(first[0], second[0]), key_type=first[1])
-        get, kind = next(side for side in sides if side is not None)
+        keyed = first if first is not None else second
+        assert keyed is not None
+        get, kind = keyed
         parts = _parts(kind)
-        key_type = tuple.__class_getitem__((int, *(part | None for part in parts)))
+        key_type: Any = tuple.__class_getitem__((int, *(part | None for part in parts)))
         return self._stream().key_by(OneSidesKey(self._keyed_side, get, len(parts)), key_type=key_type)
 
     @property
@@ -93,18 +127,26 @@ class ConnectedStreams:
         """The side that is keyed; 0 where both are, or neither is."""
         return 0 if (self._keys[0] is None) == (self._keys[1] is None) else 1 if self._keys[1] is None else 2
 
-    def _apply(self, kind: str, both: CoMap | CoFlatMap | CoProcess, output_type: Any, unwrap: Callable[[Any], Any]) -> DataStream:
+    def _apply(
+        self,
+        kind: str,
+        both: CoMap | CoFlatMap | CoProcess,
+        output_type: Any,
+        unwrap: Callable[[Any], Any],
+    ) -> DataStream[Any]:
         name = type(both.function).__name__
-        output = output_type if output_type is not None else agreed_type(both.function, (both.first, both.second), unwrap, self._where(name))
+        output = output_type
+        if output is None:
+            output = agreed_output(both.function, (both.first, both.second), unwrap, self._where(name))
         if self._keys == (None, None):
             return getattr(self._stream(), kind)(both, output)._called(name, Naming.FUNCTION)  # type: ignore[no-any-return]
         function = KEYED_FORMS[kind](both)
         return self.keyed().process(PartlyKeyed(function, self._keyed_side) if self._keyed_side else function, output)._called(name, Naming.FUNCTION)
 
-    def _stream(self) -> DataStream:
+    def _stream(self) -> DataStream[Any]:
         first, second = (s._records("connect") for s in (self._first, self._second))
         either = either_type(first.python, second.python)
-        sides = [plain(s).map(Tag(either, number), either)._called(f"{_name(s)} as {number}", Naming.LIBRARY) for number, s in ((1, self._first), (2, self._second))]
+        sides = [s._plain().map(Tag(either, number), either)._called(f"{_name(s)} as {number}", Naming.LIBRARY) for number, s in ((1, self._first), (2, self._second))]
         return sides[0].union(sides[1])
 
     def _expect(self, function: Any, kinds: tuple[type, ...], method: str) -> None:
@@ -118,44 +160,84 @@ class ConnectedStreams:
         return self._first._where(what)
 
 
-class JoinedStreams:
-    """`first.join(second)` or `first.co_group(second)`; go on with `where(key)`, `equal_to(key)`, `window(assigner)` and `apply(function)`."""
+class KeyedConnectedStreams(ConnectedStreams[A, B], Generic[K, A, B]):
+    """Two streams that are keyed alike: functions have state and timers of the key that both share."""
 
-    def __init__(self, first: DataStream, second: DataStream, kind: str) -> None:
-        self._first, self._second, self._kind = first, second, kind
+    def process(
+        self,
+        function: KeyedCoProcessFunction[K, A, B, R] | CoProcessFunction[A, B, R],
+        output_type: TypeForm[R] = NOT_GIVEN,
+    ) -> DataStream[R]:
+        """Runs a `KeyedCoProcessFunction` or a `CoProcessFunction`."""
+        self._expect(function, (KeyedCoProcessFunction, CoProcessFunction), "process")
+        return self._apply("process", CoProcess(function), output_type, main_output)
+
+
+class _Pairs(Generic[A, B]):
+    """Two streams whose records of one key and window come together."""
+
+    kind: str
+
+    def __init__(self, first: DataStream[A], second: DataStream[B]) -> None:
+        self._first, self._second = first, second
         self._keys: list[Any] = []
         self._key_type: Any = None
 
-    def where(self, key: Any, key_type: Any = None) -> Self:
+    def where(
+        self,
+        key: Fields | Callable[[A], object] | KeySelector[A, object],
+        key_type: TypeForm[Any] = NOT_GIVEN,
+    ) -> Self:
         """The first stream's key."""
         self._keys, self._key_type = [key], key_type
         return self
 
-    def equal_to(self, key: Any) -> Self:
+    def equal_to(self, key: Fields | Callable[[B], object] | KeySelector[B, object]) -> Self:
         """The second stream's key."""
         self._keys = [*self._keys[:1], key]
         return self
 
-    def window(self, assigner: WindowAssigner) -> JoinedWindows:
-        """Pairs are of one key and one window."""
+    def _windows(self, assigner: WindowAssigner[Any, Any]) -> WindowedStream[Any, Any, Any]:
         if len(self._keys) != 2:
-            raise PipelineError(f"{self._first._where(self._kind)}: give the keys first, with where(key) and equal_to(key)")
-        keyed = ConnectedStreams(self._first, self._second, (self._keys[0], self._keys[1]), self._key_type).keyed()
-        return JoinedWindows(WindowedStream(keyed, assigner), self._kind)
+            where = self._first._where(self.kind)
+            raise PipelineError(f"{where}: give the keys first, with where(key) and equal_to(key)")
+        first, second = self._keys
+        keyed = ConnectedStreams(self._first, self._second, (first, second), self._key_type).keyed()
+        return WindowedStream(keyed, assigner)
 
 
-class JoinedWindows:
-    """The windows of a join or a co-group, which hold the records of both streams."""
+class JoinedStreams(_Pairs[A, B]):
+    """`first.join(second)`; go on with `where(key)`, `equal_to(key)`, `window(assigner)` and `apply(function)`."""
 
-    def __init__(self, windows: WindowedStream, kind: str) -> None:
+    kind = "join"
+
+    def window(self, assigner: WindowAssigner[Any, Any]) -> JoinedWindows[A, B]:
+        """Pairs are of one key and one window."""
+        return JoinedWindows(self._windows(assigner), self.kind)
+
+
+class CoGroupedStreams(_Pairs[A, B]):
+    """`first.co_group(second)`; go on with `where(key)`, `equal_to(key)`, `window(assigner)` and `apply(function)`."""
+
+    kind = "co_group"
+
+    def window(self, assigner: WindowAssigner[Any, Any]) -> CoGroupedWindows[A, B]:
+        """Groups are of one key and one window."""
+        return CoGroupedWindows(self._windows(assigner), self.kind)
+
+
+class _PairedWindows(Generic[A, B]):
+    """Windows that hold the records of both streams."""
+
+    def __init__(self, windows: WindowedStream[Any, Any, Any], kind: str) -> None:
         self._windows, self._kind = windows, kind
 
-    def trigger(self, trigger: Trigger) -> Self:
+    def trigger(self, trigger: Trigger[Any, Any]) -> Self:
         """As `WindowedStream.trigger`."""
         self._windows.trigger(trigger)
         return self
 
-    def evictor(self, evictor: Evictor) -> Self:
+    def evictor(self, evictor: Evictor[Any, Any]) -> Self:
         """As `WindowedStream.evictor`; it sees records of both streams."""
         self._windows.evictor(evictor)
         return self
@@ -165,25 +247,55 @@ class JoinedWindows:
         self._windows.allowed_lateness(lateness)
         return self
 
-    def apply(self, function: Any, output_type: Any = None) -> DataStream:
-        """A `JoinFunction` (or a function of two records) or a `FlatJoinFunction` for each pair; for a co-group a `CoGroupFunction`."""
-        kind = "flat_join" if isinstance(function, FlatJoinFunction) else self._kind
-        wanted = CoGroupFunction if kind == "co_group" else (JoinFunction, FlatJoinFunction)
-        if not isinstance(function, wanted) and (not callable(function) or isinstance(function, type)):
-            raise PipelineError(f"{self._windows._where(self._kind)}: expected a {'CoGroupFunction' if kind == 'co_group' else 'JoinFunction'}, got {function!r}")
-        if output_type is None:
-            method: Any = function
-            annotated = return_type(getattr(method, "co_group" if kind == "co_group" else "join", method))
-            output_type = annotated if kind == "join" or annotated is None else element_type(annotated)
-        if output_type is None:
-            raise RecordTypeError(f"{self._windows._where(self._kind)} has no output type; annotate what the function returns, or give output_type=")
-        return self._windows.apply(WindowedPairs(function, kind), output_type)._called(self._kind, Naming.LIBRARY)
+    def _apply(self, function: Any, kind: str, output_type: Any, unwrap: Callable[[Any], Any]) -> DataStream[Any]:
+        """Calls a function, or the method `kind` of one, for a window's pairs or groups."""
+        where = self._windows._where(self._kind)
+        output = output_type
+        if output is None:
+            method = getattr(function, self._kind, function)
+            annotated = return_type(method)
+            output = stated_output(method) or (None if annotated is None else unwrap(annotated))
+        if output is None:
+            raise RecordTypeError(f"{where} has no output type; annotate what the function returns, or give output_type=")
+        return self._windows.apply(WindowedPairs(function, kind), output)._called(self._kind, Naming.LIBRARY)
+
+    def _expect(self, function: Any, kinds: tuple[type, ...]) -> None:
+        if not isinstance(function, kinds) and (not callable(function) or isinstance(function, type)):
+            raise PipelineError(f"{self._windows._where(self._kind)}: expected a {kinds[0].__name__}, got {function!r}")
 
 
-class IntervalJoined:
+class JoinedWindows(_PairedWindows[A, B]):
+    """The windows of a join."""
+
+    def apply(
+        self,
+        function: Callable[[A, B], R] | JoinFunction[A, B, R] | FlatJoinFunction[A, B, R],
+        output_type: TypeForm[R] = NOT_GIVEN,
+    ) -> DataStream[R]:
+        """A `JoinFunction` (or a function of two records) or a `FlatJoinFunction` for each pair."""
+        self._expect(function, (JoinFunction, FlatJoinFunction))
+        flat = isinstance(function, FlatJoinFunction)
+        kind, unwrap = ("flat_join", main_output) if flat else ("join", itself)
+        return self._apply(function, kind, output_type, unwrap)
+
+
+class CoGroupedWindows(_PairedWindows[A, B]):
+    """The windows of a co-group."""
+
+    def apply(
+        self,
+        function: Callable[[list[A], list[B]], Iterable[R]] | CoGroupFunction[A, B, R],
+        output_type: TypeForm[R] = NOT_GIVEN,
+    ) -> DataStream[R]:
+        """A `CoGroupFunction` (or a function of two lists) for each key and window."""
+        self._expect(function, (CoGroupFunction,))
+        return self._apply(function, "co_group", output_type, main_output)
+
+
+class IntervalJoined(Generic[A, B]):
     """`first.interval_join(second)` on keyed streams; go on with `between(lower, upper)` and `process(function)`."""
 
-    def __init__(self, left: KeyedStream, right: KeyedStream) -> None:
+    def __init__(self, left: KeyedStream[Any, A], right: KeyedStream[Any, B]) -> None:
         self._left, self._right = left, right
         self._bounds: tuple[int, int] | None = None
         self._exclusive = [0, 0]
@@ -207,17 +319,17 @@ class IntervalJoined:
         self._exclusive[1] = 1
         return self
 
-    def side_output_left_late_data(self, tag: OutputTag[Any]) -> Self:
+    def side_output_left_late_data(self, tag: OutputTag[A]) -> Self:
         """Where left records go that come after the watermark; without it they are dropped and counted. None comes in BATCH."""
         self._late[0] = tag
         return self
 
-    def side_output_right_late_data(self, tag: OutputTag[Any]) -> Self:
+    def side_output_right_late_data(self, tag: OutputTag[B]) -> Self:
         """Where right records go that come after the watermark."""
         self._late[1] = tag
         return self
 
-    def process(self, function: ProcessJoinFunction[Any, Any, Any], output_type: Any = None) -> DataStream:
+    def process(self, function: ProcessJoinFunction[A, B, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
         """Gives each pair to a `ProcessJoinFunction`. What it gives carries the later of the pair's event times."""
         if not isinstance(function, ProcessJoinFunction):
             raise PipelineError(f"{self._where()}: expected a ProcessJoinFunction, got {function!r}")
@@ -229,45 +341,30 @@ class IntervalJoined:
         lower, upper = self._bounds[0] + self._exclusive[0], self._bounds[1] - self._exclusive[1]
         types = (self._left._records("interval_join").python, self._right._records("interval_join").python)
         annotated = return_type(function.process_element)
-        output = output_type if output_type is not None else None if annotated is None else element_type(annotated)
+        output: Any = output_type
+        if output is None:
+            output = stated_output(function.process_element)
+        if output is None and annotated is not None:
+            output = main_output(annotated)
         if output is None:
             raise RecordTypeError(f"{self._where()}: {type(function).__name__} has no output type; annotate what process_element returns, or give output_type=")
         join = IntervalJoin(function, lower, upper, types, (self._late[0], self._late[1]))
-        connected = ConnectedStreams(self._left, self._right, (self._left._key_selector, self._right._key_selector))
+        keys = (self._left._key_selector, self._right._key_selector)
+        connected: KeyedConnectedStreams[Any, A, B] = KeyedConnectedStreams(self._left, self._right, keys)
         return connected.process(join, output)._called(type(function).__name__, Naming.FUNCTION)
 
     def _where(self) -> str:
         return self._left._where("interval_join")
 
 
-def agreed_type(function: Any, methods: tuple[str, str], unwrap: Callable[[Any], Any], where: str) -> Any:
-    """The output type that two methods are annotated with; raises where neither is, or both differ."""
-    annotated = {m: t for m in methods if (t := return_type(getattr(function, m))) not in (None, type(None))}
-    for method, given in annotated.items():
-        if unwrap(given) is None:
-            raise RecordTypeError(f"{where}: {method} is annotated to give {type_name(given)}, and has to give an iterable of records, such as Iterable[{type_name(given)}]")
-    found = [unwrap(annotated[m]) if m in annotated else None for m in methods]
-    told = next((t for t in found if t is not None), None)
-    if told is None:
-        raise RecordTypeError(f"{where} has no output type; annotate what {methods[0]} returns, or give output_type=")
-    if None not in found and found[0] != found[1]:
-        raise RecordTypeError(f"{where}: {methods[0]} gives {type_name(found[0])} and {methods[1]} gives {type_name(found[1])}; make them the same")
-    return told
-
-
-def plain(stream: DataStream) -> DataStream:
-    """A stream without the exchange that was asked for."""
-    from dagster_unified.api.stream import DataStream
-
-    return DataStream(stream._pipeline, None, tuple(replace(u, partitioning=None) for u in stream._upstream))
-
-
-def _name(stream: DataStream) -> str:
+def _name(stream: DataStream[Any]) -> str:
     return stream._pipeline._node(stream._upstream[0].node).name
 
 
-def _getter(stream: DataStream, key: Any, key_type: Any) -> tuple[Callable[[Any], Any], Any]:
-    """What reads a record's key, and the key's type."""
+def _getter(stream: DataStream[Any], key: Any, key_type: Any) -> tuple[Callable[[Any], Any], Any] | None:
+    """What reads a record's key, and the key's type; None where there is no key."""
+    if key is None:
+        return None
     records = stream._records("connect")
     selected = key if isinstance(key, nodes.Key) else stream._key(tuple(key) if isinstance(key, (tuple, list)) else (key,), key_type)
     if selected.computed is not None:
@@ -277,7 +374,7 @@ def _getter(stream: DataStream, key: Any, key_type: Any) -> tuple[Callable[[Any]
     kinds = [records.type_of(name) for name in selected.fields]
     if len(getters) == 1:
         return getters[0], kinds[0]
-    return Fields(tuple(getters)), tuple.__class_getitem__(tuple(kinds))
+    return _Fields(tuple(getters)), tuple.__class_getitem__(tuple(kinds))
 
 
 def _parts(kind: Any) -> tuple[Any, ...]:
@@ -287,7 +384,7 @@ def _parts(kind: Any) -> tuple[Any, ...]:
     return tuple(get_type_hints(kind).values()) if isinstance(kind, type) and issubclass(kind, tuple) else (kind,)
 
 
-class Fields:
+class _Fields:
     """Reads several fields of a record, as a tuple."""
 
     def __init__(self, getters: tuple[Callable[[Any], Any], ...]) -> None:

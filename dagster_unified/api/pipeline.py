@@ -1,59 +1,47 @@
-"""`Pipeline`: what an author starts from. It only records what is written; nothing runs until an engine is given its plan."""
+"""`Pipeline`: what an author starts from."""
 
 from __future__ import annotations
 
-import os
-import re
-import sys
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
+from dagster_unified.api.building import GraphBuilder
+from dagster_unified.api.record_types import NOT_GIVEN
+from dagster_unified.api.stream import DataStream
 from dagster_unified.connectors.collection import CollectionSource
-from dagster_unified.errors import PipelineError, RecordTypeError
-from dagster_unified.graph import explain as explanation
-from dagster_unified.graph.nodes import Edge, Graph, Location, Naming, Node, Partitioning, SinkNode, SourceNode
-from dagster_unified.graph.options import Configuration
-from dagster_unified.graph.plan import Plan, plan
-from dagster_unified.graph.targets import check_targets, written
-from dagster_unified.records import RecordType, record_type, type_name
+from dagster_unified.errors import PipelineError
+from dagster_unified.graph.nodes import Naming, SourceNode
+from dagster_unified.operators.type_variables import T
+from dagster_unified.records import type_name
 
 if TYPE_CHECKING:
-    from dagster_unified.api.stream import DataStream, Upstream
+    from typing_extensions import TypeForm
+
     from dagster_unified.api.watermarks import WatermarkStrategy
     from dagster_unified.graph.connectors import Source
-    from dagster_unified.operators.functions import OutputTag
-
-N = TypeVar("N", bound=Node)
-_LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
-class Pipeline:
+class Pipeline(GraphBuilder):
     """A named dataflow program. The name becomes part of asset keys and storage paths: letters, digits and `_`."""
 
-    told_by = ("name",)
-    """What a fingerprint takes of it, where a function mentions it."""
-
-    def __init__(self, name: str) -> None:
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise PipelineError(f"'{name}' is not a pipeline name; use letters, digits and _, beginning with a letter")
-        self.name = name
-        self._nodes: list[Node] = []
-        self._edges: list[Edge] = []
-        self._mistakes: list[tuple[Location | None, RecordTypeError]] = []
-        self._tags: dict[tuple[int, str], RecordType] = {}
-
-    def from_source(self, source: Source, watermark_strategy: WatermarkStrategy | None = None, source_name: str | None = None) -> DataStream:
+    def from_source(
+        self,
+        source: Source[T],
+        watermark_strategy: WatermarkStrategy[T] | None = None,
+        source_name: str | None = None,
+    ) -> DataStream[T]:
         """A stream of a source's records, with event times where a strategy is given."""
-        from dagster_unified.api.stream import DataStream
-
         naming = Naming.AUTHOR if source_name else Naming.SOURCE
         node = self._add(SourceNode, [], source_name or source.name, naming=naming, records=source.records, source=source)
-        stream = DataStream(self, node.id)
+        stream: DataStream[T] = DataStream(self, node.id)
         return stream if watermark_strategy is None else stream.assign_timestamps_and_watermarks(watermark_strategy)
 
-    def from_collection(self, collection: Iterable[Any], type_info: Any = None, name: str = "collection") -> DataStream:
+    def from_collection(
+        self,
+        collection: Iterable[T],
+        type_info: TypeForm[T] = NOT_GIVEN,
+        name: str = "collection",
+    ) -> DataStream[T]:
         """A bounded stream of the given records; `type_info` is their type, by default that of the first record."""
         records = list(collection)
         if type_info is None:
@@ -63,87 +51,6 @@ class Pipeline:
         kind = self._record_type(type_info, name)
         return self.from_source(CollectionSource(name, kind, tuple(records)))
 
-    def graph(self) -> Graph:
-        """The logical graph; raises `PipelineError` where it is not complete, two operators share a uid, or two sinks overwrite each other.
-
-        Of sinks with one name, all but the first are named by their uids.
-        """
-        self._raise_mistakes()
-        if not any(isinstance(n, SinkNode) for n in self._nodes):
-            raise PipelineError(f"{self.name}: nothing is written anywhere; end a stream with sink_to(...) or print()")
-        given = [n for n in self._nodes if n.given_uid]
-        for uid, count in Counter(n.uid for n in given).items():
-            if count > 1:
-                first, second = [n for n in given if n.uid == uid][:2]
-                raise PipelineError(
-                    f"{self.name}: '{first.name}' ({first.location}) and '{second.name}' ({second.location}) both have the uid '{uid}'; a uid names one operator's state"
-                )
-        taken = {n.uid for n in given}
-        nodes = []
-        sinks: set[str] = set()
-        for node in self._nodes:
-            if not node.given_uid:
-                node = replace(node, uid=_free_uid(node.name, taken))
-                taken.add(node.uid)
-            if isinstance(node, SinkNode):
-                node = replace(node, name=node.uid) if node.name in sinks else node
-                sinks.add(node.name)
-            nodes.append(node)
-        graph = Graph(self.name, tuple(nodes), tuple(self._edges))
-        check_targets(written(graph))
-        return graph
-
-    def plan(self, options: Mapping[str, Any] | Configuration | None = None) -> Plan:
-        """Everything that is decided before a run, for a configuration (option keys to values)."""
-        return plan(self.graph(), options if isinstance(options, Configuration) else Configuration.of(options))
-
-    def explain(self, options: Mapping[str, Any] | Configuration | None = None, format: str = "text") -> str:  # noqa: A002
-        """The plan as `text`, `mermaid` or `json`."""
-        formats = {"text": explanation.as_text, "mermaid": explanation.as_mermaid, "json": explanation.dumps}
-        if format not in formats:
-            raise PipelineError(f"explain knows the formats {', '.join(formats)}, not '{format}'")
-        return formats[format](self.plan(options))
-
-    def _add(self, kind: type[N], upstream: list[Upstream], name: str, **attributes: Any) -> N:
-        timestamped = attributes.pop("timestamped", None)
-        if timestamped is None:
-            timestamped = any(self._nodes[u.node].timestamped for u in upstream)
-        node = kind(id=len(self._nodes), name=name, location=_caller(), timestamped=timestamped, **attributes)
-        self._nodes.append(node)
-        self._edges += [Edge(u.node, node.id, u.partitioning or Partitioning(), u.tag) for u in upstream]
-        return node
-
-    def _found_mistake(self, node: int, mistake: RecordTypeError) -> None:
-        """Keeps a mistake in an output type until the graph is complete, so that all of them are told at once."""
-        self._mistakes.append((self._nodes[node].location, mistake))
-
-    def _raise_mistakes(self) -> None:
-        if not self._mistakes:
-            return
-        told = [f"{mistake} ({location})" for location, mistake in self._mistakes]
-        if len(told) == 1:
-            raise RecordTypeError(told[0])
-        lines = "".join(f"\n  {number}. {text.removeprefix(f'{self.name}: ')}" for number, text in enumerate(told, 1))
-        raise RecordTypeError(f"{self.name}: {len(told)} operators have no usable output type:{lines}")
-
-    def _declare_tag(self, node: Node, tag: OutputTag[Any]) -> None:
-        """Takes the record type of a side output; raises where it was another before."""
-        held: RecordType = self._tags.setdefault((node.id, tag.name), tag.output_type)
-        if held != tag.output_type:
-            raise RecordTypeError(
-                f"{self.name}: operator '{node.name}': the side output '{tag.name}' is declared as {held.describe()} and as {tag.output_type.describe()}; "
-                "give one of them another name"
-            )
-
-    def _change(self, node_id: int, **attributes: Any) -> None:
-        self._nodes[node_id] = replace(self._nodes[node_id], **attributes)
-
-    def _node(self, node_id: int) -> Node:
-        return self._nodes[node_id]
-
-    def _record_type(self, python: Any, operator: str) -> RecordType:
-        return record_type(python, f"{self.name}: operator '{operator}'")
-
 
 def _type_of(record: Any) -> Any:
     if type(record) is tuple:
@@ -151,28 +58,3 @@ def _type_of(record: Any) -> Any:
     if isinstance(record, (list, dict)):
         raise PipelineError(f"a {type_name(type(record))} does not tell its element type; give type_info=")
     return type(record)
-
-
-def _free_uid(name: str, taken: set[str]) -> str:
-    base = re.sub(r"\W+", "-", name).strip("-").lower() or "operator"
-    uid, number = base, 1
-    while uid in taken:
-        number += 1
-        uid = f"{base}-{number}"
-    return uid
-
-
-def _caller() -> Location | None:
-    """The line of the author's program that is being executed: the nearest frame outside the library."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if not frame.f_code.co_filename.startswith(_LIBRARY):
-            return Location(_short(frame.f_code.co_filename), frame.f_lineno)
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
-
-
-def _short(file: str) -> str:
-    """Relative to the working directory where the file lies below it."""
-    relative = os.path.relpath(file) if os.path.isabs(file) else file
-    return file if relative.startswith("..") else relative

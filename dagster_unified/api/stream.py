@@ -7,16 +7,24 @@ annotation or `output_type=`; a missing or contradictory one is an error that na
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 
 import pyarrow as pa
 from msgspec import inspect as mi
 
-from dagster_unified.api.broadcast import BroadcastConnectedStream, BroadcastStream
-from dagster_unified.api.connected import ConnectedStreams, IntervalJoined, JoinedStreams
-from dagster_unified.api.pipeline import Pipeline
+from dagster_unified.api.broadcast import BroadcastConnectedStream, BroadcastStream, KeyedBroadcastConnectedStream
+from dagster_unified.api.building import GraphBuilder
+from dagster_unified.api.connected import (
+    CoGroupedStreams,
+    ConnectedStreams,
+    IntervalJoined,
+    JoinedStreams,
+    KeyedConnectedStreams,
+)
+from dagster_unified.api.record_types import NOT_GIVEN, itself, main_output, stated_output, type_argument
 from dagster_unified.api.watermarks import WatermarkStrategy
 from dagster_unified.api.windows import WindowedStream
 from dagster_unified.connectors.printing import PrintSink
@@ -26,13 +34,28 @@ from dagster_unified.graph.code import field_of
 from dagster_unified.graph.connectors import Boundedness, Sink, Source
 from dagster_unified.graph.expressions import Column, alias_of, columns_read
 from dagster_unified.graph.nodes import Chaining, ExchangeKind, Key, Naming, Node, Partitioning
-from dagster_unified.operators.functions import Function, KeyedProcessFunction, OutputTag, ProcessFunction
+from dagster_unified.operators.functions import (
+    FilterFunction,
+    FlatMapFunction,
+    Function,
+    KeyedProcessFunction,
+    KeySelector,
+    MapFunction,
+    OutputTag,
+    Partitioner,
+    ProcessFunction,
+    ReduceFunction,
+)
 from dagster_unified.operators.keyed_functions import KEYED_FORMS, may_hold_state
 from dagster_unified.operators.layout import TIMESTAMP, ComputedKey
 from dagster_unified.operators.state import MapStateDescriptor
-from dagster_unified.operators.windows import CountEvictor, CountTrigger, GlobalWindows, PurgingTrigger, WindowAssigner
+from dagster_unified.operators.type_variables import B, K, KeyOut, R, T, W
+from dagster_unified.operators.windows import CountEvictor, CountTrigger, GlobalWindow, GlobalWindows, PurgingTrigger, WindowAssigner
 from dagster_unified.operators.windows.triggers import SlidingCountTrigger
-from dagster_unified.records import RecordType, arrow_type, element_type, return_type, type_name
+from dagster_unified.records import RecordType, arrow_type, return_type, type_name
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
 
 
 @dataclass(frozen=True)
@@ -44,10 +67,10 @@ class Upstream:
     partitioning: Partitioning | None = None
 
 
-class DataStream:
+class DataStream(Generic[T]):
     """A stream of records of one type."""
 
-    def __init__(self, pipeline: Pipeline, node: int | None, upstream: tuple[Upstream, ...] = ()) -> None:
+    def __init__(self, pipeline: GraphBuilder, node: int | None, upstream: tuple[Upstream, ...] = ()) -> None:
         self._pipeline = pipeline
         self._last = node
         self._upstream = upstream or (Upstream(node),)  # type: ignore[arg-type]
@@ -78,21 +101,21 @@ class DataStream:
 
     # Functions on records
 
-    def map(self, function: Any, output_type: Any = None) -> DataStream:
+    def map(self, function: Callable[[T], R] | MapFunction[T, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
         """One record in, one record out. In both modes a call per record, in one pass with its neighbours."""
-        return self._apply(nodes.MapNode, function, "map", output_type, lambda t: t)
+        return self._apply(nodes.MapNode, function, "map", output_type, itself)
 
-    def flat_map(self, function: Any, output_type: Any = None) -> DataStream:
+    def flat_map(self, function: Callable[[T], Iterable[R]] | FlatMapFunction[T, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
         """One record in, any number out. In both modes a call per record; each result carries the record's event time."""
-        return self._apply(nodes.FlatMapNode, function, "flat_map", output_type, element_type)
+        return self._apply(nodes.FlatMapNode, function, "flat_map", output_type, main_output)
 
-    def filter(self, function: Any) -> DataStream:
+    def filter(self, function: Callable[[T], bool] | FilterFunction[T]) -> DataStream[T]:
         """Keeps the records for which the function is true, in both modes."""
         name = _name_of(function, "filter")
         self._check_function(name, getattr(function, "filter", function))
         return self._function(nodes.FilterNode, name, function, records=self._records(name))
 
-    def map_batches(self, function: Callable[[pa.RecordBatch], pa.RecordBatch], output_type: Any) -> DataStream:
+    def map_batches(self, function: Callable[[pa.RecordBatch], pa.RecordBatch], output_type: TypeForm[R]) -> DataStream[R]:
         """A function from Arrow batches to Arrow batches, for vectorised code. How records are cut into batches is not defined, in either mode.
 
         A stream with event times has them in the column `__ts`; keep it where the number of rows changes.
@@ -105,17 +128,21 @@ class DataStream:
             return self._untyped(nodes.MapBatchesNode, name, function, error)
         return self._next(nodes.MapBatchesNode, name, naming=_naming(function), records=records, function=function)
 
-    def process(self, function: Any, output_type: Any = None) -> DataStream:
+    def process(self, function: ProcessFunction[T, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
         """Runs a `ProcessFunction`: a record in, any number out, with timestamps and side outputs."""
         if not isinstance(function, ProcessFunction):
             raise PipelineError(
                 f"{self._where(_name_of(function, 'process'))}: process needs a ProcessFunction; a KeyedProcessFunction needs a keyed stream, so call key_by before it"
             )
-        return self._apply(nodes.ProcessNode, function, "process_element", output_type, element_type)
+        return self._apply(nodes.ProcessNode, function, "process_element", output_type, main_output)
 
     # Columns, left to Catalyst
 
-    def select(self, *columns: str | Column, output_type: Any = None) -> DataStream:
+    @overload
+    def select(self, *columns: str | Column, output_type: TypeForm[R]) -> DataStream[R]: ...
+    @overload
+    def select(self, *columns: str | Column) -> DataStream[Any]: ...
+    def select(self, *columns: str | Column, output_type: Any = None) -> DataStream[Any]:
         """Projects to columns: SQL expressions as text, or `functions`. Runs in Catalyst, with no Python worker.
 
         `output_type` names the resulting record; it may be left out where the columns are plain names.
@@ -138,7 +165,7 @@ class DataStream:
             )
         return self._next(nodes.SelectNode, "select", records=_projected(records, [str(n) for n in plain]), columns=columns)
 
-    def with_columns(self, columns: dict[str, str | Column], output_type: Any) -> DataStream:
+    def with_columns(self, columns: Mapping[str, str] | Mapping[str, Column] | Mapping[str, str | Column], output_type: TypeForm[R]) -> DataStream[R]:
         """Adds or replaces columns, each a SQL expression as text or `functions`; `output_type` is the whole resulting record."""
         before = self._records("with_columns")
         self._check_columns(columns.values(), "with_columns", tuple(columns))
@@ -152,12 +179,19 @@ class DataStream:
             raise RecordTypeError(f"{self._where('with_columns')}: no column '{odd[0]}' for {records.describe()}; there are {', '.join(available)}{nearest(odd[0], available)}")
         return self._next(nodes.WithColumnsNode, "with_columns", records=records, columns=tuple(columns.values()), names=tuple(columns))
 
-    def where(self, condition: str | Column) -> DataStream:
+    def where(self, condition: str | Column) -> DataStream[T]:
         """Keeps the rows for which a SQL condition, or one made with `functions`, holds. Runs in Catalyst."""
         self._check_columns((condition,), "where")
         return self._next(nodes.WhereNode, "where", records=self._records("where"), columns=(condition,))
 
-    def lookup_join(self, table: Source, on: str | dict[str, str], columns: dict[str, str], output_type: Any, how: Literal["left", "inner"] = "left") -> DataStream:
+    def lookup_join(
+        self,
+        table: Source[Any],
+        on: str | Mapping[str, str],
+        columns: Mapping[str, str],
+        output_type: TypeForm[R],
+        how: Literal["left", "inner"] = "left",
+    ) -> DataStream[R]:
         """Joins each record with the rows of a small bounded table that have its key; Spark's broadcast join, with no Python worker.
 
         `on` is a field that both have, or fields and the table's columns; `columns` are new fields, and the table's columns that they are
@@ -173,7 +207,7 @@ class DataStream:
         if how not in ("left", "inner"):
             raise PipelineError(f"{where}: how is 'left' or 'inner', not {how!r}")
         pairs = {on: on} if isinstance(on, str) else on
-        if not isinstance(pairs, dict) or not pairs:
+        if not isinstance(pairs, Mapping) or not pairs:
             raise PipelineError(f"{where}: on is a field that both have, or fields and the table's columns, such as {{'origin': 'faa'}}, not {on!r}")
         for field, column in pairs.items():
             _check_field(before, field, where)
@@ -205,7 +239,7 @@ class DataStream:
 
     # Time
 
-    def assign_timestamps_and_watermarks(self, strategy: WatermarkStrategy) -> DataStream:
+    def assign_timestamps_and_watermarks(self, strategy: WatermarkStrategy[T]) -> DataStream[T]:
         """Gives records their event times. In STREAMING also makes watermarks; in BATCH those are not needed (FLIP-134)."""
         records = self._records("timestamps")
         assigner = strategy.assigner
@@ -222,7 +256,13 @@ class DataStream:
 
     # Exchanges
 
-    def key_by(self, *key: Any, key_type: Any = None) -> KeyedStream:
+    @overload
+    def key_by(self, key: Callable[[T], K] | KeySelector[T, K], /, *, key_type: TypeForm[K] = NOT_GIVEN) -> KeyedStream[K, T]: ...
+    @overload
+    def key_by(self, *key: str | int, key_type: TypeForm[K]) -> KeyedStream[K, T]: ...
+    @overload
+    def key_by(self, *key: str | int) -> KeyedStream[Any, T]: ...
+    def key_by(self, *key: Any, key_type: Any = None) -> KeyedStream[Any, T]:
         """Partitions by key: one or more field names, or a function of the record (its annotation or `key_type` gives the key's type).
 
         A None key is an error. In BATCH the exchange is a barrier and a key's records come together, sorted by event time.
@@ -231,7 +271,7 @@ class DataStream:
             raise PipelineError(f"{self._where('key_by')}: give a field's name or a function")
         return KeyedStream(self._pipeline, self._upstream, self._key(key, key_type))
 
-    def union(self, *streams: DataStream) -> DataStream:
+    def union(self, *streams: DataStream[T]) -> DataStream[T]:
         """Records of several streams of one type, in no particular order."""
         untyped = next((s for s in streams if isinstance(s, UntypedStream)), None)
         if untyped is not None:
@@ -249,35 +289,49 @@ class DataStream:
             upstream += other._upstream
         return DataStream(self._pipeline, None, tuple(upstream))
 
-    def rebalance(self) -> DataStream:
+    def rebalance(self) -> DataStream[T]:
         """Spreads records evenly over the next operator's partitions."""
         return self._exchange(ExchangeKind.REBALANCE)
 
-    def rescale(self) -> DataStream:
+    def rescale(self) -> DataStream[T]:
         """Spreads each partition's records over a part of the next operator's partitions, without an all-to-all exchange where Spark can."""
         return self._exchange(ExchangeKind.RESCALE)
 
-    def shuffle(self) -> DataStream:
+    def shuffle(self) -> DataStream[T]:
         """Spreads records at random."""
         return self._exchange(ExchangeKind.SHUFFLE)
 
     @overload
-    def broadcast(self) -> DataStream: ...
+    def broadcast(self) -> DataStream[T]: ...
     @overload
-    def broadcast(self, *descriptors: MapStateDescriptor[Any, Any]) -> BroadcastStream: ...
-    def broadcast(self, *descriptors: MapStateDescriptor[Any, Any]) -> DataStream | BroadcastStream:
+    def broadcast(self, *descriptors: MapStateDescriptor[Any, Any]) -> BroadcastStream[T]: ...
+    def broadcast(self, *descriptors: MapStateDescriptor[Any, Any]) -> DataStream[T] | BroadcastStream[T]:
         """Sends every record to every partition of the next operator. With descriptors, it fills broadcast state: connect another stream to it."""
         return BroadcastStream(self, descriptors) if descriptors else self._exchange(ExchangeKind.BROADCAST)
 
-    def global_(self) -> DataStream:
+    def global_(self) -> DataStream[T]:
         """Sends all records to one partition."""
         return self._exchange(ExchangeKind.GLOBAL)
 
-    def forward(self) -> DataStream:
+    def forward(self) -> DataStream[T]:
         """Keeps records in their partition; an error where the parallelism changes."""
         return self._exchange(ExchangeKind.FORWARD)
 
-    def partition_custom(self, partitioner: Any, key_selector: Any, key_type: Any = None) -> DataStream:
+    @overload
+    def partition_custom(
+        self,
+        partitioner: Callable[[K, int], int] | Partitioner[K],
+        key_selector: Callable[[T], K] | KeySelector[T, K],
+        key_type: TypeForm[K] = NOT_GIVEN,
+    ) -> DataStream[T]: ...
+    @overload
+    def partition_custom(
+        self,
+        partitioner: Callable[[Any, int], int] | Partitioner[Any],
+        key_selector: str | int,
+        key_type: TypeForm[Any] = NOT_GIVEN,
+    ) -> DataStream[T]: ...
+    def partition_custom(self, partitioner: Any, key_selector: Any, key_type: Any = None) -> DataStream[T]:
         """Sends a record to partition `partitioner(key, number of partitions)`. The next operator needs `set_parallelism`."""
         key = self._key((key_selector,), key_type)
         return self._exchange(ExchangeKind.CUSTOM, key, getattr(partitioner, "partition", partitioner))
@@ -285,33 +339,32 @@ class DataStream:
     # Two streams
 
     @overload
-    def connect(self, other: DataStream) -> ConnectedStreams: ...
+    def connect(self, other: DataStream[B]) -> ConnectedStreams[T, B]: ...
     @overload
-    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
-    def connect(self, other: DataStream | BroadcastStream) -> ConnectedStreams | BroadcastConnectedStream:
+    def connect(self, other: BroadcastStream[B]) -> BroadcastConnectedStream[T, B]: ...
+    def connect(self, other: DataStream[B] | BroadcastStream[B]) -> ConnectedStreams[T, B] | BroadcastConnectedStream[T, B]:
         """Brings two streams of different types to one operator, with keyed state where they are keyed. The other one may be broadcast with state."""
         if isinstance(other, UntypedStream):
             return other  # type: ignore[return-value]
         if isinstance(other, BroadcastStream):
             return BroadcastConnectedStream(self, other)
-        first, second = (s._key_selector if isinstance(s, KeyedStream) else None for s in (self, other))
-        return ConnectedStreams(self, other, (first, second))
+        return ConnectedStreams(self, other, (None, _key_of(other)))
 
-    def join(self, other: DataStream) -> JoinedStreams:
+    def join(self, other: DataStream[B]) -> JoinedStreams[T, B]:
         """Joins with another stream: pairs of one key and window; `where(key).equal_to(key).window(assigner).apply(function)`."""
-        return other if isinstance(other, UntypedStream) else JoinedStreams(self, other, "join")  # type: ignore[return-value]
+        return other if isinstance(other, UntypedStream) else JoinedStreams(self, other)  # type: ignore[return-value]
 
-    def co_group(self, other: DataStream) -> JoinedStreams:
+    def co_group(self, other: DataStream[B]) -> CoGroupedStreams[T, B]:
         """Groups with another stream: all records of one key and window of both, also where one of them has none."""
-        return other if isinstance(other, UntypedStream) else JoinedStreams(self, other, "co_group")  # type: ignore[return-value]
+        return other if isinstance(other, UntypedStream) else CoGroupedStreams(self, other)  # type: ignore[return-value]
 
     # Windows over everything
 
-    def window_all(self, assigner: WindowAssigner) -> WindowedStream:
+    def window_all(self, assigner: WindowAssigner[T, W]) -> WindowedStream[int, T, W]:
         """Puts all elements into windows, whatever their key; runs on one partition."""
         return WindowedStream(self.key_by(_everything), assigner, alone=True)
 
-    def count_window_all(self, size: int, slide: int | None = None) -> WindowedStream:
+    def count_window_all(self, size: int, slide: int | None = None) -> WindowedStream[int, T, GlobalWindow]:
         """Windows of `size` elements, whatever their key; runs on one partition."""
         windows = self.key_by(_everything).count_window(size, slide)
         windows._alone = True
@@ -319,7 +372,7 @@ class DataStream:
 
     # Outputs
 
-    def get_side_output(self, tag: OutputTag[Any]) -> DataStream:
+    def get_side_output(self, tag: OutputTag[R]) -> DataStream[R]:
         """The records that the operator emitted to a side output. In BATCH the stage materializes once and both streams read it."""
         if not isinstance(tag, OutputTag):
             raise PipelineError(f"{self._where('get_side_output')}: expected an OutputTag such as OutputTag('late', Flight), got {tag!r}")
@@ -331,7 +384,7 @@ class DataStream:
         self._pipeline._declare_tag(node, typed)
         return DataStream(self._pipeline, None, (Upstream(node.id, typed),))
 
-    def sink_to(self, sink: Sink) -> DataStreamSink:
+    def sink_to(self, sink: Sink[T]) -> DataStreamSink:
         """Writes the stream to a sink; what it guarantees is the sink's to say."""
         try:
             bound = sink.taking(self._records(sink.name))
@@ -346,6 +399,10 @@ class DataStream:
         return self.sink_to(PrintSink(sink_identifier))
 
     # Building the graph
+
+    def _plain(self) -> DataStream[T]:
+        """The stream without the exchange that was asked for."""
+        return DataStream(self._pipeline, None, tuple(replace(u, partitioning=None) for u in self._upstream))
 
     def _called(self, name: str, naming: Naming) -> Self:
         return self._set(name=name, naming=naming)
@@ -380,14 +437,22 @@ class DataStream:
         found: RecordType = records
         return found
 
-    def _next(self, kind: type[Node], name: str, **attributes: Any) -> DataStream:
+    def _next(self, kind: type[Node], name: str, **attributes: Any) -> DataStream[Any]:
         return self._after(list(self._upstream), kind, name, **attributes)
 
-    def _after(self, upstream: list[Upstream], kind: type[Node], name: str, **attributes: Any) -> DataStream:
+    def _after(self, upstream: list[Upstream], kind: type[Node], name: str, **attributes: Any) -> DataStream[Any]:
         node = self._pipeline._add(kind, upstream, name, **attributes)
         return DataStream(self._pipeline, node.id)
 
-    def _apply(self, kind: type[nodes.FunctionNode], function: Any, method: str, output_type: Any, unwrap: Callable[[Any], Any], **attributes: Any) -> DataStream:
+    def _apply(
+        self,
+        kind: type[nodes.FunctionNode],
+        function: Any,
+        method: str,
+        output_type: Any,
+        unwrap: Callable[[Any], Any],
+        **attributes: Any,
+    ) -> DataStream[Any]:
         self._records(method)
         name = _name_of(function, method.removesuffix("_element"))
         self._check_function(name, function if isinstance(function, type) else getattr(function, method, function))
@@ -403,33 +468,43 @@ class DataStream:
         self._pipeline._found_mistake(made._upstream[0].node, mistake)
         return UntypedStream(self._pipeline, made._last)
 
-    def _function(self, kind: type[nodes.FunctionNode], name: str, function: Any, **attributes: Any) -> DataStream:
+    def _function(self, kind: type[nodes.FunctionNode], name: str, function: Any, **attributes: Any) -> DataStream[Any]:
         """An operator that runs a function on records."""
         return self._next(kind, name, naming=_naming(function), function=function, **attributes)
 
     def _output(self, name: str, function: Any, output_type: Any, unwrap: Callable[[Any], Any]) -> RecordType:
+        """The record type that a function gives: as `output_type`, its class or its annotation says, which have to agree."""
         self._check_function(name, function)
-        annotated = return_type(function)
-        if annotated is not None and output_type is None and unwrap(annotated) is None:
-            raise RecordTypeError(
-                f"{self._where(name)} is annotated to give {type_name(annotated)}, and has to give an iterable of records, such as Iterable[{type_name(annotated)}]"
-            )
-        annotated = None if annotated is None else unwrap(annotated)
-        if annotated is None and output_type is None:
+        annotation = return_type(function)
+        annotated = None if annotation is None else unwrap(annotation)
+        stated = stated_output(function)
+        if output_type is None and annotation is not None and annotated is None:
+            given = type_name(annotation)
+            raise RecordTypeError(f"{self._where(name)} is annotated to give {given}, and has to give an iterable of records, such as Iterable[{given}]")
+        if output_type is None and stated is None and annotated is None:
             raise RecordTypeError(f"{self._where(name)} has no output type; annotate what the function returns, or give output_type=")
-        if output_type is None:
+        if output_type is not None:
+            records = self._pipeline._record_type(output_type, name)
+            self._check_same(name, records, stated, f"output_type is {type_name(output_type)}, but the function's class")
+            says = f"output_type is {type_name(output_type)}, but the function"
+        elif stated is not None:
+            records = self._pipeline._record_type(stated, name)
+            says = f"the function's class says that it gives {type_name(stated)}, but its method"
+        else:
             return self._pipeline._record_type(annotated, name)
-        records = self._pipeline._record_type(output_type, name)
-        if annotated is not None and annotated is not Any:
-            try:
-                same = self._pipeline._record_type(annotated, name).schema == records.schema
-            except RecordTypeError:
-                same = True  # an annotation that is no record type says nothing, such as a union of record and side output
-            if not same:
-                raise RecordTypeError(
-                    f"{self._where(name)}: output_type is {type_name(output_type)}, but the function is annotated to give {type_name(annotated)}; make them the same"
-                )
+        self._check_same(name, records, annotated, says)
         return records
+
+    def _check_same(self, name: str, records: RecordType, also: Any, says: str) -> None:
+        """Raises where what else is said of an output type is another one; what is no record type says nothing."""
+        if also is None or also is Any:
+            return
+        try:
+            other = self._pipeline._record_type(also, name)
+        except RecordTypeError:
+            return
+        if other.schema != records.schema:
+            raise RecordTypeError(f"{self._where(name)}: {says} is annotated to give {type_name(also)}; make them the same")
 
     def _check_function(self, name: str, function: Any) -> None:
         if isinstance(function, type) and issubclass(function, Function):
@@ -470,7 +545,7 @@ class DataStream:
             )
 
     def _computed_key(self, function: Any, key_type: Any, records: RecordType) -> Key:
-        annotated = return_type(getattr(function, "get_key", function))
+        annotated = return_type(getattr(function, "get_key", function)) or type_argument(type(function), KeyOut)
         python = key_type if key_type is not None else annotated
         if key_type is not None and annotated not in (None, Any):
             self._check_key_type(key_type, [arrow_type(mi.type_info(annotated), self._where("key_by"))], f"the function is annotated to give {type_name(annotated)}")
@@ -485,7 +560,7 @@ class DataStream:
             raise RecordTypeError(f"{where}: a {type_name(python)} cannot be a key; use a scalar or a tuple")
         return Key(computed=ComputedKey(function, python, arrow, where))
 
-    def _exchange(self, kind: ExchangeKind, key: Key | None = None, partitioner: Any = None) -> DataStream:
+    def _exchange(self, kind: ExchangeKind, key: Key | None = None, partitioner: Any = None) -> DataStream[T]:
         partitioning = Partitioning(kind, key, partitioner, explicit=True)
         return DataStream(self._pipeline, None, tuple(replace(u, partitioning=partitioning) for u in self._upstream))
 
@@ -505,7 +580,7 @@ _FORMS = {nodes.MapNode: "map", nodes.FlatMapNode: "flat_map", nodes.FilterNode:
 """The operators whose function may hold state on a keyed stream."""
 
 
-class KeyedStream(DataStream):
+class KeyedStream(DataStream[T], Generic[K, T]):
     """A stream partitioned by key: what state, timers and rolling operations need.
 
     Operators of a plain stream may follow as well; they then run partitioned by key. A function object that overrides `open`,
@@ -513,12 +588,12 @@ class KeyedStream(DataStream):
     event-time order. Any other function stays in one pass with its neighbours.
     """
 
-    def __init__(self, pipeline: Pipeline, upstream: tuple[Upstream, ...], key: Key) -> None:
+    def __init__(self, pipeline: GraphBuilder, upstream: tuple[Upstream, ...], key: Key) -> None:
         partitioning = Partitioning(ExchangeKind.HASH, key)
         super().__init__(pipeline, None, tuple(replace(u, partitioning=partitioning) for u in upstream))
         self._key_selector = key
 
-    def process(self, function: KeyedProcessFunction[Any, Any, Any] | ProcessFunction[Any, Any], output_type: Any = None) -> DataStream:
+    def process(self, function: KeyedProcessFunction[K, T, R] | ProcessFunction[T, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
         """Runs a `KeyedProcessFunction`, with state and timers of the record's key.
 
         In BATCH a key's records come in event-time order with the watermark at `MIN`, then its timers fire. In STREAMING records
@@ -531,13 +606,28 @@ class KeyedStream(DataStream):
             raise PipelineError(f"{self._where('process')}: a keyed stream needs a KeyedProcessFunction, not {_name_of(function, 'function')}")
         name = _name_of(function, "process")
         try:
-            records = self._output(name, function.process_element, output_type, element_type)
+            records = self._output(name, function.process_element, output_type, main_output)
         except RecordTypeError as error:
             return self._untyped(nodes.ProcessNode, name, function, error)
         naming = _naming(function)
         return self._keyed(nodes.KeyedProcessNode, name, naming=naming, records=records, function=function, timestamped=True)
 
-    def reduce(self, function: Any) -> DataStream:
+    @overload  # type: ignore[override]  # a keyed stream needs a function with the key at hand
+    def connect(self, other: KeyedStream[K, B]) -> KeyedConnectedStreams[K, T, B]: ...
+    @overload
+    def connect(self, other: DataStream[B]) -> ConnectedStreams[T, B]: ...
+    @overload
+    def connect(self, other: BroadcastStream[B]) -> KeyedBroadcastConnectedStream[K, T, B]: ...
+    def connect(self, other: DataStream[B] | BroadcastStream[B]) -> ConnectedStreams[T, B] | KeyedBroadcastConnectedStream[K, T, B]:
+        if isinstance(other, UntypedStream):
+            return other  # type: ignore[return-value]
+        if isinstance(other, BroadcastStream):
+            return KeyedBroadcastConnectedStream(self, other)
+        if isinstance(other, KeyedStream):
+            return KeyedConnectedStreams(self, other, (self._key_selector, other._key_selector))
+        return ConnectedStreams(self, other, (self._key_selector, None))
+
+    def reduce(self, function: Callable[[T, T], T] | ReduceFunction[T]) -> DataStream[T]:
         """Combines a key's records with `function(a, b)`, where `a` came first.
 
         In STREAMING emits the combination so far with every record; in BATCH one final record per key
@@ -547,7 +637,7 @@ class KeyedStream(DataStream):
         self._check_function(name, getattr(function, "reduce", function))
         return self._rolling(name, naming=_naming(function), function=function)
 
-    def interval_join(self, other: KeyedStream) -> IntervalJoined:
+    def interval_join(self, other: KeyedStream[K, B]) -> IntervalJoined[T, B]:
         """Joins each record with those of another keyed stream whose event times are in an interval around its own."""
         if isinstance(other, UntypedStream):
             return other  # type: ignore[return-value]
@@ -555,11 +645,11 @@ class KeyedStream(DataStream):
             raise PipelineError(f"{self._where('interval_join')}: both streams have to be keyed; call key_by on the other")
         return IntervalJoined(self, other)
 
-    def window(self, assigner: WindowAssigner) -> WindowedStream:
+    def window(self, assigner: WindowAssigner[T, W]) -> WindowedStream[K, T, W]:
         """Puts a key's elements into windows; go on with a trigger, an evictor, allowed lateness, and at last a function."""
         return WindowedStream(self, assigner)
 
-    def count_window(self, size: int, slide: int | None = None) -> WindowedStream:
+    def count_window(self, size: int, slide: int | None = None) -> WindowedStream[K, T, GlobalWindow]:
         """Windows of `size` elements of a key, as they arrive; with `slide` another such window begins at every `slide` elements.
 
         What is left at the end of the input gives nothing. Which elements are together depends on their order, and so on the mode.
@@ -569,27 +659,27 @@ class KeyedStream(DataStream):
             return windows.trigger(PurgingTrigger.of(CountTrigger.of(size)))
         return windows.trigger(SlidingCountTrigger(size, slide)).evictor(CountEvictor.of(size))
 
-    def sum(self, field: str | int = 0) -> DataStream:
+    def sum(self, field: str | int = 0) -> DataStream[T]:
         """The sum of a field; the other fields are the first record's. Emits as `reduce` does."""
         return self._builtin("sum", field)
 
-    def min(self, field: str | int = 0) -> DataStream:
+    def min(self, field: str | int = 0) -> DataStream[T]:
         """The smallest value of a field; the other fields are the first record's. Emits as `reduce` does."""
         return self._builtin("min", field)
 
-    def max(self, field: str | int = 0) -> DataStream:
+    def max(self, field: str | int = 0) -> DataStream[T]:
         """The largest value of a field; the other fields are the first record's. Emits as `reduce` does."""
         return self._builtin("max", field)
 
-    def min_by(self, field: str | int = 0) -> DataStream:
+    def min_by(self, field: str | int = 0) -> DataStream[T]:
         """The record with the smallest value of a field, the first of equal ones. Emits as `reduce` does."""
         return self._builtin("min_by", field)
 
-    def max_by(self, field: str | int = 0) -> DataStream:
+    def max_by(self, field: str | int = 0) -> DataStream[T]:
         """The record with the largest value of a field, the first of equal ones. Emits as `reduce` does."""
         return self._builtin("max_by", field)
 
-    def agg(self, *columns: str | Column, output_type: Any) -> DataStream:
+    def agg(self, *columns: str | Column, output_type: TypeForm[R]) -> DataStream[R]:
         """Column aggregates per key, such as `F.sum("delay").alias("delay")`; the result has the key's fields first. Runs in Catalyst."""
         records = self._aggregated(columns, output_type)
         return self._keyed(nodes.AggregateNode, "agg", records=records, columns=columns, timestamped=False)
@@ -610,7 +700,7 @@ class KeyedStream(DataStream):
             )
         return records
 
-    def _builtin(self, kind: str, field: str | int) -> DataStream:
+    def _builtin(self, kind: str, field: str | int) -> DataStream[T]:
         return self._rolling(kind, rolling=(kind, self._combined_field(kind, field)))
 
     def _combined_field(self, kind: str, field: str | int) -> str | int | None:
@@ -628,21 +718,21 @@ class KeyedStream(DataStream):
             raise PipelineError(f"{self._where(kind)}: field '{name}' may be None, which {kind} cannot combine; map it to a value, or use reduce")
         return records.names.index(name) if records.shape == "tuple" else name
 
-    def _rolling(self, name: str, **attributes: Any) -> DataStream:
+    def _rolling(self, name: str, **attributes: Any) -> DataStream[T]:
         return self._keyed(nodes.ReduceNode, name, records=self._records(name), **attributes)
 
-    def _function(self, kind: type[nodes.FunctionNode], name: str, function: Any, **attributes: Any) -> DataStream:
+    def _function(self, kind: type[nodes.FunctionNode], name: str, function: Any, **attributes: Any) -> DataStream[Any]:
         form = KEYED_FORMS.get(_FORMS.get(kind, "")) if may_hold_state(function) else None
         if form is None:
             return super()._function(kind, name, function, **attributes)
         timers = {"timestamped": True} if kind is nodes.ProcessNode else {}
         return self._keyed(nodes.KeyedProcessNode, name, naming=_naming(function), function=form(function), **attributes, **timers)
 
-    def _keyed(self, kind: type[Node], name: str, **attributes: Any) -> DataStream:
+    def _keyed(self, kind: type[Node], name: str, **attributes: Any) -> DataStream[Any]:
         return self._next(kind, name, key=self._key_selector, **attributes)
 
 
-class UntypedStream(DataStream):
+class UntypedStream(DataStream[Any]):
     """What follows an operator whose output type is a mistake, so that the mistakes of other operators are found as well.
 
     An operator that says its own output type is looked at, and what follows it is a stream like any other. Anything else that
@@ -652,8 +742,8 @@ class UntypedStream(DataStream):
     def _records(self, operator: str) -> RecordType:
         return None  # type: ignore[return-value]  # no function that is not replaced below reads it
 
-    def process(self, function: Any, output_type: Any = None) -> DataStream:
-        return self._apply(nodes.ProcessNode, function, "process_element", output_type, element_type)
+    def process(self, function: Any, output_type: Any = None) -> DataStream[Any]:
+        return self._apply(nodes.ProcessNode, function, "process_element", output_type, main_output)
 
     def _passed_on(self, *_: Any, **__: Any) -> Self:
         return self
@@ -672,7 +762,7 @@ for _name in [n for n in vars(DataStream) if not n.startswith("_") and n not in 
 class DataStreamSink:
     """The end of a stream."""
 
-    def __init__(self, pipeline: Pipeline, node: int) -> None:
+    def __init__(self, pipeline: GraphBuilder, node: int) -> None:
         self._pipeline, self._node = pipeline, node
 
     def name(self, name: str) -> Self:
@@ -697,6 +787,10 @@ def _everything(record: Any) -> int:
     return 0
 
 
+def _key_of(stream: DataStream[Any]) -> Key | None:
+    return stream._key_selector if isinstance(stream, KeyedStream) else None
+
+
 def _name_of(function: Any, default: str) -> str:
     """What an author called a function; `default` for a lambda."""
     if isinstance(function, functools.partial):
@@ -716,8 +810,6 @@ def _check_field(records: RecordType, name: str, where: str) -> None:
 
 def _projected(records: RecordType, names: list[str]) -> RecordType:
     """A record type of some columns of another, under the same annotations."""
-    import typing
-
     if records.shape != "class":
         raise RecordTypeError("a projection of tuples or plain values needs output_type=")
     hints = typing.get_type_hints(records.python, include_extras=True)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import timedelta
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, Generic, Self, overload
 
 from dagster_unified.errors import PipelineError
 from dagster_unified.operators.functions import TimestampAssigner
+from dagster_unified.operators.type_variables import In, T
 
 
 @dataclass(frozen=True)
-class WatermarkStrategy:
+class WatermarkStrategy(Generic[In]):
     """How event time is assigned and how it progresses.
 
     In STREAMING the watermark follows the largest timestamp seen, `max_out_of_orderness` behind. In BATCH only the timestamps
@@ -24,29 +25,33 @@ class WatermarkStrategy:
     idleness: timedelta | None = None
 
     @staticmethod
-    def for_bounded_out_of_orderness(max_out_of_orderness: timedelta) -> WatermarkStrategy:
+    def for_bounded_out_of_orderness(max_out_of_orderness: timedelta) -> WatermarkStrategy[object]:
         """Records may be late by up to `max_out_of_orderness` (a `timedelta`, or a pendulum duration)."""
         if not isinstance(max_out_of_orderness, timedelta) or max_out_of_orderness < timedelta(0):
             raise PipelineError(f"the out-of-orderness bound must be a timedelta that is not negative, not {max_out_of_orderness!r}")
         return WatermarkStrategy(max_out_of_orderness)
 
     @staticmethod
-    def for_monotonous_timestamps() -> WatermarkStrategy:
+    def for_monotonous_timestamps() -> WatermarkStrategy[object]:
         """Records come in the order of their timestamps."""
         return WatermarkStrategy(timedelta(0))
 
     @staticmethod
-    def no_watermarks() -> WatermarkStrategy:
+    def no_watermarks() -> WatermarkStrategy[object]:
         """Timestamps only; event-time timers fire at the end of input."""
         return WatermarkStrategy(None)
 
-    def with_timestamp_assigner(self, assigner: str | Callable[[Any], Any] | TimestampAssigner[Any]) -> WatermarkStrategy:
+    @overload
+    def with_timestamp_assigner(self, assigner: str) -> Self: ...
+    @overload
+    def with_timestamp_assigner(self, assigner: Callable[[T], int | datetime] | TimestampAssigner[T]) -> WatermarkStrategy[T]: ...
+    def with_timestamp_assigner(self, assigner: str | Callable[[Any], int | datetime] | TimestampAssigner[Any]) -> WatermarkStrategy[Any]:
         """Where the timestamp comes from: a field's name (datetime, or int in milliseconds), a function of the record, or a `TimestampAssigner`.
 
         A field's name is the fastest: it is read in Catalyst.
         """
         return replace(self, assigner=assigner)
 
-    def with_idleness(self, timeout: timedelta) -> WatermarkStrategy:
+    def with_idleness(self, timeout: timedelta) -> Self:
         """In STREAMING, a source without records for `timeout` does not hold the watermark back. No effect in BATCH."""
         return replace(self, idleness=timeout)

@@ -6,46 +6,51 @@ changes nothing. In STREAMING they fire as the watermark (or the clock, or a tri
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, overload
 
 import pyarrow as pa
 
+from dagster_unified.api.record_types import NOT_GIVEN, itself, main_output, type_argument
 from dagster_unified.errors import PipelineError, RecordTypeError, UnsupportedError
 from dagster_unified.graph import nodes
 from dagster_unified.graph.expressions import Column
-from dagster_unified.operators.functions import AggregateFunction, OutputTag
+from dagster_unified.operators.functions import AggregateFunction, OutputTag, ReduceFunction
 from dagster_unified.operators.keyed import rolling
 from dagster_unified.operators.state import ListStateDescriptor, ValueStateDescriptor
 from dagster_unified.operators.time import to_span
+from dagster_unified.operators.type_variables import OUT, A, K, R, T, W
 from dagster_unified.operators.windows import EventTimeSessionWindows, Evictor, MergingWindowAssigner, ProcessWindowFunction, Trigger, WindowAssigner, WindowFunction
 from dagster_unified.operators.windows.assigners import AlignedEventTimeWindows
 from dagster_unified.operators.windows.operator import Windowing
-from dagster_unified.records import RecordType, element_type, return_type
+from dagster_unified.records import RecordType, return_type
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
     from dagster_unified.api.stream import DataStream, KeyedStream
 
 
-class WindowedStream:
+class WindowedStream(Generic[K, T, W]):
     """A keyed stream whose elements are in windows. `reduce`, `aggregate`, `process` or `apply` makes it a stream again.
 
     A window that is reduced or aggregated holds one value; one that is processed holds its elements.
     """
 
-    def __init__(self, stream: KeyedStream, assigner: WindowAssigner, alone: bool = False) -> None:
+    def __init__(self, stream: KeyedStream[K, T], assigner: WindowAssigner[T, W], alone: bool = False) -> None:
         self._stream, self._assigner, self._alone = stream, assigner, alone
-        self._trigger: Trigger | None = None
-        self._evictor: Evictor | None = None
+        self._trigger: Trigger[T, W] | None = None
+        self._evictor: Evictor[T, W] | None = None
         self._lateness = 0
-        self._late_tag: OutputTag[Any] | None = None
+        self._late_tag: OutputTag[T] | None = None
         where = stream._where("window")
         if not isinstance(assigner, WindowAssigner):
             raise PipelineError(f"{where}: expected a window assigner such as TumblingEventTimeWindows.of(timedelta(hours=1)), got {assigner!r}")
         if assigner.is_event_time and not any(stream._pipeline._node(u.node).timestamped for u in stream._upstream):
             raise PipelineError(f"{where}: {assigner.describe()} goes by event time, and the stream has none; call assign_timestamps_and_watermarks before key_by")
 
-    def trigger(self, trigger: Trigger) -> Self:
+    def trigger(self, trigger: Trigger[T, W]) -> Self:
         """When windows give their results, in place of the assigner's own trigger."""
         if not isinstance(trigger, Trigger):
             raise PipelineError(f"{self._where()}: expected a Trigger, got {trigger!r}")
@@ -54,7 +59,7 @@ class WindowedStream:
         self._trigger = trigger
         return self
 
-    def evictor(self, evictor: Evictor) -> Self:
+    def evictor(self, evictor: Evictor[T, W]) -> Self:
         """What windows drop before or after their function sees them. They then hold all their elements, also where they are reduced."""
         if not isinstance(evictor, Evictor):
             raise PipelineError(f"{self._where()}: expected an Evictor, got {evictor!r}")
@@ -69,7 +74,7 @@ class WindowedStream:
         self._lateness = to_span(lateness)
         return self
 
-    def side_output_late_data(self, tag: OutputTag[Any]) -> Self:
+    def side_output_late_data(self, tag: OutputTag[T]) -> Self:
         """Where elements go that come after all their windows are gone; without it they are dropped and counted. None comes in BATCH."""
         self._event_time_only("late data")
         self._late_tag = tag
@@ -77,71 +82,101 @@ class WindowedStream:
 
     # Functions
 
+    @overload
+    def reduce(self, function: Callable[[T, T], T] | ReduceFunction[T]) -> DataStream[T]: ...
+    @overload
     def reduce(
-        self, function: Any, window_function: ProcessWindowFunction[Any, Any, Any, Any] | WindowFunction[Any, Any, Any, Any] | None = None, output_type: Any = None
-    ) -> DataStream:
+        self,
+        function: Callable[[T, T], T] | ReduceFunction[T],
+        window_function: ProcessWindowFunction[T, R, K, W] | WindowFunction[T, R, K, W],
+        output_type: TypeForm[R] = NOT_GIVEN,
+    ) -> DataStream[R]: ...
+    def reduce(
+        self,
+        function: Callable[[T, T], T] | ReduceFunction[T],
+        window_function: Any = None,
+        output_type: Any = None,
+    ) -> DataStream[Any]:
         """Reduces each window's elements with `function(a, b)`; `window_function` is then given the one result."""
         self._stream._check_function("reduce", getattr(function, "reduce", function))
         return self._with(window_function, output_type, self._stream._records("reduce"), "reduce", reduce=function)
 
+    @overload
     def aggregate(
         self,
-        function: AggregateFunction[Any, Any, Any],
-        window_function: ProcessWindowFunction[Any, Any, Any, Any] | WindowFunction[Any, Any, Any, Any] | None = None,
+        function: AggregateFunction[T, A, OUT],
+        window_function: None = None,
+        accumulator_type: TypeForm[A] = NOT_GIVEN,
+        output_type: TypeForm[OUT] = NOT_GIVEN,
+    ) -> DataStream[OUT]: ...
+    @overload
+    def aggregate(
+        self,
+        function: AggregateFunction[T, A, OUT],
+        window_function: ProcessWindowFunction[OUT, R, K, W] | WindowFunction[OUT, R, K, W],
+        accumulator_type: TypeForm[A] = NOT_GIVEN,
+        output_type: TypeForm[R] = NOT_GIVEN,
+    ) -> DataStream[R]: ...
+    def aggregate(
+        self,
+        function: AggregateFunction[T, A, OUT],
+        window_function: Any = None,
         accumulator_type: Any = None,
         output_type: Any = None,
-    ) -> DataStream:
+    ) -> DataStream[Any]:
         """Aggregates each window's elements; `window_function` is then given the one result.
 
         `accumulator_type` is the accumulator's, as state keeps it, where `create_accumulator` is not annotated.
         """
         if not isinstance(function, AggregateFunction):
             raise PipelineError(f"{self._where('aggregate')}: expected an AggregateFunction, got {function!r}")
-        accumulator = accumulator_type if accumulator_type is not None else return_type(function.create_accumulator)
+        accumulator = accumulator_type
+        if accumulator is None:
+            accumulator = return_type(function.create_accumulator) or type_argument(type(function), A)
         if accumulator in (None, Any):
             raise RecordTypeError(
                 f"{self._where('aggregate')}: the accumulator's type is not known; annotate {type(function).__name__}.create_accumulator, or give accumulator_type="
             )
         result = None
         if window_function is None:
-            result = self._stream._output(type(function).__name__, function.get_result, output_type, lambda t: t)
+            result = self._stream._output(type(function).__name__, function.get_result, output_type, itself)
         return self._with(window_function, output_type, result, type(function).__name__, aggregate=function, accumulator_type=accumulator)
 
-    def process(self, function: ProcessWindowFunction[Any, Any, Any, Any], output_type: Any = None) -> DataStream:
+    def process(self, function: ProcessWindowFunction[T, R, K, W], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
         """Gives each window's elements to a `ProcessWindowFunction`: in BATCH in event-time order, in STREAMING as they arrived."""
         if not isinstance(function, ProcessWindowFunction):
             raise PipelineError(f"{self._where('process')}: a window needs a ProcessWindowFunction, not {function!r}; use apply for a WindowFunction")
         return self._with(function, output_type, None, "process")
 
-    def apply(self, function: WindowFunction[Any, Any, Any, Any], output_type: Any = None) -> DataStream:
+    def apply(self, function: WindowFunction[T, R, K, W], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
         """Gives each window's elements to a `WindowFunction`."""
         if not isinstance(function, WindowFunction):
             raise PipelineError(f"{self._where('apply')}: expected a WindowFunction, got {function!r}; use process for a ProcessWindowFunction")
         return self._with(function, output_type, None, "apply")
 
-    def sum(self, field: str | int = 0) -> DataStream:
+    def sum(self, field: str | int = 0) -> DataStream[T]:
         """The sum of a field over each window; the other fields are the first element's."""
         return self._builtin("sum", field)
 
-    def min(self, field: str | int = 0) -> DataStream:
+    def min(self, field: str | int = 0) -> DataStream[T]:
         """The smallest value of a field over each window; the other fields are the first element's."""
         return self._builtin("min", field)
 
-    def max(self, field: str | int = 0) -> DataStream:
+    def max(self, field: str | int = 0) -> DataStream[T]:
         """The largest value of a field over each window; the other fields are the first element's."""
         return self._builtin("max", field)
 
-    def min_by(self, field: str | int = 0) -> DataStream:
+    def min_by(self, field: str | int = 0) -> DataStream[T]:
         """Each window's element with the smallest value of a field."""
         return self._builtin("min_by", field)
 
-    def max_by(self, field: str | int = 0) -> DataStream:
+    def max_by(self, field: str | int = 0) -> DataStream[T]:
         """Each window's element with the largest value of a field."""
         return self._builtin("max_by", field)
 
     # Columns, left to Catalyst
 
-    def agg(self, *columns: str | Column, output_type: Any) -> DataStream:
+    def agg(self, *columns: str | Column, output_type: TypeForm[R]) -> DataStream[R]:
         """Column aggregates per key and window, such as `F.sum("delay").alias("delay")`. Runs in Catalyst: Spark's `window` and `session_window`.
 
         The result has the key's fields, the window's bounds where `output_type` has fields `window_start` and `window_end` (datetimes, or
@@ -174,15 +209,15 @@ class WindowedStream:
 
     # Building
 
-    def _builtin(self, kind: str, field: str | int) -> DataStream:
+    def _builtin(self, kind: str, field: str | int) -> DataStream[T]:
         return self._with(None, None, self._stream._records(kind), kind, reduce=rolling(kind, self._stream._combined_field(kind, field)))
 
-    def _with(self, function: Any, output_type: Any, result: RecordType | None, name: str, **how: Any) -> DataStream:
+    def _with(self, function: Any, output_type: Any, result: RecordType | None, name: str, **how: Any) -> DataStream[Any]:
         stream = self._stream
         if function is not None:
             method = function.process if isinstance(function, ProcessWindowFunction) else function.apply
             name = type(function).__name__
-            records = stream._output(name, method, output_type, element_type)
+            records = stream._output(name, method, output_type, main_output)
         else:
             assert result is not None
             records = result

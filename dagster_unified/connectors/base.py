@@ -15,6 +15,7 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.graph.connectors import Boundedness, Sink, Source
 from dagster_unified.graph.slices import WHOLE, Dimensions, Slice
 from dagster_unified.operators.layout import PART
+from dagster_unified.operators.type_variables import In, Out
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -69,7 +70,7 @@ class WriteResult:
     rows: int = 0
 
 
-class SparkSource(Source):
+class SparkSource(Source[Out]):
     """A source that Spark reads."""
 
     partition_columns: Mapping[str, str] = {}
@@ -133,7 +134,7 @@ class SparkSource(Source):
         frame = self.read(spark)
         return frame if self.part is None or not self.partition_columns else within(frame, self.partition_columns, [self.part], self.name)
 
-    def read_parts(self, spark: SparkSession, bounded: Sequence[SparkSource]) -> DataFrame:
+    def read_parts(self, spark: SparkSession, bounded: Sequence[SparkSource[Any]]) -> DataFrame:
         """What a BATCH run of several partitions reads: each row with the place in `bounded`, in the column `PART`, of the source that is bounded to its partition."""
         from pyspark.sql import functions as F
 
@@ -158,7 +159,7 @@ class SparkSource(Source):
         return False
 
 
-class SparkSink(Sink):
+class SparkSink(Sink[In]):
     """A sink that Spark writes."""
 
     @abstractmethod

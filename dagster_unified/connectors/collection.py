@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,6 +11,7 @@ from dagster_unified.connectors.base import SparkSource, spark_schema
 from dagster_unified.connectors.paths import for_spark
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.fingerprint import fingerprint
+from dagster_unified.operators.type_variables import Out
 from dagster_unified.records import RecordType
 
 if TYPE_CHECKING:
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
     from upath import UPath
 
 
-class CollectionSource(SparkSource):
+class CollectionSource(SparkSource[Out]):
     """Gives its records, in both modes in their order; ends after the last one."""
 
     boundedness = Boundedness.BOUNDED
 
-    def __init__(self, name: str, records: RecordType, data: tuple[Any, ...]) -> None:
+    def __init__(self, name: str, records: RecordType, data: tuple[Out, ...]) -> None:
         self.name = name
         self.records = records
         self.data = data

@@ -41,7 +41,7 @@ _COMMITS = 20
 _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
-class DeltaSink(SparkSink):
+class DeltaSink(SparkSink[object]):
     """Writes a Delta table at `path`, created when it is not there; in STREAMING one transaction per epoch.
 
     `mode` is `append`; `overwrite`, which replaces the table, or with `partition_by` only the partitions that are written; or

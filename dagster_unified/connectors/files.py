@@ -21,6 +21,7 @@ from dagster_unified.graph.connectors import Boundedness, Guarantee, Target
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.graph.slices import WHOLE, Slice
 from dagster_unified.operators.layout import PART
+from dagster_unified.operators.type_variables import Out
 from dagster_unified.records import RecordType, record_type
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
     from pyspark.sql.types import StructType
+    from typing_extensions import TypeForm
     from upath import UPath
 
     from dagster_unified.graph.slices import Dimensions
@@ -43,7 +45,7 @@ _MOST = 2_000
 """Files whose partitions are told by a table of their paths."""
 
 
-class _FileSource(SparkSource):
+class _FileSource(SparkSource[Out]):
     """Files of one format under a path: a file, a folder, or a pattern with `*`.
 
     Bounded: what is there when the run begins. With `monitor` unbounded, for STREAMING: files are read as they appear, each once,
@@ -55,7 +57,7 @@ class _FileSource(SparkSource):
 
     format: str
 
-    def __init__(self, path: str, record: Any, name: str | None = None, monitor: bool = False, max_files_per_trigger: int | None = None) -> None:
+    def __init__(self, path: str, record: TypeForm[Out], name: str | None = None, monitor: bool = False, max_files_per_trigger: int | None = None) -> None:
         if max_files_per_trigger is not None and max_files_per_trigger < 1:
             raise PipelineError(f"{self.format} source: max_files_per_trigger must be at least 1, not {max_files_per_trigger}")
         self.boundedness = Boundedness.UNBOUNDED if monitor else Boundedness.BOUNDED
@@ -131,7 +133,7 @@ class _FileSource(SparkSource):
     def _read(self, spark: SparkSession, paths: list[str]) -> DataFrame:
         """The rows of files, or of folders or patterns of them."""
 
-    def read_parts(self, spark: SparkSession, bounded: Sequence[SparkSource]) -> DataFrame:
+    def read_parts(self, spark: SparkSession, bounded: Sequence[SparkSource[Any]]) -> DataFrame:
         """In one scan, where a file's path tells its partition: a scan for each would be planned and compiled by itself."""
         from pyspark.sql import functions as F
 
@@ -165,11 +167,11 @@ class _FileSource(SparkSource):
         return found
 
 
-class TextSource(_FileSource):
+class TextSource(_FileSource[Out]):
     """A text format, whose rows may not fit their schema."""
 
     def __init__(
-        self, path: str, record: Any, name: str | None = None, on_malformed: OnMalformed = "fail", monitor: bool = False, max_files_per_trigger: int | None = None
+        self, path: str, record: TypeForm[Out], name: str | None = None, on_malformed: OnMalformed = "fail", monitor: bool = False, max_files_per_trigger: int | None = None
     ) -> None:
         super().__init__(path, record, name, monitor, max_files_per_trigger)
         if on_malformed not in ("fail", "drop", "divert"):
@@ -228,7 +230,7 @@ class TextSource(_FileSource):
         return MalformedInputError(f"source '{self.name}': {_shown(file)}{line}: {reason}: {row[:200]}; mend the file, or read it with on_malformed='drop' or 'divert'")
 
 
-class CsvSource(TextSource):
+class CsvSource(TextSource[Out]):
     """CSV files. Bounded unless `monitor`. A row that does not fit its record type fails the run with file and line, or is dropped or diverted.
 
     `null_value` is the text that stands for a missing value. With `header` the first line names the columns, and must name them in
@@ -240,7 +242,7 @@ class CsvSource(TextSource):
     def __init__(
         self,
         path: str,
-        record: Any,
+        record: TypeForm[Out],
         name: str | None = None,
         on_malformed: OnMalformed = "fail",
         header: bool = True,
@@ -267,13 +269,13 @@ class CsvSource(TextSource):
         )
 
 
-class JsonSource(TextSource):
+class JsonSource(TextSource[Out]):
     """JSON files, one object per line. Bounded unless `monitor`. Malformed rows are treated as in `CsvSource`."""
 
     format = "json"
 
 
-class ParquetSource(_FileSource):
+class ParquetSource(_FileSource[Out]):
     """Parquet files. Bounded unless `monitor`. Columns are read by name; a missing one, or one of another type, is an error."""
 
     format = "parquet"
@@ -311,7 +313,7 @@ class ParquetSource(_FileSource):
             raise PipelineError(f"source '{self.name}': no column '{missing[0]}' in {self.path}; it has {', '.join(columns)}")
 
 
-class FileSink(SparkSink):
+class FileSink(SparkSink[object]):
     """A directory of Parquet or CSV files, replaced as a whole: readers see the old files or the new ones.
 
     Exactly-once: a repeated or retried run writes the same directory again. Spark's workers write beside it, and one rename puts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -11,13 +11,14 @@ from dagster_unified.connectors.base import SparkSink, WriteContext, WriteResult
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.connectors import Guarantee
 from dagster_unified.operators.failures import user_failure
+from dagster_unified.operators.type_variables import In
 from dagster_unified.records import RecordType
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class ForeachSink(SparkSink):
+class ForeachSink(SparkSink[In]):
     """Calls a function with every record, on Spark's workers, in the order in which each partition has them.
 
     A callable object may have `open()` and `close()`: they are called once per partition, in BATCH of the stage, in STREAMING
@@ -28,7 +29,7 @@ class ForeachSink(SparkSink):
 
     guarantee = Guarantee.AT_LEAST_ONCE
 
-    def __init__(self, function: Any, name: str | None = None, upserts: bool = False) -> None:
+    def __init__(self, function: Callable[[In], object], name: str | None = None, upserts: bool = False) -> None:
         called = getattr(function, "__name__", type(function).__name__)
         self.named = name is not None or called != "<lambda>"
         self.name = name or (called if self.named else "foreach")

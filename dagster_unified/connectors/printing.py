@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class PrintSink(SparkSink):
+class PrintSink(SparkSink[object]):
     """Prints every record as a line to standard output. All rows pass through the driver, one partition at a time."""
 
     guarantee = Guarantee.AT_LEAST_ONCE

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dagster_unified.connectors.base import SparkSource, spark_schema
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.fingerprint import digest
+from dagster_unified.operators.type_variables import Out
 from dagster_unified.records import record_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from typing_extensions import TypeForm
     from upath import UPath
 
     from dagster_unified.graph.slices import Slice
 
 
-class StructuredSource(SparkSource):
+class StructuredSource(SparkSource[Out]):
     """A source of Spark's `format` (such as `kafka`), whose columns are those of `record`, cast where nothing is lost. Unbounded.
 
     With `bounded=True` BATCH reads it with `spark.read`; `options` then have to say where it ends, such as Kafka's `endingOffsets`.
@@ -30,7 +32,7 @@ class StructuredSource(SparkSource):
     def __init__(
         self,
         format: str,  # noqa: A002 - Spark's name
-        record: Any,
+        record: TypeForm[Out],
         options: Mapping[str, str] | None = None,
         name: str | None = None,
         bounded: bool = False,
@@ -85,7 +87,7 @@ class Rate(NamedTuple):
     value: int
 
 
-class RateSource(StructuredSource):
+class RateSource(StructuredSource[Rate]):
     """Counts up, so many records a second. Unbounded."""
 
     def __init__(self, rows_per_second: int = 1, name: str = "rate") -> None:

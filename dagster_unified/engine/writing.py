@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster_unified.connectors.base import SparkSink, WriteContext, WriteResult
 from dagster_unified.engine.batch.frames import observed
@@ -51,7 +51,7 @@ def write_parts(node: SinkNode, frame: DataFrame, contexts: Sequence[WriteContex
         return spark_sink(contexts[0].pipeline, node).write_parts(frame, contexts)
 
 
-def spark_sink(pipeline: str, node: SinkNode) -> SparkSink:
+def spark_sink(pipeline: str, node: SinkNode) -> SparkSink[Any]:
     """The sink of a node."""
     if not isinstance(node.sink, SparkSink):
         raise PipelineError(f"{pipeline}: sink '{node.name}' is a {type(node.sink).__name__}, which Spark cannot write")

@@ -9,9 +9,10 @@ import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Generic, Self
 
 from dagster_unified.errors import PipelineError
+from dagster_unified.operators.type_variables import In, Out
 from dagster_unified.records import RecordType
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Target:
     shared: bool = False
 
 
-class Source(ABC):
+class Source(ABC, Generic[Out]):
     """A declared source."""
 
     name: str
@@ -69,7 +70,7 @@ class Source(ABC):
         by it, None where the source does not know."""
         return None
 
-    def bounded_to(self, part: Slice | Dimensions) -> Source:
+    def bounded_to(self, part: Slice | Dimensions) -> Source[Out]:
         """The source that reads this partition and nothing else; for dimensions, a partition of which only they are known yet.
 
         Raises `PipelineError` where it cannot tell what belongs to a partition.
@@ -77,7 +78,7 @@ class Source(ABC):
         raise PipelineError(f"source '{self.name}' ({self.describe()}) cannot be bounded to a partition; run the pipeline without partitions, or read from another source")
 
 
-class Sink(ABC):
+class Sink(ABC, Generic[In]):
     """A declared sink. `upserts` says that a later record of a key replaces an earlier one."""
 
     name: str

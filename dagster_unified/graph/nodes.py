@@ -108,7 +108,7 @@ class Node:
 class SourceNode(Node):
     """Where records come from."""
 
-    source: Source
+    source: Source[Any]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -199,7 +199,7 @@ class AggregateNode(NativeKeyedNode):
 class WindowAggregateNode(NativeKeyedNode):
     """Column aggregates per key and window."""
 
-    assigner: WindowAssigner
+    assigner: WindowAssigner[Any, Any]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -228,7 +228,7 @@ class WhereNode(NativeNode):
 class LookupNode(NativeNode):
     """Joins each record with the rows of a small table that have its key."""
 
-    source: Source
+    source: Source[Any]
     """The table."""
 
     on: tuple[tuple[str, str], ...]
@@ -245,7 +245,7 @@ class LookupNode(NativeNode):
 class SinkNode(Node):
     """Where records go."""
 
-    sink: Sink
+    sink: Sink[Any]
 
 
 def functions_of(node: Node) -> list[Any]:

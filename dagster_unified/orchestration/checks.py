@@ -93,7 +93,7 @@ def sink_checks(graph: Graph, planned: Plan, checks: Checks, assets: Mapping[str
     return found
 
 
-def _schema(planned: Plan, node: SinkNode, sink: SparkSink, key: AssetKey, checks: Checks) -> AssetChecksDefinition:
+def _schema(planned: Plan, node: SinkNode, sink: SparkSink[Any], key: AssetKey, checks: Checks) -> AssetChecksDefinition:
     edge = planned.graph.inputs(node.id)[0]
     records = planned.graph.port_type(edge.source, edge.tag.name if edge.tag else None)
     assert records is not None
@@ -109,7 +109,7 @@ def _schema(planned: Plan, node: SinkNode, sink: SparkSink, key: AssetKey, check
     return check
 
 
-def _unique(node: SinkNode, sink: SparkSink, key: AssetKey, checks: Checks) -> AssetChecksDefinition:
+def _unique(node: SinkNode, sink: SparkSink[Any], key: AssetKey, checks: Checks) -> AssetChecksDefinition:
     columns = list(getattr(sink, "key", ()))
 
     @asset_check(name=_name(node, "unique_keys"), asset=key, blocking=checks.blocking, description=f"No two rows of {node.name} have the same {', '.join(columns)}.")
@@ -144,7 +144,7 @@ def _rows(key: AssetKey, checks: Checks, within: float) -> AssetChecksDefinition
     return check
 
 
-def _parity(graph: Graph, node: SinkNode, sink: SparkSink, key: AssetKey, checks: Checks, parity: Parity) -> AssetChecksDefinition:
+def _parity(graph: Graph, node: SinkNode, sink: SparkSink[Any], key: AssetKey, checks: Checks, parity: Parity) -> AssetChecksDefinition:
     @asset_check(
         name=_name(node, "parity"),
         asset=key,

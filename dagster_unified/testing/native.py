@@ -93,7 +93,7 @@ def _in_windows(pipeline: str, node: g.WindowAggregateNode, table: pa.Table, arr
     return table
 
 
-def _merged(assigner: MergingWindowAssigner, elements: list[tuple[Any, int, int]]) -> list[tuple[Any, int]]:
+def _merged(assigner: MergingWindowAssigner[Any, Any], elements: list[tuple[Any, int, int]]) -> list[tuple[Any, int]]:
     """A key's windows as they grow together with each element, unless the watermark had passed them when it came."""
     growing: dict[Any, list[int]] = {}
     over: list[tuple[Any, int]] = []

@@ -31,7 +31,7 @@ from dagster_unified.testing.harness import ManualClock
 Snapshot = dict[int, bytes]
 """An operator's state and timers, encoded as in a checkpoint."""
 
-_TIMED = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(lambda record: 0)
+_TIMED: WatermarkStrategy[Any] = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(lambda record: 0)
 _OUTPUT = "output"
 
 
@@ -40,7 +40,7 @@ class _Harness:
 
     def __init__(
         self,
-        build: Callable[..., DataStream],
+        build: Callable[..., DataStream[Any]],
         types: Sequence[Any],
         side_outputs: Sequence[OutputTag[Any]] = (),
         clock: ManualClock | None = None,
@@ -178,7 +178,7 @@ class OneInputHarness(_Harness):
 
     def __init__(
         self,
-        build: Callable[[DataStream], DataStream],
+        build: Callable[[DataStream[Any]], DataStream[Any]],
         input_type: Any,
         side_outputs: Sequence[OutputTag[Any]] = (),
         clock: ManualClock | None = None,
@@ -207,7 +207,7 @@ class TwoInputHarness(_Harness):
 
     def __init__(
         self,
-        build: Callable[[DataStream, DataStream], DataStream],
+        build: Callable[[DataStream[Any], DataStream[Any]], DataStream[Any]],
         first_type: Any,
         second_type: Any,
         side_outputs: Sequence[OutputTag[Any]] = (),
@@ -253,7 +253,7 @@ class BroadcastHarness(_Harness):
 
     def __init__(
         self,
-        build: Callable[[DataStream, DataStream], DataStream],
+        build: Callable[[DataStream[Any], DataStream[Any]], DataStream[Any]],
         input_type: Any,
         broadcast_type: Any,
         side_outputs: Sequence[OutputTag[Any]] = (),

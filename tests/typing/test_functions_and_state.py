@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple, assert_type
 
+from pyspark import cloudpickle
+
 from dagster_unified.api import (
     AggregateFunction,
     AggregatingStateDescriptor,
@@ -21,6 +23,7 @@ from dagster_unified.api import (
     TimeWindow,
     ValueStateDescriptor,
 )
+from dagster_unified.engine.shipping import by_value_bytes
 
 
 class Sale(NamedTuple):
@@ -121,3 +124,12 @@ def test_type_arguments_change_nothing_at_run_time() -> None:
     assert Totals.__bases__ == Unstated.__bases__ == (KeyedProcessFunction,)
     assert OutputTag("large", Sale) == LARGE
     assert isinstance(Totals(), KeyedProcessFunction)
+
+
+def test_a_class_with_type_arguments_is_shipped_with_them() -> None:
+    data = by_value_bytes((Totals(), LARGE, ANSWERS))
+    assert b"on_timer" in data
+    shipped = cloudpickle.loads(data)
+    assert [base.__name__ for base in type(shipped[0]).__bases__] == ["KeyedProcessFunction"]
+    assert shipped[1] == LARGE
+    assert shipped[2].describe() == ANSWERS.describe()

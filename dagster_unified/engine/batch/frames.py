@@ -425,10 +425,10 @@ class RegionFrames:
             frame = frame.where(f"{MALFORMED} is null")
         return frame.select(*node.source.records.names, *self.beside)
 
-    def _read(self, source: SparkSource, node: g.SourceNode) -> DataFrame:
+    def _read(self, source: SparkSource[Any], node: g.SourceNode) -> DataFrame:
         if not self.beside:
             return source.read_part(self.spark)
-        return source.read_parts(self.spark, [cast("SparkSource", cast("g.SourceNode", part.plan.graph.node(node.id)).source) for part in self.parts])
+        return source.read_parts(self.spark, [cast("SparkSource[Any]", cast("g.SourceNode", part.plan.graph.node(node.id)).source) for part in self.parts])
 
     def _timestamps(self, node: g.AssignTimestampsNode, frame: DataFrame) -> DataFrame:
         """Event times from a field; the last of them is observed where timers go by it, since observing costs Catalyst its fused code."""

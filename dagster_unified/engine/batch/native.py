@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -175,7 +175,7 @@ def with_event_time(node: g.AssignTimestampsNode, frame: DataFrame) -> DataFrame
     return frame.withColumn(TIMESTAMP, column)
 
 
-def _window(assigner: WindowAssigner) -> Column:
+def _window(assigner: WindowAssigner[Any, Any]) -> Column:
     """The windows of an assigner, as Catalyst has them."""
     from pyspark.sql import functions as F
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -443,7 +443,7 @@ class _Job:
         for node, frame in self.frames.malformed:
             by = self.frames.beside
             found = {row[PART] if by else 0: row["count"] for row in frame.groupBy(*by).count().collect()}
-            kept = cast("SparkSource", node.source).keeps_malformed()
+            kept = cast("SparkSource[Any]", node.source).keeps_malformed()
             name = "malformed rows diverted" if kept else "malformed rows dropped"
             for place, (run, manifest) in enumerate(zip(self.runs, manifests, strict=True)):
                 rows = found.get(place, 0)

@@ -45,7 +45,7 @@ class StreamFrames(RegionFrames):
     control: UPath | None = None
     """Where the end of input is told, for windows to close."""
 
-    def _read(self, source: SparkSource, node: g.SourceNode) -> DataFrame:
+    def _read(self, source: SparkSource[Any], node: g.SourceNode) -> DataFrame:
         assert self.sources is not None
         return source.read_stream(self.spark, self.sources / node.uid)
 

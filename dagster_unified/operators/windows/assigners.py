@@ -5,15 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any, Generic, Self
 
 from dagster_unified.errors import PipelineError
 from dagster_unified.operators.time import to_span
+from dagster_unified.operators.type_variables import In, T, WinOut
 from dagster_unified.operators.windows.triggers import EventTimeTrigger, NeverTrigger, ProcessingTimeTrigger, Trigger
 from dagster_unified.operators.windows.window import GlobalWindow, TimeWindow
 
 
-class WindowAssigner(ABC):
+class WindowAssigner(ABC, Generic[In, WinOut]):
     """Says which windows an element is in. `window_type` is what it gives: a NamedTuple with a `max_timestamp()`."""
 
     window_type: Any = TimeWindow
@@ -21,11 +22,11 @@ class WindowAssigner(ABC):
     """Whether windows go by event time: then elements have to have one, and may be late."""
 
     @abstractmethod
-    def assign_windows(self, element: Any, timestamp: int, now: int) -> Sequence[Any]:
+    def assign_windows(self, element: In, timestamp: int, now: int) -> Sequence[WinOut]:
         """The windows of an element. `timestamp` is its event time, or `MIN_TIMESTAMP` where it has none; `now` the processing time."""
 
     @abstractmethod
-    def get_default_trigger(self) -> Trigger:
+    def get_default_trigger(self) -> Trigger[In, WinOut]:
         """The trigger where the author gives none."""
 
     def describe(self) -> str:
@@ -33,7 +34,7 @@ class WindowAssigner(ABC):
         return type(self).__name__
 
 
-class _TimeWindows(WindowAssigner):
+class _TimeWindows(WindowAssigner[Any, TimeWindow]):
     """Windows of one size, of which a new one begins every `slide` milliseconds."""
 
     def __init__(self, size: int, slide: int, offset: int) -> None:
@@ -75,7 +76,7 @@ class AlignedEventTimeWindows(_TimeWindows):
     def assign_windows(self, element: Any, timestamp: int, now: int) -> Sequence[TimeWindow]:
         return self.windows_at(timestamp)
 
-    def get_default_trigger(self) -> Trigger:
+    def get_default_trigger(self) -> Trigger[Any, Any]:
         return EventTimeTrigger()
 
 
@@ -85,7 +86,7 @@ class _ProcessingTime(_TimeWindows):
     def assign_windows(self, element: Any, timestamp: int, now: int) -> Sequence[TimeWindow]:
         return self.windows_at(now)
 
-    def get_default_trigger(self) -> Trigger:
+    def get_default_trigger(self) -> Trigger[Any, Any]:
         return ProcessingTimeTrigger()
 
 
@@ -105,7 +106,7 @@ class SlidingProcessingTimeWindows(_Sliding, _ProcessingTime):
     """Windows of one size, of which one begins every `slide`, by processing time."""
 
 
-class MergingWindowAssigner(WindowAssigner):
+class MergingWindowAssigner(WindowAssigner[In, WinOut]):
     """An assigner whose windows grow together: each element gets a window of its own, and windows that touch become one."""
 
     def merge_windows(self, windows: Sequence[Any]) -> list[tuple[Any, list[Any]]]:
@@ -120,8 +121,8 @@ class MergingWindowAssigner(WindowAssigner):
         return merged
 
 
-class _Sessions(MergingWindowAssigner):
-    def __init__(self, gap: int | Callable[[Any], Any]) -> None:
+class _Sessions(MergingWindowAssigner[Any, TimeWindow]):
+    def __init__(self, gap: int | Callable[[Any], timedelta | int]) -> None:
         self.gap = gap
 
     @classmethod
@@ -130,7 +131,7 @@ class _Sessions(MergingWindowAssigner):
         return cls(_millis(cls, "gap", gap, at_least=1))
 
     @classmethod
-    def with_dynamic_gap(cls, extractor: Callable[[Any], Any]) -> Self:
+    def with_dynamic_gap(cls, extractor: Callable[[T], timedelta | int]) -> MergingWindowAssigner[T, TimeWindow]:
         """Sessions whose gap each element says: `extractor` gives a timedelta or milliseconds, more than 0."""
         return cls(getattr(extractor, "extract", extractor))
 
@@ -154,7 +155,7 @@ class EventTimeSessionWindows(_Sessions):
     def assign_windows(self, element: Any, timestamp: int, now: int) -> Sequence[TimeWindow]:
         return [self.session_at(element, timestamp)]
 
-    def get_default_trigger(self) -> Trigger:
+    def get_default_trigger(self) -> Trigger[Any, Any]:
         return EventTimeTrigger()
 
 
@@ -166,11 +167,11 @@ class ProcessingTimeSessionWindows(_Sessions):
     def assign_windows(self, element: Any, timestamp: int, now: int) -> Sequence[TimeWindow]:
         return [self.session_at(element, now)]
 
-    def get_default_trigger(self) -> Trigger:
+    def get_default_trigger(self) -> Trigger[Any, Any]:
         return ProcessingTimeTrigger()
 
 
-class GlobalWindows(WindowAssigner):
+class GlobalWindows(WindowAssigner[Any, GlobalWindow]):
     """One window for everything. It never ends, so that it needs a trigger to give anything."""
 
     window_type = GlobalWindow
@@ -184,7 +185,7 @@ class GlobalWindows(WindowAssigner):
     def assign_windows(self, element: Any, timestamp: int, now: int) -> Sequence[GlobalWindow]:
         return (GlobalWindow(),)
 
-    def get_default_trigger(self) -> Trigger:
+    def get_default_trigger(self) -> Trigger[Any, Any]:
         return NeverTrigger()
 
 

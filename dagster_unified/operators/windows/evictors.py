@@ -4,41 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any, Generic, Self
 
 from dagster_unified.errors import PipelineError
 from dagster_unified.operators.time import to_span
+from dagster_unified.operators.type_variables import T, Win
+from dagster_unified.operators.windows.window import Window
 
-Element = tuple[Any, "int | None"]
+Element = tuple[T, "int | None"]
 """An element with its event time."""
 
 
-class Evictor:  # both moments have a default
+class Evictor(Generic[T, Win]):  # both moments have a default
     """Gives, of a window's elements in their order, those that stay (Flink: `Evictor`)."""
 
-    def evict_before(self, elements: Sequence[Element], window: Any) -> Sequence[Element]:
+    def evict_before(self, elements: Sequence[Element[T]], window: Win) -> Sequence[Element[T]]:
         """What the window's function gets, and what stays."""
         return elements
 
-    def evict_after(self, elements: Sequence[Element], window: Any) -> Sequence[Element]:
+    def evict_after(self, elements: Sequence[Element[T]], window: Win) -> Sequence[Element[T]]:
         """What stays once the function has seen it."""
         return elements
 
 
-class _Once(Evictor):
+class _Once(Evictor[Any, Window]):
     """Evicts at one of the two moments, before unless `do_evict_after`."""
 
     def __init__(self, do_evict_after: bool) -> None:
         self.do_evict_after = do_evict_after
 
-    def keep(self, elements: Sequence[Element]) -> Sequence[Element]:
+    def keep(self, elements: Sequence[Element[Any]]) -> Sequence[Element[Any]]:
         """What stays."""
         raise NotImplementedError
 
-    def evict_before(self, elements: Sequence[Element], window: Any) -> Sequence[Element]:
+    def evict_before(self, elements: Sequence[Element[Any]], window: Window) -> Sequence[Element[Any]]:
         return elements if self.do_evict_after else self.keep(elements)
 
-    def evict_after(self, elements: Sequence[Element], window: Any) -> Sequence[Element]:
+    def evict_after(self, elements: Sequence[Element[Any]], window: Window) -> Sequence[Element[Any]]:
         return self.keep(elements) if self.do_evict_after else elements
 
 
@@ -56,7 +58,7 @@ class CountEvictor(_Once):
             raise PipelineError(f"CountEvictor: the count has to be at least 1, and is {count}")
         return cls(count, do_evict_after)
 
-    def keep(self, elements: Sequence[Element]) -> Sequence[Element]:
+    def keep(self, elements: Sequence[Element[Any]]) -> Sequence[Element[Any]]:
         return elements[-self.count :]
 
 
@@ -72,7 +74,7 @@ class TimeEvictor(_Once):
         """Keeps what is less than `length` older than the newest element."""
         return cls(to_span(length), do_evict_after)
 
-    def keep(self, elements: Sequence[Element]) -> Sequence[Element]:
+    def keep(self, elements: Sequence[Element[Any]]) -> Sequence[Element[Any]]:
         times = [t for _, t in elements if t is not None]
         if not times:
             return elements
@@ -89,11 +91,11 @@ class DeltaEvictor(_Once):
         self.delta_function = getattr(delta_function, "get_delta", delta_function)
 
     @classmethod
-    def of(cls, threshold: float, delta_function: Callable[[Any, Any], float], do_evict_after: bool = False) -> Self:
+    def of(cls, threshold: float, delta_function: Callable[[T, T], float], do_evict_after: bool = False) -> Evictor[T, Window]:
         """Keeps the elements for which `delta_function(element, last)` is less than `threshold`."""
         return cls(threshold, delta_function, do_evict_after)
 
-    def keep(self, elements: Sequence[Element]) -> Sequence[Element]:
+    def keep(self, elements: Sequence[Element[Any]]) -> Sequence[Element[Any]]:
         if not elements:
             return elements
         last = elements[-1][0]

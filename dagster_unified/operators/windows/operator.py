@@ -41,10 +41,10 @@ TIMERS = {TimeDomain.EVENT_TIME: "window timers", TimeDomain.PROCESSING_TIME: "w
 class Windowing:
     """What an author says of a windowed stream. A window holds its elements, or what `reduce` or `aggregate` makes of them."""
 
-    assigner: WindowAssigner
-    trigger: Trigger
+    assigner: WindowAssigner[Any, Any]
+    trigger: Trigger[Any, Any]
     element_type: Any
-    evictor: Evictor | None = None
+    evictor: Evictor[Any, Any] | None = None
     lateness: int = 0
     """Milliseconds for which a window stays after its end."""
     late_tag: OutputTag[Any] | None = None

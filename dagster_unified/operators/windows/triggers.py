@@ -9,11 +9,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import timedelta
 from enum import Enum
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Generic
 
 from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.operators.state import ReducingStateDescriptor, StateDescriptor, ValueStateDescriptor
 from dagster_unified.operators.time import MAX_TIMESTAMP, to_span
+from dagster_unified.operators.type_variables import In, R, T, W, Win
+from dagster_unified.operators.windows.window import Window
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from typing_extensions import TypeForm
 
 
 class TriggerResult(Enum):
@@ -63,7 +70,7 @@ class TriggerContext(ABC):
         """Takes a timer back."""
 
     @abstractmethod
-    def get_partitioned_state(self, descriptor: StateDescriptor[Any]) -> Any:
+    def get_partitioned_state(self, descriptor: StateDescriptor[R]) -> R:
         """State of this key and window."""
 
     def early_results(self) -> bool:
@@ -79,101 +86,101 @@ class OnMergeContext(TriggerContext):
         """Brings reducing, aggregating or list state of the merged windows together in the new one."""
 
 
-class Trigger(ABC):
+class Trigger(ABC, Generic[In, Win]):
     """Says when a window gives its result (Flink: `Trigger`)."""
 
     @abstractmethod
-    def on_element(self, element: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def on_element(self, element: In, timestamp: int | None, window: Win, ctx: TriggerContext) -> TriggerResult:
         """An element has come into a window."""
 
     @abstractmethod
-    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def on_event_time(self, time: int, window: Win, ctx: TriggerContext) -> TriggerResult:
         """An event-time timer of the window has come; also called when its time to be cleaned up has."""
 
     @abstractmethod
-    def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def on_processing_time(self, time: int, window: Win, ctx: TriggerContext) -> TriggerResult:
         """A processing-time timer of the window has come; also called when its time to be cleaned up has."""
 
     def can_merge(self) -> bool:
         """Whether it can be used with windows that merge."""
         return False
 
-    def on_merge(self, window: Any, ctx: OnMergeContext) -> None:
+    def on_merge(self, window: Win, ctx: OnMergeContext) -> None:
         """Windows have become one: their state and timers are to become its."""
         raise UnsupportedError(f"{type(self).__name__} does not work with windows that merge; give it can_merge() and on_merge()")
 
     @abstractmethod
-    def clear(self, window: Any, ctx: TriggerContext) -> None:
+    def clear(self, window: Win, ctx: TriggerContext) -> None:
         """The window is gone: timers and state of it are to go."""
 
 
-class _Quiet(Trigger):
+class _Quiet(Trigger[Any, Window]):
     """Does nothing when a timer comes, unless it says so."""
 
-    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def on_event_time(self, time: int, window: Window, ctx: TriggerContext) -> TriggerResult:
         return TriggerResult.CONTINUE
 
-    def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def on_processing_time(self, time: int, window: Window, ctx: TriggerContext) -> TriggerResult:
         return TriggerResult.CONTINUE
 
 
 class EventTimeTrigger(_Quiet):
     """Fires once the watermark passes the window's end, and then for every late element that is still allowed."""
 
-    def on_element(self, element: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def on_element(self, element: Any, timestamp: int | None, window: Window, ctx: TriggerContext) -> TriggerResult:
         if window.max_timestamp() <= ctx.get_current_watermark():
             return TriggerResult.FIRE
         ctx.register_event_time_timer(window.max_timestamp())
         return TriggerResult.CONTINUE
 
-    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def on_event_time(self, time: int, window: Window, ctx: TriggerContext) -> TriggerResult:
         return TriggerResult.FIRE if time == window.max_timestamp() else TriggerResult.CONTINUE
 
     def can_merge(self) -> bool:
         return True
 
-    def on_merge(self, window: Any, ctx: OnMergeContext) -> None:
+    def on_merge(self, window: Window, ctx: OnMergeContext) -> None:
         if window.max_timestamp() > ctx.get_current_watermark():
             ctx.register_event_time_timer(window.max_timestamp())
 
-    def clear(self, window: Any, ctx: TriggerContext) -> None:
+    def clear(self, window: Window, ctx: TriggerContext) -> None:
         ctx.delete_event_time_timer(window.max_timestamp())
 
 
 class ProcessingTimeTrigger(_Quiet):
     """Fires once the clock passes the window's end."""
 
-    def on_element(self, element: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def on_element(self, element: Any, timestamp: int | None, window: Window, ctx: TriggerContext) -> TriggerResult:
         ctx.register_processing_time_timer(window.max_timestamp())
         return TriggerResult.CONTINUE
 
-    def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def on_processing_time(self, time: int, window: Window, ctx: TriggerContext) -> TriggerResult:
         return TriggerResult.FIRE
 
     def can_merge(self) -> bool:
         return True
 
-    def on_merge(self, window: Any, ctx: OnMergeContext) -> None:
+    def on_merge(self, window: Window, ctx: OnMergeContext) -> None:
         if window.max_timestamp() > ctx.get_current_processing_time():
             ctx.register_processing_time_timer(window.max_timestamp())
 
-    def clear(self, window: Any, ctx: TriggerContext) -> None:
+    def clear(self, window: Window, ctx: TriggerContext) -> None:
         ctx.delete_processing_time_timer(window.max_timestamp())
 
 
 class NeverTrigger(_Quiet):
     """Never fires."""
 
-    def on_element(self, element: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def on_element(self, element: Any, timestamp: int | None, window: Window, ctx: TriggerContext) -> TriggerResult:
         return TriggerResult.CONTINUE
 
     def can_merge(self) -> bool:
         return True
 
-    def on_merge(self, window: Any, ctx: OnMergeContext) -> None:
+    def on_merge(self, window: Window, ctx: OnMergeContext) -> None:
         """There is nothing to merge."""
 
-    def clear(self, window: Any, ctx: TriggerContext) -> None:
+    def clear(self, window: Window, ctx: TriggerContext) -> None:
         """There is nothing to clear."""
 
 
@@ -204,24 +211,25 @@ class _Continuous(_Quiet):
     def can_merge(self) -> bool:
         return True
 
-    def on_merge(self, window: Any, ctx: OnMergeContext) -> None:
+    def on_merge(self, window: Window, ctx: OnMergeContext) -> None:
         ctx.merge_partitioned_state(self._next)
         following = ctx.get_partitioned_state(self._next).get()
         if following is not None:
             self.register(following, ctx)
 
-    def clear(self, window: Any, ctx: TriggerContext) -> None:
+    def clear(self, window: Window, ctx: TriggerContext) -> None:
         state = ctx.get_partitioned_state(self._next)
-        if state.get() is not None:
-            self.delete(state.get(), ctx)
+        following = state.get()
+        if following is not None:
+            self.delete(following, ctx)
             state.clear()
 
-    def _begin(self, moment: int, window: Any, ctx: TriggerContext) -> None:
+    def _begin(self, moment: int, window: Window, ctx: TriggerContext) -> None:
         """The first time to fire, where there is none yet."""
         if ctx.get_partitioned_state(self._next).get() is None:
             self._follow(moment, window, ctx)
 
-    def _again(self, time: int, window: Any, ctx: TriggerContext, now: int) -> TriggerResult:
+    def _again(self, time: int, window: Window, ctx: TriggerContext, now: int) -> TriggerResult:
         """Fires if the timer at `time` is the one to fire at; the next one is at the first multiple after `now`."""
         state = ctx.get_partitioned_state(self._next)
         if state.get() != time:
@@ -230,7 +238,7 @@ class _Continuous(_Quiet):
         self._follow(now, window, ctx)
         return TriggerResult.FIRE
 
-    def _follow(self, moment: int, window: Any, ctx: TriggerContext) -> None:
+    def _follow(self, moment: int, window: Window, ctx: TriggerContext) -> None:
         time = min(moment - moment % self.interval + self.interval, window.max_timestamp())
         ctx.get_partitioned_state(self._next).add(time)
         self.register(time, ctx)
@@ -249,7 +257,7 @@ class ContinuousEventTimeTrigger(_Continuous):
     def delete(self, time: int, ctx: TriggerContext) -> None:
         ctx.delete_event_time_timer(time)
 
-    def on_element(self, element: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def on_element(self, element: Any, timestamp: int | None, window: Window, ctx: TriggerContext) -> TriggerResult:
         if window.max_timestamp() <= ctx.get_current_watermark():
             return TriggerResult.FIRE
         self.register(window.max_timestamp(), ctx)
@@ -257,7 +265,7 @@ class ContinuousEventTimeTrigger(_Continuous):
             self._begin(timestamp, window, ctx)
         return TriggerResult.CONTINUE
 
-    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def on_event_time(self, time: int, window: Window, ctx: TriggerContext) -> TriggerResult:
         if time == window.max_timestamp():
             return TriggerResult.FIRE
         watermark = ctx.get_current_watermark()
@@ -267,11 +275,11 @@ class ContinuousEventTimeTrigger(_Continuous):
             return self._again(time, window, ctx, time)
         return TriggerResult.CONTINUE  # the result at the window's end follows
 
-    def on_merge(self, window: Any, ctx: OnMergeContext) -> None:
+    def on_merge(self, window: Window, ctx: OnMergeContext) -> None:
         self.register(window.max_timestamp(), ctx)
         super().on_merge(window, ctx)
 
-    def clear(self, window: Any, ctx: TriggerContext) -> None:
+    def clear(self, window: Window, ctx: TriggerContext) -> None:
         super().clear(window, ctx)
         self.delete(window.max_timestamp(), ctx)
 
@@ -285,11 +293,11 @@ class ContinuousProcessingTimeTrigger(_Continuous):
     def delete(self, time: int, ctx: TriggerContext) -> None:
         ctx.delete_processing_time_timer(time)
 
-    def on_element(self, element: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def on_element(self, element: Any, timestamp: int | None, window: Window, ctx: TriggerContext) -> TriggerResult:
         self._begin(ctx.get_current_processing_time(), window, ctx)
         return TriggerResult.CONTINUE
 
-    def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def on_processing_time(self, time: int, window: Window, ctx: TriggerContext) -> TriggerResult:
         return self._again(time, window, ctx, time)
 
 
@@ -298,7 +306,7 @@ class _Counting(_Quiet):
 
     _count = ReducingStateDescriptor("count", lambda a, b: a + b, int)
 
-    def clear(self, window: Any, ctx: TriggerContext) -> None:
+    def clear(self, window: Window, ctx: TriggerContext) -> None:
         ctx.get_partitioned_state(self._count).clear()
 
 
@@ -315,10 +323,10 @@ class CountTrigger(_Counting):
             raise PipelineError(f"CountTrigger: the count has to be at least 1, and is {count}")
         return cls(count)
 
-    def on_element(self, element: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def on_element(self, element: Any, timestamp: int | None, window: Window, ctx: TriggerContext) -> TriggerResult:
         state = ctx.get_partitioned_state(self._count)
         state.add(1)
-        if state.get() < self.count:
+        if (state.get() or 0) < self.count:
             return TriggerResult.CONTINUE
         state.clear()
         return TriggerResult.FIRE
@@ -326,7 +334,7 @@ class CountTrigger(_Counting):
     def can_merge(self) -> bool:
         return True
 
-    def on_merge(self, window: Any, ctx: OnMergeContext) -> None:
+    def on_merge(self, window: Window, ctx: OnMergeContext) -> None:
         ctx.merge_partitioned_state(self._count)
 
 
@@ -338,27 +346,27 @@ class SlidingCountTrigger(_Counting):
             raise PipelineError(f"count windows have to have a size and a slide of at least 1, and have {size} and {slide}")
         self.size, self.slide = size, slide
 
-    def on_element(self, element: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def on_element(self, element: Any, timestamp: int | None, window: Window, ctx: TriggerContext) -> TriggerResult:
         state = ctx.get_partitioned_state(self._count)
         state.add(1)
-        beyond = state.get() - self.size
+        beyond = (state.get() or 0) - self.size
         return TriggerResult.FIRE if beyond >= 0 and beyond % self.slide == 0 else TriggerResult.CONTINUE
 
 
 class DeltaTrigger(_Quiet):
     """Fires when an element is further than a threshold from the one at which it fired last, the first element at first."""
 
-    def __init__(self, threshold: float, delta_function: Callable[[Any, Any], float], element_type: Any) -> None:
+    def __init__(self, threshold: float, delta_function: Callable[[Any, Any], float], element_type: TypeForm[Any]) -> None:
         self.threshold = threshold
         self.delta_function = getattr(delta_function, "get_delta", delta_function)
         self._last = ValueStateDescriptor("last element", element_type)
 
     @classmethod
-    def of(cls, threshold: float, delta_function: Callable[[Any, Any], float], element_type: Any) -> Self:
+    def of(cls, threshold: float, delta_function: Callable[[T, T], float], element_type: TypeForm[T]) -> Trigger[T, Window]:
         """Fires where `delta_function(last, element)` is more than `threshold`."""
         return cls(threshold, delta_function, element_type)
 
-    def on_element(self, element: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def on_element(self, element: Any, timestamp: int | None, window: Window, ctx: TriggerContext) -> TriggerResult:
         state = ctx.get_partitioned_state(self._last)
         last = state.value()
         if last is None:
@@ -369,37 +377,37 @@ class DeltaTrigger(_Quiet):
         state.update(element)
         return TriggerResult.FIRE
 
-    def clear(self, window: Any, ctx: TriggerContext) -> None:
+    def clear(self, window: Window, ctx: TriggerContext) -> None:
         ctx.get_partitioned_state(self._last).clear()
 
 
-class PurgingTrigger(Trigger):
+class PurgingTrigger(Trigger[In, Win]):
     """Another trigger, after whose firing a window is empty."""
 
-    def __init__(self, nested: Trigger) -> None:
+    def __init__(self, nested: Trigger[In, Win]) -> None:
         self.nested = nested
 
     @classmethod
-    def of(cls, nested: Trigger) -> Self:
+    def of(cls, nested: Trigger[T, W]) -> PurgingTrigger[T, W]:
         """Makes every FIRE of `nested` a FIRE_AND_PURGE."""
-        return cls(nested)
+        return PurgingTrigger(nested)
 
-    def on_element(self, element: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def on_element(self, element: In, timestamp: int | None, window: Win, ctx: TriggerContext) -> TriggerResult:
         return _purging(self.nested.on_element(element, timestamp, window, ctx))
 
-    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def on_event_time(self, time: int, window: Win, ctx: TriggerContext) -> TriggerResult:
         return _purging(self.nested.on_event_time(time, window, ctx))
 
-    def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def on_processing_time(self, time: int, window: Win, ctx: TriggerContext) -> TriggerResult:
         return _purging(self.nested.on_processing_time(time, window, ctx))
 
     def can_merge(self) -> bool:
         return self.nested.can_merge()
 
-    def on_merge(self, window: Any, ctx: OnMergeContext) -> None:
+    def on_merge(self, window: Win, ctx: OnMergeContext) -> None:
         self.nested.on_merge(window, ctx)
 
-    def clear(self, window: Any, ctx: TriggerContext) -> None:
+    def clear(self, window: Win, ctx: TriggerContext) -> None:
         self.nested.clear(window, ctx)
 
 
