@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeAlias
 
 from dagster_unified.operators.functions import Function, KeyedProcessFunction, ProcessFunction, SideOutput, Wrapping
 from dagster_unified.operators.keys import key_hash
-from dagster_unified.operators.type_variables import In1, In2, Key, Out
+from dagster_unified.operators.type_variables import In1, In2, Key, KeyOut, Out
 
 
 class CoMapFunction(Function, ABC, Generic[In1, In2, Out]):
@@ -45,7 +45,7 @@ class CoProcessFunction(Function, ABC, Generic[In1, In2, Out]):
     Where one of them is keyed, there is state for its records, and there are no timers.
     """
 
-    Context = ProcessFunction.Context
+    Context: TypeAlias = ProcessFunction.Context
 
     @abstractmethod
     def process_element1(self, value: In1, ctx: ProcessFunction.Context) -> Iterable[Out | SideOutput] | None:
@@ -66,20 +66,23 @@ class KeyedCoProcessFunction(Function, ABC, Generic[Key, In1, In2, Out]):
     In BATCH all records of a key from both come before the next key, sorted by event time; in STREAMING they come as they arrive.
     """
 
-    Context = KeyedProcessFunction.Context
-    OnTimerContext = KeyedProcessFunction.OnTimerContext
+    class Context(KeyedProcessFunction.Context[KeyOut]):
+        """What `process_element1` and `process_element2` are given besides the record."""
+
+    class OnTimerContext(Context[KeyOut], KeyedProcessFunction.OnTimerContext[KeyOut]):
+        """What `on_timer` is given besides the timestamp."""
 
     requires_time_sorted_input: bool = False
 
     @abstractmethod
-    def process_element1(self, value: In1, ctx: KeyedProcessFunction.Context[Key]) -> Iterable[Out | SideOutput] | None:
+    def process_element1(self, value: In1, ctx: Context[Key]) -> Iterable[Out | SideOutput] | None:
         """What a record of the first stream leads to."""
 
     @abstractmethod
-    def process_element2(self, value: In2, ctx: KeyedProcessFunction.Context[Key]) -> Iterable[Out | SideOutput] | None:
+    def process_element2(self, value: In2, ctx: Context[Key]) -> Iterable[Out | SideOutput] | None:
         """What a record of the second stream leads to."""
 
-    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext[Key]) -> Iterable[Out | SideOutput] | None:
+    def on_timer(self, timestamp: int, ctx: OnTimerContext[Key]) -> Iterable[Out | SideOutput] | None:
         """A timer has come."""
         return ()
 
