@@ -30,7 +30,7 @@ from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import PipelineError, UnifiedError, UnsupportedError
 from dagster_unified.testing import run_pipeline
-from tests.depth import examples
+from tests.depth import examples, rotated
 
 
 class Event(NamedTuple):
@@ -118,9 +118,14 @@ def from_files(files, tmp_path, assigner, native, mode="append"):
     return pipeline
 
 
-@pytest.mark.parametrize(
-    "assigner", [TumblingEventTimeWindows.of(ms(50)), SlidingEventTimeWindows.of(ms(60), ms(30)), EventTimeSessionWindows.with_gap(ms(40))], ids=["tumbling", "sliding", "sessions"]
-)
+WINDOWS = [
+    pytest.param(TumblingEventTimeWindows.of(ms(50)), id="tumbling"),
+    pytest.param(SlidingEventTimeWindows.of(ms(60), ms(30)), id="sliding"),
+    pytest.param(EventTimeSessionWindows.with_gap(ms(40)), id="sessions"),
+]
+
+
+@pytest.mark.parametrize("assigner", rotated(WINDOWS, 2))
 def test_streaming_gives_each_window_once_also_what_the_end_of_input_closes(files, tmp_path, spark, assigner):
     from deltalake import DeltaTable
 

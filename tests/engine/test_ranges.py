@@ -38,6 +38,7 @@ from dagster_unified.graph.plan import plan
 from dagster_unified.graph.slices import bound
 from dagster_unified.orchestration.partitions import slice_of
 from dagster_unified.records import record_type
+from tests.depth import rotated
 
 DAYS = ("2024-01-01", "2024-01-02", "2024-01-03", "2024-01-04")
 """The third has no events."""
@@ -222,7 +223,10 @@ def written(build, path):
     return pipeline
 
 
-@pytest.mark.parametrize("build", [mapped, timers, by_a_function, native, native_keyed_by_a_function, native_windows, windows, united, routed, broadcast, looked_up])
+BUILDS = [mapped, timers, by_a_function, native, native_keyed_by_a_function, native_windows, windows, united, routed, broadcast, looked_up]
+
+
+@pytest.mark.parametrize("build", rotated(BUILDS, 5))
 def test_a_range_in_one_spark_job_gives_what_its_partitions_give_by_themselves(spark, tmp_path, build):
     alone = Range(spark, tmp_path / "a").one_by_one(written(build, tmp_path / "a" / "out"), DAYS)
     together = Range(spark, tmp_path / "b").together(written(build, tmp_path / "b" / "out"), DAYS)

@@ -20,7 +20,7 @@ from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import ConfigurationError, LeaseLostError, StateError, UnifiedError
 from dagster_unified.operators.key_groups import ControlEvent
-from tests.depth import NIGHTLY, chance
+from tests.depth import NIGHTLY, chance, rotated
 from tests.engine.killed_job import OPTIONS, build
 
 ROOT = Path(__file__).parents[2]
@@ -85,7 +85,7 @@ def fill(folder):
             file.write(bytes(4096))
 
 
-@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize("epochs", rotated([1, 3], 1))
 def test_a_full_disk_fails_the_job_and_once_there_is_room_it_goes_on(spark, tmp_path, small_disk, epochs):
     rows = inputs(tmp_path / "in", 8)
     plan = build(tmp_path, small_disk).plan({**OPTIONS, "execution.checkpointing.dir": str(small_disk / "checkpoints")})
