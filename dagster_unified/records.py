@@ -332,6 +332,16 @@ def shorten(value: object, limit: int = 200) -> str:
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
 
 
+def inspected(python: Any, where: str, use: str) -> mi.Type:
+    """What msgspec knows of a type that an author gave; raises `RecordTypeError` for what is none. `use` is what it is for."""
+    if isinstance(python, str):
+        raise RecordTypeError(f"{where}: the type is the text {python!r}; give the type itself, without quotes")
+    try:
+        return mi.type_info(python)
+    except (TypeError, NameError) as error:
+        raise RecordTypeError(f"{where}: {type_name(python)} cannot be used as {use}: {error}") from error
+
+
 def record_type(python: Any, where: str = "record") -> RecordType:
     """The `RecordType` of an annotated class or a plain type.
 
@@ -339,14 +349,9 @@ def record_type(python: Any, where: str = "record") -> RecordType:
     """
     if isinstance(python, RecordType):
         return python
-    if isinstance(python, str):
-        raise RecordTypeError(f"{where}: the type is the text {python!r}; give the type itself, without quotes")
     if python is None or python is type(None):
         raise RecordTypeError(f"{where}: None is not a record type; a function that gives no records should be a filter or a sink")
-    try:
-        info = mi.type_info(python)
-    except (TypeError, NameError) as error:
-        raise RecordTypeError(f"{where}: {type_name(python)} cannot be used as a record type: {error}") from error
+    info = inspected(python, where, "a record type")
     if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)):
         fields = [_field(f.name, f.type, f"{where}: field '{f.name}' of {type_name(python)}") for f in info.fields]
         if not fields:

@@ -1,9 +1,9 @@
 """What a pipeline author writes. Names are PyFlink's wherever PyFlink has the thing."""
 
 from dagster_unified.api.async_io import AsyncDataStream
-from dagster_unified.api.broadcast import BroadcastConnectedStream, BroadcastStream
+from dagster_unified.api.broadcast import BroadcastConnectedStream, BroadcastStream, KeyedBroadcastConnectedStream
 from dagster_unified.api.columns import functions
-from dagster_unified.api.connected import ConnectedStreams
+from dagster_unified.api.connected import CoGroupedStreams, ConnectedStreams, JoinedStreams, KeyedConnectedStreams
 from dagster_unified.api.pipeline import Pipeline
 from dagster_unified.api.stream import DataStream, DataStreamSink, KeyedStream
 from dagster_unified.api.watermarks import WatermarkStrategy
@@ -41,13 +41,18 @@ from dagster_unified.operators.functions import (
 )
 from dagster_unified.operators.joins import CoGroupFunction, FlatJoinFunction, JoinFunction, ProcessJoinFunction
 from dagster_unified.operators.state import (
+    AggregatingState,
     AggregatingStateDescriptor,
+    ListState,
     ListStateDescriptor,
+    MapState,
     MapStateDescriptor,
+    ReducingState,
     ReducingStateDescriptor,
     StateTtlConfig,
     StateVisibility,
     UpdateType,
+    ValueState,
     ValueStateDescriptor,
 )
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, TimeDomain
@@ -81,15 +86,22 @@ from dagster_unified.operators.windows import (
 )
 
 __all__ = [
-    "MAX_TIMESTAMP", "MIN_TIMESTAMP", "AggregateFunction", "AggregatingStateDescriptor", "AsyncDataStream", "AsyncFunction", "BroadcastConnectedStream",
-    "BroadcastProcessFunction", "BroadcastState", "BroadcastStream", "CoFlatMapFunction", "CoGroupFunction", "CoMapFunction", "CoProcessFunction",
-    "CollectionSource", "ConnectedStreams", "ContinuousEventTimeTrigger", "ContinuousProcessingTimeTrigger", "CountEvictor", "CountTrigger", "CsvSource",
-    "DataStream", "DataStreamSink", "DeltaEvictor", "DeltaSink", "DeltaTrigger", "EventTimeSessionWindows", "EventTimeTrigger", "Evictor", "FileSink",
-    "FilterFunction", "FlatJoinFunction", "FlatMapFunction", "ForeachSink", "GlobalWindow", "GlobalWindows", "JoinFunction", "JsonSource", "KeySelector",
-    "KeyedBroadcastProcessFunction", "KeyedCoProcessFunction", "KeyedProcessFunction", "KeyedStream", "ListStateDescriptor", "MapFunction", "MapStateDescriptor",
-    "MergingWindowAssigner", "OutputTag", "ParquetSource", "Partitioner", "Pipeline", "PrintSink", "ProcessFunction", "ProcessJoinFunction", "ProcessWindowFunction",
-    "ProcessingTimeSessionWindows", "ProcessingTimeTrigger", "PurgingTrigger", "Rate", "RateSource", "ReadOnlyBroadcastState", "ReduceFunction",
-    "ReducingStateDescriptor", "RuntimeContext", "SlidingEventTimeWindows", "SlidingProcessingTimeWindows", "StateTtlConfig", "StateVisibility", "StructuredSource", "TimeDomain",
-    "TimeEvictor", "TimeWindow", "TimerService", "TimestampAssigner", "Trigger", "TriggerResult", "TumblingEventTimeWindows", "TumblingProcessingTimeWindows",
-    "UpdateType", "ValueStateDescriptor", "WatermarkStrategy", "WindowAssigner", "WindowFunction", "WindowedStream", "functions",
+    "MAX_TIMESTAMP", "MIN_TIMESTAMP", "AggregateFunction", "AggregatingState", "AggregatingStateDescriptor",
+    "AsyncDataStream", "AsyncFunction", "BroadcastConnectedStream", "BroadcastProcessFunction", "BroadcastState",
+    "BroadcastStream", "CoFlatMapFunction", "CoGroupFunction", "CoGroupedStreams", "CoMapFunction",
+    "CoProcessFunction", "CollectionSource", "ConnectedStreams", "ContinuousEventTimeTrigger",
+    "ContinuousProcessingTimeTrigger", "CountEvictor", "CountTrigger", "CsvSource", "DataStream", "DataStreamSink",
+    "DeltaEvictor", "DeltaSink", "DeltaTrigger", "EventTimeSessionWindows", "EventTimeTrigger", "Evictor", "FileSink",
+    "FilterFunction", "FlatJoinFunction", "FlatMapFunction", "ForeachSink", "GlobalWindow", "GlobalWindows",
+    "JoinFunction", "JoinedStreams", "JsonSource", "KeySelector", "KeyedBroadcastConnectedStream",
+    "KeyedBroadcastProcessFunction", "KeyedCoProcessFunction", "KeyedConnectedStreams", "KeyedProcessFunction",
+    "KeyedStream", "ListState", "ListStateDescriptor", "MapFunction", "MapState", "MapStateDescriptor",
+    "MergingWindowAssigner", "OutputTag", "ParquetSource", "Partitioner", "Pipeline", "PrintSink", "ProcessFunction",
+    "ProcessJoinFunction", "ProcessWindowFunction", "ProcessingTimeSessionWindows", "ProcessingTimeTrigger",
+    "PurgingTrigger", "Rate", "RateSource", "ReadOnlyBroadcastState", "ReduceFunction", "ReducingState",
+    "ReducingStateDescriptor", "RuntimeContext", "SlidingEventTimeWindows", "SlidingProcessingTimeWindows",
+    "StateTtlConfig", "StateVisibility", "StructuredSource", "TimeDomain", "TimeEvictor", "TimeWindow",
+    "TimerService", "TimestampAssigner", "Trigger", "TriggerResult", "TumblingEventTimeWindows",
+    "TumblingProcessingTimeWindows", "UpdateType", "ValueState", "ValueStateDescriptor", "WatermarkStrategy",
+    "WindowAssigner", "WindowFunction", "WindowedStream", "functions",
 ]  # fmt: skip

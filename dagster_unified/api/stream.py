@@ -52,7 +52,7 @@ from dagster_unified.operators.state import MapStateDescriptor
 from dagster_unified.operators.type_variables import B, K, KeyOut, R, T, W
 from dagster_unified.operators.windows import CountEvictor, CountTrigger, GlobalWindow, GlobalWindows, PurgingTrigger, WindowAssigner
 from dagster_unified.operators.windows.triggers import SlidingCountTrigger
-from dagster_unified.records import RecordType, arrow_type, return_type, type_name
+from dagster_unified.records import RecordType, arrow_type, inspected, return_type, type_name
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -537,7 +537,8 @@ class DataStream(Generic[T]):
             raise PipelineError(f"{self._where('key_by')}: field '{name}' is a {kind}, which cannot be a key; use a scalar field or a tuple of them")
 
     def _check_key_type(self, key_type: Any, given: list[pa.DataType], what: str) -> None:
-        declared = arrow_type(mi.type_info(key_type), self._where("key_by"))
+        where = self._where("key_by")
+        declared = arrow_type(inspected(key_type, where, "a key"), where)
         parts = [f.type for f in declared] if len(given) > 1 and pa.types.is_struct(declared) else [declared]
         if parts != given:
             raise RecordTypeError(
@@ -552,7 +553,7 @@ class DataStream(Generic[T]):
         if python is None:
             raise RecordTypeError(f"{self._where('key_by')}: the key's type is not known; annotate the key function, or give key_type=")
         where = f"{self._pipeline.name}: key_by({_name_of(function, 'function')})"
-        info = mi.type_info(python)
+        info = inspected(python, where, "a key")
         if isinstance(info, (mi.UnionType, mi.NoneType)):
             raise RecordTypeError(f"{where}: a key of type {type_name(python)} may be None, and a None key is an error; give such records a key, or filter them out")
         arrow = arrow_type(info, where)

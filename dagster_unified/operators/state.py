@@ -10,11 +10,11 @@ many at a time, at the latest when a bundle of records is over, so that also tho
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Optional
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Optional, Self
 
 from msgspec import inspect as mi
 from msgspec import msgpack
@@ -61,6 +61,48 @@ class StateTtlConfig:
     def __post_init__(self) -> None:
         if self.ttl <= timedelta(0):
             raise PipelineError(f"state time to live must be positive, not {self.ttl}")
+
+    @staticmethod
+    def new_builder(ttl: timedelta) -> StateTtlConfigBuilder:
+        """PyFlink's spelling: `StateTtlConfig.new_builder(ttl).update_ttl_on_read_and_write().build()`."""
+        return StateTtlConfigBuilder(StateTtlConfig(ttl))
+
+
+class StateTtlConfigBuilder:
+    """A `StateTtlConfig` that is being built."""
+
+    def __init__(self, config: StateTtlConfig) -> None:
+        self._config = config
+
+    def set_update_type(self, update_type: UpdateType) -> Self:
+        """What renews an entry."""
+        self._config = replace(self._config, update_type=update_type)
+        return self
+
+    def update_ttl_on_create_and_write(self) -> Self:
+        """An entry is renewed when it is written, which is the default."""
+        return self.set_update_type(UpdateType.ON_CREATE_AND_WRITE)
+
+    def update_ttl_on_read_and_write(self) -> Self:
+        """An entry is renewed when it is read or written."""
+        return self.set_update_type(UpdateType.ON_READ_AND_WRITE)
+
+    def set_state_visibility(self, visibility: StateVisibility) -> Self:
+        """Whether an expired entry that has not been removed yet is returned."""
+        self._config = replace(self._config, visibility=visibility)
+        return self
+
+    def never_return_expired(self) -> Self:
+        """An expired entry is never returned, which is the default."""
+        return self.set_state_visibility(StateVisibility.NEVER_RETURN_EXPIRED)
+
+    def return_expired_if_not_cleaned_up(self) -> Self:
+        """An expired entry is returned until it is removed."""
+        return self.set_state_visibility(StateVisibility.RETURN_EXPIRED_IF_NOT_CLEANED_UP)
+
+    def build(self) -> StateTtlConfig:
+        """The configuration."""
+        return self._config
 
 
 class StateDescriptor(Generic[R]):

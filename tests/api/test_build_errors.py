@@ -77,6 +77,18 @@ def two_pipelines():
 
 
 ERRORS = {
+    "a type in quotes": (
+        lambda: rows().map(unannotated, output_type="int").print()._pipeline.graph(),
+        "p: operator 'unannotated': the type is the text 'int'; give the type itself, without quotes",
+    ),
+    "a key's type in quotes": (
+        lambda: rows().key_by("shop", key_type="str"),
+        "p: operator 'key_by': the type is the text 'str'; give the type itself, without quotes",
+    ),
+    "a computed key's type in quotes": (
+        lambda: rows().key_by(lambda row: row.shop.upper(), key_type="str"),
+        r"p: key_by\(function\): the type is the text 'str'; give the type itself, without quotes",
+    ),
     "no output type": (lambda: rows().map(unannotated), "p: operator 'unannotated' has no output type; annotate what the function returns, or give output_type="),
     "lambda without output type": (lambda: rows().map(lambda r: r), "operator 'map' has no output type"),
     "flat_map of something not iterable": (lambda: rows().flat_map(to_int), "operator 'to_int'.*(Iterable|iterable)"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any, NamedTuple, assert_type
 
 from pyspark import cloudpickle
@@ -11,19 +12,29 @@ from dagster_unified.api import (
     AggregateFunction,
     AggregatingStateDescriptor,
     BroadcastProcessFunction,
+    EventTimeTrigger,
     KeyedProcessFunction,
+    ListState,
     ListStateDescriptor,
     MapFunction,
+    MapState,
     MapStateDescriptor,
     OutputTag,
+    Pipeline,
+    ProcessingTimeTrigger,
     ProcessWindowFunction,
     ReducingStateDescriptor,
     RuntimeContext,
+    StateTtlConfig,
+    StateVisibility,
     TimerService,
     TimeWindow,
+    UpdateType,
+    ValueState,
     ValueStateDescriptor,
 )
 from dagster_unified.engine.shipping import by_value_bytes
+from dagster_unified.testing import run_pipeline
 
 
 class Sale(NamedTuple):
@@ -133,3 +144,39 @@ def test_a_class_with_type_arguments_is_shipped_with_them() -> None:
     assert [base.__name__ for base in type(shipped[0]).__bases__] == ["KeyedProcessFunction"]
     assert shipped[1] == LARGE
     assert shipped[2].describe() == ANSWERS.describe()
+
+
+class Annotated(KeyedProcessFunction[str, Sale, Total]):
+    count: ValueState[int]
+    seen: ListState[Sale]
+    by_day: MapState[str, int]
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self.count = runtime_context.get_state(ValueStateDescriptor("count", int))
+
+    def process_element(self, value: Sale, ctx: KeyedProcessFunction.Context[str]) -> Iterable[Total]:
+        self.count.update((self.count.value() or 0) + value.amount)
+        yield Total(value.shop, self.count.value() or 0)
+
+
+def test_state_handles_can_be_annotated() -> None:
+    sales = Pipeline("p").from_collection([Sale("a", 1), Sale("a", 2)])
+    totals = sales.key_by(lambda s: s.shop).process(Annotated())
+    totals.print()
+    assert run_pipeline(totals._pipeline, "BATCH").only() == [Total("a", 1), Total("a", 3)]
+
+
+def test_a_time_to_live_is_built_as_in_pyflink() -> None:
+    day = timedelta(days=1)
+    builder = StateTtlConfig.new_builder(day)
+    assert builder.build() == StateTtlConfig(day)
+    built = builder.update_ttl_on_read_and_write().return_expired_if_not_cleaned_up().build()
+    assert_type(built, StateTtlConfig)
+    assert built == StateTtlConfig(day, UpdateType.ON_READ_AND_WRITE, StateVisibility.RETURN_EXPIRED_IF_NOT_CLEANED_UP)
+    assert builder.update_ttl_on_create_and_write().never_return_expired().build() == StateTtlConfig(day)
+
+
+def test_triggers_are_created_as_in_pyflink() -> None:
+    assert_type(EventTimeTrigger.create(), EventTimeTrigger)
+    assert type(EventTimeTrigger.create()) is EventTimeTrigger
+    assert type(ProcessingTimeTrigger.create()) is ProcessingTimeTrigger

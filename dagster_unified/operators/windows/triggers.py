@@ -127,6 +127,11 @@ class _Quiet(Trigger[Any, Window]):
 class EventTimeTrigger(_Quiet):
     """Fires once the watermark passes the window's end, and then for every late element that is still allowed."""
 
+    @classmethod
+    def create(cls) -> Self:
+        """The trigger."""
+        return cls()
+
     def on_element(self, element: Any, timestamp: int | None, window: Window, ctx: TriggerContext) -> TriggerResult:
         if window.max_timestamp() <= ctx.get_current_watermark():
             return TriggerResult.FIRE
@@ -149,6 +154,11 @@ class EventTimeTrigger(_Quiet):
 
 class ProcessingTimeTrigger(_Quiet):
     """Fires once the clock passes the window's end."""
+
+    @classmethod
+    def create(cls) -> Self:
+        """The trigger."""
+        return cls()
 
     def on_element(self, element: Any, timestamp: int | None, window: Window, ctx: TriggerContext) -> TriggerResult:
         ctx.register_processing_time_timer(window.max_timestamp())
