@@ -58,7 +58,7 @@ check: .venv/ready ## format, lint, types, architecture
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: .venv/java ## measure; ONLY=batch runs one family
+bench: .venv/java ## measure; ONLY="batch stream" runs these families
 	@$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY))
 
 $(DAGSTER_HOME)/dagster.yaml: resources/dagster.yaml
@@ -68,7 +68,9 @@ dev: .venv/java $(DAGSTER_HOME)/dagster.yaml ## the Dagster UI with the code loc
 	@$(BIN)/python -m jobs.data
 	@$(BIN)/dagster dev -w workspace.yaml -h 127.0.0.1
 
-docs: .venv/java ## run the documentation's examples
+docs: .venv/spark.jsa ## build the documentation into site/, and run its examples
+	@$(BIN)/python -m tests.docs.support
+	@$(BIN)/zensical build --strict --clean
 	@$(PYTEST) tests/docs
 
 format: .venv/ready
@@ -79,4 +81,4 @@ lock: .venv/ready ## pin the newest versions that fit
 	@$(BIN)/uv pip compile --quiet --upgrade pyproject.toml --group dev --universal --python-version 3.11 --no-header --no-annotate -o requirements.lock
 
 clean:
-	@rm -rf .venv .dagster_unified .dagster_home
+	@rm -rf .venv .dagster_unified .dagster_home site

@@ -1,30 +1,38 @@
-"""Runs families of benchmarks, prints a table, and leaves `benchmarks/results/latest.json`. Exit code 1 where a bar does not hold."""
+"""Run families of benchmarks. Each prints its results as it ends, and keeps them in `benchmarks/results/latest.json`.
+
+Exit code 1 if a bar does not hold.
+"""
 
 from __future__ import annotations
 
-import json
-import os
-import platform
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from cyclopts import App
+from cyclopts import App, Parameter
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks import batch, ranges, recovery, staging, stream, windows
 from benchmarks.bars import Options
+from benchmarks.results import Family, run
 
-FAMILIES = {"batch": batch.measure, "ranges": ranges.measure, "recovery": recovery.measure, "staging": staging.measure, "stream": stream.measure, "windows": windows.measure}
+FAMILIES = (
+    Family("batch", batch.measure, 8),
+    Family("ranges", ranges.measure, 5),
+    Family("recovery", recovery.measure, 15),
+    Family("staging", staging.measure, 6),
+    Family("stream", stream.measure, 15),
+    Family("windows", windows.measure, 12),
+)
 RESULTS = Path(__file__).parent / "results" / "latest.json"
+Name = Literal["batch", "ranges", "recovery", "staging", "stream", "windows"]
 app = App(help=__doc__, version_flags=[])
 
 
 @app.default
 def main(
     *,
-    only: Literal["batch", "ranges", "recovery", "staging", "stream", "windows"] | None = None,
+    only: Annotated[tuple[Name, ...], Parameter(consume_multiple=True)] = (),
     records: int = 5_000_000,
     keys: int = 10_000,
     rounds: int = 4,
@@ -33,28 +41,10 @@ def main(
     flink_records: int = 1_000_000,
     stream_records: int = 6_000_000,
 ) -> int:
+    """Measure all families, or those that `only` names."""
     options = Options(records, keys, rounds, one_key_records, flink, flink_records, stream_records)
-    bars, measurements = [], []
-    for name, measure in FAMILIES.items():
-        if only in (None, name):
-            found, measured = measure(options)
-            bars += found
-            measurements += measured
-    console = Console()
-    rates = Table("variant", "M records/s, best", "all rounds")
-    for m in measurements:
-        rates.add_row(m.name, f"{m.best:.3f}", ", ".join(map(str, m.rounds)))
-    console.print(rates)
-    table = Table("bar", "value", "has to be", "holds")
-    for b in bars:
-        table.add_row(b.name, f"{b.value:.2f}", f"{'at most' if b.at_most else 'at least'} {b.bar}", "yes" if b.holds else "NO")
-    console.print(table)
-    RESULTS.parent.mkdir(exist_ok=True)
-    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()}
-    RESULTS.write_text(
-        json.dumps({"bars": [b.as_json() for b in bars], "measurements": [vars(m) for m in measurements], "machine": machine, "options": vars(options)}, indent=1) + "\n"
-    )
-    return 0 if all(b.holds for b in bars) else 1
+    chosen = [family for family in FAMILIES if not only or family.name in only]
+    return 0 if run(chosen, options, RESULTS, Console()) else 1
 
 
 if __name__ == "__main__":
