@@ -79,6 +79,21 @@ def test_json_files_whose_malformed_rows_are_diverted_or_dropped(run, tmp_path, 
     assert row == {"line": 1, "content": '{"shop": "c", "amount": "many"}', "reason": "cannot be read as Sale(shop: string, amount: int64)"}
 
 
+def test_a_native_aggregate_leaves_out_malformed_rows_that_another_stream_of_the_source_keeps(run_streaming, tmp_path):
+    folder = files(tmp_path / "in", SALES)
+    (folder / "1.json").write_text('{"shop": "c", "amount": "many"}\n')
+    pipeline = Pipeline("p")
+    sales = pipeline.from_source(JsonSource(str(folder), Sale, name="sales", on_malformed="divert"))
+    totals = sales.key_by("shop").agg(F.sum("amount").alias("amount"), output_type=Sale)
+    totals.sink_to(DeltaSink(str(tmp_path / "totals"), mode="upsert", key="shop"))
+    with pytest.raises(UnsupportedError, match="only native aggregates read it, which STREAMING cannot run; use on_malformed='fail', or aggregate with reduce"):
+        run_streaming(pipeline, start=Start("before", fresh=True))
+    sales.sink_to(FileSink(str(tmp_path / "out")))
+    run_streaming(pipeline, start=Start("after", fresh=True))
+    assert sorted(DeltaTable(str(tmp_path / "totals")).to_pyarrow_table().to_pylist(), key=str) == [{"shop": "a", "amount": 9}, {"shop": "b", "amount": 6}]
+    assert [pq.read_table(f).num_rows for f in tmp_path.rglob("*.parquet") if "malformed" in str(f)] == [1]
+
+
 def test_a_missing_column_is_an_error_and_not_null(run, tmp_path):
     (tmp_path / "in").mkdir()
     pq.write_table(pa.table({"shop": ["a"]}), tmp_path / "in/0.parquet")

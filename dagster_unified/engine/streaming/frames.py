@@ -5,7 +5,7 @@ Knows Spark's DataFrame API. Lazy: nothing runs here.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -202,11 +202,20 @@ def read_again(tables: Iterable[DataFrame]) -> None:
                 leaf.relation().location().refresh()
 
 
-def native_frame(plan: Plan, spark: SparkSession, aggregate: int, members: Sequence[int], folder: UPath, control: UPath, tables: list[DataFrame]) -> DataFrame:
-    """The stream of a native aggregate, from its sources: in each micro-batch the keys that changed, or the windows that closed."""
+def native_frame(
+    plan: Plan, spark: SparkSession, aggregate: int, members: Sequence[int], folder: UPath, control: UPath, tables: list[DataFrame], packed: Collection[int] = ()
+) -> DataFrame:
+    """The stream of a native aggregate, from its sources: in each micro-batch the keys that changed, or the windows that closed.
+
+    The query of lanes reads the sources in `packed` as well, and counts and keeps their malformed rows.
+    """
     region = Region(-1, plan.graph.node(aggregate).name, (), tuple(members), (), (), (), "")
     frames = StreamFrames(plan, region, spark, _nothing, tables=tables, sources=folder / "sources", control=control)
     built = frames.port(Port(aggregate))
     for node, _ in frames.malformed:
-        raise _native_behind(plan, node)
+        if node.id not in packed:
+            raise UnsupportedError(
+                f"{plan.name}: source '{node.name}' drops or diverts malformed rows, and only native aggregates read it, which STREAMING cannot run; "
+                f"use on_malformed='fail', or aggregate with reduce(...) or a function"
+            )
     return built

@@ -414,12 +414,13 @@ class _Native(_Query):
         after = sorted(job.plan.upstream(*sinks) - upstream)
         super().__init__(job, name, Region(-1, "sinks", (), tuple(after), (), (), sinks, ""))
         self.aggregate, self.members = aggregate, sorted(upstream)
+        self.packed = {node for _, others, native in queries(job.plan) if native is None for node in job.plan.upstream(*others)}
         self.windowed = isinstance(job.plan.graph.node(aggregate), g.WindowAggregateNode)
         self.output_mode = "append" if self.windowed else "update"
         self.control = self.folder / "control" / name
 
     def frame(self) -> DataFrame:
-        return frames.native_frame(self.plan, self.job.spark, self.aggregate, self.members, self.folder, self.control, self.tables)
+        return frames.native_frame(self.plan, self.job.spark, self.aggregate, self.members, self.folder, self.control, self.tables, self.packed)
 
     def end(self) -> bool:
         if self.windowed:
