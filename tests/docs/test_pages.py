@@ -1,0 +1,83 @@
+"""The examples on the documentation's pages are run as they stand: the Python blocks of a page are one module, in an empty folder."""
+
+import importlib
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dagster_unified.orchestration import unified_definitions
+from tests.docs.support import PAGES
+
+ROOT = Path(__file__).parents[2]
+SITE = ROOT / "docs"
+BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+EXAMPLES = sorted(str(page.relative_to(SITE)) for page in SITE.rglob("*.md") if BLOCK.search(page.read_text()) and page.stem != "tutorial")
+MODULES = {"quickstart.md": "shops"}
+"""The names under which a page's own examples import its module."""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run a page's examples, and return their module."""
+
+    def run(page):
+        name = MODULES.get(page, re.sub(r"\W", "_", page.removesuffix(".md")))
+        (tmp_path / f"{name}.py").write_text("\n".join(BLOCK.findall((SITE / page).read_text())))
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(tmp_path)
+        try:
+            return importlib.import_module(name)
+        finally:
+            sys.modules.pop(name, None)
+
+    return run
+
+
+@pytest.mark.parametrize("page", EXAMPLES)
+def test_the_examples_of_a_page_hold(page, run):
+    run(page)
+
+
+def test_the_partitioned_definitions_have_schedules_and_a_janitor(run):
+    defs = run("guides/partitions.md").defs
+    assert sorted(schedule.name for schedule in defs.schedules) == ["daily_janitor_schedule", "daily_schedule"]
+    assert defs.resolve_job_def("daily_janitor")
+    stages = [node for node in defs.resolve_asset_graph().asset_nodes if node.is_materializable]
+    assert all(node.has_self_dependency and node.is_partitioned for node in stages)
+
+
+def test_the_malformed_rows_of_a_source_are_an_asset(run):
+    defs = unified_definitions(run("guides/connectors.md").checked)
+    keys = {key.to_user_string() for key in defs.resolve_asset_graph().get_all_asset_keys()}
+    assert "checked/malformed/sales" in keys
+
+
+def test_a_streaming_deployment_gives_two_jobs_and_a_sensor(run):
+    defs = run("guides/deployments.md").defs
+    assert [sensor.name for sensor in defs.sensors] == ["shops_streaming_sensor"]
+    assert sorted(job.name for job in defs.jobs) == ["shops_control", "shops_streaming"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_a_page_that_is_made_from_code_is_up_to_date(page):
+    assert page.read_text() == PAGES[page](), "run `make docs`"
+
+
+def test_the_site_builds_strictly(tmp_path):
+    shutil.copy(ROOT / "zensical.toml", tmp_path)
+    shutil.copytree(SITE, tmp_path / "docs")
+    (tmp_path / "dagster_unified").symlink_to(ROOT / "dagster_unified")
+    command = [str(Path(sys.executable).with_name("zensical")), "build", "--strict"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "site" / "reference" / "api.html").exists()
+
+
+@pytest.mark.parametrize("page", ["CHANGELOG.md", "CONTRIBUTING.md", "README.md"])
+def test_links_of_the_repositorys_pages_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text())
+    assert [link for link in links if not (ROOT / link).exists()] == []

@@ -1,0 +1,60 @@
+"""The tutorial's pipeline, as the page has it, on a slice of the real flights: the same tables in both modes, and its numbers."""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from dagster_unified.engine.batch.stage import Run, run_all
+from dagster_unified.engine.batch.store import IntermediateStore
+from dagster_unified.engine.streaming.job import Start, StreamingJob
+from jobs.data import flights_csv
+
+PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
+TABLES = ("carrier_delays", "returns", "idle_aircraft")
+BROKEN = "2013,12,31,soon"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The file of the page's blocks, and the year of a few aircraft that were away for long."""
+    folder = tmp_path_factory.mktemp("tutorial")
+    (folder / "flights.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)))
+    data = flights_csv(folder / "data")
+    header, *lines = data.read_text().splitlines()
+    kept = [line for line in lines if line.split(",")[11] in ("D942DN", "N725MQ", "N24211")]
+    data.write_text("\n".join([header, *kept, BROKEN]) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pipeline(folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(folder)
+        yield importlib.import_module("flights").pipeline
+        del sys.modules["flights"]
+
+
+@pytest.mark.spark
+def test_both_modes_end_with_the_tutorials_tables(pipeline, folder, spark):
+    run_all(Run(pipeline.plan({"execution.runtime-mode": "BATCH"}), spark, IntermediateStore(str(folder / "store")), "run", "run"))
+    in_batch = tables(folder)
+    assert len(in_batch["carrier_delays"]) == 3
+    idle = {(row["tail"], row["last_seen"].date().isoformat(), row["dest"]) for row in in_batch["idle_aircraft"]}
+    assert {("D942DN", "2013-02-11", "ATL"), ("D942DN", "2013-03-24", "MCO")} <= idle
+    (folder / "tables").rename(folder / "tables of BATCH")
+    options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(folder / "checkpoints"), "pipeline.max-parallelism": 4}
+    assert StreamingJob(pipeline.plan(options), spark, Start("tutorial")).run() == "finished"
+    assert tables(folder) == in_batch
+
+
+def test_the_pipeline_has_the_stages_that_the_page_names(pipeline):
+    assert [stage.name for stage in pipeline.plan().regions] == ["flights", *TABLES[:2]]
+
+
+def tables(folder):
+    return {name: sorted(DeltaTable(str(folder / "tables" / name)).to_pyarrow_table().to_pylist(), key=str) for name in TABLES}
