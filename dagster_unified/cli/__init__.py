@@ -1,6 +1,6 @@
 """The command line.
 
-`run` and `explain` a pipeline; `suspend`, `resume` and `drain` a streaming deployment; take, list and go back to its savepoints
+`init` a project; `run` and `explain` a pipeline; `suspend`, `resume` and `drain` a streaming deployment; take, list and go back to its savepoints
 (`savepoint`, `savepoints`, `restore`); look at `malformed` rows; `stop-connect-server`, `config show`, `version`.
 
 The only package that talks to a terminal. A user's mistake is one sentence and exit code 2; a run that failed is exit code 1,
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-from dagster_unified.cli import deployments, malformed, planning, running
+from dagster_unified.cli import deployments, malformed, planning, running, scaffolding
 from dagster_unified.cli.terminal import err
 from dagster_unified.errors import UnifiedError
 
@@ -22,6 +22,7 @@ app = App(name="dagster-unified", help="Write a data pipeline once, run it in ba
 config = App(name="config", help="Look at the settings.")
 config.command(planning.show)
 for command in (
+    scaffolding.init,
     running.run,
     planning.explain,
     malformed.malformed,

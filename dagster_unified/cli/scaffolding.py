@@ -1,0 +1,118 @@
+"""`init`: a new project that runs as it is. It loads neither Spark nor Dagster."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from pathlib import Path
+
+from dagster_unified.cli.terminal import out
+from dagster_unified.errors import ConfigurationError
+
+PIPELINE = '''"""Sales by shop: read from CSV files, added up, written to a Delta table."""
+
+from typing import NamedTuple
+
+from dagster_unified.api import CsvSource, DeltaSink, Pipeline
+
+
+class Sale(NamedTuple):
+    shop: str
+    amount: int
+
+
+def add(a: Sale, b: Sale) -> Sale:
+    return Sale(a.shop, a.amount + b.amount)
+
+
+pipeline = Pipeline("{name}")
+sales = pipeline.from_source(CsvSource("data/sales", Sale, name="sales"))
+totals = sales.key_by("shop").reduce(add).name("totals")
+totals.sink_to(DeltaSink("data/totals", mode="upsert", key="shop", name="totals"))
+'''
+
+DEFINITIONS = '''"""The code location: what `dagster dev` loads."""
+
+from dagster_unified.orchestration import unified_definitions
+from {name}.pipeline import pipeline
+
+defs = unified_definitions(pipeline)
+'''
+
+TEST = '''"""The pipeline over literal input, in both modes, with no JVM."""
+
+from dagster_unified.api import Pipeline
+from dagster_unified.testing import assert_same_in_both_modes, run_pipeline
+from {name}.pipeline import Sale, add
+
+
+def test_a_shop_has_the_sum_of_its_sales():
+    pipeline = Pipeline("test")
+    pipeline.from_collection([Sale("north", 3), Sale("north", 4)]).key_by("shop").reduce(add).print()
+    assert run_pipeline(pipeline, "BATCH").only() == [Sale("north", 7)]
+    assert_same_in_both_modes(pipeline)
+'''
+
+PYPROJECT = """[project]
+name = "{project}"
+version = "0.1.0"
+requires-python = ">=3.11"
+dependencies = ["dagster-unified", "dagster-webserver"]
+
+[tool.dagster]
+module_name = "{name}.definitions"
+
+[tool.pytest.ini_options]
+pythonpath = ["."]
+"""
+
+README = """# {project}
+
+| command | what it does |
+|---|---|
+| `dagster-unified run {name}.pipeline` | runs the pipeline in BATCH, through Dagster |
+| `dagster-unified explain {name}.pipeline` | shows its stages before anything runs |
+| `dagster-unified run {name}.pipeline -D execution.runtime-mode=STREAMING` | runs it in STREAMING, to the end of its input |
+| `dagster dev` | shows it in Dagster's UI |
+| `pytest` | tests it, with no JVM |
+"""
+
+SALES = "shop,amount\nnorth,3\nsouth,5\nnorth,4\n"
+
+IGNORED = "__pycache__/\n.dagster_unified/\n.dagster_home/\n.tmp_dagster_home*/\ndata/totals/\n"
+
+
+def init(name: str, /) -> int:
+    """Write a new project into the folder NAME: a pipeline, its data, its test, and the definitions that `dagster dev` loads.
+
+    Parameters
+    ----------
+    name
+        The folder to make, such as corner-shops. The package in it is corner_shops.
+    """
+    folder = Path(name)
+    package = re.sub(r"\W", "_", folder.name).lower()
+    if not package.isidentifier() or keyword.iskeyword(package):
+        raise ConfigurationError(f"init: {folder.name!r} is not the name of a project; begin it with a letter, such as corner-shops")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigurationError(f"init: {folder} is there and not empty; give the name of a new folder")
+    for place, text in files(package, folder.name).items():
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        (folder / place).write_text(text)
+    out().print(f"{folder} is there. Next: cd {folder} && dagster-unified run {package}.pipeline", highlight=False, soft_wrap=True)
+    return 0
+
+
+def files(package: str, project: str) -> dict[str, str]:
+    """What a new project consists of: text by path."""
+    templates = {
+        f"{package}/__init__.py": "",
+        f"{package}/pipeline.py": PIPELINE,
+        f"{package}/definitions.py": DEFINITIONS,
+        f"tests/test_{package}.py": TEST,
+        "pyproject.toml": PYPROJECT,
+        "README.md": README,
+        "data/sales/2024-01-01.csv": SALES,
+        ".gitignore": IGNORED,
+    }
+    return {place: text.format(name=package, project=project) for place, text in templates.items()}
