@@ -49,11 +49,13 @@ from dagster_unified.engine.streaming.job import queries
 from dagster_unified.engine.streaming.topology import Lanes, topology
 from dagster_unified.errors import UnifiedError
 from dagster_unified.graph.carry import carrying
+from dagster_unified.graph.drawing import as_svg
 from dagster_unified.graph.mode import sources
 from dagster_unified.graph.options import OPTIONS, Option, written
 from dagster_unified.testing import run_pipeline
+from jobs.flight_delays import pipeline as flights
 
-DOCS = Path(__file__).parents[2] / "docs" / "reference"
+DOCS = Path(__file__).parents[2] / "docs"
 SECOND = timedelta(seconds=1)
 IN_ORDER = WatermarkStrategy.for_bounded_out_of_orderness(SECOND).with_timestamp_assigner("at")
 
@@ -416,7 +418,17 @@ def _default(option: Option) -> str:
     return "" if option.default is None else f"`{written(option.default)}`"
 
 
-PAGES = {DOCS / "support.md": support_page, DOCS / "options.md": options_page}
+def picture() -> str:
+    """The stages of the example pipeline, as Dagster shows them beside one of them."""
+    plan = flights.plan({"execution.runtime-mode": "BATCH"})
+    return as_svg(plan, next(stage for stage in plan.regions if stage.name == "propagation")) + "\n"
+
+
+PAGES = {
+    DOCS / "images" / "flights.svg": picture,
+    DOCS / "reference" / "options.md": options_page,
+    DOCS / "reference" / "support.md": support_page,
+}
 
 
 def main() -> None:
