@@ -45,6 +45,7 @@ from dagster_unified.api import (
     WatermarkStrategy,
 )
 from dagster_unified.api import functions as F
+from dagster_unified.cli import app
 from dagster_unified.engine.streaming.job import queries
 from dagster_unified.engine.streaming.topology import Lanes, topology
 from dagster_unified.errors import UnifiedError
@@ -418,6 +419,21 @@ def _default(option: Option) -> str:
     return "" if option.default is None else f"`{written(option.default)}`"
 
 
+def commands_page() -> str:
+    """The page `reference/commands.md`."""
+    shown = [(name, app[name]) for name in app if not name.startswith("-") and app[name].show]
+    lines = [
+        "# Commands",
+        "",
+        "This page is generated. `dagster-unified COMMAND --help` shows the parameters of a command.",
+        "",
+        "| command | what it does |",
+        "|---|---|",
+        *[f"| `dagster-unified {name}` | {' '.join(command.help.split(chr(10) * 2)[0].split())} |" for name, command in shown],
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def picture() -> str:
     """The stages of the example pipeline, as Dagster shows them beside one of them."""
     plan = flights.plan({"execution.runtime-mode": "BATCH"})
@@ -426,6 +442,7 @@ def picture() -> str:
 
 PAGES = {
     DOCS / "images" / "flights.svg": picture,
+    DOCS / "reference" / "commands.md": commands_page,
     DOCS / "reference" / "options.md": options_page,
     DOCS / "reference" / "support.md": support_page,
 }
