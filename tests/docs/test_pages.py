@@ -64,7 +64,7 @@ def test_a_streaming_deployment_gives_two_jobs_and_a_sensor(run):
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 def test_a_page_that_is_made_from_code_is_up_to_date(page):
-    assert page.read_text() == PAGES[page](), "run `make docs`"
+    assert page.read_text() == PAGES[page](), "`python -m tests.docs.support` writes it"
 
 
 def test_the_site_builds_strictly(tmp_path):
