@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import sys
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_unified.errors import PipelineError, RecordTypeError
 from dagster_unified.graph import explain as explanation
-from dagster_unified.graph.nodes import Edge, Graph, Location, Node, Partitioning, SinkNode
+from dagster_unified.graph.nodes import Edge, Graph, Location, Naming, Node, Partitioning, SinkNode
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, plan
 from dagster_unified.graph.targets import check_targets, written
@@ -20,6 +21,7 @@ from dagster_unified.records import RecordType, record_type
 
 if TYPE_CHECKING:
     from dagster_unified.api.stream import Upstream
+    from dagster_unified.graph.connectors import Sink
     from dagster_unified.operators.functions import OutputTag
 
 N = TypeVar("N", bound=Node)
@@ -70,6 +72,13 @@ class GraphBuilder:
         graph = Graph(self.name, tuple(nodes), tuple(self._edges))
         check_targets(written(graph))
         return graph
+
+    def with_sink(self, upstream: tuple[Upstream, ...], sink: Sink[Any], records: RecordType) -> GraphBuilder:
+        """A copy of the graph with one sink more; this one stays as it is."""
+        copied = copy.copy(self)
+        copied._nodes, copied._edges, copied._mistakes, copied._tags = [*self._nodes], [*self._edges], [*self._mistakes], {**self._tags}
+        copied._add(SinkNode, [*upstream], sink.name, naming=Naming.LIBRARY, sink=sink.taking(records))
+        return copied
 
     def plan(self, options: Mapping[str, Any] | Configuration | None = None) -> Plan:
         """Everything that is decided before a run, for a configuration (option keys to values)."""

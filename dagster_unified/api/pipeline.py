@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dagster_unified.api.building import GraphBuilder
@@ -15,9 +15,11 @@ from dagster_unified.operators.type_variables import T
 from dagster_unified.records import type_name
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from typing_extensions import TypeForm
 
     from dagster_unified.api.watermarks import WatermarkStrategy
+    from dagster_unified.execution.job import JobHandle
     from dagster_unified.graph.connectors import Source
 
 
@@ -50,6 +52,30 @@ class Pipeline(GraphBuilder):
             type_info = _type_of(records[0])
         kind = self._record_type(type_info, name)
         return self.from_source(CollectionSource(name, kind, tuple(records)))
+
+    def execute(
+        self,
+        options: Mapping[str, Any] | None = None,
+        *,
+        spark: SparkSession | None = None,
+        master: str = "local[*]",
+        storage: str | None = None,
+        progress: bool | None = None,
+    ) -> JobHandle:
+        """Starts the pipeline in a thread of this process, without Dagster, and returns at once with a handle on the job.
+
+        In BATCH the stages run one after another, with no retries; in STREAMING the job runs until its input has ended or it is cancelled,
+        and goes on from its checkpoint the next time. PyFlink: `StreamExecutionEnvironment.execute_async`.
+
+        `options` are option keys to values; the environment and `dagster-unified.toml` count as well. `spark` is a session that runs already;
+        without it one is started on `master`, and stays for the next job. `storage` is where intermediates are kept; without it they go with
+        the job. `progress` shows what runs on standard error, by default on a terminal and in a notebook.
+
+        Raises `PipelineError` and `ConfigurationError` before anything runs; what fails later is raised by the handle's `result()`.
+        """
+        from dagster_unified.execution.job import execute
+
+        return execute(self, options, spark, master, storage, progress)
 
 
 def _type_of(record: Any) -> Any:

@@ -55,7 +55,10 @@ from dagster_unified.operators.windows.triggers import SlidingCountTrigger
 from dagster_unified.records import RecordType, arrow_type, inspected, return_type, type_name
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from typing_extensions import TypeForm
+
+    from dagster_unified.execution.collecting import CollectedRecords
 
 
 @dataclass(frozen=True)
@@ -397,6 +400,19 @@ class DataStream(Generic[T]):
     def print(self, sink_identifier: str | None = None) -> DataStreamSink:
         """Writes every record as a line of text to standard output: for trying things out."""
         return self.sink_to(PrintSink(sink_identifier))
+
+    # Running it
+
+    def execute_and_collect(self, options: Mapping[str, Any] | None = None, *, spark: SparkSession | None = None, master: str = "local[*]") -> CollectedRecords[T]:
+        """Runs the pipeline in this process, without Dagster, and gives this stream's records to the program, one by one.
+
+        In BATCH they come when the job has ended, in STREAMING with each epoch, and for ever where the input is unbounded: use it in a with statement,
+        whose end cancels the job. Everything else that the pipeline writes is written as well. Arguments as for `Pipeline.execute`; a
+        STREAMING job begins anew each time unless `execution.checkpointing.dir` is given. PyFlink: `DataStream.execute_and_collect`.
+        """
+        from dagster_unified.execution.collecting import collect
+
+        return collect(self._pipeline, self._upstream, self._records("collected"), options, spark, master)
 
     # Building the graph
 

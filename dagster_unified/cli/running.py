@@ -80,10 +80,10 @@ def check_java_command() -> int:
 def _run(pipeline: Pipeline, planned: Plan, options: dict[str, Any], master: str, remote: str | None, storage: str, rows: int) -> int:
     from rich.table import Table
 
-    from dagster_unified.cli.progress import ShownProgress, stages
+    from dagster_unified.execution.progress import ShownProgress, stages
 
     finished: list[StageFinished] = []
-    with interrupts.listening(at_once=True) as asked, ShownProgress(planned) as shown:
+    with interrupts.listening(at_once=True) as asked, ShownProgress(planned, err()) as shown:
         from dagster_unified.orchestration.launch import launch
 
         def observe(event: Event) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from dagster_unified.cli.terminal import err
 from dagster_unified.engine.events import EpochCommitted, Event, StageFinished
 from dagster_unified.graph.plan import Plan
 
@@ -28,10 +28,10 @@ def stages(finished: Sequence[StageFinished]) -> Table:
 class ShownProgress:
     """What is running, while it runs: a live line on a terminal, plain lines otherwise."""
 
-    def __init__(self, planned: Plan) -> None:
-        self._planned = planned
+    def __init__(self, planned: Plan, console: Console) -> None:
+        self._planned, self._console = planned, console
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        self._live = Progress(*columns, console=err(), transient=True) if err().is_terminal else None
+        self._live = Progress(*columns, console=console, transient=True) if console.is_terminal else None
         self._task: Any = None
 
     def __enter__(self) -> ShownProgress:
@@ -39,7 +39,7 @@ class ShownProgress:
         work = "until its input ends, or Ctrl-C" if streaming else f"{len(self._planned.regions)} stages"
         start = f"{self._planned.name}: {self._planned.execution.mode}, {work}; starting Spark"
         if self._live is None:
-            err().print(start, highlight=False)
+            self._console.print(start, highlight=False)
         else:
             self._live.start()
             self._task = self._live.add_task(start)
@@ -60,7 +60,7 @@ class ShownProgress:
             place = f"stage {event.number} of {event.of}: {event.stage}"
             text = place + (f" (recomputing: {event.reason})" if event.reason else "")
         if self._live is None:
-            err().print(text, highlight=False)
+            self._console.print(text, highlight=False)
         elif isinstance(event, StageFinished):
             self._live.console.print(f"[green]✓[/] {text}", highlight=False)
         else:

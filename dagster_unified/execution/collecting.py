@@ -1,0 +1,94 @@
+"""The records of a stream, read by the program that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Self
+
+import pyarrow.parquet as pq
+
+from dagster_unified.connectors.files import FileSink
+from dagster_unified.errors import CancelledError
+from dagster_unified.execution.job import POLL, JobHandle, execute
+from dagster_unified.operators.type_variables import T
+from dagster_unified.records import RecordType
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from dagster_unified.api.building import GraphBuilder
+    from dagster_unified.api.stream import Upstream
+
+_CHECKPOINTS = "execution.checkpointing.dir"
+
+
+class CollectedRecords(Generic[T]):
+    """An iterator over the records that a job emits (PyFlink: `CloseableIterator`). Closing it cancels the job."""
+
+    def __init__(self, job: JobHandle, records: RecordType, folder: TemporaryDirectory[str]) -> None:
+        self.job = job
+        self._records, self._folder = records, folder
+        self._read: set[Path] = set()
+        self._iterator = self._all()
+
+    def __iter__(self) -> Iterator[T]:
+        return self._iterator
+
+    def __next__(self) -> T:
+        return next(self._iterator)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancels the job where it still runs, and forgets what has not been read."""
+        self.job.cancel()
+        self.job.await_termination()
+        self._iterator.close()
+        self._folder.cleanup()
+
+    def _all(self) -> Generator[T, None, None]:
+        ended = False
+        while not ended:
+            ended = self.job.await_termination(timedelta(seconds=POLL))
+            for file in self._arrived():
+                for batch in pq.ParquetFile(file).iter_batches():
+                    yield from self._records.from_batch(batch.cast(self._records.schema))
+        try:
+            self.job.result()
+        except CancelledError:
+            return
+        self._folder.cleanup()
+
+    def _arrived(self) -> list[Path]:
+        """Files that were committed since, in the order of their epochs."""
+        found = [f for f in sorted(Path(self._folder.name, "records").glob("*.parquet")) if f not in self._read]
+        self._read.update(found)
+        return found
+
+
+def collect(
+    pipeline: GraphBuilder,
+    upstream: tuple[Upstream, ...],
+    records: RecordType,
+    options: Mapping[str, Any] | None,
+    spark: SparkSession | None,
+    master: str,
+) -> CollectedRecords[Any]:
+    """Runs a pipeline and one sink more, which holds a stream's records until they are read."""
+    folder = TemporaryDirectory(prefix="dagster-unified-")
+    try:
+        sink = FileSink(f"{folder.name}/records", name="collected")
+        given = {_CHECKPOINTS: f"{folder.name}/checkpoints", **(options or {})}
+        job = execute(pipeline.with_sink(upstream, sink, records), given, spark, master)
+    except BaseException:
+        folder.cleanup()
+        raise
+    return CollectedRecords(job, records, folder)

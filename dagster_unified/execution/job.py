@@ -1,0 +1,203 @@
+"""A job that runs in this process, and the handle on it."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from threading import Event, Lock, Thread
+from typing import TYPE_CHECKING, Any, Literal
+from uuid import uuid4
+
+from rich.console import Console
+
+from dagster_unified import settings
+from dagster_unified.engine import session
+from dagster_unified.engine.addresses import reach_master
+from dagster_unified.engine.batch.stage import Run, run_all
+from dagster_unified.engine.batch.store import IntermediateStore
+from dagster_unified.engine.events import EpochCommitted, StageFinished
+from dagster_unified.engine.events import Event as JobEvent
+from dagster_unified.engine.session import check_java
+from dagster_unified.engine.streaming.job import Start, StreamingJob
+from dagster_unified.errors import CancelledError, UnifiedError
+from dagster_unified.execution.progress import ShownProgress
+from dagster_unified.graph.options import Configuration, Layer
+from dagster_unified.graph.plan import Plan, plan
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from dagster_unified.api.building import GraphBuilder
+
+JobStatus = Literal["RUNNING", "FINISHED", "FAILED", "CANCELED"]
+
+POLL = 0.1
+"""Seconds between two attempts to cancel what Spark runs."""
+
+
+@dataclass(frozen=True)
+class JobMetrics:
+    """What a job has committed so far. `watermark` is in milliseconds since the epoch."""
+
+    rows: Mapping[str, int] = field(default_factory=dict)
+    """In BATCH the rows that each stage has made; in STREAMING those that each sink was given."""
+
+    rows_in: int = 0
+    """In STREAMING the rows that were read."""
+
+    epochs: int = 0
+    """In STREAMING the micro-batches that were committed."""
+
+    watermark: int | None = None
+    counters: Mapping[str, int] = field(default_factory=dict)
+    """Such as `late records`; those of the library, by name."""
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """How a job has ended (PyFlink: `JobExecutionResult`)."""
+
+    job_id: str
+    mode: str
+    runtime: timedelta
+    metrics: JobMetrics
+
+
+class JobHandle:
+    """A job that runs in a thread of its own (PyFlink: `JobClient`)."""
+
+    def __init__(self, plan: Plan, spark: SparkSession | None, master: str, storage: str | None, shown: ShownProgress | None) -> None:
+        self.job_id = str(uuid4())
+        self.plan = plan
+        self._spark, self._master, self._storage, self._shown = spark, master, storage, shown
+        self._status: JobStatus = "RUNNING"
+        self._error: Exception | None = None
+        self._cancelled = Event()
+        self._runtime = timedelta()
+        self._events: list[JobEvent] = []
+        self._lock = Lock()
+        self._thread = Thread(target=self._run, name=f"{plan.name} {self.job_id[:8]}")
+        self._thread.start()
+
+    @property
+    def status(self) -> JobStatus:
+        """Whether the job runs, or how it has ended."""
+        return self._status
+
+    def metrics(self) -> JobMetrics:
+        """What the job has committed so far."""
+        rows: Counter[str] = Counter()
+        counters: Counter[str] = Counter()
+        rows_in = epochs = 0
+        watermark = None
+        with self._lock:
+            events = list(self._events)
+        for event in events:
+            if isinstance(event, StageFinished):
+                rows[event.stage] += event.manifest.rows
+                counters.update(event.manifest.counters)
+            elif isinstance(event, EpochCommitted):
+                rows.update({sink: written.rows for sink, written in event.written.items()})
+                counters.update(event.counters)
+                rows_in, epochs, watermark = rows_in + event.rows_in, epochs + 1, event.watermark
+        return JobMetrics(dict(rows), rows_in, epochs, watermark, dict(counters))
+
+    def cancel(self) -> None:
+        """Asks the job to end, and returns. In BATCH nothing is committed after it; in STREAMING an epoch that is being committed is finished."""
+        self._cancelled.set()
+
+    def await_termination(self, timeout: timedelta | None = None) -> bool:
+        """Waits until the job has ended, or for so long; says whether it has. Ctrl-C meanwhile cancels the job."""
+        try:
+            self._thread.join(None if timeout is None else timeout.total_seconds())
+        except KeyboardInterrupt:
+            self.cancel()
+            raise
+        return not self._thread.is_alive()
+
+    def result(self, timeout: timedelta | None = None) -> JobResult:
+        """Waits for the end, and gives what the job did. Raises what made it fail, `CancelledError` where it was cancelled, and `TimeoutError`."""
+        if not self.await_termination(timeout):
+            raise TimeoutError(f"{self.plan.name} still runs after {timeout}")
+        if self._error is not None:
+            raise self._error
+        if self._status == "CANCELED":
+            raise CancelledError(f"{self.plan.name} was cancelled; what it had not committed is not")
+        return JobResult(self.job_id, self.plan.execution.mode, self._runtime, self.metrics())
+
+    def _run(self) -> None:
+        begun = time.monotonic()
+        ended: JobStatus = "FAILED"
+        try:
+            with self._shown or nullcontext():
+                spark = self._spark or session.start(self._master)
+                ended = self._stream(spark) if self.plan.execution.mode == "STREAMING" else self._stages(spark)
+        except UnifiedError as error:
+            ended, self._error = ("CANCELED", None) if self._cancelled.is_set() else ("FAILED", error)
+        except Exception as error:
+            self._error = error
+        finally:
+            self._runtime = timedelta(seconds=time.monotonic() - begun)
+            self._status = ended
+
+    def _stream(self, spark: SparkSession) -> JobStatus:
+        ended = StreamingJob(self.plan, spark, Start(self.job_id), self._tell).run(self._cancelled.is_set)
+        return "FINISHED" if ended == "finished" else "CANCELED"
+
+    def _stages(self, spark: SparkSession) -> JobStatus:
+        done = Event()
+        connected = type(spark).__module__.startswith("pyspark.sql.connect")
+        # Of a classic session, tags are a thread's own; those of its context are everyone's.
+        add, interrupt = (spark.addTag, spark.interruptTag) if connected else (spark.sparkContext.addJobTag, spark.sparkContext.cancelJobsWithTag)
+        add(self.job_id)
+        canceller = Thread(target=self._cancel, args=(interrupt, done), name="cancelling", daemon=True)
+        canceller.start()
+        try:
+            with tempfile.TemporaryDirectory(prefix="dagster-unified-") as folder:
+                store = IntermediateStore(self._storage or folder)
+                run_all(Run(self.plan, spark, store, self.job_id, self.job_id, observe=self._tell, check=self._check))
+        finally:
+            done.set()
+            canceller.join()
+        return "FINISHED"
+
+    def _cancel(self, interrupt: Callable[[str], object], done: Event) -> None:
+        """Once the job is cancelled, ends whatever Spark begins for it."""
+        while not done.wait(POLL):
+            if self._cancelled.is_set():
+                with suppress(Exception):  # tried again, until the job has ended
+                    interrupt(self.job_id)
+
+    def _check(self) -> None:
+        if self._cancelled.is_set():
+            raise CancelledError(f"{self.plan.name} was cancelled; what it had not committed is not")
+
+    def _tell(self, event: JobEvent) -> None:
+        with self._lock:
+            self._events.append(event)
+        if self._shown is not None:
+            self._shown.tell(event)
+
+
+def execute(
+    pipeline: GraphBuilder,
+    options: Mapping[str, Any] | None = None,
+    spark: SparkSession | None = None,
+    master: str = "local[*]",
+    storage: str | None = None,
+    progress: bool | None = None,
+) -> JobHandle:
+    """Starts a job in a thread of this process; `api.Pipeline.execute` says what the arguments mean."""
+    planned = plan(pipeline.graph(), Configuration([Layer("launch", options or {}), *settings.shared_layers()]))
+    console = Console(stderr=True)
+    if progress is None:
+        progress = console.is_terminal or console.is_jupyter
+    if spark is None:
+        reach_master(master)
+        check_java()
+    return JobHandle(planned, spark, master, storage, ShownProgress(planned, console) if progress else None)

@@ -1,0 +1,106 @@
+"""Jobs that run in this process, without Dagster."""
+
+import time
+from datetime import timedelta
+from typing import NamedTuple
+
+import pytest
+from deltalake import DeltaTable
+
+from dagster_unified.api import CsvSource, DeltaSink, Pipeline
+from dagster_unified.errors import CancelledError, PipelineError, UserFunctionError
+
+
+class Sale(NamedTuple):
+    shop: str
+    amount: int
+
+
+SALES = [Sale("north", 1), Sale("south", 2), Sale("north", 4)]
+TOTALS = [Sale("north", 5), Sale("south", 2)]
+
+
+def totals(pipeline):
+    return pipeline.from_collection(SALES, name="sales").key_by("shop").sum("amount").name("totals")
+
+
+def streaming(folder):
+    return {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(folder / "checkpoints"), "pipeline.max-parallelism": 2}
+
+
+def test_a_batch_job_ends_with_its_result_and_what_each_stage_made(spark, tmp_path):
+    pipeline = Pipeline("shops")
+    totals(pipeline).sink_to(DeltaSink(str(tmp_path / "out"), mode="upsert", key="shop"))
+    job = pipeline.execute(spark=spark)
+    result = job.result()
+    assert (job.status, result.mode, result.metrics.rows) == ("FINISHED", "BATCH", {"sales": 3, "out": 2})
+    assert sorted(map(tuple, DeltaTable(str(tmp_path / "out")).to_pyarrow_table().to_pandas().values.tolist())) == TOTALS
+
+
+def test_a_bounded_stream_ends_with_its_result_and_what_each_sink_was_given(spark, tmp_path):
+    pipeline = Pipeline("shops")
+    totals(pipeline).sink_to(DeltaSink(str(tmp_path / "out"), mode="upsert", key="shop"))
+    result = pipeline.execute(streaming(tmp_path), spark=spark).result()
+    assert (result.mode, result.metrics.rows_in, set(result.metrics.rows)) == ("STREAMING", 3, {"out"})
+    assert result.metrics.epochs >= 1
+    assert DeltaTable(str(tmp_path / "out")).to_pyarrow_table().num_rows == 2
+
+
+def test_what_a_function_raises_is_raised_by_the_result(spark, tmp_path):
+    def broken(sale: Sale) -> Sale:
+        raise ValueError("no such shop")
+
+    pipeline = Pipeline("shops")
+    pipeline.from_collection(SALES).map(broken).sink_to(DeltaSink(str(tmp_path / "out")))
+    job = pipeline.execute(spark=spark)
+    with pytest.raises(UserFunctionError, match="no such shop"):
+        job.result()
+    assert job.status == "FAILED"
+
+
+def test_a_mistake_is_raised_before_anything_runs():
+    with pytest.raises(PipelineError, match="nothing is written anywhere"):
+        Pipeline("shops").execute()
+
+
+def test_a_batch_job_that_is_cancelled_commits_nothing(spark, tmp_path):
+    begun = tmp_path / "begun"
+
+    def slow(sale: Sale) -> Sale:
+        begun.touch()
+        time.sleep(600)
+        return sale
+
+    pipeline = Pipeline("shops")
+    pipeline.from_collection(SALES).map(slow).sink_to(DeltaSink(str(tmp_path / "out")))
+    job = pipeline.execute(spark=spark)
+    while not begun.exists():
+        assert not job.await_termination(timedelta(seconds=0.1))
+    job.cancel()
+    with pytest.raises(CancelledError, match="shops was cancelled"):
+        job.result()
+    assert job.status == "CANCELED"
+    assert not DeltaTable.is_deltatable(str(tmp_path / "out")) or DeltaTable(str(tmp_path / "out")).to_pyarrow_table().num_rows == 0
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_a_streams_records_come_to_the_program(spark, mode):
+    with totals(Pipeline("shops")).execute_and_collect({"execution.runtime-mode": mode, "pipeline.max-parallelism": 2}, spark=spark) as found:
+        records = list(found)
+    assert {sale.shop: sale for sale in records} == {sale.shop: sale for sale in TOTALS}  # STREAMING emits each total as it grows
+    assert all(type(sale) is Sale for sale in records)
+
+
+def test_an_unbounded_stream_is_read_until_the_program_has_enough(spark, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "one.csv").write_text("shop,amount\nnorth,1\n")
+    pipeline = Pipeline("shops")
+    sales = pipeline.from_source(CsvSource(str(tmp_path / "in"), Sale, name="sales", monitor=True))
+    with sales.execute_and_collect({"pipeline.max-parallelism": 2}, spark=spark) as found:
+        assert next(found) == Sale("north", 1)
+        (tmp_path / "in" / ".two.csv").write_text("shop,amount\nsouth,2\n")
+        (tmp_path / "in" / ".two.csv").rename(tmp_path / "in" / "two.csv")
+        assert next(found) == Sale("south", 2)
+    assert found.job.status == "CANCELED"
+    with pytest.raises(PipelineError, match="nothing is written anywhere"):
+        pipeline.plan()
