@@ -22,8 +22,18 @@ from dagster_unified.connectors import (
     StructuredSource,
 )
 from dagster_unified.operators.async_io import AsyncFunction
-from dagster_unified.operators.broadcast import BroadcastProcessFunction, BroadcastState, KeyedBroadcastProcessFunction, ReadOnlyBroadcastState
-from dagster_unified.operators.connected import CoFlatMapFunction, CoMapFunction, CoProcessFunction, KeyedCoProcessFunction
+from dagster_unified.operators.broadcast import (
+    BroadcastProcessFunction,
+    BroadcastState,
+    KeyedBroadcastProcessFunction,
+    ReadOnlyBroadcastState,
+)
+from dagster_unified.operators.connected import (
+    CoFlatMapFunction,
+    CoMapFunction,
+    CoProcessFunction,
+    KeyedCoProcessFunction,
+)
 from dagster_unified.operators.functions import (
     AggregateFunction,
     FilterFunction,

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class AsyncDataStream:
     """Calls an `AsyncFunction` for each record, many at once.
 
-    In both modes a record's results carry its event time, a call that fails fails the stage or the epoch, and a retry calls again
-    (at-least-once towards the service). `capacity` is per partition.
+    In both modes a record's results carry its event time, a call that fails fails the stage or the epoch, and a retry
+    calls again (at-least-once towards the service). `capacity` is per partition.
     """
 
     @staticmethod

@@ -9,7 +9,12 @@ from dagster_unified.api.record_types import NOT_GIVEN, agreed_output, main_outp
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes
 from dagster_unified.graph.nodes import ExchangeKind, Key, Naming, Partitioning
-from dagster_unified.operators.broadcast import Broadcasting, BroadcastProcessFunction, KeyedBroadcastProcessFunction, checked
+from dagster_unified.operators.broadcast import (
+    Broadcasting,
+    BroadcastProcessFunction,
+    KeyedBroadcastProcessFunction,
+    checked,
+)
 from dagster_unified.operators.state import MapStateDescriptor
 from dagster_unified.operators.type_variables import A, B, K, R, T
 
@@ -20,7 +25,10 @@ if TYPE_CHECKING:
 
 
 class BroadcastStream(Generic[T]):
-    """A stream whose every record goes to every instance of the operator that it is connected to, with the maps that it fills there."""
+    """A stream whose every record goes to every instance of the operator that it is connected to.
+
+    It fills maps there: the broadcast state.
+    """
 
     def __init__(self, stream: DataStream[T], descriptors: tuple[MapStateDescriptor[Any, Any], ...]) -> None:
         self._stream = stream
@@ -33,10 +41,16 @@ class _BroadcastConnected(Generic[A, B]):
     def __init__(self, stream: DataStream[A], broadcast: BroadcastStream[B]) -> None:
         where = stream._where("connect")
         if stream._pipeline is not broadcast._stream._pipeline:
-            raise PipelineError(f"{where}: the streams belong to different pipelines, '{stream._pipeline.name}' and '{broadcast._stream._pipeline.name}'")
+            raise PipelineError(
+                f"{where}: the streams belong to different pipelines, "
+                f"'{stream._pipeline.name}' and '{broadcast._stream._pipeline.name}'"
+            )
         exchanges = [u.partitioning.kind for u in stream._upstream if u.partitioning is not None]
         if ExchangeKind.BROADCAST in exchanges:
-            raise PipelineError(f"{where}: both streams are broadcast; leave broadcast() out on the one whose records are to be processed")
+            raise PipelineError(
+                f"{where}: both streams are broadcast; leave broadcast() out on the one whose records are to be "
+                "processed"
+            )
         self._broadcast = broadcast
 
     def _process(self, stream: DataStream[A], key: Key | None, function: Any, output_type: Any) -> DataStream[Any]:
@@ -75,11 +89,13 @@ class BroadcastConnectedStream(_BroadcastConnected[A, B]):
         super().__init__(stream, broadcast)
         self._stream = stream
 
-    def process(self, function: BroadcastProcessFunction[A, B, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
+    def process(
+        self, function: BroadcastProcessFunction[A, B, R], output_type: TypeForm[R] = NOT_GIVEN
+    ) -> DataStream[R]:
         """Runs a `BroadcastProcessFunction`.
 
-        In BATCH all broadcast records come first; they travel with the program to each partition, so that they have to fit into memory.
-        In STREAMING each key group holds a copy of the state in its checkpoint.
+        In BATCH all broadcast records come first; they travel with the program to each partition, so that they have to
+        fit into memory. In STREAMING each key group holds a copy of the state in its checkpoint.
         """
         return self._process(self._stream, None, function, output_type)
 
@@ -91,10 +107,12 @@ class KeyedBroadcastConnectedStream(_BroadcastConnected[A, B], Generic[K, A, B])
         super().__init__(stream, broadcast)
         self._stream = stream
 
-    def process(self, function: KeyedBroadcastProcessFunction[K, A, B, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
+    def process(
+        self, function: KeyedBroadcastProcessFunction[K, A, B, R], output_type: TypeForm[R] = NOT_GIVEN
+    ) -> DataStream[R]:
         """Runs a `KeyedBroadcastProcessFunction`, with state and timers of the key.
 
-        In BATCH all broadcast records come first; they travel with the program to each partition, so that they have to fit into memory.
-        In STREAMING each key group holds a copy of the state in its checkpoint.
+        In BATCH all broadcast records come first; they travel with the program to each partition, so that they have to
+        fit into memory. In STREAMING each key group holds a copy of the state in its checkpoint.
         """
         return self._process(self._stream, self._stream._key_selector, function, output_type)

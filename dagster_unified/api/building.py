@@ -1,4 +1,7 @@
-"""`GraphBuilder`: what streams add their operators to. It only records what is written; nothing runs until an engine is given its plan."""
+"""`GraphBuilder`: what streams add their operators to.
+
+It only records what is written; nothing runs until an engine is given its plan.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,8 @@ class GraphBuilder:
         self._tags: dict[tuple[int, str], RecordType] = {}
 
     def graph(self) -> Graph:
-        """The logical graph; raises `PipelineError` where it is not complete, two operators share a uid, or two sinks overwrite each other.
+        """The logical graph; raises `PipelineError` where it is not complete, two operators share a uid, or two sinks
+        overwrite each other.
 
         Of sinks with one name, all but the first are named by their uids.
         """
@@ -56,7 +60,8 @@ class GraphBuilder:
             if count > 1:
                 first, second = [n for n in given if n.uid == uid][:2]
                 raise PipelineError(
-                    f"{self.name}: '{first.name}' ({first.location}) and '{second.name}' ({second.location}) both have the uid '{uid}'; a uid names one operator's state"
+                    f"{self.name}: '{first.name}' ({first.location}) and '{second.name}' ({second.location}) both have "
+                    f"the uid '{uid}'; a uid names one operator's state"
                 )
         taken = {n.uid for n in given}
         nodes = []
@@ -84,7 +89,11 @@ class GraphBuilder:
         """Everything that is decided before a run, for a configuration (option keys to values)."""
         return plan(self.graph(), options if isinstance(options, Configuration) else Configuration.of(options))
 
-    def explain(self, options: Mapping[str, Any] | Configuration | None = None, format: str = "text") -> str:  # noqa: A002
+    def explain(
+        self,
+        options: Mapping[str, Any] | Configuration | None = None,
+        format: str = "text",  # noqa: A002
+    ) -> str:
         """The plan as `text`, `mermaid` or `json`."""
         formats = {"text": explanation.as_text, "mermaid": explanation.as_mermaid, "json": explanation.dumps}
         if format not in formats:
@@ -118,7 +127,8 @@ class GraphBuilder:
         held: RecordType = self._tags.setdefault((node.id, tag.name), tag.output_type)
         if held != tag.output_type:
             raise RecordTypeError(
-                f"{self.name}: operator '{node.name}': the side output '{tag.name}' is declared as {held.describe()} and as {tag.output_type.describe()}; "
+                f"{self.name}: operator '{node.name}': the side output '{tag.name}' is declared as {held.describe()} "
+                f"and as {tag.output_type.describe()}; "
                 "give one of them another name"
             )
 

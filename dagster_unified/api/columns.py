@@ -3,7 +3,8 @@
     from dagster_unified.api import functions as F
     flights.where(F.col("dep_delay") > 15)
 
-The names and arguments are those of `pyspark.sql.functions`; what is written is recorded and replayed there by the engine.
+The names and arguments are those of `pyspark.sql.functions`; what is written is recorded and replayed there by the
+engine.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dagster_unified.graph.expressions import Column
 
 @cache
 def _names() -> frozenset[str]:
-    """The functions that the installed pyspark has, read from its source: importing it takes longer than building a pipeline."""
+    """The functions of the installed pyspark, read from its source: its import takes longer than building a pipeline."""
     defined = re.findall(r"^def ([a-zA-Z]\w*)\(", _source(), re.MULTILINE)
     exported = re.findall(r'^    "(\w+)",$', _source("__init__.py"), re.MULTILINE)
     return frozenset([*defined, *exported])
@@ -73,7 +74,10 @@ def _columns_named(function: str, arguments: tuple[Any, ...], options: dict[str,
 
 @cache
 def _signature(function: str) -> ast.arguments | None:
-    """The parameters of a function, as the installed pyspark's source has them; of overloads, those that are implemented."""
+    """The parameters of a function, as the installed pyspark's source has them.
+
+    Of overloads, those that are implemented.
+    """
     begin = _source().rfind(f"\ndef {function}(") + 1
     header = re.compile(r"def .*?\) -> [^\n]*:(?=\n)", re.DOTALL).match(_source(), begin) if begin else None
     if header is None:

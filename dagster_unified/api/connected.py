@@ -1,6 +1,7 @@
 """Streams of two types in one operator: `connect`, window joins and co-groups, interval joins.
 
-Each unites its streams as records of `Either` and puts an operator of one input behind it; see `operators/connected.py`.
+Each unites its streams as records of `Either` and puts an operator of one input behind it; see
+`operators/connected.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,14 @@ from dagster_unified.operators.connected import (
     either_type,
 )
 from dagster_unified.operators.functions import KeySelector, OutputTag
-from dagster_unified.operators.joins import CoGroupFunction, FlatJoinFunction, IntervalJoin, JoinFunction, ProcessJoinFunction, WindowedPairs
+from dagster_unified.operators.joins import (
+    CoGroupFunction,
+    FlatJoinFunction,
+    IntervalJoin,
+    JoinFunction,
+    ProcessJoinFunction,
+    WindowedPairs,
+)
 from dagster_unified.operators.keyed_functions import KEYED_FORMS, PartlyKeyed
 from dagster_unified.operators.time import to_span
 from dagster_unified.operators.type_variables import A, B, K, R
@@ -48,9 +56,10 @@ Fields = str | int | Sequence[str | int]
 class ConnectedStreams(Generic[A, B]):
     """Two streams that an operator sees together, each under its own type.
 
-    Where both are keyed, functions have state and timers of the key that both share: in BATCH one key's records of both come
-    together, by event time. Where one is keyed, there is state for its records, and there are no timers: in BATCH the other
-    stream's records come first, as they arrive, then the keyed ones, key by key. Without a key their order is not defined.
+    Where both are keyed, functions have state and timers of the key that both share: in BATCH one key's records of both
+    come together, by event time. Where one is keyed, there is state for its records, and there are no timers: in BATCH
+    the other stream's records come first, as they arrive, then the keyed ones, key by key. Without a key their order is
+    not defined.
     """
 
     def __init__(
@@ -61,7 +70,10 @@ class ConnectedStreams(Generic[A, B]):
         key_type: Any = None,
     ) -> None:
         if first._pipeline is not second._pipeline:
-            raise PipelineError(f"{first._where('connect')}: the streams belong to different pipelines, '{first._pipeline.name}' and '{second._pipeline.name}'")
+            raise PipelineError(
+                f"{first._where('connect')}: the streams belong to different pipelines, "
+                f"'{first._pipeline.name}' and '{second._pipeline.name}'"
+            )
         self._first, self._second, self._keys, self._key_type = first, second, keys, key_type
 
     @overload
@@ -85,7 +97,10 @@ class ConnectedStreams(Generic[A, B]):
         key2: Fields | Callable[[B], object] | KeySelector[B, object],
     ) -> KeyedConnectedStreams[Any, A, B]: ...
     def key_by(self, key1: Any, key2: Any, key_type: Any = None) -> KeyedConnectedStreams[Any, A, B]:
-        """Partitions both by key: each a field, a tuple of fields, or a function of the record. The keys have to be of one type."""
+        """Partitions both by key: each a field, a tuple of fields, or a function of the record.
+
+        The keys have to be of one type.
+        """
         return KeyedConnectedStreams(self._first, self._second, (key1, key2), key_type)
 
     def map(self, function: CoMapFunction[A, B, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
@@ -112,7 +127,8 @@ class ConnectedStreams(Generic[A, B]):
         if first is not None and second is not None:
             if first[1] != second[1]:
                 raise RecordTypeError(
-                    f"{self._where('key_by')}: the first stream's key is a {type_name(first[1])} and the second's a {type_name(second[1])}; give both the same, or map one of them"
+                    f"{self._where('key_by')}: the first stream's key is a {type_name(first[1])} and the second's a "
+                    f"{type_name(second[1])}; give both the same, or map one of them"
                 )
             return self._stream().key_by(EitherKey(first[0], second[0]), key_type=first[1])
         keyed = first if first is not None else second
@@ -139,21 +155,33 @@ class ConnectedStreams(Generic[A, B]):
         if output is None:
             output = agreed_output(both.function, (both.first, both.second), unwrap, self._where(name))
         if self._keys == (None, None):
-            return getattr(self._stream(), kind)(both, output)._called(name, Naming.FUNCTION)  # type: ignore[no-any-return]
+            made: DataStream[Any] = getattr(self._stream(), kind)(both, output)
+            return made._called(name, Naming.FUNCTION)
         function = KEYED_FORMS[kind](both)
-        return self.keyed().process(PartlyKeyed(function, self._keyed_side) if self._keyed_side else function, output)._called(name, Naming.FUNCTION)
+        return (
+            self.keyed()
+            .process(PartlyKeyed(function, self._keyed_side) if self._keyed_side else function, output)
+            ._called(name, Naming.FUNCTION)
+        )
 
     def _stream(self) -> DataStream[Any]:
         first, second = (s._records("connect") for s in (self._first, self._second))
         either = either_type(first.python, second.python)
-        sides = [s._plain().map(Tag(either, number), either)._called(f"{_name(s)} as {number}", Naming.LIBRARY) for number, s in ((1, self._first), (2, self._second))]
+        sides = [
+            s._plain().map(Tag(either, number), either)._called(f"{_name(s)} as {number}", Naming.LIBRARY)
+            for number, s in ((1, self._first), (2, self._second))
+        ]
         return sides[0].union(sides[1])
 
     def _expect(self, function: Any, kinds: tuple[type, ...], method: str) -> None:
         if not isinstance(function, kinds):
             hint = ""
             if isinstance(function, KeyedCoProcessFunction):
-                hint = "; call key_by on the connected streams first" if not self._keyed_side else "; it needs both streams keyed, so call key_by on the other one too"
+                hint = (
+                    "; call key_by on the connected streams first"
+                    if not self._keyed_side
+                    else "; it needs both streams keyed, so call key_by on the other one too"
+                )
             raise PipelineError(f"{self._where(method)}: expected a {kinds[0].__name__}, got {function!r}{hint}")
 
     def _where(self, what: str) -> str:
@@ -256,7 +284,9 @@ class _PairedWindows(Generic[A, B]):
             annotated = return_type(method)
             output = stated_output(method) or (None if annotated is None else unwrap(annotated))
         if output is None:
-            raise RecordTypeError(f"{where} has no output type; annotate what the function returns, or give output_type=")
+            raise RecordTypeError(
+                f"{where} has no output type; annotate what the function returns, or give output_type="
+            )
         return self._windows.apply(WindowedPairs(function, kind), output)._called(self._kind, Naming.LIBRARY)
 
     def _expect(self, function: Any, kinds: tuple[type, ...]) -> None:
@@ -302,7 +332,10 @@ class IntervalJoined(Generic[A, B]):
         self._late: list[OutputTag[Any] | None] = [None, None]
 
     def between(self, lower: timedelta, upper: timedelta) -> Self:
-        """Pairs a left record with the right ones from `lower` to `upper` after it, both included; negative is before."""
+        """Pairs a left record with the right ones from `lower` to `upper` after it, both included.
+
+        Negative is before.
+        """
         low, high = map(to_span, (lower, upper))
         if low > high:
             raise PipelineError(f"{self._where()}: the lower bound, {lower}, is above the upper, {upper}")
@@ -320,7 +353,10 @@ class IntervalJoined(Generic[A, B]):
         return self
 
     def side_output_left_late_data(self, tag: OutputTag[A]) -> Self:
-        """Where left records go that come after the watermark; without it they are dropped and counted. None comes in BATCH."""
+        """Where left records go that come after the watermark.
+
+        Without it they are dropped and counted. None comes in BATCH.
+        """
         self._late[0] = tag
         return self
 
@@ -337,7 +373,10 @@ class IntervalJoined(Generic[A, B]):
             raise PipelineError(f"{self._where()}: give the interval first, with between(lower, upper)")
         streams = (self._left, self._right)
         if not all(s._pipeline._node(u.node).timestamped for s in streams for u in s._upstream):
-            raise PipelineError(f"{self._where()}: an interval join goes by event time; call assign_timestamps_and_watermarks on both streams before key_by")
+            raise PipelineError(
+                f"{self._where()}: an interval join goes by event time; "
+                "call assign_timestamps_and_watermarks on both streams before key_by"
+            )
         lower, upper = self._bounds[0] + self._exclusive[0], self._bounds[1] - self._exclusive[1]
         types = (self._left._records("interval_join").python, self._right._records("interval_join").python)
         annotated = return_type(function.process_element)
@@ -347,7 +386,10 @@ class IntervalJoined(Generic[A, B]):
         if output is None and annotated is not None:
             output = main_output(annotated)
         if output is None:
-            raise RecordTypeError(f"{self._where()}: {type(function).__name__} has no output type; annotate what process_element returns, or give output_type=")
+            raise RecordTypeError(
+                f"{self._where()}: {type(function).__name__} has no output type; "
+                "annotate what process_element returns, or give output_type="
+            )
         join = IntervalJoin(function, lower, upper, types, (self._late[0], self._late[1]))
         keys = (self._left._key_selector, self._right._key_selector)
         connected: KeyedConnectedStreams[Any, A, B] = KeyedConnectedStreams(self._left, self._right, keys)
@@ -366,7 +408,11 @@ def _getter(stream: DataStream[Any], key: Any, key_type: Any) -> tuple[Callable[
     if key is None:
         return None
     records = stream._records("connect")
-    selected = key if isinstance(key, nodes.Key) else stream._key(tuple(key) if isinstance(key, (tuple, list)) else (key,), key_type)
+    selected = (
+        key
+        if isinstance(key, nodes.Key)
+        else stream._key(tuple(key) if isinstance(key, (tuple, list)) else (key,), key_type)
+    )
     if selected.computed is not None:
         function = selected.computed.function
         return getattr(function, "get_key", function), selected.computed.python

@@ -34,7 +34,9 @@ class Pipeline(GraphBuilder):
     ) -> DataStream[T]:
         """A stream of a source's records, with event times where a strategy is given."""
         naming = Naming.AUTHOR if source_name else Naming.SOURCE
-        node = self._add(SourceNode, [], source_name or source.name, naming=naming, records=source.records, source=source)
+        node = self._add(
+            SourceNode, [], source_name or source.name, naming=naming, records=source.records, source=source
+        )
         stream: DataStream[T] = DataStream(self, node.id)
         return stream if watermark_strategy is None else stream.assign_timestamps_and_watermarks(watermark_strategy)
 

@@ -1,4 +1,5 @@
-"""The record type that an operator gives, from what a function's author wrote: the same annotations that a type checker reads.
+"""The record type that an operator gives, from what a function's author wrote: the same annotations that a type checker
+reads.
 
 A function class says it as its base's argument, `MapFunction[Sale, int]`, or as the annotation of its method.
 """
@@ -48,7 +49,7 @@ def _is_side_output(annotation: Any) -> bool:
 
 
 def stated_output(method: Any) -> Any | None:
-    """What the class of a method's object says that it gives: `int` of `MapFunction[Sale, int]`; None where it says nothing."""
+    """What a method's class says that it gives: `int` of `MapFunction[Sale, int]`; None where it says nothing."""
     return type_argument(type(getattr(method, "__self__", None)), Out)
 
 
@@ -85,18 +86,27 @@ def _resolved(argument: Any, cls: type) -> Any:
 
 
 def agreed_output(function: Any, methods: tuple[str, str], unwrap: Callable[[Any], Any], where: str) -> Any:
-    """The output type of a function with two methods; raises where nothing says it, or both are annotated with different ones."""
+    """The output type of a function with two methods.
+
+    Raises where nothing says it, or both are annotated with different ones.
+    """
     stated = type_argument(type(function), Out)
     if stated is not None:
         return stated
     annotated = {m: t for m in methods if (t := return_type(getattr(function, m))) not in (None, type(None))}
     for method, given in annotated.items():
         if unwrap(given) is None:
-            raise RecordTypeError(f"{where}: {method} is annotated to give {type_name(given)}, and has to give an iterable of records, such as Iterable[{type_name(given)}]")
+            raise RecordTypeError(
+                f"{where}: {method} is annotated to give {type_name(given)}, and has to give an iterable of records, "
+                f"such as Iterable[{type_name(given)}]"
+            )
     found = [unwrap(annotated[m]) if m in annotated else None for m in methods]
     agreed = next((t for t in found if t is not None), None)
     if agreed is None:
         raise RecordTypeError(f"{where} has no output type; annotate what {methods[0]} returns, or give output_type=")
     if None not in found and found[0] != found[1]:
-        raise RecordTypeError(f"{where}: {methods[0]} gives {type_name(found[0])} and {methods[1]} gives {type_name(found[1])}; make them the same")
+        raise RecordTypeError(
+            f"{where}: {methods[0]} gives {type_name(found[0])} and {methods[1]} gives {type_name(found[1])}; "
+            "make them the same"
+        )
     return agreed

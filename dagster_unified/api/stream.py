@@ -1,7 +1,8 @@
-"""`DataStream` and `KeyedStream`: the fluent API. Each call adds a node to the pipeline's graph and gives the stream after it.
+"""`DataStream` and `KeyedStream`: the fluent API. Each call adds a node to the pipeline's graph and gives the stream
+after it.
 
-Names follow PyFlink. Types are checked here, while the graph is built: an operator's output type is its function's return
-annotation or `output_type=`; a missing or contradictory one is an error that names the operator.
+Names follow PyFlink. Types are checked here, while the graph is built: an operator's output type is its function's
+return annotation or `output_type=`; a missing or contradictory one is an error that names the operator.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import functools
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 
 import pyarrow as pa
@@ -50,7 +52,14 @@ from dagster_unified.operators.keyed_functions import KEYED_FORMS, may_hold_stat
 from dagster_unified.operators.layout import TIMESTAMP, ComputedKey
 from dagster_unified.operators.state import MapStateDescriptor
 from dagster_unified.operators.type_variables import B, K, KeyOut, R, T, W
-from dagster_unified.operators.windows import CountEvictor, CountTrigger, GlobalWindow, GlobalWindows, PurgingTrigger, WindowAssigner
+from dagster_unified.operators.windows import (
+    CountEvictor,
+    CountTrigger,
+    GlobalWindow,
+    GlobalWindows,
+    PurgingTrigger,
+    WindowAssigner,
+)
 from dagster_unified.operators.windows.triggers import SlidingCountTrigger
 from dagster_unified.records import RecordType, arrow_type, inspected, return_type, type_name
 
@@ -104,12 +113,19 @@ class DataStream(Generic[T]):
 
     # Functions on records
 
-    def map(self, function: Callable[[T], R] | MapFunction[T, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
+    def map(
+        self, function: Callable[[T], R] | MapFunction[T, R], output_type: TypeForm[R] = NOT_GIVEN
+    ) -> DataStream[R]:
         """One record in, one record out. In both modes a call per record, in one pass with its neighbours."""
         return self._apply(nodes.MapNode, function, "map", output_type, itself)
 
-    def flat_map(self, function: Callable[[T], Iterable[R]] | FlatMapFunction[T, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
-        """One record in, any number out. In both modes a call per record; each result carries the record's event time."""
+    def flat_map(
+        self, function: Callable[[T], Iterable[R]] | FlatMapFunction[T, R], output_type: TypeForm[R] = NOT_GIVEN
+    ) -> DataStream[R]:
+        """One record in, any number out.
+
+        In both modes a call per record; each result carries the record's event time.
+        """
         return self._apply(nodes.FlatMapNode, function, "flat_map", output_type, main_output)
 
     def filter(self, function: Callable[[T], bool] | FilterFunction[T]) -> DataStream[T]:
@@ -118,8 +134,11 @@ class DataStream(Generic[T]):
         self._check_function(name, getattr(function, "filter", function))
         return self._function(nodes.FilterNode, name, function, records=self._records(name))
 
-    def map_batches(self, function: Callable[[pa.RecordBatch], pa.RecordBatch], output_type: TypeForm[R]) -> DataStream[R]:
-        """A function from Arrow batches to Arrow batches, for vectorised code. How records are cut into batches is not defined, in either mode.
+    def map_batches(
+        self, function: Callable[[pa.RecordBatch], pa.RecordBatch], output_type: TypeForm[R]
+    ) -> DataStream[R]:
+        """A function from Arrow batches to Arrow batches, for vectorised code. How records are cut into batches is not
+        defined, in either mode.
 
         A stream with event times has them in the column `__ts`; keep it where the number of rows changes.
         """
@@ -135,7 +154,8 @@ class DataStream(Generic[T]):
         """Runs a `ProcessFunction`: a record in, any number out, with timestamps and side outputs."""
         if not isinstance(function, ProcessFunction):
             raise PipelineError(
-                f"{self._where(_name_of(function, 'process'))}: process needs a ProcessFunction; a KeyedProcessFunction needs a keyed stream, so call key_by before it"
+                f"{self._where(_name_of(function, 'process'))}: process needs a ProcessFunction; "
+                "a KeyedProcessFunction needs a keyed stream, so call key_by before it"
             )
         return self._apply(nodes.ProcessNode, function, "process_element", output_type, main_output)
 
@@ -158,29 +178,49 @@ class DataStream(Generic[T]):
             named = self._pipeline._record_type(output_type, "select")
             if len(named.names) != len(columns):
                 raise RecordTypeError(
-                    f"{self._where('select')}: {len(columns)} columns are selected, and {named.describe()} has {len(named.names)} fields; each field names a column, in order"
+                    f"{self._where('select')}: {len(columns)} columns are selected, "
+                    f"and {named.describe()} has {len(named.names)} fields; each field names a column, in order"
                 )
             return self._next(nodes.SelectNode, "select", records=named, columns=columns)
-        plain = [c if isinstance(c, str) else c.arguments[0] if c.target is None and c.name == "col" else None for c in columns]
+        plain = [_plain_name(c) for c in columns]
         if any(name not in records.names for name in plain):
+            computed = next(c for c, n in zip(columns, plain, strict=True) if n not in records.names)
             raise RecordTypeError(
-                f"{self._where('select')}: output_type is needed, since the type of {next(c for c, n in zip(columns, plain, strict=True) if n not in records.names)!r} is known to Spark only"
+                f"{self._where('select')}: output_type is needed, since the type of {computed!r} is known to Spark only"
             )
-        return self._next(nodes.SelectNode, "select", records=_projected(records, [str(n) for n in plain]), columns=columns)
+        projected = _projected(records, [str(n) for n in plain])
+        return self._next(nodes.SelectNode, "select", records=projected, columns=columns)
 
-    def with_columns(self, columns: Mapping[str, str] | Mapping[str, Column] | Mapping[str, str | Column], output_type: TypeForm[R]) -> DataStream[R]:
-        """Adds or replaces columns, each a SQL expression as text or `functions`; `output_type` is the whole resulting record."""
+    def with_columns(
+        self, columns: Mapping[str, str] | Mapping[str, Column] | Mapping[str, str | Column], output_type: TypeForm[R]
+    ) -> DataStream[R]:
+        """Adds or replaces columns, each a SQL expression as text or `functions`.
+
+        `output_type` is the whole resulting record.
+        """
         before = self._records("with_columns")
         self._check_columns(columns.values(), "with_columns", tuple(columns))
         records = self._pipeline._record_type(output_type, "with_columns")
         available = [*before.names, *(name for name in columns if name not in before.names)]
         lost = [name for name in columns if name not in records.names]
         if lost:
-            raise RecordTypeError(f"{self._where('with_columns')}: column '{lost[0]}' is not in output_type, {records.describe()}; add it there, or do not compute it")
+            raise RecordTypeError(
+                f"{self._where('with_columns')}: column '{lost[0]}' is not in output_type, {records.describe()}; "
+                "add it there, or do not compute it"
+            )
         odd = [name for name in records.names if name not in available]
         if odd:
-            raise RecordTypeError(f"{self._where('with_columns')}: no column '{odd[0]}' for {records.describe()}; there are {', '.join(available)}{nearest(odd[0], available)}")
-        return self._next(nodes.WithColumnsNode, "with_columns", records=records, columns=tuple(columns.values()), names=tuple(columns))
+            raise RecordTypeError(
+                f"{self._where('with_columns')}: no column '{odd[0]}' for {records.describe()}; "
+                f"there are {', '.join(available)}{nearest(odd[0], available)}"
+            )
+        return self._next(
+            nodes.WithColumnsNode,
+            "with_columns",
+            records=records,
+            columns=tuple(columns.values()),
+            names=tuple(columns),
+        )
 
     def where(self, condition: str | Column) -> DataStream[T]:
         """Keeps the rows for which a SQL condition, or one made with `functions`, holds. Runs in Catalyst."""
@@ -195,80 +235,96 @@ class DataStream(Generic[T]):
         output_type: TypeForm[R],
         how: Literal["left", "inner"] = "left",
     ) -> DataStream[R]:
-        """Joins each record with the rows of a small bounded table that have its key; Spark's broadcast join, with no Python worker.
+        """Joins each record with the rows of a small bounded table that have its key; Spark's broadcast join, with no
+        Python worker.
 
-        `on` is a field that both have, or fields and the table's columns; `columns` are new fields, and the table's columns that they are
-        from. A record with no row is kept with None ("left") or dropped ("inner"); one with several gives several; None finds nothing. In
-        BATCH the table is as it is when the stage runs, in STREAMING as it is, or was a second before, at each micro-batch.
+        `on` is a field that both have, or fields and the table's columns; `columns` are new fields, and the table's
+        columns that they are from. A record with no row is kept with None ("left") or dropped ("inner"); one with
+        several gives several; None finds nothing. In BATCH the table is as it is when the stage runs, in STREAMING as
+        it is, or was a second before, at each micro-batch.
         """
         name = "lookup_join"
         before, where = self._records(name), self._where(name)
         if not isinstance(table, Source) or table.boundedness is not Boundedness.BOUNDED:
-            raise PipelineError(f"{where}: expected a bounded source such as CsvSource(path, Airport), got {table.describe() if isinstance(table, Source) else repr(table)}")
+            raise PipelineError(
+                f"{where}: expected a bounded source such as CsvSource(path, Airport), "
+                f"got {table.describe() if isinstance(table, Source) else repr(table)}"
+            )
         if getattr(table, "on_malformed", "fail") != "fail":
-            raise PipelineError(f"{where}: '{table.name}' drops or diverts malformed rows, which a lookup does not; use on_malformed='fail'")
+            raise PipelineError(
+                f"{where}: '{table.name}' drops or diverts malformed rows, which a lookup does not; "
+                "use on_malformed='fail'"
+            )
         if how not in ("left", "inner"):
             raise PipelineError(f"{where}: how is 'left' or 'inner', not {how!r}")
         pairs = {on: on} if isinstance(on, str) else on
         if not isinstance(pairs, Mapping) or not pairs:
-            raise PipelineError(f"{where}: on is a field that both have, or fields and the table's columns, such as {{'origin': 'faa'}}, not {on!r}")
-        for field, column in pairs.items():
-            _check_field(before, field, where)
-            _check_field(table.records, column, f"{where}: table '{table.name}'")
-            kinds = before.schema.field(field).type, table.records.schema.field(column).type
-            if kinds[0] != kinds[1]:
-                raise RecordTypeError(f"{where}: field '{field}' is a {kinds[0]} and the table's '{column}' a {kinds[1]}; a lookup compares values of one type")
+            raise PipelineError(
+                f"{where}: on is a field that both have, or fields and the table's columns, "
+                f"such as {{'origin': 'faa'}}, not {on!r}"
+            )
+        _check_lookup_keys(before, table, pairs, where)
         records = self._pipeline._record_type(output_type, name)
-        for field, column in columns.items():
-            _check_field(table.records, column, f"{where}: table '{table.name}'")
-            if field in before.names:
-                raise PipelineError(f"{where}: the stream has a field '{field}' already; give the table's column '{column}' another name")
-            if field not in records.names:
-                raise RecordTypeError(f"{where}: field '{field}' is not in output_type, {records.describe()}; add it there, or leave it out of columns")
-        for field in records.names:
-            if field not in columns:
-                _check_field(before, field, where)
-            given = table.records.schema.field(columns[field]) if field in columns else before.schema.field(field)
-            declared = records.schema.field(field)
-            if declared.type != given.type:
-                raise RecordTypeError(f"{where}: field '{field}' is a {given.type}, and output_type says {declared.type}; make them the same")
-            if given.nullable and not declared.nullable:
-                raise RecordTypeError(
-                    f"{where}: field '{field}' may be None {'in the table' if field in columns else 'before'}, and output_type does not allow that; annotate it as '| None'"
-                )
-            if field in columns and how == "left" and not declared.nullable:
-                raise RecordTypeError(f"{where}: field '{field}' is None where nothing is found, and output_type does not allow None; annotate it as '| None', or use how='inner'")
-        return self._next(nodes.LookupNode, name, records=records, columns=(), source=table, on=tuple(pairs.items()), found=tuple(columns.items()), inner=how == "inner")
+        _check_lookup_fields(before, table, columns, records, how, where)
+        return self._next(
+            nodes.LookupNode,
+            name,
+            records=records,
+            columns=(),
+            source=table,
+            on=tuple(pairs.items()),
+            found=tuple(columns.items()),
+            inner=how == "inner",
+        )
 
     # Time
 
     def assign_timestamps_and_watermarks(self, strategy: WatermarkStrategy[T]) -> DataStream[T]:
-        """Gives records their event times. In STREAMING also makes watermarks; in BATCH those are not needed (FLIP-134)."""
+        """Gives records their event times.
+
+        In STREAMING also makes watermarks; in BATCH those are not needed (FLIP-134).
+        """
         records = self._records("timestamps")
         assigner = strategy.assigner
         if assigner is None:
-            raise PipelineError(f"{self._where('timestamps')}: the strategy has no timestamp assigner; add with_timestamp_assigner('field') or a function")
+            raise PipelineError(
+                f"{self._where('timestamps')}: the strategy has no timestamp assigner; "
+                "add with_timestamp_assigner('field') or a function"
+            )
         if isinstance(assigner, str):
             _check_field(records, assigner, self._where("timestamps"))
             kind = records.schema.field(assigner).type
             if not (pa.types.is_timestamp(kind) or pa.types.is_integer(kind)):
-                raise PipelineError(f"{self._where('timestamps')}: field '{assigner}' is a {kind}; a timestamp is a datetime, or an int in milliseconds")
-        bound = None if strategy.max_out_of_orderness is None else int(strategy.max_out_of_orderness.total_seconds() * 1000)
-        idle = None if strategy.idleness is None else int(strategy.idleness.total_seconds() * 1000)
-        return self._next(nodes.AssignTimestampsNode, "timestamps", records=records, timestamped=True, assigner=assigner, max_out_of_orderness_ms=bound, idleness_ms=idle)
+                raise PipelineError(
+                    f"{self._where('timestamps')}: field '{assigner}' is a {kind}; a timestamp is a datetime, "
+                    "or an int in milliseconds"
+                )
+        return self._next(
+            nodes.AssignTimestampsNode,
+            "timestamps",
+            records=records,
+            timestamped=True,
+            assigner=assigner,
+            max_out_of_orderness_ms=_millis(strategy.max_out_of_orderness),
+            idleness_ms=_millis(strategy.idleness),
+        )
 
     # Exchanges
 
     @overload
-    def key_by(self, key: Callable[[T], K] | KeySelector[T, K], /, *, key_type: TypeForm[K] = NOT_GIVEN) -> KeyedStream[K, T]: ...
+    def key_by(
+        self, key: Callable[[T], K] | KeySelector[T, K], /, *, key_type: TypeForm[K] = NOT_GIVEN
+    ) -> KeyedStream[K, T]: ...
     @overload
     def key_by(self, *key: str | int, key_type: TypeForm[K]) -> KeyedStream[K, T]: ...
     @overload
     def key_by(self, *key: str | int) -> KeyedStream[Any, T]: ...
     def key_by(self, *key: Any, key_type: Any = None) -> KeyedStream[Any, T]:
-        """Partitions by key: one or more field names, or a function of the record (its annotation or `key_type` gives the key's type).
+        """Partitions by key: one or more field names, or a function of the record (its annotation or `key_type` gives
+        the key's type).
 
-        A None key is an error. In BATCH the exchange is a barrier and a key's records come together, sorted by event time.
+        A None key is an error. In BATCH the exchange is a barrier and a key's records come together, sorted by event
+        time.
         """
         if not key:
             raise PipelineError(f"{self._where('key_by')}: give a field's name or a function")
@@ -283,11 +339,15 @@ class DataStream(Generic[T]):
         upstream = list(self._upstream)
         for other in streams:
             if other._pipeline is not self._pipeline:
-                raise PipelineError(f"{self._where('union')}: the streams belong to different pipelines, '{self._pipeline.name}' and '{other._pipeline.name}'")
+                raise PipelineError(
+                    f"{self._where('union')}: the streams belong to different pipelines, "
+                    f"'{self._pipeline.name}' and '{other._pipeline.name}'"
+                )
             theirs = other._records("union")
             if theirs.schema != mine.schema or theirs.shape != mine.shape:
                 raise RecordTypeError(
-                    f"{self._where('union')}: streams of different types cannot be united: {mine.describe()} and {theirs.describe()}; map one to the other's type"
+                    f"{self._where('union')}: streams of different types cannot be united: {mine.describe()} and "
+                    f"{theirs.describe()}; map one to the other's type"
                 )
             upstream += other._upstream
         return DataStream(self._pipeline, None, tuple(upstream))
@@ -297,7 +357,10 @@ class DataStream(Generic[T]):
         return self._exchange(ExchangeKind.REBALANCE)
 
     def rescale(self) -> DataStream[T]:
-        """Spreads each partition's records over a part of the next operator's partitions, without an all-to-all exchange where Spark can."""
+        """Spreads each partition's records over some of the next operator's partitions.
+
+        Spark does it without an all-to-all exchange where it can.
+        """
         return self._exchange(ExchangeKind.RESCALE)
 
     def shuffle(self) -> DataStream[T]:
@@ -309,7 +372,10 @@ class DataStream(Generic[T]):
     @overload
     def broadcast(self, *descriptors: MapStateDescriptor[Any, Any]) -> BroadcastStream[T]: ...
     def broadcast(self, *descriptors: MapStateDescriptor[Any, Any]) -> DataStream[T] | BroadcastStream[T]:
-        """Sends every record to every partition of the next operator. With descriptors, it fills broadcast state: connect another stream to it."""
+        """Sends every record to every partition of the next operator.
+
+        With descriptors, it fills broadcast state: connect another stream to it.
+        """
         return BroadcastStream(self, descriptors) if descriptors else self._exchange(ExchangeKind.BROADCAST)
 
     def global_(self) -> DataStream[T]:
@@ -335,7 +401,10 @@ class DataStream(Generic[T]):
         key_type: TypeForm[Any] = NOT_GIVEN,
     ) -> DataStream[T]: ...
     def partition_custom(self, partitioner: Any, key_selector: Any, key_type: Any = None) -> DataStream[T]:
-        """Sends a record to partition `partitioner(key, number of partitions)`. The next operator needs `set_parallelism`."""
+        """Sends a record to partition `partitioner(key, number of partitions)`.
+
+        The next operator needs `set_parallelism`.
+        """
         key = self._key((key_selector,), key_type)
         return self._exchange(ExchangeKind.CUSTOM, key, getattr(partitioner, "partition", partitioner))
 
@@ -345,8 +414,13 @@ class DataStream(Generic[T]):
     def connect(self, other: DataStream[B]) -> ConnectedStreams[T, B]: ...
     @overload
     def connect(self, other: BroadcastStream[B]) -> BroadcastConnectedStream[T, B]: ...
-    def connect(self, other: DataStream[B] | BroadcastStream[B]) -> ConnectedStreams[T, B] | BroadcastConnectedStream[T, B]:
-        """Brings two streams of different types to one operator, with keyed state where they are keyed. The other one may be broadcast with state."""
+    def connect(
+        self, other: DataStream[B] | BroadcastStream[B]
+    ) -> ConnectedStreams[T, B] | BroadcastConnectedStream[T, B]:
+        """Brings two streams of different types to one operator, with keyed state where they are keyed.
+
+        The other one may be broadcast with state.
+        """
         if isinstance(other, UntypedStream):
             return other  # type: ignore[return-value]
         if isinstance(other, BroadcastStream):
@@ -354,12 +428,19 @@ class DataStream(Generic[T]):
         return ConnectedStreams(self, other, (None, _key_of(other)))
 
     def join(self, other: DataStream[B]) -> JoinedStreams[T, B]:
-        """Joins with another stream: pairs of one key and window; `where(key).equal_to(key).window(assigner).apply(function)`."""
-        return other if isinstance(other, UntypedStream) else JoinedStreams(self, other)  # type: ignore[return-value]
+        """Joins with another stream: pairs of one key and window.
+
+        `where(key).equal_to(key).window(assigner).apply(function)`.
+        """
+        if isinstance(other, UntypedStream):
+            return other  # type: ignore[return-value]
+        return JoinedStreams(self, other)
 
     def co_group(self, other: DataStream[B]) -> CoGroupedStreams[T, B]:
         """Groups with another stream: all records of one key and window of both, also where one of them has none."""
-        return other if isinstance(other, UntypedStream) else CoGroupedStreams(self, other)  # type: ignore[return-value]
+        if isinstance(other, UntypedStream):
+            return other  # type: ignore[return-value]
+        return CoGroupedStreams(self, other)
 
     # Windows over everything
 
@@ -376,12 +457,21 @@ class DataStream(Generic[T]):
     # Outputs
 
     def get_side_output(self, tag: OutputTag[R]) -> DataStream[R]:
-        """The records that the operator emitted to a side output. In BATCH the stage materializes once and both streams read it."""
+        """The records that the operator emitted to a side output.
+
+        In BATCH the stage materializes once and both streams read it.
+        """
         if not isinstance(tag, OutputTag):
-            raise PipelineError(f"{self._where('get_side_output')}: expected an OutputTag such as OutputTag('late', Flight), got {tag!r}")
+            raise PipelineError(
+                f"{self._where('get_side_output')}: expected an OutputTag such as OutputTag('late', Flight), "
+                f"got {tag!r}"
+            )
         node = self._operator("get_side_output")
         if not isinstance(node, (nodes.ProcessNode, nodes.KeyedProcessNode)):
-            raise PipelineError(f"{self._where('get_side_output')}: '{node.name}' is a {type(node).__name__.removesuffix('Node')} and has no side outputs; use process(...)")
+            raise PipelineError(
+                f"{self._where('get_side_output')}: '{node.name}' is a {type(node).__name__.removesuffix('Node')} and "
+                "has no side outputs; use process(...)"
+            )
         records: Any = self._pipeline._record_type(tag.output_type, f"{node.name}, side output {tag.name}")
         typed = OutputTag(tag.name, records)
         self._pipeline._declare_tag(node, typed)
@@ -434,11 +524,19 @@ class DataStream(Generic[T]):
             before = f"'{self._pipeline._node(first.node).name}'"
             if first.tag is not None:
                 raise PipelineError(
-                    f"{self._pipeline.name}: {what} belongs to an operator or a sink, and this stream is the side output '{first.tag.name}' of {before}; "
-                    "give it to what reads the side output: .sink_to(sink).name(...), .print().name(...), or the next operator"
+                    f"{self._pipeline.name}: {what} belongs to an operator or a sink, "
+                    f"and this stream is the side output '{first.tag.name}' of {before}; "
+                    "give it to what reads the side output: .sink_to(sink).name(...), .print().name(...), "
+                    "or the next operator"
                 )
-            kind = "a union" if len(self._upstream) > 1 else f"keyed, behind {before}" if isinstance(self, KeyedStream) else f"an exchange behind {before}"
-            raise PipelineError(f"{self._pipeline.name}: {what} belongs to an operator or a sink, and this stream is {kind}; call it on the operator before, or the one after")
+            if len(self._upstream) > 1:
+                kind = "a union"
+            else:
+                kind = f"{'keyed,' if isinstance(self, KeyedStream) else 'an exchange'} behind {before}"
+            raise PipelineError(
+                f"{self._pipeline.name}: {what} belongs to an operator or a sink, and this stream is {kind}; "
+                "call it on the operator before, or the one after"
+            )
         return self._pipeline._node(self._last)
 
     def _where(self, operator: str | None = None) -> str:
@@ -478,8 +576,10 @@ class DataStream(Generic[T]):
             return self._untyped(kind, name, function, error)
         return self._function(kind, name, function, records=records, **attributes)
 
-    def _untyped(self, kind: type[nodes.FunctionNode], name: str, function: Any, mistake: RecordTypeError) -> UntypedStream:
-        """The stream of an operator whose output type is a mistake, which is raised with all others when the graph is complete."""
+    def _untyped(
+        self, kind: type[nodes.FunctionNode], name: str, function: Any, mistake: RecordTypeError
+    ) -> UntypedStream:
+        """The stream of an operator whose output type is a mistake, which is raised when the graph is complete."""
         made = self._next(kind, name, naming=_naming(function), function=function, timestamped=True)
         self._pipeline._found_mistake(made._upstream[0].node, mistake)
         return UntypedStream(self._pipeline, made._last)
@@ -489,19 +589,26 @@ class DataStream(Generic[T]):
         return self._next(kind, name, naming=_naming(function), function=function, **attributes)
 
     def _output(self, name: str, function: Any, output_type: Any, unwrap: Callable[[Any], Any]) -> RecordType:
-        """The record type that a function gives: as `output_type`, its class or its annotation says, which have to agree."""
+        """The record type that a function gives: `output_type`, its class and its annotation have to agree."""
         self._check_function(name, function)
         annotation = return_type(function)
         annotated = None if annotation is None else unwrap(annotation)
         stated = stated_output(function)
         if output_type is None and annotation is not None and annotated is None:
             given = type_name(annotation)
-            raise RecordTypeError(f"{self._where(name)} is annotated to give {given}, and has to give an iterable of records, such as Iterable[{given}]")
+            raise RecordTypeError(
+                f"{self._where(name)} is annotated to give {given}, and has to give an iterable of records, "
+                f"such as Iterable[{given}]"
+            )
         if output_type is None and stated is None and annotated is None:
-            raise RecordTypeError(f"{self._where(name)} has no output type; annotate what the function returns, or give output_type=")
+            raise RecordTypeError(
+                f"{self._where(name)} has no output type; annotate what the function returns, or give output_type="
+            )
         if output_type is not None:
             records = self._pipeline._record_type(output_type, name)
-            self._check_same(name, records, stated, f"output_type is {type_name(output_type)}, but the function's class")
+            self._check_same(
+                name, records, stated, f"output_type is {type_name(output_type)}, but the function's class"
+            )
             says = f"output_type is {type_name(output_type)}, but the function"
         elif stated is not None:
             records = self._pipeline._record_type(stated, name)
@@ -520,11 +627,15 @@ class DataStream(Generic[T]):
         except RecordTypeError:
             return
         if other.schema != records.schema:
-            raise RecordTypeError(f"{self._where(name)}: {says} is annotated to give {type_name(also)}; make them the same")
+            raise RecordTypeError(
+                f"{self._where(name)}: {says} is annotated to give {type_name(also)}; make them the same"
+            )
 
     def _check_function(self, name: str, function: Any) -> None:
         if isinstance(function, type) and issubclass(function, Function):
-            raise PipelineError(f"{self._where(name)}: {function.__name__} is a class; give an instance of it, {function.__name__}()")
+            raise PipelineError(
+                f"{self._where(name)}: {function.__name__} is a class; give an instance of it, {function.__name__}()"
+            )
         if not callable(function):
             raise PipelineError(f"{self._where(name)}: expected a function or a function object, got {function!r}")
 
@@ -533,14 +644,18 @@ class DataStream(Generic[T]):
         fields = [k for k in key if isinstance(k, (str, int))]
         if len(key) == 1 and not fields and records.shape != "value":
             read = field_of(key[0])
-            if read is not None and all(f in records.names or (isinstance(f, int) and 0 <= f < len(records.names)) for f in read):
+            if read is not None and all(
+                f in records.names or (isinstance(f, int) and 0 <= f < len(records.names)) for f in read
+            ):
                 fields, key = list(read), read
         if len(fields) == len(key):
             names = [records.names[f] if isinstance(f, int) and 0 <= f < len(records.names) else str(f) for f in fields]
             for name in names:
                 self._check_key_field(records, name)
             if key_type is not None:
-                self._check_key_type(key_type, [records.schema.field(name).type for name in names], f"the key is {', '.join(names)}")
+                self._check_key_type(
+                    key_type, [records.schema.field(name).type for name in names], f"the key is {', '.join(names)}"
+                )
             return Key(fields=tuple(names))
         if len(key) != 1:
             raise PipelineError(f"{self._where('key_by')}: give either field names or one function, not both")
@@ -550,7 +665,10 @@ class DataStream(Generic[T]):
         _check_field(records, name, self._where("key_by"))
         kind = records.schema.field(name).type
         if pa.types.is_nested(kind) and not pa.types.is_struct(kind):
-            raise PipelineError(f"{self._where('key_by')}: field '{name}' is a {kind}, which cannot be a key; use a scalar field or a tuple of them")
+            raise PipelineError(
+                f"{self._where('key_by')}: field '{name}' is a {kind}, which cannot be a key; "
+                "use a scalar field or a tuple of them"
+            )
 
     def _check_key_type(self, key_type: Any, given: list[pa.DataType], what: str) -> None:
         where = self._where("key_by")
@@ -558,20 +676,30 @@ class DataStream(Generic[T]):
         parts = [f.type for f in declared] if len(given) > 1 and pa.types.is_struct(declared) else [declared]
         if parts != given:
             raise RecordTypeError(
-                f"{self._where('key_by')}: key_type is {type_name(key_type)}, but {what} ({', '.join(map(str, given))}); make them the same, or leave key_type out"
+                f"{self._where('key_by')}: key_type is {type_name(key_type)}, "
+                f"but {what} ({', '.join(map(str, given))}); make them the same, or leave key_type out"
             )
 
     def _computed_key(self, function: Any, key_type: Any, records: RecordType) -> Key:
         annotated = return_type(getattr(function, "get_key", function)) or type_argument(type(function), KeyOut)
         python = key_type if key_type is not None else annotated
         if key_type is not None and annotated not in (None, Any):
-            self._check_key_type(key_type, [arrow_type(mi.type_info(annotated), self._where("key_by"))], f"the function is annotated to give {type_name(annotated)}")
+            self._check_key_type(
+                key_type,
+                [arrow_type(mi.type_info(annotated), self._where("key_by"))],
+                f"the function is annotated to give {type_name(annotated)}",
+            )
         if python is None:
-            raise RecordTypeError(f"{self._where('key_by')}: the key's type is not known; annotate the key function, or give key_type=")
+            raise RecordTypeError(
+                f"{self._where('key_by')}: the key's type is not known; annotate the key function, or give key_type="
+            )
         where = f"{self._pipeline.name}: key_by({_name_of(function, 'function')})"
         info = inspected(python, where, "a key")
         if isinstance(info, (mi.UnionType, mi.NoneType)):
-            raise RecordTypeError(f"{where}: a key of type {type_name(python)} may be None, and a None key is an error; give such records a key, or filter them out")
+            raise RecordTypeError(
+                f"{where}: a key of type {type_name(python)} may be None, and a None key is an error; "
+                "give such records a key, or filter them out"
+            )
         arrow = arrow_type(info, where)
         if pa.types.is_nested(arrow) and not pa.types.is_struct(arrow):
             raise RecordTypeError(f"{where}: a {type_name(python)} cannot be a key; use a scalar or a tuple")
@@ -582,14 +710,20 @@ class DataStream(Generic[T]):
         return DataStream(self._pipeline, None, tuple(replace(u, partitioning=partitioning) for u in self._upstream))
 
     def _check_columns(self, columns: Iterable[str | Column], operator: str, given: Sequence[str] = ()) -> None:
-        """Raises where an expression reads a column that is not there. It may read what one before it gives: its alias, or of `given`."""
+        """Raises where an expression reads a column that is not there.
+
+        It may read what one before it gives: its alias, or of `given`.
+        """
         records = self._records(operator)
         known = {name.lower() for name in (*records.names, TIMESTAMP)}
         for place, column in enumerate(columns):
             for name in sorted(columns_read(column)):
                 if name.lower() not in known:
                     shown = f" of {column!r}" if isinstance(column, str) and column != name else ""
-                    raise PipelineError(f"{self._where(operator)}: no column '{name}'{shown} in {records.describe()}{nearest(name, records.names)}")
+                    raise PipelineError(
+                        f"{self._where(operator)}: no column '{name}'{shown} in "
+                        f"{records.describe()}{nearest(name, records.names)}"
+                    )
             known.add((given[place] if given else alias_of(column) or "").lower())
 
 
@@ -600,9 +734,9 @@ _FORMS = {nodes.MapNode: "map", nodes.FlatMapNode: "flat_map", nodes.FilterNode:
 class KeyedStream(DataStream[T], Generic[K, T]):
     """A stream partitioned by key: what state, timers and rolling operations need.
 
-    Operators of a plain stream may follow as well; they then run partitioned by key. A function object that overrides `open`,
-    in which it may ask for state of the key, runs as `process` does: in BATCH a key's records come to it together, in
-    event-time order. Any other function stays in one pass with its neighbours.
+    Operators of a plain stream may follow as well; they then run partitioned by key. A function object that overrides
+    `open`, in which it may ask for state of the key, runs as `process` does: in BATCH a key's records come to it
+    together, in event-time order. Any other function stays in one pass with its neighbours.
     """
 
     def __init__(self, pipeline: GraphBuilder, upstream: tuple[Upstream, ...], key: Key) -> None:
@@ -610,24 +744,31 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         super().__init__(pipeline, None, tuple(replace(u, partitioning=partitioning) for u in upstream))
         self._key_selector = key
 
-    def process(self, function: KeyedProcessFunction[K, T, R] | ProcessFunction[T, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
+    def process(
+        self, function: KeyedProcessFunction[K, T, R] | ProcessFunction[T, R], output_type: TypeForm[R] = NOT_GIVEN
+    ) -> DataStream[R]:
         """Runs a `KeyedProcessFunction`, with state and timers of the record's key.
 
-        In BATCH a key's records come in event-time order with the watermark at `MIN`, then its timers fire. In STREAMING records
-        come as they arrive, and timers fire as the watermark passes them. A `ProcessFunction` with `open` or `on_timer` has state
-        and timers as well.
+        In BATCH a key's records come in event-time order with the watermark at `MIN`, then its timers fire. In
+        STREAMING records come as they arrive, and timers fire as the watermark passes them. A `ProcessFunction` with
+        `open` or `on_timer` has state and timers as well.
         """
         if isinstance(function, ProcessFunction):
             return super().process(function, output_type)
         if not isinstance(function, KeyedProcessFunction):
-            raise PipelineError(f"{self._where('process')}: a keyed stream needs a KeyedProcessFunction, not {_name_of(function, 'function')}")
+            raise PipelineError(
+                f"{self._where('process')}: a keyed stream needs a KeyedProcessFunction, "
+                f"not {_name_of(function, 'function')}"
+            )
         name = _name_of(function, "process")
         try:
             records = self._output(name, function.process_element, output_type, main_output)
         except RecordTypeError as error:
             return self._untyped(nodes.ProcessNode, name, function, error)
         naming = _naming(function)
-        return self._keyed(nodes.KeyedProcessNode, name, naming=naming, records=records, function=function, timestamped=True)
+        return self._keyed(
+            nodes.KeyedProcessNode, name, naming=naming, records=records, function=function, timestamped=True
+        )
 
     @overload  # type: ignore[override]  # a keyed stream needs a function with the key at hand
     def connect(self, other: KeyedStream[K, B]) -> KeyedConnectedStreams[K, T, B]: ...
@@ -635,7 +776,9 @@ class KeyedStream(DataStream[T], Generic[K, T]):
     def connect(self, other: DataStream[B]) -> ConnectedStreams[T, B]: ...
     @overload
     def connect(self, other: BroadcastStream[B]) -> KeyedBroadcastConnectedStream[K, T, B]: ...
-    def connect(self, other: DataStream[B] | BroadcastStream[B]) -> ConnectedStreams[T, B] | KeyedBroadcastConnectedStream[K, T, B]:
+    def connect(
+        self, other: DataStream[B] | BroadcastStream[B]
+    ) -> ConnectedStreams[T, B] | KeyedBroadcastConnectedStream[K, T, B]:
         if isinstance(other, UntypedStream):
             return other  # type: ignore[return-value]
         if isinstance(other, BroadcastStream):
@@ -659,17 +802,24 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         if isinstance(other, UntypedStream):
             return other  # type: ignore[return-value]
         if not isinstance(other, KeyedStream):
-            raise PipelineError(f"{self._where('interval_join')}: both streams have to be keyed; call key_by on the other")
+            raise PipelineError(
+                f"{self._where('interval_join')}: both streams have to be keyed; call key_by on the other"
+            )
         return IntervalJoined(self, other)
 
     def window(self, assigner: WindowAssigner[T, W]) -> WindowedStream[K, T, W]:
-        """Puts a key's elements into windows; go on with a trigger, an evictor, allowed lateness, and at last a function."""
+        """Puts a key's elements into windows.
+
+        Go on with a trigger, an evictor, allowed lateness, and at last a function.
+        """
         return WindowedStream(self, assigner)
 
     def count_window(self, size: int, slide: int | None = None) -> WindowedStream[K, T, GlobalWindow]:
-        """Windows of `size` elements of a key, as they arrive; with `slide` another such window begins at every `slide` elements.
+        """Windows of `size` elements of a key, as they arrive; with `slide` another such window begins at every `slide`
+        elements.
 
-        What is left at the end of the input gives nothing. Which elements are together depends on their order, and so on the mode.
+        What is left at the end of the input gives nothing. Which elements are together depends on their order, and so
+        on the mode.
         """
         windows = WindowedStream(self, GlobalWindows.create())
         if slide is None:
@@ -697,12 +847,20 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         return self._builtin("max_by", field)
 
     def agg(self, *columns: str | Column, output_type: TypeForm[R]) -> DataStream[R]:
-        """Column aggregates per key, such as `F.sum("delay").alias("delay")`; the result has the key's fields first. Runs in Catalyst."""
+        """Column aggregates per key, such as `F.sum("delay").alias("delay")`.
+
+        The result has the key's fields first. Runs in Catalyst.
+        """
         records = self._aggregated(columns, output_type)
         return self._keyed(nodes.AggregateNode, "agg", records=records, columns=columns, timestamped=False)
 
-    def _aggregated(self, columns: tuple[str | Column, ...], output_type: Any, bounds: tuple[str, ...] = ()) -> RecordType:
-        """The record of column aggregates, with the bounds of a window where it names them; raises where it does not fit."""
+    def _aggregated(
+        self, columns: tuple[str | Column, ...], output_type: Any, bounds: tuple[str, ...] = ()
+    ) -> RecordType:
+        """The record of column aggregates, with the bounds of a window where it names them.
+
+        Raises where it does not fit.
+        """
         if not self._key_selector.fields:
             raise PipelineError(f"{self._where('agg')}: agg needs a stream keyed by fields; use key_by('field')")
         self._check_columns(columns, "agg")
@@ -712,7 +870,8 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         if missing or len(records.names) != len(keys) + len(told) + len(columns):
             also = f" {', '.join(bounds)} where it names them," if bounds else ""
             raise RecordTypeError(
-                f"{self._where('agg')}: the result has the key's fields ({', '.join(keys)}),{also} and {len(columns)} aggregates, and output_type is {records.describe()}"
+                f"{self._where('agg')}: the result has the key's fields ({', '.join(keys)}),{also} and {len(columns)} "
+                f"aggregates, and output_type is {records.describe()}"
                 + (f", which has no field '{missing[0]}'" if missing else "")
             )
         return records
@@ -727,12 +886,22 @@ class KeyedStream(DataStream[T], Generic[K, T]):
             return None
         name = records.names[field] if isinstance(field, int) and 0 <= field < len(records.names) else field
         if name not in records.names:
-            raise PipelineError(f"{self._where(kind)}: no field '{field}' in {records.describe()}{nearest(str(field), records.names)}")
+            raise PipelineError(
+                f"{self._where(kind)}: no field '{field}' in {records.describe()}{nearest(str(field), records.names)}"
+            )
         kind_of = records.schema.field(name).type
-        if kind == "sum" and not (pa.types.is_integer(kind_of) or pa.types.is_floating(kind_of) or pa.types.is_decimal(kind_of) or pa.types.is_duration(kind_of)):
+        if kind == "sum" and not (
+            pa.types.is_integer(kind_of)
+            or pa.types.is_floating(kind_of)
+            or pa.types.is_decimal(kind_of)
+            or pa.types.is_duration(kind_of)
+        ):
             raise PipelineError(f"{self._where(kind)}: field '{name}' is a {kind_of}, which has no sum")
         if records.schema.field(name).nullable:
-            raise PipelineError(f"{self._where(kind)}: field '{name}' may be None, which {kind} cannot combine; map it to a value, or use reduce")
+            raise PipelineError(
+                f"{self._where(kind)}: field '{name}' may be None, which {kind} cannot combine; map it to a value, "
+                "or use reduce"
+            )
         return records.names.index(name) if records.shape == "tuple" else name
 
     def _rolling(self, name: str, **attributes: Any) -> DataStream[T]:
@@ -743,17 +912,21 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         if form is None:
             return super()._function(kind, name, function, **attributes)
         timers = {"timestamped": True} if kind is nodes.ProcessNode else {}
-        return self._keyed(nodes.KeyedProcessNode, name, naming=_naming(function), function=form(function), **attributes, **timers)
+        return self._keyed(
+            nodes.KeyedProcessNode, name, naming=_naming(function), function=form(function), **attributes, **timers
+        )
 
     def _keyed(self, kind: type[Node], name: str, **attributes: Any) -> DataStream[Any]:
         return self._next(kind, name, key=self._key_selector, **attributes)
 
 
 class UntypedStream(DataStream[Any]):
-    """What follows an operator whose output type is a mistake, so that the mistakes of other operators are found as well.
+    """What follows an operator whose output type is a mistake, so that the mistakes of other operators are found as
+    well.
 
-    An operator that says its own output type is looked at, and what follows it is a stream like any other. Anything else that
-    is asked of this stream says nothing, since its records are not known. The graph of the pipeline is never complete.
+    An operator that says its own output type is looked at, and what follows it is a stream like any other. Anything
+    else that is asked of this stream says nothing, since its records are not known. The graph of the pipeline is never
+    complete.
     """
 
     def _records(self, operator: str) -> RecordType:
@@ -795,9 +968,23 @@ class DataStreamSink:
     def set_parallelism(self, parallelism: int) -> Self:
         """How many partitions are written at once."""
         if parallelism < 1:
-            raise PipelineError(f"{self._pipeline.name}: sink '{self._pipeline._node(self._node).name}': parallelism must be at least 1, not {parallelism}")
+            raise PipelineError(
+                f"{self._pipeline.name}: sink '{self._pipeline._node(self._node).name}': parallelism must be at least "
+                f"1, not {parallelism}"
+            )
         self._pipeline._change(self._node, parallelism=parallelism)
         return self
+
+
+def _millis(length: timedelta | None) -> int | None:
+    return None if length is None else int(length.total_seconds() * 1000)
+
+
+def _plain_name(column: str | Column) -> str | None:
+    """The name of a column that is one of the record's, as text or as `col(name)`; None for an expression."""
+    if isinstance(column, str):
+        return column
+    return column.arguments[0] if column.target is None and column.name == "col" else None
 
 
 def _everything(record: Any) -> int:
@@ -823,6 +1010,60 @@ def _naming(function: Any) -> Naming:
 def _check_field(records: RecordType, name: str, where: str) -> None:
     if name not in records.names:
         raise PipelineError(f"{where}: no field '{name}' in {records.describe()}{nearest(name, records.names)}")
+
+
+def _check_lookup_keys(before: RecordType, table: Source[Any], pairs: Mapping[str, str], where: str) -> None:
+    """Raises where a field and the table's column that it is looked up by are not there, or are of two types."""
+    for field, column in pairs.items():
+        _check_field(before, field, where)
+        _check_field(table.records, column, f"{where}: table '{table.name}'")
+        kinds = before.schema.field(field).type, table.records.schema.field(column).type
+        if kinds[0] != kinds[1]:
+            raise RecordTypeError(
+                f"{where}: field '{field}' is a {kinds[0]} and the table's '{column}' a {kinds[1]}; "
+                "a lookup compares values of one type"
+            )
+
+
+def _check_lookup_fields(
+    before: RecordType,
+    table: Source[Any],
+    columns: Mapping[str, str],
+    records: RecordType,
+    how: str,
+    where: str,
+) -> None:
+    """Raises where the fields of a lookup's result are not those of the stream and the table."""
+    for field, column in columns.items():
+        _check_field(table.records, column, f"{where}: table '{table.name}'")
+        if field in before.names:
+            raise PipelineError(
+                f"{where}: the stream has a field '{field}' already; give the table's column '{column}' another name"
+            )
+        if field not in records.names:
+            raise RecordTypeError(
+                f"{where}: field '{field}' is not in output_type, {records.describe()}; add it there, "
+                "or leave it out of columns"
+            )
+    for field in records.names:
+        if field not in columns:
+            _check_field(before, field, where)
+        given = table.records.schema.field(columns[field]) if field in columns else before.schema.field(field)
+        declared = records.schema.field(field)
+        if declared.type != given.type:
+            raise RecordTypeError(
+                f"{where}: field '{field}' is a {given.type}, and output_type says {declared.type}; make them the same"
+            )
+        if given.nullable and not declared.nullable:
+            raise RecordTypeError(
+                f"{where}: field '{field}' may be None {'in the table' if field in columns else 'before'}, "
+                "and output_type does not allow that; annotate it as '| None'"
+            )
+        if field in columns and how == "left" and not declared.nullable:
+            raise RecordTypeError(
+                f"{where}: field '{field}' is None where nothing is found, and output_type does not allow None; "
+                "annotate it as '| None', or use how='inner'"
+            )
 
 
 def _projected(records: RecordType, names: list[str]) -> RecordType:

@@ -1,4 +1,4 @@
-"""Event time: where a record's timestamp comes from, and how far out of order records may be (Flink: *Generating Watermarks*)."""
+"""Event time: where timestamps come from, and how far out of order records may be (Flink: *Generating Watermarks*)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dagster_unified.operators.type_variables import In, T
 class WatermarkStrategy(Generic[In]):
     """How event time is assigned and how it progresses.
 
-    In STREAMING the watermark follows the largest timestamp seen, `max_out_of_orderness` behind. In BATCH only the timestamps
-    count: the watermark is `MIN` while a key's records come and `MAX` at its end (FLIP-134).
+    In STREAMING the watermark follows the largest timestamp seen, `max_out_of_orderness` behind. In BATCH only the
+    timestamps count: the watermark is `MIN` while a key's records come and `MAX` at its end (FLIP-134).
     """
 
     max_out_of_orderness: timedelta | None
@@ -28,7 +28,9 @@ class WatermarkStrategy(Generic[In]):
     def for_bounded_out_of_orderness(max_out_of_orderness: timedelta) -> WatermarkStrategy[object]:
         """Records may be late by up to `max_out_of_orderness` (a `timedelta`, or a pendulum duration)."""
         if not isinstance(max_out_of_orderness, timedelta) or max_out_of_orderness < timedelta(0):
-            raise PipelineError(f"the out-of-orderness bound must be a timedelta that is not negative, not {max_out_of_orderness!r}")
+            raise PipelineError(
+                f"the out-of-orderness bound must be a timedelta that is not negative, not {max_out_of_orderness!r}"
+            )
         return WatermarkStrategy(max_out_of_orderness)
 
     @staticmethod
@@ -44,9 +46,14 @@ class WatermarkStrategy(Generic[In]):
     @overload
     def with_timestamp_assigner(self, assigner: str) -> Self: ...
     @overload
-    def with_timestamp_assigner(self, assigner: Callable[[T], int | datetime] | TimestampAssigner[T]) -> WatermarkStrategy[T]: ...
-    def with_timestamp_assigner(self, assigner: str | Callable[[Any], int | datetime] | TimestampAssigner[Any]) -> WatermarkStrategy[Any]:
-        """Where the timestamp comes from: a field's name (datetime, or int in milliseconds), a function of the record, or a `TimestampAssigner`.
+    def with_timestamp_assigner(
+        self, assigner: Callable[[T], int | datetime] | TimestampAssigner[T]
+    ) -> WatermarkStrategy[T]: ...
+    def with_timestamp_assigner(
+        self, assigner: str | Callable[[Any], int | datetime] | TimestampAssigner[Any]
+    ) -> WatermarkStrategy[Any]:
+        """Where the timestamp comes from: a field's name (datetime, or int in milliseconds), a function of the record,
+        or a `TimestampAssigner`.
 
         A field's name is the fastest: it is read in Catalyst.
         """

@@ -1,7 +1,7 @@
 """Windowed streams: what `window(...)` gives, up to the function that ends it.
 
-Names follow PyFlink. In BATCH nothing is late: windows fire at the end of their key, in the order of time, and allowed lateness
-changes nothing. In STREAMING they fire as the watermark (or the clock, or a trigger) says.
+Names follow PyFlink. In BATCH nothing is late: windows fire at the end of their key, in the order of time, and allowed
+lateness changes nothing. In STREAMING they fire as the watermark (or the clock, or a trigger) says.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ from dagster_unified.operators.keyed import rolling
 from dagster_unified.operators.state import ListStateDescriptor, ValueStateDescriptor
 from dagster_unified.operators.time import to_span
 from dagster_unified.operators.type_variables import OUT, A, K, R, T, W
-from dagster_unified.operators.windows import EventTimeSessionWindows, Evictor, MergingWindowAssigner, ProcessWindowFunction, Trigger, WindowAssigner, WindowFunction
+from dagster_unified.operators.windows import (
+    EventTimeSessionWindows,
+    Evictor,
+    MergingWindowAssigner,
+    ProcessWindowFunction,
+    Trigger,
+    WindowAssigner,
+    WindowFunction,
+)
 from dagster_unified.operators.windows.assigners import AlignedEventTimeWindows
 from dagster_unified.operators.windows.operator import Windowing
 from dagster_unified.records import RecordType, return_type
@@ -33,7 +41,8 @@ if TYPE_CHECKING:
 
 
 class WindowedStream(Generic[K, T, W]):
-    """A keyed stream whose elements are in windows. `reduce`, `aggregate`, `process` or `apply` makes it a stream again.
+    """A keyed stream whose elements are in windows. `reduce`, `aggregate`, `process` or `apply` makes it a stream
+    again.
 
     A window that is reduced or aggregated holds one value; one that is processed holds its elements.
     """
@@ -46,21 +55,33 @@ class WindowedStream(Generic[K, T, W]):
         self._late_tag: OutputTag[T] | None = None
         where = stream._where("window")
         if not isinstance(assigner, WindowAssigner):
-            raise PipelineError(f"{where}: expected a window assigner such as TumblingEventTimeWindows.of(timedelta(hours=1)), got {assigner!r}")
+            raise PipelineError(
+                f"{where}: expected a window assigner such as TumblingEventTimeWindows.of(timedelta(hours=1)), "
+                f"got {assigner!r}"
+            )
         if assigner.is_event_time and not any(stream._pipeline._node(u.node).timestamped for u in stream._upstream):
-            raise PipelineError(f"{where}: {assigner.describe()} goes by event time, and the stream has none; call assign_timestamps_and_watermarks before key_by")
+            raise PipelineError(
+                f"{where}: {assigner.describe()} goes by event time, and the stream has none; "
+                "call assign_timestamps_and_watermarks before key_by"
+            )
 
     def trigger(self, trigger: Trigger[T, W]) -> Self:
         """When windows give their results, in place of the assigner's own trigger."""
         if not isinstance(trigger, Trigger):
             raise PipelineError(f"{self._where()}: expected a Trigger, got {trigger!r}")
         if isinstance(self._assigner, MergingWindowAssigner) and not trigger.can_merge():
-            raise UnsupportedError(f"{self._where()}: {type(trigger).__name__} does not work with windows that merge; use another trigger, or give it can_merge() and on_merge()")
+            raise UnsupportedError(
+                f"{self._where()}: {type(trigger).__name__} does not work with windows that merge; "
+                "use another trigger, or give it can_merge() and on_merge()"
+            )
         self._trigger = trigger
         return self
 
     def evictor(self, evictor: Evictor[T, W]) -> Self:
-        """What windows drop before or after their function sees them. They then hold all their elements, also where they are reduced."""
+        """What windows drop before or after their function sees them.
+
+        They then hold all their elements, also where they are reduced.
+        """
         if not isinstance(evictor, Evictor):
             raise PipelineError(f"{self._where()}: expected an Evictor, got {evictor!r}")
         self._evictor = evictor
@@ -75,7 +96,10 @@ class WindowedStream(Generic[K, T, W]):
         return self
 
     def side_output_late_data(self, tag: OutputTag[T]) -> Self:
-        """Where elements go that come after all their windows are gone; without it they are dropped and counted. None comes in BATCH."""
+        """Where elements go that come after all their windows are gone.
+
+        Without it they are dropped and counted. None comes in BATCH.
+        """
         self._event_time_only("late data")
         self._late_tag = tag
         return self
@@ -135,23 +159,42 @@ class WindowedStream(Generic[K, T, W]):
             accumulator = return_type(function.create_accumulator) or type_argument(type(function), A)
         if accumulator in (None, Any):
             raise RecordTypeError(
-                f"{self._where('aggregate')}: the accumulator's type is not known; annotate {type(function).__name__}.create_accumulator, or give accumulator_type="
+                f"{self._where('aggregate')}: the accumulator's type is not known; "
+                f"annotate {type(function).__name__}.create_accumulator, or give accumulator_type="
             )
         result = None
         if window_function is None:
             result = self._stream._output(type(function).__name__, function.get_result, output_type, itself)
-        return self._with(window_function, output_type, result, type(function).__name__, aggregate=function, accumulator_type=accumulator)
+        return self._with(
+            window_function,
+            output_type,
+            result,
+            type(function).__name__,
+            aggregate=function,
+            accumulator_type=accumulator,
+        )
 
-    def process(self, function: ProcessWindowFunction[T, R, K, W], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
-        """Gives each window's elements to a `ProcessWindowFunction`: in BATCH in event-time order, in STREAMING as they arrived."""
+    def process(
+        self, function: ProcessWindowFunction[T, R, K, W], output_type: TypeForm[R] = NOT_GIVEN
+    ) -> DataStream[R]:
+        """Gives each window's elements to a `ProcessWindowFunction`.
+
+        In BATCH they come in event-time order, in STREAMING as they arrived.
+        """
         if not isinstance(function, ProcessWindowFunction):
-            raise PipelineError(f"{self._where('process')}: a window needs a ProcessWindowFunction, not {function!r}; use apply for a WindowFunction")
+            raise PipelineError(
+                f"{self._where('process')}: a window needs a ProcessWindowFunction, not {function!r}; "
+                "use apply for a WindowFunction"
+            )
         return self._with(function, output_type, None, "process")
 
     def apply(self, function: WindowFunction[T, R, K, W], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
         """Gives each window's elements to a `WindowFunction`."""
         if not isinstance(function, WindowFunction):
-            raise PipelineError(f"{self._where('apply')}: expected a WindowFunction, got {function!r}; use process for a ProcessWindowFunction")
+            raise PipelineError(
+                f"{self._where('apply')}: expected a WindowFunction, got {function!r}; "
+                "use process for a ProcessWindowFunction"
+            )
         return self._with(function, output_type, None, "apply")
 
     def sum(self, field: str | int = 0) -> DataStream[T]:
@@ -177,11 +220,13 @@ class WindowedStream(Generic[K, T, W]):
     # Columns, left to Catalyst
 
     def agg(self, *columns: str | Column, output_type: TypeForm[R]) -> DataStream[R]:
-        """Column aggregates per key and window, such as `F.sum("delay").alias("delay")`. Runs in Catalyst: Spark's `window` and `session_window`.
+        """Column aggregates per key and window, such as `F.sum("delay").alias("delay")`. Runs in Catalyst: Spark's
+        `window` and `session_window`.
 
-        The result has the key's fields, the window's bounds where `output_type` has fields `window_start` and `window_end` (datetimes, or
-        milliseconds), and the aggregates. In both modes each window gives one result: in BATCH when its key is over, in STREAMING once the
-        watermark has passed its end; what comes later is dropped and counted.
+        The result has the key's fields, the window's bounds where `output_type` has fields `window_start` and
+        `window_end` (datetimes, or milliseconds), and the aggregates. In both modes each window gives one result: in
+        BATCH when its key is over, in STREAMING once the watermark has passed its end; what comes later is dropped and
+        counted.
         """
         assigner, where = self._assigner, self._where("agg")
         said = [
@@ -189,30 +234,56 @@ class WindowedStream(Generic[K, T, W]):
             (self._trigger is not None, "no trigger"),
             (self._evictor is not None, "no evictor"),
             (self._lateness or self._late_tag is not None, "no allowed lateness or late data"),
-            (not isinstance(assigner, (AlignedEventTimeWindows, EventTimeSessionWindows)), "tumbling, sliding or session windows by event time"),
-            (isinstance(assigner, EventTimeSessionWindows) and not isinstance(assigner.gap, int), "one gap for all sessions"),
-            (isinstance(assigner, AlignedEventTimeWindows) and assigner.slide > assigner.size, "a slide that is not longer than the window"),
+            (
+                not isinstance(assigner, (AlignedEventTimeWindows, EventTimeSessionWindows)),
+                "tumbling, sliding or session windows by event time",
+            ),
+            (
+                isinstance(assigner, EventTimeSessionWindows) and not isinstance(assigner.gap, int),
+                "one gap for all sessions",
+            ),
+            (
+                isinstance(assigner, AlignedEventTimeWindows) and assigner.slide > assigner.size,
+                "a slide that is not longer than the window",
+            ),
         ]
         for wrong, needed in said:
             if wrong:
-                raise UnsupportedError(f"{where}: a native window needs {needed}; or use aggregate(...), reduce(...) or process(...)")
+                raise UnsupportedError(
+                    f"{where}: a native window needs {needed}; or use aggregate(...), reduce(...) or process(...)"
+                )
         taken = [b for b in nodes.BOUNDS if b in self._stream._key_selector.fields]
         if taken:
-            raise PipelineError(f"{where}: the stream is keyed by '{taken[0]}', which is the name of a window's bound; rename the field")
+            raise PipelineError(
+                f"{where}: the stream is keyed by '{taken[0]}', which is the name of a window's bound; rename the field"
+            )
         records = self._stream._aggregated(columns, output_type, nodes.BOUNDS)
         for name in nodes.BOUNDS:
             if name in records.names:
                 kind = records.schema.field(name).type
                 if not (pa.types.is_timestamp(kind) or pa.types.is_int64(kind)):
-                    raise RecordTypeError(f"{where}: field '{name}' is a {kind}; a window's bound is a datetime, or an int in milliseconds")
-        return self._stream._keyed(nodes.WindowAggregateNode, "agg", records=records, columns=columns, assigner=assigner, timestamped=True)
+                    raise RecordTypeError(
+                        f"{where}: field '{name}' is a {kind}; a window's bound is a datetime, "
+                        "or an int in milliseconds"
+                    )
+        return self._stream._keyed(
+            nodes.WindowAggregateNode, "agg", records=records, columns=columns, assigner=assigner, timestamped=True
+        )
 
     # Building
 
     def _builtin(self, kind: str, field: str | int) -> DataStream[T]:
-        return self._with(None, None, self._stream._records(kind), kind, reduce=rolling(kind, self._stream._combined_field(kind, field)))
+        return self._with(
+            None,
+            None,
+            self._stream._records(kind),
+            kind,
+            reduce=rolling(kind, self._stream._combined_field(kind, field)),
+        )
 
-    def _with(self, function: Any, output_type: Any, result: RecordType | None, name: str, **how: Any) -> DataStream[Any]:
+    def _with(
+        self, function: Any, output_type: Any, result: RecordType | None, name: str, **how: Any
+    ) -> DataStream[Any]:
         stream = self._stream
         if function is not None:
             method = function.process if isinstance(function, ProcessWindowFunction) else function.apply
@@ -238,7 +309,10 @@ class WindowedStream(Generic[K, T, W]):
 
     def _event_time_only(self, what: str) -> None:
         if not self._assigner.is_event_time:
-            raise PipelineError(f"{self._where()}: {what} is of event time, and {self._assigner.describe()} does not go by it; leave it out")
+            raise PipelineError(
+                f"{self._where()}: {what} is of event time, and {self._assigner.describe()} does not go by it; "
+                "leave it out"
+            )
 
     def _where(self, operator: str = "window") -> str:
         return self._stream._where(operator)
