@@ -21,7 +21,7 @@ from dagster_unified.connectors import (
     RateSource,
     StructuredSource,
 )
-from dagster_unified.operators.async_io import AsyncFunction
+from dagster_unified.operators.async_io import AsyncFunction, AsyncRetryStrategy
 from dagster_unified.operators.broadcast import (
     BroadcastProcessFunction,
     BroadcastState,
@@ -97,7 +97,8 @@ from dagster_unified.operators.windows import (
 
 __all__ = [
     "MAX_TIMESTAMP", "MIN_TIMESTAMP", "AggregateFunction", "AggregatingState", "AggregatingStateDescriptor",
-    "AsyncDataStream", "AsyncFunction", "BroadcastConnectedStream", "BroadcastProcessFunction", "BroadcastState",
+    "AsyncDataStream", "AsyncFunction", "AsyncRetryStrategy",
+    "BroadcastConnectedStream", "BroadcastProcessFunction", "BroadcastState",
     "BroadcastStream", "CoFlatMapFunction", "CoGroupFunction", "CoGroupedStreams", "CoMapFunction",
     "CoProcessFunction", "CollectionSource", "ConnectedStreams", "ContinuousEventTimeTrigger",
     "ContinuousProcessingTimeTrigger", "CountEvictor", "CountTrigger", "CsvSource", "DataStream", "DataStreamSink",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dagster_unified.api.record_types import NOT_GIVEN, main_output
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes
-from dagster_unified.operators.async_io import AsyncCalls, AsyncFunction
+from dagster_unified.operators.async_io import AsyncCalls, AsyncFunction, AsyncRetryStrategy
 from dagster_unified.operators.type_variables import R, T
 
 if TYPE_CHECKING:
@@ -36,6 +36,18 @@ class AsyncDataStream:
         return _calls(data_stream, async_function, timeout, capacity, output_type, ordered=True)
 
     @staticmethod
+    def ordered_wait_with_retry(
+        data_stream: DataStream[T],
+        async_function: AsyncFunction[T, R],
+        timeout: timedelta,
+        async_retry_strategy: AsyncRetryStrategy,
+        capacity: int = 100,
+        output_type: TypeForm[R] = NOT_GIVEN,
+    ) -> DataStream[R]:
+        """As `ordered_wait`; a call that fails is made again as the strategy says, within the timeout."""
+        return _calls(data_stream, async_function, timeout, capacity, output_type, True, async_retry_strategy)
+
+    @staticmethod
     def unordered_wait(
         data_stream: DataStream[T],
         async_function: AsyncFunction[T, R],
@@ -46,6 +58,18 @@ class AsyncDataStream:
         """Results as they come: in no order within a batch of records, and never past a watermark."""
         return _calls(data_stream, async_function, timeout, capacity, output_type, ordered=False)
 
+    @staticmethod
+    def unordered_wait_with_retry(
+        data_stream: DataStream[T],
+        async_function: AsyncFunction[T, R],
+        timeout: timedelta,
+        async_retry_strategy: AsyncRetryStrategy,
+        capacity: int = 100,
+        output_type: TypeForm[R] = NOT_GIVEN,
+    ) -> DataStream[R]:
+        """As `unordered_wait`; a call that fails is made again as the strategy says, within the timeout."""
+        return _calls(data_stream, async_function, timeout, capacity, output_type, False, async_retry_strategy)
+
 
 def _calls(
     stream: DataStream[T],
@@ -54,6 +78,7 @@ def _calls(
     capacity: int,
     output_type: TypeForm[R],
     ordered: bool,
+    retry: AsyncRetryStrategy | None = None,
 ) -> DataStream[R]:
     name = type(function).__name__
     where = stream._where(name)
@@ -61,8 +86,10 @@ def _calls(
         raise PipelineError(f"{where}: expected an AsyncFunction, got {function!r}")
     if timeout <= timedelta(0):
         raise PipelineError(f"{where}: the timeout has to be positive, and is {timeout}")
+    if retry is not None and not isinstance(retry, AsyncRetryStrategy):
+        raise PipelineError(f"{where}: expected an AsyncRetryStrategy such as fixed_delay(...), got {retry!r}")
     if capacity < 1:
         raise PipelineError(f"{where}: the capacity has to be at least 1, and is {capacity}")
     records = stream._output(name, function.async_invoke, output_type, main_output)
-    calls = AsyncCalls(function, timeout.total_seconds(), capacity, ordered)
+    calls = AsyncCalls(function, timeout.total_seconds(), capacity, ordered, retry)
     return stream._next(nodes.AsyncNode, name, naming=nodes.Naming.FUNCTION, records=records, function=calls)

@@ -23,7 +23,7 @@ from dagster_unified.graph.expressions import Column
 
 @cache
 def _names() -> frozenset[str]:
-    """The functions of the installed pyspark, read from its source: its import takes longer than building a pipeline."""
+    """The functions of the installed pyspark, read from its source, since its import takes long."""
     defined = re.findall(r"^def ([a-zA-Z]\w*)\(", _source(), re.MULTILINE)
     exported = re.findall(r'^    "(\w+)",$', _source("__init__.py"), re.MULTILINE)
     return frozenset([*defined, *exported])

@@ -5,8 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Generic
 
+from dagster_unified.errors import PipelineError
 from dagster_unified.operators.functions import Function
 from dagster_unified.operators.type_variables import In, Out
 
@@ -23,6 +25,44 @@ class AsyncFunction(Function, ABC, Generic[In, Out]):
         raise TimeoutError("no answer in time; give a longer timeout, or override timeout(value)")
 
 
+def every_exception(error: Exception) -> bool:
+    """Whatever a call raises is worth another attempt."""
+    return True
+
+
+def no_result(results: list[Any]) -> bool:
+    """Whatever a call gives is its result."""
+    return False
+
+
+@dataclass(frozen=True)
+class AsyncRetryStrategy:
+    """How often a call is made again, and after how long; the timeout is that of all attempts together.
+
+    A call is made again where `exception_predicate(error)` or `result_predicate(results)` is true, until `max_attempts` calls
+    were made; then its error fails the run, and its results are taken as they are.
+    """
+
+    max_attempts: int
+    backoff: timedelta
+    result_predicate: Callable[[list[Any]], bool] = no_result
+    exception_predicate: Callable[[Exception], bool] = every_exception
+
+    @staticmethod
+    def fixed_delay(
+        max_attempts: int,
+        backoff: timedelta,
+        result_predicate: Callable[[list[Any]], bool] = no_result,
+        exception_predicate: Callable[[Exception], bool] = every_exception,
+    ) -> AsyncRetryStrategy:
+        """At most `max_attempts` calls, `backoff` after one another."""
+        if max_attempts < 1:
+            raise PipelineError(f"AsyncRetryStrategy: there has to be at least 1 attempt, not {max_attempts}")
+        if backoff < timedelta(0):
+            raise PipelineError(f"AsyncRetryStrategy: the backoff cannot be negative, and is {backoff}")
+        return AsyncRetryStrategy(max_attempts, backoff, result_predicate, exception_predicate)
+
+
 @dataclass(frozen=True)
 class AsyncCalls:
     """An `AsyncFunction` and how it is called: at most `capacity` at once, each for `timeout` seconds at most."""
@@ -31,6 +71,7 @@ class AsyncCalls:
     timeout: float
     capacity: int
     ordered: bool
+    retry: AsyncRetryStrategy | None = None
 
     @property
     def wrapped_functions(self) -> tuple[Any, ...]:
@@ -67,8 +108,27 @@ class AsyncCalls:
 
         try:
             try:
-                return list(await asyncio.wait_for(self.function.async_invoke(record), self.timeout))
+                return await asyncio.wait_for(self._attempted(record), self.timeout)
             except TimeoutError:
                 return list(self.function.timeout(record))
         except Exception as error:
             raise failed(error, record) from error
+
+    async def _attempted(self, record: Any) -> list[Any]:
+        """The results of the first call that is not to be made again."""
+        retry = self.retry
+        if retry is None:
+            return list(await self.function.async_invoke(record))
+        import asyncio
+
+        for _ in range(retry.max_attempts - 1):
+            try:
+                found = list(await self.function.async_invoke(record))
+            except Exception as error:
+                if not retry.exception_predicate(error):
+                    raise
+            else:
+                if not retry.result_predicate(found):
+                    return found
+            await asyncio.sleep(retry.backoff.total_seconds())
+        return list(await self.function.async_invoke(record))

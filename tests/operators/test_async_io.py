@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from dagster_unified.api import AsyncDataStream, AsyncFunction, Pipeline, ProcessFunction, WatermarkStrategy
+from dagster_unified.api import AsyncDataStream, AsyncFunction, AsyncRetryStrategy, Pipeline, ProcessFunction, WatermarkStrategy
 from dagster_unified.errors import PipelineError, RecordTypeError, UserFunctionError
 from dagster_unified.testing import run_pipeline
 
@@ -123,3 +123,46 @@ class Untyped(AsyncFunction):
 def test_what_cannot_be_is_an_error_when_the_graph_is_built(how, error, message):
     with pytest.raises(error, match=message):
         looked_up(AsyncDataStream.ordered_wait, "BATCH", **how)
+
+
+class Flaky(AsyncFunction):
+    """Raises at the first two calls for a record, has no answer at the third, and then one."""
+
+    def open(self, context):
+        self.calls = {}
+
+    async def async_invoke(self, value: int) -> list[str]:
+        call = self.calls[value] = self.calls.get(value, 0) + 1
+        if call < 3:
+            raise ConnectionError("busy")
+        return [] if call == 3 else [f"{value} after {call}"]
+
+
+def empty(results):
+    return not results
+
+
+@pytest.mark.parametrize("wait", [AsyncDataStream.ordered_wait_with_retry, AsyncDataStream.unordered_wait_with_retry])
+def test_a_call_is_made_again_until_it_gives_a_result(wait):
+    strategy = AsyncRetryStrategy.fixed_delay(4, timedelta(0), result_predicate=empty)
+    found = looked_up(wait, "BATCH", [1, 2], Flaky(), async_retry_strategy=strategy)
+    assert sorted(found) == ["1 after 4", "2 after 4"]
+
+
+def test_the_results_of_the_last_attempt_are_taken_and_its_error_fails_the_run():
+    wait = AsyncDataStream.ordered_wait_with_retry
+    three = AsyncRetryStrategy.fixed_delay(3, timedelta(0), result_predicate=empty)
+    assert looked_up(wait, "STREAMING", [1], Flaky(), async_retry_strategy=three) == []
+    with pytest.raises(UserFunctionError, match="busy"):
+        looked_up(wait, "BATCH", [1], Flaky(), async_retry_strategy=AsyncRetryStrategy.fixed_delay(2, timedelta(0)))
+
+
+def test_an_error_that_the_strategy_does_not_name_is_not_retried():
+    strategy = AsyncRetryStrategy.fixed_delay(5, timedelta(0), exception_predicate=lambda e: isinstance(e, ValueError))
+    with pytest.raises(UserFunctionError, match="busy"):
+        looked_up(AsyncDataStream.ordered_wait_with_retry, "BATCH", [1], Flaky(), async_retry_strategy=strategy)
+
+
+def test_a_strategy_without_an_attempt_is_refused():
+    with pytest.raises(PipelineError, match="there has to be at least 1 attempt, not 0"):
+        AsyncRetryStrategy.fixed_delay(0, SECOND)

@@ -11,6 +11,7 @@ import pytest
 from dagster_unified.api import (
     AsyncDataStream,
     AsyncFunction,
+    AsyncRetryStrategy,
     CollectionSource,
     ConnectedStreams,
     CsvSource,
@@ -219,6 +220,9 @@ def test_asynchronous_calls() -> None:
     stream = AsyncDataStream.unordered_wait(sales(), Ask(), timedelta(seconds=1))
     assert_type(stream, DataStream[Total])
     assert runs_with(stream, Total)
+    twice = AsyncRetryStrategy.fixed_delay(2, timedelta(seconds=1))
+    retried = AsyncDataStream.ordered_wait_with_retry(sales(), Ask(), timedelta(seconds=9), twice)
+    assert_type(retried, DataStream[Total])
 
 
 def test_sources_and_sinks() -> None:
