@@ -81,7 +81,8 @@ class GraphBuilder:
     def with_sink(self, upstream: tuple[Upstream, ...], sink: Sink[Any], records: RecordType) -> GraphBuilder:
         """A copy of the graph with one sink more; this one stays as it is."""
         copied = copy.copy(self)
-        copied._nodes, copied._edges, copied._mistakes, copied._tags = [*self._nodes], [*self._edges], [*self._mistakes], {**self._tags}
+        copied._nodes, copied._edges = [*self._nodes], [*self._edges]
+        copied._mistakes, copied._tags = [*self._mistakes], {**self._tags}
         copied._add(SinkNode, [*upstream], sink.name, naming=Naming.LIBRARY, sink=sink.taking(records))
         return copied
 

@@ -64,16 +64,20 @@ class Pipeline(GraphBuilder):
         storage: str | None = None,
         progress: bool | None = None,
     ) -> JobHandle:
-        """Starts the pipeline in a thread of this process, without Dagster, and returns at once with a handle on the job.
+        """Starts the pipeline in a thread of this process, without Dagster, and returns at once with a handle on the
+        job.
 
-        In BATCH the stages run one after another, with no retries; in STREAMING the job runs until its input has ended or it is cancelled,
-        and goes on from its checkpoint the next time. PyFlink: `StreamExecutionEnvironment.execute_async`.
+        In BATCH the stages run one after another, with no retries; in STREAMING the job runs until its input has ended
+        or it is cancelled, and goes on from its checkpoint the next time. PyFlink:
+        `StreamExecutionEnvironment.execute_async`.
 
-        `options` are option keys to values; the environment and `dagster-unified.toml` count as well. `spark` is a session that runs already;
-        without it one is started on `master`, and stays for the next job. `storage` is where intermediates are kept; without it they go with
-        the job. `progress` shows what runs on standard error, by default on a terminal and in a notebook.
+        `options` are option keys to values; the environment and `dagster-unified.toml` count as well. `spark` is a
+        session that runs already; without it one is started on `master`, and stays for the next job. `storage` is where
+        intermediates are kept; without it they go with the job. `progress` shows what runs on standard error, by
+        default on a terminal and in a notebook.
 
-        Raises `PipelineError` and `ConfigurationError` before anything runs; what fails later is raised by the handle's `result()`.
+        Raises `PipelineError` and `ConfigurationError` before anything runs; what fails later is raised by the handle's
+        `result()`.
         """
         from dagster_unified.execution.job import execute
 

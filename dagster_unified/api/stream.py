@@ -493,12 +493,16 @@ class DataStream(Generic[T]):
 
     # Running it
 
-    def execute_and_collect(self, options: Mapping[str, Any] | None = None, *, spark: SparkSession | None = None, master: str = "local[*]") -> CollectedRecords[T]:
-        """Runs the pipeline in this process, without Dagster, and gives this stream's records to the program, one by one.
+    def execute_and_collect(
+        self, options: Mapping[str, Any] | None = None, *, spark: SparkSession | None = None, master: str = "local[*]"
+    ) -> CollectedRecords[T]:
+        """Runs the pipeline in this process, without Dagster, and gives this stream's records to the program, one by
+        one.
 
-        In BATCH they come when the job has ended, in STREAMING with each epoch, and for ever where the input is unbounded: use it in a with statement,
-        whose end cancels the job. Everything else that the pipeline writes is written as well. Arguments as for `Pipeline.execute`; a
-        STREAMING job begins anew each time unless `execution.checkpointing.dir` is given. PyFlink: `DataStream.execute_and_collect`.
+        In BATCH they come when the job has ended, in STREAMING with each epoch, and for ever where the input is
+        unbounded: use it in a with statement, whose end cancels the job. Everything else that the pipeline writes is
+        written as well. Arguments as for `Pipeline.execute`; a STREAMING job begins anew each time unless
+        `execution.checkpointing.dir` is given. PyFlink: `DataStream.execute_and_collect`.
         """
         from dagster_unified.execution.collecting import collect
 
