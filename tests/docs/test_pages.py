@@ -15,7 +15,8 @@ from tests.docs.support import PAGES
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "docs"
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
-EXAMPLES = sorted(str(page.relative_to(SITE)) for page in SITE.rglob("*.md") if BLOCK.search(page.read_text()) and page.stem != "tutorial")
+ON_SPARK = ("tutorial", "without-dagster")
+EXAMPLES = sorted(str(page.relative_to(SITE)) for page in SITE.rglob("*.md") if BLOCK.search(page.read_text()) and page.stem not in ON_SPARK)
 MODULES = {"quickstart.md": "shops"}
 """The names under which a page's own examples import its module."""
 
@@ -60,6 +61,12 @@ def test_a_streaming_deployment_gives_two_jobs_and_a_sensor(run):
     defs = run("guides/deployments.md").defs
     assert [sensor.name for sensor in defs.sensors] == ["shops_streaming_sensor"]
     assert sorted(job.name for job in defs.jobs) == ["shops_control", "shops_streaming"]
+
+
+def test_a_pipeline_runs_without_dagster(spark, run):
+    page = run("guides/without-dagster.md")
+    assert sorted(page.collected) == [page.Sale("north", 5), page.Sale("south", 2)]
+    assert page.result.metrics.rows["totals"] == 2
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
