@@ -8,10 +8,11 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import datetime
 from string import Formatter
 from typing import TYPE_CHECKING
 
+import pendulum
 import pyarrow as pa
 
 from dagster_unified.connectors.base import MALFORMED, fitting
@@ -165,7 +166,8 @@ def _in_time(value: Column, kind: DataType, time: TimeRange, column: str, where:
     from pyspark.sql import functions as F
     from pyspark.sql.types import DateType, LongType, StringType, TimestampNTZType, TimestampType
 
-    start, end = time.start.astimezone(timezone.utc), time.end.astimezone(timezone.utc)
+    first, after = pendulum.instance(time.start), pendulum.instance(time.end)
+    start, end = first.in_timezone("UTC"), after.in_timezone("UTC")
     if isinstance(kind, TimestampType):
         return value, (value >= F.lit(start)) & (value < F.lit(end))
     if isinstance(kind, StringType):
@@ -174,9 +176,9 @@ def _in_time(value: Column, kind: DataType, time: TimeRange, column: str, where:
     if isinstance(kind, LongType):
         return value, (value >= F.lit(to_millis(start))) & (value < F.lit(to_millis(end)))
     if isinstance(kind, TimestampNTZType):
-        return value, (value >= F.lit(time.start.replace(tzinfo=None))) & (value < F.lit(time.end.replace(tzinfo=None)))
+        return value, (value >= F.lit(first.naive())) & (value < F.lit(after.naive()))
     if isinstance(kind, DateType):
-        if any((t.hour, t.minute, t.second, t.microsecond) != (0, 0, 0, 0) for t in (time.start, time.end)):
+        if any(moment != moment.start_of("day") for moment in (first, after)):
             raise PipelineError(f"{where}: field '{column}' is a date, which cannot tell partitions that are shorter than a day; partition it by a field with a time")
-        return value, (value >= F.lit(time.start.date())) & (value < F.lit(time.end.date()))
+        return value, (value >= F.lit(first.date())) & (value < F.lit(after.date()))
     raise TypeError(f"{where}: field '{column}' of type {kind.simpleString()} tells no time")  # `check_partition_columns` has been there

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster import ExecutorDefinition, in_process_executor
@@ -19,6 +19,7 @@ from dagster_unified.engine.streaming.desired import Desired, Status
 from dagster_unified.errors import ConfigurationError, lasting
 from dagster_unified.graph.options import Configuration, Layer
 from dagster_unified.graph.upgrade import Code, changes
+from dagster_unified.orchestration.moments import utc, words
 from dagster_unified.orchestration.restarts import Failure, decide
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ def _watch(deployment: StreamingDeployment, seen: Seen, run: SeenRun, wanted: st
     if lease is not None and mine and silent and run.status in ("STARTED", "CANCELING"):
         return Decision(f"run {short} has given no sign of life for {(now - lease.beat) / 1000:.0f} s; it is taken to be dead", bury=run.run_id)
     if not mine and silent and run.status == "STARTED" and seen.now - run.created > STARTUP:
-        return Decision(f"run {short} began {seen.now - run.created} ago and has not taken the lease; it is taken to be dead", bury=run.run_id)
+        return Decision(f"run {short} began {words(seen.now - run.created)} ago and has not taken the lease; it is taken to be dead", bury=run.run_id)
     if mine and status is not None and status.run_id == run.run_id and status.busy_since is not None and now - status.busy_since > deployment.stall_after.total_seconds() * 1000:
         return Decision(f"run {short} has been busy with one epoch for {(now - status.busy_since) / 1000:.0f} s; replacing it", replace=run.run_id)
     if wanted == "suspended":
@@ -232,8 +233,3 @@ def _failures(runs: Sequence[SeenRun]) -> list[Failure]:
             break
         found.append(Failure(run.created, run.ended or run.created, run.run_id))
     return found[::-1]
-
-
-def utc(timestamp: float) -> datetime:
-    """A moment from Dagster's seconds since the epoch."""
-    return datetime.fromtimestamp(timestamp, timezone.utc)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from datetime import timezone as zones
 
 import pendulum
 from dagster import AssetDep, AssetKey, MultiPartitionKey, MultiPartitionsDefinition, PartitionsDefinition, TimeWindowPartitionMapping, TimeWindowPartitionsDefinition
@@ -46,7 +44,7 @@ def _moved(pipeline: str, partitions: TimeWindowPartitionsDefinition, timezone: 
         timezone=timezone,
         end_offset=partitions.end_offset,
         cron_schedule=partitions.cron_schedule,
-        exclusions=[e if isinstance(e, str) else datetime.fromtimestamp(e.timestamp, zones.utc) for e in partitions.exclusions or ()],
+        exclusions=[e if isinstance(e, str) else pendulum.from_timestamp(e.timestamp) for e in partitions.exclusions or ()],
     )
 
 
@@ -69,7 +67,7 @@ def slice_of(partitions: PartitionsDefinition[str], key: str) -> Slice:
 def _part(partitions: PartitionsDefinition[str], key: str) -> TimeRange | str:
     if isinstance(partitions, TimeWindowPartitionsDefinition):
         window = partitions.time_window_for_partition_key(key)
-        return TimeRange(window.start, window.end)
+        return TimeRange(pendulum.instance(window.start), pendulum.instance(window.end))
     return key
 
 

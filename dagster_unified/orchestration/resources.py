@@ -13,6 +13,7 @@ from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.options import OPTIONS, Configuration, Layer
 
 if TYPE_CHECKING:
+    from dagster_pyspark import PySparkResource
     from pyspark.sql import SparkSession
 
 
@@ -32,8 +33,9 @@ class SparkResource(ConfigurableResource):  # type: ignore[type-arg]
         """The steps of a run share a session of the server that is started on demand, whose Python workers stay warm."""
         self._run = context.run.run_id if context.run is not None else None
 
-    def session(self) -> SparkSession:
-        """The running session, or a new one."""
+    @property
+    def spark_session(self) -> SparkSession:
+        """The running session, or a new one; the name is that of dagster-pyspark's `PySparkResource`, so that an asset takes either."""
         if self.connect is None:
             return session.start(self.master, self.remote, self.config)
         if self.remote is not None:
@@ -41,14 +43,12 @@ class SparkResource(ConfigurableResource):  # type: ignore[type-arg]
         return session.start(remote=connect_server.ensure(self.connect, self.master, self.config), session_id=self._run)
 
 
-def session_of(resource: Any) -> SparkSession:
-    """The session of a `SparkResource`, or of anything with a `spark_session`, such as dagster-pyspark's `PySparkResource`."""
-    if isinstance(resource, SparkResource):
-        return resource.session()
-    found = getattr(resource, "spark_session", None)
+def session_of(resource: SparkResource | PySparkResource) -> SparkSession:
+    """Return the session of the resource `spark`, with what results rely on set in it."""
+    found: SparkSession | None = getattr(resource, "spark_session", None)
     if found is None:
         raise ConfigurationError(f"the resource 'spark' is a {type(resource).__name__}; give a SparkResource, or dagster-pyspark's PySparkResource")
-    return session.prepared(found)
+    return found if isinstance(resource, SparkResource) else session.prepared(found)
 
 
 class _Execution(ConfigurableResource):  # type: ignore[type-arg]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from dagster_unified.graph.options import Configuration
+from dagster_unified.orchestration.moments import words
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def decide(failures: Sequence[Failure], options: Configuration) -> Verdict:
         allowed, interval = options["restart-strategy.failure-rate.max-failures-per-interval"], options["restart-strategy.failure-rate.failure-rate-interval"]
         recent = [f for f in failures if f.ended > last.ended - interval]
         if len(recent) > allowed:
-            return Verdict(len(failures), None, f"{len(recent)} failures within {interval}, and restart-strategy.failure-rate bears {allowed}")
+            return Verdict(len(failures), None, f"{len(recent)} failures within {words(interval)}, and restart-strategy.failure-rate bears {allowed}")
         return Verdict(len(failures), last.ended + options["restart-strategy.failure-rate.delay"])
     return _exponential(failures, options)
 

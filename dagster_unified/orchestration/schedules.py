@@ -3,8 +3,9 @@
 # No `from __future__ import annotations` here: Dagster reads the annotations of a schedule's function as objects.
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 
+import pendulum
 from dagster import (
     AssetKey,
     DagsterInstance,
@@ -24,6 +25,7 @@ from dagster import (
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.operators.time import to_span
 from dagster_unified.orchestration._dagster_compat import AssetPartitionStatus, ScheduleType, UnresolvedAssetJobDefinition
+from dagster_unified.orchestration.moments import earlier_on_the_clock, words
 
 _RANGE_START, _RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
 
@@ -76,7 +78,7 @@ def batch_schedule(
         job=job,
         execution_timezone=time.timezone if time is not None else None,
         default_status=DefaultScheduleStatus.RUNNING if declared.running else DefaultScheduleStatus.STOPPED,
-        description=f"Runs {pipeline} in BATCH" + (f" for each partition, {declared.offset} after its end." if time is not None else "."),
+        description=f"Runs {pipeline} in BATCH" + (f" for each partition, {_after(declared.offset)} its end." if time is not None else "."),
     )
     def tick(context: ScheduleEvaluationContext) -> list[RunRequest] | SkipReason:
         if partitions is None:
@@ -92,6 +94,10 @@ def batch_schedule(
     return tick
 
 
+def _after(offset: timedelta) -> str:
+    return f"{words(offset)} after" if offset else "at"
+
+
 def due(partitions: PartitionsDefinition[str], now: datetime, declared: BatchSchedule, stages: Sequence[AssetKey], instance: DagsterInstance, in_order: bool) -> list[str]:
     """The partitions to run at a tick, oldest first: the newest that is complete, and what was missed of those before it.
 
@@ -99,7 +105,8 @@ def due(partitions: PartitionsDefinition[str], now: datetime, declared: BatchSch
     """
     time = time_dimension(partitions)
     # An hour is an hour; six in the morning is six in the morning, also on the day on which clocks change.
-    now = (now.astimezone(timezone.utc) if time is not None and time.schedule_type is ScheduleType.HOURLY else now) - declared.offset
+    hourly = time is not None and time.schedule_type is ScheduleType.HOURLY
+    now = pendulum.instance(now) - declared.offset if hourly else earlier_on_the_clock(now, declared.offset)
     keys = partitions.get_partition_keys(current_time=now, dynamic_partitions_store=instance)
     if isinstance(partitions, MultiPartitionsDefinition):
         newest, missed = _by_window(partitions, keys, now, declared.catch_up)
@@ -143,7 +150,7 @@ def cron_of(pipeline: str, partitions: TimeWindowPartitionsDefinition, offset: t
         return partitions.get_cron_schedule(minute_of_hour=minute, hour_of_day=hour, day_of_week=(partitions.day_offset + days) % 7)
     if partitions.day_offset + days > 28:
         raise ConfigurationError(
-            f"{pipeline}: an offset of {offset} ends on day {partitions.day_offset + days} of the month, which not every month has; use at most {28 - partitions.day_offset} days"
+            f"{pipeline}: an offset of {words(offset)} ends on day {partitions.day_offset + days} of the month, which not every month has; use at most {28 - partitions.day_offset} days"
         )
     return partitions.get_cron_schedule(minute_of_hour=minute, hour_of_day=hour, day_of_month=partitions.day_offset + days)
 

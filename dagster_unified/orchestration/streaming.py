@@ -7,7 +7,6 @@ The op has no retry policy, which would catch its interruption and start a cance
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
@@ -47,9 +46,10 @@ from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.orchestration import progress
 from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
-from dagster_unified.orchestration.deployment import Decision, Seen, SeenRun, StreamingDeployment, configuration_of, directory_of, next_step, utc
+from dagster_unified.orchestration.deployment import Decision, Seen, SeenRun, StreamingDeployment, configuration_of, directory_of, next_step
 from dagster_unified.orchestration.history import error_of, why_it_failed
 from dagster_unified.orchestration.malformed import observation
+from dagster_unified.orchestration.moments import now, utc
 from dagster_unified.orchestration.outcomes import as_failure, interruptible
 from dagster_unified.orchestration.partitions import upstream_deps
 from dagster_unified.orchestration.resources import session_of
@@ -274,7 +274,7 @@ def _see(context: SensorEvaluationContext, deployment: StreamingDeployment, job_
         desired=read_desired(directory),
         status=read_status(directory),
         fingerprint=deployment_fingerprint(code),
-        now=datetime.now(timezone.utc),
+        now=now(),
         may_start=_may_start(deployment, planned, context, runs),
         patience=PATIENCE,
         code=code,

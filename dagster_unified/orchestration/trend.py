@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from datetime import datetime, timezone
 from typing import Any
 
 from dagster import MetadataValue
 
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.operators.time import wall_clock
+from dagster_unified.orchestration.moments import utc
 
 KEPT = 60
 _BARS = "▁▂▃▄▅▆▇█"
@@ -83,6 +83,6 @@ class Trend:
 
 def _moment(millis: int) -> str:
     try:
-        return datetime.fromtimestamp(millis / 1000, timezone.utc).isoformat(sep=" ", timespec="seconds")
+        return utc(millis / 1000).replace(microsecond=0).isoformat(sep=" ")
     except (OverflowError, ValueError, OSError):
         return str(millis)

@@ -87,7 +87,7 @@ def streaming(folder: Path, resources: dict[str, object]) -> dict[str, object]:
     """A job that is stopped after its first file, and one that goes on from its state and is drained."""
     options = {"execution.checkpointing.dir": "s3://lake/checkpoints", "pipeline.max-parallelism": 2, "parallelism.default": 1}
     pipeline = build(folder, "live", live=True)
-    session = resources["spark"].session()  # type: ignore[attr-defined]
+    session = resources["spark"].spark_session  # type: ignore[attr-defined]
     rows = 0
 
     def observe(event: object) -> None:

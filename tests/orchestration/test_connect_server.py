@@ -77,7 +77,7 @@ def test_what_cannot_be_is_an_error(port):
     with pytest.raises(ConfigurationError, match="a Spark Connect server's port is from 1024 to 65535, not 80"):
         connect_server.ensure(80, "local", {})
     with pytest.raises(ConfigurationError, match=r"both remote, .*, and connect"):
-        SparkResource(remote="sc://host:1", connect=port).session()
+        SparkResource(remote="sc://host:1", connect=port).spark_session
 
 
 def test_a_server_takes_nobody_without_its_token(running):

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import pytest
 from dagster import AssetKey, DagsterInstance, StaticPartitionsDefinition
+from dagster_pyspark import PySparkResource
 
 from dagster_unified.api import CsvSource, FileSink, Pipeline
 from dagster_unified.cli import main
@@ -63,14 +64,14 @@ def test_a_run_materializes_the_asset_with_its_rows_which_the_command_line_shows
     assert all(text in printed for text in ("north.csv", " 3 ", "north,[many]", "cannot be read as Sale"))
 
 
-def test_a_stream_observes_the_asset_with_its_rows(spark, tmp_path):
+def test_a_stream_in_the_session_of_pyspark_observes_the_asset_with_its_rows(spark, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/1.csv").write_text("shop,amount\nnorth,1\nnorth,[many]\n")
     pipeline = Pipeline("sales")
     source = CsvSource(f"{tmp_path}/in", Sale, name="files", on_malformed="divert")
     pipeline.from_source(source).map(lambda s: s, Sale).sink_to(FileSink(f"{tmp_path}/out"))
     deployment = StreamingDeployment(pipeline, options={"execution.checkpointing.dir": str(tmp_path / "checkpoints")})
-    definitions = unified_definitions(pipeline, deployment, resources={"spark": SparkResource(master="local[2]")})
+    definitions = unified_definitions(pipeline, deployment, resources={"spark": PySparkResource(spark_config={})})
     with DagsterInstance.ephemeral() as instance:
         assert definitions.resolve_job_def("sales_streaming").execute_in_process(instance=instance).success
         (observed,) = instance.fetch_observations(KEY, limit=9).records

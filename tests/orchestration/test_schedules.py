@@ -66,6 +66,12 @@ def test_the_newest_partition_that_is_complete_is_run(instance):
     assert tick(defined(schedule=BatchSchedule()), morning(1, 0), instance) == "no partition of days is complete, or those that are are on their way"
 
 
+@pytest.mark.parametrize(("month", "day", "newest"), [(3, 10, "2024-03-09"), (11, 3, "2024-11-02")])
+def test_six_hours_after_midnight_is_six_in_the_morning_on_days_of_23_and_25_hours(instance, month, day, newest):
+    six = datetime(2024, month, day, 6, tzinfo=NEW_YORK)
+    assert tick(defined(schedule=BatchSchedule(offset=timedelta(hours=6))), six, instance) == [newest]
+
+
 def test_what_was_missed_is_run_as_well_and_what_is_there_is_not(instance):
     done(instance, "2024-03-02")
     assert tick(defined(schedule=BatchSchedule(catch_up=3)), morning(5, 0), instance) == ["2024-03-01", "2024-03-03", "2024-03-04"]

@@ -1,0 +1,29 @@
+"""Moments and lengths of time, by pendulum: of the calendar, and as people read them."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import pendulum
+
+
+def now() -> pendulum.DateTime:
+    """The moment that it is, in UTC."""
+    return pendulum.now("UTC")
+
+
+def utc(timestamp: float) -> pendulum.DateTime:
+    """A moment, from seconds since the epoch."""
+    return pendulum.from_timestamp(timestamp)
+
+
+def earlier_on_the_clock(moment: datetime, by: timedelta) -> pendulum.DateTime:
+    """The moment at which the clocks of its zone showed so much less: six hours before six in the morning is midnight, on every day."""
+    zoned = pendulum.instance(moment)
+    return (zoned.timezone or pendulum.UTC).convert(zoned.naive() - by)
+
+
+def words(length: timedelta) -> str:
+    """A length as people say it: 2 hours 30 minutes."""
+    seconds = round(length.total_seconds())
+    return pendulum.duration(seconds=seconds).in_words() if seconds else "less than a second"
