@@ -24,7 +24,7 @@ from rich.table import Table
 from benchmarks.bars import Bar, Measurement, Options
 from dagster_unified.api import DeltaSink, MapFunction, ParquetSource, Pipeline, RuntimeContext
 from dagster_unified.engine import connect_server, session
-from dagster_unified.orchestration import BatchDeployment, IntermediateIOManager, SparkResource, process_executor, unified_definitions
+from dagster_unified.orchestration import BatchDeployment, IntermediatesResource, SparkResource, process_executor, unified_definitions
 
 HOME = Path(os.environ.setdefault("RECOVERY_BENCH", tempfile.mkdtemp(prefix="recovery-bench")))
 BROKEN = HOME / "broken"
@@ -65,7 +65,7 @@ def pipeline() -> Pipeline:
 
 
 def _job(connect: int | None) -> JobDefinition:
-    resources = {"spark": SparkResource(connect=connect), "intermediates": IntermediateIOManager(path=str(HOME / "store"))}
+    resources = {"spark": SparkResource(connect=connect), "intermediates": IntermediatesResource(path=str(HOME / "store"))}
     executor = in_process_executor if connect is None else process_executor(1)
     return unified_definitions(BatchDeployment(pipeline(), retry_policy=None), resources=resources, executor=executor).resolve_job_def("bench_recovery_batch")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dagster import EnvVar
 
-from dagster_unified.orchestration import ExecutionConfig, IntermediateIOManager, SparkResource
+from dagster_unified.orchestration import ExecutionConfig, IntermediatesResource, SparkResource
 
 
 def local() -> dict[str, Any]:
@@ -18,7 +18,7 @@ def local() -> dict[str, Any]:
     return {
         "spark": SparkResource.configure_at_launch(master="local[*]"),
         "execution": ExecutionConfig(),
-        "intermediates": IntermediateIOManager.configure_at_launch(path=".dagster_unified/intermediates"),
+        "intermediates": IntermediatesResource.configure_at_launch(path=".dagster_unified/intermediates"),
     }
 
 
@@ -27,5 +27,5 @@ def cluster() -> dict[str, Any]:
     return {
         "spark": SparkResource(remote=EnvVar("SPARK_REMOTE")),
         "execution": ExecutionConfig(),
-        "intermediates": IntermediateIOManager(path=EnvVar("UNIFIED_STORAGE")),
+        "intermediates": IntermediatesResource(path=EnvVar("UNIFIED_STORAGE")),
     }

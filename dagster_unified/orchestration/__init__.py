@@ -5,7 +5,7 @@ from dagster_unified.orchestration.checks import Checks, Parity
 from dagster_unified.orchestration.definitions import unified_definitions
 from dagster_unified.orchestration.deployment import StreamingDeployment
 from dagster_unified.orchestration.executors import process_executor
-from dagster_unified.orchestration.io_manager import IntermediateIOManager
+from dagster_unified.orchestration.intermediates import IntermediatesResource
 from dagster_unified.orchestration.janitor import Retention
 from dagster_unified.orchestration.resources import ExecutionConfig, SparkResource
 from dagster_unified.orchestration.schedules import BatchSchedule
@@ -16,7 +16,7 @@ __all__ = [
     "BatchSchedule",
     "Checks",
     "ExecutionConfig",
-    "IntermediateIOManager",
+    "IntermediatesResource",
     "Parity",
     "Retention",
     "SparkResource",

@@ -11,9 +11,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dagster import (
+    AssetDep,
     AssetExecutionContext,
-    AssetIn,
-    AssetKey,
     AssetsDefinition,
     AssetSpec,
     MaterializeResult,
@@ -65,14 +64,13 @@ def source_specs(loaded: Plan, upstream: Mapping[str, CoercibleToAssetDep], tran
 
 def stage_asset(batch: "BatchDeployment", loaded: Plan, region: Region, upstream: Mapping[str, CoercibleToAssetDep], translator: "StageTranslator") -> AssetsDefinition:
     """Build the asset of one stage. `upstream` are the user's own assets that some sources read, by the names of the sources."""
-    inputs = {f"input_{i}": AssetIn(key=translator.get_asset_key(loaded, loaded.regions[r])) for i, r in enumerate(region.inputs)}
+    inputs = [AssetDep(translator.get_asset_key(loaded, loaded.regions[r])) for r in region.inputs]
     before = [partition_before(translator.get_asset_key(loaded, region))] if batch.carry_state else []
     read = [n for n in (loaded.graph.node(i) for i in region.nodes) if isinstance(n, (SourceNode, LookupNode))]
 
     @asset(
         key=translator.get_asset_key(loaded, region),
-        ins=inputs,
-        deps=[*upstream_deps(loaded, read, upstream, translator), *before],
+        deps=[*inputs, *upstream_deps(loaded, read, upstream, translator), *before],
         partitions_def=batch.partitions,
         backfill_policy=batch.backfill_policy,
         group_name=translator.get_group_name(loaded, region),
@@ -85,11 +83,10 @@ def stage_asset(batch: "BatchDeployment", loaded: Plan, region: Region, upstream
         freshness_policy=batch.freshness_policy,
         automation_condition=batch.automation_condition,
         pool=batch.pool,
-        io_manager_key="intermediates",
         check_specs=[carried_state_spec(translator.get_asset_key(loaded, region))] if region.carried else [],
         required_resource_keys={"spark", "execution", "intermediates"},
     )
-    def stage(context: AssetExecutionContext, **inputs: AssetKey) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster knows it by this name only
+    def stage(context: AssetExecutionContext) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster knows it by this name only
         store = context.resources.intermediates.store()
         with interruptible(context.instance, context.run_id) as asked, asked.cancelling(), as_failure(), beating(store, loaded.name, context.run_id):
             return materialize(context)

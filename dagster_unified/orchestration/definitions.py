@@ -29,7 +29,7 @@ from dagster_unified.orchestration.checks import Checks, sink_checks
 from dagster_unified.orchestration.control import control_job
 from dagster_unified.orchestration.deployment import StreamingDeployment, configuration_of
 from dagster_unified.orchestration.heartbeat import heartbeat_sensor
-from dagster_unified.orchestration.io_manager import IntermediateIOManager
+from dagster_unified.orchestration.intermediates import IntermediatesResource
 from dagster_unified.orchestration.janitor import janitor_job, janitor_schedule
 from dagster_unified.orchestration.malformed import malformed_assets, malformed_specs
 from dagster_unified.orchestration.partitions import checked_upstream
@@ -39,7 +39,7 @@ from dagster_unified.orchestration.streaming import sink_assets, sink_specs, str
 from dagster_unified.orchestration.targets import StagesSelection
 from dagster_unified.orchestration.translator import StageTranslator
 
-_DEFAULTS: dict[str, object] = {"spark": SparkResource(), "execution": ExecutionConfig(), "intermediates": IntermediateIOManager()}
+_DEFAULTS: dict[str, object] = {"spark": SparkResource(), "execution": ExecutionConfig(), "intermediates": IntermediatesResource()}
 """The same objects each time, so that the definitions of several calls can be merged."""
 
 Given = TypeVar("Given")
@@ -60,7 +60,7 @@ def unified_definitions(
     defaults: those of a `BatchDeployment` where its sources are bounded, else those of a `StreamingDeployment`.
 
     `resources` may replace `spark` (a `SparkResource` or dagster-pyspark's `PySparkResource`), `execution` (an `ExecutionConfig`)
-    and `intermediates` (an `IntermediateIOManager`). `translator` names the assets, and sets their groups, tags and metadata.
+    and `intermediates` (an `IntermediatesResource`). `translator` names the assets, and sets their groups, tags and metadata.
 
     `executor` executes the stages of a run, also in a backfill: by default in one process, with one Spark session. It becomes the
     executor of the code location, unless it is None. A stream has the executor of its deployment.

@@ -23,7 +23,7 @@ from dagster_unified.graph.plan import plan
 from dagster_unified.orchestration import progress
 from dagster_unified.orchestration.definitions import unified_definitions
 from dagster_unified.orchestration.deployment import StreamingDeployment
-from dagster_unified.orchestration.io_manager import IntermediateIOManager
+from dagster_unified.orchestration.intermediates import IntermediatesResource
 from dagster_unified.orchestration.resources import SparkResource
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def launch(pipeline: Pipeline, options: Mapping[str, Any], master: str, remote: 
     spark = SparkResource(master=master, remote=remote)
     mode = plan(pipeline.graph(), Configuration([Layer("launch", options), *settings.shared_layers()])).execution.mode
     streams = [StreamingDeployment(pipeline)] if mode == "STREAMING" else []
-    resources = {"spark": spark, "intermediates": IntermediateIOManager(path=storage)}
+    resources = {"spark": spark, "intermediates": IntermediatesResource(path=storage)}
     definitions = unified_definitions(pipeline, *streams, resources=resources)
     job = definitions.resolve_job_def(f"{pipeline.name}_{mode.lower()}")
     config = {"resources": {"execution": {"config": dict(options)}}, "loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}

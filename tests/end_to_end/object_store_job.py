@@ -15,7 +15,7 @@ from dagster_unified.api import CsvSource, DeltaSink, Pipeline
 from dagster_unified.engine.batch.store import Address, IntermediateStore
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.orchestration import BatchDeployment, IntermediateIOManager, SparkResource, StreamingDeployment, unified_definitions
+from dagster_unified.orchestration import BatchDeployment, IntermediatesResource, SparkResource, StreamingDeployment, unified_definitions
 
 HADOOP, AWS = "3.5.0", "2.35.4"
 """The versions that Spark 4.3 was built with: `pyspark/jars/hadoop-client-api-3.5.0.jar`, and what its hadoop-aws asks for."""
@@ -110,5 +110,5 @@ def streaming(folder: Path, resources: dict[str, object]) -> dict[str, object]:
 
 if __name__ == "__main__":
     home, address = Path(sys.argv[1]), sys.argv[2]
-    given = {"spark": spark(home, address), "intermediates": IntermediateIOManager(path="s3://lake/intermediates")}
+    given = {"spark": spark(home, address), "intermediates": IntermediatesResource(path="s3://lake/intermediates")}
     print(json.dumps({"batch": batch(home, given), "streaming": streaming(home, given)}))

@@ -8,7 +8,7 @@ from dagster_unified.api import Pipeline
 from dagster_unified.engine import session
 from dagster_unified.engine.addresses import checked_master, checked_remote, reach_master
 from dagster_unified.errors import ConfigurationError, MissingRequirementError
-from dagster_unified.orchestration import IntermediateIOManager, SparkResource, unified_definitions
+from dagster_unified.orchestration import IntermediatesResource, SparkResource, unified_definitions
 
 
 @pytest.mark.parametrize("master", ["local", "local[2]", "local[*]", "local[2,3]", "local-cluster[2,1,1024]", "spark://a:7077,b:7077", "yarn", "k8s://https://host:443"])
@@ -45,7 +45,7 @@ def test_a_port_where_something_else_listens_is_given_up_and_a_token_is_not_show
 def test_a_stage_fails_at_once_and_is_not_tried_again(tmp_path):
     pipeline = Pipeline("words")
     pipeline.from_collection([("a", 1)], name="words").print("out")
-    resources = {"spark": SparkResource(remote="sc://127.0.0.1:1"), "intermediates": IntermediateIOManager(path=str(tmp_path))}
+    resources = {"spark": SparkResource(remote="sc://127.0.0.1:1"), "intermediates": IntermediatesResource(path=str(tmp_path))}
     job = unified_definitions(pipeline, resources=resources).resolve_job_def("words_batch")
     result = job.execute_in_process(raise_on_error=False)
     failed = next(e for e in result.all_node_events if e.is_step_failure)

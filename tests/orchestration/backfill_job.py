@@ -8,7 +8,7 @@ from typing import NamedTuple
 from dagster import DailyPartitionsDefinition
 
 from dagster_unified.api import CsvSource, DeltaSink, KeyedProcessFunction, Pipeline, ValueStateDescriptor
-from dagster_unified.orchestration import BatchDeployment, ExecutionConfig, IntermediateIOManager, SparkResource, unified_definitions
+from dagster_unified.orchestration import BatchDeployment, ExecutionConfig, IntermediatesResource, SparkResource, unified_definitions
 
 HOME = Path(os.environ.get("BACKFILL_TEST_FOLDER") or tempfile.mkdtemp(prefix="backfill"))
 CONNECT = os.environ.get("BACKFILL_TEST_CONNECT")
@@ -54,7 +54,7 @@ defs = unified_definitions(
     BatchDeployment(pipeline, partitions=DAYS, carry_state=True, retry_policy=None),
     resources={
         "spark": SparkResource(master="local[2]", connect=int(CONNECT) if CONNECT else None),
-        "intermediates": IntermediateIOManager(path=str(HOME / "store")),
+        "intermediates": IntermediatesResource(path=str(HOME / "store")),
         "execution": ExecutionConfig(**{"execution.batch.partitions-per-job": 2}),
     },
 )

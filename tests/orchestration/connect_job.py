@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from dagster_unified.api import DeltaSink, Pipeline
-from dagster_unified.orchestration import IntermediateIOManager, SparkResource, process_executor, unified_definitions
+from dagster_unified.orchestration import IntermediatesResource, SparkResource, process_executor, unified_definitions
 
 HOME = Path(os.environ.get("CONNECT_TEST_HOME", "/tmp/connect-test"))
 PORT = int(os.environ.get("CONNECT_TEST_PORT", "39475"))
@@ -17,7 +17,7 @@ def doubled(number: int) -> int:
 pipeline = Pipeline("shared")
 numbers = pipeline.from_collection([1, 2, 3]).map(doubled).name("once").rebalance().map(doubled).name("twice").rebalance()
 numbers.map(doubled).sink_to(DeltaSink(str(HOME / "table"), name="table"))
-resources = {"spark": SparkResource(master="local[2]", connect=PORT), "intermediates": IntermediateIOManager(path=str(HOME / "store"))}
+resources = {"spark": SparkResource(master="local[2]", connect=PORT), "intermediates": IntermediatesResource(path=str(HOME / "store"))}
 defs = unified_definitions(pipeline, resources=resources, executor=process_executor())
 
 

@@ -18,7 +18,7 @@ from dagster import (
 )
 
 from dagster_unified.api import CsvSource, DeltaSink, Pipeline
-from dagster_unified.orchestration import BatchDeployment, IntermediateIOManager, SparkResource, unified_definitions
+from dagster_unified.orchestration import BatchDeployment, IntermediatesResource, SparkResource, unified_definitions
 
 HOME = Path(os.environ.get("PARTITIONED_HOME") or tempfile.mkdtemp(prefix="partitioned"))
 BROKEN = HOME / "broken"
@@ -78,7 +78,7 @@ def definitions(carry_state: bool = False) -> Definitions:
             backfill_policy=BackfillPolicy.single_run(),
             upstream={"incoming": AssetDep("exports", partition_mapping=TimeWindowPartitionMapping())},
         ),
-        resources={"spark": SparkResource(master="local[2]"), "intermediates": IntermediateIOManager(path=str(HOME / "store"))},
+        resources={"spark": SparkResource(master="local[2]"), "intermediates": IntermediatesResource(path=str(HOME / "store"))},
     )
     exports = AssetSpec("exports", partitions_def=WeeklyPartitionsDefinition("2013-01-06", timezone="America/New_York"))
     return Definitions.merge(ours, Definitions(assets=[exports, report]))
@@ -87,7 +87,7 @@ def definitions(carry_state: bool = False) -> Definitions:
 def by_shop() -> Definitions:
     pipeline = Pipeline("shops")
     pipeline.from_source(CsvSource(f"{HOME}/in/{{key}}.csv", Sale, name="shop")).map(as_total).sink_to(DeltaSink(str(HOME / "table"), name="table"))
-    resources = {"spark": SparkResource(master="local[2]"), "intermediates": IntermediateIOManager(path=str(HOME / "store"))}
+    resources = {"spark": SparkResource(master="local[2]"), "intermediates": IntermediatesResource(path=str(HOME / "store"))}
     return unified_definitions(BatchDeployment(pipeline, partitions=DynamicPartitionsDefinition(name="shops")), resources=resources)
 
 

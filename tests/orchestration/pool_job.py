@@ -8,7 +8,7 @@ from typing import NamedTuple
 from dagster import BackfillPolicy, DailyPartitionsDefinition
 
 from dagster_unified.api import CsvSource, DeltaSink, Pipeline
-from dagster_unified.orchestration import BatchDeployment, IntermediateIOManager, SparkResource, unified_definitions
+from dagster_unified.orchestration import BatchDeployment, IntermediatesResource, SparkResource, unified_definitions
 
 HOME = Path(os.environ.get("POOL_TEST_FOLDER") or tempfile.mkdtemp(prefix="pool"))
 DAYS = DailyPartitionsDefinition("2024-01-01", end_date="2024-01-05")
@@ -29,5 +29,5 @@ sales.rebalance().map(doubled).sink_to(DeltaSink(str(HOME / "table"), name="tabl
 
 defs = unified_definitions(
     BatchDeployment(pipeline, partitions=DAYS, backfill_policy=BackfillPolicy.multi_run(1), pool="spark"),
-    resources={"spark": SparkResource(master="local[1]", config={"spark.driver.memory": "512m"}), "intermediates": IntermediateIOManager(path=str(HOME / "store"))},
+    resources={"spark": SparkResource(master="local[1]", config={"spark.driver.memory": "512m"}), "intermediates": IntermediatesResource(path=str(HOME / "store"))},
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dagster_unified.api import DeltaSink, Pipeline
-from dagster_unified.orchestration import BatchDeployment, IntermediateIOManager, SparkResource, unified_definitions
+from dagster_unified.orchestration import BatchDeployment, IntermediatesResource, SparkResource, unified_definitions
 
 HOME = Path(os.environ.get("RECOVERY_HOME") or tempfile.mkdtemp(prefix="recovery"))
 BROKEN = HOME / "broken"
@@ -46,7 +46,7 @@ def build() -> Pipeline:
 
 pipeline = build()
 defs = unified_definitions(
-    BatchDeployment(pipeline, retry_policy=None), resources={"spark": SparkResource(master="local[2]"), "intermediates": IntermediateIOManager(path=str(HOME / "store"))}
+    BatchDeployment(pipeline, retry_policy=None), resources={"spark": SparkResource(master="local[2]"), "intermediates": IntermediatesResource(path=str(HOME / "store"))}
 )
 
 

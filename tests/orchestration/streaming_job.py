@@ -9,7 +9,7 @@ from typing import NamedTuple
 from dagster import in_process_executor, multiprocess_executor
 
 from dagster_unified.api import CsvSource, DeltaSink, Pipeline
-from dagster_unified.orchestration import ExecutionConfig, IntermediateIOManager, SparkResource, StreamingDeployment, unified_definitions
+from dagster_unified.orchestration import ExecutionConfig, IntermediatesResource, SparkResource, StreamingDeployment, unified_definitions
 
 HERE = Path(os.environ.get("STREAMING_TEST_FOLDER", "/tmp/streaming-test"))
 OPTIONS = {
@@ -53,6 +53,6 @@ defs = unified_definitions(
     resources={
         "spark": SparkResource(master="local[2]", config={"spark.driver.memory": "1g"}),
         "execution": ExecutionConfig(),
-        "intermediates": IntermediateIOManager(path=str(HERE / "intermediates")),
+        "intermediates": IntermediatesResource(path=str(HERE / "intermediates")),
     },
 )

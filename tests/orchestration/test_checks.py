@@ -13,7 +13,7 @@ from deltalake import write_deltalake
 from dagster_unified.api import CsvSource, DeltaSink, Pipeline
 from dagster_unified.engine.batch.parity import compare
 from dagster_unified.errors import ConfigurationError
-from dagster_unified.orchestration import Checks, IntermediateIOManager, Parity, StreamingDeployment, unified_definitions
+from dagster_unified.orchestration import Checks, IntermediatesResource, Parity, StreamingDeployment, unified_definitions
 from dagster_unified.orchestration.partitions import slice_of
 
 SINK = AssetKey(["sales", "totals"])
@@ -43,7 +43,7 @@ def check(spark, tmp_path, run_streaming):
 
         def run(checks, *materialized):
             """Whether each check passed, and what it says."""
-            resources = {"spark": PySparkResource(spark_config={}), "intermediates": IntermediateIOManager(path=str(tmp_path / "store"))}
+            resources = {"spark": PySparkResource(spark_config={}), "intermediates": IntermediatesResource(path=str(tmp_path / "store"))}
             definitions = unified_definitions(StreamingDeployment(live(tmp_path), checks=checks), resources=resources)
             for rows in materialized:
                 instance.report_runless_asset_event(AssetMaterialization(SINK, metadata={"dagster/row_count": rows}))

@@ -66,3 +66,11 @@ def test_a_deployment_that_cannot_be_is_an_error_with_the_pipelines_name():
         BatchDeployment(sales(), carry_state=True)
     with pytest.raises(ConfigurationError, match="sales: reuse is 'never' or 'fingerprint', not 'always'"):
         BatchDeployment(sales(), reuse="always")
+
+
+def test_stages_depend_on_each_other_as_assets():
+    pipeline = Pipeline("numbers")
+    pipeline.from_collection([("a", 1), ("b", 2)], name="pairs").key_by(0).sum(1).name("sums").print("out")
+    definitions = unified_definitions(pipeline)
+    stages = {key.path[-1]: definitions.resolve_assets_def(key) for key in definitions.resolve_asset_graph().materializable_asset_keys}
+    assert stages["out"].dependency_keys == {AssetKey(["numbers", "pairs"])}

@@ -6,7 +6,7 @@ import pytest
 from dagster import AssetKey, DagsterInstance, DagsterRunStatus, in_process_executor
 
 from dagster_unified.api import Pipeline
-from dagster_unified.orchestration import BatchDeployment, IntermediateIOManager, Retention, SparkResource, unified_definitions
+from dagster_unified.orchestration import BatchDeployment, IntermediatesResource, Retention, SparkResource, unified_definitions
 
 FAIL = {"last": False}
 
@@ -24,7 +24,7 @@ def dagster(spark, tmp_path):
     doubled.map(refuse).print("shown")
     definitions = unified_definitions(
         BatchDeployment(pipeline, retry_policy=None, retention=Retention(max_age=timedelta(0))),
-        resources={"spark": SparkResource(master="local[2]"), "intermediates": IntermediateIOManager(path=str(tmp_path / "store"))},
+        resources={"spark": SparkResource(master="local[2]"), "intermediates": IntermediatesResource(path=str(tmp_path / "store"))},
         executor=in_process_executor,
     )
     FAIL["last"] = False

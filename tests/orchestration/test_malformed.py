@@ -8,7 +8,7 @@ from dagster_pyspark import PySparkResource
 
 from dagster_unified.api import CsvSource, FileSink, Pipeline
 from dagster_unified.cli import main
-from dagster_unified.orchestration import BatchDeployment, IntermediateIOManager, SparkResource, StreamingDeployment, unified_definitions
+from dagster_unified.orchestration import BatchDeployment, IntermediatesResource, SparkResource, StreamingDeployment, unified_definitions
 
 
 class Sale(NamedTuple):
@@ -43,7 +43,7 @@ def test_a_run_materializes_the_asset_with_its_rows_which_the_command_line_shows
     (tmp_path / "in/north.csv").write_text("shop,amount\nnorth,1\nnorth,[many]\n")
     (tmp_path / "in/south.csv").write_text("shop,amount\nsouth,1\n")
     partitions = StaticPartitionsDefinition(["north", "south"])
-    resources = {"spark": SparkResource(master="local[2]"), "intermediates": IntermediateIOManager(path=str(tmp_path / "store"))}
+    resources = {"spark": SparkResource(master="local[2]"), "intermediates": IntermediatesResource(path=str(tmp_path / "store"))}
     job = unified_definitions(BatchDeployment(sales(str(tmp_path)), partitions=partitions), resources=resources).resolve_job_def("sales_batch")
     told = {}
     with DagsterInstance.ephemeral() as instance:

@@ -5,7 +5,7 @@ from dagster import AssetKey, DagsterEventType, DagsterInstance
 
 from dagster_unified.api import Pipeline
 from dagster_unified.errors import MissingRequirementError, StageError
-from dagster_unified.orchestration import IntermediateIOManager, unified_definitions
+from dagster_unified.orchestration import IntermediatesResource, unified_definitions
 from dagster_unified.orchestration.batch_deployment import DEFAULT_RETRY
 
 
@@ -27,7 +27,7 @@ def attempts(tmp_path, cluster):
     """How often the stage was tried again, and whether the run ended well."""
     pipeline = Pipeline("numbers")
     pipeline.from_collection([1, 2], name="ones").print()
-    definitions = unified_definitions(pipeline, resources={"spark": cluster, "intermediates": IntermediateIOManager(path=str(tmp_path))})
+    definitions = unified_definitions(pipeline, resources={"spark": cluster, "intermediates": IntermediatesResource(path=str(tmp_path))})
     with DagsterInstance.ephemeral() as instance:
         result = definitions.resolve_job_def("numbers_batch").execute_in_process(instance=instance, raise_on_error=False)
         retried = [e for e in result.all_events if e.event_type is DagsterEventType.STEP_UP_FOR_RETRY]

@@ -8,7 +8,7 @@ from dagster import DagsterInstance
 from deltalake import DeltaTable
 
 from dagster_unified.api import CsvSource, DeltaSink, Pipeline
-from dagster_unified.orchestration import BatchDeployment, IntermediateIOManager, SparkResource, unified_definitions
+from dagster_unified.orchestration import BatchDeployment, IntermediatesResource, SparkResource, unified_definitions
 
 
 class Sale(NamedTuple):
@@ -21,7 +21,7 @@ def defined(folder, factor=1, weight=1, options=None, reuse="fingerprint"):
     sales = pipeline.from_source(CsvSource(str(folder / "in"), Sale, name="sales")).map(lambda s: Sale(s.shop, s.amount * weight), output_type=Sale).name("weighted")
     totals = sales.key_by("shop").reduce(lambda a, b: Sale(a.shop, a.amount + b.amount)).name("totals").rebalance()
     totals.map(lambda s: Sale(s.shop, s.amount * factor), output_type=Sale).sink_to(DeltaSink(str(folder / "table"), name="table"))
-    resources = {"spark": SparkResource(master="local[2]"), "intermediates": IntermediateIOManager(path=str(folder / "store"))}
+    resources = {"spark": SparkResource(master="local[2]"), "intermediates": IntermediatesResource(path=str(folder / "store"))}
     return unified_definitions(BatchDeployment(pipeline, reuse=reuse), resources=resources).resolve_job_def("sales_batch")
 
 

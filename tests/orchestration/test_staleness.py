@@ -7,7 +7,7 @@ import pytest
 from dagster import AssetKey, DagsterInstance, DailyPartitionsDefinition
 
 from dagster_unified.api import CsvSource, DeltaSink, Pipeline
-from dagster_unified.orchestration import BatchDeployment, IntermediateIOManager, SparkResource, unified_definitions
+from dagster_unified.orchestration import BatchDeployment, IntermediatesResource, SparkResource, unified_definitions
 
 DAYS = [f"2013-03-0{d}" for d in range(1, 6)]
 
@@ -25,7 +25,7 @@ def run(spark, tmp_path):
     pipeline = Pipeline("sales")
     sales = pipeline.from_source(CsvSource(str(tmp_path / "in"), Sale, name="incoming").partitioned_by("at"))
     sales.key_by("shop").reduce(lambda a, b: Sale(a.shop, b.at, a.amount + b.amount)).name("totals").sink_to(DeltaSink(str(tmp_path / "table"), mode="append"))
-    resources = {"spark": SparkResource(master="local[2]"), "intermediates": IntermediateIOManager(path=str(tmp_path / "store"))}
+    resources = {"spark": SparkResource(master="local[2]"), "intermediates": IntermediatesResource(path=str(tmp_path / "store"))}
     daily = DailyPartitionsDefinition(DAYS[0], end_date="2013-03-06")
     job = unified_definitions(BatchDeployment(pipeline, retry_policy=None, partitions=daily, carry_state=True), resources=resources).resolve_job_def("sales_batch")
     with DagsterInstance.local_temp(str(tmp_path)) as instance:

@@ -2,17 +2,27 @@
 
 from typing import NamedTuple
 
-from dagster import AssetKey, DagsterInstance
+from dagster import AssetKey, DagsterInstance, IOManager
 from dagster_pyspark import PySparkResource
 from deltalake import DeltaTable
 
 from dagster_unified.api import CsvSource, DeltaSink, Pipeline
-from dagster_unified.orchestration import IntermediateIOManager, StageTranslator, unified_definitions
+from dagster_unified.orchestration import IntermediatesResource, StageTranslator, unified_definitions
 
 
 class Sale(NamedTuple):
     shop: str
     amount: int
+
+
+class Untouched(IOManager):
+    """The code location's own IO manager, which has nothing to do with the stages."""
+
+    def handle_output(self, context, obj):
+        raise AssertionError(f"{context.asset_key} was stored")
+
+    def load_input(self, context):
+        raise AssertionError(f"{context.asset_key} was loaded")
 
 
 class InFinance(StageTranslator):
@@ -43,7 +53,7 @@ def test_a_translator_changes_keys_groups_tags_kinds_descriptions_and_metadata_a
     pipeline = Pipeline("sales")
     sales = pipeline.from_source(CsvSource(str(tmp_path / "sales.csv"), Sale))
     sales.key_by("shop").sum("amount").sink_to(DeltaSink(str(tmp_path / "totals")))
-    resources = {"spark": PySparkResource(spark_config={}), "intermediates": IntermediateIOManager(path=str(tmp_path / "store"))}
+    resources = {"spark": PySparkResource(spark_config={}), "intermediates": IntermediatesResource(path=str(tmp_path / "store")), "io_manager": Untouched()}
     definitions = unified_definitions(pipeline, resources=resources, translator=InFinance())
 
     graph = definitions.resolve_asset_graph()
