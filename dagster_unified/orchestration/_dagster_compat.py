@@ -20,9 +20,23 @@ from dagster._core.execution.backfill import BulkActionsFilter, BulkActionStatus
 from dagster._core.execution.stats import StepEventStatus
 from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 from dagster._core.storage.tags import BACKFILL_ID_TAG, WILL_RETRY_TAG
+from dagster.components.component_scaffolding import scaffold_component
+from dagster.components.resolved.core_models import (
+    DailyPartitionsDefinitionModel,
+    HourlyPartitionsDefinitionModel,
+    MultiRunBackfillPolicyModel,
+    SingleRunBackfillPolicyModel,
+    StaticPartitionsDefinitionModel,
+    TimeWindowPartitionsDefinitionModel,
+    WeeklyPartitionsDefinitionModel,
+    resolve_backfill_policy,
+    resolve_partitions_def,
+)
 
 __all__ = [
     "BACKFILL_ID_TAG",
+    "BACKFILL_POLICY_MODEL",
+    "PARTITIONS_MODEL",
     "STORAGE_MODULE",
     "WILL_RETRY_TAG",
     "AssetPartitionStatus",
@@ -36,11 +50,22 @@ __all__ = [
     "StepEventStatus",
     "StepInterruptedError",
     "UnresolvedAssetJobDefinition",
+    "resolve_backfill_policy",
+    "resolve_partitions_def",
+    "scaffold_component",
     "without_beta_warning",
 ]
 
 STORAGE_MODULE = "dagster._core.storage.sqlite_storage"
 """What every storage of Dagster's is made of."""
+
+
+PARTITIONS_MODEL = (
+    HourlyPartitionsDefinitionModel | DailyPartitionsDefinitionModel | WeeklyPartitionsDefinitionModel | TimeWindowPartitionsDefinitionModel | StaticPartitionsDefinitionModel
+)
+"""The attributes of partitions in a `defs.yaml`, as those of Dagster's own components."""
+
+BACKFILL_POLICY_MODEL = SingleRunBackfillPolicyModel | MultiRunBackfillPolicyModel
 
 
 class StepInterruptedError(DagsterError, DagsterExecutionInterruptedError):

@@ -60,7 +60,7 @@ def unified_definitions(
     defaults: those of a `BatchDeployment` where its sources are bounded, else those of a `StreamingDeployment`.
 
     `resources` may replace `spark` (a `SparkResource` or dagster-pyspark's `PySparkResource`), `execution` (an `ExecutionConfig`)
-    and `intermediates` (an `IntermediatesResource`). `translator` names the assets, and sets their groups, tags and metadata.
+    and `intermediates` (an `IntermediatesResource`). One that is None is left to the other definitions of the code location. `translator` names the assets, and sets their groups, tags and metadata.
 
     `executor` executes the stages of a run, also in a backfill: by default in one process, with one Spark session. It becomes the
     executor of the code location, unless it is None. A stream has the executor of its deployment.
@@ -69,7 +69,8 @@ def unified_definitions(
     """
     translator = translator or StageTranslator()
     found = [_build(one, translator, executor) for one in _by_pipeline(deployments)]
-    own = Definitions(resources={**_DEFAULTS, **(resources or {})}, executor=executor)
+    given = {key: resource for key, resource in {**_DEFAULTS, **(resources or {})}.items() if resource is not None}
+    own = Definitions(resources=given, executor=executor)
     return Definitions.merge(*found, own)
 
 

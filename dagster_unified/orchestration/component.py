@@ -1,0 +1,299 @@
+"""`UnifiedPipelineComponent`: a pipeline and its deployments as a component for `dg`, declared in a `defs.yaml`."""
+
+# No `from __future__ import annotations` here: Dagster reads the annotations of a component's fields as objects.
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+
+from dagster import (
+    AssetKey,
+    BackfillPolicy,
+    Component,
+    ComponentLoadContext,
+    ComponentTypeSpec,
+    Definitions,
+    PartitionsDefinition,
+    ResolutionContext,
+    Resolvable,
+    Resolver,
+    Scaffolder,
+    ScaffoldRequest,
+    in_process_executor,
+    scaffold_with,
+)
+from pydantic import BaseModel, Field
+
+from dagster_unified.api.pipeline import Pipeline
+from dagster_unified.errors import ConfigurationError, nearest
+from dagster_unified.graph.options import Option
+from dagster_unified.orchestration._dagster_compat import (
+    BACKFILL_POLICY_MODEL,
+    PARTITIONS_MODEL,
+    CoercibleToAssetDep,
+    resolve_backfill_policy,
+    resolve_partitions_def,
+    scaffold_component,
+)
+from dagster_unified.orchestration.batch_deployment import BatchDeployment
+from dagster_unified.orchestration.checks import Checks
+from dagster_unified.orchestration.definitions import unified_definitions
+from dagster_unified.orchestration.deployment import StreamingDeployment
+from dagster_unified.orchestration.janitor import Retention
+from dagster_unified.orchestration.schedules import BatchSchedule
+
+Wanted = TypeVar("Wanted")
+
+
+def load_object(reference: str, wanted: type[Wanted], what: str) -> Wanted:
+    """Import `module:attribute`; raises `ConfigurationError` where there is none, or one of another type."""
+    module_name, _, attribute = reference.partition(":")
+    if not module_name or not attribute:
+        raise ConfigurationError(f"{what}: expected module:attribute, such as my_project.shops:{what}, and not {reference!r}")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and imports one that is not
+        raise ConfigurationError(f"{what}: {reference!r} names a module that is not there; give it in full, such as my_project.shops") from error
+    found = getattr(module, attribute, None)
+    if isinstance(found, wanted):
+        return found
+    known = [name for name, value in vars(module).items() if isinstance(value, wanted)]
+    raise ConfigurationError(f"{what}: {module_name} has no {wanted.__name__} '{attribute}'{nearest(attribute, known)}; it has {', '.join(known) or 'none'}")
+
+
+def _pipeline(_: ResolutionContext, reference: str) -> Pipeline:
+    return load_object(reference, Pipeline, "pipeline")
+
+
+def _partitions(context: ResolutionContext, given: object) -> PartitionsDefinition[str] | None:
+    if not isinstance(given, str):
+        return resolve_partitions_def(context, given)
+    found: PartitionsDefinition[str] = load_object(given, PartitionsDefinition, "partitions")  # type: ignore[type-abstract]
+    return found
+
+
+def _duration(context: ResolutionContext, text: str | None) -> timedelta | None:
+    parsed: timedelta | None = Option("a duration", "duration", None, "").parse(text) if text is not None else None
+    return parsed
+
+
+def _length(description: str, example: str) -> Resolver:
+    return Resolver(_duration, model_field_type=str, description=description, examples=[example])
+
+
+def _length_or_none(description: str, example: str) -> Resolver:
+    return Resolver(_duration, model_field_type=str | None, description=description, examples=[example])
+
+
+def _plain(description: str, *examples: object) -> Resolver:
+    found: Resolver = Resolver.default(description=description, examples=list(examples) or None)
+    return found
+
+
+def _upstream(_: ResolutionContext, given: Mapping[str, str]) -> Mapping[str, CoercibleToAssetDep]:
+    return {source: AssetKey.from_user_string(asset) for source, asset in given.items()}
+
+
+Upstream: TypeAlias = Annotated[
+    Mapping[str, CoercibleToAssetDep],
+    Resolver(
+        _upstream,
+        model_field_type=Mapping[str, str],
+        description="Your own assets, by the names of the sources that read them.",
+        examples=[{"sales": "exports/sales"}],
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Schedule(Resolvable):
+    """When the pipeline runs in BATCH."""
+
+    offset: Annotated[timedelta, _length("How long after the end of a partition it runs.", "2 h")] = timedelta(0)
+    catch_up: Annotated[int, _plain("How many of the partitions before that one a tick runs where they are missing.")] = 0
+    retries: Annotated[int | None, _plain("How often Dagster executes a failed run again.")] = None
+    cron: Annotated[str | None, _plain("When it runs; for a pipeline without partitions in time.", "0 3 * * *")] = None
+    running: Annotated[bool, _plain("Whether the schedule is on unless somebody turns it off.")] = False
+
+
+@dataclass(frozen=True)
+class Kept(Resolvable):
+    """Which intermediates are kept."""
+
+    max_age: Annotated[timedelta | None, _length_or_none("How long intermediates that nobody needs are kept.", "7 d")] = timedelta(days=7)
+    max_bytes: Annotated[int | None, _plain("How many bytes of them are kept at most.")] = None
+    failed_for: Annotated[timedelta, _length("How long those of a failed run are kept.", "3 d")] = timedelta(days=3)
+    cron: Annotated[str, _plain("When the janitor runs.")] = "30 3 * * *"
+    running: Annotated[bool, _plain("Whether its schedule is on unless somebody turns it off.")] = False
+
+
+@dataclass(frozen=True)
+class SinkChecks(Resolvable):
+    """Which checks the assets of the sinks get."""
+
+    columns: Annotated[bool, _plain("Compare the columns of a table with its record type.")] = True
+    unique_keys: Annotated[bool, _plain("Check the keys of upserted tables.")] = True
+    rows_within: Annotated[float | None, _plain("By which part a row count may differ from the median of those before.", 0.5)] = None
+    history: Annotated[int, _plain("How many row counts to compare with.")] = 10
+    fresh_within: Annotated[timedelta | None, _length_or_none("How old the last materialization or observation may be.", "1 d")] = None
+    blocking: Annotated[bool, _plain("Whether a failed check stops the assets after it.")] = False
+
+    def declared(self) -> Checks:
+        """Declare the same in Python."""
+        values = _values(self)
+        return Checks(schema=values.pop("columns"), **values)
+
+
+@dataclass(frozen=True)
+class Batch(Resolvable):
+    """How the pipeline runs in BATCH: see `BatchDeployment`."""
+
+    partitions: Annotated[
+        PartitionsDefinition[str] | None,
+        Resolver(
+            _partitions,
+            model_field_type=PARTITIONS_MODEL,
+            description="Dagster's partitions, in its own attributes, or module:attribute of a PartitionsDefinition.",
+            examples=[{"type": "daily", "start_date": "2024-01-01", "timezone": "America/New_York"}, "my_project.partitions:DAYS"],
+        ),
+    ] = None
+    timezone: Annotated[str | None, _plain("The time zone of partitions that name none.", "Europe/Vienna")] = None
+    backfill_policy: Annotated[
+        BackfillPolicy | None,
+        Resolver(resolve_backfill_policy, model_field_type=BACKFILL_POLICY_MODEL, description="How many partitions a backfill gives to one run."),
+    ] = None
+    carry_state: Annotated[bool, _plain("Start each partition from the keyed state that the one before it left.")] = False
+    reuse: Annotated[Literal["never", "fingerprint"], _plain("With fingerprint, a stage that would give the same again does not run.")] = "never"
+    upstream: Upstream = field(default_factory=dict)
+    schedule: Annotated[Schedule | None, _plain("When it runs.")] = None
+    retention: Annotated[Kept | None, _plain("Which intermediates are kept; without it, all.")] = None
+    checks: Annotated[SinkChecks | None, _plain("Which checks the assets of the sinks get.")] = None
+    pool: Annotated[str | None, _plain("The concurrency pool of the stages.")] = None
+
+    def deployment(self, pipeline: Pipeline) -> BatchDeployment:
+        """Declare the same in Python."""
+        return BatchDeployment(
+            pipeline,
+            **{
+                **_values(self),
+                "schedule": self.schedule and BatchSchedule(**_values(self.schedule)),
+                "retention": self.retention and Retention(**_values(self.retention)),
+                "checks": self.checks and self.checks.declared(),
+            },
+        )
+
+
+@dataclass(frozen=True)
+class Streaming(Resolvable):
+    """How the pipeline is kept running in STREAMING: see `StreamingDeployment`."""
+
+    state: Annotated[Literal["running", "suspended"], _plain("Whether it is to run before anybody says otherwise.")] = "running"
+    upgrade_mode: Annotated[
+        Literal["stateless", "last-state", "savepoint"], _plain("How new code starts: without state, from the last state, or from it with a savepoint kept.")
+    ] = "last-state"
+    restart_strategy: Annotated[Literal["none", "fixed-delay", "exponential-delay", "failure-rate"] | None, _plain("When it is started again after a failure.")] = None
+    options: Annotated[Mapping[str, str | int | float | bool], _plain("Option keys and values.", {"execution.checkpointing.dir": "/data/checkpoints"})] = field(
+        default_factory=dict
+    )
+    start_when: Annotated[Literal["always", "files"], _plain("With files, it is started when files have arrived since it last ran.")] = "always"
+    stall_after: Annotated[timedelta, _length("How long one epoch may take before the job is replaced.", "10 min")] = timedelta(minutes=10)
+    observe_every: Annotated[timedelta, _length("How often the assets of the sinks are observed.", "30 s")] = timedelta(seconds=30)
+    tick_every: Annotated[timedelta, _length("How often the sensor looks.", "30 s")] = timedelta(seconds=30)
+    upstream: Upstream = field(default_factory=dict)
+    checks: Annotated[SinkChecks | None, _plain("Which checks the assets of the sinks get.")] = None
+
+    def deployment(self, pipeline: Pipeline) -> StreamingDeployment:
+        """Declare the same in Python."""
+        return StreamingDeployment(pipeline, **{**_values(self), "checks": self.checks and self.checks.declared()})
+
+
+class ScaffoldParams(BaseModel):
+    """What `dg scaffold defs` may be given."""
+
+    pipeline: str | None = Field(default=None, description="The pipeline as module:attribute; without it, an example is written beside the defs.yaml.")
+
+
+class PipelineScaffolder(Scaffolder[ScaffoldParams]):
+    """Writes a `defs.yaml` and, where no pipeline is named, a small one beside it."""
+
+    @classmethod
+    def get_scaffold_params(cls) -> type[ScaffoldParams]:
+        return ScaffoldParams
+
+    def scaffold(self, request: ScaffoldRequest[ScaffoldParams]) -> None:
+        reference = request.params.pipeline
+        if reference is None:
+            (request.target_path / "pipeline.py").write_text(EXAMPLE.format(name=request.target_path.name))
+            reference = f"{_module_of(request)}.pipeline:pipeline"
+        scaffold_component(request, {"pipeline": reference})
+
+
+EXAMPLE = '''"""Totals of sales, by shop."""
+
+from typing import NamedTuple
+
+from dagster_unified.api import Pipeline
+
+
+class Sale(NamedTuple):
+    shop: str
+    amount: int
+
+
+def add(a: Sale, b: Sale) -> Sale:
+    return Sale(a.shop, a.amount + b.amount)
+
+
+pipeline = Pipeline("{name}")
+sales = pipeline.from_collection([Sale("north", 3), Sale("south", 5), Sale("north", 4)])
+sales.key_by("shop").reduce(add).print()
+'''
+
+
+@scaffold_with(PipelineScaffolder)
+@dataclass
+class UnifiedPipelineComponent(Component, Resolvable):
+    """A dagster-unified pipeline: its stages as assets in BATCH, a job that a sensor keeps running in STREAMING.
+
+    Without `batch` and `streaming` the pipeline has the defaults: of `batch` where its sources are bounded, else of `streaming`.
+    """
+
+    pipeline: Annotated[
+        Pipeline,
+        Resolver(_pipeline, model_field_type=str, description="The pipeline, as module:attribute.", examples=["my_project.shops:pipeline"]),
+    ]
+    batch: Annotated[Batch | None, _plain("How it runs in BATCH.")] = None
+    streaming: Annotated[Streaming | None, _plain("How it is kept running in STREAMING.")] = None
+    executor: Annotated[Literal["in_process", "project"], _plain("What executes its stages: one process, with one Spark session, or the executor of your project.")] = "in_process"
+    project_resources: Annotated[
+        list[Literal["spark", "execution", "intermediates"]],
+        _plain("Which of these resources the definitions of your project give. The others have their defaults.", ["spark", "intermediates"]),
+    ] = field(default_factory=list)
+
+    @classmethod
+    def get_spec(cls) -> ComponentTypeSpec:
+        return ComponentTypeSpec(produces=["asset", "asset_check", "job", "schedule", "sensor", "resource"], tags=["spark", "dagster-unified"])
+
+    def build_defs(self, context: ComponentLoadContext) -> Definitions:
+        """Build the definitions of the pipeline."""
+        declared = [one.deployment(self.pipeline) for one in (self.batch, self.streaming) if one is not None]
+        return unified_definitions(
+            *declared,
+            *([] if declared else [self.pipeline]),
+            resources=dict.fromkeys(self.project_resources),
+            executor=in_process_executor if self.executor == "in_process" else None,
+        )
+
+
+def _module_of(request: ScaffoldRequest[ScaffoldParams]) -> str:
+    root = request.project_root or Path.cwd()
+    place = request.target_path.absolute().relative_to(root.absolute())
+    return ".".join(part for number, part in enumerate(place.parts) if number or part != "src")
+
+
+def _values(attributes: Batch | Streaming | Schedule | Kept | SinkChecks) -> dict[str, Any]:
+    return {one.name: getattr(attributes, one.name) for one in fields(attributes)}

@@ -1,0 +1,168 @@
+"""`UnifiedPipelineComponent`: what a `defs.yaml` may say, and what the real `dg` makes of it in an empty project."""
+
+import sys
+from datetime import timedelta
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from dagster import DailyPartitionsDefinition, DefaultScheduleStatus
+from dagster.components.resolved.errors import ResolutionException
+from dagster_dg_cli.cli import create_dg_cli
+from pydantic import ValidationError
+
+import dagster_unified
+from dagster_unified import UnifiedPipelineComponent
+from dagster_unified.orchestration import BatchDeployment, BatchSchedule, Checks, Retention, StreamingDeployment
+
+PYPROJECT = """
+[project]
+name = "corner-shops"
+version = "0.1.0"
+requires-python = ">=3.11"
+dependencies = ["dagster-unified"]
+
+[tool.dg]
+directory_type = "project"
+
+[tool.dg.project]
+root_module = "corner_shops"
+"""
+DEFINITIONS = """
+from pathlib import Path
+
+from dagster import definitions, load_from_defs_folder
+
+
+@definitions
+def defs():
+    return load_from_defs_folder(path_within_project=Path(__file__).parent)
+"""
+SHOPS = """
+from dagster import MonthlyPartitionsDefinition
+
+from dagster_unified.api import CsvSource, Pipeline
+
+MONTHS = MonthlyPartitionsDefinition("2024-01-01")
+pipeline = Pipeline("shops")
+pipeline.from_source(CsvSource("/in/{start:%Y-%m-%d}.csv", int, name="files")).print()
+live = Pipeline("live")
+live.from_source(CsvSource("/in", int, name="files", monitor=True)).print()
+"""
+
+
+@pytest.fixture
+def shops(tmp_path, monkeypatch):
+    """A module with two pipelines."""
+    (tmp_path / "shop_pipelines.py").write_text(SHOPS)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("shop_pipelines", None)
+
+
+def component(**attributes):
+    return UnifiedPipelineComponent.from_attributes_dict(attributes={"pipeline": "shop_pipelines:pipeline", **attributes})
+
+
+def built(**attributes):
+    return component(**attributes).build_defs(None)
+
+
+def test_the_attributes_are_those_of_the_deployments(shops):
+    batch = {
+        "partitions": {"type": "daily", "start_date": "2024-01-01", "timezone": "Europe/Vienna"},
+        "backfill_policy": {"type": "multi_run", "max_partitions_per_run": 7},
+        "carry_state": True,
+        "upstream": {"files": "exports/files"},
+        "schedule": {"offset": "2 h", "catch_up": 3, "running": True},
+        "retention": {"max_age": None, "max_bytes": 5},
+        "checks": {"columns": False, "fresh_within": "1 d"},
+    }
+    found = component(batch=batch)
+    declared = found.batch.deployment(found.pipeline)
+    assert isinstance(declared, BatchDeployment)
+    assert declared.partitions == DailyPartitionsDefinition("2024-01-01", timezone="Europe/Vienna")
+    assert declared.backfill_policy.max_partitions_per_run == 7
+    assert declared.upstream["files"].to_user_string() == "exports/files"
+    assert declared.schedule == BatchSchedule(offset=timedelta(hours=2), catch_up=3, running=True)
+    assert declared.retention == Retention(max_age=None, max_bytes=5)
+    assert declared.checks == Checks(schema=False, fresh_within=timedelta(days=1))
+    streaming = {"options": {"pipeline.max-parallelism": 4}, "restart_strategy": "none", "tick_every": "5 s", "upgrade_mode": "savepoint"}
+    found = component(pipeline="shop_pipelines:live", streaming=streaming)
+    declared = found.streaming.deployment(found.pipeline)
+    assert isinstance(declared, StreamingDeployment)
+    assert (declared.options, declared.upgrade_mode) == ({"pipeline.max-parallelism": 4, "restart-strategy.type": "none"}, "savepoint")
+    assert declared.tick_every == timedelta(seconds=5)
+
+
+def test_the_attributes_left_out_are_the_defaults_of_the_deployments(shops):
+    found = component(batch={"schedule": {}, "retention": {}, "checks": {}}, streaming={})
+    batch = found.batch.deployment(found.pipeline)
+    assert batch == BatchDeployment(found.pipeline, schedule=BatchSchedule(), retention=Retention(), checks=Checks())
+    assert found.streaming.deployment(found.pipeline) == StreamingDeployment(found.pipeline)
+
+
+def test_a_component_gives_the_definitions_of_its_pipeline(shops):
+    definitions = built(batch={"partitions": "shop_pipelines:MONTHS", "schedule": {"running": True}})
+    assert definitions.resolve_schedule_def("shops_schedule").default_status is DefaultScheduleStatus.RUNNING
+    assert {"spark", "execution", "intermediates"} <= definitions.resources.keys()
+    live = built(pipeline="shop_pipelines:live", project_resources=["spark"], executor="project")
+    assert [sensor.name for sensor in live.sensors] == ["live_streaming_sensor"]
+    assert sorted(live.resources) == ["execution", "intermediates"]
+    assert live.executor is None
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"pipeline": "shop_pipelines"}, "pipeline: expected module:attribute, such as my_project.shops:pipeline, and not 'shop_pipelines'"),
+        ({"pipeline": "shop_pipelnes:pipeline"}, "pipeline: 'shop_pipelnes:pipeline' names a module that is not there"),
+        ({"pipeline": "shop_pipelines:lives"}, "shop_pipelines has no Pipeline 'lives'; did you mean 'live'?; it has pipeline, live"),
+        ({"batch": {"partitions": "shop_pipelines:pipeline"}}, "shop_pipelines has no PartitionsDefinition 'pipeline'; it has MONTHS"),
+        ({"batch": {"schedule": {"offset": "later"}}}, "'later' is not a duration such as 10 s, 500 ms or 2 min"),
+    ],
+)
+def test_what_is_not_there_is_an_error_that_says_what_is(shops, attributes, message):
+    with pytest.raises(ResolutionException, match="ConfigurationError") as raised:
+        component(**attributes)
+    assert message in str(raised.value)
+
+
+def test_an_attribute_that_there_is_not_is_an_error(shops):
+    with pytest.raises(ValidationError, match="upgrade_mod"):
+        component(streaming={"upgrade_mod": "savepoint"})
+
+
+def test_the_package_names_its_component_and_nothing_that_is_not_there():
+    assert "UnifiedPipelineComponent" in dir(dagster_unified)
+    with pytest.raises(AttributeError, match="no attribute 'UnifiedPipelineComponnt'"):
+        dagster_unified.UnifiedPipelineComponnt
+
+
+def test_dg_scaffolds_a_component_in_an_empty_project_and_loads_it(tmp_path, monkeypatch):
+    package = tmp_path / "src" / "corner_shops"
+    (package / "defs").mkdir(parents=True)
+    for path in (package / "__init__.py", package / "defs" / "__init__.py"):
+        path.touch()
+    (package / "definitions.py").write_text(DEFINITIONS)
+    (tmp_path / "pyproject.toml").write_text(PYPROJECT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "src")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "src"))
+    monkeypatch.setenv("DAGSTER_DG_UPDATE_CHECK_ENABLED", "0")
+
+    def dg(*arguments):
+        done = CliRunner().invoke(create_dg_cli(), arguments)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    dg("scaffold", "defs", "dagster_unified.UnifiedPipelineComponent", "totals")
+    scaffolded = package / "defs" / "totals" / "defs.yaml"
+    assert yaml.safe_load(scaffolded.read_text()) == {
+        "type": "dagster_unified.UnifiedPipelineComponent",
+        "attributes": {"pipeline": "corner_shops.defs.totals.pipeline:pipeline"},
+    }
+    scaffolded.write_text(scaffolded.read_text() + "  streaming:\n    upgrade_mode: savepoint\n")
+    (package / "shops.py").write_text(SHOPS)
+    dg("scaffold", "defs", "dagster_unified.UnifiedPipelineComponent", "shops", "--pipeline", "corner_shops.shops:live")
+    assert "All definitions loaded successfully" in dg("check", "defs")
