@@ -12,7 +12,6 @@ from datetime import datetime
 from string import Formatter
 from typing import TYPE_CHECKING
 
-import pendulum
 import pyarrow as pa
 
 from dagster_unified.connectors.base import MALFORMED, fitting
@@ -163,6 +162,7 @@ def _equal(value: Column, key: str) -> tuple[Column, Column]:
 
 def _in_time(value: Column, kind: DataType, time: TimeRange, column: str, where: str) -> tuple[Column, Column]:
     """The moment that a column tells, and whether it is within; written so that a Parquet reader can skip what is not."""
+    import pendulum
     from pyspark.sql import functions as F
     from pyspark.sql.types import DateType, LongType, StringType, TimestampNTZType, TimestampType
 
