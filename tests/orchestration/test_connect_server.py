@@ -108,3 +108,20 @@ spark.conf.set("of.this.session", "kept")
         (tmp_path / "in" / f"{number}.txt").write_text("a line")
         said.append(subprocess.run([sys.executable, "-c", use], capture_output=True, text=True, timeout=600, check=True).stdout)
     assert said == ["nothing 1\n", "kept 2\n"]
+
+
+def test_days_carry_aggregates_on_the_server(running, tmp_path):
+    _, address = running
+    program = f"""
+from pathlib import Path
+
+from dagster_unified.engine import session
+from dagster_unified.testing import run_pipeline
+from tests.engine.test_carried_state import DAYS, EVENTS, Days, native_windows, table
+
+pipeline = native_windows(EVENTS, {str(tmp_path / "table")!r})
+Days(session.start(remote={address!r}), Path({str(tmp_path / "stages")!r})).run(pipeline, *DAYS)
+assert table({str(tmp_path / "table")!r}) == sorted(map(tuple, run_pipeline(pipeline, "BATCH").only())) != []
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]

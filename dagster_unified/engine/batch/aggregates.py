@@ -56,8 +56,8 @@ class CarriedAggregate:
         """The aggregates of the keys that a partition has; or, where keys are completed, of those that it completes."""
         from pyspark.sql import functions as F
 
-        told = self.frame.where(_TOLD).withColumns({name: F.col(_TOLD_IN) for name in self.beside})
-        return told.select(*self.keys, *map(column, self.results), *self.beside)
+        told = self.frame.where(_TOLD)
+        return told.select(*self.keys, *map(column, self.results), *(F.col(_TOLD_IN).alias(name) for name in self.beside))
 
     def state(self) -> DataFrame:
         """What goes on to the next partition, in the columns of `CARRIED_LAYOUT`; of several partitions, what goes on from each."""

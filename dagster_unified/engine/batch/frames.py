@@ -338,8 +338,8 @@ class RegionFrames:
         if state is None:
             frame = records.withColumns({PAGE: F.lit(None).cast("bigint"), STATE: F.lit(None).cast("binary")})
         else:
-            renamed = state.select(F.col("group").cast("int").alias(GROUP), F.col("page").alias(PAGE), F.col("state").alias(STATE))
-            first = renamed.withColumns({name: F.lit(0) for name in self.beside})
+            kept = (F.col("group").cast("int").alias(GROUP), F.col("page").alias(PAGE), F.col("state").alias(STATE))
+            first = state.select(*kept, *(F.lit(0).alias(name) for name in self.beside))
             frame = records.unionByName(first, allowMissingColumns=True)
         count = node.parallelism or self.plan.execution.parallelism
         if self.beside and not count:
