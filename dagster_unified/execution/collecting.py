@@ -32,7 +32,6 @@ class CollectedRecords(Generic[T]):
     def __init__(self, job: JobHandle, records: RecordType, folder: TemporaryDirectory[str]) -> None:
         self.job = job
         self._records, self._folder = records, folder
-        self._read: set[Path] = set()
         self._iterator = self._all()
 
     def __iter__(self) -> Iterator[T]:
@@ -61,6 +60,7 @@ class CollectedRecords(Generic[T]):
             for file in self._arrived():
                 for batch in pq.ParquetFile(file).iter_batches():
                     yield from self._records.from_batch(batch.cast(self._records.schema))
+                file.unlink()  # a stream that never ends would fill the disk
         try:
             self.job.result()
         except CancelledError:
@@ -68,10 +68,8 @@ class CollectedRecords(Generic[T]):
         self._folder.cleanup()
 
     def _arrived(self) -> list[Path]:
-        """Files that were committed since, in the order of their epochs."""
-        found = [f for f in sorted(Path(self._folder.name, "records").glob("*.parquet")) if f not in self._read]
-        self._read.update(found)
-        return found
+        """Files that were committed and have not been read, in the order of their epochs."""
+        return sorted(Path(self._folder.name, "records").glob("*.parquet"))
 
 
 def collect(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from threading import Event, Lock, Thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
@@ -79,8 +78,7 @@ class JobHandle:
         self._error: Exception | None = None
         self._cancelled = Event()
         self._runtime = timedelta()
-        self._events: list[JobEvent] = []
-        self._lock = Lock()
+        self._metrics = JobMetrics()
         self._thread = Thread(target=self._run, name=f"{plan.name} {self.job_id[:8]}")
         self._thread.start()
 
@@ -91,21 +89,7 @@ class JobHandle:
 
     def metrics(self) -> JobMetrics:
         """What the job has committed so far."""
-        rows: Counter[str] = Counter()
-        counters: Counter[str] = Counter()
-        rows_in = epochs = 0
-        watermark = None
-        with self._lock:
-            events = list(self._events)
-        for event in events:
-            if isinstance(event, StageFinished):
-                rows[event.stage] += event.manifest.rows
-                counters.update(event.manifest.counters)
-            elif isinstance(event, EpochCommitted):
-                rows.update({sink: written.rows for sink, written in event.written.items()})
-                counters.update(event.counters)
-                rows_in, epochs, watermark = rows_in + event.rows_in, epochs + 1, event.watermark
-        return JobMetrics(dict(rows), rows_in, epochs, watermark, dict(counters))
+        return self._metrics
 
     def cancel(self) -> None:
         """Asks the job to end, and returns. In BATCH nothing is committed after it; in STREAMING an epoch that is being committed is finished."""
@@ -178,10 +162,24 @@ class JobHandle:
             raise CancelledError(f"{self.plan.name} was cancelled; what it had not committed is not")
 
     def _tell(self, event: JobEvent) -> None:
-        with self._lock:
-            self._events.append(event)
+        before = self._metrics
+        if isinstance(event, StageFinished):
+            made = {event.stage: event.manifest.rows}
+            self._metrics = replace(before, rows=_sum(before.rows, made), counters=_sum(before.counters, event.manifest.counters))
+        elif isinstance(event, EpochCommitted):
+            self._metrics = JobMetrics(
+                rows=_sum(before.rows, {sink: written.rows for sink, written in event.written.items()}),
+                rows_in=before.rows_in + event.rows_in,
+                epochs=before.epochs + 1,
+                watermark=event.watermark,
+                counters=_sum(before.counters, event.counters),
+            )
         if self._shown is not None:
             self._shown.tell(event)
+
+
+def _sum(before: Mapping[str, int], more: Mapping[str, int]) -> Mapping[str, int]:
+    return {name: before.get(name, 0) + more.get(name, 0) for name in (*before, *more)}
 
 
 def execute(
