@@ -18,6 +18,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from dagster_unified.engine.session import is_connect
 from dagster_unified.errors import CancelledError
 
 if TYPE_CHECKING:
@@ -75,21 +76,15 @@ class Interrupts:
     @contextmanager
     def cancelling(self) -> Iterator[None]:
         """Meanwhile, whatever Spark runs is cancelled as soon as a signal has come."""
-        done = threading.Event()
 
-        def watch() -> None:
+        def watch(done: threading.Event) -> None:
             while not done.wait(POLL):
                 if self.received and self._session is not None:
                     with suppress(Exception):  # what fails now is going to be tried again, until the job has ended
                         _cancel(self._session)
 
-        watcher = threading.Thread(target=watch, name="cancelling", daemon=True)
-        watcher.start()
-        try:
+        with meanwhile(watch, "cancelling"):
             yield
-        finally:
-            done.set()
-            watcher.join()
 
     def take(self, number: int) -> None:
         """Remembers a signal; with `at_once` the second one ends the process."""
@@ -129,25 +124,34 @@ def listening(at_once: bool = False) -> Iterator[Interrupts]:
 def _alone(interrupts: Interrupts) -> Iterator[None]:
     """Gives SIGINT to a thread of its own, and to no thread or process that is started meanwhile."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    done = threading.Event()
 
-    def wait() -> None:
+    def wait(done: threading.Event) -> None:
         while not done.is_set():
             if signal.sigtimedwait({signal.SIGINT}, POLL) is not None:
                 interrupts.take(signal.SIGINT)
 
-    waiting = threading.Thread(target=wait, name="waiting for SIGINT", daemon=True)
-    waiting.start()
+    try:
+        with meanwhile(wait, "waiting for SIGINT"):
+            yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+@contextmanager
+def meanwhile(work: Callable[[threading.Event], None], name: str) -> Iterator[None]:
+    """Until the end of the context `work` runs in a thread; it ends soon after the event is set that it is given."""
+    done = threading.Event()
+    thread = threading.Thread(target=work, args=(done,), name=name, daemon=True)
+    thread.start()
     try:
         yield
     finally:
         done.set()
-        waiting.join()
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        thread.join()
 
 
 def _cancel(session: SparkSession) -> None:
-    if type(session).__module__.startswith("pyspark.sql.connect"):
+    if is_connect(session):
         session.interruptAll()
     else:
         session.sparkContext.cancelAllJobs()

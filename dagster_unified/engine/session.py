@@ -98,6 +98,11 @@ def start(
     return prepared(builder.getOrCreate())
 
 
+def is_connect(session: SparkSession) -> bool:
+    """Whether a session is Spark Connect's; told by its class's name, since not every machine has Connect's packages."""
+    return type(session).__module__.startswith("pyspark.sql.connect")
+
+
 def prepared(session: SparkSession) -> SparkSession:
     """Sets what results rely on in a session that may have been started elsewhere."""
     for key, value in SESSION_DEFAULTS.items():

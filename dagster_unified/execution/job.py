@@ -21,7 +21,8 @@ from dagster_unified.engine.batch.stage import Run, run_all
 from dagster_unified.engine.batch.store import IntermediateStore
 from dagster_unified.engine.events import EpochCommitted, StageFinished
 from dagster_unified.engine.events import Event as JobEvent
-from dagster_unified.engine.session import check_java
+from dagster_unified.engine.interrupts import meanwhile
+from dagster_unified.engine.session import check_java, is_connect
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import CancelledError, UnifiedError
 from dagster_unified.execution.progress import ShownProgress
@@ -134,28 +135,25 @@ class JobHandle:
         return "FINISHED" if ended == "finished" else "CANCELED"
 
     def _stages(self, spark: SparkSession) -> JobStatus:
-        done = Event()
-        connected = type(spark).__module__.startswith("pyspark.sql.connect")
         # Of a classic session, tags are a thread's own; those of its context are everyone's.
-        add, interrupt = (spark.addTag, spark.interruptTag) if connected else (spark.sparkContext.addJobTag, spark.sparkContext.cancelJobsWithTag)
+        add: Callable[[str], None]
+        interrupt: Callable[[str], object]
+        if is_connect(spark):
+            add, interrupt = spark.addTag, spark.interruptTag
+        else:
+            add, interrupt = spark.sparkContext.addJobTag, spark.sparkContext.cancelJobsWithTag
         add(self.job_id)
-        canceller = Thread(target=self._cancel, args=(interrupt, done), name="cancelling", daemon=True)
-        canceller.start()
-        try:
-            with tempfile.TemporaryDirectory(prefix="dagster-unified-") as folder:
-                store = IntermediateStore(self._storage or folder)
-                run_all(Run(self.plan, spark, store, self.job_id, self.job_id, observe=self._tell, check=self._check))
-        finally:
-            done.set()
-            canceller.join()
-        return "FINISHED"
 
-    def _cancel(self, interrupt: Callable[[str], object], done: Event) -> None:
-        """Once the job is cancelled, ends whatever Spark begins for it."""
-        while not done.wait(POLL):
-            if self._cancelled.is_set():
-                with suppress(Exception):  # tried again, until the job has ended
-                    interrupt(self.job_id)
+        def cancel(done: Event) -> None:
+            while not done.wait(POLL):
+                if self._cancelled.is_set():
+                    with suppress(Exception):  # tried again, until the job has ended
+                        interrupt(self.job_id)
+
+        with meanwhile(cancel, "cancelling"), tempfile.TemporaryDirectory(prefix="dagster-unified-") as folder:
+            store = IntermediateStore(self._storage or folder)
+            run_all(Run(self.plan, spark, store, self.job_id, self.job_id, observe=self._tell, check=self._check))
+        return "FINISHED"
 
     def _check(self) -> None:
         if self._cancelled.is_set():

@@ -17,6 +17,7 @@ from dagster_unified.engine import malformed
 from dagster_unified.engine.events import EpochCommitted, Observer, Written, nobody
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.job_time import JobTime
+from dagster_unified.engine.session import is_connect
 from dagster_unified.engine.streaming import frames
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory, Deployed, HeldLease, wait_for
 from dagster_unified.engine.streaming.control import ControlFile
@@ -70,7 +71,7 @@ class StreamingJob:
     def __init__(self, plan: Plan, spark: SparkSession, start: Start, observe: Observer = nobody) -> None:
         if plan.execution.mode != "STREAMING":
             raise UnsupportedError(f"{plan.name}: this job runs in STREAMING, and the pipeline resolves to {plan.execution.mode}; launch with execution.runtime-mode=STREAMING")
-        if not hasattr(spark, "sparkContext") or type(spark).__module__.startswith("pyspark.sql.connect"):
+        if not hasattr(spark, "sparkContext") or is_connect(spark):
             raise UnsupportedError(f"{plan.name}: STREAMING needs a classic Spark session, and this one is Spark Connect's; give SparkResource a master instead of a remote")
         by_group = [node.name for node in plan.graph.nodes if isinstance(node, KEYED)]
         if plan.execution.streaming.backend == "HASHMAP" and by_group:
