@@ -1,7 +1,8 @@
-"""BATCH: three Python functions, key_by and a keyed reduce; staged, in one job, by hand, and in PyFlink. And one key of 20 million records.
+"""BATCH: three Python functions, key_by and a keyed reduce; staged, in one job, by hand, and in PyFlink. And one key of
+20 million records.
 
-All Spark variants read the same Parquet, call the same functions on the same NamedTuples, shuffle into four partitions and write
-Parquet. Rounds are interleaved, since the machine is shared; the best round of each counts.
+All Spark variants read the same Parquet, call the same functions on the same NamedTuples, shuffle into four partitions
+and write Parquet. Rounds are interleaved, since the machine is shared; the best round of each counts.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ def by_hand(spark: SparkSession, source: str, target: str) -> None:
 
     def batch(rows: list[R]) -> pa.RecordBatch:
         k, v, ts = zip(*rows, strict=True)
-        return pa.RecordBatch.from_arrays([pa.array(k, pa.string()), pa.array(v, pa.int64()), pa.array(ts, pa.int64())], names=["k", "v", "ts"])
+        return pa.RecordBatch.from_arrays(
+            [pa.array(k, pa.string()), pa.array(v, pa.int64()), pa.array(ts, pa.int64())], names=["k", "v", "ts"]
+        )
 
     def chain(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for b in batches:
@@ -91,7 +94,9 @@ def by_hand(spark: SparkSession, source: str, target: str) -> None:
             yield batch(out)
 
     mapped = spark.read.parquet(source).mapInArrow(chain, SCHEMA)
-    mapped.repartition(PARTITIONS, "k").sortWithinPartitions("k").mapInArrow(keyed, SCHEMA).write.mode("overwrite").parquet(target)
+    mapped.repartition(PARTITIONS, "k").sortWithinPartitions("k").mapInArrow(keyed, SCHEMA).write.mode(
+        "overwrite"
+    ).parquet(target)
 
 
 class OneKey(KeyedProcessFunction):
@@ -141,7 +146,15 @@ def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
 
 @contextmanager
 def _spark(**config: str) -> Iterator[SparkSession]:
-    spark = session.start("local[2]", config={"spark.driver.memory": "4g", "spark.sql.shuffle.partitions": str(PARTITIONS), "spark.python.worker.reuse": "true", **config})
+    spark = session.start(
+        "local[2]",
+        config={
+            "spark.driver.memory": "4g",
+            "spark.sql.shuffle.partitions": str(PARTITIONS),
+            "spark.python.worker.reuse": "true",
+            **config,
+        },
+    )
     try:
         yield spark
     finally:
@@ -151,7 +164,9 @@ def _spark(**config: str) -> Iterator[SparkSession]:
 def _numbers(spark: SparkSession, folder: str, options: Options) -> str:
     path = f"{folder}/numbers"
     ids = spark.range(options.records)
-    ids.select((F.col("id") % options.keys).cast("string").alias("k"), F.col("id").alias("v"), (F.col("id") * 1000).alias("ts")).write.parquet(path)
+    ids.select(
+        (F.col("id") % options.keys).cast("string").alias("k"), F.col("id").alias("v"), (F.col("id") * 1000).alias("ts")
+    ).write.parquet(path)
     return path
 
 
@@ -178,7 +193,10 @@ def _rates(spark: SparkSession, folder: str, options: Options) -> list[Measureme
             if number:
                 seconds[name].append(time.perf_counter() - begun)
     _agree(spark, folder)
-    return [Measurement(n, options.records / min(s) / 1e6, tuple(round(options.records / x / 1e6, 3) for x in s)) for n, s in seconds.items()]
+    return [
+        Measurement(n, options.records / min(s) / 1e6, tuple(round(options.records / x / 1e6, 3) for x in s))
+        for n, s in seconds.items()
+    ]
 
 
 def _agree(spark: SparkSession, folder: str) -> None:
@@ -188,7 +206,10 @@ def _agree(spark: SparkSession, folder: str) -> None:
         row = frame.agg(F.count("*"), F.sum("v")).collect()[0]
         return row[0], row[1]
 
-    results = {total(spark.read.parquet(f"{folder}/{name}")) for name in ("by_hand", "ALL_EXCHANGES_BLOCKING", "ALL_EXCHANGES_PIPELINED")}
+    results = {
+        total(spark.read.parquet(f"{folder}/{name}"))
+        for name in ("by_hand", "ALL_EXCHANGES_BLOCKING", "ALL_EXCHANGES_PIPELINED")
+    }
     if len(results) != 1:
         raise AssertionError(f"the variants disagree: {results}")
 
@@ -197,9 +218,13 @@ def _one_key(spark: SparkSession, folder: str, options: Options) -> float:
     """Megabytes by which a worker grows over one key, in one partition; in a fresh worker."""
     count = options.one_key_records
     source = f"{folder}/one_key"
-    spark.range(count).select(F.lit("a").alias("k"), F.col("id").alias("v"), ((F.col("id") * 7919) % count).alias("ts")).write.parquet(source)
+    spark.range(count).select(
+        F.lit("a").alias("k"), F.col("id").alias("v"), ((F.col("id") * 7919) % count).alias("ts")
+    ).write.parquet(source)
     p = Pipeline("one_key")
-    p.from_source(ParquetSource(source, R, name="numbers")).key_by("k").process(OneKey()).set_parallelism(1).sink_to(FileSink(f"{folder}/memory", name="memory"))
+    p.from_source(ParquetSource(source, R, name="numbers")).key_by("k").process(OneKey()).set_parallelism(1).sink_to(
+        FileSink(f"{folder}/memory", name="memory")
+    )
     plan = p.plan({"execution.batch-shuffle-mode": "ALL_EXCHANGES_PIPELINED"})
     run_all(Run(plan, spark, IntermediateStore(f"{folder}/store"), "run", "run"))
     return float(spark.read.parquet(f"{folder}/memory").collect()[0][0])

@@ -47,16 +47,19 @@ class Sum(AggregateFunction):
         return a + b
 
 
-numbers = env.from_source(NumberSequenceSource(0, n - 1), WatermarkStrategy.no_watermarks(), "numbers", type_info=Types.LONG())
+source = NumberSequenceSource(0, n - 1)
+numbers = env.from_source(source, WatermarkStrategy.no_watermarks(), "numbers", type_info=Types.LONG())
 rows = numbers.map(lambda x: (str(x % keys), x + 1, x if windows else x * 1000), output_type=ROW)
 if mode == "BATCH" and not windows:
     rows = rows.filter(lambda r: r[1] % 2 == 0).map(lambda r: (r[0], r[1] * 2, r[2]), output_type=ROW)
 if windows:
-    rows = rows.assign_timestamps_and_watermarks(WatermarkStrategy.for_bounded_out_of_orderness(Duration.of_seconds(1)).with_timestamp_assigner(Ts()))
-    keyed = rows.key_by(lambda r: r[0], key_type=Types.STRING()).window(TumblingEventTimeWindows.of(Time.milliseconds(10000)))
+    watermarks = WatermarkStrategy.for_bounded_out_of_orderness(Duration.of_seconds(1)).with_timestamp_assigner(Ts())
+    keyed = rows.assign_timestamps_and_watermarks(watermarks).key_by(lambda r: r[0], key_type=Types.STRING())
+    keyed = keyed.window(TumblingEventTimeWindows.of(Time.milliseconds(10000)))
     sums = keyed.aggregate(Sum(), accumulator_type=Types.LONG(), output_type=Types.LONG())
 else:
-    sums = rows.key_by(lambda r: r[0], key_type=Types.STRING()).reduce(lambda a, b: (a[0], a[1] + b[1], b[2])).map(lambda r: r[1], output_type=Types.LONG())
+    sums = rows.key_by(lambda r: r[0], key_type=Types.STRING()).reduce(lambda a, b: (a[0], a[1] + b[1], b[2]))
+    sums = sums.map(lambda r: r[1], output_type=Types.LONG())
 sums.filter(lambda v: v < 0).print()
 begun = time.time()
 env.execute()
@@ -71,12 +74,28 @@ def flink_rate(mode: str, records: int, keys: int, windows: bool = False) -> flo
         sys.stderr.write("installing PyFlink into .venv-flink\n")
         subprocess.run([sys.executable, "-m", "venv", str(ENVIRONMENT)], check=True)
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", "uv"], check=True)
-        subprocess.run([str(ENVIRONMENT / "bin" / "uv"), "pip", "install", "--quiet", "--python", str(python), "apache-flink==2.3.0", "setuptools<81"], check=True)
+        subprocess.run(
+            [
+                str(ENVIRONMENT / "bin" / "uv"),
+                "pip",
+                "install",
+                "--quiet",
+                "--python",
+                str(python),
+                "apache-flink==2.3.0",
+                "setuptools<81",
+            ],
+            check=True,
+        )
         (ENVIRONMENT / "ready").touch()
     environment = {**os.environ, "PATH": f"{ENVIRONMENT / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     environment.pop("PYTHONPATH", None)
     done = subprocess.run(
-        [str(python), "-c", PROGRAM, mode, str(records), str(keys), "windows" if windows else "reduce"], capture_output=True, text=True, env=environment, check=False
+        [str(python), "-c", PROGRAM, mode, str(records), str(keys), "windows" if windows else "reduce"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
     )
     found = re.search(r"^rate ([\d.]+)", done.stdout, re.MULTILINE)
     if found is None:

@@ -1,4 +1,5 @@
-"""A range of daily partitions: stages that make 32 of them in one Spark job, against a job for each; with and without carried state.
+"""A range of daily partitions: stages that make 32 of them in one Spark job, against a job for each; with and without
+carried state.
 
 Small days, as backfills have them: what is measured is what a partition costs beyond its records.
 """
@@ -18,7 +19,15 @@ from rich.table import Table
 
 from benchmarks.bars import Bar, Measurement, Options
 from benchmarks.batch import R, combine, first
-from dagster_unified.api import DeltaSink, KeyedProcessFunction, ParquetSource, Pipeline, RuntimeContext, ValueStateDescriptor, WatermarkStrategy
+from dagster_unified.api import (
+    DeltaSink,
+    KeyedProcessFunction,
+    ParquetSource,
+    Pipeline,
+    RuntimeContext,
+    ValueStateDescriptor,
+    WatermarkStrategy,
+)
 from dagster_unified.engine import session
 from dagster_unified.engine.batch.stage import Carrying, Run, run_range
 from dagster_unified.engine.batch.store import Address, IntermediateStore
@@ -50,7 +59,11 @@ class Count(KeyedProcessFunction):
 def pipeline(folder: str, table: str) -> Pipeline:
     built = Pipeline("bench_ranges")
     strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(0)).with_timestamp_assigner("ts")
-    stream = built.from_source(ParquetSource(f"{folder}/{{key}}.parquet", R, name="numbers")).map(first).assign_timestamps_and_watermarks(strategy)
+    stream = (
+        built.from_source(ParquetSource(f"{folder}/{{key}}.parquet", R, name="numbers"))
+        .map(first)
+        .assign_timestamps_and_watermarks(strategy)
+    )
     counted = stream.key_by("k").process(Count(), output_type=R).uid("count")
     counted.key_by("k").reduce(combine).uid("sum").sink_to(DeltaSink(table, name="sums", mode="append"))
     return built
@@ -70,10 +83,20 @@ def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
                 _run(spark, folder, f"{run}-warm-up", 2 * together, together, carry)
                 seconds[together] = _run(spark, folder, run, DAYS, together, carry) / DAYS
                 rate = RECORDS / seconds[together] / 1e6
-                found.append(Measurement(f"days {'with carried state' if carry else 'by themselves'}, {together} in a job", rate, (round(rate, 3),)))
+                found.append(
+                    Measurement(
+                        f"days {'with carried state' if carry else 'by themselves'}, {together} in a job",
+                        rate,
+                        (round(rate, 3),),
+                    )
+                )
             for together, taken in seconds.items():
                 what = f"{together} in one Spark job" if together > 1 else "a job for each"
-                table.add_row(f"{what}, {'with carried state' if carry else 'without'}", f"{taken / 3:.3f}", f"{seconds[1] / taken:.1f}")
+                table.add_row(
+                    f"{what}, {'with carried state' if carry else 'without'}",
+                    f"{taken / 3:.3f}",
+                    f"{seconds[1] / taken:.1f}",
+                )
     Console().print(table)
     return [], found
 
@@ -81,7 +104,11 @@ def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
 def _write(spark: SparkSession, folder: str) -> None:
     for day in range(DAYS):
         begin = int((FIRST + day * DAY).timestamp() * 1000)
-        rows = spark.range(0, RECORDS, 1, 1).select((F.col("id") % KEYS).cast("string").alias("k"), F.col("id").alias("v"), (F.col("id") * 1000 + begin).alias("ts"))
+        rows = spark.range(0, RECORDS, 1, 1).select(
+            (F.col("id") % KEYS).cast("string").alias("k"),
+            F.col("id").alias("v"),
+            (F.col("id") * 1000 + begin).alias("ts"),
+        )
         pq.write_table(rows.toArrow(), Path(folder) / f"{_slice(day).key}.parquet")
 
 
@@ -96,8 +123,13 @@ def _run(spark: SparkSession, folder: str, name: str, days: int, together: int, 
 
     def run(day: int) -> Run:
         part, before = _slice(day), _slice(day - 1)
-        carrying = Carrying((lambda region: store.find(Address(built.name, region.name, name, before.name))) if day else None, before.key)
-        planned = plan(bound(built.graph(), part), Configuration.of({"execution.runtime-mode": "BATCH"}), carry_state=carry)
+        carrying = Carrying(
+            (lambda region: store.find(Address(built.name, region.name, name, before.name))) if day else None,
+            before.key,
+        )
+        planned = plan(
+            bound(built.graph(), part), Configuration.of({"execution.runtime-mode": "BATCH"}), carry_state=carry
+        )
         return Run(planned, spark, store, name, f"{name} {day}", part.name, carry=carrying if carry else None)
 
     begun = time.perf_counter()

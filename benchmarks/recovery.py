@@ -1,8 +1,10 @@
-"""Recovery and orchestration: a failure in each of five stages in turn, also with the intermediates before it lost; and what Dagster costs.
+"""Recovery and orchestration: a failure in each of five stages in turn, also with the intermediates before it lost; and
+what Dagster costs.
 
-Through Dagster, in one process, with a warm session. What is compared is the time from the failure to the result: *re-execute
-from failure*, running the whole job again stage by stage, and running it again as one Spark job. What Dagster costs is a run's
-time beyond that of its stages: also with each step in a process of its own, over a shared Spark Connect server.
+Through Dagster, in one process, with a warm session. What is compared is the time from the failure to the result:
+*re-execute from failure*, running the whole job again stage by stage, and running it again as one Spark job. What
+Dagster costs is a run's time beyond that of its stages: also with each step in a process of its own, over a shared
+Spark Connect server.
 """
 
 from __future__ import annotations
@@ -16,7 +18,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dagster import AssetMaterialization, DagsterInstance, JobDefinition, ReexecutionOptions, execute_job, in_process_executor, reconstructable
+from dagster import (
+    AssetMaterialization,
+    DagsterInstance,
+    JobDefinition,
+    ReexecutionOptions,
+    execute_job,
+    in_process_executor,
+    reconstructable,
+)
 from pyspark.sql import functions as F
 from rich.console import Console
 from rich.table import Table
@@ -24,7 +34,13 @@ from rich.table import Table
 from benchmarks.bars import Bar, Measurement, Options
 from dagster_unified.api import DeltaSink, MapFunction, ParquetSource, Pipeline, RuntimeContext
 from dagster_unified.engine import connect_server, session
-from dagster_unified.orchestration import BatchDeployment, IntermediatesResource, SparkResource, process_executor, unified_definitions
+from dagster_unified.orchestration import (
+    BatchDeployment,
+    IntermediatesResource,
+    SparkResource,
+    process_executor,
+    unified_definitions,
+)
 
 HOME = Path(os.environ.setdefault("RECOVERY_BENCH", tempfile.mkdtemp(prefix="recovery-bench")))
 BROKEN = HOME / "broken"
@@ -65,9 +81,14 @@ def pipeline() -> Pipeline:
 
 
 def _job(connect: int | None) -> JobDefinition:
-    resources = {"spark": SparkResource(connect=connect), "intermediates": IntermediatesResource(path=str(HOME / "store"))}
+    resources = {
+        "spark": SparkResource(connect=connect),
+        "intermediates": IntermediatesResource(path=str(HOME / "store")),
+    }
     executor = in_process_executor if connect is None else process_executor(1)
-    return unified_definitions(BatchDeployment(pipeline(), retry_policy=None), resources=resources, executor=executor).resolve_job_def("bench_recovery_batch")
+    return unified_definitions(
+        BatchDeployment(pipeline(), retry_policy=None), resources=resources, executor=executor
+    ).resolve_job_def("bench_recovery_batch")
 
 
 def job() -> JobDefinition:
@@ -81,7 +102,9 @@ def shared_job() -> JobDefinition:
 def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
     spark = session.start()
     keys = F.concat(F.lit("k"), (F.col("id") % options.keys).cast("string"))
-    records = spark.range(0, options.records // 5, 1, 4).select(keys.alias("k"), F.col("id").alias("v"), F.col("id").alias("ts"))
+    records = spark.range(0, options.records // 5, 1, 4).select(
+        keys.alias("k"), F.col("id").alias("v"), F.col("id").alias("ts")
+    )
     records.write.mode("overwrite").parquet(str(HOME / "in"))
     try:
         with tempfile.TemporaryDirectory() as folder, DagsterInstance.local_temp(folder) as instance:
@@ -100,7 +123,15 @@ def _measured(instance: DagsterInstance, options: Options) -> tuple[list[Bar], l
         overhead.append((seconds - sum(stages.values())) / STAGES)
         one_job.append(_run(instance, {"execution.batch-shuffle-mode": "ALL_EXCHANGES_PIPELINED"})[0])
     restart, last, single = (statistics.median(x) for x in (whole, alone, one_job))
-    table = Table("failure in", "re-executed from failure", "stages run", "and its intermediates lost", "stages run", "all stages again", "as one Spark job again")
+    table = Table(
+        "failure in",
+        "re-executed from failure",
+        "stages run",
+        "and its intermediates lost",
+        "stages run",
+        "all stages again",
+        "as one Spark job again",
+    )
     ratio = 0.0
     for stage in range(1, STAGES + 1):
         row, cells = [], []
@@ -124,7 +155,9 @@ def _measured(instance: DagsterInstance, options: Options) -> tuple[list[Bar], l
 
 
 def _in_processes(instance: DagsterInstance, options: Options) -> float:
-    """Seconds per stage beyond the stages' own, where each step has a process of its own and all share a Spark Connect server."""
+    """Seconds per stage beyond the stages' own, where each step has a process of its own and all share a Spark Connect
+    server.
+    """
     found = []
     try:
         for number in range(options.rounds + 1):  # the first round starts the server
@@ -151,7 +184,11 @@ def _run(instance: DagsterInstance, options: Mapping[str, Any] | None = None) ->
 
 def _durations(shown: Iterable[AssetMaterialization]) -> dict[str, float]:
     """The seconds that each stage says it took."""
-    return {m.asset_key.path[-1]: float(m.metadata["duration_seconds"].value) for m in shown if "duration_seconds" in m.metadata}  # type: ignore[arg-type]
+    return {
+        m.asset_key.path[-1]: float(m.metadata["duration_seconds"].value)
+        for m in shown
+        if "duration_seconds" in m.metadata
+    }  # type: ignore[arg-type]
 
 
 def _recovered(instance: DagsterInstance, stage: int, lost: bool) -> tuple[float, int]:
@@ -163,10 +200,19 @@ def _recovered(instance: DagsterInstance, stage: int, lost: bool) -> tuple[float
     if lost:
         shutil.rmtree(HOME / "store", ignore_errors=True)
     begun = time.perf_counter()
-    with execute_job(reconstructable(job), instance, run_config=QUIET, reexecution_options=ReexecutionOptions.from_failure(failed.run_id, instance)) as again:
+    with execute_job(
+        reconstructable(job),
+        instance,
+        run_config=QUIET,
+        reexecution_options=ReexecutionOptions.from_failure(failed.run_id, instance),
+    ) as again:
         assert again.success
         seconds = time.perf_counter() - begun
-        finished = [e for e in instance.all_logs(again.run_id) if " rows, " in e.user_message and e.user_message.startswith("stage ")]
+        finished = [
+            e
+            for e in instance.all_logs(again.run_id)
+            if " rows, " in e.user_message and e.user_message.startswith("stage ")
+        ]
     return seconds, len(finished)
 
 

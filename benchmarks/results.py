@@ -25,7 +25,10 @@ Measure = Callable[[Options], tuple[list[Bar], list[Measurement]]]
 
 @dataclass(frozen=True)
 class Family:
-    """Benchmarks that are measured together. `minutes` is about how long they take on two cores, with the default options."""
+    """Benchmarks that are measured together.
+
+    `minutes` is about how long they take on two cores, with the default options.
+    """
 
     name: str
     measure: Measure
@@ -82,7 +85,9 @@ def read(path: Path) -> dict[str, Any]:
     return families
 
 
-def write(path: Path, name: str, bars: Sequence[Bar], measurements: Sequence[Measurement], options: Options, seconds: float) -> None:
+def write(
+    path: Path, name: str, bars: Sequence[Bar], measurements: Sequence[Measurement], options: Options, seconds: float
+) -> None:
     """Replace a family's results, and leave those of the other families."""
     result = {
         "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),

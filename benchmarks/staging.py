@@ -1,5 +1,5 @@
-"""What materializing a stage costs against one Spark job: for narrow and for wide records, by codec, by the number of tasks that write, and
-where the next stage reads what Spark still has in memory.
+"""What materializing a stage costs against one Spark job: for narrow and for wide records, by codec, by the number of
+tasks that write, and where the next stage reads what Spark still has in memory.
 
 A Python function, `key_by`, a keyed reduce. Rounds are interleaved, the best of each counts.
 """
@@ -37,7 +37,16 @@ class Narrow(NamedTuple):
     ts: int
 
 
-Wide = NamedTuple("Wide", [("k", str), ("v", int), ("ts", int), *((f"s{i}", str) for i in range(TEXTS)), *((f"n{i}", float) for i in range(NUMBERS))])  # type: ignore[misc]
+Wide = NamedTuple(
+    "Wide",
+    [
+        ("k", str),
+        ("v", int),
+        ("ts", int),
+        *((f"s{i}", str) for i in range(TEXTS)),
+        *((f"n{i}", float) for i in range(NUMBERS)),
+    ],
+)  # type: ignore[misc]
 
 
 def first(r: Any) -> Any:
@@ -50,10 +59,16 @@ def combine(a: Any, b: Any) -> Any:
 
 def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
     folder = tempfile.mkdtemp(prefix="staging")
-    config = {"spark.driver.memory": "4g", "spark.sql.shuffle.partitions": str(PARTITIONS), "spark.python.worker.reuse": "true"}
+    config = {
+        "spark.driver.memory": "4g",
+        "spark.sql.shuffle.partitions": str(PARTITIONS),
+        "spark.python.worker.reuse": "true",
+    }
     spark = session.start("local[2]", config=config)
     try:
-        found = _rates(spark, folder, "narrow", Narrow, options.records // 2, options.rounds) + _rates(spark, folder, "wide", Wide, options.records // 10, options.rounds)
+        found = _rates(spark, folder, "narrow", Narrow, options.records // 2, options.rounds) + _rates(
+            spark, folder, "wide", Wide, options.records // 10, options.rounds
+        )
     finally:
         spark.stop()
         shutil.rmtree(folder, ignore_errors=True)
@@ -78,7 +93,10 @@ def _rates(spark: SparkSession, folder: str, shape: str, records: Any, count: in
 
         return run
 
-    variants = {"one Spark job": library("ALL_EXCHANGES_PIPELINED"), **{f"staged, {codec}": library("ALL_EXCHANGES_BLOCKING", codec) for codec in CODECS}}
+    variants = {
+        "one Spark job": library("ALL_EXCHANGES_PIPELINED"),
+        **{f"staged, {codec}": library("ALL_EXCHANGES_BLOCKING", codec) for codec in CODECS},
+    }
     variants["one Spark job, many small files"] = library("ALL_EXCHANGES_PIPELINED", read=many)
     variants["staged, many small files"] = library("ALL_EXCHANGES_BLOCKING", read=many)
     variants["staged, read back from Spark's memory"] = _in_memory()(library("ALL_EXCHANGES_BLOCKING"))
@@ -95,7 +113,10 @@ def _rates(spark: SparkSession, folder: str, shape: str, records: Any, count: in
         base = "one Spark job, many small files" if "many" in name else "one Spark job"
         table.add_row(name, f"{min(taken):.2f}", f"{min(seconds[base]) / min(taken):.2f}")
     Console().print(table)
-    return [Measurement(f"{shape}, {n}", count / min(s) / 1e6, tuple(round(count / x / 1e6, 3) for x in s)) for n, s in seconds.items()]
+    return [
+        Measurement(f"{shape}, {n}", count / min(s) / 1e6, tuple(round(count / x / 1e6, 3) for x in s))
+        for n, s in seconds.items()
+    ]
 
 
 @contextmanager
@@ -120,6 +141,9 @@ def _in_memory() -> Iterator[None]:
 
 def _numbers(ids: DataFrame, records: Any) -> DataFrame:
     known = [(F.col("id") % 10_000).cast("string").alias("k"), F.col("id").alias("v"), (F.col("id") * 1000).alias("ts")]
-    texts = [F.concat(F.lit(f"text {i} "), ((F.col("id") * (i + 7919)) % 100_003).cast("string")).alias(f"s{i}") for i in range(TEXTS)]
+    texts = [
+        F.concat(F.lit(f"text {i} "), ((F.col("id") * (i + 7919)) % 100_003).cast("string")).alias(f"s{i}")
+        for i in range(TEXTS)
+    ]
     numbers = [F.sqrt(F.col("id") + i).alias(f"n{i}") for i in range(NUMBERS)]
     return ids.select(*known, *((texts + numbers) if records is Wide else []))

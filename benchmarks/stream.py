@@ -1,7 +1,8 @@
-"""STREAMING: a rolling reduce in large and small micro-batches, against `transformWithState` per key by hand and PyFlink; a large state; latency.
+"""STREAMING: a rolling reduce in large and small micro-batches, against `transformWithState` per key by hand and
+PyFlink; a large state; latency.
 
-All Spark variants read the same Parquet files, two per micro-batch, since there are two cores, and write to Spark's `noop` sink. The first micro-batch, which
-starts workers and state stores, does not count.
+All Spark variants read the same Parquet files, two per micro-batch, since there are two cores, and write to Spark's
+`noop` sink. The first micro-batch, which starts workers and state stores, does not count.
 """
 
 from __future__ import annotations
@@ -101,7 +102,9 @@ def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
     try:
         with streaming_session() as spark:
             rates = {
-                "small": _library(spark, folder, options.stream_records, options.keys, SMALL),  # first, so that the JVM is warm for the others, as for those by hand
+                "small": _library(
+                    spark, folder, options.stream_records, options.keys, SMALL
+                ),  # first, so that the JVM is warm for the others, as for those by hand
                 "large": _library(spark, folder, options.stream_records, options.keys, LARGE),
                 "million keys": _library(spark, folder, options.stream_records, 1_000_000, LARGE),
             }
@@ -158,7 +161,15 @@ _progress = _Progress()
 @contextmanager
 def streaming_session(**config: str) -> Iterator[SparkSession]:
     """A session whose micro-batches are timed."""
-    spark = session.start("local[2]", config={"spark.driver.memory": "6g", "spark.sql.shuffle.partitions": "2", "spark.python.worker.reuse": "true", **config})
+    spark = session.start(
+        "local[2]",
+        config={
+            "spark.driver.memory": "6g",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.python.worker.reuse": "true",
+            **config,
+        },
+    )
     spark.streams.addListener(_progress)
     try:
         yield spark
@@ -167,9 +178,14 @@ def streaming_session(**config: str) -> Iterator[SparkSession]:
 
 
 def plain_session(spark: SparkSession) -> SparkSession:
-    """A session without the library's settings, for what is written by hand; its state is in RocksDB with a changelog too."""
+    """A session without the library's settings, for what is written by hand; its state is in RocksDB with a changelog
+    too.
+    """
     plain = spark.newSession()
-    plain.conf.set("spark.sql.streaming.stateStore.providerClass", "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
+    plain.conf.set(
+        "spark.sql.streaming.stateStore.providerClass",
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    )
     plain.conf.set("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
     plain.streams.addListener(_progress)
     return plain
@@ -184,7 +200,9 @@ def _settled(expected: int) -> list[tuple[int, float]]:
 
 
 def rates_of_batches(expected: int) -> tuple[float, ...]:
-    """Of each micro-batch but the first, millions of records a second; those that only control events made do not count."""
+    """Of each micro-batch but the first, millions of records a second; those that only control events made do not
+    count.
+    """
     return tuple(rows / seconds / 1e6 for rows, seconds in _settled(expected)[1:] if rows > 1000)
 
 
@@ -212,13 +230,21 @@ def _library(spark: SparkSession, folder: Path, records: int, keys: int, size: i
     return rates_of_batches(records)
 
 
-def _by_hand(spark: SparkSession, folder: Path, records: int, keys: int, size: int, processor: type[PerKey]) -> tuple[float, ...]:
-    source = spark.readStream.schema("k string, v long").option("maxFilesPerTrigger", 2).parquet(str(_numbers(spark, folder, records, keys, size)))
+def _by_hand(
+    spark: SparkSession, folder: Path, records: int, keys: int, size: int, processor: type[PerKey]
+) -> tuple[float, ...]:
+    source = (
+        spark.readStream.schema("k string, v long")
+        .option("maxFilesPerTrigger", 2)
+        .parquet(str(_numbers(spark, folder, records, keys, size)))
+    )
     grouped = source.groupBy("k")
     apply = grouped.transformWithStateInPandas if processor is PerKeyInPandas else grouped.transformWithState
     out = apply(processor(), "k string, v long", "Append", "None")
     checkpoint = folder / f"by-hand-{time.monotonic_ns()}"
-    query = out.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    query = (
+        out.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    )
     query.awaitTermination()
     shutil.rmtree(checkpoint)
     return rates_of_batches(records)
@@ -242,8 +268,12 @@ def _touching(spark: SparkSession, folder: Path, keys: int) -> float:
     return statistics.median(seconds for rows, seconds in _settled(keys + 7000) if rows == 1000)
 
 
-def _latencies(spark: SparkSession, folder: Path, files: int = 150, records: int = 1000, every: float = 0.2) -> list[float]:
-    """Seconds from a file's arrival to its commit in a Delta table, at 5,000 records a second; the first seconds, while the query starts, do not count."""
+def _latencies(
+    spark: SparkSession, folder: Path, files: int = 150, records: int = 1000, every: float = 0.2
+) -> list[float]:
+    """Seconds from a file's arrival to its commit in a Delta table, at 5,000 records a second; the first seconds, while
+    the query starts, do not count.
+    """
     source = folder / "arriving"
     source.mkdir()
     arrived: list[float] = []
@@ -265,7 +295,12 @@ def _latencies(spark: SparkSession, folder: Path, files: int = 150, records: int
 
     def feed() -> None:
         for number in range(files):
-            table = pa.table({"k": [str(k % 10_000) for k in range(number * records, (number + 1) * records)], "v": pa.array(range(records), pa.int64())})
+            table = pa.table(
+                {
+                    "k": [str(k % 10_000) for k in range(number * records, (number + 1) * records)],
+                    "v": pa.array(range(records), pa.int64()),
+                }
+            )
             pq.write_table(table, source / f".{number:04d}")
             (source / f".{number:04d}").rename(source / f"{number:04d}.parquet")
             arrived.append(time.time())

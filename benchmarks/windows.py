@@ -1,6 +1,8 @@
-"""Windows: tumbling ones in Python against PyFlink, and natively against Spark by hand, in both modes; and one window of ten million records.
+"""Windows: tumbling ones in Python against PyFlink, and natively against Spark by hand, in both modes; and one window
+of ten million records.
 
-All sum a number over windows of 10,000 ms of event time, a thousand keys. The Spark side reads Parquet; PyFlink makes its records.
+All sum a number over windows of 10,000 ms of event time, a thousand keys. The Spark side reads Parquet; PyFlink makes
+its records.
 """
 
 from __future__ import annotations
@@ -76,12 +78,20 @@ class Total(NamedTuple):
     total: int
 
 
-def pipeline(source: Path, sink, window: timedelta = WINDOW, function=None, files: int | None = None, native: bool = False) -> Pipeline:
+def pipeline(
+    source: Path, sink, window: timedelta = WINDOW, function=None, files: int | None = None, native: bool = False
+) -> Pipeline:
     p = Pipeline("windows")
     by_ts = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(seconds=1)).with_timestamp_assigner("ts")
-    numbers = p.from_source(ParquetSource(str(source), R, name="numbers", max_files_per_trigger=files)).assign_timestamps_and_watermarks(by_ts)
+    numbers = p.from_source(
+        ParquetSource(str(source), R, name="numbers", max_files_per_trigger=files)
+    ).assign_timestamps_and_watermarks(by_ts)
     windows = numbers.key_by("k").window(TumblingEventTimeWindows.of(window))
-    summed = windows.agg(functions.sum("v").alias("total"), output_type=Total) if native else windows.aggregate(Sum(), function)
+    summed = (
+        windows.agg(functions.sum("v").alias("total"), output_type=Total)
+        if native
+        else windows.aggregate(Sum(), function)
+    )
     summed.sink_to(sink)
     return p
 
@@ -101,11 +111,20 @@ def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
             source = _numbers(spark, folder / "in", options.records, KEYS, options.records // (BATCH // 2))
             batch = tuple(_batch(spark, folder, source, options.records) for _ in range(options.rounds))
             stream = _stream(spark, folder, source, options.records)
-            pairs = [(_batch(spark, folder, source, options.records, native=True), _batch_by_hand(spark, folder, source, options.records)) for _ in range(2 * options.rounds)]
+            pairs = [
+                (
+                    _batch(spark, folder, source, options.records, native=True),
+                    _batch_by_hand(spark, folder, source, options.records),
+                )
+                for _ in range(2 * options.rounds)
+            ]
             native, hand = zip(*pairs, strict=True)
             plain = plain_session(spark)
             rounds = [
-                (_steady(_stream(spark, folder, source, options.records, native=True, files=4)), _steady(_stream_by_hand(plain, folder, source, options.records)))
+                (
+                    _steady(_stream(spark, folder, source, options.records, native=True, files=4)),
+                    _steady(_stream_by_hand(plain, folder, source, options.records)),
+                )
                 for _ in range(options.rounds)  # in turns, since the machine is shared
             ]
             native_stream, hand_stream = zip(*rounds, strict=True)
@@ -122,7 +141,11 @@ def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
     bars = [
         Bar("windows.one_window_memory_mb", memory, 150, at_most=True),
         Bar("windows.native_batch_vs_by_hand", max(native) / max(hand), 0.9),
-        Bar("windows.native_streaming_vs_by_hand", statistics.median(native_stream) / statistics.median(hand_stream), 0.9),
+        Bar(
+            "windows.native_streaming_vs_by_hand",
+            statistics.median(native_stream) / statistics.median(hand_stream),
+            0.9,
+        ),
     ]
     if options.flink:
         for mode, ours, bar in (("BATCH", max(batch), 10), ("STREAMING", statistics.median(stream), 5)):
@@ -134,7 +157,9 @@ def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
 
 def _numbers(spark: SparkSession, path: Path, records: int, keys: int, files: int) -> Path:
     ids = spark.range(0, records, 1, files)  # each file a stretch of time, as files arrive
-    ids.select((F.col("id") % keys).cast("string").alias("k"), F.col("id").alias("v"), F.col("id").alias("ts")).write.parquet(str(path))
+    ids.select(
+        (F.col("id") % keys).cast("string").alias("k"), F.col("id").alias("v"), F.col("id").alias("ts")
+    ).write.parquet(str(path))
     return path
 
 
@@ -144,7 +169,9 @@ def _steady(rates: tuple[float, ...]) -> float:
 
 
 def _batch(spark: SparkSession, folder: Path, source: Path, records: int, native: bool = False) -> float:
-    plan = pipeline(source, FileSink(str(folder / "out"), name="out"), native=native).plan({"execution.batch-shuffle-mode": "ALL_EXCHANGES_PIPELINED"})
+    plan = pipeline(source, FileSink(str(folder / "out"), name="out"), native=native).plan(
+        {"execution.batch-shuffle-mode": "ALL_EXCHANGES_PIPELINED"}
+    )
     begun = time.monotonic()
     run_all(Run(plan, spark, IntermediateStore(str(folder / "store")), f"run{begun}", f"run{begun}"))
     return round(records / (time.monotonic() - begun) / 1e6, 3)
@@ -152,11 +179,15 @@ def _batch(spark: SparkSession, folder: Path, source: Path, records: int, native
 
 def _batch_by_hand(spark: SparkSession, folder: Path, source: Path, records: int) -> float:
     begun = time.monotonic()
-    by_hand(spark.read.parquet(str(source)).withColumn("at", F.timestamp_millis("ts"))).write.mode("overwrite").parquet(str(folder / "by-hand"))
+    by_hand(spark.read.parquet(str(source)).withColumn("at", F.timestamp_millis("ts"))).write.mode("overwrite").parquet(
+        str(folder / "by-hand")
+    )
     return round(records / (time.monotonic() - begun) / 1e6, 3)
 
 
-def _stream(spark: SparkSession, folder: Path, source: Path, records: int, native: bool = False, files: int = 2) -> tuple[float, ...]:
+def _stream(
+    spark: SparkSession, folder: Path, source: Path, records: int, native: bool = False, files: int = 2
+) -> tuple[float, ...]:
     checkpoints = folder / "checkpoints"
     options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(checkpoints)}
     StreamingJob(pipeline(source, Nowhere(), files=files, native=native).plan(options), spark, Start("bench")).run()
@@ -168,7 +199,13 @@ def _stream_by_hand(spark: SparkSession, folder: Path, source: Path, records: in
     read = spark.readStream.schema("k string, v long, ts long").option("maxFilesPerTrigger", 4).parquet(str(source))
     timed = read.withColumn("at", F.timestamp_millis("ts")).withWatermark("at", "1 second")
     checkpoints = folder / "by-hand-checkpoints"
-    query = by_hand(timed).writeStream.format("noop").option("checkpointLocation", str(checkpoints)).trigger(availableNow=True).start()
+    query = (
+        by_hand(timed)
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(checkpoints))
+        .trigger(availableNow=True)
+        .start()
+    )
     query.awaitTermination()
     shutil.rmtree(checkpoints)
     return tuple(round(r, 3) for r in rates_of_batches(records))

@@ -93,13 +93,22 @@ class SinkError(UnifiedError):
     """A sink refused what was written to it, for instance because the table has another schema."""
 
 
-_LASTING = (PipelineError, ConfigurationError, UnsupportedError, MissingRequirementError, MalformedInputError, SinkError)
+_LASTING = (
+    PipelineError,
+    ConfigurationError,
+    UnsupportedError,
+    MissingRequirementError,
+    MalformedInputError,
+    SinkError,
+)
 
 
 def lasting(name: str) -> bool:
-    """Whether an error of the class with this name comes again until somebody corrects the pipeline, its input or its target.
+    """Whether an error of the class with this name comes again until somebody corrects the pipeline, its input or its
+    target.
 
-    A `UserFunctionError` may not, in a job that is started again later: the function may have called a service that was away.
+    A `UserFunctionError` may not, in a job that is started again later: the function may have called a service that was
+    away.
     """
     kind = globals().get(name)
     return isinstance(kind, type) and issubclass(kind, _LASTING)

@@ -1,8 +1,9 @@
 """Record types: how a Python class or value becomes Arrow columns and comes back.
 
-A record is an instance of an annotated class (`NamedTuple` first; dataclasses and `msgspec.Struct` too) or a plain Python
-value with a stated type, such as `int` or `tuple[str, int]` (whose columns are `f0`, `f1`, as in Flink's tuples). msgspec's
-type inspection does the introspection; this module maps what it finds to Arrow types and converts in whole columns.
+A record is an instance of an annotated class (`NamedTuple` first; dataclasses and `msgspec.Struct` too) or a plain
+Python value with a stated type, such as `int` or `tuple[str, int]` (whose columns are `f0`, `f1`, as in Flink's
+tuples). msgspec's type inspection does the introspection; this module maps what it finds to Arrow types and converts in
+whole columns.
 
 A leaf module: knows no graph, no engine and no Spark.
 """
@@ -54,8 +55,8 @@ _SCALARS: dict[type, pa.DataType] = {
 class RecordType:
     """A record's Python type and its Arrow schema.
 
-    `shape` says how columns become records: `class` (an annotated class), `tuple` (a plain tuple), `value` (one column).
-    Timestamps come back as aware datetimes in UTC; a naive datetime that a function returns is taken as UTC.
+    `shape` says how columns become records: `class` (an annotated class), `tuple` (a plain tuple), `value` (one
+    column). Timestamps come back as aware datetimes in UTC; a naive datetime that a function returns is taken as UTC.
     """
 
     python: Any
@@ -115,7 +116,8 @@ class RecordType:
         misfit = _shape(self.python).shape_misfit(records, set(map(type, records)))
         if misfit is not None:
             raise RecordTypeError(
-                f"expected a {self.describe()}, got {shorten(misfit.value)} ({type_name(type(misfit.value))}); does the function return what its annotation or output_type says?"
+                f"expected a {self.describe()}, got {shorten(misfit.value)} ({type_name(type(misfit.value))}); does the"
+                " function return what its annotation or output_type says?"
             )
 
     def _array(self, index: int, values: Sequence[Any], records: Sequence[Any]) -> pa.Array:
@@ -138,10 +140,18 @@ class RecordType:
         if self.shape == "value" and not misfit.path:
             subject, whole = "the value", ""
         else:
-            subject, whole = f"field '{self.names[index]}{misfit.path}' of {type_name(self.python)}", f" in {shorten(record)}"
+            subject, whole = (
+                f"field '{self.names[index]}{misfit.path}' of {type_name(self.python)}",
+                f" in {shorten(record)}",
+            )
         if misfit.value is None:
-            raise RecordTypeError(f"{subject} is None{whole}, and its type, {misfit.declared}, does not allow None; {misfit.remedy()}")
-        raise RecordTypeError(f"{subject} is declared {misfit.declared}, and is {shorten(misfit.value)} ({type_name(type(misfit.value))}){whole}; {misfit.remedy()}")
+            raise RecordTypeError(
+                f"{subject} is None{whole}, and its type, {misfit.declared}, does not allow None; {misfit.remedy()}"
+            )
+        raise RecordTypeError(
+            f"{subject} is declared {misfit.declared}, and is {shorten(misfit.value)}"
+            f" ({type_name(type(misfit.value))}){whole}; {misfit.remedy()}"
+        )
 
     def _misfit(self, index: int, values: Sequence[Any], records: Sequence[Any], cause: Exception) -> RecordTypeError:
         """What Arrow refuses, of values whose types are right: an int beyond 64 bits, text that is not Unicode."""
@@ -151,7 +161,8 @@ class RecordType:
                 column.encoded((value,), field.type)
             except _REFUSED as error:
                 return RecordTypeError(
-                    f"field '{field.name}' of {type_name(self.python)} is declared {column.fit.name}, and cannot hold {shorten(value)} in {shorten(record)}: {error}"
+                    f"field '{field.name}' of {type_name(self.python)} is declared {column.fit.name}, and cannot hold"
+                    f" {shorten(value)} in {shorten(record)}: {error}"
                 )
         return RecordTypeError(f"records do not fit {self.describe()}: {cause}")
 
@@ -168,7 +179,11 @@ class RecordType:
         index = self.names.index(name)
         if self.shape == "value":
             return self.python
-        return typing.get_args(self.python)[index] if self.shape == "tuple" else typing.get_type_hints(self.python, include_extras=True)[name]
+        return (
+            typing.get_args(self.python)[index]
+            if self.shape == "tuple"
+            else typing.get_type_hints(self.python, include_extras=True)[name]
+        )
 
     def getter(self, name: str) -> Callable[[Any], Any]:
         """What reads one field of a record. Can be pickled."""
@@ -191,7 +206,9 @@ def _itself(value: Any) -> Any:
 _REFUSED = (pa.ArrowInvalid, pa.ArrowTypeError, struct.error, OverflowError, TypeError, ValueError)
 """What Arrow raises for a value that it does not take."""
 
-_FIRST, _LAST = ((moment - datetime(1970, 1, 1)) // timedelta(microseconds=1) for moment in (datetime.min, datetime.max))
+_FIRST, _LAST = (
+    (moment - datetime(1970, 1, 1)) // timedelta(microseconds=1) for moment in (datetime.min, datetime.max)
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,7 +220,9 @@ class _Column:
     kind: type | None
     """The one type of values that need no look at them."""
     code: str
-    """`struct`'s, of values that can be laid out as they are: faster than Arrow's own conversion, by more than the check costs."""
+    """`struct`'s, of values that can be laid out as they are: faster than Arrow's own conversion, by more than the
+    check costs.
+    """
 
     def plain(self, values: Sequence[Any], arrow: pa.DataType) -> pa.Array | None:
         """The column, where all its values are plainly of the declared type."""
@@ -238,7 +257,9 @@ def _columns(python: Any) -> tuple[_Column, ...]:
 
 def _column(info: mi.Type) -> _Column:
     fit = fit_of(info, _through_arrow, widens=True)
-    return _Column(fit, _encoder(info), fit.kind, {int: "q", float: "d"}.get(fit.kind, "") if fit.kind is not None else "")
+    return _Column(
+        fit, _encoder(info), fit.kind, {int: "q", float: "d"}.get(fit.kind, "") if fit.kind is not None else ""
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -281,7 +302,9 @@ def _encoder(info: mi.Type) -> Decoder | None:
         items = [(f"f{i}", _encoder(t)) for i, t in enumerate(info.item_types)]
         if all(encode is None for _, encode in items):
             return None
-        return lambda v: None if v is None else {n: x if e is None else e(x) for (n, e), x in zip(items, v, strict=True)}
+        return lambda v: (
+            None if v is None else {n: x if e is None else e(x) for (n, e), x in zip(items, v, strict=True)}
+        )
     if isinstance(info, (mi.ListType, mi.VarTupleType)):
         item = _encoder(info.item_type)
         return None if item is None else lambda v: None if v is None else [item(x) for x in v]
@@ -316,7 +339,9 @@ def _decoder(info: mi.Type) -> Decoder | None:
 
 
 def _struct_decoder(make: Callable[..., Any], fields: list[tuple[str, Decoder | None]]) -> Decoder:
-    return lambda v: make(*[v[name] if decode is None or v[name] is None else decode(v[name]) for name, decode in fields])
+    return lambda v: make(
+        *[v[name] if decode is None or v[name] is None else decode(v[name]) for name, decode in fields]
+    )
 
 
 def type_name(python: Any) -> str:
@@ -333,7 +358,10 @@ def shorten(value: object, limit: int = 200) -> str:
 
 
 def inspected(python: Any, where: str, use: str) -> mi.Type:
-    """What msgspec knows of a type that an author gave; raises `RecordTypeError` for what is none. `use` is what it is for."""
+    """What msgspec knows of a type that an author gave; raises `RecordTypeError` for what is none.
+
+    `use` is what it is for.
+    """
     if isinstance(python, str):
         raise RecordTypeError(f"{where}: the type is the text {python!r}; give the type itself, without quotes")
     try:
@@ -350,7 +378,9 @@ def record_type(python: Any, where: str = "record") -> RecordType:
     if isinstance(python, RecordType):
         return python
     if python is None or python is type(None):
-        raise RecordTypeError(f"{where}: None is not a record type; a function that gives no records should be a filter or a sink")
+        raise RecordTypeError(
+            f"{where}: None is not a record type; a function that gives no records should be a filter or a sink"
+        )
     info = inspected(python, where, "a record type")
     if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)):
         fields = [_field(f.name, f.type, f"{where}: field '{f.name}' of {type_name(python)}") for f in info.fields]
@@ -358,11 +388,14 @@ def record_type(python: Any, where: str = "record") -> RecordType:
             raise RecordTypeError(f"{where}: {type_name(python)} has no fields")
         return RecordType(python, "class", pa.schema(fields))
     if isinstance(info, mi.TupleType):
-        fields = [_field(f"f{i}", t, f"{where}: item {i} of {type_name(python)}") for i, t in enumerate(info.item_types)]
+        fields = [
+            _field(f"f{i}", t, f"{where}: item {i} of {type_name(python)}") for i, t in enumerate(info.item_types)
+        ]
         return RecordType(python, "tuple", pa.schema(fields))
     if isinstance(info, (mi.AnyType, mi.CustomType)) or python is dict or python is tuple:
         raise RecordTypeError(
-            f"{where}: {type_name(python)} says nothing about the columns; use a NamedTuple or another annotated class, or a plain type such as int or tuple[str, int]"
+            f"{where}: {type_name(python)} says nothing about the columns; use a NamedTuple or another annotated class,"
+            " or a plain type such as int or tuple[str, int]"
         )
     return RecordType(python, "value", pa.schema([_field(VALUE, info, where)]))
 
@@ -375,7 +408,9 @@ def _field(name: str, info: mi.Type, where: str) -> pa.Field:
         members = [t for t in info.types if not isinstance(t, mi.NoneType)]
         nullable = len(members) < len(info.types)
         if len(members) != 1:
-            raise RecordTypeError(f"{where}: a union of several types has no column type; use one type, or one field for each")
+            raise RecordTypeError(
+                f"{where}: a union of several types has no column type; use one type, or one field for each"
+            )
         info = members[0]
     return pa.field(name, arrow_type(info, where), nullable=nullable)
 
@@ -399,16 +434,34 @@ def arrow_type(info: mi.Type, where: str) -> pa.DataType:
     if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)):
         return pa.struct([_field(f.name, f.type, f"{where}.{f.name}") for f in info.fields])
     if isinstance(info, (mi.EnumType, mi.LiteralType)):
-        raise RecordTypeError(f"{where}: an enum or literal has no column type of its own; store its value as str or int")
+        raise RecordTypeError(
+            f"{where}: an enum or literal has no column type of its own; store its value as str or int"
+        )
     raise RecordTypeError(f"{where}: no column type for {described(info)}; use one of {', '.join(SUPPORTED)}")
 
 
-SUPPORTED = ("str", "int", "float", "bool", "bytes", "datetime", "date", "timedelta", "Decimal", "list[...]", "dict[..., ...]", "tuple[...]", "a nested annotated class")
+SUPPORTED = (
+    "str",
+    "int",
+    "float",
+    "bool",
+    "bytes",
+    "datetime",
+    "date",
+    "timedelta",
+    "Decimal",
+    "list[...]",
+    "dict[..., ...]",
+    "tuple[...]",
+    "a nested annotated class",
+)
 
 
 def return_type(function: Callable[..., Any]) -> Any | None:
     """A callable's return annotation, or None where there is none or it cannot be resolved."""
-    target = function if isinstance(function, (types.FunctionType, types.MethodType)) else getattr(function, "__call__", function)  # noqa: B004
+    target = function
+    if not isinstance(function, (types.FunctionType, types.MethodType)):
+        target = getattr(function, "__call__", function)  # noqa: B004
     try:
         return typing.get_type_hints(target, include_extras=True).get("return")
     except (NameError, TypeError):
@@ -416,7 +469,9 @@ def return_type(function: Callable[..., Any]) -> Any | None:
 
 
 def element_type(annotation: Any) -> Any | None:
-    """`T` of `Iterable[T]`, `Iterator[T]`, `Generator[T, ...]` or `list[T]`, also where it may be None; None where there is none."""
+    """`T` of `Iterable[T]`, `Iterator[T]`, `Generator[T, ...]` or `list[T]`, also where it may be None; None where
+    there is none.
+    """
     arguments = typing.get_args(annotation)
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
         given = [a for a in arguments if a is not type(None)]

@@ -1,7 +1,8 @@
 """Where settings come from, and which place is stronger. Knows files and the environment; no run, no deployment.
 
-From the strongest: the launch (the command line's `-D`, or run configuration in Dagster), a deployment's options, the environment,
-the file, the default. The first two are for one run or deployment, the last three for every run that starts here.
+From the strongest: the launch (the command line's `-D`, or run configuration in Dagster), a deployment's options, the
+environment, the file, the default. The first two are for one run or deployment, the last three for every run that
+starts here.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def environment_name(key: str) -> str:
     return PREFIX + key.upper().replace(".", "_").replace("-", "_")
 
 
-def configuration(definitions: Sequence[str] = (), folder: Path | None = None, environment: Mapping[str, str] | None = None) -> Configuration:
+def configuration(
+    definitions: Sequence[str] = (), folder: Path | None = None, environment: Mapping[str, str] | None = None
+) -> Configuration:
     """The options from all layers; `definitions` are the command line's `key=value`."""
     return Configuration([command_line(definitions), *shared_layers(folder, environment)])
 
@@ -35,7 +38,8 @@ def configuration(definitions: Sequence[str] = (), folder: Path | None = None, e
 def shared_layers(folder: Path | None = None, environment: Mapping[str, str] | None = None) -> list[Layer]:
     """What the environment and the file in `folder` (the working directory) say to every run of this process.
 
-    Raises `ConfigurationError` for a variable or a key that is like an option's and is none, and for a file that cannot be read.
+    Raises `ConfigurationError` for a variable or a key that is like an option's and is none, and for a file that cannot
+    be read.
     """
     environment = os.environ if environment is None else environment
     return [*_from_environment(environment), *_from_file(folder, environment)]
@@ -48,7 +52,10 @@ def command_line(definitions: Sequence[str]) -> Layer:
 
 def places(key: str) -> str:
     """Every place where a value for `key` is looked for, strongest first."""
-    return f"-D {key}=… or run configuration, a deployment's options, the environment variable {environment_name(key)}, {FILE}"
+    return (
+        f"-D {key}=… or run configuration, a deployment's options, the environment variable {environment_name(key)},"
+        f" {FILE}"
+    )
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[Layer]:
@@ -58,7 +65,10 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[Layer]:
         if name in known:
             yield Layer(f"environment, {name}", {known[name]: environment[name]}, shared=True)
         elif name.startswith(families):
-            raise ConfigurationError(f"the environment variable {name} is like an option's, but no option has that name{nearest(name, known)}")
+            raise ConfigurationError(
+                f"the environment variable {name} is like an option's, but no option has that"
+                f" name{nearest(name, known)}"
+            )
 
 
 def _keys(option: Option) -> tuple[str, ...]:

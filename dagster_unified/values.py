@@ -1,8 +1,9 @@
 """Whether Python values are of the type that is declared for them, a whole column at a time.
 
-The rule is that what is read back equals what was given: a value for which that does not hold is a misfit, and an error,
-and no value is ever changed without a word. Values of the declared type itself are told by their types alone, at the speed of
-C; only where other types are met (a subclass, NumPy's scalars, an `int` for a `float`) are values looked at.
+The rule is that what is read back equals what was given: a value for which that does not hold is a misfit, and an
+error, and no value is ever changed without a word. Values of the declared type itself are told by their types alone, at
+the speed of C; only where other types are met (a subclass, NumPy's scalars, an `int` for a `float`) are values looked
+at.
 
 A leaf module: knows no records, no state and no engine. What values are read back from (Arrow, msgpack) is its `Codec`.
 """
@@ -58,7 +59,11 @@ _REMEDIES: list[tuple[str, type | tuple[type, ...], str]] = [
     ("float", bool, "use float(...), or declare bool"),
     ("float", int, "a float cannot hold it exactly; declare int"),
     ("bool", Real, "use bool(...), or declare int"),
-    ("datetime", Real, "make a datetime of it, such as datetime.fromtimestamp(milliseconds / 1000, timezone.utc), or declare int"),
+    (
+        "datetime",
+        Real,
+        "make a datetime of it, such as datetime.fromtimestamp(milliseconds / 1000, timezone.utc), or declare int",
+    ),
     ("datetime", dt.datetime, "a datetime is kept in microseconds, in UTC, in the years 1 to 9999"),
     ("datetime", dt.date, "make a datetime of it, or declare date"),
     ("date", dt.datetime, "use .date(), or declare datetime"),
@@ -86,7 +91,12 @@ class _Scalar:
 
 _SCALARS: dict[type[mi.Type], _Scalar] = {
     mi.IntType: _Scalar(int, lambda kind: issubclass(kind, Integral) and _no_bool(kind)),
-    mi.FloatType: _Scalar(float, lambda kind: issubclass(kind, Real) and _no_bool(kind) and (issubclass(kind, Integral) or not issubclass(kind, Rational))),
+    mi.FloatType: _Scalar(
+        float,
+        lambda kind: (
+            issubclass(kind, Real) and _no_bool(kind) and (issubclass(kind, Integral) or not issubclass(kind, Rational))
+        ),
+    ),
     mi.StrType: _Scalar(str, lambda kind: issubclass(kind, str)),
     mi.BoolType: _Scalar(bool, lambda kind: kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")),
     mi.BytesType: _Scalar(bytes, lambda kind: issubclass(kind, (bytes, bytearray, memoryview))),
@@ -140,7 +150,9 @@ class Fit(ABC):
 class _ScalarFit(Fit):
     scalar = True
 
-    def __init__(self, info: mi.Type, nullable: bool, exact: Iterable[type], codec: Codec, other: Callable[[type], bool]) -> None:
+    def __init__(
+        self, info: mi.Type, nullable: bool, exact: Iterable[type], codec: Codec, other: Callable[[type], bool]
+    ) -> None:
         super().__init__(described(info), nullable, exact)
         self._info, self._codec, self._other = info, codec, other
         self._own = self.exact
@@ -157,7 +169,9 @@ class _ScalarFit(Fit):
             found = self._codec(self._info, looked_at)
         except Exception:  # whatever a codec says of one of many values, each is tried by itself
             return self._first_that_differs(looked_at)
-        return next((Misfit(v, self.name) for v, back in zip(looked_at, found, strict=True) if not _same(v, back)), None)
+        return next(
+            (Misfit(v, self.name) for v, back in zip(looked_at, found, strict=True) if not _same(v, back)), None
+        )
 
     def _first_that_differs(self, values: list[Any]) -> Misfit | None:
         for value in values:
@@ -181,9 +195,14 @@ _BEYOND = {dt.MINYEAR, dt.MAXYEAR}
 
 
 class _MomentFit(_ScalarFit):
-    """Datetimes. Those in the first and the last year may have no moment in UTC; a declared zone, or none, is held to."""
+    """Datetimes.
 
-    def __init__(self, info: mi.DateTimeType, nullable: bool, exact: Iterable[type], codec: Codec, other: Callable[[type], bool]) -> None:
+    Those in the first and the last year may have no moment in UTC; a declared zone, or none, is held to.
+    """
+
+    def __init__(
+        self, info: mi.DateTimeType, nullable: bool, exact: Iterable[type], codec: Codec, other: Callable[[type], bool]
+    ) -> None:
         super().__init__(info, nullable, exact, codec, other)
         self._aware = info.tz
         self.exact = frozenset()
@@ -254,7 +273,11 @@ class RecordFit(Fit):
         self.by_position = isinstance(python, type) and issubclass(python, tuple)
         self.fields: list[tuple[str, Fit]] = []
         if not self.by_position:
-            frozen = getattr(getattr(python, "__dataclass_params__", None) or getattr(python, "__struct_config__", None), "frozen", False)
+            frozen = getattr(
+                getattr(python, "__dataclass_params__", None) or getattr(python, "__struct_config__", None),
+                "frozen",
+                False,
+            )
             self.mutable = not frozen
 
     def complete(self, fields: list[tuple[str, Fit]]) -> None:
@@ -266,7 +289,9 @@ class RecordFit(Fit):
         """The first value that has not these fields."""
         if kinds == {self._python} and self._python is not tuple:
             return None
-        refused = self._refused(values, {kind for kind in kinds if kind is not self._python and not self._has_fields(kind)})
+        refused = self._refused(
+            values, {kind for kind in kinds if kind is not self._python and not self._has_fields(kind)}
+        )
         if refused is None and self.by_position and values and set(map(len, values)) != {len(self._names)}:
             return next(Misfit(v, self.name) for v in values if len(v) != len(self._names))
         return refused
@@ -282,7 +307,11 @@ class RecordFit(Fit):
         found = self.shape_misfit(values, kinds)
         if found is not None or not values:
             return found
-        columns: Iterable[Collection[Any]] = zip(*values, strict=True) if self.by_position else (list(map(get, values)) for get in map(attrgetter, self._names))
+        columns: Iterable[Collection[Any]] = (
+            zip(*values, strict=True)
+            if self.by_position
+            else (list(map(get, values)) for get in map(attrgetter, self._names))
+        )
         for (path, fit), column in zip(self.fields, columns, strict=True):
             found = fit.misfit(column)
             if found is not None:
@@ -301,7 +330,10 @@ class _ChoiceFit(Fit):
 
     def _misfit(self, values: Collection[Any], kinds: set[type]) -> Misfit | None:
         odd = kinds - self.exact
-        return next((Misfit(v, self.name) for v in values if type(v) in odd and all(m.misfit((v,)) for m in self._members)), None)
+        return next(
+            (Misfit(v, self.name) for v in values if type(v) in odd and all(m.misfit((v,)) for m in self._members)),
+            None,
+        )
 
 
 class _LiteralFit(Fit):
@@ -344,7 +376,9 @@ class _Builder:
                 return _MomentFit(info, nullable, exact, self._codec, scalar.other)
             return _ScalarFit(info, nullable, exact, self._codec, scalar.other)
         if isinstance(info, (mi.ListType, mi.VarTupleType, mi.SetType, mi.FrozenSetType)):
-            container = {mi.ListType: list, mi.VarTupleType: tuple, mi.SetType: set, mi.FrozenSetType: frozenset}[type(info)]
+            container = {mi.ListType: list, mi.VarTupleType: tuple, mi.SetType: set, mi.FrozenSetType: frozenset}[
+                type(info)
+            ]
             return _ItemsFit(described(info), nullable, container, self.of(info.item_type))
         if isinstance(info, mi.DictType):
             return _DictFit(described(info), nullable, self.of(info.key_type), self.of(info.value_type))

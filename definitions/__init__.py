@@ -18,7 +18,10 @@ from resources import local
 
 @run_failure_sensor
 def alert(context: RunFailureSensorContext) -> None:
-    """Where an alert would go out: a failed run, with its reason. The streaming sensor restarts what it can by itself."""
+    """Where an alert would go out: a failed run, with its reason.
+
+    The streaming sensor restarts what it can by itself.
+    """
     context.log.error(f"{context.dagster_run.job_name} failed: {context.failure_event.message}")
 
 

@@ -1,4 +1,5 @@
-"""Backfills the flights of 2013 in daily partitions, through GraphQL, against a real daemon; kills run workers at random meanwhile; compares.
+"""Backfills the flights of 2013 in daily partitions, through GraphQL, against a real daemon; kills run workers at
+random meanwhile; compares.
 
     python -m jobs.backfill_demo [LAST_DAY [KILLS [SEED]]]
 
@@ -36,10 +37,16 @@ STORE = Path(".dagster_unified/intermediates") / pipeline.name
 console = Console()
 
 BACKFILL = (
-    "mutation($p: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $p) { __typename ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message } } }"
+    "mutation($p: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $p) { __typename ... on"
+    " LaunchBackfillSuccess { backfillId } ... on PythonError { message } } }"
 )
-STATUS = "query($b: String!) { partitionBackfillOrError(backfillId: $b) { ... on PartitionBackfill { status error { message } runs: unfinishedRuns(limit: 50) { id status } } } }"
-LOG = "query($r: ID!) { logsForRun(runId: $r) { ... on EventConnection { events { ... on MessageEvent { message } } } } }"
+STATUS = (
+    "query($b: String!) { partitionBackfillOrError(backfillId: $b) { ... on PartitionBackfill { status error { message"
+    " } runs: unfinishedRuns(limit: 50) { id status } } } }"
+)
+LOG = (
+    "query($r: ID!) { logsForRun(runId: $r) { ... on EventConnection { events { ... on MessageEvent { message } } } } }"
+)
 
 
 def main(last: str = "2013-12-31", kills: int = 6, seed: int = 2013) -> int:
@@ -52,9 +59,15 @@ def main(last: str = "2013-12-31", kills: int = 6, seed: int = 2013) -> int:
         begun = time.monotonic()
         assets = stages()
         points = sorted(random.Random(seed).sample(range(1, len(keys) * len(assets)), kills))
-        backfill = ask(BACKFILL, p={"assetSelection": assets, "partitionNames": keys, "title": "the year", "tags": [{"key": "dagster/max_retries", "value": str(kills)}]})[
-            "launchPartitionBackfill"
-        ]["backfillId"]
+        backfill = ask(
+            BACKFILL,
+            p={
+                "assetSelection": assets,
+                "partitionNames": keys,
+                "title": "the year",
+                "tags": [{"key": "dagster/max_retries", "value": str(kills)}],
+            },
+        )["launchPartitionBackfill"]["backfillId"]
         ended = follow(backfill, points)
         console.print(f"backfill {backfill}: {ended} after {time.monotonic() - begun:.0f} s", highlight=False)
     return compare(console, pipeline, OUTPUT, "in one run", TABLES, "day by day") if ended == "COMPLETED_SUCCESS" else 1
@@ -63,11 +76,17 @@ def main(last: str = "2013-12-31", kills: int = 6, seed: int = 2013) -> int:
 def stages() -> list[dict[str, Any]]:
     """The assets of the pipeline's stages."""
     found = ask("{ assetNodes { assetKey { path } isMaterializable } }")["assetNodes"]
-    return [{"path": n["assetKey"]["path"]} for n in found if n["isMaterializable"] and n["assetKey"]["path"][0] == "daily_flights"]
+    return [
+        {"path": n["assetKey"]["path"]}
+        for n in found
+        if n["isMaterializable"] and n["assetKey"]["path"][0] == "daily_flights"
+    ]
 
 
 def follow(backfill: str, points: list[int]) -> str:
-    """Waits for a backfill to end, and kills the run worker whenever so many partitions of stages are finished; gives its status."""
+    """Waits for a backfill to end, and kills the run worker whenever so many partitions of stages are finished; gives
+    its status.
+    """
     due = list(points)
     for_good = time.monotonic() + DEADLINE
     while time.monotonic() < for_good:
@@ -79,7 +98,9 @@ def follow(backfill: str, points: list[int]) -> str:
         finished = {m.parents[1] for m in STORE.glob("*/*/*/manifest.json")}  # a re-execution links what was finished
         if due and started and len(finished) >= due[0] and kill(started[0]):
             del due[0]
-            done = ", ".join(f"{n} of {stage}" for stage, n in sorted(Counter(folder.parent.name for folder in finished).items()))
+            done = ", ".join(
+                f"{n} of {stage}" for stage, n in sorted(Counter(folder.parent.name for folder in finished).items())
+            )
             console.print(f"killed the worker of run {started[0][:8]} with kill -9, after {done}", highlight=False)
     raise TimeoutError(f"backfill {backfill} has not ended within {DEADLINE:.0f} s")
 
@@ -87,7 +108,9 @@ def follow(backfill: str, points: list[int]) -> str:
 def kill(run: str) -> bool:
     """Ends the process of a run, and Spark's beside it."""
     events = ask(LOG, r=run)["logsForRun"]["events"]
-    found = [int(p) for e in events for p in re.findall(r"Started process for run \(pid: (\d+)\)", e.get("message") or "")]
+    found = [
+        int(p) for e in events for p in re.findall(r"Started process for run \(pid: (\d+)\)", e.get("message") or "")
+    ]
     with suppress(ProcessLookupError):
         if found:
             os.kill(found[-1], signal.SIGKILL)
@@ -112,7 +135,12 @@ def dagster() -> Iterator[None]:
     log = Path(os.environ["DAGSTER_HOME"]) / "demo-backfill.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as file:
-        running = subprocess.Popen([BIN / "dagster", "dev", "-w", "workspace.yaml", "-h", "127.0.0.1", "-p", str(PORT)], stdout=file, stderr=file, start_new_session=True)
+        running = subprocess.Popen(
+            [BIN / "dagster", "dev", "-w", "workspace.yaml", "-h", "127.0.0.1", "-p", str(PORT)],
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
     try:
         until(lambda: ask("{ version }"), "the webserver is up")
         yield

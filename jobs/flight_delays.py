@@ -4,11 +4,13 @@
                      └─ by aircraft ─ AircraftDay ─┬─ by carrier, month ─ sums → delay_propagation
                                                    └─ (idle aircraft) ───────── → idle_aircraft
 
-`AircraftDay` follows each tail number through its days: how long it stood on the ground between two departures from New York,
-how much of a delay it brought along from the leg before, and when it has not been seen in New York for thirty days.
+`AircraftDay` follows each tail number through its days: how long it stood on the ground between two departures from New
+York, how much of a delay it brought along from the leg before, and when it has not been seen in New York for thirty
+days.
 
 What the data does not have, and what is done about it:
-  - Flights to New York. The way back is taken to last as long as the way out; what remains is time on the ground, at both ends.
+  - Flights to New York. The way back is taken to last as long as the way out; what remains is time on the ground, at
+    both ends.
   - Taxiing. An aircraft lands `air_time` after it left the gate, so ground time includes taxiing.
   - The time after 2013. A silence that would become an alert only then is no alert.
 
@@ -64,7 +66,9 @@ class Leg(NamedTuple):
 
 
 class Propagation(NamedTuple):
-    """How a carrier's delays of a month come about: minutes that aircraft brought along from the leg before, and minutes added."""
+    """How a carrier's delays of a month come about: minutes that aircraft brought along from the leg before, and
+    minutes added.
+    """
 
     carrier: str
     month: int
@@ -75,7 +79,9 @@ class Propagation(NamedTuple):
 
 
 class Idle(NamedTuple):
-    """An aircraft that has not left New York for `IDLE_AFTER`: where it went last, when it landed there, and when that was noticed."""
+    """An aircraft that has not left New York for `IDLE_AFTER`: where it went last, when it landed there, and when that
+    was noticed.
+    """
 
     tail: str
     carrier: str
@@ -94,7 +100,9 @@ def as_propagation(leg: Leg) -> Propagation:
 
 def add(a: Propagation, b: Propagation) -> Propagation:
     """Two totals of a carrier and month as one."""
-    return Propagation(a.carrier, a.month, a.legs + b.legs, a.inherited + b.inherited, a.own + b.own, a.ground + b.ground)
+    return Propagation(
+        a.carrier, a.month, a.legs + b.legs, a.inherited + b.inherited, a.own + b.own, a.ground + b.ground
+    )
 
 
 def within_the_data(idle: Idle) -> bool:
@@ -105,8 +113,9 @@ def within_the_data(idle: Idle) -> bool:
 class AircraftDay(KeyedProcessFunction):
     """Follows one aircraft from departure to departure.
 
-    A flight calls off the alert that the one before it has set, unless that was due already. An alert that is due keeps its
-    record until its timer fires: at once in STREAMING, at the end of the aircraft's flights in BATCH. Both emit the same.
+    A flight calls off the alert that the one before it has set, unless that was due already. An alert that is due keeps
+    its record until its timer fires: at once in STREAMING, at the end of the aircraft's flights in BATCH. Both emit the
+    same.
     """
 
     requires_time_sorted_input = True
@@ -150,10 +159,17 @@ def _millis(time: datetime) -> int:
     return (time - EPOCH) // MILLISECOND
 
 
-def build(flights_csv: str = str(FLIGHTS), output: str = str(OUTPUT), name: str = "flight_delays", live: bool = False) -> Pipeline:
+def build(
+    flights_csv: str = str(FLIGHTS), output: str = str(OUTPUT), name: str = "flight_delays", live: bool = False
+) -> Pipeline:
     """The pipeline, from a CSV file to three Delta tables; `live` from a folder in which files appear."""
     pipeline = Pipeline(name)
-    flights = cleaned(pipeline, flights_csv, live).assign_timestamps_and_watermarks(IN_ORDER).name("flights").uid("event-times")
+    flights = (
+        cleaned(pipeline, flights_csv, live)
+        .assign_timestamps_and_watermarks(IN_ORDER)
+        .name("flights")
+        .uid("event-times")
+    )
 
     totals = flights.key_by("carrier").agg(
         F.count("*").alias("flights"),

@@ -1,4 +1,6 @@
-"""The flights as the examples read them: a line of the file, a flight that took place, and how one becomes the other."""
+"""The flights as the examples read them: a line of the file, a flight that took place, and how one becomes the
+other.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,18 @@ def clean(raw: RawFlight) -> Iterable[Flight]:
     local = datetime(raw.year, raw.month, raw.day, raw.sched_dep_time // 100, raw.sched_dep_time % 100, tzinfo=NEW_YORK)
     departed = local.astimezone(timezone.utc) + raw.dep_delay * MINUTE
     landed = departed + raw.air_time * MINUTE
-    yield Flight(raw.carrier, raw.tailnum, raw.origin, raw.dest, local.date(), departed, landed, int(raw.dep_delay), int(raw.arr_delay), raw.distance)
+    yield Flight(
+        raw.carrier,
+        raw.tailnum,
+        raw.origin,
+        raw.dest,
+        local.date(),
+        departed,
+        landed,
+        int(raw.dep_delay),
+        int(raw.arr_delay),
+        raw.distance,
+    )
 
 
 def flights_source(path: str, live: bool = False) -> CsvSource:

@@ -1,6 +1,8 @@
-"""Replays the flights of 2013, a file a day, into a watched folder; kills the streaming job in the middle; compares its tables with BATCH's.
+"""Replays the flights of 2013, a file a day, into a watched folder; kills the streaming job in the middle; compares its
+tables with BATCH's.
 
-Everything is real: Dagster's daemon runs the sensor, the sensor starts the job, `kill -9` ends it, the sensor starts it again.
+Everything is real: Dagster's daemon runs the sensor, the sensor starts the job, `kill -9` ends it, the sensor starts it
+again.
 """
 
 from __future__ import annotations
@@ -41,16 +43,28 @@ def main() -> int:
         shutil.rmtree(old, ignore_errors=True)
     INCOMING.mkdir(parents=True)
     console.print("BATCH over the year, for comparison")
-    subprocess.run([BIN / "dagster-unified", "run", "jobs.flight_delays", "-D", "execution.runtime-mode=BATCH", "--rows", "0"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [BIN / "dagster-unified", "run", "jobs.flight_delays", "-D", "execution.runtime-mode=BATCH", "--rows", "0"],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     with DagsterInstance.get() as instance, daemon():
-        subprocess.run([BIN / "dagster", "sensor", "start", "live_flights_streaming_sensor", "-w", "workspace.yaml"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [BIN / "dagster", "sensor", "start", "live_flights_streaming_sensor", "-w", "workspace.yaml"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         console.print("the sensor is on")
         killed = replay(instance, directory)
         subprocess.run([BIN / "dagster-unified", "drain", "jobs.live_flights"], check=True, stdout=subprocess.DEVNULL)
         console.print("the year is over: draining")
         until(lambda: (found := directory.deployed()) is not None and found.finished, "the job has finished")
         runs = instance.get_runs(RunsFilter(job_name="live_flights_streaming"))
-        subprocess.run([BIN / "dagster", "sensor", "stop", "live_flights_streaming_sensor", "-w", "workspace.yaml"], check=False, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [BIN / "dagster", "sensor", "stop", "live_flights_streaming_sensor", "-w", "workspace.yaml"],
+            check=False,
+            stdout=subprocess.DEVNULL,
+        )
     console.print(f"{len(runs)} runs, one of them ({killed[:8]}) ended by kill -9")
     return compare(console, pipeline, OUTPUT, "in BATCH", TABLES, "in STREAMING")
 
@@ -66,14 +80,18 @@ def replay(instance: DagsterInstance, directory: CheckpointDirectory) -> str:
             (INCOMING / f".{day}").rename(INCOMING / f"{day}.csv")
             if number == len(days) // 2:
                 run = until(lambda: running(instance), "a run is started")
-                until(lambda: (s := read_status(directory)) is not None and s.epochs > 0, "the job has committed an epoch")
+                until(
+                    lambda: (s := read_status(directory)) is not None and s.epochs > 0, "the job has committed an epoch"
+                )
                 os.kill(process_of(instance, run), signal.SIGKILL)
                 killed = run
                 console.print(f"{day}: killed the worker of run {run[:8]} with kill -9")
             status = read_status(directory)
             progress.update(task, advance=1, description=f"{day}  epochs {status.epochs if status else 0}")
             if not console.is_terminal and number % 60 == 0:
-                console.print(f"{day}: {number + 1} of {len(days)} files dropped, {status.epochs if status else 0} epochs")
+                console.print(
+                    f"{day}: {number + 1} of {len(days)} files dropped, {status.epochs if status else 0} epochs"
+                )
             time.sleep(0.15)
     return killed
 
@@ -84,7 +102,9 @@ def daemon() -> Iterator[None]:
     log = Path(os.environ["DAGSTER_HOME"]) / "demo-daemon.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as file:
-        running_daemon = subprocess.Popen([BIN / "dagster-daemon", "run", "-w", "workspace.yaml"], stdout=file, stderr=file, start_new_session=True)
+        running_daemon = subprocess.Popen(
+            [BIN / "dagster-daemon", "run", "-w", "workspace.yaml"], stdout=file, stderr=file, start_new_session=True
+        )
     try:
         yield
     finally:
@@ -96,14 +116,19 @@ def daemon() -> Iterator[None]:
 
 def running(instance: DagsterInstance) -> str | None:
     """The run that is started."""
-    found = instance.get_runs(RunsFilter(job_name="live_flights_streaming", statuses=[DagsterRunStatus.STARTED]), limit=1)
+    found = instance.get_runs(
+        RunsFilter(job_name="live_flights_streaming", statuses=[DagsterRunStatus.STARTED]), limit=1
+    )
     return found[0].run_id if found else None
 
 
 def process_of(instance: DagsterInstance, run_id: str) -> int:
     """The process that executes a run, as its log says."""
     for entry in instance.all_logs(run_id):
-        found = re.search(r"Started process for run \(pid: (\d+)\)", entry.user_message or (entry.dagster_event.message if entry.dagster_event else "") or "")
+        found = re.search(
+            r"Started process for run \(pid: (\d+)\)",
+            entry.user_message or (entry.dagster_event.message if entry.dagster_event else "") or "",
+        )
         if found:
             return int(found.group(1))
     raise RuntimeError(f"run {run_id} does not say which process it is")

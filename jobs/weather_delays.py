@@ -1,11 +1,13 @@
 """Is it the weather? Departure delays by airport and hour, joined with that hour's weather.
 
     flights ─ clean ─ by airport ─ hours ─┐
-                                          ├─ by airport and hour ─ with weather ─┬────────────────────────→ weather_delays
-    weather ──────────────────────────────┘                                      └─ by conditions ─ sums → delay_by_conditions
+                                          ├─ by airport and hour ─ with weather ─┬────────────────────────→
+                                          weather_delays
+    weather ──────────────────────────────┘                                      └─ by conditions ─ sums →
+    delay_by_conditions
 
-The hours are tumbling windows that hold an accumulator each; an hour's result has the hour's last moment as its event time, so that it
-falls into the same hour's window with the weather that was measured then.
+The hours are tumbling windows that hold an accumulator each; an hour's result has the hour's last moment as its event
+time, so that it falls into the same hour's window with the weather that was measured then.
 
 `python -m jobs.data` puts flights and weather in place.
 """
@@ -16,7 +18,15 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
 
-from dagster_unified.api import AggregateFunction, CsvSource, DeltaSink, Pipeline, ProcessWindowFunction, TumblingEventTimeWindows, WatermarkStrategy
+from dagster_unified.api import (
+    AggregateFunction,
+    CsvSource,
+    DeltaSink,
+    Pipeline,
+    ProcessWindowFunction,
+    TumblingEventTimeWindows,
+    WatermarkStrategy,
+)
 from jobs.data import FLIGHTS, OUTPUT, WEATHER
 from jobs.flights import IN_ORDER, Flight, cleaned
 
@@ -93,14 +103,18 @@ class Departures(AggregateFunction):
 class AsHour(ProcessWindowFunction):
     """Gives an hour's accumulator its airport and hour."""
 
-    def process(self, key: str, context: ProcessWindowFunction.Context, elements: Iterable[tuple[int, int]]) -> Iterable[Hour]:
+    def process(
+        self, key: str, context: ProcessWindowFunction.Context, elements: Iterable[tuple[int, int]]
+    ) -> Iterable[Hour]:
         for flights, minutes in elements:
             yield Hour(key, datetime.fromtimestamp(context.window().start / 1000, timezone.utc), flights, minutes)
 
 
 def with_weather(hour: Hour, weather: Weather) -> WeatherDelay:
     """An hour and its weather."""
-    return WeatherDelay(hour.origin, hour.hour, hour.flights, hour.minutes, weather.wind_speed, weather.precip, weather.visib)
+    return WeatherDelay(
+        hour.origin, hour.hour, hour.flights, hour.minutes, weather.wind_speed, weather.precip, weather.visib
+    )
 
 
 def conditions(delay: WeatherDelay) -> ByConditions:
@@ -119,17 +133,37 @@ def add(a: ByConditions, b: ByConditions) -> ByConditions:
 def build(flights_csv: str = str(FLIGHTS), weather_csv: str = str(WEATHER), output: str = str(OUTPUT)) -> Pipeline:
     """The pipeline, from two CSV files to two Delta tables."""
     pipeline = Pipeline("weather_delays")
-    flights = cleaned(pipeline, flights_csv).assign_timestamps_and_watermarks(IN_ORDER).name("flights").uid("flight-times")
+    flights = (
+        cleaned(pipeline, flights_csv).assign_timestamps_and_watermarks(IN_ORDER).name("flights").uid("flight-times")
+    )
     hours = flights.key_by("origin").window(HOUR).aggregate(Departures(), AsHour()).name("hours").uid("hours")
 
     measured = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(hours=1)).with_timestamp_assigner("time_hour")
     source = CsvSource(weather_csv, Weather, name="weather", null_value="NA")
-    weather = pipeline.from_source(source).assign_timestamps_and_watermarks(measured).name("measured").uid("weather-times")
+    weather = (
+        pipeline.from_source(source).assign_timestamps_and_watermarks(measured).name("measured").uid("weather-times")
+    )
 
-    joined = hours.join(weather).where("origin").equal_to("origin").window(HOUR).apply(with_weather).name("with_weather").uid("with-weather")
+    joined = (
+        hours.join(weather)
+        .where("origin")
+        .equal_to("origin")
+        .window(HOUR)
+        .apply(with_weather)
+        .name("with_weather")
+        .uid("with-weather")
+    )
     joined.sink_to(DeltaSink(f"{output}/weather_delays", mode="upsert", key=("origin", "hour")))
 
-    sums = joined.map(conditions).name("conditions").uid("conditions").key_by("conditions").reduce(add).name("sums").uid("sums")
+    sums = (
+        joined.map(conditions)
+        .name("conditions")
+        .uid("conditions")
+        .key_by("conditions")
+        .reduce(add)
+        .name("sums")
+        .uid("sums")
+    )
     sums.sink_to(DeltaSink(f"{output}/delay_by_conditions", mode="upsert", key="conditions"))
     return pipeline
 

@@ -1,7 +1,7 @@
 """The configured Dagster resources of this deployment.
 
-`local` runs on this machine; `cluster` on a Spark Connect server, whose address and token come from the environment. Both can be
-changed at launch, in the launchpad.
+`local` runs on this machine; `cluster` on a Spark Connect server, whose address and token come from the environment.
+Both can be changed at launch, in the launchpad.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Writes the archive of class data that the JVMs of tests start from: they load Spark's classes in half the time. `make test` runs it once.
+"""Writes the archive of class data that the JVMs of tests start from: they load Spark's classes in half the time. `make
+test` runs it once.
 
-It runs a small pipeline in both modes, and the JVM archives at its end what it has loaded. Run as `python -m tests.class_data`.
+It runs a small pipeline in both modes, and the JVM archives at its end what it has loaded. Run as `python -m
+tests.class_data`.
 """
 
 import os
@@ -11,7 +13,9 @@ from typing import NamedTuple
 
 ARCHIVE = Path(sys.prefix) / "spark.jsa"
 SMALL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For tiny jobs in short-lived JVMs: what the optimizing compiler and parallel collectors would save, they cost several times over."""
+"""For tiny jobs in short-lived JVMs: what the optimizing compiler and parallel collectors would save, they cost several
+times over.
+"""
 
 
 def options() -> str:
@@ -40,8 +44,14 @@ def write() -> None:
         for mode in ("BATCH", "STREAMING"):
             pipeline = Pipeline("sales")
             sales = pipeline.from_source(ParquetSource(f"{folder}/sales", Sale, name="sales"))
-            sales.where("amount > 0").key_by("shop").sum("amount").sink_to(DeltaSink(f"{folder}/{mode}", mode="upsert", key="shop"))
-            plan = pipeline.plan({"execution.runtime-mode": mode, "execution.checkpointing.dir": f"{folder}/checkpoints"} if mode == "STREAMING" else {})
+            sales.where("amount > 0").key_by("shop").sum("amount").sink_to(
+                DeltaSink(f"{folder}/{mode}", mode="upsert", key="shop")
+            )
+            plan = pipeline.plan(
+                {"execution.runtime-mode": mode, "execution.checkpointing.dir": f"{folder}/checkpoints"}
+                if mode == "STREAMING"
+                else {}
+            )
             if mode == "BATCH":
                 run_all(Run(plan, spark, IntermediateStore(f"{folder}/store"), "run", "run"))
             else:

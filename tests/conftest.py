@@ -47,7 +47,12 @@ def pytest_collection_modifyitems(items):
 def pytest_sessionfinish(session, exitstatus):
     """In CI nothing may be skipped."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if os.environ.get("CI") and reporter is not None and reporter.stats.get("skipped") and exitstatus == pytest.ExitCode.OK:
+    if (
+        os.environ.get("CI")
+        and reporter is not None
+        and reporter.stats.get("skipped")
+        and exitstatus == pytest.ExitCode.OK
+    ):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -62,7 +67,9 @@ def pytest_terminal_summary(terminalreporter):
         if isinstance(report, pytest.TestReport):
             seconds[report.nodeid.partition("::")[0].split("/")[1]] += report.duration
     if len(seconds) > 1:
-        terminalreporter.write_line("seconds by folder: " + ", ".join(f"{folder} {spent:.0f}" for folder, spent in seconds.most_common()))
+        terminalreporter.write_line(
+            "seconds by folder: " + ", ".join(f"{folder} {spent:.0f}" for folder, spent in seconds.most_common())
+        )
     terminalreporter.write_line(f"seed {SEED}: UNIFIED_SEED={SEED} runs the same examples again")
 
 
@@ -89,7 +96,12 @@ def run_streaming(spark, tmp_path):
     """Runs a pipeline in STREAMING to the end of its input, in a checkpoint directory of its own."""
 
     def run(pipeline, options=None, start=None):
-        launched = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints"), "pipeline.max-parallelism": 4, **(options or {})}
+        launched = {
+            "execution.runtime-mode": "STREAMING",
+            "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+            "pipeline.max-parallelism": 4,
+            **(options or {}),
+        }
         return StreamingJob(pipeline.plan(launched), spark, start or Start("test")).run()
 
     return run

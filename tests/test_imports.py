@@ -19,8 +19,10 @@ class Sale(NamedTuple):
 
 pipeline = Pipeline("shops")
 sales = pipeline.from_source(CsvSource("sales.csv", Sale, name="sales"))
-sales.key_by("shop").reduce(lambda a, b: Sale(a.shop, a.amount + b.amount)).sink_to(DeltaSink("out", mode="upsert", key="shop"))
-files = pipeline.from_source(CsvSource("in/*.csv", Sale, name="files")).where(F.coalesce("amount", F.lit(0)) > 0).print()
+totals = sales.key_by("shop").reduce(lambda a, b: Sale(a.shop, a.amount + b.amount))
+totals.sink_to(DeltaSink("out", mode="upsert", key="shop"))
+files = pipeline.from_source(CsvSource("in/*.csv", Sale, name="files"))
+files.where(F.coalesce("amount", F.lit(0)) > 0).print()
 """
 HEAVY = ("pyspark", "py4j", "dagster", "pandas", "matplotlib", "deltalake", "pendulum", "rich")
 
@@ -29,7 +31,14 @@ def loaded(folder, program):
     """Which of the heavy modules a program has loaded at its end."""
     (folder / "shops.py").write_text(PIPELINE)
     ending = f"import json, sys; print('\\n' + json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
-    done = subprocess.run([sys.executable, "-c", f"{program}\n{ending}"], cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}\n{ending}"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -54,15 +54,34 @@ def round_trip(python, records):
 
 def test_every_supported_type_comes_back_as_it_went():
     record = Everything(
-        "a", 1, None, 1.5, True, b"x", datetime(2020, 1, 1, tzinfo=timezone.utc), date(2020, 1, 2), Decimal("1.5"), timedelta(seconds=3),
-        [Inner(1, None)], {"k": 2.0}, (1, "p"), Inner(2, "z"),
-    )  # fmt: skip
+        "a",
+        1,
+        None,
+        1.5,
+        True,
+        b"x",
+        datetime(2020, 1, 1, tzinfo=timezone.utc),
+        date(2020, 1, 2),
+        Decimal("1.5"),
+        timedelta(seconds=3),
+        [Inner(1, None)],
+        {"k": 2.0},
+        (1, "p"),
+        Inner(2, "z"),
+    )
     assert round_trip(Everything, [record]) == [record]
 
 
 @pytest.mark.parametrize(
     ("python", "records"),
-    [(Point, [Point(1, 2)]), (Struct, [Struct(1), Struct(2, "n")]), (int, [1, 2]), (str, ["a"]), (tuple[str, int], [("a", 1)]), (list[int], [[1, 2], []])],
+    [
+        (Point, [Point(1, 2)]),
+        (Struct, [Struct(1), Struct(2, "n")]),
+        (int, [1, 2]),
+        (str, ["a"]),
+        (tuple[str, int], [("a", 1)]),
+        (list[int], [[1, 2], []]),
+    ],
 )
 def test_classes_tuples_and_plain_values_are_records(python, records):
     assert round_trip(python, records) == records
@@ -74,7 +93,13 @@ def test_any_records_round_trip(records):
 
 
 @pytest.mark.parametrize(
-    ("python", "words"), [(dict, "says nothing about the columns"), (object, "says nothing"), (int | str, "union of several types"), (None, "None is not a record type")]
+    ("python", "words"),
+    [
+        (dict, "says nothing about the columns"),
+        (object, "says nothing"),
+        (int | str, "union of several types"),
+        (None, "None is not a record type"),
+    ],
 )
 def test_a_type_without_columns_is_an_error_that_says_what_to_use(python, words):
     with pytest.raises(RecordTypeError, match=words):
@@ -82,7 +107,9 @@ def test_a_type_without_columns_is_an_error_that_says_what_to_use(python, words)
 
 
 def test_a_value_that_does_not_fit_names_the_field_and_the_record():
-    with pytest.raises(RecordTypeError, match=r"field 'a' of Inner is declared int, and is 'one' \(str\) in Inner\(a='one', b=None\)"):
+    with pytest.raises(
+        RecordTypeError, match=r"field 'a' of Inner is declared int, and is 'one' \(str\) in Inner\(a='one', b=None\)"
+    ):
         record_type(Inner).to_batch([Inner("one", None)])
 
 

@@ -49,7 +49,11 @@ def every_configuration(*launched, **options):
     """Of the command line, of a BATCH run and of a deployment."""
     definitions = [f"{key}={value}" for layer in launched for key, value in layer.values.items()]
     deployment = StreamingDeployment(shops(), options=options)
-    return [settings.configuration(definitions), batch_configuration(*launched), configuration_of(deployment, *launched)]
+    return [
+        settings.configuration(definitions),
+        batch_configuration(*launched),
+        configuration_of(deployment, *launched),
+    ]
 
 
 def values(*launched, **options):
@@ -86,13 +90,22 @@ def test_the_file_may_lie_elsewhere(file, tmp_path_factory, monkeypatch):
     monkeypatch.setenv(settings.FILE_VARIABLE, str(file))
     assert values() == [2, 2, 2]
     monkeypatch.setenv(settings.FILE_VARIABLE, "/nowhere/settings.toml")
-    with pytest.raises(ConfigurationError, match=r"/nowhere/settings\.toml, which DAGSTER_UNIFIED_CONFIG_FILE names, cannot be read: No such file"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"/nowhere/settings\.toml, which DAGSTER_UNIFIED_CONFIG_FILE names, cannot be read: No such file",
+    ):
         values()
 
 
 def test_a_variable_that_is_almost_an_options_is_an_error(folder, monkeypatch):
     monkeypatch.setenv("DAGSTER_UNIFIED_EXECUTION_RUNTME_MODE", "BATCH")
-    with pytest.raises(ConfigurationError, match=r"RUNTME_MODE is like an option's, but no option has that name; did you mean 'DAGSTER_UNIFIED_EXECUTION_RUNTIME_MODE'"):
+    with pytest.raises(
+        ConfigurationError,
+        match=(
+            r"RUNTME_MODE is like an option's, but no option has that name; did you mean"
+            r" 'DAGSTER_UNIFIED_EXECUTION_RUNTIME_MODE'"
+        ),
+    ):
         settings.configuration()
 
 
@@ -101,7 +114,10 @@ def test_an_older_name_of_an_option_works_in_every_layer(folder, monkeypatch):
     assert batch_configuration()["execution.batch-shuffle-mode"] == "ALL_EDGES_BLOCKING"
     monkeypatch.setenv("DAGSTER_UNIFIED_EXECUTION_SHUFFLE_MODE", "ALL_EDGES_PIPELINED")
     assert batch_configuration()["execution.batch-shuffle-mode"] == "ALL_EXCHANGES_PIPELINED"
-    assert settings.configuration(["execution.shuffle-mode=POINTWISE_EDGES_PIPELINED"])["execution.batch-shuffle-mode"] == "POINTWISE_EXCHANGES_PIPELINED"
+    assert (
+        settings.configuration(["execution.shuffle-mode=POINTWISE_EDGES_PIPELINED"])["execution.batch-shuffle-mode"]
+        == "POINTWISE_EXCHANGES_PIPELINED"
+    )
 
 
 def test_the_mode_in_the_file_is_for_the_command_line_and_leaves_the_jobs_in_dagster_as_they_are(folder):
@@ -113,7 +129,9 @@ def test_the_mode_in_the_file_is_for_the_command_line_and_leaves_the_jobs_in_dag
 
 def test_a_run_in_dagster_takes_what_the_file_says(folder, spark):
     """The stages that code locations show are those of the file, and the runs that they launch run them so."""
-    (folder / settings.FILE).write_text('[execution]\nshuffle-mode = "ALL_EXCHANGES_PIPELINED"\ncheckpointing.interval = "1 min"\n')
+    (folder / settings.FILE).write_text(
+        '[execution]\nshuffle-mode = "ALL_EXCHANGES_PIPELINED"\ncheckpointing.interval = "1 min"\n'
+    )
     definitions = unified_definitions(shops())
     assert len(list(definitions.resolve_asset_graph().materializable_asset_keys)) == 1
     with DagsterInstance.ephemeral() as instance:

@@ -1,10 +1,11 @@
 """The command line.
 
-`init` a project; `run` and `explain` a pipeline; `suspend`, `resume` and `drain` a streaming deployment; take, list and go back to its savepoints
-(`savepoint`, `savepoints`, `restore`); look at `malformed` rows; `stop-connect-server`, `config show`, `version`.
+`init` a project; `run` and `explain` a pipeline; `suspend`, `resume` and `drain` a streaming deployment; take, list and
+go back to its savepoints (`savepoint`, `savepoints`, `restore`); look at `malformed` rows; `stop-connect-server`,
+`config show`, `version`.
 
-The only package that talks to a terminal. A user's mistake is one sentence and exit code 2; a run that failed is exit code 1,
-one that was interrupted 130 (SIGINT) or 143 (SIGTERM).
+The only package that talks to a terminal. A user's mistake is one sentence and exit code 2; a run that failed is exit
+code 1, one that was interrupted 130 (SIGINT) or 143 (SIGTERM).
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from dagster_unified.cli import deployments, malformed, planning, running, scaff
 from dagster_unified.cli.terminal import err
 from dagster_unified.errors import UnifiedError
 
-app = App(name="dagster-unified", help="Write a data pipeline once, run it in batch or streaming on Spark under Dagster.", version_flags=[])
+app = App(
+    name="dagster-unified",
+    help="Write a data pipeline once, run it in batch or streaming on Spark under Dagster.",
+    version_flags=[],
+)
 config = App(name="config", help="Look at the settings.")
 config.command(planning.show)
 for command in (
@@ -43,7 +48,12 @@ app.command(running.check_java_command, name="check-java", show=False)
 def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point."""
     try:
-        code = app(list(arguments) if arguments is not None else None, exit_on_error=False, print_error=False, result_action="return_value")
+        code = app(
+            list(arguments) if arguments is not None else None,
+            exit_on_error=False,
+            print_error=False,
+            result_action="return_value",
+        )
     except (CycloptsError, UnifiedError) as error:
         err().print(f"dagster-unified: {error}", highlight=False, markup=False, soft_wrap=True)
         code = 2

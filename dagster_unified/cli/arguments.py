@@ -6,4 +6,6 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-Defines = Annotated[list[str], Parameter(name=["-D", "--define"], help="Set an option: key=value. May be repeated.", negative="")]
+Defines = Annotated[
+    list[str], Parameter(name=["-D", "--define"], help="Set an option: key=value. May be repeated.", negative="")
+]

@@ -1,4 +1,6 @@
-"""Commands about a streaming deployment: `suspend`, `resume`, `drain`, `savepoint`, `savepoints`, `restore`, `stop-connect-server`."""
+"""Commands about a streaming deployment: `suspend`, `resume`, `drain`, `savepoint`, `savepoints`, `restore`,
+`stop-connect-server`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ def suspend(pipeline: str, /, *, define: Defines = []) -> int:  # noqa: B006
     Parameters
     ----------
     pipeline
-        A module or file that holds Definitions, a StreamingDeployment or a Pipeline, such as definitions or definitions:live_flights.
+        A module or file that holds Definitions, a StreamingDeployment or a Pipeline, such as definitions or
+        definitions:live_flights.
     define
         Set an option, such as execution.checkpointing.dir.
     """
@@ -35,7 +38,8 @@ def resume(pipeline: str, /, *, define: Defines = []) -> int:  # noqa: B006
     Parameters
     ----------
     pipeline
-        A module or file that holds Definitions, a StreamingDeployment or a Pipeline, such as definitions or definitions:live_flights.
+        A module or file that holds Definitions, a StreamingDeployment or a Pipeline, such as definitions or
+        definitions:live_flights.
     define
         Set an option, such as execution.checkpointing.dir.
     """
@@ -48,7 +52,8 @@ def drain(pipeline: str, /, *, define: Defines = []) -> int:  # noqa: B006
     Parameters
     ----------
     pipeline
-        A module or file that holds Definitions, a StreamingDeployment or a Pipeline, such as definitions or definitions:live_flights.
+        A module or file that holds Definitions, a StreamingDeployment or a Pipeline, such as definitions or
+        definitions:live_flights.
     define
         Set an option, such as execution.checkpointing.dir.
     """
@@ -61,7 +66,8 @@ def savepoint(pipeline: str, /, *, define: Defines = []) -> int:  # noqa: B006
     Parameters
     ----------
     pipeline
-        A module or file that holds Definitions, a StreamingDeployment or a Pipeline, such as definitions or definitions:live_flights.
+        A module or file that holds Definitions, a StreamingDeployment or a Pipeline, such as definitions or
+        definitions:live_flights.
     define
         Set an option, such as execution.checkpointing.dir.
     """
@@ -78,7 +84,8 @@ def savepoints(pipeline: str, /, *, define: Defines = []) -> int:  # noqa: B006
     Parameters
     ----------
     pipeline
-        A module or file that holds Definitions, a StreamingDeployment or a Pipeline, such as definitions or definitions:live_flights.
+        A module or file that holds Definitions, a StreamingDeployment or a Pipeline, such as definitions or
+        definitions:live_flights.
     define
         Set an option, such as execution.checkpointing.dir.
     """
@@ -95,7 +102,8 @@ def restore(pipeline: str, /, *, savepoint: str | None = None, define: Defines =
     Parameters
     ----------
     pipeline
-        A module or file that holds Definitions, a StreamingDeployment or a Pipeline, such as definitions or definitions:live_flights.
+        A module or file that holds Definitions, a StreamingDeployment or a Pipeline, such as definitions or
+        definitions:live_flights.
     savepoint
         Its name; by default the latest.
     define
@@ -119,7 +127,9 @@ def stop_connect_server(port: int, /) -> int:
     from dagster_unified.engine.connect_server import stop
 
     ended = stop(port)
-    out().print(f"the server at port {port} has ended" if ended else f"no server was started at port {port}", highlight=False)
+    out().print(
+        f"the server at port {port} has ended" if ended else f"no server was started at port {port}", highlight=False
+    )
     return 0
 
 
@@ -128,7 +138,9 @@ def _ask(name: str, define: list[str], state: Literal["running", "suspended", "d
 
     deployment = load_deployment(name)
     directory = directory_of(deployment, define)
-    if not (state == "running" and deployment.state == "suspended"):  # one that is declared suspended is resumed before it ever ran
+    if not (
+        state == "running" and deployment.state == "suspended"
+    ):  # one that is declared suspended is resumed before it ever ran
         check_started(directory, name)
     ask(directory, state=state, reason="command line")
     deployed = directory.deployed()
@@ -138,7 +150,10 @@ def _ask(name: str, define: list[str], state: Literal["running", "suspended", "d
 
 
 def started(name: str, define: list[str]) -> CheckpointDirectory:
-    """The checkpoint directory of a deployment; raises `ConfigurationError` where nothing was started there. Writes nothing."""
+    """The checkpoint directory of a deployment; raises `ConfigurationError` where nothing was started there.
+
+    Writes nothing.
+    """
     directory = directory_of(load_deployment(name), define)
     check_started(directory, name)
     return directory
@@ -155,6 +170,7 @@ def check_started(directory: CheckpointDirectory, name: str) -> None:
     """Raises `ConfigurationError` where nothing was started in a directory."""
     if directory.deployed() is None and directory.holder() is None:
         raise ConfigurationError(
-            f"{directory.path.name}: nothing has been started in {directory.path}, where {name} says that its state is; give the module that holds "
-            f"its Definitions or its StreamingDeployment, run this in the folder where it runs, or set -D execution.checkpointing.dir=…"
+            f"{directory.path.name}: nothing has been started in {directory.path}, where {name} says that its state is;"
+            " give the module that holds its Definitions or its StreamingDeployment, run this in the folder where it"
+            " runs, or set -D execution.checkpointing.dir=…"
         )

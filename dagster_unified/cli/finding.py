@@ -24,15 +24,23 @@ def load(name: str) -> Pipeline:
     found = {n: v for n, v in vars(module).items() if isinstance(v, Pipeline)}
     if attribute:
         if attribute not in found:
-            raise PipelineError(f"{place} has no pipeline '{attribute}'{nearest(attribute, found) or '; it has ' + (', '.join(found) or 'none')}")
+            raise PipelineError(
+                f"{place} has no pipeline"
+                f" '{attribute}'{nearest(attribute, found) or '; it has ' + (', '.join(found) or 'none')}"
+            )
         return found[attribute]
     if len({id(v) for v in found.values()}) != 1:
-        raise PipelineError(f"{place} has no Pipeline at its top level" if not found else f"{place} has several pipelines; name one: {', '.join(f'{place}:{n}' for n in found)}")
+        raise PipelineError(
+            f"{place} has no Pipeline at its top level"
+            if not found
+            else f"{place} has several pipelines; name one: {', '.join(f'{place}:{n}' for n in found)}"
+        )
     return next(iter(found.values()))
 
 
 def load_deployment(name: str) -> StreamingDeployment:
-    """The streaming deployment in a module or file: one that stands there, one of its `Definitions`, or that of its pipeline.
+    """The streaming deployment in a module or file: one that stands there, one of its `Definitions`, or that of its
+    pipeline.
 
     Raises `PipelineError` where there is none, or several and none is named.
     """
@@ -41,20 +49,29 @@ def load_deployment(name: str) -> StreamingDeployment:
     place, attribute, module = _module(name)
     found: dict[str, StreamingDeployment] = {}
     names: dict[str, str] = {}
-    for variable, value in sorted(vars(module).items(), key=lambda item: isinstance(item[1], Pipeline)):  # a declared deployment before a pipeline's own
+    for variable, value in sorted(
+        vars(module).items(), key=lambda item: isinstance(item[1], Pipeline)
+    ):  # a declared deployment before a pipeline's own
         for deployment in _deployments(value):
             found.setdefault(deployment.pipeline.name, deployment)
             if not isinstance(value, Definitions):
                 names.setdefault(variable, deployment.pipeline.name)
     if not found:
-        raise PipelineError(f"{place} has no StreamingDeployment, Definitions of pipelines, or Pipeline at its top level")
+        raise PipelineError(
+            f"{place} has no StreamingDeployment, Definitions of pipelines, or Pipeline at its top level"
+        )
     if attribute:
         chosen = names.get(attribute, attribute)
         if chosen not in found:
-            raise PipelineError(f"{place} has no streaming deployment of '{attribute}'{nearest(attribute, found) or '; it has ' + ', '.join(found)}")
+            raise PipelineError(
+                f"{place} has no streaming deployment of"
+                f" '{attribute}'{nearest(attribute, found) or '; it has ' + ', '.join(found)}"
+            )
         return found[chosen]
     if len(found) > 1:
-        raise PipelineError(f"{place} has several streaming deployments; name one: {', '.join(f'{place}:{n}' for n in sorted(found))}")
+        raise PipelineError(
+            f"{place} has several streaming deployments; name one: {', '.join(f'{place}:{n}' for n in sorted(found))}"
+        )
     return next(iter(found.values()))
 
 
@@ -83,7 +100,9 @@ def _import_module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(error.name + ".")):
-            raise PipelineError(f"there is no module '{name}'{_similar(name)}; give a module or a file, from the folder that holds it") from error
+            raise PipelineError(
+                f"there is no module '{name}'{_similar(name)}; give a module or a file, from the folder that holds it"
+            ) from error
         raise PipelineError(_cannot_import(name, error)) from error
     except (ValueError, TypeError) as error:
         raise PipelineError(f"'{name}' is not a module's name; give it in full, such as jobs.flight_delays") from error
@@ -120,4 +139,7 @@ def _import_file(path: Path) -> ModuleType:
 def _cannot_import(name: str, error: Exception) -> str:
     trace = traceback.extract_tb(error.__traceback__)
     at = f", at {trace[-1].filename}:{trace[-1].lineno}" if trace else ""
-    return f"{name} cannot be imported: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}{at}"
+    return (
+        f"{name} cannot be imported: {type(error).__name__}:"
+        f" {str(error).splitlines()[0] if str(error) else 'no message'}{at}"
+    )

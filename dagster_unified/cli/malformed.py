@@ -19,7 +19,8 @@ def malformed(
     define: Defines = [],  # noqa: B006
     storage: str = ".dagster_unified/intermediates",
 ) -> int:
-    """Show the malformed rows that a pipeline's sources have set aside: where each is from, what it holds, and what is wrong with it.
+    """Show the malformed rows that a pipeline's sources have set aside: where each is from, what it holds, and what is
+    wrong with it.
 
     Parameters
     ----------
@@ -45,7 +46,9 @@ def malformed(
     planned = plan(load(pipeline).graph(), configuration)
     nodes = diverting(planned)
     if not nodes:
-        raise PipelineError(f"no source of {planned.name} sets malformed rows aside; read it with on_malformed='divert'")
+        raise PipelineError(
+            f"no source of {planned.name} sets malformed rows aside; read it with on_malformed='divert'"
+        )
     names = [node.source.name for node in nodes]
     if source is not None and source not in names:
         known = nearest(source, names) or f"; there are {', '.join(names)}"
@@ -57,7 +60,12 @@ def malformed(
             continue
         for diverted in (in_batch(store, planned.name, node), in_streaming(directory, node)):
             count = diverted.rows()
-            out().print(f"{diverted.source}, {diverted.mode}: {count:,} malformed rows at {diverted.folder}", highlight=False, soft_wrap=True, markup=False)
+            out().print(
+                f"{diverted.source}, {diverted.mode}: {count:,} malformed rows at {diverted.folder}",
+                highlight=False,
+                soft_wrap=True,
+                markup=False,
+            )
             found = diverted.table(rows) if rows else None
             if found is not None and len(found):
                 table = Table()

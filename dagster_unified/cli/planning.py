@@ -50,7 +50,8 @@ def show(key: str | None = None, /, *, define: Defines = [], format: Literal["ta
     if key is not None:
         option = option_of(key)
         out().print(
-            f"{key} = {_shown(configuration[key])} ({configuration.origin(key)})\n{option.description}\nIt is {option.expected()}. Looked for in: {settings.places(key)}.",
+            f"{key} = {_shown(configuration[key])} ({configuration.origin(key)})\n{option.description}\nIt is"
+            f" {option.expected()}. Looked for in: {settings.places(key)}.",
             highlight=False,
             soft_wrap=True,
         )

@@ -63,7 +63,11 @@ def run(
     return _run(
         found,
         planned,
-        {k: s.value if isinstance(s.value, (bool, int)) else written(s.value) for k, s in configuration.items() if s.origin == "command line"},
+        {
+            k: s.value if isinstance(s.value, (bool, int)) else written(s.value)
+            for k, s in configuration.items()
+            if s.origin == "command line"
+        },
         master,
         remote,
         storage,
@@ -77,7 +81,9 @@ def check_java_command() -> int:
     return 0
 
 
-def _run(pipeline: Pipeline, planned: Plan, options: dict[str, Any], master: str, remote: str | None, storage: str, rows: int) -> int:
+def _run(
+    pipeline: Pipeline, planned: Plan, options: dict[str, Any], master: str, remote: str | None, storage: str, rows: int
+) -> int:
     from rich.table import Table
 
     from dagster_unified.execution.progress import ShownProgress, stages
@@ -95,7 +101,11 @@ def _run(pipeline: Pipeline, planned: Plan, options: dict[str, Any], master: str
     if finished:
         out().print(stages(finished))
     if outcome.interrupted:
-        err().print(f"{planned.name} is cancelled: what it had not committed when the signal came is not committed", highlight=False, soft_wrap=True)
+        err().print(
+            f"{planned.name} is cancelled: what it had not committed when the signal came is not committed",
+            highlight=False,
+            soft_wrap=True,
+        )
         return asked.exit_code
     if outcome.error is not None:
         err().print(outcome.error, style="red", highlight=False, markup=False, soft_wrap=True)

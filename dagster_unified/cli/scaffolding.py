@@ -72,7 +72,7 @@ README = """# {project}
 |---|---|
 | `dagster-unified run {name}.pipeline` | runs the pipeline in BATCH, through Dagster |
 | `dagster-unified explain {name}.pipeline` | shows its stages before anything runs |
-| `dagster-unified run {name}.pipeline -D execution.runtime-mode=STREAMING` | runs it in STREAMING, to the end of its input |
+| `dagster-unified run {name}.pipeline -D execution.runtime-mode=STREAMING` | runs it as a stream, to its end |
 | `dagster dev` | shows it in Dagster's UI |
 | `pytest` | tests it, with no JVM |
 """
@@ -83,7 +83,8 @@ IGNORED = "__pycache__/\n.dagster_unified/\n.dagster_home/\n.tmp_dagster_home*/\
 
 
 def init(name: str, /) -> int:
-    """Write a new project into the folder NAME: a pipeline, its data, its test, and the definitions that `dagster dev` loads.
+    """Write a new project into the folder NAME: a pipeline, its data, its test, and the definitions that `dagster dev`
+    loads.
 
     Parameters
     ----------
@@ -93,13 +94,19 @@ def init(name: str, /) -> int:
     folder = Path(name)
     package = re.sub(r"\W", "_", folder.name).lower()
     if not package.isidentifier() or keyword.iskeyword(package):
-        raise ConfigurationError(f"init: {folder.name!r} is not the name of a project; begin it with a letter, such as corner-shops")
+        raise ConfigurationError(
+            f"init: {folder.name!r} is not the name of a project; begin it with a letter, such as corner-shops"
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(f"init: {folder} is there and not empty; give the name of a new folder")
     for place, text in files(package, folder.name).items():
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         (folder / place).write_text(text)
-    out().print(f"{folder} is there. Next: cd {folder} && dagster-unified run {package}.pipeline", highlight=False, soft_wrap=True)
+    out().print(
+        f"{folder} is there. Next: cd {folder} && dagster-unified run {package}.pipeline",
+        highlight=False,
+        soft_wrap=True,
+    )
     return 0
 
 

@@ -1,4 +1,7 @@
-"""The terminal. Rich is loaded by the first thing that is printed through it: explaining a pipeline needs none of it."""
+"""The terminal.
+
+Rich is loaded by the first thing that is printed through it: explaining a pipeline needs none of it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sources and sinks. Each says its boundedness or its guarantee, and reads or writes through Spark's public DataFrame API.
+"""Sources and sinks. Each says its boundedness or its guarantee, and reads or writes through Spark's public DataFrame
+API.
 
 pyspark is imported only when something is read or written, so that pipelines load without it.
 """
@@ -11,5 +12,6 @@ from dagster_unified.connectors.printing import PrintSink
 from dagster_unified.connectors.structured import Rate, RateSource, StructuredSource
 
 __all__ = [
-    "CollectionSource", "CsvSource", "DeltaSink", "FileSink", "ForeachSink", "JsonSource", "ParquetSource", "PrintSink", "Rate", "RateSource", "StructuredSource",
+    "CollectionSource", "CsvSource", "DeltaSink", "FileSink", "ForeachSink", "JsonSource", "ParquetSource", "PrintSink",
+    "Rate", "RateSource", "StructuredSource",
 ]  # fmt: skip

@@ -34,10 +34,12 @@ def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class WriteContext:
-    """Who writes. `execution` is the same for a run, its retries and its re-executions: a sink that has it does not write again.
+    """Who writes. `execution` is the same for a run, its retries and its re-executions: a sink that has it does not
+    write again.
 
-    In STREAMING `execution` is the deployment and `epoch` the epoch: a sink that has this or a later epoch of it does not write
-    again. Where the deployment went back to a savepoint, it begins a new `timeline`, on which epochs come again. `before_commit` raises where this job may not write any more; a sink calls it just before it commits.
+    In STREAMING `execution` is the deployment and `epoch` the epoch: a sink that has this or a later epoch of it does
+    not write again. Where the deployment went back to a savepoint, it begins a new `timeline`, on which epochs come
+    again. `before_commit` raises where this job may not write any more; a sink calls it just before it commits.
     """
 
     spark: SparkSession
@@ -51,7 +53,10 @@ class WriteContext:
     timeline: int = 0
     before_commit: Callable[[], None] = _may_write
     ship: Callable[[Callable[..., Any]], Callable[..., Any]] = _as_it_is
-    """Makes a function one that reaches Spark's workers with its author's code, where each task has a copy of its own. A sink gives it the same functions for every epoch."""
+    """Makes a function one that reaches Spark's workers with its author's code, where each task has a copy of its own.
+
+    A sink gives it the same functions for every epoch.
+    """
 
     sink: str = "sink"
     """The uid of the sink that writes: two sinks may write to one place, each under an identity of its own."""
@@ -59,7 +64,8 @@ class WriteContext:
 
 @dataclass
 class WriteResult:
-    """What a sink wrote: where, and how many bytes. `repeated` says that this execution had written before, and nothing was written now.
+    """What a sink wrote: where, and how many bytes. `repeated` says that this execution had written before, and nothing
+    was written now.
 
     The engine counts the `rows`, so a sink need not.
     """
@@ -86,22 +92,28 @@ class SparkSource(Source[Out]):
     def partitioned_by(self, field: str | None = None, /, **dimensions: str) -> Self:
         """The same source, of which a run for a partition reads only the records that `field` puts into it.
 
-        Of partitions in time the field is a datetime, a date, milliseconds since the epoch or an ISO text (UTC where it names no
-        zone); of static ones it equals the key. Of partitions with several dimensions each has its own: `date="day", airport="origin"`.
-        A run without partitions, and STREAMING, read everything.
+        Of partitions in time the field is a datetime, a date, milliseconds since the epoch or an ISO text (UTC where it
+        names no zone); of static ones it equals the key. Of partitions with several dimensions each has its own:
+        `date="day", airport="origin"`. A run without partitions, and STREAMING, read everything.
         """
         from dagster_unified.connectors.bounds import checked_columns
 
         given = {**({"": field} if field is not None else {}), **dimensions}
         if not given:
-            raise PipelineError(f"source '{self.name}': partitioned_by needs a field, such as partitioned_by(\"{self.records.names[0]}\")")
+            raise PipelineError(
+                f"source '{self.name}': partitioned_by needs a field, such as"
+                f' partitioned_by("{self.records.names[0]}")'
+            )
         changed = copy.copy(self)
         changed.partition_columns = checked_columns(given, self.records.names, f"source '{self.name}'")
         return changed
 
     def bounded_to(self, part: Slice | Dimensions) -> Self:
         if not self.can_be_bounded():
-            raise PipelineError(f"source '{self.name}' ({self.describe()}) does not say what of it belongs to a partition; {self.how_to_bound()}")
+            raise PipelineError(
+                f"source '{self.name}' ({self.describe()}) does not say what of it belongs to a partition;"
+                f" {self.how_to_bound()}"
+            )
         known = part.dimensions if isinstance(part, Slice) else part
         self.check_dimensions(known)
         changed = copy.copy(self)
@@ -114,7 +126,9 @@ class SparkSource(Source[Out]):
         return f"{sorted(self.partition_columns.items())} {parts}"
 
     def check_dimensions(self, known: Dimensions) -> None:
-        """Raises `PipelineError` where partitions with these dimensions do not tell what of the source belongs to one."""
+        """Raises `PipelineError` where partitions with these dimensions do not tell what of the source belongs to
+        one.
+        """
         from dagster_unified.connectors.bounds import check_partition_columns
 
         check_partition_columns(self.partition_columns, self.records.schema, known, f"source '{self.name}'")
@@ -132,10 +146,16 @@ class SparkSource(Source[Out]):
         from dagster_unified.connectors.bounds import within
 
         frame = self.read(spark)
-        return frame if self.part is None or not self.partition_columns else within(frame, self.partition_columns, [self.part], self.name)
+        return (
+            frame
+            if self.part is None or not self.partition_columns
+            else within(frame, self.partition_columns, [self.part], self.name)
+        )
 
     def read_parts(self, spark: SparkSession, bounded: Sequence[SparkSource[Any]]) -> DataFrame:
-        """What a BATCH run of several partitions reads: each row with the place in `bounded`, in the column `PART`, of the source that is bounded to its partition."""
+        """What a BATCH run of several partitions reads: each row with the place in `bounded`, in the column `PART`, of
+        the source that is bounded to its partition.
+        """
         from pyspark.sql import functions as F
 
         from dagster_unified.connectors.bounds import within
@@ -147,7 +167,9 @@ class SparkSource(Source[Out]):
         return functools.reduce(lambda some, more: some.unionByName(more), frames)
 
     def reads_all(self) -> bool:
-        """Whether what `read` gives is the same for every partition, so that only the columns tell what belongs to one."""
+        """Whether what `read` gives is the same for every partition, so that only the columns tell what belongs
+        to one.
+        """
         return True
 
     @abstractmethod
@@ -167,7 +189,8 @@ class SparkSink(Sink[In]):
         """Writes all rows, once per execution."""
 
     def write_parts(self, frame: DataFrame, contexts: Sequence[WriteContext]) -> list[WriteResult] | None:
-        """Writes several partitions at once, whose places in `contexts` the column `PART` tells; None where they have to be written one by one.
+        """Writes several partitions at once, whose places in `contexts` the column `PART` tells; None where they have
+        to be written one by one.
 
         A sink that `upserts` is also told the order of a key's rows within a partition, in the column `EMITTED`.
         """
@@ -195,10 +218,15 @@ MALFORMED = "__malformed"
 
 
 def fitting(source: str) -> Column:
-    """Of a frame with `MALFORMED`: true for a row that fits; a row that does not raises, with what is needed to find it."""
+    """Of a frame with `MALFORMED`: true for a row that fits; a row that does not raises, with what is needed to find
+    it.
+    """
     from pyspark.sql import functions as F
 
-    message = F.concat(F.lit("dagster_unified.errors.MalformedInputError: "), F.to_json(F.struct(F.lit(source).alias("source"), F.col(f"{MALFORMED}.*"))))
+    message = F.concat(
+        F.lit("dagster_unified.errors.MalformedInputError: "),
+        F.to_json(F.struct(F.lit(source).alias("source"), F.col(f"{MALFORMED}.*"))),
+    )
     return F.when(F.col(MALFORMED).isNull(), F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
 
 

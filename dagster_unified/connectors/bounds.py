@@ -40,11 +40,15 @@ class PathTemplate:
         try:
             pieces = list(Formatter().parse(path))
         except ValueError as error:
-            raise PipelineError(f"{where}: {path!r} is not a path template: {error}; write {{start:%Y-%m-%d}} or {{key}}") from None
+            raise PipelineError(
+                f"{where}: {path!r} is not a path template: {error}; write {{start:%Y-%m-%d}} or {{key}}"
+            ) from None
         self._pieces = [(text, name, form or "") for text, name, form, _ in pieces]
         for _, name, form, conversion in pieces:
             if conversion:
-                raise self._error(f"has the conversion '!{conversion}' for {{{name}}}; write {{start:%Y-%m-%d}} or {{key}}")
+                raise self._error(
+                    f"has the conversion '!{conversion}' for {{{name}}}; write {{start:%Y-%m-%d}} or {{key}}"
+                )
             if form:
                 self._check_format(name or "", form)
 
@@ -68,7 +72,10 @@ class PathTemplate:
             raise self._error(f"has the format '{form}' for {{{name}}}, which is the same at every time; {advice}")
         for directive in directives:
             if directive[-1] not in _DIRECTIVES or directive == "%":
-                raise self._error(f"has the format '{form}' for {{{name}}}, in which '{directive}' is no directive of strftime; {advice}")
+                raise self._error(
+                    f"has the format '{form}' for {{{name}}}, in which '{directive}' is no directive of strftime;"
+                    f" {advice}"
+                )
 
     def _error(self, problem: str) -> PipelineError:
         return PipelineError(f"{self.where}: the path template '{self.path}' {problem}")
@@ -87,12 +94,20 @@ class PathTemplate:
 
     def _value(self, name: str, form: str, part: Slice) -> str:
         time = part.time()
-        known: dict[str, datetime | str] = {"key": part.key, **({"start": time.start, "end": time.end} if time is not None else {})}
+        known: dict[str, datetime | str] = {
+            "key": part.key,
+            **({"start": time.start, "end": time.end} if time is not None else {}),
+        }
         known |= {n: p.start if isinstance(p, TimeRange) else p for n, p in part.parts.items() if n}
         value = known[name]
         text = value.strftime(form or "%Y-%m-%d") if isinstance(value, datetime) else str(value)
-        if not all(segment not in (".", "..") and _PLAIN.fullmatch(segment) for segment in (text.split("/") if isinstance(value, datetime) else [text])):
-            raise PipelineError(f"{self.where}: partition '{part.key}' gives {text!r} for {{{name}}}, which cannot be part of a path")
+        if not all(
+            segment not in (".", "..") and _PLAIN.fullmatch(segment)
+            for segment in (text.split("/") if isinstance(value, datetime) else [text])
+        ):
+            raise PipelineError(
+                f"{self.where}: partition '{part.key}' gives {text!r} for {{{name}}}, which cannot be part of a path"
+            )
         return text
 
 
@@ -100,7 +115,9 @@ def checked_columns(columns: Mapping[str, str], names: tuple[str, ...], where: s
     """Dimension to column; raises where there is no such column."""
     for column in columns.values():
         if column not in names:
-            raise PipelineError(f"{where}: cannot be partitioned by '{column}': there is no such field{nearest(column, names)}")
+            raise PipelineError(
+                f"{where}: cannot be partitioned by '{column}': there is no such field{nearest(column, names)}"
+            )
     return dict(columns)
 
 
@@ -109,10 +126,16 @@ def check_partition_columns(columns: Mapping[str, str], schema: pa.Schema, known
     for dimension, column in columns.items():
         if dimension not in known.names:
             given = f"dimension '{dimension}'" if dimension else "its only dimension"
-            raise PipelineError(f"{where}: is partitioned by '{column}' as {given}, and the partitions have {known.describe()}{nearest(dimension, known.names)}")
+            raise PipelineError(
+                f"{where}: is partitioned by '{column}' as {given}, and the partitions have"
+                f" {known.describe()}{nearest(dimension, known.names)}"
+            )
         kind = schema.field(column).type
         if dimension in known.in_time and not any(tells(kind) for tells in _TELL_TIME):
-            raise PipelineError(f"{where}: cannot be partitioned in time by field '{column}' of type {kind}; a datetime, a date, milliseconds since the epoch or an ISO text can")
+            raise PipelineError(
+                f"{where}: cannot be partitioned in time by field '{column}' of type {kind}; a datetime, a date,"
+                " milliseconds since the epoch or an ISO text can"
+            )
 
 
 _TELL_TIME = (pa.types.is_timestamp, pa.types.is_date, pa.types.is_int64, pa.types.is_string)
@@ -121,7 +144,8 @@ _TELL_TIME = (pa.types.is_timestamp, pa.types.is_date, pa.types.is_int64, pa.typ
 def within(frame: DataFrame, columns: Mapping[str, str], parts: Sequence[Slice], source: str) -> DataFrame:
     """The rows of a partition or, of several, with the place of each row's own in the column `PART`.
 
-    A row whose partition cannot be told is malformed: put with the others, for every partition that it may belong to, or an error.
+    A row whose partition cannot be told is malformed: put with the others, for every partition that it may belong to,
+    or an error.
     """
     from pyspark.sql import functions as F
 
@@ -134,7 +158,11 @@ def within(frame: DataFrame, columns: Mapping[str, str], parts: Sequence[Slice],
     for dimension, column in columns.items():
         tests = [_test(frame, dimension, column, part, where) for part in parts]
         unknown = tests[0][0].isNull()
-        row = F.struct(F.lit("").alias("file"), text.alias("row"), F.lit(f"field '{column}' does not tell the partition").alias("reason"))
+        row = F.struct(
+            F.lit("").alias("file"),
+            text.alias("row"),
+            F.lit(f"field '{column}' does not tell the partition").alias("reason"),
+        )
         problem = F.coalesce(problem, F.when(unknown, row.cast(frame.schema[MALFORMED].dataType) if diverts else row))
         known = [so_far & (inside | unknown) for so_far, (_, inside) in zip(known, tests, strict=True)]
     kept = [bad | belongs for bad, belongs in zip(kept, known, strict=True)]
@@ -161,7 +189,9 @@ def _equal(value: Column, key: str) -> tuple[Column, Column]:
 
 
 def _in_time(value: Column, kind: DataType, time: TimeRange, column: str, where: str) -> tuple[Column, Column]:
-    """The moment that a column tells, and whether it is within; written so that a Parquet reader can skip what is not."""
+    """The moment that a column tells, and whether it is within; written so that a Parquet reader can skip what is
+    not.
+    """
     import pendulum
     from pyspark.sql import functions as F
     from pyspark.sql.types import DateType, LongType, StringType, TimestampNTZType, TimestampType
@@ -179,6 +209,11 @@ def _in_time(value: Column, kind: DataType, time: TimeRange, column: str, where:
         return value, (value >= F.lit(first.naive())) & (value < F.lit(after.naive()))
     if isinstance(kind, DateType):
         if any(moment != moment.start_of("day") for moment in (first, after)):
-            raise PipelineError(f"{where}: field '{column}' is a date, which cannot tell partitions that are shorter than a day; partition it by a field with a time")
+            raise PipelineError(
+                f"{where}: field '{column}' is a date, which cannot tell partitions that are shorter than a day;"
+                " partition it by a field with a time"
+            )
         return value, (value >= F.lit(first.date())) & (value < F.lit(after.date()))
-    raise TypeError(f"{where}: field '{column}' of type {kind.simpleString()} tells no time")  # `check_partition_columns` has been there
+    raise TypeError(
+        f"{where}: field '{column}' of type {kind.simpleString()} tells no time"
+    )  # `check_partition_columns` has been there

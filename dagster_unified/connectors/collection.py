@@ -31,7 +31,9 @@ class CollectionSource(SparkSource[Out]):
         self.batch = records.to_batch(data)
 
     def describe(self) -> str:
-        return f"{len(self.data)} records given in the program" + (f", partition {self.part.key}" if self.part is not None else "")
+        return f"{len(self.data)} records given in the program" + (
+            f", partition {self.part.key}" if self.part is not None else ""
+        )
 
     def snapshot(self) -> str:
         return fingerprint(self.data)

@@ -1,7 +1,9 @@
-"""A table sink that is a Delta Lake table: transactional, readable by Spark, DuckDB, Polars and pandas, with no JVM jar.
+"""A table sink that is a Delta Lake table: transactional, readable by Spark, DuckDB, Polars and pandas, with no JVM
+jar.
 
-Spark's workers write the data files; one small transaction, made with the `deltalake` package, commits them. The transaction
-carries the execution's identity as an application transaction, so that a repeated or retried run never doubles or mixes rows.
+Spark's workers write the data files; one small transaction, made with the `deltalake` package, commits them. The
+transaction carries the execution's identity as an application transaction, so that a repeated or retried run never
+doubles or mixes rows.
 """
 
 from __future__ import annotations
@@ -44,12 +46,12 @@ _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 class DeltaSink(SparkSink[object]):
     """Writes a Delta table at `path`, created when it is not there; in STREAMING one transaction per epoch.
 
-    `mode` is `append`; `overwrite`, which replaces the table, or with `partition_by` only the partitions that are written; or
-    `upsert`, where the last record of each `key` replaces the one in the table. Exactly-once in every mode.
+    `mode` is `append`; `overwrite`, which replaces the table, or with `partition_by` only the partitions that are
+    written; or `upsert`, where the last record of each `key` replaces the one in the table. Exactly-once in every mode.
 
-    A BATCH run for a partition of the pipeline replaces what an earlier run had written of that partition, which it knows by its
-    files' names, so compact only partitions that are not run again; `overwrite` also what runs without partitions had written.
-    `upsert` merges: a row of a key that a partition no longer gives stays.
+    A BATCH run for a partition of the pipeline replaces what an earlier run had written of that partition, which it
+    knows by its files' names, so compact only partitions that are not run again; `overwrite` also what runs without
+    partitions had written. `upsert` merges: a row of a key that a partition no longer gives stays.
     """
 
     def __init__(
@@ -73,7 +75,9 @@ class DeltaSink(SparkSink[object]):
             raise PipelineError(f"sink '{self.name}': mode is 'append', 'overwrite' or 'upsert', not {mode!r}")
         if (mode == "upsert") != bool(self.key):
             raise PipelineError(
-                f"sink '{self.name}': upsert needs key=, the columns that identify a row" if mode == "upsert" else f"sink '{self.name}': key= goes with mode='upsert'"
+                f"sink '{self.name}': upsert needs key=, the columns that identify a row"
+                if mode == "upsert"
+                else f"sink '{self.name}': key= goes with mode='upsert'"
             )
 
     def describe(self) -> str:
@@ -90,7 +94,9 @@ class DeltaSink(SparkSink[object]):
                 raise PipelineError(f"no field '{column}' in {records.describe()}{nearest(column, records.names)}")
         for column in records.schema:
             if pa.types.is_duration(column.type):
-                raise PipelineError(f"field '{column.name}' is a timedelta, which Delta cannot hold; map it to seconds or milliseconds")
+                raise PipelineError(
+                    f"field '{column.name}' is a timedelta, which Delta cannot hold; map it to seconds or milliseconds"
+                )
 
     def write(self, frame: DataFrame, context: WriteContext) -> WriteResult:
         frame = self._last_per_key(frame) if self.mode == "upsert" else frame.drop(TIMESTAMP)
@@ -122,7 +128,8 @@ class DeltaSink(SparkSink[object]):
         return WriteResult(str(self.path), writing.bytes)
 
     def write_parts(self, frame: DataFrame, contexts: Sequence[WriteContext]) -> list[WriteResult] | None:
-        """In one Spark job and one transaction, which has the identity of every partition; of an upsert, the later partition's row of a key is the last.
+        """In one Spark job and one transaction, which has the identity of every partition; of an upsert, the later
+        partition's row of a key is the last.
 
         One by one where there is no rename.
         """
@@ -132,14 +139,22 @@ class DeltaSink(SparkSink[object]):
             return None
         table = self._table(frame.drop(PART, EMITTED))
         writings = [_Writing.of(context) for context in contexts]
-        due = {place: writing for place, writing in enumerate(writings) if table.transaction_version(writing.app) is None}
+        due = {
+            place: writing for place, writing in enumerate(writings) if table.transaction_version(writing.app) is None
+        }
         staged = self.path / f"_data-{uuid4().hex}"
-        folders = {} if self.mode == "upsert" else {place: self.path / writing.folder() for place, writing in due.items()}
+        folders = (
+            {} if self.mode == "upsert" else {place: self.path / writing.folder() for place, writing in due.items()}
+        )
         committed: list[_Writing] = []
         try:
             if due:
                 rows = frame.where(F.col(PART).isin(*due))
-                writer = self._last_per_key(rows).write if self.mode == "upsert" else rows.write.partitionBy(PART, *self.partition_by)
+                writer = (
+                    self._last_per_key(rows).write
+                    if self.mode == "upsert"
+                    else rows.write.partitionBy(PART, *self.partition_by)
+                )
                 writer.mode("overwrite").parquet(for_spark(staged))
                 for place, folder in folders.items():
                     if (staged / f"{PART}={place}").exists():
@@ -166,14 +181,22 @@ class DeltaSink(SparkSink[object]):
         return bool(DeltaTable.is_deltatable(self._uri(), storage_options=self.storage_options))
 
     def dataset(self) -> ds.Dataset:
-        """Through a file system of Arrow's own: deltalake's calls back into Python from threads that outlive a scan, which aborts, now and then, a process that ends soon after."""
+        """Through a file system of Arrow's own: deltalake's calls back into Python from threads that outlive a scan,
+        which aborts, now and then, a process that ends soon after.
+        """
         from pyarrow import fs
 
-        inner = fs.LocalFileSystem() if self.path.protocol in ("", "file") else fs.PyFileSystem(fs.FSSpecHandler(self.path.fs))
+        inner = (
+            fs.LocalFileSystem()
+            if self.path.protocol in ("", "file")
+            else fs.PyFileSystem(fs.FSSpecHandler(self.path.fs))
+        )
         return self._open().to_pyarrow_dataset(filesystem=fs.SubTreeFileSystem(self.path.path, inner))
 
     def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
-        """Read by hand: a scan that is given up leaves threads behind, which may hang a process that ends soon after."""
+        """Read by hand: a scan that is given up leaves threads behind, which may hang a process that ends soon
+        after.
+        """
         import pyarrow.parquet as pq
 
         table = self._open()
@@ -183,11 +206,22 @@ class DeltaSink(SparkSink[object]):
             if found.num_rows >= rows:
                 break
             with (self.path / unquote(row["path"])).open("rb") as file:
-                batch = next(pq.ParquetFile(file, pre_buffer=False).iter_batches(batch_size=rows, use_threads=False), None)
+                batch = next(
+                    pq.ParquetFile(file, pre_buffer=False).iter_batches(batch_size=rows, use_threads=False), None
+                )
             if batch is not None:
                 told = _partition(row)
-                columns = [batch.column(f.name) if f.name in batch.schema.names else pa.array([told.get(f.name)] * batch.num_rows, pa.string()) for f in schema]
-                found = pa.concat_tables([found, pa.table([c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)])
+                columns = [
+                    (
+                        batch.column(f.name)
+                        if f.name in batch.schema.names
+                        else pa.array([told.get(f.name)] * batch.num_rows, pa.string())
+                    )
+                    for f in schema
+                ]
+                found = pa.concat_tables(
+                    [found, pa.table([c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)]
+                )
         return found.slice(0, rows)
 
     def _uri(self) -> str:
@@ -208,31 +242,49 @@ class DeltaSink(SparkSink[object]):
         if not DeltaTable.is_deltatable(self._uri(), storage_options=self.storage_options):
             if self.path.fs.exists(self.path.path) is False:
                 self.path.mkdir(parents=True, exist_ok=True)
-            DeltaTable.create(self._uri(), wanted, mode="ignore", partition_by=list(self.partition_by) or None, storage_options=self.storage_options)
+            DeltaTable.create(
+                self._uri(),
+                wanted,
+                mode="ignore",
+                partition_by=list(self.partition_by) or None,
+                storage_options=self.storage_options,
+            )
         table = self._open()
         held = spark_schema(pa.schema(table.schema().to_arrow()))
         given = spark_schema(wanted)
         for column in given:
             if column.name not in held.names:
-                raise SinkError(f"sink '{self.name}': the table at {self.path} has no column '{column.name}'; write to another table, or add the column to it")
+                raise SinkError(
+                    f"sink '{self.name}': the table at {self.path} has no column '{column.name}'; write to another"
+                    " table, or add the column to it"
+                )
             if held[column.name].dataType != column.dataType:
                 raise SinkError(
-                    f"sink '{self.name}': column '{column.name}' is {column.dataType.simpleString()}, and {held[column.name].dataType.simpleString()} in the table at {self.path}; write to another table, or make them the same"
+                    f"sink '{self.name}': column '{column.name}' is {column.dataType.simpleString()}, and"
+                    f" {held[column.name].dataType.simpleString()} in the table at {self.path}; write to another table,"
+                    " or make them the same"
                 )
         return table
 
     def _last_per_key(self, frame: DataFrame) -> DataFrame:
-        """One row per key: that of the last partition, if there are several; of one, the last by event time, and of equal ones the last that was emitted."""
+        """One row per key: that of the last partition, if there are several; of one, the last by event time, and of
+        equal ones the last that was emitted.
+        """
         from pyspark.sql import functions as F
 
         columns = [c for c in frame.columns if c not in (PART, TIMESTAMP, EMITTED)]
         order = [F.col(name) for name in (PART, TIMESTAMP) if name in frame.columns]
         numbered = frame if EMITTED in frame.columns else frame.withColumn(EMITTED, F.monotonically_increasing_id())
-        last = numbered.groupBy(*self.key).agg(F.max_by(F.struct(*columns), F.struct(*order, F.col(EMITTED))).alias("__row"))
+        last = numbered.groupBy(*self.key).agg(
+            F.max_by(F.struct(*columns), F.struct(*order, F.col(EMITTED))).alias("__row")
+        )
         return last.select(*[f"__row.{c}" for c in columns])
 
     def _commit(self, writings: Sequence[_Writing], undone: list[RemoveAction], merged: list[UPath]) -> list[_Writing]:
-        """Commits what was staged; where another writer was first, once more over what that one left. Gives what was not this execution's already."""
+        """Commits what was staged; where another writer was first, once more over what that one left.
+
+        Gives what was not this execution's already.
+        """
         from deltalake.exceptions import CommitFailedError
 
         for attempt in range(_COMMITS):
@@ -243,7 +295,9 @@ class DeltaSink(SparkSink[object]):
                     raise
         return []
 
-    def _try_commit(self, table: DeltaTable, writings: Sequence[_Writing], undone: list[RemoveAction], merged: list[UPath]) -> list[_Writing]:
+    def _try_commit(
+        self, table: DeltaTable, writings: Sequence[_Writing], undone: list[RemoveAction], merged: list[UPath]
+    ) -> list[_Writing]:
         from deltalake.transaction import CommitProperties, Transaction
 
         held = {writing.app: table.transaction_version(writing.app) for writing in writings}
@@ -252,14 +306,22 @@ class DeltaSink(SparkSink[object]):
             return []
         transactions = [Transaction(writing.app, writing.version) for writing in due]
         # Of two runs of a partition at once, the second to commit must see what the first has added, and remove it.
-        transactions += [Transaction(w.owner, (table.transaction_version(w.owner) or 0) + 1) for w in due if w.owner is not None]
+        transactions += [
+            Transaction(w.owner, (table.transaction_version(w.owner) or 0) + 1) for w in due if w.owner is not None
+        ]
         properties = CommitProperties(app_transactions=transactions)
         if merged:
             self._merge(table, merged, properties)
             return due
         adds = [self._add(f) for writing in due for f in writing.filled]
         actions: list[Any] = [*adds, *undone, *self._replaced(table, adds, due)]
-        table.create_write_transaction(actions, "append", table.schema(), partition_by=list(self.partition_by) or None, commit_properties=properties)
+        table.create_write_transaction(
+            actions,
+            "append",
+            table.schema(),
+            partition_by=list(self.partition_by) or None,
+            commit_properties=properties,
+        )
         return due
 
     def _merge(self, table: DeltaTable, files: list[UPath], properties: Any) -> None:
@@ -271,7 +333,13 @@ class DeltaSink(SparkSink[object]):
             else ds.dataset([f.path for f in files], filesystem=files[0].fs, format="parquet")
         )
         same = " AND ".join(f'(target."{k}" IS NOT DISTINCT FROM source."{k}")' for k in self.key)
-        merger = table.merge(source.scanner().to_reader(), predicate=same, source_alias="source", target_alias="target", commit_properties=properties)
+        merger = table.merge(
+            source.scanner().to_reader(),
+            predicate=same,
+            source_alias="source",
+            target_alias="target",
+            commit_properties=properties,
+        )
         merger.when_matched_update_all().when_not_matched_insert_all().execute()
 
     def _add(self, file: UPath) -> AddAction:
@@ -284,14 +352,28 @@ class DeltaSink(SparkSink[object]):
             if found:
                 values[name] = None if value == _NO_PARTITION else unquote(value)
         modified = int(datetime.now(timezone.utc).timestamp() * 1000)
-        return AddAction(relative.as_posix(), int(file.stat().st_size), values, modified, True, json.dumps({"numRecords": _rows(file)}))
+        return AddAction(
+            relative.as_posix(),
+            int(file.stat().st_size),
+            values,
+            modified,
+            True,
+            json.dumps({"numRecords": _rows(file)}),
+        )
 
     def _undone(self, table: DeltaTable, writing: _Writing) -> list[RemoveAction]:
-        """Removals of what a STREAMING job had added from an epoch on, to which it has gone back. A merge leaves nothing that could be told by its file."""
+        """Removals of what a STREAMING job had added from an epoch on, to which it has gone back.
+
+        A merge leaves nothing that could be told by its file.
+        """
         if self.mode == "upsert":
             return []
         first = f"{writing.mine}{writing.version:010d}-"
-        return [self._remove(row) for row in self._rows_of(table) if row["path"].startswith(writing.mine) and row["path"].split("/")[0] >= first]
+        return [
+            self._remove(row)
+            for row in self._rows_of(table)
+            if row["path"].startswith(writing.mine) and row["path"].split("/")[0] >= first
+        ]
 
     def _rows_of(self, table: DeltaTable) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = pa.table(table.get_add_actions(flatten=False)).to_pylist()
@@ -300,12 +382,16 @@ class DeltaSink(SparkSink[object]):
     def _remove(self, row: dict[str, Any]) -> RemoveAction:
         from deltalake.transaction import RemoveAction
 
-        return RemoveAction(row["path"], True, int(datetime.now(timezone.utc).timestamp() * 1000), row["size_bytes"], _partition(row))
+        return RemoveAction(
+            row["path"], True, int(datetime.now(timezone.utc).timestamp() * 1000), row["size_bytes"], _partition(row)
+        )
 
     def _replaced(self, table: DeltaTable, adds: list[AddAction], writings: Sequence[_Writing]) -> list[RemoveAction]:
-        """Removals of what makes way: of what earlier runs of the same partitions of the pipeline had written; with `overwrite` also of what no such partition has.
+        """Removals of what makes way: of what earlier runs of the same partitions of the pipeline had written; with
+        `overwrite` also of what no such partition has.
 
-        With `partition_by` the latter is only what lies in the table's partitions that are written. A STREAMING job keeps what it wrote in earlier epochs.
+        With `partition_by` the latter is only what lies in the table's partitions that are written. A STREAMING job
+        keeps what it wrote in earlier epochs.
         """
         if self.mode != "overwrite" and all(writing.owner is None for writing in writings):
             return []
@@ -317,7 +403,11 @@ class DeltaSink(SparkSink[object]):
             path: str = row["path"]
             if own and path.startswith(_PARTITION):
                 return path.startswith(own)
-            return self.mode == "overwrite" and not path.startswith(kept) and (not self.partition_by or _partition(row) in written)
+            return (
+                self.mode == "overwrite"
+                and not path.startswith(kept)
+                and (not self.partition_by or _partition(row) in written)
+            )
 
         return [self._remove(row) for row in self._rows_of(table) if goes(row)]
 
@@ -343,10 +433,14 @@ class _Writing:
         """That of a write."""
         app = f"dagster-unified/{context.pipeline}/{context.sink}/{context.execution}/{context.partition}"
         of_partition = context.epoch is None and context.partition != WHOLE
-        owner = f"dagster-unified/{context.pipeline}/{context.sink}/partition/{context.partition}" if of_partition else None
+        owner = (
+            f"dagster-unified/{context.pipeline}/{context.sink}/partition/{context.partition}" if of_partition else None
+        )
         owned = "" if owner is None else f"{_PARTITION}{digest(owner)}-"
         mine = f"data-{digest(app)}-" if owner is None else f"{owned}{digest(app)}-"
-        return cls(f"{app}/timeline {context.timeline}" if context.timeline else app, context.epoch or 0, owner, owned, mine)
+        return cls(
+            f"{app}/timeline {context.timeline}" if context.timeline else app, context.epoch or 0, owner, owned, mine
+        )
 
     def folder(self) -> str:
         """A name for a folder of its files, which nobody else has."""
@@ -359,7 +453,9 @@ class _Writing:
 
 
 def _partition(row: dict[str, Any]) -> dict[str, str | None]:
-    return {k: None if v is None else str(v) for k, v in (row.get("partition") or row.get("partition_values") or {}).items()}
+    return {
+        k: None if v is None else str(v) for k, v in (row.get("partition") or row.get("partition_values") or {}).items()
+    }
 
 
 def _filled(folder: UPath) -> list[UPath]:

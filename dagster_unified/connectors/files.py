@@ -13,7 +13,15 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from dagster_unified.connectors.base import MALFORMED, SparkSink, SparkSource, WriteContext, WriteResult, fitting, spark_schema
+from dagster_unified.connectors.base import (
+    MALFORMED,
+    SparkSink,
+    SparkSource,
+    WriteContext,
+    WriteResult,
+    fitting,
+    spark_schema,
+)
 from dagster_unified.connectors.bounds import PathTemplate
 from dagster_unified.connectors.paths import for_spark, name_of, place_of, remove_tree, size_of, storage_path
 from dagster_unified.errors import MalformedInputError, PipelineError
@@ -48,18 +56,28 @@ _MOST = 2_000
 class _FileSource(SparkSource[Out]):
     """Files of one format under a path: a file, a folder, or a pattern with `*`.
 
-    Bounded: what is there when the run begins. With `monitor` unbounded, for STREAMING: files are read as they appear, each once,
-    and have to appear at once (by rename), at most `max_files_per_trigger` in one micro-batch.
+    Bounded: what is there when the run begins. With `monitor` unbounded, for STREAMING: files are read as they appear,
+    each once, and have to appear at once (by rename), at most `max_files_per_trigger` in one micro-batch.
 
-    A run for a partition reads the files that the path names when it is a template, such as `flights/{start:%Y-%m-%d}.csv` or
-    `{key}/*.csv`; or the records that a field puts into it (`partitioned_by`). Without partitions a template matches all.
+    A run for a partition reads the files that the path names when it is a template, such as
+    `flights/{start:%Y-%m-%d}.csv` or `{key}/*.csv`; or the records that a field puts into it (`partitioned_by`).
+    Without partitions a template matches all.
     """
 
     format: str
 
-    def __init__(self, path: str, record: TypeForm[Out], name: str | None = None, monitor: bool = False, max_files_per_trigger: int | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        record: TypeForm[Out],
+        name: str | None = None,
+        monitor: bool = False,
+        max_files_per_trigger: int | None = None,
+    ) -> None:
         if max_files_per_trigger is not None and max_files_per_trigger < 1:
-            raise PipelineError(f"{self.format} source: max_files_per_trigger must be at least 1, not {max_files_per_trigger}")
+            raise PipelineError(
+                f"{self.format} source: max_files_per_trigger must be at least 1, not {max_files_per_trigger}"
+            )
         self.boundedness = Boundedness.UNBOUNDED if monitor else Boundedness.BOUNDED
         self.max_files_per_trigger = max_files_per_trigger
         self.name = name or name_of(str(path), self.format)
@@ -69,13 +87,19 @@ class _FileSource(SparkSource[Out]):
 
     def describe(self) -> str:
         partition = f", partition {self.part.key}" if self.part is not None else ""
-        return f"{self.format} files {'appearing ' if self.boundedness is Boundedness.UNBOUNDED else ''}at {self.path}{partition}"
+        return (
+            f"{self.format} files {'appearing ' if self.boundedness is Boundedness.UNBOUNDED else ''}at"
+            f" {self.path}{partition}"
+        )
 
     def can_be_bounded(self) -> bool:
         return super().can_be_bounded() or self.template is not None
 
     def how_to_bound(self) -> str:
-        return f"{super().how_to_bound()}, or write a path template such as {self.path.parent}/{{start:%Y-%m-%d}}.{self.format}"
+        return (
+            f"{super().how_to_bound()}, or write a path template such as"
+            f" {self.path.parent}/{{start:%Y-%m-%d}}.{self.format}"
+        )
 
     def check_dimensions(self, known: Dimensions) -> None:
         super().check_dimensions(known)
@@ -104,7 +128,10 @@ class _FileSource(SparkSource[Out]):
             found = (
                 [UPath(f, protocol=self.path.protocol) for f in glob.glob(str(self.path))]
                 if not self.path.protocol
-                else [UPath(f, protocol=self.path.protocol, **self.path.storage_options) for f in self.path.fs.glob(self.path.path)]
+                else [
+                    UPath(f, protocol=self.path.protocol, **self.path.storage_options)
+                    for f in self.path.fs.glob(self.path.path)
+                ]
             )
         elif self.path.is_dir():
             found = [f for f in self.path.rglob("*") if f.is_file() and not f.name.startswith(("_", "."))]
@@ -113,7 +140,10 @@ class _FileSource(SparkSource[Out]):
         return sorted(found, key=str)
 
     def _stream(self, spark: SparkSession, schema: StructType, options: dict[str, Any]) -> DataFrame:
-        """Files in the order of their age. A folder that is monitored may still be empty; none is ignored because it is old."""
+        """Files in the order of their age.
+
+        A folder that is monitored may still be empty; none is ignored because it is old.
+        """
         if self.boundedness is Boundedness.BOUNDED:
             self._existing()
         elif "*" not in str(self.path):
@@ -134,7 +164,9 @@ class _FileSource(SparkSource[Out]):
         """The rows of files, or of folders or patterns of them."""
 
     def read_parts(self, spark: SparkSession, bounded: Sequence[SparkSource[Any]]) -> DataFrame:
-        """In one scan, where a file's path tells its partition: a scan for each would be planned and compiled by itself."""
+        """In one scan, where a file's path tells its partition: a scan for each would be planned and compiled by
+        itself.
+        """
         from pyspark.sql import functions as F
 
         if self.template is None or self.partition_columns:
@@ -148,11 +180,21 @@ class _FileSource(SparkSource[Out]):
             folders = folders or source.path.is_dir()  # of which Spark itself says what it reads
             files += found
             places |= {_SCHEME.sub("", str(file)): place for file in found}
-        if folders or len(places) < len(files) or len(files) > _MOST or not all(map(_PLAIN.fullmatch, places)) or not self._alike(files):
+        if (
+            folders
+            or len(places) < len(files)
+            or len(files) > _MOST
+            or not all(map(_PLAIN.fullmatch, places))
+            or not self._alike(files)
+        ):
             return super().read_parts(spark, bounded)
         by_path = F.create_map(*[F.lit(v) for path, place in places.items() for v in (path, place)])
-        own = F.try_element_at(by_path, F.regexp_replace("_metadata.file_path", _SCHEME.pattern, "/" if not self.path.protocol else ""))
-        unknown = F.raise_error(F.concat(F.lit(f"source '{self.name}': a file of no partition: "), "_metadata.file_path")).cast("int")
+        own = F.try_element_at(
+            by_path, F.regexp_replace("_metadata.file_path", _SCHEME.pattern, "/" if not self.path.protocol else "")
+        )
+        unknown = F.raise_error(
+            F.concat(F.lit(f"source '{self.name}': a file of no partition: "), "_metadata.file_path")
+        ).cast("int")
         return self._read(spark, list(map(for_spark, files))).withColumn(PART, F.coalesce(own, unknown))
 
     def _alike(self, files: list[UPath]) -> bool:
@@ -171,11 +213,19 @@ class TextSource(_FileSource[Out]):
     """A text format, whose rows may not fit their schema."""
 
     def __init__(
-        self, path: str, record: TypeForm[Out], name: str | None = None, on_malformed: OnMalformed = "fail", monitor: bool = False, max_files_per_trigger: int | None = None
+        self,
+        path: str,
+        record: TypeForm[Out],
+        name: str | None = None,
+        on_malformed: OnMalformed = "fail",
+        monitor: bool = False,
+        max_files_per_trigger: int | None = None,
     ) -> None:
         super().__init__(path, record, name, monitor, max_files_per_trigger)
         if on_malformed not in ("fail", "drop", "divert"):
-            raise PipelineError(f"source '{self.name}': on_malformed is 'fail', 'drop' or 'divert', not {on_malformed!r}")
+            raise PipelineError(
+                f"source '{self.name}': on_malformed is 'fail', 'drop' or 'divert', not {on_malformed!r}"
+            )
         self.on_malformed = on_malformed
 
     def describe(self) -> str:
@@ -201,7 +251,12 @@ class TextSource(_FileSource[Out]):
         from pyspark.sql.types import StringType
 
         schema = spark_schema(self.records.schema).add(_CORRUPT, StringType())
-        return schema, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, "columnPruning": "false", **self._options()}
+        return schema, {
+            "mode": "PERMISSIVE",
+            "columnNameOfCorruptRecord": _CORRUPT,
+            "columnPruning": "false",
+            **self._options(),
+        }
 
     def _checked(self, frame: DataFrame) -> DataFrame:
         """Each row with what is wrong with it; or, where a malformed row is to fail the run, only rows that fit."""
@@ -213,7 +268,10 @@ class TextSource(_FileSource[Out]):
             if not field.nullable:
                 reason = reason.when(F.col(field.name).isNull(), F.lit(f"field '{field.name}' is missing"))
         text = F.coalesce(F.col(_CORRUPT), F.to_json(F.struct(*names)))
-        problem = F.when(reason.isNotNull(), F.struct(F.col("_metadata.file_path").alias("file"), text.alias("row"), reason.alias("reason")))
+        problem = F.when(
+            reason.isNotNull(),
+            F.struct(F.col("_metadata.file_path").alias("file"), text.alias("row"), reason.alias("reason")),
+        )
         if self.on_malformed != "fail":
             return frame.select(*names, problem.alias(MALFORMED))
         return frame.withColumn(MALFORMED, problem).where(fitting(self.name)).select(*names)
@@ -227,14 +285,18 @@ class TextSource(_FileSource[Out]):
         lines = spark.read.text(file).coalesce(1).select("value", (F.monotonically_increasing_id() + 1).alias("line"))
         found = lines.where(F.trim("value") == F.trim(F.lit(first))).limit(1).collect()
         line = f", line {found[0].line}" if found else ""
-        return MalformedInputError(f"source '{self.name}': {_shown(file)}{line}: {reason}: {row[:200]}; mend the file, or read it with on_malformed='drop' or 'divert'")
+        return MalformedInputError(
+            f"source '{self.name}': {_shown(file)}{line}: {reason}: {row[:200]}; mend the file, or read it with"
+            " on_malformed='drop' or 'divert'"
+        )
 
 
 class CsvSource(TextSource[Out]):
-    """CSV files. Bounded unless `monitor`. A row that does not fit its record type fails the run with file and line, or is dropped or diverted.
+    """CSV files. Bounded unless `monitor`. A row that does not fit its record type fails the run with file and line, or
+    is dropped or diverted.
 
-    `null_value` is the text that stands for a missing value. With `header` the first line names the columns, and must name them in
-    the order of the record's fields.
+    `null_value` is the text that stands for a missing value. With `header` the first line names the columns, and must
+    name them in the order of the record's fields.
     """
 
     format = "csv"
@@ -255,17 +317,26 @@ class CsvSource(TextSource[Out]):
         self.header, self.delimiter, self.null_value = header, delimiter, null_value
 
     def _options(self) -> dict[str, Any]:
-        # Spark holds the header against the schema, also in files that appear later, unless it is to enforce the schema.
-        return {"header": self.header, "sep": self.delimiter, "nullValue": self.null_value, "enforceSchema": "false" if self.header else "true"}
+        # Spark holds the header against the schema, also in files that appear later, unless it is to enforce the
+        # schema.
+        return {
+            "header": self.header,
+            "sep": self.delimiter,
+            "nullValue": self.null_value,
+            "enforceSchema": "false" if self.header else "true",
+        }
 
     def odd_header(self, spark: SparkSession, file: str) -> str:
         """What is wrong with the first line of a file that does not name the record's fields."""
         first = spark.read.text(file).limit(1).collect()
-        found = [name.strip() for name in next(csv.reader([first[0].value], delimiter=self.delimiter), [])] if first else []
+        found = (
+            [name.strip() for name in next(csv.reader([first[0].value], delimiter=self.delimiter), [])] if first else []
+        )
         expected = list(self.records.names)
         return (
-            f"source '{self.name}': the header of {_shown(file)} has the columns {', '.join(found)}, and {self.records.describe()} needs "
-            f"{', '.join(expected)}, in this order; correct the file or the record, or read it with header=False if its first line is no header"
+            f"source '{self.name}': the header of {_shown(file)} has the columns {', '.join(found)}, and"
+            f" {self.records.describe()} needs {', '.join(expected)}, in this order; correct the file or the record, or"
+            " read it with header=False if its first line is no header"
         )
 
 
@@ -276,7 +347,10 @@ class JsonSource(TextSource[Out]):
 
 
 class ParquetSource(_FileSource[Out]):
-    """Parquet files. Bounded unless `monitor`. Columns are read by name; a missing one, or one of another type, is an error."""
+    """Parquet files.
+
+    Bounded unless `monitor`. Columns are read by name; a missing one, or one of another type, is an error.
+    """
 
     format = "parquet"
 
@@ -289,7 +363,9 @@ class ParquetSource(_FileSource[Out]):
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
         present = self.files()
-        if present:  # a stream has its schema from the record, and would give null for a column that the files do not have
+        if (
+            present
+        ):  # a stream has its schema from the record, and would give null for a column that the files do not have
             self._check_columns(spark.read.parquet(for_spark(present[0])).columns)
         return self._stream(spark, spark_schema(self.records.schema), {})
 
@@ -310,14 +386,16 @@ class ParquetSource(_FileSource[Out]):
     def _check_columns(self, columns: list[str]) -> None:
         missing = [n for n in self.records.names if n not in columns]
         if missing:
-            raise PipelineError(f"source '{self.name}': no column '{missing[0]}' in {self.path}; it has {', '.join(columns)}")
+            raise PipelineError(
+                f"source '{self.name}': no column '{missing[0]}' in {self.path}; it has {', '.join(columns)}"
+            )
 
 
 class FileSink(SparkSink[object]):
     """A directory of Parquet or CSV files, replaced as a whole: readers see the old files or the new ones.
 
-    Exactly-once: a repeated or retried run writes the same directory again. Spark's workers write beside it, and one rename puts
-    it in place; on an object store, which has no rename, use `DeltaSink`.
+    Exactly-once: a repeated or retried run writes the same directory again. Spark's workers write beside it, and one
+    rename puts it in place; on an object store, which has no rename, use `DeltaSink`.
     """
 
     guarantee = Guarantee.EXACTLY_ONCE
@@ -338,7 +416,9 @@ class FileSink(SparkSink[object]):
     def check(self, records: RecordType) -> None:
         nested = [f.name for f in records.schema if pa.types.is_nested(f.type)]
         if self.format == "csv" and nested:
-            raise PipelineError(f"field '{nested[0]}' is nested, which CSV cannot hold; write Parquet, or map it to a text")
+            raise PipelineError(
+                f"field '{nested[0]}' is nested, which CSV cannot hold; write Parquet, or map it to a text"
+            )
 
     def write(self, frame: DataFrame, context: WriteContext) -> WriteResult:
         if context.epoch is not None:
@@ -353,7 +433,9 @@ class FileSink(SparkSink[object]):
             raise
 
     def _writer(self, writer: DataFrameWriter) -> DataFrameWriter:
-        return writer.mode("overwrite").format(self.format).options(**({"header": True} if self.format == "csv" else {}))
+        return (
+            writer.mode("overwrite").format(self.format).options(**({"header": True} if self.format == "csv" else {}))
+        )
 
     def _target(self, context: WriteContext) -> UPath:
         return self.path if context.partition == WHOLE else self.path / f"partition={context.partition}"
@@ -396,7 +478,8 @@ class FileSink(SparkSink[object]):
     def _write_epoch(self, frame: DataFrame, context: WriteContext, epoch: int) -> WriteResult:
         """Adds an epoch's files under names of its own, so that a replayed epoch replaces them.
 
-        A new deployment begins with an empty directory; one that has gone back to a savepoint takes back the epochs that it had since.
+        A new deployment begins with an empty directory; one that has gone back to a savepoint takes back the epochs
+        that it had since.
         """
         staged = self.path.parent / f".{self.path.name}.{uuid4().hex}"
         try:
@@ -436,7 +519,11 @@ class FileSink(SparkSink[object]):
     def dataset(self) -> ds.Dataset:
         import pyarrow.dataset as ds
 
-        files = [f for f in self.path.rglob(f"*.{self.format}") if not any(p.startswith(("_", ".")) for p in f.relative_to(self.path).parts)]
+        files = [
+            f
+            for f in self.path.rglob(f"*.{self.format}")
+            if not any(p.startswith(("_", ".")) for p in f.relative_to(self.path).parts)
+        ]
         return ds.dataset([f.path for f in files], format=self.format, filesystem=self.path.fs)
 
     def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:

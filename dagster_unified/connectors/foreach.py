@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class ForeachSink(SparkSink[In]):
     """Calls a function with every record, on Spark's workers, in the order in which each partition has them.
 
-    A callable object may have `open()` and `close()`: they are called once per partition, in BATCH of the stage, in STREAMING
-    of each epoch. `upserts` says that a later record replaces an earlier one, so that rolling updates may end here.
-    At-least-once in both modes: a retried stage, or a replayed epoch, calls it again with the same records.
+    A callable object may have `open()` and `close()`: they are called once per partition, in BATCH of the stage, in
+    STREAMING of each epoch. `upserts` says that a later record replaces an earlier one, so that rolling updates may end
+    here. At-least-once in both modes: a retried stage, or a replayed epoch, calls it again with the same records.
     Raises `UserFunctionError`, naming the record, where the function does.
     """
 

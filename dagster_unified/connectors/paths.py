@@ -36,7 +36,9 @@ def storage_path(path: str, what: str) -> UPath:
 
 
 def name_of(path: str, default: str) -> str:
-    """What a path is called: its last piece that says something, without an ending, patterns and the fields of a template."""
+    """What a path is called: its last piece that says something, without an ending, patterns and the fields of a
+    template.
+    """
     pieces = _FIELD.sub("*", path.partition("://")[2] or path).split("/")
     pieces[-1] = PurePosixPath(pieces[-1]).stem
     words = (re.sub(r"\*+", "_", piece).strip("_.-= ") for piece in reversed(pieces))
@@ -44,7 +46,9 @@ def name_of(path: str, default: str) -> str:
 
 
 def for_spark(path: UPath) -> str:
-    """The path as Spark reads it; local ones explicitly, whatever Spark's default file system is, and those of S3 by Hadoop's name for it."""
+    """The path as Spark reads it; local ones explicitly, whatever Spark's default file system is, and those of S3 by
+    Hadoop's name for it.
+    """
     text = str(path)
     if path.protocol == "s3":
         return text.replace("s3://", "s3a://", 1)

@@ -33,10 +33,15 @@ class PrintSink(SparkSink[object]):
     def write(self, frame: DataFrame, context: WriteContext) -> WriteResult:
         kept = frame.persist()
         try:
-            kept.count()  # the whole of it in one job: of the jobs that fetch one partition each, Spark observes nothing
+            # the whole of it in one job: of the jobs that fetch one partition each, Spark observes nothing
+            kept.count()
             for row in kept.toLocalIterator():
                 values = tuple(row)
-                shown = values[0] if len(values) == 1 else f"{getattr(self.records.python, '__name__', '')}({', '.join(f'{k}={v!r}' for k, v in row.asDict().items())})"
+                if len(values) == 1:
+                    shown = values[0]
+                else:
+                    fields = ", ".join(f"{name}={value!r}" for name, value in row.asDict().items())
+                    shown = f"{getattr(self.records.python, '__name__', '')}({fields})"
                 sys.stdout.write(f"{self.name}> {shown}\n")
             sys.stdout.flush()
         finally:

@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 
 class StructuredSource(SparkSource[Out]):
-    """A source of Spark's `format` (such as `kafka`), whose columns are those of `record`, cast where nothing is lost. Unbounded.
+    """A source of Spark's `format` (such as `kafka`), whose columns are those of `record`, cast where nothing is lost.
+    Unbounded.
 
-    With `bounded=True` BATCH reads it with `spark.read`; `options` then have to say where it ends, such as Kafka's `endingOffsets`.
-    `partition_options` gives the further options with which BATCH reads a partition, such as Kafka's `startingTimestamp` and
-    `endingTimestamp` from `part.time()`.
+    With `bounded=True` BATCH reads it with `spark.read`; `options` then have to say where it ends, such as Kafka's
+    `endingOffsets`. `partition_options` gives the further options with which BATCH reads a partition, such as Kafka's
+    `startingTimestamp` and `endingTimestamp` from `part.time()`.
     """
 
     def __init__(
@@ -64,7 +65,9 @@ class StructuredSource(SparkSource[Out]):
         return digest(self.format, sorted(self.options.items()))
 
     def read(self, spark: SparkSession) -> DataFrame:
-        partition = self.partition_options(self.part) if self.partition_options is not None and self.part is not None else {}
+        partition = (
+            self.partition_options(self.part) if self.partition_options is not None and self.part is not None else {}
+        )
         return self._typed(spark.read.format(self.format).options(**{**self.options, **partition}).load())
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
@@ -76,7 +79,10 @@ class StructuredSource(SparkSource[Out]):
         wanted = spark_schema(self.records.schema)
         missing = [n for n in wanted.names if n not in frame.columns]
         if missing:
-            raise PipelineError(f"source '{self.name}': {self.format} gives no column '{missing[0]}'; it gives {', '.join(frame.columns)}")
+            raise PipelineError(
+                f"source '{self.name}': {self.format} gives no column '{missing[0]}'; it gives"
+                f" {', '.join(frame.columns)}"
+            )
         return frame.select(*[F.col(f.name).cast(f.dataType).alias(f.name) for f in wanted])
 
 

@@ -1,4 +1,6 @@
-"""Addresses of Spark: checked when they are given, and tried before Spark is asked to connect, which it would try for minutes."""
+"""Addresses of Spark: checked when they are given, and tried before Spark is asked to connect, which it would try for
+minutes.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,17 @@ PATIENCE = 3.0
 """Seconds that a connection, and then the first answer, may take."""
 
 _MASTERS = ("local", "local[*]", "local-cluster[2,1,1024]", "spark://host:7077", "yarn", "k8s://https://host:443")
-_MASTER = re.compile(r"local|local\[(\d+|\*)(\s*,\s*\d+)?\]|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|spark://[^/\s]+:\d+|yarn|k8s://\S+")
+_MASTER = re.compile(
+    r"local|local\[(\d+|\*)(\s*,\s*\d+)?\]|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|spark://[^/\s]+:\d+|yarn|k8s://\S+"
+)
 
 
 def checked_master(master: str) -> str:
     """The master of a classic session; raises `ConfigurationError` where Spark knows none like it."""
     if not _MASTER.fullmatch(master):
-        raise ConfigurationError(f"'{master}' is not a Spark master, such as {', '.join(_MASTERS)}{nearest(master, _MASTERS)}")
+        raise ConfigurationError(
+            f"'{master}' is not a Spark master, such as {', '.join(_MASTERS)}{nearest(master, _MASTERS)}"
+        )
     return master
 
 
@@ -45,7 +51,9 @@ def reach_master(master: str) -> None:
         if reason is None:
             return
         reasons.append(reason)
-    raise MissingRequirementError(f"no Spark master can be reached at {master}: {'; '.join(reasons)}; start one there, or give another address")
+    raise MissingRequirementError(
+        f"no Spark master can be reached at {master}: {'; '.join(reasons)}; start one there, or give another address"
+    )
 
 
 def reach_remote(remote: str) -> None:
@@ -53,7 +61,10 @@ def reach_remote(remote: str) -> None:
     parts = urlsplit(checked_remote(remote))
     reason = _unreachable(parts.hostname or "", parts.port or 15002) or _silent(remote)
     if reason is not None:
-        raise MissingRequirementError(f"no Spark Connect server can be reached at {_shown(remote)}: {reason}; start one there, or give another address")
+        raise MissingRequirementError(
+            f"no Spark Connect server can be reached at {_shown(remote)}: {reason}; start one there, or give another"
+            " address"
+        )
 
 
 def _unreachable(host: str, port: int) -> str | None:

@@ -1,7 +1,8 @@
-"""A Spark Connect server on this machine, started when the first process needs it and shared by all of this user that come after.
+"""A Spark Connect server on this machine, started when the first process needs it and shared by all of this user that
+come after.
 
-The server is Spark's own persistent local one: it outlives the process that started it, listens on the loopback interface only, and
-takes nobody who does not know its token, which lies in a file of this user's.
+The server is Spark's own persistent local one: it outlives the process that started it, listens on the loopback
+interface only, and takes nobody who does not know its token, which lies in a file of this user's.
 """
 
 from __future__ import annotations
@@ -24,13 +25,17 @@ _SHUTDOWN = 20.0
 """Seconds within which a server has to have ended."""
 
 _SESSION_TIMEOUT = "4h"
-"""How long the server keeps a session that nobody uses: a step of a run may have others before it that are no stages, and take long."""
+"""How long the server keeps a session that nobody uses: a step of a run may have others before it that are no stages,
+and take long.
+"""
 
 
 def ensure(port: int, master: str, config: Mapping[str, str]) -> str:
-    """The address of the server of `port`, which is started where there is none; raises `StageError` with what it said where it does not come up.
+    """The address of the server of `port`, which is started where there is none; raises `StageError` with what it said
+    where it does not come up.
 
-    Where the port is taken by something else, the server has another. `config` is what it starts with: one that runs already keeps its own.
+    Where the port is taken by something else, the server has another. `config` is what it starts with: one that runs
+    already keeps its own.
     """
     from pyspark.errors import PySparkException
     from pyspark.sql.connect.local_server import reuse_or_start_local_connect_server
@@ -50,7 +55,10 @@ def ensure(port: int, master: str, config: Mapping[str, str]) -> str:
     try:
         return reuse_or_start_local_connect_server(master, {**DEFAULTS, **ours, **config})
     except PySparkException as error:
-        raise StageError(f"the Spark Connect server of port {port} on {master} did not come up: {error} (its log is in {_folder(port) / 'logs'})") from error
+        raise StageError(
+            f"the Spark Connect server of port {port} on {master} did not come up: {error} (its log is in"
+            f" {_folder(port) / 'logs'})"
+        ) from error
 
 
 def stop(port: int) -> bool:
@@ -79,7 +87,9 @@ def _wait_for(process: int) -> None:
 
 def _state(process: int) -> str:
     """A process's state as `ps` says it; it is a zombie (Z) until its parent has asked for it."""
-    return subprocess.run(["ps", "-o", "state=", "-p", str(process)], capture_output=True, text=True, check=False).stdout
+    return subprocess.run(
+        ["ps", "-o", "state=", "-p", str(process)], capture_output=True, text=True, check=False
+    ).stdout
 
 
 def _choose(port: int) -> None:

@@ -1,4 +1,5 @@
-"""Spark's Python daemon, with what this library's workers need already imported: workers are forked from it, so that none imports it again.
+"""Spark's Python daemon, with what this library's workers need already imported: workers are forked from it, so that
+none imports it again.
 
 Spark starts it as `python -m dagster_unified.engine.daemon pyspark.worker`.
 """

@@ -1,6 +1,7 @@
 """Turns what Spark raises into the library's errors: the sentence first, Spark's trace as the cause.
 
-An error that a worker raised arrives as text, in a classic session and through Connect; its class and message are read from it.
+An error that a worker raised arrives as text, in a classic session and through Connect; its class and message are read
+from it.
 """
 
 from __future__ import annotations
@@ -21,11 +22,17 @@ if TYPE_CHECKING:
 
     from dagster_unified.graph.plan import Plan
 
-_RAISED = re.compile(r"(?:^|\]\s|:\s)dagster_unified\.errors\.(\w+): (.*?)(?=\n\s*\n|\n\s+at |\nDriver stacktrace|\nJVM stacktrace|\n\nThe above|\Z)", re.DOTALL | re.MULTILINE)
+_RAISED = re.compile(
+    r"(?:^|\]\s|:\s)dagster_unified\.errors\.(\w+): (.*?)(?=\n\s*\n|\n\s+at |\nDriver stacktrace|\nJVM"
+    r" stacktrace|\n\nThe above|\Z)",
+    re.DOTALL | re.MULTILINE,
+)
 """As a worker or an expression raises it; not where a plan that is shown quotes the expression."""
 
 
-_HEADER = re.compile(r"CSV header (?:does not conform to|is not equal to number of fields in) the schema.*?CSV file: (\S+)", re.DOTALL)
+_HEADER = re.compile(
+    r"CSV header (?:does not conform to|is not equal to number of fields in) the schema.*?CSV file: (\S+)", re.DOTALL
+)
 
 _MAY_COME_BACK = ("PATH_NOT_FOUND",)
 """What Spark finds while it analyses a plan, and may not find at the next attempt."""
@@ -61,7 +68,10 @@ def refusal(error: Exception) -> str | None:
     if not isinstance(error, AnalysisException) or error.getCondition() in _MAY_COME_BACK:
         return None
     said = " ".join(re.split(r";\s*\n|\n\n|\nJVM stacktrace", str(error))[0].split())
-    return f"Spark does not accept an expression of it: {re.sub(r' ?SQLSTATE: [0-9A-Z]+', '', said)[:500]}; correct the names and types that it uses"
+    return (
+        f"Spark does not accept an expression of it: {re.sub(r' ?SQLSTATE: [0-9A-Z]+', '', said)[:500]}; correct the"
+        " names and types that it uses"
+    )
 
 
 @contextmanager
@@ -83,7 +93,9 @@ def _sentence(error: Exception, text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
     if not lines[0].startswith("An error occurred while calling"):
         return f"{type(error).__name__}: {lines[0]}"
-    said = [line.removeprefix(": ") for line in lines[1:2]] + [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")][-1:]
+    said = [line.removeprefix(": ") for line in lines[1:2]] + [
+        line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")
+    ][-1:]
     return "; ".join(re.sub(r"^(?:\w+\.)+(?=\w+(?::|$))", "", line) for line in dict.fromkeys(said)) or lines[0]
 
 
@@ -102,7 +114,13 @@ def _malformed(message: str, plan: Plan, spark: SparkSession) -> errors.UnifiedE
         details = {}
     if not {"source", "file", "row", "reason"} <= set(details):  # raised by an author's function, or cut short
         return errors.MalformedInputError(f"{plan.name}: {message}")
-    source = next((n.source for n in plan.graph.nodes if isinstance(n, SourceNode) and n.source.name == details["source"]), None)
+    source = next(
+        (n.source for n in plan.graph.nodes if isinstance(n, SourceNode) and n.source.name == details["source"]), None
+    )
     if isinstance(source, TextSource) and details["file"]:
-        return errors.MalformedInputError(f"{plan.name}: {source.locate(spark, details['file'], details['row'], details['reason'])}")
-    return errors.MalformedInputError(f"{plan.name}: source '{details['source']}': {details['reason']}: {details['row'][:200]}")
+        return errors.MalformedInputError(
+            f"{plan.name}: {source.locate(spark, details['file'], details['row'], details['reason'])}"
+        )
+    return errors.MalformedInputError(
+        f"{plan.name}: source '{details['source']}': {details['reason']}: {details['row'][:200]}"
+    )

@@ -1,11 +1,12 @@
 """Whether this process was asked to stop, by SIGINT (Ctrl-C) or SIGTERM.
 
-A signal's handler only remembers it: raising there, in the middle of a call of the JVM, would break the connection to it. What
-runs asks at its safe points, and what Spark runs meanwhile is cancelled by a thread of its own. PySpark puts a handler of its own
-in place when a session starts in the main thread, and Dagster one whenever it runs a step there.
+A signal's handler only remembers it: raising there, in the middle of a call of the JVM, would break the connection to
+it. What runs asks at its safe points, and what Spark runs meanwhile is cancelled by a thread of its own. PySpark puts a
+handler of its own in place when a session starts in the main thread, and Dagster one whenever it runs a step there.
 
-A terminal sends Ctrl-C to every process in front, so also to the ones that Dagster starts to mirror a step's output, which would print
-their tracebacks. What is started while `listening(at_once=True)` therefore has SIGINT blocked, and a thread of this process waits for it.
+A terminal sends Ctrl-C to every process in front, so also to the ones that Dagster starts to mirror a step's output,
+which would print their tracebacks. What is started while `listening(at_once=True)` therefore has SIGINT blocked, and a
+thread of this process waits for it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class Interrupts:
         return 128 + (self.signal or 0)
 
     def listen(self) -> None:
-        """Puts the handlers in place, where this is the main thread; again after something else has put its own there."""
+        """Puts the handlers in place, where this is the main thread; again after something else has put its own
+        there.
+        """
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, self._handle)
             signal.signal(signal.SIGTERM, self._handle)
@@ -58,7 +61,10 @@ class Interrupts:
     def check(self) -> None:
         """Raises `CancelledError` where the process was asked to stop. To be called before anything is committed."""
         if self.received:
-            raise CancelledError(f"the process was asked to stop ({signal.Signals(self.signal or 0).name}); what had not been committed is not")
+            raise CancelledError(
+                f"the process was asked to stop ({signal.Signals(self.signal or 0).name}); what had not been committed"
+                " is not"
+            )
 
     def started(self, session: SparkSession) -> SparkSession:
         """The session in which jobs are cancelled after a signal."""
@@ -103,7 +109,9 @@ _current: Interrupts | None = None
 
 @contextmanager
 def listening(at_once: bool = False) -> Iterator[Interrupts]:
-    """What asks this process to stop, until the end of the context: that of a caller further out, where there is one."""
+    """What asks this process to stop, until the end of the context: that of a caller further out, where there is
+    one.
+    """
     global _current
     outer = _current
     mine = outer or Interrupts(at_once)

@@ -1,8 +1,9 @@
-"""The job's time, kept on the driver: watermarks from what each micro-batch reported, processing-time timers that come due.
+"""The job's time, kept on the driver: watermarks from what each micro-batch reported, processing-time timers that come
+due.
 
 An operator's watermark is the smallest of its nearest assigners' (FLIP-27's alignment of sources is not part of it); an
-assigner's is its latest event time less the strategy's bound. An assigner that is idle for longer than its strategy allows
-does not hold others back. Knows the plan, not Spark; a control event is what it makes.
+assigner's is its latest event time less the strategy's bound. An assigner that is idle for longer than its strategy
+allows does not hold others back. Knows the plan, not Spark; a control event is what it makes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from dagster_unified.operators.time import MIN_TIMESTAMP
 class JobTime:
     """Makes control events out of reports and the wall clock. Safe for several threads."""
 
-    def __init__(self, plan: Plan, latest: ControlEvent | None, now: int, waiting: tuple[type[Node], ...] = (KeyedProcessNode,)) -> None:
+    def __init__(
+        self, plan: Plan, latest: ControlEvent | None, now: int, waiting: tuple[type[Node], ...] = (KeyedProcessNode,)
+    ) -> None:
         graph = plan.graph
         self._assigners = {n.uid: n for n in graph.nodes if isinstance(n, AssignTimestampsNode)}
         self._before = {n.uid: plan.assigners_before(n.id) for n in graph.nodes if isinstance(n, waiting)}
@@ -62,18 +65,35 @@ class JobTime:
     def end(self, now: int) -> ControlEvent:
         """The input has ended."""
         with self._lock:
-            last = {uid: moment for uid, before in self._before.items() if (moment := self._seen.last_event_time(before)) is not None}
-            self._latest = ControlEvent(self._latest.number + 1, self._latest.watermarks, now, True, last, dict(self._seen.last_event_times))
+            last = {
+                uid: moment
+                for uid, before in self._before.items()
+                if (moment := self._seen.last_event_time(before)) is not None
+            }
+            self._latest = ControlEvent(
+                self._latest.number + 1, self._latest.watermarks, now, True, last, dict(self._seen.last_event_times)
+            )
             return self._latest
 
     def _next(self, now: int) -> ControlEvent | None:
-        marks = {uid: max(self._mark(before, now), self._latest.watermarks.get(uid, MIN_TIMESTAMP)) for uid, before in self._before.items()}
+        marks = {
+            uid: max(self._mark(before, now), self._latest.watermarks.get(uid, MIN_TIMESTAMP))
+            for uid, before in self._before.items()
+        }
         due = {moment for moment in self._due if moment <= now}
-        if self._latest.end or not (self._wake or due or any(m > self._latest.watermarks.get(uid, MIN_TIMESTAMP) for uid, m in marks.items())):
+        if self._latest.end or not (
+            self._wake or due or any(m > self._latest.watermarks.get(uid, MIN_TIMESTAMP) for uid, m in marks.items())
+        ):
             return None
         self._wake = False
         self._due -= due
-        self._latest = msgspec.structs.replace(self._latest, number=self._latest.number + 1, watermarks=marks, now=now, assigned=dict(self._seen.last_event_times))
+        self._latest = msgspec.structs.replace(
+            self._latest,
+            number=self._latest.number + 1,
+            watermarks=marks,
+            now=now,
+            assigned=dict(self._seen.last_event_times),
+        )
         return self._latest
 
     def _mark(self, assigners: tuple[str, ...], now: int) -> int:
@@ -82,6 +102,12 @@ class JobTime:
         for uid in assigners:
             node = self._assigners[uid]
             seen = self._seen.last_event_times.get(uid)
-            mark = MIN_TIMESTAMP if seen is None or node.max_out_of_orderness_ms is None else seen - node.max_out_of_orderness_ms - 1
-            (idle if node.idleness_ms is not None and now - self._moved[uid] >= node.idleness_ms else marks).append(mark)
+            mark = (
+                MIN_TIMESTAMP
+                if seen is None or node.max_out_of_orderness_ms is None
+                else seen - node.max_out_of_orderness_ms - 1
+            )
+            (idle if node.idleness_ms is not None and now - self._moved[uid] >= node.idleness_ms else marks).append(
+                mark
+            )
         return min(marks) if marks else max(idle, default=MIN_TIMESTAMP)

@@ -1,7 +1,8 @@
 """Where the rows are that sources with `on_malformed="divert"` set aside, and what is known of each.
 
-Both modes keep them as Parquet files with the columns `file`, `line`, `content` and `reason`: BATCH by partition, below the
-intermediates, where the rows of the latest run stand; STREAMING by epoch, in the checkpoint directory. Retention frees neither.
+Both modes keep them as Parquet files with the columns `file`, `line`, `content` and `reason`: BATCH by partition, below
+the intermediates, where the rows of the latest run stand; STREAMING by epoch, in the checkpoint directory. Retention
+frees neither.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 
 SCHEMA = pa.schema([("file", pa.string()), ("line", pa.int64()), ("content", pa.string()), ("reason", pa.string())])
-"""`line` is null where the content is not a line of the file, such as a row whose required field is empty, which Spark gives field by field."""
+"""`line` is null where the content is not a line of the file, such as a row whose required field is empty, which Spark
+gives field by field.
+"""
 
 FOLDER = "~malformed"
 """Beside the stages, of which none can have this name."""
@@ -57,7 +60,9 @@ class Diverted:
             for file in sorted(part.glob("*.parquet")):
                 with file.open("rb") as opened:
                     rows = pq.read_table(opened, schema=SCHEMA)
-                named = rows.add_column(0, schema.field(0), pa.array([part.name.partition("=")[2]] * len(rows), pa.string()))
+                named = rows.add_column(
+                    0, schema.field(0), pa.array([part.name.partition("=")[2]] * len(rows), pa.string())
+                )
                 found = pa.concat_tables([found, named])
                 if len(found) >= most:
                     return found.slice(0, most)
@@ -76,12 +81,17 @@ class Diverted:
     def _parts(self) -> list[UPath]:
         if not self.folder.exists():
             return []
-        return sorted((f for f in self.folder.iterdir() if f.name.startswith(f"{self.origin}=")), key=lambda f: _in_order(f.name.partition("=")[2]))
+        return sorted(
+            (f for f in self.folder.iterdir() if f.name.startswith(f"{self.origin}=")),
+            key=lambda f: _in_order(f.name.partition("=")[2]),
+        )
 
 
 def diverting(plan: Plan) -> list[SourceNode]:
     """The sources that set malformed rows aside."""
-    return [node for node in sources(plan.graph) if isinstance(node.source, SparkSource) and node.source.keeps_malformed()]
+    return [
+        node for node in sources(plan.graph) if isinstance(node.source, SparkSource) and node.source.keeps_malformed()
+    ]
 
 
 def in_batch(store: IntermediateStore, pipeline: str, source: SourceNode) -> Diverted:
@@ -95,7 +105,9 @@ def in_streaming(directory: CheckpointDirectory, source: SourceNode) -> Diverted
 
 
 def keep(frame: DataFrame, rows: int, diverted: Diverted, key: str) -> None:
-    """Puts the rows (file, row, reason) of a partition or an epoch, of which there are so many, in the place of what it had; looks their lines up."""
+    """Puts the rows (file, row, reason) of a partition or an epoch, of which there are so many, in the place of what it
+    had; looks their lines up.
+    """
     target = diverted.folder / f"{diverted.origin}={key}"
     if rows:
         frame.repartition("file").mapInArrow(_with_lines, _TYPES).write.mode("overwrite").parquet(for_spark(target))
@@ -114,13 +126,20 @@ def _with_lines(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         lines: dict[int, int] = {}
         for file, places in by_file.items():
             lines |= _lines_of(file, {place: rows[place]["row"] for place in places}, taken.setdefault(file, set()))
-        columns = [[_SCHEME.sub("/", unquote(row["file"])) for row in rows], [lines.get(place) for place in range(len(rows))]]
+        columns = [
+            [_SCHEME.sub("/", unquote(row["file"])) for row in rows],
+            [lines.get(place) for place in range(len(rows))],
+        ]
         columns += [[row["row"] for row in rows], [row["reason"] for row in rows]]
-        yield pa.RecordBatch.from_arrays([pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
+        )
 
 
 def _lines_of(file: str, contents: Mapping[int, str], taken: set[int]) -> dict[int, int]:
-    """The numbers of the lines that hold some contents, each line for one of them; none where the file cannot be read from here."""
+    """The numbers of the lines that hold some contents, each line for one of them; none where the file cannot be read
+    from here.
+    """
     waiting: dict[str, list[int]] = {}
     for place, content in contents.items():
         waiting.setdefault(content.strip(), []).append(place)
@@ -135,7 +154,9 @@ def _lines_of(file: str, contents: Mapping[int, str], taken: set[int]) -> dict[i
                     del waiting[line.strip()]
             if not waiting:
                 break
-    except Exception:  # a storage that only Spark reads, or a file that is gone: what the row holds is known all the same
+    except (
+        Exception
+    ):  # a storage that only Spark reads, or a file that is gone: what the row holds is known all the same
         return found
     return found
 
@@ -145,7 +166,9 @@ def _read(file: str) -> Iterator[str]:
 
     if not file:
         return
-    with fsspec.open(unquote(file).replace("s3a://", "s3://"), "rt", encoding="utf-8", errors="replace", compression="infer") as opened:
+    with fsspec.open(
+        unquote(file).replace("s3a://", "s3://"), "rt", encoding="utf-8", errors="replace", compression="infer"
+    ) as opened:
         yield from opened
 
 

@@ -1,6 +1,8 @@
-"""Keeps from the terminal what Spark says to itself: the lines of its launcher, and its Python workers' notes on each step they take.
+"""Keeps from the terminal what Spark says to itself: the lines of its launcher, and its Python workers' notes on each
+step they take.
 
-Everything else goes on to standard error: what functions of a pipeline print in a local worker, and what Spark reports as an error.
+Everything else goes on to standard error: what functions of a pipeline print in a local worker, and what Spark reports
+as an error.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from threading import Thread
 
 _NOISE = re.compile(
     rb"WARNING: Using incubator modules: |"
-    rb"Setting default log level to |To adjust logging level use sc\.setLogLevel|Setting Spark log level to |Using Spark's default log4j profile|"
+    rb"Setting default log level to |To adjust logging level use sc\.setLogLevel|Setting Spark log level to |Using"
+    rb" Spark's default log4j profile|"
     rb"(Starting )?Streaming TransformWithState\w* Python worker"
 )
 _FAILURE = re.compile(rb"PySpark worker failed with exception:")
@@ -43,7 +46,10 @@ def _pass_on(reader: int) -> None:
 
 def without_noise(lines: Iterable[bytes], write: Callable[[bytes], object]) -> None:
     """Write the lines that are of use to someone."""
-    empty, failed = False, False  # whether an empty line that follows a note, and the traceback of a worker, are left out
+    empty, failed = (
+        False,
+        False,
+    )  # whether an empty line that follows a note, and the traceback of a worker, are left out
     for line in lines:
         if _NOISE.match(line):
             empty = True

@@ -51,22 +51,31 @@ def check_java() -> None:
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     if java is None or not os.path.exists(java):
-        raise MissingRequirementError(f"Spark needs Java {JAVA} or newer, and there is none: install a JDK (Debian: apt-get install openjdk-{JAVA}-jre-headless) or set JAVA_HOME")
+        raise MissingRequirementError(
+            f"Spark needs Java {JAVA} or newer, and there is none: install a JDK (Debian: apt-get install"
+            f" openjdk-{JAVA}-jre-headless) or set JAVA_HOME"
+        )
     output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
     found = re.search(r'version "(\d+)(?:\.(\d+))?', output.stderr + output.stdout)
     major = 0 if found is None else int(found.group(2) or 0) if found.group(1) == "1" else int(found.group(1))
     if major < JAVA:
         raise MissingRequirementError(
-            f"Spark needs Java {JAVA} or newer, and {java} is {major or 'of an unknown version'}: install a newer JDK (Debian: apt-get install openjdk-{JAVA}-jre-headless) or set JAVA_HOME to one"
+            f"Spark needs Java {JAVA} or newer, and {java} is {major or 'of an unknown version'}: install a newer JDK"
+            f" (Debian: apt-get install openjdk-{JAVA}-jre-headless) or set JAVA_HOME to one"
         )
 
 
 def start(
-    master: str = "local[*]", remote: str | None = None, config: Mapping[str, str] | None = None, app_name: str = "dagster-unified", session_id: str | None = None
+    master: str = "local[*]",
+    remote: str | None = None,
+    config: Mapping[str, str] | None = None,
+    app_name: str = "dagster-unified",
+    session_id: str | None = None,
 ) -> SparkSession:
     """The running session, or a new one: classic on `master`, or Connect where `remote` (`sc://host:port`) is given.
 
-    Raises within ten seconds where nothing answers there. Processes that give one `session_id`, a UUID, share the server's session, and with it the Python workers that are warm; none may stop it.
+    Raises within ten seconds where nothing answers there. Processes that give one `session_id`, a UUID, share the
+    server's session, and with it the Python workers that are warm; none may stop it.
     """
     from pyspark.sql import SparkSession
 
@@ -89,7 +98,11 @@ def start(
     if cores:
         count = os.cpu_count() or 1 if cores.group(1) == "*" else int(cores.group(1))
         settings["spark.sql.shuffle.partitions"] = str(max(2 * count, 1))
-    if master.startswith("local") and os.environ["PYSPARK_PYTHON"] == sys.executable and "spark.pyspark.python" not in (config or {}):
+    if (
+        master.startswith("local")
+        and os.environ["PYSPARK_PYTHON"] == sys.executable
+        and "spark.pyspark.python" not in (config or {})
+    ):
         settings["spark.python.daemon.module"] = DAEMON
     settings.update(config or {})
     noise.launch({**settings, "spark.master": master, "spark.app.name": app_name})
@@ -99,7 +112,9 @@ def start(
 
 
 def is_connect(session: SparkSession) -> bool:
-    """Whether a session is Spark Connect's; told by its class's name, since not every machine has Connect's packages."""
+    """Whether a session is Spark Connect's; told by its class's name, since not every machine has Connect's
+    packages.
+    """
     return type(session).__module__.startswith("pyspark.sql.connect")
 
 

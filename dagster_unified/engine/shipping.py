@@ -1,7 +1,7 @@
 """How an author's code gets to Spark's workers: by value, so that a worker need not be able to import its modules.
 
-cloudpickle keeps which modules go by value in one registry for the whole process. So payloads are made one at a time, and once for
-a job: a query's epochs use what was made for the first.
+cloudpickle keeps which modules go by value in one registry for the whole process. So payloads are made one at a time,
+and once for a job: a query's epochs use what was made for the first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _registry = threading.RLock()
 
 
 class Payload:
-    """Something that was shipped. `load` gives one object per worker, or with `fresh` another one each time: functions that are opened and closed."""
+    """Something that was shipped.
+
+    `load` gives one object per worker, or with `fresh` another one each time: functions that are opened and closed.
+    """
 
     def __init__(self, data: bytes, fresh: bool) -> None:
         self.data, self.fresh = data, fresh
@@ -33,7 +36,9 @@ class Payload:
     @classmethod
     def of(cls, value: Any, functions: Iterable[Any]) -> Payload:
         """`functions` are the author's in `value`. A plain function is never opened, and has no state of its own."""
-        return cls(by_value_bytes(value), any(f is not None and not isinstance(f, types.FunctionType) for f in functions))
+        return cls(
+            by_value_bytes(value), any(f is not None and not isinstance(f, types.FunctionType) for f in functions)
+        )
 
     def load(self) -> Any:
         """What was shipped."""
@@ -80,7 +85,9 @@ def _unpickled(data: bytes) -> Any:
 
 
 def by_value_bytes(value: Any) -> bytes:
-    """Pickles something with every author's module that it refers to by value, so that workers need not be able to import it."""
+    """Pickles something with every author's module that it refers to by value, so that workers need not be able to
+    import it.
+    """
     from pyspark import cloudpickle as untyped
 
     cloudpickle: Any = untyped
@@ -88,7 +95,9 @@ def by_value_bytes(value: Any) -> bytes:
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, type) and "__msgspec_cache__" in vars(obj):
-                delattr(obj, "__msgspec_cache__")  # msgspec's note to itself on a class, which it makes again when it needs it
+                delattr(
+                    obj, "__msgspec_cache__"
+                )  # msgspec's note to itself on a class, which it makes again when it needs it
             if isinstance(obj, type):
                 _resolve_annotations(obj)
             return super().reducer_override(obj)
@@ -108,7 +117,9 @@ def by_value_bytes(value: Any) -> bytes:
 
 
 def _resolve_annotations(cls: type) -> None:
-    """Puts types in the place of annotations that are text: a worker has not the module in which they could be looked up."""
+    """Puts types in the place of annotations that are text: a worker has not the module in which they could be looked
+    up.
+    """
     own = vars(cls).get("__annotations__")
     if isinstance(own, dict) and any(isinstance(a, (str, typing.ForwardRef)) for a in own.values()):
         try:
@@ -119,4 +130,9 @@ def _resolve_annotations(cls: type) -> None:
 
 
 def _belongs_to_the_author(name: str, module: ModuleType | None) -> bool:
-    return name != "__main__" and getattr(module, "__file__", None) is not None and getattr(module, "__spec__", None) is not None and not is_installed(name)
+    return (
+        name != "__main__"
+        and getattr(module, "__file__", None) is not None
+        and getattr(module, "__spec__", None) is not None
+        and not is_installed(name)
+    )

@@ -35,7 +35,9 @@ STEP_KINDS: dict[type[g.Node], str] = {
 
 def runs_in_python(node: g.Node) -> bool:
     """Whether a node needs a Python worker. An assigner that reads a field does not by itself."""
-    return type(node) in STEP_KINDS and not (isinstance(node, g.AssignTimestampsNode) and isinstance(node.assigner, str))
+    return type(node) in STEP_KINDS and not (
+        isinstance(node, g.AssignTimestampsNode) and isinstance(node.assigner, str)
+    )
 
 
 def step(node: g.Node, parent: int, tag: str | None) -> Step:
@@ -43,7 +45,9 @@ def step(node: g.Node, parent: int, tag: str | None) -> Step:
     function = getattr(node, "function", None)
     if isinstance(node, g.AssignTimestampsNode):
         assert node.records is not None
-        function = FieldTimestamp(node.records.getter(node.assigner)) if isinstance(node.assigner, str) else node.assigner
+        function = (
+            FieldTimestamp(node.records.getter(node.assigner)) if isinstance(node.assigner, str) else node.assigner
+        )
         function = function if hasattr(function, "extract_timestamp") else CallableTimestamp(function)
     return Step(
         kind=STEP_KINDS[type(node)],
@@ -118,7 +122,11 @@ def keyed_input(node: g.KeyedNode, records: RecordType) -> KeyedInput:
     if computed is not None:
         return KeyedInput((key_column(0),), computed.python, decoder(computed.python))
     types = tuple(records.type_of(f) for f in node.key.fields)
-    return KeyedInput(node.key.fields, types[0] if len(types) == 1 else tuple.__class_getitem__(types), _fields_decoder(node.key.fields, records))
+    return KeyedInput(
+        node.key.fields,
+        types[0] if len(types) == 1 else tuple.__class_getitem__(types),
+        _fields_decoder(node.key.fields, records),
+    )
 
 
 def _fields_decoder(fields: tuple[str, ...], records: RecordType) -> Decoder | None:
@@ -128,10 +136,14 @@ def _fields_decoder(fields: tuple[str, ...], records: RecordType) -> Decoder | N
         return None
     if len(each) == 1:
         return each[0]
-    return lambda key: tuple(value if decode is None else decode(value) for value, decode in zip(key, each, strict=True))
+    return lambda key: tuple(
+        value if decode is None else decode(value) for value, decode in zip(key, each, strict=True)
+    )
 
 
-def program(plan: Plan, stage: str, members: Sequence[int], outputs: Sequence[Port], last_event_time: int | None = None) -> Program:
+def program(
+    plan: Plan, stage: str, members: Sequence[int], outputs: Sequence[Port], last_event_time: int | None = None
+) -> Program:
     """One pass for connected nodes, the head first; `outputs` are the streams that leave."""
     index = {node: i for i, node in enumerate(members)}
     steps = []

@@ -1,4 +1,5 @@
-"""What a Spark worker runs: a program over the batches of one partition, its outputs combined into one stream of batches.
+"""What a Spark worker runs: a program over the batches of one partition, its outputs combined into one stream of
+batches.
 
 Knows the operators; no session.
 """
@@ -51,7 +52,9 @@ def run_partition(payload: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator
 
     def gathered() -> pa.RecordBatch:
         """What many key groups and partitions have emitted, a few rows each, in one batch."""
-        found = pa.concat_batches([of(part, row_of((number, pa.concat_batches(some)))) for (part, number), some in waiting.items()])
+        found = pa.concat_batches(
+            [of(part, row_of((number, pa.concat_batches(some)))) for (part, number), some in waiting.items()]
+        )
         waiting.clear()
         return found
 
@@ -70,11 +73,16 @@ def run_partition(payload: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator
 
 
 def shipped(program: Program) -> MapInArrow:
-    """The program as a function for `mapInArrow`; raises `PipelineError` naming the operator that cannot be sent to workers."""
+    """The program as a function for `mapInArrow`; raises `PipelineError` naming the operator that cannot be sent to
+    workers.
+    """
     try:
         payload = by_value_bytes(program)
     except Exception as error:
-        raise PipelineError(f"{_unpicklable(program)} cannot be sent to Spark's workers: {error}; create connections, locks and open files in open(), not before") from error
+        raise PipelineError(
+            f"{_unpicklable(program)} cannot be sent to Spark's workers: {error}; create connections, locks and open"
+            " files in open(), not before"
+        ) from error
     return functools.partial(run_partition, payload)
 
 

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 _CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR}
 """Errors of a path that no further attempt mends, unlike a full disk or a lost connection."""
 
-_CLOSED_IN_JAVA = re.compile(r"Mkdirs failed to create|mkdir of .* failed|Permission denied|Read-only file system|[Nn]ot a directory|Access(?:Denied|ControlException)")
+_CLOSED_IN_JAVA = re.compile(
+    r"Mkdirs failed to create|mkdir of .* failed|Permission denied|Read-only file system|[Nn]ot a"
+    r" directory|Access(?:Denied|ControlException)"
+)
 
 _JAVA_CLASS = re.compile(r"^(?:Caused by)?[: ]*(?:[\w$]+\.)+[\w$]+: ")
 """What precedes an exception's own words where Java prints it."""
@@ -60,7 +63,9 @@ def spark_sink(pipeline: str, node: SinkNode) -> SparkSink[Any]:
 
 @contextmanager
 def _named(node: SinkNode, pipeline: str) -> Iterator[None]:
-    """Names the sink where its path cannot be written to, which is terminal: it would not be there at the next attempt either."""
+    """Names the sink where its path cannot be written to, which is terminal: it would not be there at the next attempt
+    either.
+    """
     try:
         yield
     except UnifiedError:
@@ -86,12 +91,15 @@ def _tells_of(line: str, place: str) -> bool:
 
 
 def _has_no_folder(node: SinkNode) -> bool:
-    """Whether a file is where the sink's folder should be, or nothing where it could be made; else another run was at work there."""
+    """Whether a file is where the sink's folder should be, or nothing where it could be made; else another run was at
+    work there.
+    """
     target = node.sink.target()
     return target is not None and (os.path.isfile(target.place) or not os.path.isdir(os.path.dirname(target.place)))
 
 
 def _unwritable(node: SinkNode, pipeline: str, reason: str) -> SinkError:
     return SinkError(
-        f"{pipeline}: sink '{node.name}' ({node.sink.describe()}) cannot be written to: {reason}; give it a path in a folder that this process and Spark's workers may write to"
+        f"{pipeline}: sink '{node.name}' ({node.sink.describe()}) cannot be written to: {reason}; give it a path in a"
+        " folder that this process and Spark's workers may write to"
     )

@@ -71,7 +71,9 @@ class JobResult:
 class JobHandle:
     """A job that runs in a thread of its own (PyFlink: `JobClient`)."""
 
-    def __init__(self, plan: Plan, spark: SparkSession | None, master: str, storage: str | None, shown: ShownProgress | None) -> None:
+    def __init__(
+        self, plan: Plan, spark: SparkSession | None, master: str, storage: str | None, shown: ShownProgress | None
+    ) -> None:
         self.job_id = str(uuid4())
         self.plan = plan
         self._spark, self._master, self._storage, self._shown = spark, master, storage, shown
@@ -93,7 +95,10 @@ class JobHandle:
         return self._metrics
 
     def cancel(self) -> None:
-        """Asks the job to end, and returns. In BATCH nothing is committed after it; in STREAMING an epoch that is being committed is finished."""
+        """Asks the job to end, and returns.
+
+        In BATCH nothing is committed after it; in STREAMING an epoch that is being committed is finished.
+        """
         self._cancelled.set()
 
     def await_termination(self, timeout: timedelta | None = None) -> bool:
@@ -106,7 +111,10 @@ class JobHandle:
         return not self._thread.is_alive()
 
     def result(self, timeout: timedelta | None = None) -> JobResult:
-        """Waits for the end, and gives what the job did. Raises what made it fail, `CancelledError` where it was cancelled, and `TimeoutError`."""
+        """Waits for the end, and gives what the job did.
+
+        Raises what made it fail, `CancelledError` where it was cancelled, and `TimeoutError`.
+        """
         if not self.await_termination(timeout):
             raise TimeoutError(f"{self.plan.name} still runs after {timeout}")
         if self._error is not None:
@@ -163,7 +171,9 @@ class JobHandle:
         before = self._metrics
         if isinstance(event, StageFinished):
             made = {event.stage: event.manifest.rows}
-            self._metrics = replace(before, rows=_sum(before.rows, made), counters=_sum(before.counters, event.manifest.counters))
+            self._metrics = replace(
+                before, rows=_sum(before.rows, made), counters=_sum(before.counters, event.manifest.counters)
+            )
         elif isinstance(event, EpochCommitted):
             self._metrics = JobMetrics(
                 rows=_sum(before.rows, {sink: written.rows for sink, written in event.written.items()}),

@@ -52,7 +52,10 @@ class ShownProgress:
     def tell(self, event: Event) -> None:
         """Shows an event."""
         if isinstance(event, EpochCommitted):
-            text = f"epoch {event.epoch} of {event.query}: {event.rows_in:,} rows read, {event.written_rows()}, committed in {event.seconds:.1f} s"
+            text = (
+                f"epoch {event.epoch} of {event.query}: {event.rows_in:,} rows read, {event.written_rows()}, committed"
+                f" in {event.seconds:.1f} s"
+            )
         elif isinstance(event, StageFinished):
             place = f"stage {event.number} of {event.of}: {event.stage}"
             text = f"{place}: {event.manifest.rows:,} rows in {event.manifest.seconds:.1f} s"

@@ -26,13 +26,16 @@ class Task:
 
 
 def resolve_forward(graph: Graph) -> Graph:
-    """Makes an exchange that the author did not name REBALANCE where parallelism changes; an explicit FORWARD is then an error.
+    """Makes an exchange that the author did not name REBALANCE where parallelism changes; an explicit FORWARD is then
+    an error.
 
     An operator without a parallelism of its own takes over that of the operator whose records are forwarded to it.
     """
     nodes = list(graph.nodes)
     for node in graph.nodes:
-        forwarded = [nodes[e.source].parallelism for e in graph.inputs(node.id) if e.partitioning.kind is ExchangeKind.FORWARD]
+        forwarded = [
+            nodes[e.source].parallelism for e in graph.inputs(node.id) if e.partitioning.kind is ExchangeKind.FORWARD
+        ]
         if node.parallelism is None and len(set(forwarded)) == 1:
             nodes[node.id] = replace(node, parallelism=forwarded[0])
     graph = replace(graph, nodes=tuple(nodes))
@@ -43,8 +46,8 @@ def resolve_forward(graph: Graph) -> Graph:
         if edge.partitioning.kind is ExchangeKind.FORWARD and differs:
             if edge.partitioning.explicit:
                 raise PipelineError(
-                    f"{graph.name}: forward() from '{source.name}' to '{target.name}' needs the same parallelism, but it goes from {source.parallelism} to "
-                    f"{target.parallelism}; use rebalance() or rescale()"
+                    f"{graph.name}: forward() from '{source.name}' to '{target.name}' needs the same parallelism, but"
+                    f" it goes from {source.parallelism} to {target.parallelism}; use rebalance() or rescale()"
                 )
             edge = replace(edge, partitioning=Partitioning(ExchangeKind.REBALANCE))
         edges.append(edge)

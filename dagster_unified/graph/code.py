@@ -1,4 +1,6 @@
-"""What can be told of a user's function from its code, without running it: which names it uses, and which fields it reads."""
+"""What can be told of a user's function from its code, without running it: which names it uses, and which fields it
+reads.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdl
 
 
 def names_used(value: Any) -> set[str]:
-    """The attribute and global names that a function, or the methods of an object's class, refer to, also through the author's helpers."""
+    """The attribute and global names that a function, or the methods of an object's class, refer to, also through the
+    author's helpers.
+    """
     return {name for function in _reached(value) for name in _names(function)}
 
 
@@ -33,8 +37,12 @@ def authors(value: Any) -> Iterator[Any]:
 
 
 def refers_to(value: Any, wanted: Callable[[Any], bool]) -> bool:
-    """Whether a function, or the methods of an object's class, refer to something of a kind: as a global, in a closure, or as an attribute of the object."""
-    held = [attribute for part in (value, *authors(value)) if hasattr(part, "__dict__") for attribute in vars(part).values()]
+    """Whether a function, or the methods of an object's class, refer to something of a kind: as a global, in a closure,
+    or as an attribute of the object.
+    """
+    held = [
+        attribute for part in (value, *authors(value)) if hasattr(part, "__dict__") for attribute in vars(part).values()
+    ]
     for function in _functions(value):
         names = _names(function)
         held += [function.__globals__[n] for n in names & set(function.__globals__)]
@@ -75,7 +83,12 @@ def _used_globals(function: types.FunctionType, names: set[str]) -> Iterator[tup
 
 def _imported(function: types.FunctionType) -> list[str]:
     """The modules that a function imports while it runs."""
-    return [op.argval for code in nested_code(function.__code__) for op in dis.get_instructions(code) if op.opname == "IMPORT_NAME"]
+    return [
+        op.argval
+        for code in nested_code(function.__code__)
+        for op in dis.get_instructions(code)
+        if op.opname == "IMPORT_NAME"
+    ]
 
 
 def _reached(value: Any) -> Iterator[types.FunctionType]:
@@ -121,7 +134,9 @@ def field_of(function: Any) -> tuple[str | int, ...] | None:
 
 
 def _functions(value: Any) -> Iterator[types.FunctionType]:
-    """A function itself, or the methods of an object's class; of the library's own objects, those of the functions that they were given."""
+    """A function itself, or the methods of an object's class; of the library's own objects, those of the functions that
+    they were given.
+    """
     for part in getattr(value, "wrapped_functions", ()):
         yield from _functions(part)
     if isinstance(value, types.MethodType):

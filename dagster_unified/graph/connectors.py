@@ -36,7 +36,10 @@ class Guarantee(Enum):
 
 @dataclass(frozen=True)
 class Target:
-    """A place that a sink writes to, in the one form that all ways of writing its path have. `shared`: it only adds to what is there."""
+    """A place that a sink writes to, in the one form that all ways of writing its path have.
+
+    `shared`: it only adds to what is there.
+    """
 
     place: str
     shared: bool = False
@@ -66,16 +69,21 @@ class Source(ABC, Generic[Out]):
         return True
 
     def disorder(self, field: str) -> int | None:
-        """By how many milliseconds a record comes, at most, after one whose time in `field` is later; 0 where records are sorted
-        by it, None where the source does not know."""
+        """By how many milliseconds a record comes, at most, after one whose time in `field` is later; 0 where records
+        are sorted by it, None where the source does not know.
+        """
         return None
 
     def bounded_to(self, part: Slice | Dimensions) -> Source[Out]:
-        """The source that reads this partition and nothing else; for dimensions, a partition of which only they are known yet.
+        """The source that reads this partition and nothing else; for dimensions, a partition of which only they are
+        known yet.
 
         Raises `PipelineError` where it cannot tell what belongs to a partition.
         """
-        raise PipelineError(f"source '{self.name}' ({self.describe()}) cannot be bounded to a partition; run the pipeline without partitions, or read from another source")
+        raise PipelineError(
+            f"source '{self.name}' ({self.describe()}) cannot be bounded to a partition; run the pipeline without"
+            " partitions, or read from another source"
+        )
 
 
 class Sink(ABC, Generic[In]):
@@ -91,7 +99,10 @@ class Sink(ABC, Generic[In]):
     """What it is given; set on the copy that `taking` returns."""
 
     def taking(self, records: RecordType) -> Self:
-        """This sink for a stream of such records, as a copy, so that one object serves several streams. Raises `PipelineError` when they cannot be written."""
+        """This sink for a stream of such records, as a copy, so that one object serves several streams.
+
+        Raises `PipelineError` when they cannot be written.
+        """
         bound = copy.copy(self)
         bound.records = records
         bound.check(records)

@@ -17,7 +17,9 @@ LINE, CHARACTER, PADDING = 18, 7.3, 10
 """Of a line of text its height, of a character its width, of a box the space around its text; in pixels."""
 
 BETWEEN, APART, LANE = 60, 24, 16
-"""The space between columns, beside the arrows' labels; between boxes of a column; and the height of an arrow that passes a column."""
+"""The space between columns, beside the arrows' labels; between boxes of a column; and the height of an arrow that
+passes a column.
+"""
 
 LONGEST = 36
 """Characters of an operator's name."""
@@ -50,13 +52,23 @@ def as_svg(plan: Plan, highlighted: Region) -> str:
     arrows = {(source, r.id): _label(plan, source, r.id) for r in plan.regions for source in r.inputs}
     columns, ways = _columns(plan, places, list(arrows))
     width, height = _arrange(columns, BETWEEN + CHARACTER * max(map(len, arrows.values()), default=0))
-    drawn = [line for ends, label in arrows.items() for line in _arrow([places[ends[0]], *ways[ends], places[ends[1]]], label)]
+    drawn = [
+        line
+        for ends, label in arrows.items()
+        for line in _arrow([places[ends[0]], *ways[ends], places[ends[1]]], label)
+    ]
     drawn += [line for r in plan.regions for line in _box(places[r.id], r.id == highlighted.id)]
     size = f'width="{width:.0f}" height="{height:.0f}"'
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {width:.0f} {height:.0f}" font-family="monospace" font-size="12">',
-            '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path d="M0 0 8 4 0 8z" fill="#4f43dd"/></marker></defs>',
+            (
+                f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {width:.0f} {height:.0f}"'
+                ' font-family="monospace" font-size="12">'
+            ),
+            (
+                '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7"'
+                ' orient="auto"><path d="M0 0 8 4 0 8z" fill="#4f43dd"/></marker></defs>'
+            ),
             f'<rect {size} fill="#ffffff"/>',
             *drawn,
             "</svg>",
@@ -71,13 +83,21 @@ def _operator(node: Node) -> str:
 
 def _label(plan: Plan, source: int, target: int) -> str:
     """How records travel from one stage to another: `by shop`, `REBALANCE`."""
-    crossing = [e for e in plan.exchanges if e.blocking and e.source in plan.regions[source].tasks and e.target in plan.regions[target].tasks]
+    crossing = [
+        e
+        for e in plan.exchanges
+        if e.blocking and e.source in plan.regions[source].tasks and e.target in plan.regions[target].tasks
+    ]
     keys = [(e.kind.value, e.edge.partitioning.key) for e in crossing]
     return "; ".join(dict.fromkeys(f"by {key.describe()}" if key is not None else exchange for exchange, key in keys))
 
 
-def _columns(plan: Plan, places: dict[int, _Place], arrows: list[tuple[int, int]]) -> tuple[list[list[_Place]], dict[tuple[int, int], list[_Place]]]:
-    """Each stage in the column after the last one that it reads from, and for each arrow its ways through the columns between."""
+def _columns(
+    plan: Plan, places: dict[int, _Place], arrows: list[tuple[int, int]]
+) -> tuple[list[list[_Place]], dict[tuple[int, int], list[_Place]]]:
+    """Each stage in the column after the last one that it reads from, and for each arrow its ways through the columns
+    between.
+    """
     depth: dict[int, int] = {}
     for region in plan.regions:  # they are in topological order
         depth[region.id] = 1 + max((depth[i] for i in region.inputs), default=-1)
@@ -118,13 +138,22 @@ def _arrow(stops: Sequence[_Place], label: str) -> list[str]:
         middle = (bend, (at[1] + stop.middle) / 2)
         path += f" C{bend:.0f} {at[1]:.0f} {bend:.0f} {stop.middle:.0f} {stop.x:.0f} {stop.middle:.0f}"
         at = (stop.x, stop.middle)
-    place = f'x="{middle[0]:.0f}" y="{middle[1] + 4:.0f}" text-anchor="middle" paint-order="stroke" stroke="#ffffff" stroke-width="4"'
-    return [f'<path d="{path}" fill="none" stroke="#4f43dd" stroke-width="2" marker-end="url(#tip)"/>', f'<text {place} fill="#555555" font-size="11">{escape(label)}</text>']
+    place = (
+        f'x="{middle[0]:.0f}" y="{middle[1] + 4:.0f}" text-anchor="middle" paint-order="stroke" stroke="#ffffff"'
+        ' stroke-width="4"'
+    )
+    return [
+        f'<path d="{path}" fill="none" stroke="#4f43dd" stroke-width="2" marker-end="url(#tip)"/>',
+        f'<text {place} fill="#555555" font-size="11">{escape(label)}</text>',
+    ]
 
 
 def _box(place: _Place, highlighted: bool) -> list[str]:
     fill, line = ("#e6e4fa", "#4f43dd") if highlighted else ("#f7f7fa", "#b8b5d6")
-    found = [f'<rect x="{place.x:.0f}" y="{place.y:.0f}" width="{place.width:.0f}" height="{place.height:.0f}" rx="6" fill="{fill}" stroke="{line}"/>']
+    found = [
+        f'<rect x="{place.x:.0f}" y="{place.y:.0f}" width="{place.width:.0f}" height="{place.height:.0f}" rx="6"'
+        f' fill="{fill}" stroke="{line}"/>'
+    ]
     for number, text in enumerate(place.lines):
         weight = ' font-weight="bold"' if number == 0 else ""
         x, y = place.x + PADDING, place.y + PADDING / 2 + LINE * (number + 0.8)

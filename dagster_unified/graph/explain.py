@@ -61,7 +61,10 @@ def as_json(plan: Plan) -> dict[str, Any]:
             }
             for n in graph.nodes
         ],
-        "tasks": [{"id": t.id, "operators": list(t.operators), "names": [graph.node(o).name for o in t.operators]} for t in plan.tasks],
+        "tasks": [
+            {"id": t.id, "operators": list(t.operators), "names": [graph.node(o).name for o in t.operators]}
+            for t in plan.tasks
+        ],
         "exchanges": [
             {
                 "from": e.source,
@@ -103,7 +106,10 @@ def describe(node: Node) -> str:
     if isinstance(node, SinkNode):
         return f"{node.sink.describe()}, {node.sink.guarantee.value}"
     if isinstance(node, LookupNode):
-        return f"Catalyst: {', '.join(f'{a} = {b}' for a, b in node.on)} in {node.source.describe()}{', inner' if node.inner else ''}"
+        return (
+            f"Catalyst: {', '.join(f'{a} = {b}' for a, b in node.on)} in"
+            f" {node.source.describe()}{', inner' if node.inner else ''}"
+        )
     if isinstance(node, (NativeNode, NativeKeyedNode)):
         windows = f" in {node.assigner.describe()}" if isinstance(node, WindowAggregateNode) else ""
         return "Catalyst: " + ", ".join(map(str, node.columns)) + windows
@@ -131,7 +137,13 @@ def state(node: Node) -> list[dict[str, str]]:
     if isinstance(node, BroadcastNode):
         found += [{"name": d.name, "kind": "broadcast"} for d in node.function.descriptors]
     for call in (call for function in authors(node.function) for call in _calls(type(function))):
-        name = call.func.id if isinstance(call.func, ast.Name) else call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        name = (
+            call.func.id
+            if isinstance(call.func, ast.Name)
+            else call.func.attr
+            if isinstance(call.func, ast.Attribute)
+            else ""
+        )
         if name.endswith("StateDescriptor") and call.args and isinstance(call.args[0], ast.Constant):
             found.append({"name": str(call.args[0].value), "kind": name.removesuffix("StateDescriptor").lower()})
     return found
@@ -150,8 +162,11 @@ def as_text(plan: Plan) -> str:
     execution = plan.execution
     lines = [
         f"{plan.name}: {execution.mode} ({execution.boundedness.value})",
-        f"  {execution.schedule_mode}, {execution.shuffle_mode}, incremental updates {'on' if execution.incremental_updates else 'off'}, "
-        f"processing time {execution.processing_time} and at the end {execution.processing_time_at_end}",
+        (
+            f"  {execution.schedule_mode}, {execution.shuffle_mode}, incremental updates"
+            f" {'on' if execution.incremental_updates else 'off'}, processing time {execution.processing_time} and at"
+            f" the end {execution.processing_time_at_end}"
+        ),
     ]
     for region in plan.regions:
         lines += ["", *_region_text(plan, region)]
@@ -179,7 +194,10 @@ def _region_text(plan: Plan, region: Region) -> list[str]:
                 text += f" → {node.records.describe()}"
             lines.append(text + (f"  ({node.location})" if node.location else ""))
     if region.outputs:
-        lines.append("  materializes " + ", ".join(plan.graph.node(p.node).name + (f" / {p.tag}" if p.tag else "") for p in region.outputs))
+        lines.append(
+            "  materializes "
+            + ", ".join(plan.graph.node(p.node).name + (f" / {p.tag}" if p.tag else "") for p in region.outputs)
+        )
     return lines
 
 
@@ -190,7 +208,10 @@ def _exchange_text(plan: Plan, exchange: Exchange) -> str:
     barrier = "a barrier: " if exchange.blocking else ""
     producer, consumer = plan.graph.node(edge.source).name, plan.graph.node(edge.target).name
     place = f"stage '{plan.region_of(edge.source).name}'" if exchange.blocking else f"task {exchange.source + 1}"
-    return f"'{consumer}' reads '{producer}'{tag} of {place} through {exchange.kind.value}{key} ({barrier}{exchange.reason})"
+    return (
+        f"'{consumer}' reads '{producer}'{tag} of {place} through {exchange.kind.value}{key}"
+        f" ({barrier}{exchange.reason})"
+    )
 
 
 def as_mermaid(plan: Plan) -> str:
@@ -201,7 +222,13 @@ def as_mermaid(plan: Plan) -> str:
         lines.append(f'  subgraph r{region.id}["{_escape(region.name)}"]')
         for operator in region.nodes:
             node = graph.node(operator)
-            left, right = ("([", "])") if isinstance(node, SourceNode) else ("[(", ")]") if isinstance(node, SinkNode) else ("[", "]")
+            left, right = (
+                ("([", "])")
+                if isinstance(node, SourceNode)
+                else ("[(", ")]")
+                if isinstance(node, SinkNode)
+                else ("[", "]")
+            )
             lines.append(f'    n{operator}{left}"{_escape(node.name)}"{right}')
         lines.append("  end")
     crossing = {id(e.edge): e for e in plan.exchanges}

@@ -1,7 +1,8 @@
 """Column expressions that need no Spark to be written down: recorded here, replayed on Spark's functions by an engine.
 
-`F.col("distance") / F.col("air_time")` builds a tree of calls. Replaying it on `pyspark.sql.functions` gives a Column, classic
-or Connect, when there is a session; replaying it on another library with the same functions runs it without a JVM.
+`F.col("distance") / F.col("air_time")` builds a tree of calls. Replaying it on `pyspark.sql.functions` gives a Column,
+classic or Connect, when there is a session; replaying it on another library with the same functions runs it without a
+JVM.
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ class Column:
     __slots__ = ("arguments", "name", "names", "options", "target")
     __hash__ = object.__hash__
 
-    def __init__(self, target: Column | None, name: str, arguments: tuple[Any, ...] = (), options: dict[str, Any] | None = None, names: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        target: Column | None,
+        name: str,
+        arguments: tuple[Any, ...] = (),
+        options: dict[str, Any] | None = None,
+        names: tuple[str, ...] = (),
+    ) -> None:
         self.target = target
         self.name = name
         self.arguments = arguments
@@ -69,9 +77,12 @@ class Column:
 
 
 SYMBOLS = {
-    "__add__": "+", "__radd__": "+", "__sub__": "-", "__rsub__": "-", "__mul__": "*", "__rmul__": "*", "__truediv__": "/",
-    "__rtruediv__": "/", "__mod__": "%", "__rmod__": "%", "__pow__": "**", "__rpow__": "**", "__eq__": "==", "__ne__": "!=",
-    "__lt__": "<", "__le__": "<=", "__gt__": ">", "__ge__": ">=", "__and__": "&", "__rand__": "&", "__or__": "|", "__ror__": "|",
+    "__add__": "+", "__radd__": "+", "__sub__": "-", "__rsub__": "-", "__mul__": "*", "__rmul__": "*", "__truediv__":
+    "/",
+    "__rtruediv__": "/", "__mod__": "%", "__rmod__": "%", "__pow__": "**", "__rpow__": "**", "__eq__": "==", "__ne__":
+    "!=",
+    "__lt__": "<", "__le__": "<=", "__gt__": ">", "__ge__": ">=", "__and__": "&", "__rand__": "&", "__or__": "|",
+    "__ror__": "|",
     "__invert__": "~", "__neg__": "-", "__getitem__": "[]",
 }  # fmt: skip
 
@@ -117,7 +128,18 @@ def read_by_sql(text: str) -> set[str]:
     return {c.parts[0].name for c in columns if not isinstance(c.this, exp.Star)} - _CONSTANTS
 
 
-_CONSTANTS = {"true", "false", "null", "current_date", "current_time", "current_timestamp", "current_user", "session_user", "user", "*"}
+_CONSTANTS = {
+    "true",
+    "false",
+    "null",
+    "current_date",
+    "current_time",
+    "current_timestamp",
+    "current_user",
+    "session_user",
+    "user",
+    "*",
+}
 """What is written as a name and is none."""
 
 

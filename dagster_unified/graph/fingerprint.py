@@ -1,10 +1,11 @@
 """A fingerprint of a user's function: it changes when what the function does changes, and is the same in every process.
 
-It covers bytecode, constants, defaults, closures, and the functions, classes and values of the author's own modules that the
-function refers to; not the bodies of installed libraries, whose versions the environment fixes. Of a value it covers what the value
-means: a logger's name, a pattern's text, a builtin's name; never an address, and nothing that a process changes as it works. A value
-that the code changes while it runs, such as a cache, counts with the statements that make it; so does one whose meaning cannot be
-told, such as an open file, which is also named (`Fingerprint.left_out`).
+It covers bytecode, constants, defaults, closures, and the functions, classes and values of the author's own modules
+that the function refers to; not the bodies of installed libraries, whose versions the environment fixes. Of a value it
+covers what the value means: a logger's name, a pattern's text, a builtin's name; never an address, and nothing that a
+process changes as it works. A value that the code changes while it runs, such as a cache, counts with the statements
+that make it; so does one whose meaning cannot be told, such as an open file, which is also named
+(`Fingerprint.left_out`).
 """
 
 from __future__ import annotations
@@ -88,7 +89,11 @@ def _name_of(value: Any) -> str:
     named: Any = value if isinstance(value, (types.FunctionType, type)) else type(value)
     if isinstance(value, types.MethodType):
         named = value.__func__
-    return f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', type(value).__qualname__)}".removeprefix("builtins.")
+    return (
+        f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', type(value).__qualname__)}".removeprefix(
+            "builtins."
+        )
+    )
 
 
 class _Walk:
@@ -190,7 +195,9 @@ class _Walk:
         self.value(function.__defaults__, place)
         self.value(function.__kwdefaults__, place)
         changed = without | enclosed.get(function.__code__.co_name, set()) | {"__wrapped__"}
-        attributes = {name: item for name, item in vars(function).items() if name not in changed and not name.startswith("__")}
+        attributes = {
+            name: item for name, item in vars(function).items() if name not in changed and not name.startswith("__")
+        }
         registry = attributes.get("registry")
         if written_by_others and isinstance(registry, types.MappingProxyType):  # functools.singledispatch
             self._mapping(registry, place)
@@ -236,14 +243,19 @@ class _Walk:
             self._put(place, statement)
 
     def _of_module(self, module: types.ModuleType, used: set[str], place: str) -> None:
-        """What is used of an author's module. A submodule counts where it is imported by its name: another may be loaded later."""
+        """What is used of an author's module.
+
+        A submodule counts where it is imported by its name: another may be loaded later.
+        """
         for name in sorted(used & set(vars(module))):
             if not isinstance(vars(module)[name], types.ModuleType):
                 self._put(place, name)
                 self._global(vars(module), name, used, place)
 
     def _imports(self, function: types.FunctionType, place: str) -> None:
-        """The author's modules that a function imports while it runs, by their files: which are loaded depends on the process."""
+        """The author's modules that a function imports while it runs, by their files: which are loaded depends on the
+        process.
+        """
         package = function.__globals__.get("__package__")
         for code in nested_code(function.__code__):
             if _IMPORT not in code.co_code[::2]:
@@ -260,7 +272,10 @@ class _Walk:
 
     def _code(self, code: types.CodeType, place: str) -> None:
         self._put(place, code.co_code.hex())
-        self._put(place, repr((code.co_names, code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], code.co_freevars)))
+        self._put(
+            place,
+            repr((code.co_names, code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], code.co_freevars)),
+        )
         for constant in code.co_consts:
             self.value(constant, place)
 
@@ -323,11 +338,17 @@ class _Walk:
             self._put(place, "partial")
             for part in (value.func, value.args, value.keywords, vars(value)):
                 self.value(part, place)
-        elif is_installed(kind.__module__) and "__wrapped__" in getattr(value, "__dict__", ()):  # functools.cache, lru_cache
+        elif is_installed(kind.__module__) and "__wrapped__" in getattr(
+            value, "__dict__", ()
+        ):  # functools.cache, lru_cache
             self._put(place, f"{_type_name(kind)} around")
             self.value(value.__wrapped__, place)
         elif isinstance(value, _ARROW):
-            self._put(place, f"{kind.__name__} {value.type if isinstance(value, (pa.Array, pa.ChunkedArray)) else value.schema.to_string()}")
+            self._put(
+                place,
+                f"{kind.__name__}"
+                f" {value.type if isinstance(value, (pa.Array, pa.ChunkedArray)) else value.schema.to_string()}",
+            )
             self.value(value.to_pylist(), place)
         elif isinstance(value, (pa.Schema, pa.Field, pa.DataType)):
             self._put(place, f"{kind.__name__} {value} {getattr(value, 'metadata', None)}")
@@ -370,7 +391,9 @@ class _Walk:
             self._seen.update(walk._seen)
 
     def _state(self, value: Any, kind: type, place: str, without: frozenset[str]) -> None:
-        """An object by its state: what it says of that itself, or its attributes, and what it holds as a container or a number."""
+        """An object by its state: what it says of that itself, or its attributes, and what it holds as a container or a
+        number.
+        """
         own = _own_state(value, kind)
         if own is not None:
             self.value(own, place)
@@ -385,7 +408,9 @@ class _Walk:
         told = getattr(kind, "told_by", None) if _is_ours(kind) else None
         state = _attributes_of(value, kind) if told is None else {name: getattr(value, name) for name in told}
         for name, item in sorted(state.items()):
-            if name not in without and not isinstance(inspect.getattr_static(kind, name, None), functools.cached_property):
+            if name not in without and not isinstance(
+                inspect.getattr_static(kind, name, None), functools.cached_property
+            ):
                 self._put(place, f".{name}")
                 self.value(item, place if _is_ours(kind) else f"{place}.{name}" if place == _name_of(value) else place)
         return bool(state)
@@ -424,7 +449,19 @@ def _hints(cls: type) -> dict[str, Any]:
     return {name: found[name] for name in vars(cls).get("__annotations__", {}) if name in found}
 
 
-_GENERATED = frozenset({"__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__orig_bases__", "__parameters__", "__slots__"})
+_GENERATED = frozenset(
+    {
+        "__module__",
+        "__qualname__",
+        "__doc__",
+        "__dict__",
+        "__weakref__",
+        "__annotations__",
+        "__orig_bases__",
+        "__parameters__",
+        "__slots__",
+    }
+)
 
 
 def _says_something(cls: type, name: str, member: Any) -> bool:
@@ -437,20 +474,38 @@ def _says_something(cls: type, name: str, member: Any) -> bool:
         return False
     if issubclass(cls, enum.Enum) and (name in cls.__members__ or (name.startswith("_") and name.endswith("_"))):
         return False
-    return not (hasattr(type(member), "__get__") and is_installed(type(member).__module__) and not hasattr(member, "__wrapped__"))
+    return not (
+        hasattr(type(member), "__get__")
+        and is_installed(type(member).__module__)
+        and not hasattr(member, "__wrapped__")
+    )
 
 
 def _changed_attributes(cls: type) -> frozenset[str]:
-    """The attributes that a class's methods change as they work. What a setter is given does not change by work, but by who calls it."""
+    """The attributes that a class's methods change as they work.
+
+    What a setter is given does not change by work, but by who calls it.
+    """
     found: set[str] = set()
     overridden = {name for base in cls.__mro__ if is_installed(base.__module__) for name in vars(base)}
     for base in cls.__mro__:
         module = sys.modules.get(base.__module__)
-        text = text_of(module).classes.get(base.__qualname__) if module is not None and not _is_ours(base) and base.__module__ != "builtins" else None
+        text = (
+            text_of(module).classes.get(base.__qualname__)
+            if module is not None and not _is_ours(base) and base.__module__ != "builtins"
+            else None
+        )
         if text is None:
             continue
         for method, changed in text.changed.items():
-            if method not in ("__init__", "__new__", "__post_init__", "__setstate__", "__set_name__", "__init_subclass__"):
+            if method not in (
+                "__init__",
+                "__new__",
+                "__post_init__",
+                "__setstate__",
+                "__set_name__",
+                "__init_subclass__",
+            ):
                 works = method in overridden or method == "__call__"
                 found |= changed if works else changed - text.given[method]
     return frozenset(found)
@@ -499,5 +554,11 @@ def _reduced(value: Any, kind: type) -> Any:
     found = registered(value) if registered is not None else value.__reduce_ex__(2)
     if isinstance(found, tuple) and len(found) > 3:  # its items come as iterators
         made, arguments, state, items, pairs = (*found, None)[:5]
-        return made, arguments, state, list(items or ()), OrderedDict(pairs or ()) if kind is OrderedDict else dict(pairs or ())
+        return (
+            made,
+            arguments,
+            state,
+            list(items or ()),
+            OrderedDict(pairs or ()) if kind is OrderedDict else dict(pairs or ()),
+        )
     return found

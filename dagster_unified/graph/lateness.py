@@ -1,7 +1,7 @@
 """Whether a record can come too late for an operator in STREAMING (FLIP-134: "late records"; in BATCH none can).
 
-Knows the logical graph, and what sources say of the order of their records. A record is late when the watermark has passed it, and
-the watermark of an input follows the strategies of its nearest timestamp assigners.
+Knows the logical graph, and what sources say of the order of their records. A record is late when the watermark has
+passed it, and the watermark of an input follows the strategies of its nearest timestamp assigners.
 """
 
 from __future__ import annotations
@@ -46,7 +46,11 @@ def nearest_assigners(graph: Graph, edges: Sequence[Edge]) -> list[AssignTimesta
 def assigners(graph: Graph, node: Node) -> list[Assigned]:
     """The nearest assigners upstream of `node` that move its watermark before the end of input."""
     found = nearest_assigners(graph, graph.inputs(node.id))
-    return [Assigned(n.name, n.max_out_of_orderness_ms, _disorder(graph, n)) for n in found if n.max_out_of_orderness_ms is not None]
+    return [
+        Assigned(n.name, n.max_out_of_orderness_ms, _disorder(graph, n))
+        for n in found
+        if n.max_out_of_orderness_ms is not None
+    ]
 
 
 def _disorder(graph: Graph, node: AssignTimestampsNode) -> int | None:

@@ -39,7 +39,13 @@ def column_lineage(plan: Plan, region: Region, node_id: int) -> Lineage | None:
 def _columns(before: Lineage, kept: Lineage, columns: tuple[object, ...], names: tuple[str, ...]) -> Lineage | None:
     found = dict(kept)
     for name, column in zip(names, columns, strict=True):
-        read = column.references() if isinstance(column, Column) else {column} if isinstance(column, str) and column in before else None
+        read = (
+            column.references()
+            if isinstance(column, Column)
+            else {column}
+            if isinstance(column, str) and column in before
+            else None
+        )
         if read is None or not read <= set(before):
             return None
         found[name] = frozenset(origin for r in read for origin in before[r])

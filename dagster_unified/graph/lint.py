@@ -1,7 +1,7 @@
 """The mode-parity lint: warns where a graph's final result depends on the mode.
 
-Knows the logical graph and what can be read from functions' code; runs nothing. A *warning* says that BATCH and STREAMING may
-end differently; a *note* says what the lint cannot promise.
+Knows the logical graph and what can be read from functions' code; runs nothing. A *warning* says that BATCH and
+STREAMING may end differently; a *note* says what the lint cannot promise.
 """
 
 from __future__ import annotations
@@ -66,8 +66,25 @@ def lint(graph: Graph, execution: Execution) -> tuple[Finding, ...]:
     """All findings, in the order of the operators."""
     found: list[Finding] = []
     for node in graph.nodes:
-        for rule in (_counts_updates, _other_fields, _clock, _watermark, _windows, _late_records, _broadcast, _lookup, _expiry, _order, _null_key, _left_out, _unused):
-            found += [Finding(rule.__name__.strip("_").replace("_", "-"), severity, node.id, message) for severity, message in rule(graph, node, execution)]
+        for rule in (
+            _counts_updates,
+            _other_fields,
+            _clock,
+            _watermark,
+            _windows,
+            _late_records,
+            _broadcast,
+            _lookup,
+            _expiry,
+            _order,
+            _null_key,
+            _left_out,
+            _unused,
+        ):
+            found += [
+                Finding(rule.__name__.strip("_").replace("_", "-"), severity, node.id, message)
+                for severity, message in rule(graph, node, execution)
+            ]
     return tuple(found)
 
 
@@ -83,7 +100,20 @@ def _rolling_upstream(graph: Graph, node: Node) -> Node | None:
 
 
 def _counts_updates(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
-    keeps = isinstance(node, (ReduceNode, NativeKeyedNode, KeyedProcessNode, FilterNode, WhereNode, FlatMapNode, ProcessNode, AsyncNode, MapBatchesNode))
+    keeps = isinstance(
+        node,
+        (
+            ReduceNode,
+            NativeKeyedNode,
+            KeyedProcessNode,
+            FilterNode,
+            WhereNode,
+            FlatMapNode,
+            ProcessNode,
+            AsyncNode,
+            MapBatchesNode,
+        ),
+    )
     appends = isinstance(node, SinkNode) and not node.sink.upserts
     if not (keeps or appends):
         return []
@@ -91,8 +121,20 @@ def _counts_updates(graph: Graph, node: Node, execution: Execution) -> list[tupl
     if rolling is None:
         return []
     what = "appends" if appends else "sees"
-    todo = "use a sink that upserts by key" if appends else f"make it depend on the last update per key only, or move it before '{rolling.name}'"
-    return [("warning", f"'{node.name}' {what} every update of the rolling operation '{rolling.name}' in STREAMING and only its final results in BATCH; {todo}")]
+    todo = (
+        "use a sink that upserts by key"
+        if appends
+        else f"make it depend on the last update per key only, or move it before '{rolling.name}'"
+    )
+    return [
+        (
+            "warning",
+            (
+                f"'{node.name}' {what} every update of the rolling operation '{rolling.name}' in STREAMING and only its"
+                f" final results in BATCH; {todo}"
+            ),
+        )
+    ]
 
 
 def _other_fields(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
@@ -107,7 +149,13 @@ def _other_fields(graph: Graph, node: Node, execution: Execution) -> list[tuple[
         return []
     instead = "reduce" if kind == "sum" else f"{kind}_by or reduce"
     return [
-        ("warning", f"'{node.name}' keeps {', '.join(others)} of whichever record comes first, which is the earliest in BATCH and the first to arrive in STREAMING; use {instead}")
+        (
+            "warning",
+            (
+                f"'{node.name}' keeps {', '.join(others)} of whichever record comes first, which is the earliest in"
+                f" BATCH and the first to arrive in STREAMING; use {instead}"
+            ),
+        )
     ]
 
 
@@ -117,17 +165,39 @@ def _clock(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, st
     used = names_used(node.function)
     found: list[tuple[str, str]] = []
     if "current_processing_time" in used and "register_processing_time_timer" not in used:
-        found.append(("warning", f"'{node.name}' reads the processing time, so that its result depends on when it runs; use ctx.timestamp()"))
+        found.append(
+            (
+                "warning",
+                (
+                    f"'{node.name}' reads the processing time, so that its result depends on when it runs; use"
+                    " ctx.timestamp()"
+                ),
+            )
+        )
     outside = reads_from_outside(node.function)
     if outside is not None:
-        found.append(("warning", f"'{node.name}' reads {outside}, so that each mode, and each retry, gives another result; take what it needs from the record"))
+        found.append(
+            (
+                "warning",
+                (
+                    f"'{node.name}' reads {outside}, so that each mode, and each retry, gives another result; take what"
+                    " it needs from the record"
+                ),
+            )
+        )
     return found
 
 
 def _watermark(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
-    if not isinstance(node, (FunctionNode, KeyedProcessNode)) or not names_used(node.function) & {"current_watermark", "get_current_watermark"}:
+    if not isinstance(node, (FunctionNode, KeyedProcessNode)) or not names_used(node.function) & {
+        "current_watermark",
+        "get_current_watermark",
+    }:
         return []
-    what = f"'{node.name}' reads the watermark, which stands at its beginning in BATCH and follows the records in STREAMING"
+    what = (
+        f"'{node.name}' reads the watermark, which stands at its beginning in BATCH and follows the records in"
+        " STREAMING"
+    )
     return [("warning", f"{what}; use ctx.timestamp(), or an event-time timer")]
 
 
@@ -140,21 +210,49 @@ def _windows(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, 
         found.append(
             (
                 "warning",
-                f"'{node.name}' closes its windows by the elements that have come, which come in event-time order in BATCH and as they arrive in STREAMING; use windows by event time",
+                (
+                    f"'{node.name}' closes its windows by the elements that have come, which come in event-time order"
+                    " in BATCH and as they arrive in STREAMING; use windows by event time"
+                ),
             )
         )
-    if isinstance(spec.assigner, (TumblingProcessingTimeWindows, SlidingProcessingTimeWindows, ProcessingTimeSessionWindows)) or isinstance(
-        trigger, (ProcessingTimeTrigger, ContinuousProcessingTimeTrigger)
-    ):
-        found.append(("warning", f"'{node.name}' goes by processing time, so that its windows depend on when it runs; use windows by event time"))
+    if isinstance(
+        spec.assigner, (TumblingProcessingTimeWindows, SlidingProcessingTimeWindows, ProcessingTimeSessionWindows)
+    ) or isinstance(trigger, (ProcessingTimeTrigger, ContinuousProcessingTimeTrigger)):
+        found.append(
+            (
+                "warning",
+                (
+                    f"'{node.name}' goes by processing time, so that its windows depend on when it runs; use windows by"
+                    " event time"
+                ),
+            )
+        )
     if isinstance(trigger, ContinuousProcessingTimeTrigger) and spec.assigner.is_event_time:
-        what = f"'{node.name}' gives the results that the clock fires and none at a window's end, and so none at all in BATCH"
+        what = (
+            f"'{node.name}' gives the results that the clock fires and none at a window's end, and so none at all in"
+            " BATCH"
+        )
         found.append(("warning", f"{what}; use ContinuousEventTimeTrigger"))
     if isinstance(trigger, ContinuousEventTimeTrigger):
-        found.append(("warning", f"'{node.name}' gives early results in STREAMING and each window's last one in BATCH; use a sink that upserts by key and window"))
+        found.append(
+            (
+                "warning",
+                (
+                    f"'{node.name}' gives early results in STREAMING and each window's last one in BATCH; use a sink"
+                    " that upserts by key and window"
+                ),
+            )
+        )
     if spec.evictor is not None or (spec.reduce is None and spec.aggregate is None):
         found.append(
-            ("note", f"'{node.name}' is given a window's elements in event-time order in BATCH and as they arrived in STREAMING; sort them if its result depends on order")
+            (
+                "note",
+                (
+                    f"'{node.name}' is given a window's elements in event-time order in BATCH and as they arrived in"
+                    " STREAMING; sort them if its result depends on order"
+                ),
+            )
         )
     return found
 
@@ -167,7 +265,9 @@ def _late_records(graph: Graph, node: Node, execution: Execution) -> list[tuple[
     if not found:
         return []  # the watermark stands still until the end of input
     if all(assigner.covered for assigner in found):
-        covered = ", ".join(f"those of '{a.name}' by {a.disorder} ms at most, with a bound of {a.bound} ms" for a in found)
+        covered = ", ".join(
+            f"those of '{a.name}' by {a.disorder} ms at most, with a bound of {a.bound} ms" for a in found
+        )
         return [("note", f"no record can be late for '{node.name}': they are out of order {covered}")]
     bounds = ", ".join(f"{a.bound} ms of '{a.name}'" for a in found if not a.covered)
     lateness = getattr(function, "lateness", 0)
@@ -178,8 +278,10 @@ def _late_records(graph: Graph, node: Node, execution: Execution) -> list[tuple[
     return [
         (
             "warning",
-            f"'{node.name}' drops late records in STREAMING, where BATCH has none and counts them all; it cannot happen where records come sorted by event time, "
-            f"or no further out of order than the bound ({bounds})",
+            (
+                f"'{node.name}' drops late records in STREAMING, where BATCH has none and counts them all; it cannot"
+                f" happen where records come sorted by event time, or no further out of order than the bound ({bounds})"
+            ),
         )
     ]
 
@@ -197,18 +299,32 @@ def _broadcast(graph: Graph, node: Node, execution: Execution) -> list[tuple[str
     found = [
         (
             "warning",
-            f"'{node.name}' sees every broadcast record before its other records in BATCH, and in STREAMING only those that came before; make its result independent of that, or join with an interval",
+            (
+                f"'{node.name}' sees every broadcast record before its other records in BATCH, and in STREAMING only"
+                " those that came before; make its result independent of that, or join with an interval"
+            ),
         )
     ]
     if not any(graph.node(e.source).timestamped for e in graph.broadcast_inputs(node.id)):
         found.append(
             (
                 "warning",
-                f"'{node.name}' gets its broadcast records in no defined order in BATCH, since they have no event times; if a later one replaces an earlier, assign timestamps to them",
+                (
+                    f"'{node.name}' gets its broadcast records in no defined order in BATCH, since they have no event"
+                    " times; if a later one replaces an earlier, assign timestamps to them"
+                ),
             )
         )
     if "apply_to_keyed_state" in names_used(node.function):
-        found.append(("warning", f"'{node.name}' uses apply_to_keyed_state, which in BATCH is called for no key: there is none yet when broadcast records come"))
+        found.append(
+            (
+                "warning",
+                (
+                    f"'{node.name}' uses apply_to_keyed_state, which in BATCH is called for no key: there is none yet"
+                    " when broadcast records come"
+                ),
+            )
+        )
     return found
 
 
@@ -216,7 +332,13 @@ def _lookup(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, s
     if not isinstance(node, LookupNode):
         return []
     return [
-        ("note", f"'{node.name}' reads '{node.source.name}' as it is when the stage runs in BATCH, and as it is at each micro-batch in STREAMING; while it changes, results differ")
+        (
+            "note",
+            (
+                f"'{node.name}' reads '{node.source.name}' as it is when the stage runs in BATCH, and as it is at each"
+                " micro-batch in STREAMING; while it changes, results differ"
+            ),
+        )
     ]
 
 
@@ -226,22 +348,36 @@ def _expiry(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, s
     return [
         (
             "warning",
-            f"'{node.name}' has state with a time to live, which STREAMING forgets after that and BATCH does not; if its result depends on it, forget by event-time timers instead",
+            (
+                f"'{node.name}' has state with a time to live, which STREAMING forgets after that and BATCH does not;"
+                " if its result depends on it, forget by event-time timers instead"
+            ),
         )
     ]
 
 
 def _lives_for_a_time(value: object) -> bool:
-    return value is StateTtlConfig or isinstance(value, StateTtlConfig) or (isinstance(value, StateDescriptor) and value.ttl is not None)
+    return (
+        value is StateTtlConfig
+        or isinstance(value, StateTtlConfig)
+        or (isinstance(value, StateDescriptor) and value.ttl is not None)
+    )
 
 
 def _order(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
-    if isinstance(node, WindowNode) or not isinstance(node, KeyedProcessNode) or getattr(node.function, "requires_time_sorted_input", False):
+    if (
+        isinstance(node, WindowNode)
+        or not isinstance(node, KeyedProcessNode)
+        or getattr(node.function, "requires_time_sorted_input", False)
+    ):
         return []
     return [
         (
             "note",
-            f"'{node.name}' gets a key's records in event-time order in BATCH and as they arrive in STREAMING; if its result depends on order, set requires_time_sorted_input = True",
+            (
+                f"'{node.name}' gets a key's records in event-time order in BATCH and as they arrive in STREAMING; if"
+                " its result depends on order, set requires_time_sorted_input = True"
+            ),
         )
     ]
 
@@ -255,7 +391,13 @@ def _null_key(graph: Graph, node: Node, execution: Execution) -> list[tuple[str,
         records = graph.port_type(edge.source, edge.tag.name if edge.tag else None)
         if records is not None:
             found += [
-                ("note", f"'{node.name}' is keyed by '{f}', which may be None, and a None key fails the run; filter before key_by")
+                (
+                    "note",
+                    (
+                        f"'{node.name}' is keyed by '{f}', which may be None, and a None key fails the run; filter"
+                        " before key_by"
+                    ),
+                )
                 for f in key.fields
                 if records.schema.field(f).nullable
             ]
@@ -267,8 +409,10 @@ def _left_out(graph: Graph, node: Node, execution: Execution) -> list[tuple[str,
     return [
         (
             "note",
-            f"'{node.name}' uses {place}, {what}: whether it has changed cannot be told, so that only the statement that makes it counts as code; "
-            f"create it in open(), or build it from values that can be told",
+            (
+                f"'{node.name}' uses {place}, {what}: whether it has changed cannot be told, so that only the statement"
+                " that makes it counts as code; create it in open(), or build it from values that can be told"
+            ),
         )
         for place, what in found.items()
     ]

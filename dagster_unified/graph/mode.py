@@ -16,7 +16,10 @@ from dagster_unified.graph.options import Configuration
 
 @dataclass(frozen=True)
 class Streaming:
-    """The options that only a STREAMING job has a use for. `interval` is None where an epoch begins as soon as there is input."""
+    """The options that only a STREAMING job has a use for.
+
+    `interval` is None where an epoch begins as soon as there is input.
+    """
 
     interval: timedelta | None
     directory: str
@@ -65,34 +68,45 @@ def resolve(graph: Graph, configuration: Configuration) -> Execution:
             if node.source.boundedness is Boundedness.UNBOUNDED:
                 raise PipelineError(
                     f"{graph.name}: source '{node.name}' is unbounded, and BATCH needs bounded sources; "
-                    f"read it from a bounded source, or launch with execution.runtime-mode=STREAMING"
+                    "read it from a bounded source, or launch with execution.runtime-mode=STREAMING"
                 )
         if configuration.asked("execution.checkpointing.interval"):
             raise ConfigurationError(
-                f"{graph.name}: execution.checkpointing.interval is set, and BATCH takes no checkpoints: a failed stage restarts from the materialized output "
-                f"of the stages before it; remove the option, or launch with execution.runtime-mode=STREAMING"
+                f"{graph.name}: execution.checkpointing.interval is set, and BATCH takes no checkpoints: a failed stage"
+                " restarts from the materialized output of the stages before it; remove the option, or launch with"
+                " execution.runtime-mode=STREAMING"
             )
-    if mode == "STREAMING" and configuration["execution.batch-shuffle-mode"] != "ALL_EXCHANGES_PIPELINED" and configuration.asked("execution.batch-shuffle-mode"):
+    if (
+        mode == "STREAMING"
+        and configuration["execution.batch-shuffle-mode"] != "ALL_EXCHANGES_PIPELINED"
+        and configuration.asked("execution.batch-shuffle-mode")
+    ):
         raise ConfigurationError(
-            f"{graph.name}: execution.batch-shuffle-mode={configuration['execution.batch-shuffle-mode']} cannot be honoured in STREAMING, where every exchange is pipelined; "
-            f"remove the option, or launch with execution.runtime-mode=BATCH"
+            f"{graph.name}: execution.batch-shuffle-mode={configuration['execution.batch-shuffle-mode']} cannot be"
+            " honoured in STREAMING, where every exchange is pipelined; remove the option, or launch with"
+            " execution.runtime-mode=BATCH"
         )
     expected = "EAGER" if mode == "STREAMING" else "LAZY_FROM_SOURCES"
     schedule = configuration["execution.schedule-mode"] or expected
     if schedule != expected and configuration.asked("execution.schedule-mode"):
-        raise ConfigurationError(f"{graph.name}: execution.schedule-mode={schedule} cannot be honoured in {mode}, which schedules {expected}; remove the option")
+        raise ConfigurationError(
+            f"{graph.name}: execution.schedule-mode={schedule} cannot be honoured in {mode}, which schedules"
+            f" {expected}; remove the option"
+        )
     updates = configuration["execution.incremental-updates"]
     native = next((n for n in graph.nodes if isinstance(n, AggregateNode)), None)
     if mode == "BATCH" and updates and native is not None:
         raise ConfigurationError(
-            f"{graph.name}: execution.incremental-updates=true cannot be honoured in BATCH by '{native.name}', which Catalyst runs and which gives one row per key; "
-            f"remove the option, or use reduce"
+            f"{graph.name}: execution.incremental-updates=true cannot be honoured in BATCH by '{native.name}', which"
+            " Catalyst runs and which gives one row per key; remove the option, or use reduce"
         )
     return Execution(
         mode=mode,
         boundedness=bound,
         schedule_mode=expected,
-        shuffle_mode="ALL_EXCHANGES_PIPELINED" if mode == "STREAMING" else configuration["execution.batch-shuffle-mode"],
+        shuffle_mode=(
+            "ALL_EXCHANGES_PIPELINED" if mode == "STREAMING" else configuration["execution.batch-shuffle-mode"]
+        ),
         incremental_updates=(mode == "STREAMING") if updates is None else updates,
         processing_time=configuration["pipeline.processing-time.allow"],
         processing_time_at_end=configuration["pipeline.processing-time.end-of-input"],

@@ -39,7 +39,10 @@ class Chaining(Enum):
 
 
 class Naming(IntEnum):
-    """Where an operator's name comes from. The higher, the more it says of what the operator makes: stages are named after it."""
+    """Where an operator's name comes from.
+
+    The higher, the more it says of what the operator makes: stages are named after it.
+    """
 
     LIBRARY = 0
     """The library's word for the operator, such as `map`."""
@@ -166,7 +169,8 @@ class KeyedProcessNode(KeyedNode):
 
 
 class BroadcastNode(KeyedProcessNode):
-    """A function with broadcast state; `function` is its `Broadcasting`. With a key of no fields its stream is not keyed.
+    """A function with broadcast state; `function` is its `Broadcasting`. With a key of no fields its stream is not
+    keyed.
 
     What comes over BROADCAST exchanges is its broadcast stream.
     """

@@ -1,7 +1,8 @@
 """The option keys: Flink's where Flink has the thing, with their types, defaults and what they do.
 
-A configuration is resolved from layers, the strongest first; each value remembers which layer gave it. An unknown key is an
-error that names the nearest known one. Knows nothing of files, of the environment or of a command line (`settings.py` does).
+A configuration is resolved from layers, the strongest first; each value remembers which layer gave it. An unknown key
+is an error that names the nearest known one. Knows nothing of files, of the environment or of a command line
+(`settings.py` does).
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class Option:
         try:
             return _PARSERS[self.kind](self, given)
         except (ValueError, TypeError):
-            raise ConfigurationError(f"{self.key}: {given!r} is not {self.expected()}{nearest(str(given), self.choices)}") from None
+            raise ConfigurationError(
+                f"{self.key}: {given!r} is not {self.expected()}{nearest(str(given), self.choices)}"
+            ) from None
 
     def expected(self) -> str:
         """What a value must be, in words."""
@@ -104,39 +107,166 @@ _PARSERS: dict[str, Callable[[Option, Any], Any]] = {
 }
 
 OPTIONS: tuple[Option, ...] = (
-    Option("execution.runtime-mode", "choice", "AUTOMATIC", "BATCH, STREAMING, or AUTOMATIC: BATCH when all sources are bounded, else STREAMING (FLIP-134).", ("BATCH", "STREAMING", "AUTOMATIC")),
     Option(
-        "execution.batch-shuffle-mode", "choice", "ALL_EXCHANGES_BLOCKING",
-        "Which edges between tasks are barriers in BATCH: all (ALL_EDGES_BLOCKING), all but forward ones (ALL_EXCHANGES_BLOCKING), all but pointwise ones, or none (one Spark job).",
+        "execution.runtime-mode",
+        "choice",
+        "AUTOMATIC",
+        "BATCH, STREAMING, or AUTOMATIC: BATCH when all sources are bounded, else STREAMING (FLIP-134).",
+        ("BATCH", "STREAMING", "AUTOMATIC"),
+    ),
+    Option(
+        "execution.batch-shuffle-mode",
+        "choice",
+        "ALL_EXCHANGES_BLOCKING",
+        "Which edges between tasks are barriers in BATCH: all (ALL_EDGES_BLOCKING), all but forward ones"
+        " (ALL_EXCHANGES_BLOCKING), all but pointwise ones, or none (one Spark job).",
         ("ALL_EDGES_BLOCKING", "ALL_EXCHANGES_BLOCKING", "POINTWISE_EXCHANGES_PIPELINED", "ALL_EXCHANGES_PIPELINED"),
-        {"ALL_EDGES_PIPELINED": "ALL_EXCHANGES_PIPELINED", "POINTWISE_EDGES_PIPELINED": "POINTWISE_EXCHANGES_PIPELINED", "FORWARD_EDGES_PIPELINED": "ALL_EXCHANGES_BLOCKING"},
+        {
+            "ALL_EDGES_PIPELINED": "ALL_EXCHANGES_PIPELINED",
+            "POINTWISE_EDGES_PIPELINED": "POINTWISE_EXCHANGES_PIPELINED",
+            "FORWARD_EDGES_PIPELINED": "ALL_EXCHANGES_BLOCKING",
+        },
         ("execution.shuffle-mode",),
     ),
-    Option("execution.batch.partitions-per-job", "count", 32, "Of a range of partitions that one run is for, how many a stage's Spark job makes; a failure costs as many."),
-    Option("execution.schedule-mode", "choice", None, "When regions start: EAGER (STREAMING) or LAZY_FROM_SOURCES (BATCH). Follows from the mode.", ("EAGER", "LAZY_FROM_SOURCES")),
-    Option("execution.incremental-updates", "bool", None, "Whether a rolling operation emits one update per record (STREAMING) or one final result per key (BATCH). Follows from the mode."),
-    Option("execution.checkpointing.interval", "duration", None, "How often a STREAMING job takes a checkpoint, which is when it commits an epoch; unset, as soon as there is input. BATCH has no checkpoints, and refuses this."),
-    Option("execution.checkpointing.dir", "text", ".dagster_unified/checkpoints", "Where STREAMING jobs keep state and progress: a folder, or a URL such as s3://bucket/folder."),
+    Option(
+        "execution.batch.partitions-per-job",
+        "count",
+        32,
+        "Of a range of partitions that one run is for, how many a stage's Spark job makes; a failure costs as many.",
+    ),
+    Option(
+        "execution.schedule-mode",
+        "choice",
+        None,
+        "When regions start: EAGER (STREAMING) or LAZY_FROM_SOURCES (BATCH). Follows from the mode.",
+        ("EAGER", "LAZY_FROM_SOURCES"),
+    ),
+    Option(
+        "execution.incremental-updates",
+        "bool",
+        None,
+        "Whether a rolling operation emits one update per record (STREAMING) or one final result per key (BATCH)."
+        " Follows from the mode.",
+    ),
+    Option(
+        "execution.checkpointing.interval",
+        "duration",
+        None,
+        "How often a STREAMING job takes a checkpoint, which is when it commits an epoch; unset, as soon as there is"
+        " input. BATCH has no checkpoints, and refuses this.",
+    ),
+    Option(
+        "execution.checkpointing.dir",
+        "text",
+        ".dagster_unified/checkpoints",
+        "Where STREAMING jobs keep state and progress: a folder, or a URL such as s3://bucket/folder.",
+    ),
     Option("execution.checkpointing.num-retained", "count", 10, "How many micro-batches' checkpoints STREAMING keeps."),
-    Option("state.backend.type", "choice", "ROCKSDB", "What keeps a STREAMING job's state on the workers: ROCKSDB or HASHMAP.", ("ROCKSDB", "HASHMAP")),
-    Option("pipeline.max-parallelism", "count", 128, "The number of key groups of a STREAMING job. Fixed in its checkpoint."),
-    Option("restart-strategy.type", "choice", "EXPONENTIAL-DELAY", "Whether and when a failed STREAMING job is started again.", ("NONE", "FIXED-DELAY", "EXPONENTIAL-DELAY", "FAILURE-RATE"), {"OFF": "NONE", "DISABLE": "NONE", "FIXEDDELAY": "FIXED-DELAY", "EXPONENTIALDELAY": "EXPONENTIAL-DELAY", "FAILURERATE": "FAILURE-RATE"}),
+    Option(
+        "state.backend.type",
+        "choice",
+        "ROCKSDB",
+        "What keeps a STREAMING job's state on the workers: ROCKSDB or HASHMAP.",
+        ("ROCKSDB", "HASHMAP"),
+    ),
+    Option(
+        "pipeline.max-parallelism",
+        "count",
+        128,
+        "The number of key groups of a STREAMING job. Fixed in its checkpoint.",
+    ),
+    Option(
+        "restart-strategy.type",
+        "choice",
+        "EXPONENTIAL-DELAY",
+        "Whether and when a failed STREAMING job is started again.",
+        ("NONE", "FIXED-DELAY", "EXPONENTIAL-DELAY", "FAILURE-RATE"),
+        {
+            "OFF": "NONE",
+            "DISABLE": "NONE",
+            "FIXEDDELAY": "FIXED-DELAY",
+            "EXPONENTIALDELAY": "EXPONENTIAL-DELAY",
+            "FAILURERATE": "FAILURE-RATE",
+        },
+    ),
     Option("restart-strategy.fixed-delay.attempts", "count", 3, "How often in all FIXED-DELAY starts again."),
     Option("restart-strategy.fixed-delay.delay", "duration", timedelta(seconds=10), "How long FIXED-DELAY waits."),
-    Option("restart-strategy.exponential-delay.initial-backoff", "duration", timedelta(seconds=1), "How long EXPONENTIAL-DELAY waits at first."),
-    Option("restart-strategy.exponential-delay.max-backoff", "duration", timedelta(minutes=1), "How long it waits at most."),
-    Option("restart-strategy.exponential-delay.backoff-multiplier", "factor", 1.5, "By how much each wait is longer than the one before."),
-    Option("restart-strategy.exponential-delay.reset-backoff-threshold", "duration", timedelta(hours=1), "After running so long without a failure, the first wait counts again."),
-    Option("restart-strategy.exponential-delay.jitter-factor", "factor", 0.1, "The part of a wait by which it varies, so that jobs do not start all at once."),
-    Option("restart-strategy.failure-rate.max-failures-per-interval", "count", 1, "How many failures FAILURE-RATE bears in an interval."),
-    Option("restart-strategy.failure-rate.failure-rate-interval", "duration", timedelta(minutes=1), "The interval in which FAILURE-RATE counts."),
+    Option(
+        "restart-strategy.exponential-delay.initial-backoff",
+        "duration",
+        timedelta(seconds=1),
+        "How long EXPONENTIAL-DELAY waits at first.",
+    ),
+    Option(
+        "restart-strategy.exponential-delay.max-backoff", "duration", timedelta(minutes=1), "How long it waits at most."
+    ),
+    Option(
+        "restart-strategy.exponential-delay.backoff-multiplier",
+        "factor",
+        1.5,
+        "By how much each wait is longer than the one before.",
+    ),
+    Option(
+        "restart-strategy.exponential-delay.reset-backoff-threshold",
+        "duration",
+        timedelta(hours=1),
+        "After running so long without a failure, the first wait counts again.",
+    ),
+    Option(
+        "restart-strategy.exponential-delay.jitter-factor",
+        "factor",
+        0.1,
+        "The part of a wait by which it varies, so that jobs do not start all at once.",
+    ),
+    Option(
+        "restart-strategy.failure-rate.max-failures-per-interval",
+        "count",
+        1,
+        "How many failures FAILURE-RATE bears in an interval.",
+    ),
+    Option(
+        "restart-strategy.failure-rate.failure-rate-interval",
+        "duration",
+        timedelta(minutes=1),
+        "The interval in which FAILURE-RATE counts.",
+    ),
     Option("restart-strategy.failure-rate.delay", "duration", timedelta(seconds=1), "How long FAILURE-RATE waits."),
-    Option("pipeline.processing-time.allow", "choice", "ALLOW", "What a function may do with processing time (FLIP-134): ALLOW, IGNORE (timers are not registered) or FAIL (reading it or registering a timer is an error).", ("ALLOW", "IGNORE", "FAIL")),
-    Option("pipeline.processing-time.end-of-input", "choice", "FIRE_AND_QUIESCE", "What happens to pending processing-time timers at the end of input (FLIP-134).", ("FIRE_AND_QUIESCE", "IGNORE")),
-    Option("pipeline.event-time.end-of-input-chain", "size", 16, "How many generations of timers, each registered by the one before, are followed past the input's last event time."),
-    Option("pipeline.operator-chaining.enabled", "bool", True, "Whether operators joined by forward exchanges run in one task."),
-    Option("parallelism.default", "count", None, "Partitions of an exchange, where an operator does not say. Unset, Spark decides. A STREAMING job keeps that of its checkpoint."),
-)  # fmt: skip
+    Option(
+        "pipeline.processing-time.allow",
+        "choice",
+        "ALLOW",
+        "What a function may do with processing time (FLIP-134): ALLOW, IGNORE (timers are not registered) or FAIL"
+        " (reading it or registering a timer is an error).",
+        ("ALLOW", "IGNORE", "FAIL"),
+    ),
+    Option(
+        "pipeline.processing-time.end-of-input",
+        "choice",
+        "FIRE_AND_QUIESCE",
+        "What happens to pending processing-time timers at the end of input (FLIP-134).",
+        ("FIRE_AND_QUIESCE", "IGNORE"),
+    ),
+    Option(
+        "pipeline.event-time.end-of-input-chain",
+        "size",
+        16,
+        "How many generations of timers, each registered by the one before, are followed past the input's last event"
+        " time.",
+    ),
+    Option(
+        "pipeline.operator-chaining.enabled",
+        "bool",
+        True,
+        "Whether operators joined by forward exchanges run in one task.",
+    ),
+    Option(
+        "parallelism.default",
+        "count",
+        None,
+        "Partitions of an exchange, where an operator does not say. Unset, Spark decides. A STREAMING job keeps that of"
+        " its checkpoint.",
+    ),
+)
 
 BY_KEY: dict[str, Option] = {o.key: o for o in OPTIONS}
 
@@ -179,7 +309,9 @@ class Configuration:
                 known = option(key)
                 other = spelled.setdefault(known.key, key)
                 if other != key:
-                    raise ConfigurationError(f"{layer.origin}: {other} and {key} are two names of one option; give one of them")
+                    raise ConfigurationError(
+                        f"{layer.origin}: {other} and {key} are two names of one option; give one of them"
+                    )
                 self._settings[known.key] = Setting(known.parse(value), layer)
 
     @staticmethod
@@ -195,7 +327,9 @@ class Configuration:
         return self._settings[option(key).key].origin
 
     def asked(self, key: str) -> bool:
-        """Whether a value was given for this very run or deployment, and not by a layer that runs of both modes share."""
+        """Whether a value was given for this very run or deployment, and not by a layer that runs of both modes
+        share.
+        """
         return not self._settings[option(key).key].layer.shared
 
     def items(self) -> list[tuple[str, Setting]]:
@@ -211,7 +345,9 @@ def written(value: Any) -> str:
 
 
 def option(key: str) -> Option:
-    """The option with this key, or with this older spelling of it; raises `ConfigurationError` naming the nearest one."""
+    """The option with this key, or with this older spelling of it; raises `ConfigurationError` naming the nearest
+    one.
+    """
     found = BY_KEY.get(key) or _OTHER_KEYS.get(key)
     if found is None:
         raise ConfigurationError(f"unknown option '{key}'{nearest(key, BY_KEY)}")

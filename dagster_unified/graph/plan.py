@@ -17,7 +17,17 @@ from dagster_unified.graph.fingerprint import digest, fingerprint_of
 from dagster_unified.graph.lateness import nearest_assigners
 from dagster_unified.graph.lint import Finding, lint
 from dagster_unified.graph.mode import Execution, resolve
-from dagster_unified.graph.nodes import Edge, Graph, KeyedNode, LookupNode, Naming, Node, SinkNode, SourceNode, functions_of
+from dagster_unified.graph.nodes import (
+    Edge,
+    Graph,
+    KeyedNode,
+    LookupNode,
+    Naming,
+    Node,
+    SinkNode,
+    SourceNode,
+    functions_of,
+)
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.regions import Exchange, exchanges, regions
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, ComputedKey, StreamLayout
@@ -94,7 +104,9 @@ class Plan:
         return all(n.source.tells_input() for n in nodes if isinstance(n, (SourceNode, LookupNode)))
 
     def assigners_before(self, node: int) -> tuple[str, ...]:
-        """The uids of the nearest timestamp assigners upstream of a node, whose last event time is the last of its input."""
+        """The uids of the nearest timestamp assigners upstream of a node, whose last event time is the last of its
+        input.
+        """
         return self.assigners_of(self.graph.inputs(node))
 
     def assigners_of(self, edges: Sequence[Edge]) -> tuple[str, ...]:
@@ -106,7 +118,12 @@ class Plan:
         keys: list[ComputedKey] = []
         for edge in self.graph.outputs(node):
             key = edge.partitioning.key
-            if (edge.tag.name if edge.tag else None) == tag and key is not None and key.computed is not None and key.computed not in keys:
+            if (
+                (edge.tag.name if edge.tag else None) == tag
+                and key is not None
+                and key.computed is not None
+                and key.computed not in keys
+            ):
                 keys.append(key.computed)
         return tuple(keys)
 
@@ -138,7 +155,14 @@ def plan(graph: Graph, configuration: Configuration | None = None, carry_state: 
         [(e.source, e.target) for e in found_exchanges if e.blocking],
     )
     carried = carrying(graph, execution) if carry_state else ()
-    return Plan(graph, execution, found_tasks, found_exchanges, _regions(graph, execution, found_tasks, found_exchanges, groups, carried), findings)
+    return Plan(
+        graph,
+        execution,
+        found_tasks,
+        found_exchanges,
+        _regions(graph, execution, found_tasks, found_exchanges, groups, carried),
+        findings,
+    )
 
 
 def _used(graph: Graph) -> dict[int, int]:
@@ -153,12 +177,19 @@ def _used(graph: Graph) -> dict[int, int]:
 def _without_unused(graph: Graph, number: dict[int, int]) -> Graph:
     """The graph without what leads to no sink: it does not run."""
     nodes = tuple(replace(n, id=number[n.id]) for n in graph.nodes if n.id in number)
-    edges = tuple(replace(e, source=number[e.source], target=number[e.target]) for e in graph.edges if e.target in number)
+    edges = tuple(
+        replace(e, source=number[e.source], target=number[e.target]) for e in graph.edges if e.target in number
+    )
     return replace(graph, nodes=nodes, edges=edges)
 
 
 def _regions(
-    graph: Graph, execution: Execution, all_tasks: tuple[Task, ...], all_exchanges: tuple[Exchange, ...], groups: tuple[tuple[int, ...], ...], carrying_nodes: tuple[int, ...]
+    graph: Graph,
+    execution: Execution,
+    all_tasks: tuple[Task, ...],
+    all_exchanges: tuple[Exchange, ...],
+    groups: tuple[tuple[int, ...], ...],
+    carrying_nodes: tuple[int, ...],
 ) -> tuple[Region, ...]:
     region_of = {task: i for i, group in enumerate(groups) for task in group}
     names: list[str] = []
@@ -178,11 +209,14 @@ def _regions(
     return tuple(found)
 
 
-def _stage_name(graph: Graph, nodes: tuple[int, ...], outputs: tuple[Port, ...], sinks: tuple[int, ...], taken: list[str]) -> str:
+def _stage_name(
+    graph: Graph, nodes: tuple[int, ...], outputs: tuple[Port, ...], sinks: tuple[int, ...], taken: list[str]
+) -> str:
     """A stage is named after the operator that tells most of what leaves it, the last of equals.
 
-    These are the operators on the way to its first output, or to its first sink. A name that the author gave comes before that of
-    a function, that of a source and the library's own word. Of names that are equally good, one that no stage has is taken.
+    These are the operators on the way to its first output, or to its first sink. A name that the author gave comes
+    before that of a function, that of a source and the library's own word. Of names that are equally good, one that no
+    stage has is taken.
     """
     on_the_way = _on_the_way(graph, nodes, outputs[0].node if outputs else sinks[0])
     named = [(node.naming, word) for node in on_the_way if (word := re.sub(r"\W+", "_", node.name).strip("_").lower())]
@@ -206,7 +240,9 @@ def _on_the_way(graph: Graph, nodes: tuple[int, ...], last: int) -> list[Node]:
     return [graph.node(n) for n in sorted(found)]
 
 
-def _fingerprint(graph: Graph, execution: Execution, nodes: tuple[int, ...], outputs: tuple[Port, ...], upstream: list[str]) -> str:
+def _fingerprint(
+    graph: Graph, execution: Execution, nodes: tuple[int, ...], outputs: tuple[Port, ...], upstream: list[str]
+) -> str:
     own = set(nodes)
     parts = [_describe_node(graph.node(n)) for n in nodes]
     edges = [_describe_edge(e) for e in graph.edges if e.source in own or e.target in own]
@@ -222,7 +258,13 @@ def own_parts(node: Node, with_input: bool = True) -> dict[str, str]:
 
     Without `with_input` not what a source holds just now.
     """
-    described: list[object] = [type(node).__name__, node.uid, node.records.describe() if node.records else "", node.timestamped, node.parallelism]
+    described: list[object] = [
+        type(node).__name__,
+        node.uid,
+        node.records.describe() if node.records else "",
+        node.timestamped,
+        node.parallelism,
+    ]
     if isinstance(node, SourceNode):
         described.append(node.source.describe())
         if with_input:
@@ -249,7 +291,10 @@ def edge_parts(edge: Edge) -> dict[str, str]:
     key = edge.partitioning.key
     tag = edge.tag.name if edge.tag else ""
     parts = {"": digest(edge.partitioning.kind, key.fields if key else "", tag)}
-    functions = [key.computed.function if key is not None and key.computed is not None else None, edge.partitioning.partitioner]
+    functions = [
+        key.computed.function if key is not None and key.computed is not None else None,
+        edge.partitioning.partitioner,
+    ]
     return {**parts, **fingerprint_of(*(f for f in functions if f is not None)).parts}
 
 

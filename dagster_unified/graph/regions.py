@@ -59,8 +59,12 @@ def _blocking(edge: Edge, shuffle_mode: str) -> tuple[bool, str]:
     return True, f"{kind.value} is all-to-all: its consumer needs every producer's output"
 
 
-def regions(count: int, pipelined: Iterable[tuple[int, int]], blocking: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
-    """Groups tasks 0 … `count` - 1 into regions, in topological order; each exchange is a (source, target) pair of tasks."""
+def regions(
+    count: int, pipelined: Iterable[tuple[int, int]], blocking: Iterable[tuple[int, int]]
+) -> tuple[tuple[int, ...], ...]:
+    """Groups tasks 0 … `count` - 1 into regions, in topological order; each exchange is a (source, target) pair of
+    tasks.
+    """
     parent = list(range(count))
 
     def root(task: int) -> int:

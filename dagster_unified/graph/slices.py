@@ -27,7 +27,10 @@ class TimeRange:
 
 @dataclass(frozen=True)
 class Dimensions:
-    """What partitions have in common: the names of their dimensions, and which of those are in time. A sole dimension has the name ''."""
+    """What partitions have in common: the names of their dimensions, and which of those are in time.
+
+    A sole dimension has the name ''.
+    """
 
     names: tuple[str, ...]
     in_time: frozenset[str]
@@ -39,7 +42,10 @@ class Dimensions:
 
 @dataclass(frozen=True)
 class Slice:
-    """One partition: its key, and for each of its dimensions a range of time or a key. A sole dimension has the name ''."""
+    """One partition: its key, and for each of its dimensions a range of time or a key.
+
+    A sole dimension has the name ''.
+    """
 
     key: str
     parts: Mapping[str, TimeRange | str]
@@ -52,7 +58,9 @@ class Slice:
     @property
     def dimensions(self) -> Dimensions:
         """What it has in common with the other partitions."""
-        return Dimensions(tuple(self.parts), frozenset(name for name, part in self.parts.items() if isinstance(part, TimeRange)))
+        return Dimensions(
+            tuple(self.parts), frozenset(name for name, part in self.parts.items() if isinstance(part, TimeRange))
+        )
 
     def time(self) -> TimeRange | None:
         """Its range of time, where it has one."""
@@ -65,7 +73,9 @@ def bound(graph: Graph, part: Slice | Dimensions) -> Graph:
     Tables of lookups are read whole. Raises `PipelineError` that names the source which cannot be bounded.
     """
     try:
-        nodes = tuple(replace(n, source=n.source.bounded_to(part)) if isinstance(n, SourceNode) else n for n in graph.nodes)
+        nodes = tuple(
+            replace(n, source=n.source.bounded_to(part)) if isinstance(n, SourceNode) else n for n in graph.nodes
+        )
     except PipelineError as error:
         raise PipelineError(f"{graph.name}: {error}") from error
     return replace(graph, nodes=nodes)

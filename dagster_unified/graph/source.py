@@ -1,7 +1,8 @@
-"""What the source text of a module says of its globals and attributes: how they are made, and whether the code changes them.
+"""What the source text of a module says of its globals and attributes: how they are made, and whether the code changes
+them.
 
-A value that the code itself changes, such as a cache, says nothing of what the code does: it differs with what a process has
-done so far. The text that makes it does. Knows text only; runs nothing.
+A value that the code itself changes, such as a cache, says nothing of what the code does: it differs with what a
+process has done so far. The text that makes it does. Knows text only; runs nothing.
 """
 
 from __future__ import annotations
@@ -89,7 +90,10 @@ _read: weakref.WeakKeyDictionary[types.ModuleType, ModuleText] = weakref.WeakKey
 
 
 def text_of(module: types.ModuleType) -> ModuleText:
-    """What a module's text says, read once: the file may change while the module stays what it was. Empty where there is no text."""
+    """What a module's text says, read once: the file may change while the module stays what it was.
+
+    Empty where there is no text.
+    """
     found = _read.get(module)
     if found is None:
         try:
@@ -101,7 +105,9 @@ def text_of(module: types.ModuleType) -> ModuleText:
 
 
 def file_digest(name: str) -> tuple[str, str | None] | None:
-    """The file of a module that may not be imported yet, and a digest of its code without layout and remarks; None where there is none."""
+    """The file of a module that may not be imported yet, and a digest of its code without layout and remarks; None
+    where there is none.
+    """
     path: list[str] | None = None
     spec = None
     parts = name.split(".")
@@ -158,7 +164,12 @@ def _at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             for handler in getattr(statement, "handlers", []):
                 yield from _at_import(handler.body)
             if isinstance(statement, ast.With):
-                yield from (ast.Expr(item.context_expr) if item.optional_vars is None else ast.Assign([item.optional_vars], item.context_expr) for item in statement.items)
+                yield from (
+                    ast.Expr(item.context_expr)
+                    if item.optional_vars is None
+                    else ast.Assign([item.optional_vars], item.context_expr)
+                    for item in statement.items
+                )
         else:
             yield statement
 
@@ -166,7 +177,11 @@ def _at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 def _local(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[str]:
     """The names that are a function's own."""
     arguments = function.args
-    own = {a.arg for a in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg] if a is not None}
+    own = {
+        a.arg
+        for a in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+        if a is not None
+    }
     shared: set[str] = set()
     for node in ast.walk(function):
         if isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)):
@@ -228,7 +243,9 @@ def _by_nested(function: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, se
 
 
 def _attributes(method: ast.FunctionDef | ast.AsyncFunctionDef, owner: str) -> tuple[set[str], set[str]]:
-    """The attributes of its object or class that a method changes, and those of them that it only sets to its arguments."""
+    """The attributes of its object or class that a method changes, and those of them that it only sets to its
+    arguments.
+    """
     names = [a.arg for a in (*method.args.posonlyargs, *method.args.args)]
     roots = {*names[:1], owner}
     changed = {attribute for root, attribute in _changes(method) if root in roots and attribute != SELF}
@@ -238,7 +255,11 @@ def _attributes(method: ast.FunctionDef | ast.AsyncFunctionDef, owner: str) -> t
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             for target in targets:
-                if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id in roots:
+                if (
+                    isinstance(target, ast.Attribute)
+                    and isinstance(target.value, ast.Name)
+                    and target.value.id in roots
+                ):
                     is_argument = isinstance(node.value, ast.Name) and node.value.id in names[1:]
                     (given if is_argument else taken).add(target.attr)
         elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute):

@@ -40,11 +40,14 @@ def check_targets(found: Iterable[Written]) -> None:
         place, inner = one.target.place, other.target.place
         if place == inner and not (one.target.shared and other.target.shared):
             raise PipelineError(
-                f"{one} and {other} write to one place, {place}, where one takes away what the other wrote; give each a path of its own, "
-                f"or unite the streams before one sink. Only sinks that append may share a place"
+                f"{one} and {other} write to one place, {place}, where one takes away what the other wrote; give each a"
+                " path of its own, or unite the streams before one sink. Only sinks that append may share a place"
             )
         if inner.startswith(f"{place.rstrip('/')}/"):
-            raise PipelineError(f"{other} writes to {inner}, inside the folder of {one}, where one takes away what the other wrote; give each a path outside the other's")
+            raise PipelineError(
+                f"{other} writes to {inner}, inside the folder of {one}, where one takes away what the other wrote;"
+                " give each a path outside the other's"
+            )
 
 
 def _described(node: SinkNode) -> str:

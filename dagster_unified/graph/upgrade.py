@@ -1,4 +1,5 @@
-"""What a STREAMING job was started from, part by part, and what of it has changed since: when a job has to be upgraded, and why.
+"""What a STREAMING job was started from, part by part, and what of it has changed since: when a job has to be upgraded,
+and why.
 
 It changes with the pipeline's code and its configuration, and not with what its sources hold.
 """
@@ -20,7 +21,10 @@ Code = Mapping[str, Mapping[str, str]]
 
 def deployed_code(plan: Plan) -> dict[str, dict[str, str]]:
     """Everything that a plan's jobs do, part by part."""
-    code = {VERSION: {"": library_version()}, OPTIONS: {f.name: digest(getattr(plan.execution, f.name)) for f in fields(plan.execution) if f.repr}}
+    code = {
+        VERSION: {"": library_version()},
+        OPTIONS: {f.name: digest(getattr(plan.execution, f.name)) for f in fields(plan.execution) if f.repr},
+    }
     for node in plan.graph.nodes:
         code[node.uid] = own_parts(node, with_input=False)
         for number, edge in enumerate(plan.graph.inputs(node.id)):
@@ -31,7 +35,9 @@ def deployed_code(plan: Plan) -> dict[str, dict[str, str]]:
 
 def deployment_fingerprint(code: Code) -> str:
     """One hash of it all."""
-    return digest(*(f"{uid} {place} {part}" for uid, parts in sorted(code.items()) for place, part in sorted(parts.items())))
+    return digest(
+        *(f"{uid} {place} {part}" for uid, parts in sorted(code.items()) for place, part in sorted(parts.items()))
+    )
 
 
 def changes(before: Code, now: Code) -> list[str]:
@@ -47,7 +53,9 @@ def changes(before: Code, now: Code) -> list[str]:
             found.append(f"{own} is gone")
         elif before[uid] != now[uid]:
             old, new = before[uid], now[uid]
-            places = dict.fromkeys(place.partition(" (input ")[0] for place in sorted({*old, *new}) if old.get(place) != new.get(place))
+            places = dict.fromkeys(
+                place.partition(" (input ")[0] for place in sorted({*old, *new}) if old.get(place) != new.get(place)
+            )
             said = [place for place in places if place and uid != VERSION]
             found.append(f"{own} ({', '.join(said)})" if said else own)
     return found

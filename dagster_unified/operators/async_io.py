@@ -1,4 +1,6 @@
-"""Calls that are waited for: many requests at once from one worker, such as lookups in a service (Flink: *Async I/O*)."""
+"""Calls that are waited for: many requests at once from one worker, such as lookups in a service (Flink: *Async
+I/O*).
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,8 @@ def no_result(results: list[Any]) -> bool:
 class AsyncRetryStrategy:
     """How often a call is made again, and after how long; the timeout is that of all attempts together.
 
-    A call is made again where `exception_predicate(error)` or `result_predicate(results)` is true, until `max_attempts` calls
-    were made; then its error fails the run, and its results are taken as they are.
+    A call is made again where `exception_predicate(error)` or `result_predicate(results)` is true, until `max_attempts`
+    calls were made; then its error fails the run, and its results are taken as they are.
     """
 
     max_attempts: int
@@ -78,8 +80,15 @@ class AsyncCalls:
         """The author's."""
         return (self.function,)
 
-    async def run(self, records: Sequence[Any], emit: Callable[[int, Iterable[Any]], None], failed: Callable[[Exception, Any], Exception]) -> None:
-        """Calls the function for all records; `emit` gets a record's number and its results, in their order or as they come."""
+    async def run(
+        self,
+        records: Sequence[Any],
+        emit: Callable[[int, Iterable[Any]], None],
+        failed: Callable[[Exception, Any], Exception],
+    ) -> None:
+        """Calls the function for all records; `emit` gets a record's number and its results, in their order or as they
+        come.
+        """
         import asyncio  # takes long to import, and a pipeline is built without it
 
         waiting = iter(range(len(records)))

@@ -1,8 +1,9 @@
 """The BATCH driver: one partition's Arrow batches through one program.
 
-A keyed program's batches come sorted by key, then event time. State is that of one key at a time (FLIP-140): a key's timers
-fire and its state goes when the next key begins, so that a key with 50 million records needs no more memory than one with
-ten. Broadcast records come before all others. The watermark is `MIN` while a key's records come and `MAX` at its end (FLIP-134).
+A keyed program's batches come sorted by key, then event time. State is that of one key at a time (FLIP-140): a key's
+timers fire and its state goes when the next key begins, so that a key with 50 million records needs no more memory than
+one with ten. Broadcast records come before all others. The watermark is `MIN` while a key's records come and `MAX` at
+its end (FLIP-134).
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from dagster_unified.operators.time import wall_clock
 Emitted = tuple[int, pa.RecordBatch]
 
 
-def run_batch(program: Program, batches: Iterable[pa.RecordBatch], clock: Callable[[], int] = wall_clock, subtask: int = 0) -> Iterator[Emitted | str]:
+def run_batch(
+    program: Program, batches: Iterable[pa.RecordBatch], clock: Callable[[], int] = wall_clock, subtask: int = 0
+) -> Iterator[Emitted | str]:
     """Runs a partition; yields (output number, batch), and last the partition's report as JSON."""
     if program.carry:
         yield from (emitted for _, emitted in run_carried(program, batches, clock, subtask))
@@ -44,7 +47,11 @@ def run_batch(program: Program, batches: Iterable[pa.RecordBatch], clock: Callab
 
 @functools.cache
 def spare_the_garbage_collector() -> None:
-    """Once per process, since what is frozen is never freed: a worker is used for many tasks. Records are many, short-lived and without cycles: collecting them at Python's default pace costs a third of the time."""
+    """Once per process, since what is frozen is never freed: a worker is used for many tasks.
+
+    Records are many, short-lived and without cycles: collecting them at Python's default pace costs a third of the
+    time.
+    """
     gc.freeze()
     gc.set_threshold(200_000, 20, 50)
 

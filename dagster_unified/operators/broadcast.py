@@ -1,8 +1,10 @@
-"""Broadcast state: a small stream of rules, whose every record reaches every parallel instance of an operator on a large one.
+"""Broadcast state: a small stream of rules, whose every record reaches every parallel instance of an operator on a
+large one.
 
-Each instance holds its copy of the maps that the rules fill, and the records of the large stream are processed with them at
-hand (Flink: *The Broadcast State Pattern*). A driver gives an instance its broadcast records, and says which instance leads: what
-`process_broadcast_element` emits and counts is the leader's only, so that it does not depend on how many instances there are.
+Each instance holds its copy of the maps that the rules fill, and the records of the large stream are processed with
+them at hand (Flink: *The Broadcast State Pattern*). A driver gives an instance its broadcast records, and says which
+instance leads: what `process_broadcast_element` emits and counts is the leader's only, so that it does not depend on
+how many instances there are.
 """
 
 from __future__ import annotations
@@ -109,9 +111,9 @@ class _BaseContext(ABC):
 class BroadcastProcessFunction(Function, ABC, Generic[In1, In2, Out]):
     """A process function on a stream that is not keyed, with broadcast state.
 
-    In BATCH every broadcast record comes before the first of the stream's; in STREAMING both come as they arrive, the broadcast
-    records of a micro-batch first. In BATCH the stream stays partitioned as it is; in STREAMING its records are spread
-    over the key groups, each of which holds a copy of the state.
+    In BATCH every broadcast record comes before the first of the stream's; in STREAMING both come as they arrive, the
+    broadcast records of a micro-batch first. In BATCH the stream stays partitioned as it is; in STREAMING its records
+    are spread over the key groups, each of which holds a copy of the state.
     """
 
     class ReadOnlyContext(_BaseContext):
@@ -134,14 +136,18 @@ class BroadcastProcessFunction(Function, ABC, Generic[In1, In2, Out]):
 
     @abstractmethod
     def process_broadcast_element(self, value: In2, ctx: Context) -> Iterable[Out | SideOutput] | None:
-        """Takes a broadcast record into the state. It runs once in every instance, and has to do the same in each; what it emits is emitted once."""
+        """Takes a broadcast record into the state.
+
+        It runs once in every instance, and has to do the same in each; what it emits is emitted once.
+        """
 
 
 class KeyedBroadcastProcessFunction(Function, ABC, Generic[Key, In1, In2, Out]):
-    """A process function on a keyed stream, with keyed state, timers, and broadcast state that only broadcast records change.
+    """A process function on a keyed stream, with keyed state, timers, and broadcast state that only broadcast records
+    change.
 
-    In BATCH every broadcast record comes before the first of the stream's, and a key's records together; in STREAMING both come as
-    they arrive, the broadcast records of a micro-batch first.
+    In BATCH every broadcast record comes before the first of the stream's, and a key's records together; in STREAMING
+    both come as they arrive, the broadcast records of a micro-batch first.
     """
 
     class ReadOnlyContext(BroadcastProcessFunction.ReadOnlyContext, Generic[KeyOut]):
@@ -166,8 +172,11 @@ class KeyedBroadcastProcessFunction(Function, ABC, Generic[Key, In1, In2, Out]):
         """What `process_broadcast_element` is given besides the record."""
 
         @abstractmethod
-        def apply_to_keyed_state(self, descriptor: StateDescriptor[R], function: Callable[[Any, R], Iterable[Any] | None]) -> None:
-            """Calls `function(key, state)` for every key that has this state; it may change the state, and what it returns is emitted.
+        def apply_to_keyed_state(
+            self, descriptor: StateDescriptor[R], function: Callable[[Any, R], Iterable[Any] | None]
+        ) -> None:
+            """Calls `function(key, state)` for every key that has this state; it may change the state, and what it
+            returns is emitted.
 
             In BATCH there is no key yet when broadcast records come, so that it is called for none.
             """
@@ -180,7 +189,10 @@ class KeyedBroadcastProcessFunction(Function, ABC, Generic[Key, In1, In2, Out]):
 
     @abstractmethod
     def process_broadcast_element(self, value: In2, ctx: Context) -> Iterable[Out | SideOutput] | None:
-        """Takes a broadcast record into the state. It runs once in every instance, and has to do the same in each; what it emits is emitted once."""
+        """Takes a broadcast record into the state.
+
+        It runs once in every instance, and has to do the same in each; what it emits is emitted once.
+        """
 
     def on_timer(self, timestamp: int, ctx: OnTimerContext[Key]) -> Iterable[Out | SideOutput] | None:
         """The records that a timer leads to."""
@@ -216,8 +228,12 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
     Without a keyed stream it is driven as with one key, and has neither keyed state nor timers.
     """
 
-    def __init__(self, where: str, spec: Broadcasting, options: KeyedOptions, clock: Callable[[], int], metrics: Metrics) -> None:
-        function: Any = spec.function  # on_timer is called for timers only, which a stream that is not keyed has none of
+    def __init__(
+        self, where: str, spec: Broadcasting, options: KeyedOptions, clock: Callable[[], int], metrics: Metrics
+    ) -> None:
+        function: Any = (
+            spec.function
+        )  # on_timer is called for timers only, which a stream that is not keyed has none of
         super().__init__(where, function, options, clock, metrics)
         self.broadcast: dict[str, dict[Any, Any]] = {}
         """The broadcast maps by name, of the instance that a driver has made current."""
@@ -259,12 +275,14 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
         """The broadcast map that a descriptor names."""
         if descriptor.name not in self.descriptors:
             raise PipelineError(
-                f"there is no broadcast state '{descriptor.name}'; the stream was broadcast with {', '.join(self.descriptors)}, so give broadcast(...) this descriptor too"
+                f"there is no broadcast state '{descriptor.name}'; the stream was broadcast with"
+                f" {', '.join(self.descriptors)}, so give broadcast(...) this descriptor too"
             )
         declared = self.descriptors[descriptor.name]
         if declared.stored_type != descriptor.stored_type:
             raise PipelineError(
-                f"broadcast state '{descriptor.name}' is declared as {declared.describe()} and as {descriptor.describe()}; use the descriptor that the stream was broadcast with"
+                f"broadcast state '{descriptor.name}' is declared as {declared.describe()} and as"
+                f" {descriptor.describe()}; use the descriptor that the stream was broadcast with"
             )
         return self.broadcast.setdefault(descriptor.name, {})
 
@@ -273,12 +291,16 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
 
     def timer_service(self) -> TimerService:
         if not self._keyed:
-            raise UnsupportedError("timers need a keyed stream; call key_by before connect, and use a KeyedBroadcastProcessFunction")
+            raise UnsupportedError(
+                "timers need a keyed stream; call key_by before connect, and use a KeyedBroadcastProcessFunction"
+            )
         return self
 
     def get_current_key(self) -> Any:
         if not self._keyed:
-            raise UnsupportedError("there is no key; call key_by before connect, and use a KeyedBroadcastProcessFunction")
+            raise UnsupportedError(
+                "there is no key; call key_by before connect, and use a KeyedBroadcastProcessFunction"
+            )
         return self.key
 
 
@@ -309,7 +331,9 @@ class _BroadcastContext(KeyedBroadcastProcessFunction.Context):
     def get_broadcast_state(self, descriptor: MapStateDescriptor[Any, Any]) -> BroadcastState[Any, Any]:
         return BroadcastState(self._operator.entries(descriptor), descriptor)
 
-    def apply_to_keyed_state(self, descriptor: StateDescriptor[R], function: Callable[[Any, R], Iterable[Any] | None]) -> None:
+    def apply_to_keyed_state(
+        self, descriptor: StateDescriptor[R], function: Callable[[Any, R], Iterable[Any] | None]
+    ) -> None:
         operator = self._operator
         state = handle(operator.state, descriptor)
         before = operator.counters()
@@ -326,18 +350,30 @@ class _BroadcastContext(KeyedBroadcastProcessFunction.Context):
             self.counted[name] = self.counted.get(name, 0) + amount - before.get(name, 0)
 
 
-_NO_KEY = NoKey("a broadcast record has no key, and so no keyed state; use ctx.apply_to_keyed_state(descriptor, function) to see that of every key")
+_NO_KEY = NoKey(
+    "a broadcast record has no key, and so no keyed state; use ctx.apply_to_keyed_state(descriptor, function) to see"
+    " that of every key"
+)
 
 
-def checked(descriptors: Sequence[MapStateDescriptor[Any, Any]], where: str) -> tuple[MapStateDescriptor[Any, Any], ...]:
+def checked(
+    descriptors: Sequence[MapStateDescriptor[Any, Any]], where: str
+) -> tuple[MapStateDescriptor[Any, Any], ...]:
     """Descriptors of broadcast state; raises `PipelineError` for what cannot be one."""
     for descriptor in descriptors:
         if not isinstance(descriptor, MapStateDescriptor):
-            raise PipelineError(f"{where}: broadcast state is a map, so give broadcast(...) a MapStateDescriptor, not {descriptor!r}")
+            raise PipelineError(
+                f"{where}: broadcast state is a map, so give broadcast(...) a MapStateDescriptor, not {descriptor!r}"
+            )
         if descriptor.ttl is not None:
-            raise PipelineError(f"{where}: broadcast state '{descriptor.name}' cannot have a time to live; remove entries in process_broadcast_element")
+            raise PipelineError(
+                f"{where}: broadcast state '{descriptor.name}' cannot have a time to live; remove entries in"
+                " process_broadcast_element"
+            )
     names = [d.name for d in descriptors]
     twice = [n for n in names if names.count(n) > 1]
     if twice:
-        raise PipelineError(f"{where}: there are two broadcast states named '{twice[0]}'; give one of them another name")
+        raise PipelineError(
+            f"{where}: there are two broadcast states named '{twice[0]}'; give one of them another name"
+        )
     return tuple(descriptors)

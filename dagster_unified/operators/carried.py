@@ -1,7 +1,9 @@
-"""The carrying BATCH driver: partitions of the input through key groups, whose state comes from the partition before and goes on to the next.
+"""The carrying BATCH driver: partitions of the input through key groups, whose state comes from the partition before
+and goes on to the next.
 
-It is the STREAMING driver with a whole partition of the input as its micro-batch; what lies between a partition and the next
-are rows of state instead of a checkpoint. Rows come sorted: a group's state, then its records by partition, key and event time.
+It is the STREAMING driver with a whole partition of the input as its micro-batch; what lies between a partition and the
+next are rows of state instead of a checkpoint. Rows come sorted: a group's state, then its records by partition, key
+and event time.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from dagster_unified.operators.program import Program
 from dagster_unified.operators.state_pages import Page, decode_index
 
 GROUP, PAGE, STATE = "__group", "__page", "__state"
-"""The columns beside a record's own: its key group; or, in a row of state, which page of the group it is, and the page."""
+"""The columns beside a record's own: its key group; or, in a row of state, which page of the group it is, and the page.
+"""
 
 CHUNK = 100_000
 """Records of a group that are held at once, more or less."""
@@ -53,7 +56,10 @@ class Pages:
         if index is None or all(page == Page() for page in decode_index(index).pages):
             return None
         columns = [[group] * len(self.pages), list(self.pages), list(self.pages.values())]
-        return pa.RecordBatch.from_arrays([pa.array(c, f.type) for c, f in zip(columns, CARRIED_LAYOUT.schema, strict=True)], schema=CARRIED_LAYOUT.schema)
+        return pa.RecordBatch.from_arrays(
+            [pa.array(c, f.type) for c, f in zip(columns, CARRIED_LAYOUT.schema, strict=True)],
+            schema=CARRIED_LAYOUT.schema,
+        )
 
 
 class _Group:
@@ -66,8 +72,12 @@ class _Group:
         self.waiting: list[pa.RecordBatch] = []
 
 
-def run_carried(program: Program, batches: Iterable[pa.RecordBatch], clock: Callable[[], int], subtask: int) -> Iterator[tuple[int, tuple[int, pa.RecordBatch] | str]]:
-    """Runs partitions of groups; yields (partition, (output number, batch)), and last each partition's report as JSON."""
+def run_carried(
+    program: Program, batches: Iterable[pa.RecordBatch], clock: Callable[[], int], subtask: int
+) -> Iterator[tuple[int, tuple[int, pa.RecordBatch] | str]]:
+    """Runs partitions of groups; yields (partition, (output number, batch)), and last each partition's report as
+    JSON.
+    """
     out: list[tuple[int, tuple[int, pa.RecordBatch]]] = []
     state = next(i for i, output in enumerate(program.outputs) if output.tag == CARRIED)
     events = [decode_event(carry.end) for carry in program.carry]
@@ -80,7 +90,13 @@ def run_carried(program: Program, batches: Iterable[pa.RecordBatch], clock: Call
         for part in range(group.part, until):
             group.part = part
             if group.waiting or group.store.pages:
-                driver.run(group.store, Arrived(group.waiting), events[part], in_order=True, watermark=program.carry[part].watermark)
+                driver.run(
+                    group.store,
+                    Arrived(group.waiting),
+                    events[part],
+                    in_order=True,
+                    watermark=program.carry[part].watermark,
+                )
                 rows = group.store.rows(group.number)
                 if rows is not None:
                     out.append((part, (state, rows)))
@@ -122,9 +138,13 @@ def _take(group: _Group, part: pa.RecordBatch, program: Program) -> None:
 
 
 def _chunk(driver: KeyGroups, group: _Group, program: Program, watermark: int) -> None:
-    """Processes what waits, but for the last key's records, which may go on; where there is no other, all but the last of them."""
+    """Processes what waits, but for the last key's records, which may go on; where there is no other, all but the last
+    of them.
+    """
     (batch,) = pa.Table.from_batches(group.waiting).combine_chunks().to_batches()
     _, starts = runs(batch, driver.keyed, program.input, driver.operator.where)
     cut = starts[-1] or batch.num_rows - 1
-    driver.run(group.store, Arrived([batch.slice(0, cut)]), in_order=True, unfinished=starts[-1] == 0, watermark=watermark)
+    driver.run(
+        group.store, Arrived([batch.slice(0, cut)]), in_order=True, unfinished=starts[-1] == 0, watermark=watermark
+    )
     group.waiting = [batch.slice(cut)]

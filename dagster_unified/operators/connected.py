@@ -1,7 +1,8 @@
-"""Operators of two inputs of different types: one function that sees both, with state and timers they share where they are keyed.
+"""Operators of two inputs of different types: one function that sees both, with state and timers they share where they
+are keyed.
 
-The two streams are united as records of `Either`, so that an engine knows operators of one input only, and one key's records of
-both come together, in the order of time in BATCH.
+The two streams are united as records of `Either`, so that an engine knows operators of one input only, and one key's
+records of both come together, in the order of time in BATCH.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class CoProcessFunction(Function, ABC, Generic[In1, In2, Out]):
     def process_element2(self, value: In2, ctx: ProcessFunction.Context) -> Iterable[Out | SideOutput] | None:
         """What a record of the second stream leads to."""
 
-    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext[Any]) -> Iterable[Out | SideOutput] | None:
+    def on_timer(
+        self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext[Any]
+    ) -> Iterable[Out | SideOutput] | None:
         """A timer has come; only where both streams are keyed."""
         return None
 
@@ -63,7 +66,8 @@ class CoProcessFunction(Function, ABC, Generic[In1, In2, Out]):
 class KeyedCoProcessFunction(Function, ABC, Generic[Key, In1, In2, Out]):
     """A process function over two keyed streams, with state and timers of the key that both share.
 
-    In BATCH all records of a key from both come before the next key, sorted by event time; in STREAMING they come as they arrive.
+    In BATCH all records of a key from both come before the next key, sorted by event time; in STREAMING they come as
+    they arrive.
     """
 
     class Context(KeyedProcessFunction.Context[KeyOut]):
@@ -172,7 +176,9 @@ class CoProcess(_Both, ProcessFunction[Any, Any]):
     first, second = "process_element1", "process_element2"
 
     def process_element(self, value: Any, ctx: ProcessFunction.Context) -> Iterable[Any] | None:
-        found: Iterable[Any] | None = self._first(value.first, ctx) if value.side == 1 else self._second(value.second, ctx)
+        found: Iterable[Any] | None = (
+            self._first(value.first, ctx) if value.side == 1 else self._second(value.second, ctx)
+        )
         return found
 
     def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext[Any]) -> Iterable[Any] | None:

@@ -1,4 +1,5 @@
-"""Turns an exception out of a user's function into one sentence: pipeline, stage, operator, the user's line, the record.
+"""Turns an exception out of a user's function into one sentence: pipeline, stage, operator, the user's line, the
+record.
 
 Knows no driver; called only when something has already failed.
 """
@@ -16,7 +17,9 @@ _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def user_failure(error: Exception, where: str, function: Any, record: Any) -> UnifiedError:
-    """The error to raise instead of `error`; one of the library's own keeps its class and gains its place, where it does not say it."""
+    """The error to raise instead of `error`; one of the library's own keeps its class and gains its place, where it
+    does not say it.
+    """
     if isinstance(error, UserFunctionError):
         return error
     if isinstance(error, UnifiedError) and str(error).startswith(where):
@@ -26,7 +29,9 @@ def user_failure(error: Exception, where: str, function: Any, record: Any) -> Un
         return type(error)(f"{where}: {error}" + (f" (at {line})" if line else ""))
     at = f", at {line}" if line else ""
     shown = shorten(record)
-    return UserFunctionError(f"{where}: {type(error).__name__}: {error}{at}, on {shown}", operator=where, record=shown, location=line)
+    return UserFunctionError(
+        f"{where}: {type(error).__name__}: {error}{at}, on {shown}", operator=where, record=shown, location=line
+    )
 
 
 def _user_line(trace: TracebackType | None, function: Any) -> str:

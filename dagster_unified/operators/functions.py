@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
 
 class OutputTag(Generic[T]):
-    """Names a side output and gives its record type. A function emits to it with `yield tag, value` or `ctx.output(tag, value)`."""
+    """Names a side output and gives its record type.
+
+    A function emits to it with `yield tag, value` or `ctx.output(tag, value)`.
+    """
 
     def __init__(self, name: str, output_type: TypeForm[T]) -> None:
         if not name:
@@ -60,7 +63,9 @@ SideOutput = tuple[OutputTag[Any], Any]
 class RuntimeContext:
     """What a function learns about where it runs; with keyed state where its stream is keyed."""
 
-    def __init__(self, task_name: str, subtask: int, parallelism: int, metrics: Metrics, state: KeyedStateBackend | None) -> None:
+    def __init__(
+        self, task_name: str, subtask: int, parallelism: int, metrics: Metrics, state: KeyedStateBackend | None
+    ) -> None:
         self._task_name = task_name
         self._subtask = subtask
         self._parallelism = parallelism
@@ -85,7 +90,9 @@ class RuntimeContext:
 
     def _keyed(self, name: str) -> KeyedStateBackend:
         if self.keyed_state is None:
-            raise UnsupportedError(f"operator '{self._task_name}': state '{name}' needs a keyed stream; call key_by before this operator")
+            raise UnsupportedError(
+                f"operator '{self._task_name}': state '{name}' needs a keyed stream; call key_by before this operator"
+            )
         return self.keyed_state
 
     def get_state(self, descriptor: ValueStateDescriptor[V]) -> ValueState[V]:
@@ -110,7 +117,9 @@ class RuntimeContext:
 
 
 class Function:
-    """The base of every function class: `open` runs once per parallel instance before the first record, `close` after the last."""
+    """The base of every function class: `open` runs once per parallel instance before the first record, `close` after
+    the last.
+    """
 
     def open(self, runtime_context: RuntimeContext) -> None:
         """Called before the first record."""
@@ -126,7 +135,9 @@ class Wrapping(Function):
 
     def __init__(self, function: Any) -> None:
         self.function = function
-        self.requires_time_sorted_input = self.requires_time_sorted_input or getattr(function, "requires_time_sorted_input", False)
+        self.requires_time_sorted_input = self.requires_time_sorted_input or getattr(
+            function, "requires_time_sorted_input", False
+        )
 
     @property
     def wrapped_functions(self) -> tuple[Any, ...]:
@@ -227,7 +238,9 @@ class TimerService(ABC):
 
     @abstractmethod
     def current_watermark(self) -> int:
-        """The event-time watermark: in BATCH `MIN_TIMESTAMP` while records come and `MAX_TIMESTAMP` at the end of a key."""
+        """The event-time watermark: in BATCH `MIN_TIMESTAMP` while records come and `MAX_TIMESTAMP` at the end of a
+        key.
+        """
 
     @abstractmethod
     def register_event_time_timer(self, timestamp: int) -> None:
@@ -250,7 +263,10 @@ class NoTimers(TimerService, ABC):
     """A timer service that tells the time and takes no timers."""
 
     def _refuse(self, timestamp: int) -> None:
-        raise UnsupportedError("timers need a keyed stream; call key_by before this process function, on both streams where two are connected")
+        raise UnsupportedError(
+            "timers need a keyed stream; call key_by before this process function, on both streams where two are"
+            " connected"
+        )
 
     register_event_time_timer = _refuse
     register_processing_time_timer = _refuse
@@ -259,7 +275,9 @@ class NoTimers(TimerService, ABC):
 
 
 class ProcessFunction(Function, ABC, Generic[In, Out]):
-    """A record in, any number out, with its timestamp and side outputs at hand; on a keyed stream with state and timers as well."""
+    """A record in, any number out, with its timestamp and side outputs at hand; on a keyed stream with state and timers
+    as well.
+    """
 
     class Context(ABC):
         """What `process_element` is given besides the record."""
@@ -280,7 +298,9 @@ class ProcessFunction(Function, ABC, Generic[In, Out]):
     def process_element(self, value: In, ctx: Context) -> Iterable[Out | SideOutput] | None:
         """The records that `value` leads to; `(tag, record)` goes to a side output."""
 
-    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext[Any]) -> Iterable[Out | SideOutput] | None:
+    def on_timer(
+        self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext[Any]
+    ) -> Iterable[Out | SideOutput] | None:
         """The records that a timer leads to, on a keyed stream: no other has timers."""
         return None
 
@@ -305,8 +325,8 @@ class KeyedProcessFunction(Function, ABC, Generic[Key, In, Out]):
     requires_time_sorted_input: bool = False
     """Whether elements must come in event-time order, and timers between them.
 
-    BATCH always sorts; with this, its watermark also follows a key's elements, so that a timer fires before the next element.
-    STREAMING holds elements until the watermark passes them (Beam: `@RequiresTimeSortedInput`).
+    BATCH always sorts; with this, its watermark also follows a key's elements, so that a timer fires before the next
+    element. STREAMING holds elements until the watermark passes them (Beam: `@RequiresTimeSortedInput`).
     """
 
     @abstractmethod

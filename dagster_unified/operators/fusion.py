@@ -23,7 +23,9 @@ Fused = Callable[[Sequence[Any], "Sequence[int | None] | None"], "tuple[list[Any
 
 @dataclass(frozen=True)
 class Clause:
-    """One stateless operator: `map`, `filter`, `flat_map`, or `assign` (a function of record and timestamp giving the timestamp)."""
+    """One stateless operator: `map`, `filter`, `flat_map`, or `assign` (a function of record and timestamp giving the
+    timestamp).
+    """
 
     kind: str
     function: Callable[..., Any]
@@ -40,7 +42,8 @@ class FusedChain:
     loops: list[tuple[int, str] | None] = field(default_factory=list)
     """For each loop in the compiled code, in order, the clause whose result it iterates, if it is one's.
 
-    A result that fails while it is iterated (a generator's) is reported at no clause's line, but at its loop's instruction.
+    A result that fails while it is iterated (a generator's) is reported at no clause's line, but at its loop's
+    instruction.
     """
 
     def locate(self, trace: TracebackType | None) -> tuple[int, Any] | None:
@@ -56,11 +59,17 @@ class FusedChain:
 
     def _iterating(self, trace: TracebackType) -> tuple[int, str] | None:
         loops = [i.offset for i in dis.get_instructions(trace.tb_frame.f_code) if i.opname == "FOR_ITER"]
-        return self.loops[loops.index(trace.tb_lasti)] if trace.tb_lasti in loops and len(loops) == len(self.loops) else None
+        return (
+            self.loops[loops.index(trace.tb_lasti)]
+            if trace.tb_lasti in loops and len(loops) == len(self.loops)
+            else None
+        )
 
 
 def fuse(clauses: Sequence[Clause], timestamped: bool, seen: Callable[[int, list[int]], None]) -> FusedChain:
-    """Compiles `clauses`; `timestamped` says whether records come with timestamps; `seen` is given what each `assign` assigned."""
+    """Compiles `clauses`; `timestamped` says whether records come with timestamps; `seen` is given what each `assign`
+    assigned.
+    """
     assigns = [i for i, c in enumerate(clauses) if c.kind == "assign"]
     reshapes = bool(assigns) or any(c.kind in ("filter", "flat_map") for c in clauses)
     track = (timestamped and reshapes) or bool(assigns)
@@ -70,7 +79,9 @@ def fuse(clauses: Sequence[Clause], timestamped: bool, seen: Callable[[int, list
         lines += ["    kept = []", "    keep = kept.append"]
     for i in assigns:
         lines += [f"    assigned{i} = []", f"    note{i} = assigned{i}.append"]
-    body: list[str] = ["        for v0, t in zip(records, timestamps)" if timestamped and track else "        for v0 in records"]
+    body: list[str] = [
+        "        for v0, t in zip(records, timestamps)" if timestamped and track else "        for v0 in records"
+    ]
     if assigns and not timestamped:
         body.append("        for t in (None,)")
     where: dict[int, tuple[int, str]] = {}

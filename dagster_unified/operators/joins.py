@@ -10,7 +10,14 @@ from collections.abc import Iterable
 from typing import Any, Generic
 
 from dagster_unified.operators.connected import KeyedCoProcessFunction
-from dagster_unified.operators.functions import Function, KeyedProcessFunction, OutputTag, RuntimeContext, SideOutput, Wrapping
+from dagster_unified.operators.functions import (
+    Function,
+    KeyedProcessFunction,
+    OutputTag,
+    RuntimeContext,
+    SideOutput,
+    Wrapping,
+)
 from dagster_unified.operators.state import MapStateDescriptor
 from dagster_unified.operators.type_variables import In1, In2, Out, R
 from dagster_unified.operators.windows.functions import WindowFunction
@@ -95,24 +102,34 @@ class WindowedPairs(Wrapping, WindowFunction[Any, Any, Any, Any]):
 
 
 class IntervalJoin(Wrapping, KeyedCoProcessFunction[Any, Any, Any, Any]):
-    """Pairs records of one key whose times are `lower <= right - left <= upper` milliseconds apart (Flink: *Interval Join*).
+    """Pairs records of one key whose times are `lower <= right - left <= upper` milliseconds apart (Flink: *Interval
+    Join*).
 
-    Records are taken in the order of time, in both modes, so that what no record can meet any more is forgotten as time goes on:
-    BATCH holds an interval of a key, not the key. A record that comes after the watermark is dropped and counted, or goes to a
-    side output.
+    Records are taken in the order of time, in both modes, so that what no record can meet any more is forgotten as time
+    goes on:
+    BATCH holds an interval of a key, not the key. A record that comes after the watermark is dropped and counted, or
+    goes to a side output.
     """
 
     requires_time_sorted_input = True
     drops_late_records = True
 
     def __init__(
-        self, function: ProcessJoinFunction[Any, Any, Any], lower: int, upper: int, types: tuple[Any, Any], late: tuple[OutputTag[Any] | None, OutputTag[Any] | None]
+        self,
+        function: ProcessJoinFunction[Any, Any, Any],
+        lower: int,
+        upper: int,
+        types: tuple[Any, Any],
+        late: tuple[OutputTag[Any] | None, OutputTag[Any] | None],
     ) -> None:
         super().__init__(function)
         self._ranges = ((lower, upper), (-upper, -lower))
         """How far after a record, of either side, what it meets may be."""
         self.late_tags = late
-        self._descriptors = [MapStateDescriptor(name, int, list[kind]) for name, kind in zip(("left", "right"), types, strict=True)]  # type: ignore[valid-type]
+        self._descriptors = [
+            MapStateDescriptor(name, int, list[kind])  # type: ignore[valid-type]
+            for name, kind in zip(("left", "right"), types, strict=True)
+        ]
         for descriptor in self._descriptors:
             descriptor.trusted = True
         self._pair = _Pair()

@@ -1,9 +1,10 @@
-"""The STREAMING driver: micro-batches of a key group through one keyed operator, with the group's state read and written once.
+"""The STREAMING driver: micro-batches of a key group through one keyed operator, with the group's state read and
+written once.
 
 A micro-batch brings a group records and possibly a control event: the watermark has moved, the clock has, the input has
 ended. The event tells what the micro-batches before led to, so it comes first; ahead of it come only the records that
-operators upstream emitted for it, and the end of the input comes last. Knows no engine; where a group's pages are kept is a
-`GroupStore`'s affair.
+operators upstream emitted for it, and the end of the input comes last. Knows no engine; where a group's pages are kept
+is a `GroupStore`'s affair.
 """
 
 from __future__ import annotations
@@ -21,13 +22,24 @@ from dagster_unified.operators.keys import key_hash, runs
 from dagster_unified.operators.layout import TIMESTAMP
 from dagster_unified.operators.program import FLUSH, Program, RunningProgram
 from dagster_unified.operators.state import StateDescriptor
-from dagster_unified.operators.state_pages import BROADCAST, KEYS_PER_PAGE, BroadcastCodec, Content, Index, Page, PageCodec, decode_index, encode_index
+from dagster_unified.operators.state_pages import (
+    BROADCAST,
+    KEYS_PER_PAGE,
+    BroadcastCodec,
+    Content,
+    Index,
+    Page,
+    PageCodec,
+    decode_index,
+    encode_index,
+)
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP
 from dagster_unified.operators.timers import TimerQueue
 
 
 class ControlEvent(msgspec.Struct, frozen=True):
-    """What a driver tells all key groups between micro-batches. Times are milliseconds since the epoch, by operator uid.
+    """What a driver tells all key groups between micro-batches. Times are milliseconds since the epoch, by operator
+    uid.
 
     `assigned` is the driver's own: the latest event time of each assigner, from which it goes on after a restart.
     """
@@ -68,7 +80,14 @@ class GroupStore(Protocol):
 class KeyGroups:
     """One keyed program, driven over one key group after another."""
 
-    def __init__(self, program: Program, emit: Callable[[int, pa.RecordBatch], None], clock: Callable[[], int], subtask: int = 0, keys_per_page: int = KEYS_PER_PAGE) -> None:
+    def __init__(
+        self,
+        program: Program,
+        emit: Callable[[int, pa.RecordBatch], None],
+        clock: Callable[[], int],
+        subtask: int = 0,
+        keys_per_page: int = KEYS_PER_PAGE,
+    ) -> None:
         assert program.keyed is not None
         self.keys_per_page = keys_per_page
         self.program, self.keyed = program, program.keyed
@@ -76,8 +95,12 @@ class KeyGroups:
         operator = self.running.keyed
         assert operator is not None
         self.operator = operator
-        self.codec = PageCodec(operator.where, self.keyed.python, program.input.records.python, operator.state.descriptors)
-        self.broadcast = BroadcastCodec(operator.where, operator.descriptors) if isinstance(operator, BroadcastOperator) else None
+        self.codec = PageCodec(
+            operator.where, self.keyed.python, program.input.records.python, operator.state.descriptors
+        )
+        self.broadcast = (
+            BroadcastCodec(operator.where, operator.descriptors) if isinstance(operator, BroadcastOperator) else None
+        )
         operator.state.on_register = self._declared_late
         self.ahead = False
         """Whether what is emitted now is ahead of the micro-batch's control event for the operators downstream."""
@@ -95,11 +118,12 @@ class KeyGroups:
         unfinished: bool = False,
         watermark: int = MIN_TIMESTAMP,
     ) -> int | None:
-        """Processes a micro-batch of one group: the records ahead of the control event, the event, those behind it, and the end of input.
+        """Processes a micro-batch of one group: the records ahead of the control event, the event, those behind it, and
+        the end of input.
 
-        Returns the group's earliest processing-time timer. Of all groups one `leads`: what comes of broadcast records is emitted
-        there. Records that are `in_order` are sorted by key already; where the batch is `unfinished`, more of its one key's come
-        with the next. A group that does not know better begins with `watermark`.
+        Returns the group's earliest processing-time timer. Of all groups one `leads`: what comes of broadcast records
+        is emitted there. Records that are `in_order` are sorted by key already; where the batch is `unfinished`, more
+        of its one key's come with the next. A group that does not know better begins with `watermark`.
         """
         group = self._group = _Group(store, self.codec, self.keys_per_page)
         operator = self.operator
@@ -168,11 +192,17 @@ class KeyGroups:
         layout = self.program.input
         batch = pa.Table.from_batches(batches).combine_chunks()
         if self.keyed.columns and not in_order:
-            batch = batch.take(pc.sort_indices(batch, [(name, "ascending") for name in self.keyed.columns])) if self._sortable(batch) else self._sorted_in_python(batch)
+            batch = (
+                batch.take(pc.sort_indices(batch, [(name, "ascending") for name in self.keyed.columns]))
+                if self._sortable(batch)
+                else self._sorted_in_python(batch)
+            )
         (batch,) = batch.combine_chunks().to_batches()
         keys, starts = runs(batch, self.keyed, layout, self.operator.where)
         records = layout.records.from_batch(batch.select(list(layout.records.names)))
-        timestamps: Sequence[int | None] = batch.column(TIMESTAMP).to_pylist() if layout.timestamped else [None] * len(records)
+        timestamps: Sequence[int | None] = (
+            batch.column(TIMESTAMP).to_pylist() if layout.timestamped else [None] * len(records)
+        )
         if self.operator.watermark > MIN_TIMESTAMP:
             late = sum(1 for t in timestamps if t is not None and t <= self.operator.watermark)
             if late:
@@ -188,7 +218,9 @@ class KeyGroups:
         else:
             self.operator.process_runs(keys, starts, records, timestamps, lambda: self.running.drain(FLUSH))
 
-    def _hold_early(self, group: _Group, key: Hashable, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
+    def _hold_early(
+        self, group: _Group, key: Hashable, records: Sequence[Any], timestamps: Sequence[int | None]
+    ) -> None:
         """Elements before the watermark, and those without a time, are processed at once; the others wait for it."""
         operator = self.operator
         timed = list(zip(records, timestamps, strict=True))
@@ -285,7 +317,11 @@ class _Group:
         def due(moment: int | None, until: int) -> bool:
             return moment is not None and moment <= until
 
-        return [i for i, p in enumerate(self.index.pages) if due(p.event_timer, watermark) or due(p.held, watermark) or due(p.processing_timer, now)]
+        return [
+            i
+            for i, p in enumerate(self.index.pages)
+            if due(p.event_timer, watermark) or due(p.held, watermark) or due(p.processing_timer, now)
+        ]
 
     def load(self, pages: Iterable[int]) -> list[Content]:
         """Reads pages that have not been read."""
@@ -297,7 +333,10 @@ class _Group:
             self.loaded[number] = data
             if data is None:
                 if self.index.pages[number] != Page():
-                    raise UnifiedError(f"{self.codec.where}: page {number} of a key group's state is missing in the checkpoint; restore from an earlier one")
+                    raise UnifiedError(
+                        f"{self.codec.where}: page {number} of a key group's state is missing in the checkpoint;"
+                        " restore from an earlier one"
+                    )
                 continue
             content = self.pages[number] = self.codec.decode(data, self._read_part)
             self.parts |= content.parts()
@@ -325,7 +364,10 @@ class _Group:
         count = sum(p.keys for i, p in enumerate(self.index.pages) if i not in self.loaded) + len(self.keys)
         if count > self.keys_per_page * len(self.index.pages):
             for content in self.load(range(len(self.index.pages))):
-                for queue, timers in ((event_timers, content.event_timers), (processing_timers, content.processing_timers)):
+                for queue, timers in (
+                    (event_timers, content.event_timers),
+                    (processing_timers, content.processing_timers),
+                ):
                     for timestamp, key, generation in timers:
                         queue.register(key, timestamp, generation)
             while count > self.keys_per_page * len(self.index.pages):
@@ -341,7 +383,11 @@ class _Group:
     def _write(self, event_timers: TimerQueue, processing_timers: TimerQueue) -> None:
         pages: dict[int, Content] = {number: Content(large=bool(self.parts)) for number in self.loaded}
         for number, content in self.pages.items():
-            pages[number].keys = content.keys if all(content.keys.values()) else {key: state for key, state in content.keys.items() if state}
+            pages[number].keys = (
+                content.keys
+                if all(content.keys.values())
+                else {key: state for key, state in content.keys.items() if state}
+            )
         for key in self.created:
             state = self.keys[key]
             if state:
@@ -361,13 +407,18 @@ class _Group:
                 self.index.inline = data
             elif data != self.loaded[number]:
                 self.store.write_page(number, data)
-        for gone in self.parts - {number for content in pages.values() for number in content.parts()} if self.parts else ():
+        for gone in (
+            self.parts - {number for content in pages.values() for number in content.parts()} if self.parts else ()
+        ):
             self.store.remove_page(gone)
 
     def _read_part(self, number: int) -> bytes:
         data = self.store.read_page(number)
         if data is None:
-            raise UnifiedError(f"{self.codec.where}: a part of a key group's state is missing in the checkpoint; restore from an earlier one")
+            raise UnifiedError(
+                f"{self.codec.where}: a part of a key group's state is missing in the checkpoint; restore from an"
+                " earlier one"
+            )
         self.read[number] = data
         return data
 

@@ -1,7 +1,8 @@
 """Keyed operators: `process` with state and timers, and the rolling `reduce` family.
 
-One implementation for every driver. A driver selects a key, hands over a run of that key's records, advances the watermark
-or the clock, and says when a bundle (a key in BATCH, a micro-batch in STREAMING) or the input ends. Rules: FLIP-134, FLIP-140.
+One implementation for every driver. A driver selects a key, hands over a run of that key's records, advances the
+watermark or the clock, and says when a bundle (a key in BATCH, a micro-batch in STREAMING) or the input ends. Rules:
+FLIP-134, FLIP-140.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class KeyedOptions:
     """Whether state with a time to live expires: so it does in STREAMING."""
 
     last_event_time: int | None = None
-    """The last event time that was assigned upstream, where the driver knows it; beyond it, chains of timers are bounded."""
+    """The last event time that was assigned upstream, where the driver knows it; beyond it, chains of timers are
+    bounded.
+    """
 
     def readable(self, clock: Callable[[], int]) -> Callable[[], int]:
         """The clock as functions may read it (`pipeline.processing-time.allow`)."""
@@ -41,7 +44,10 @@ class KeyedOptions:
 
 
 def _forbidden() -> int:
-    raise UnsupportedError("the processing time was read, and pipeline.processing-time.allow is FAIL; use event time, or launch with ALLOW or IGNORE")
+    raise UnsupportedError(
+        "the processing time was read, and pipeline.processing-time.allow is FAIL; use event time, or launch with ALLOW"
+        " or IGNORE"
+    )
 
 
 class Collector:
@@ -85,7 +91,9 @@ def _standing() -> int:
 
 
 class KeyedOperator:
-    """What every keyed operator has: state, timers of both domains, a watermark, a clock, and the key that is current."""
+    """What every keyed operator has: state, timers of both domains, a watermark, a clock, and the key that is
+    current.
+    """
 
     def __init__(self, where: str, options: KeyedOptions, clock: Callable[[], int]) -> None:
         self.where = where
@@ -111,7 +119,10 @@ class KeyedOperator:
         """Called once after the last record, and after a failure."""
 
     def check_state(self) -> None:
-        """Checks what was written to state and has not been checked yet. A driver calls it before it commits anything."""
+        """Checks what was written to state and has not been checked yet.
+
+        A driver calls it before it commits anything.
+        """
         try:
             self.state.check()
         except StateError as error:
@@ -126,7 +137,14 @@ class KeyedOperator:
         """A run of records of the current key, in order."""
         raise NotImplementedError
 
-    def process_runs(self, keys: Sequence[Hashable], starts: Sequence[int], records: Sequence[Any], timestamps: Sequence[int | None], after: Callable[[], None]) -> None:
+    def process_runs(
+        self,
+        keys: Sequence[Hashable],
+        starts: Sequence[int],
+        records: Sequence[Any],
+        timestamps: Sequence[int | None],
+        after: Callable[[], None],
+    ) -> None:
         """Runs of several keys, one after another, each a bundle; `after` is called after each."""
         for key, start, end in zip(keys, starts, [*starts[1:], len(records)], strict=True):
             self.select(key)
@@ -172,8 +190,8 @@ class KeyedOperator:
     def end_of_input(self) -> None:
         """Event time goes to its end; then pending processing-time timers fire or are dropped, as configured.
 
-        Where a processing-time timer's callback registers event-time timers, those fire as well; new processing-time timers
-        are not taken any more (quiesced).
+        Where a processing-time timer's callback registers event-time timers, those fire as well; new processing-time
+        timers are not taken any more (quiesced).
         """
         self.at_end = True
         self.advance_watermark(MAX_TIMESTAMP)
@@ -193,7 +211,14 @@ class KeyedOperator:
 class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext[Any], TimerService):
     """Runs a `KeyedProcessFunction`; is itself the context and the timer service that the function is given."""
 
-    def __init__(self, where: str, function: KeyedProcessFunction[Any, Any, Any], options: KeyedOptions, clock: Callable[[], int], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        where: str,
+        function: KeyedProcessFunction[Any, Any, Any],
+        options: KeyedOptions,
+        clock: Callable[[], int],
+        metrics: Metrics,
+    ) -> None:
         super().__init__(where, options, clock)
         self.function = function
         self._metrics = metrics
@@ -226,9 +251,13 @@ class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext[An
     def on_timer(self, timestamp: int, generation: int, domain: TimeDomain) -> None:
         self._begin_timer(timestamp, generation, domain)
         try:
-            self.out.emit_all(self.function.on_timer(timestamp, self), timestamp if domain is TimeDomain.EVENT_TIME else None)
+            self.out.emit_all(
+                self.function.on_timer(timestamp, self), timestamp if domain is TimeDomain.EVENT_TIME else None
+            )
         except Exception as error:
-            raise user_failure(error, self.where, self.function.on_timer, f"timer at {timestamp} of key {self.key!r}") from error
+            raise user_failure(
+                error, self.where, self.function.on_timer, f"timer at {timestamp} of key {self.key!r}"
+            ) from error
 
     def _begin_timer(self, timestamp: int, generation: int, domain: TimeDomain) -> None:
         self._timestamp, self._domain = timestamp, domain
@@ -268,7 +297,10 @@ class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext[An
 
     def register_processing_time_timer(self, timestamp: int) -> None:
         if self.options.processing_time == "FAIL":
-            raise UnsupportedError("a processing-time timer was registered, and pipeline.processing-time.allow is FAIL; use event time, or launch with ALLOW or IGNORE")
+            raise UnsupportedError(
+                "a processing-time timer was registered, and pipeline.processing-time.allow is FAIL; use event time, or"
+                " launch with ALLOW or IGNORE"
+            )
         moment = timer_time(timestamp)
         if self.options.processing_time == "ALLOW" and not self.ended:
             self.processing_timers.register(self.key, moment)
@@ -286,7 +318,15 @@ class ReduceOperator(KeyedOperator):
     The result carries the event time of the record that was combined last.
     """
 
-    def __init__(self, where: str, function: Callable[[Any, Any], Any], user_function: Any, records: Any, options: KeyedOptions, clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        where: str,
+        function: Callable[[Any, Any], Any],
+        user_function: Any,
+        records: Any,
+        options: KeyedOptions,
+        clock: Callable[[], int],
+    ) -> None:
         super().__init__(where, options, clock)
         self.state.register(ValueStateDescriptor("value", records))
         self.function = function
@@ -301,7 +341,14 @@ class ReduceOperator(KeyedOperator):
         if hasattr(self.user_function, "close"):
             self.user_function.close()
 
-    def process_runs(self, keys: Sequence[Hashable], starts: Sequence[int], records: Sequence[Any], timestamps: Sequence[int | None], after: Callable[[], None]) -> None:
+    def process_runs(
+        self,
+        keys: Sequence[Hashable],
+        starts: Sequence[int],
+        records: Sequence[Any],
+        timestamps: Sequence[int | None],
+        after: Callable[[], None],
+    ) -> None:
         """As above, in one go: where keys are many and their runs short, what is done for each key is what it costs."""
         if not self.options.incremental_updates:
             super().process_runs(keys, starts, records, timestamps, after)
@@ -323,11 +370,17 @@ class ReduceOperator(KeyedOperator):
                         emit(held)
                     state["value"] = held
                     continue
-                updates = list(accumulate(records[start:end], function)) if held is None else list(accumulate(records[start:end], function, initial=held))[1:]
+                updates = (
+                    list(accumulate(records[start:end], function))
+                    if held is None
+                    else list(accumulate(records[start:end], function, initial=held))[1:]
+                )
                 out += updates
                 state["value"] = updates[-1]
         except Exception as error:
-            raise user_failure(error, self.where, self.user_function, _operands(error, held, records[start:])) from error
+            raise user_failure(
+                error, self.where, self.user_function, _operands(error, held, records[start:])
+            ) from error
         self.out.timestamps += timestamps
         after()
 
@@ -336,16 +389,24 @@ class ReduceOperator(KeyedOperator):
         try:
             if self.options.incremental_updates:
                 held = state.get("value")
-                updates = list(accumulate(records, self.function) if held is None else accumulate(records, self.function, initial=held))
+                updates = list(
+                    accumulate(records, self.function)
+                    if held is None
+                    else accumulate(records, self.function, initial=held)
+                )
                 state["value"] = updates[-1]
                 self.out.records += updates if held is None else updates[1:]
                 self.out.timestamps += timestamps
             else:
                 held = state.get("value")
-                state["value"] = reduce(self.function, records) if held is None else reduce(self.function, records, held)
+                state["value"] = (
+                    reduce(self.function, records) if held is None else reduce(self.function, records, held)
+                )
                 self._last[self.key] = timestamps[-1]
         except Exception as error:
-            raise user_failure(error, self.where, self.user_function, _operands(error, state.get("value"), records)) from error
+            raise user_failure(
+                error, self.where, self.user_function, _operands(error, state.get("value"), records)
+            ) from error
 
     def finish_bundle(self) -> None:
         if not self.options.incremental_updates and "value" in self.state.current:
@@ -366,10 +427,11 @@ def _operands(error: Exception, held: Any, records: Sequence[Any]) -> Any:
 
 
 def rolling(kind: str, field: str | int | None) -> Callable[[Any, Any], Any]:
-    """The combining function of `sum`, `min`, `max`, `min_by` and `max_by` over one field (None: the record is the value).
+    """The combining function of `sum`, `min`, `max`, `min_by` and `max_by` over one field (None: the record is the
+    value).
 
-    `sum`, `min` and `max` keep the other fields of the first record; `min_by` and `max_by` give the whole record, the first
-    of equal ones (Flink: `ComparableAggregator`, `SumAggregator`).
+    `sum`, `min` and `max` keep the other fields of the first record; `min_by` and `max_by` give the whole record, the
+    first of equal ones (Flink: `ComparableAggregator`, `SumAggregator`).
     """
     if field is None:
         return _PLAIN[kind]

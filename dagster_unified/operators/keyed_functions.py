@@ -1,7 +1,8 @@
 """Functions of one record, on a keyed stream: as the keyed process functions that the engines run.
 
-On a keyed stream every function may ask its runtime context for state (Flink: *Working with State*). A function that may do so
-runs as the keyed process operator with one of these around it; any other needs no state, and stays a step of a fused chain.
+On a keyed stream every function may ask its runtime context for state (Flink: *Working with State*). A function that
+may do so runs as the keyed process operator with one of these around it; any other needs no state, and stays a step of
+a fused chain.
 """
 
 from __future__ import annotations
@@ -10,14 +11,28 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from dagster_unified.errors import UnsupportedError
-from dagster_unified.operators.functions import Function, KeyedProcessFunction, NoTimers, OutputTag, ProcessFunction, RuntimeContext, TimerService, Wrapping
+from dagster_unified.operators.functions import (
+    Function,
+    KeyedProcessFunction,
+    NoTimers,
+    OutputTag,
+    ProcessFunction,
+    RuntimeContext,
+    TimerService,
+    Wrapping,
+)
 from dagster_unified.operators.state import KeyedStateBackend
 
 
 def may_hold_state(function: Any) -> bool:
-    """Whether a function may ask for keyed state, which it can in `open` only, or for timers, which reach `on_timer` only."""
+    """Whether a function may ask for keyed state, which it can in `open` only, or for timers, which reach `on_timer`
+    only.
+    """
     overridden = [(Function, "open"), (ProcessFunction, "on_timer")]
-    return any(isinstance(function, base) and getattr(type(function), name) is not getattr(base, name) for base, name in overridden)
+    return any(
+        isinstance(function, base) and getattr(type(function), name) is not getattr(base, name)
+        for base, name in overridden
+    )
 
 
 class KeyedMap(Wrapping, KeyedProcessFunction[Any, Any, Any]):
@@ -89,7 +104,10 @@ class NoKey(dict[str, Any]):
     get = setdefault = pop = __getitem__ = __setitem__ = __contains__ = _refuse
 
 
-_NO_KEY = NoKey("a record of a stream without a key has no keyed state; call key_by on both connected streams, or use the state for the keyed stream's records only")
+_NO_KEY = NoKey(
+    "a record of a stream without a key has no keyed state; call key_by on both connected streams, or use the state for"
+    " the keyed stream's records only"
+)
 
 
 class _Untimed(ProcessFunction.Context, NoTimers):

@@ -1,7 +1,7 @@
 """Keys as they lie in a batch's columns, and the key group that each belongs to.
 
-A key group is one of `pipeline.max-parallelism` hash partitions of the key space (Flink: *Key Groups*). The hash is of the key's
-msgpack encoding, so it is the same in every process, and for ever: state is found by it.
+A key group is one of `pipeline.max-parallelism` hash partitions of the key space (Flink: *Key Groups*). The hash is of
+the key's msgpack encoding, so it is the same in every process, and for ever: state is found by it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ def decoded(keyed: KeyedInput, values: list[Any]) -> list[Any]:
 
 
 def runs(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: str) -> tuple[list[Any], list[int]]:
-    """The keys of a batch that is sorted by key, and where each one's run begins. With no key columns it is one run, of the key 0."""
+    """The keys of a batch that is sorted by key, and where each one's run begins.
+
+    With no key columns it is one run, of the key 0.
+    """
     columns = key_columns(batch, keyed, layout, where)
     if not columns:
         return [0], [0]
@@ -55,14 +58,20 @@ def stretches(batch: pa.RecordBatch, column: str) -> Iterator[tuple[int, pa.Reco
             yield batch.column(column)[start].as_py(), batch.slice(start, end - start)
 
 
-def groups(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: str, count: int, known: dict[Any, int]) -> pa.Array:
+def groups(
+    batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: str, count: int, known: dict[Any, int]
+) -> pa.Array:
     """The key group of every row, of `count`. `known` remembers those of the keys met before."""
     columns = key_columns(batch, keyed, layout, where)
     if len(columns) == 1 and not pa.types.is_nested(columns[0].type):
         spread = columns[0].dictionary_encode()
         values = spread.dictionary.to_pylist()
         hardly_any_twice = 2 * len(values) > batch.num_rows  # then remembering would cost more than it saves
-        found = [h % count for h in map(crc32, map(_encode, decoded(keyed, values)))] if hardly_any_twice else [_group(key, keyed, count, known) for key in values]
+        found = (
+            [h % count for h in map(crc32, map(_encode, decoded(keyed, values)))]
+            if hardly_any_twice
+            else [_group(key, keyed, count, known) for key in values]
+        )
         return pa.array(found, pa.int32()).take(spread.indices)
     values = columns[0].to_pylist() if len(columns) == 1 else list(zip(*[c.to_pylist() for c in columns], strict=True))
     return pa.array([key_hash(k) % count for k in decoded(keyed, values)], pa.int32())
@@ -73,8 +82,15 @@ def key_columns(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, 
     columns = [batch.column(name) for name in keyed.columns]
     for name, column in zip(keyed.columns, columns, strict=True):
         if column.null_count:
-            row = batch.slice(column.is_null().to_pylist().index(True), 1).select(list(layout.records.names)).to_pylist()[0]
-            raise RecordTypeError(f"{where}: the key '{name}' is None for {shorten(row)}; filter such records out before key_by, or give them a key")
+            row = (
+                batch.slice(column.is_null().to_pylist().index(True), 1)
+                .select(list(layout.records.names))
+                .to_pylist()[0]
+            )
+            raise RecordTypeError(
+                f"{where}: the key '{name}' is None for {shorten(row)}; filter such records out before key_by, or give"
+                " them a key"
+            )
     return columns
 
 

@@ -1,9 +1,9 @@
 """Lanes: how the streams of a whole pipeline travel through one Spark plan, packed as a few large rows.
 
-A row is `(lane, group, seq, data)`: an Arrow record batch of one stream, addressed to one key group. Every stage passes on what
-is not addressed to it, so that a pipeline with branches is one line of stages and nothing is computed twice. Control
-events and reports travel the same way. `seq` orders a group's rows, first of all by their place around the control event.
-Knows no engine.
+A row is `(lane, group, seq, data)`: an Arrow record batch of one stream, addressed to one key group. Every stage passes
+on what is not addressed to it, so that a pipeline with branches is one line of stages and nothing is computed twice.
+Control events and reports travel the same way. `seq` orders a group's rows, first of all by their place around the
+control event. Knows no engine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ REPORT = -1
 
 
 class Place(IntEnum):
-    """Where a row stands in its micro-batch. A row ahead of the control event is what an operator upstream emitted for that event."""
+    """Where a row stands in its micro-batch.
+
+    A row ahead of the control event is what an operator upstream emitted for that event.
+    """
 
     BROADCAST_AHEAD = 0
     AHEAD = 1
@@ -47,7 +50,8 @@ def place_of(seq: int) -> Place:
 
 
 ROWS = 131_072
-"""Rows that are collected before they are packed: with many key groups, smaller ones would make buffers of a few rows."""
+"""Rows that are collected before they are packed: with many key groups, smaller ones would make buffers of a few rows.
+"""
 
 SPREAD = 8192
 """How many records go to one key group together, where they have no key and any group will do."""
@@ -55,7 +59,10 @@ SPREAD = 8192
 
 @dataclass(frozen=True)
 class Route:
-    """One way from a program's output to a lane. `columns` are the output's columns as the lane has them, None for one that is null there."""
+    """One way from a program's output to a lane.
+
+    `columns` are the output's columns as the lane has them, None for one that is null there.
+    """
 
     output: int
     lane: int
@@ -65,7 +72,8 @@ class Route:
     layout: StreamLayout | None = None
     where: str = ""
     everywhere: bool = False
-    """Whether every key group gets a copy: broadcast records, which come before the other records of their micro-batch."""
+    """Whether every key group gets a copy: broadcast records, which come before the other records of their micro-batch.
+    """
 
 
 @dataclass(frozen=True)
@@ -89,7 +97,9 @@ def decode(data: Any, schema: pa.Schema) -> pa.RecordBatch:
 def packed(rows: list[tuple[int, int, int, bytes]]) -> pa.RecordBatch:
     """Rows as a batch of `PACKED`."""
     columns = zip(*rows, strict=True) if rows else ((), (), (), ())
-    return pa.RecordBatch.from_arrays([pa.array(c, f.type) for c, f in zip(columns, PACKED, strict=True)], schema=PACKED)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(c, f.type) for c, f in zip(columns, PACKED, strict=True)], schema=PACKED
+    )
 
 
 class Packer:
@@ -105,7 +115,10 @@ class Packer:
 
     def add(self, route: Route, batch: pa.RecordBatch, ahead: bool = False) -> None:
         """Takes a batch of a route's output, ahead of the micro-batch's control event or behind it."""
-        arrays = [pa.nulls(batch.num_rows, f.type) if c is None else batch.column(c) for c, f in zip(route.columns, route.schema, strict=True)]
+        arrays = [
+            pa.nulls(batch.num_rows, f.type) if c is None else batch.column(c)
+            for c, f in zip(route.columns, route.schema, strict=True)
+        ]
         waiting = self._waiting.setdefault((id(route), ahead), (route, ahead, []))[2]
         waiting.append(pa.RecordBatch.from_arrays(arrays, schema=route.schema))
         self._rows += batch.num_rows

@@ -1,7 +1,8 @@
 """How a stream's records lie in Arrow columns between operators, stages and engines.
 
-A stream is its record type's columns, then the library's own: the event time, and the keys that functions computed for the
-shuffles that follow. A program with several outputs puts each in a struct column of its own beside the output's number.
+A stream is its record type's columns, then the library's own: the event time, and the keys that functions computed for
+the shuffles that follow. A program with several outputs puts each in a struct column of its own beside the output's
+number.
 """
 
 from __future__ import annotations
@@ -77,11 +78,17 @@ class ComputedKey:
         except Exception as error:
             raise user_failure(error, self.where, get, record) from error
         if None in keys:
-            raise RecordTypeError(f"{self.where}: the key is None for {shorten(records[keys.index(None)])}; filter such records out, or give them a key")
+            raise RecordTypeError(
+                f"{self.where}: the key is None for {shorten(records[keys.index(None)])}; filter such records out, or"
+                " give them a key"
+            )
         try:
             return keys, _record_type(self.python).to_batch(keys).columns
         except RecordTypeError as error:
-            raise RecordTypeError(f"{self.where}: a key is not of the type that its function is annotated with, or that key_type= gives: {error}") from error
+            raise RecordTypeError(
+                f"{self.where}: a key is not of the type that its function is annotated with, or that key_type= gives:"
+                f" {error}"
+            ) from error
 
 
 _record_type = lru_cache(maxsize=256)(record_type)
@@ -138,7 +145,14 @@ def combine(schema: pa.Schema, index: int, batch: pa.RecordBatch) -> pa.RecordBa
         return pa.RecordBatch.from_arrays([*batch.columns, missing], schema=schema)
     own = output_column(index)
     arrays: list[pa.Array] = [pa.repeat(pa.scalar(index, pa.int32()), size)]
-    arrays += [pa.StructArray.from_arrays(batch.columns, fields=list(field.type)) if field.name == own else pa.nulls(size, field.type) for field in list(schema)[1:-1]]
+    arrays += [
+        (
+            pa.StructArray.from_arrays(batch.columns, fields=list(field.type))
+            if field.name == own
+            else pa.nulls(size, field.type)
+        )
+        for field in list(schema)[1:-1]
+    ]
     return pa.RecordBatch.from_arrays([*arrays, missing], schema=schema)
 
 

@@ -11,7 +11,10 @@ import msgspec
 
 
 class Metrics(msgspec.Struct):
-    """Totals of one partition, or merged of many. `last_event_times` are milliseconds since the epoch, by the assigner's uid."""
+    """Totals of one partition, or merged of many.
+
+    `last_event_times` are milliseconds since the epoch, by the assigner's uid.
+    """
 
     counters: dict[str, int] = {}
     last_event_times: dict[str, int] = {}

@@ -1,8 +1,8 @@
 """A program: the connected Python operators of one task, run as one pass over Arrow batches.
 
-`Program` is plain data that ships to workers; `open` makes it run. Its head takes the stream's batches (or, where it is a
-keyed operator, runs of one key's records); records are pushed from operator to operator in whole lists, stateless neighbours
-fused into one function; outputs leave as Arrow batches. Knows no driver and no engine.
+`Program` is plain data that ships to workers; `open` makes it run. Its head takes the stream's batches (or, where it is
+a keyed operator, runs of one key's records); records are pushed from operator to operator in whole lists, stateless
+neighbours fused into one function; outputs leave as Arrow batches. Knows no driver and no engine.
 """
 
 from __future__ import annotations
@@ -18,9 +18,23 @@ from dagster_unified.errors import RecordTypeError, UserFunctionError
 from dagster_unified.operators.async_io import AsyncCalls
 from dagster_unified.operators.broadcast import BroadcastOperator
 from dagster_unified.operators.failures import user_failure
-from dagster_unified.operators.functions import Function, NoTimers, OutputTag, ProcessFunction, RuntimeContext, TimerService
+from dagster_unified.operators.functions import (
+    Function,
+    NoTimers,
+    OutputTag,
+    ProcessFunction,
+    RuntimeContext,
+    TimerService,
+)
 from dagster_unified.operators.fusion import Clause, FusedChain, fuse
-from dagster_unified.operators.keyed import Collector, KeyedOperator, KeyedOptions, KeyedProcessOperator, ReduceOperator, rolling
+from dagster_unified.operators.keyed import (
+    Collector,
+    KeyedOperator,
+    KeyedOptions,
+    KeyedProcessOperator,
+    ReduceOperator,
+    rolling,
+)
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.state import KeyedStateBackend
@@ -33,7 +47,10 @@ FUSED_KINDS = ("map", "filter", "flat_map", "assign")
 
 @dataclass(frozen=True)
 class Step:
-    """One operator of a program. `parent` is a step's index, or -1 for the program's input; `tag` a side output of it."""
+    """One operator of a program.
+
+    `parent` is a step's index, or -1 for the program's input; `tag` a side output of it.
+    """
 
     kind: str
     name: str
@@ -69,7 +86,9 @@ class KeyedInput:
 
 @dataclass(frozen=True)
 class BroadcastInput:
-    """What a program's head is given besides its input: the records of a small stream, all of them in every partition."""
+    """What a program's head is given besides its input: the records of a small stream, all of them in every
+    partition.
+    """
 
     layout: StreamLayout
     data: tuple[bytes, ...] = ()
@@ -84,7 +103,9 @@ class BroadcastInput:
 
 @dataclass(frozen=True)
 class CarryOver:
-    """How a partition begins, with the watermark that the one before it ended with, and the control event that ends it, encoded."""
+    """How a partition begins, with the watermark that the one before it ended with, and the control event that ends it,
+    encoded.
+    """
 
     watermark: int
     end: bytes
@@ -106,7 +127,10 @@ class Program:
     """In BATCH with carried state, of each partition. The input then has the columns of `carried` as well."""
 
     parts: tuple[int | None, ...] = ()
-    """In BATCH over several partitions, the last event time of each, in their order. The input then has the column `PART` as well."""
+    """In BATCH over several partitions, the last event time of each, in their order.
+
+    The input then has the column `PART` as well.
+    """
 
     def where(self, step: Step) -> str:
         """How an error names the place."""
@@ -114,9 +138,17 @@ class Program:
 
 
 class Chunk:
-    """Some consecutive records of a stream, as Python records or as Arrow, converted when the other form is asked for."""
+    """Some consecutive records of a stream, as Python records or as Arrow, converted when the other form is asked
+    for.
+    """
 
-    def __init__(self, records: list[Any] | None, batch: pa.RecordBatch | None, timestamps: Sequence[int | None] | None, kind: RecordType | None) -> None:
+    def __init__(
+        self,
+        records: list[Any] | None,
+        batch: pa.RecordBatch | None,
+        timestamps: Sequence[int | None] | None,
+        kind: RecordType | None,
+    ) -> None:
         self._records, self._batch, self._kind = records, batch, kind
         self.timestamps = timestamps
 
@@ -151,7 +183,9 @@ FLUSH = 8192
 class RunningProgram:
     """A program opened for one partition. `emit` is given (output number, batch) for whatever leaves it."""
 
-    def __init__(self, program: Program, emit: Callable[[int, pa.RecordBatch], None], clock: Callable[[], int], subtask: int = 0) -> None:
+    def __init__(
+        self, program: Program, emit: Callable[[int, pa.RecordBatch], None], clock: Callable[[], int], subtask: int = 0
+    ) -> None:
         self.program = program
         self.metrics = Metrics()
         self._emit, self._clock, self._subtask = emit, clock, subtask
@@ -172,7 +206,11 @@ class RunningProgram:
 
     def push_records(self, records: list[Any], timestamps: Sequence[int | None]) -> None:
         """As `push`, for records that are Python's already."""
-        self._send(-1, None, Chunk(records, None, timestamps if self.program.input.timestamped else None, self.program.input.records))
+        self._send(
+            -1,
+            None,
+            Chunk(records, None, timestamps if self.program.input.timestamped else None, self.program.input.records),
+        )
 
     def broadcast(self, batch: pa.RecordBatch, leads: bool) -> None:
         """Gives the head a batch of broadcast records."""
@@ -362,12 +400,16 @@ class RunningProgram:
         return consume
 
     def _made_by(self, index: int, tag: str | None) -> str:
-        """How an error names the operator whose function made a step's records: filters and assigners pass theirs on."""
+        """How an error names the operator whose function made a step's records: filters and assigners pass theirs
+        on.
+        """
         steps = self.program.steps
         while index >= 0 and steps[index].output is None and steps[index].tag is None:
             index = steps[index].parent
         name = "input" if index < 0 else steps[index].name
-        return f"{self.program.pipeline}: stage '{self.program.stage}', operator '{name}'" + (f", side output '{tag}'" if tag else "")
+        return f"{self.program.pipeline}: stage '{self.program.stage}', operator '{name}'" + (
+            f", side output '{tag}'" if tag else ""
+        )
 
     def _kind_before(self, index: int) -> RecordType:
         """The record type that reaches a step: its parent's, with filters and assigners passing theirs on."""
@@ -409,7 +451,9 @@ class RunningProgram:
         def consume(chunk: Chunk) -> None:
             out = Collector()
             timestamps = chunk.timestamps or [None] * chunk.size
-            loop.run_until_complete(calls.run(chunk.records(), lambda number, found: out.emit_all(found, timestamps[number]), failed))
+            loop.run_until_complete(
+                calls.run(chunk.records(), lambda number, found: out.emit_all(found, timestamps[number]), failed)
+            )
             self._send_collected(index, out)
 
         return consume
@@ -422,7 +466,11 @@ class RunningProgram:
         def consume(chunk: Chunk) -> None:
             arrays = list(_encoded(chunk, layout.records, where).columns)
             if layout.timestamped:
-                arrays.append(pa.nulls(chunk.size, pa.int64()) if chunk.timestamps is None else pa.array(chunk.timestamps, pa.int64()))
+                arrays.append(
+                    pa.nulls(chunk.size, pa.int64())
+                    if chunk.timestamps is None
+                    else pa.array(chunk.timestamps, pa.int64())
+                )
             arrays += [key.column(chunk.records()) for key in layout.keys]
             self._emit(number, pa.RecordBatch.from_arrays(arrays, schema=schema))
 
@@ -467,26 +515,30 @@ def _encoded(chunk: Chunk, kind: RecordType, where: str) -> pa.RecordBatch:
         raise RecordTypeError(f"{where}: {error}") from error
 
 
-def _checked_batch(result: Any, output: RecordType, timestamps: Sequence[int | None] | None, where: str) -> tuple[pa.RecordBatch, Sequence[int | None] | None]:
+def _checked_batch(
+    result: Any, output: RecordType, timestamps: Sequence[int | None] | None, where: str
+) -> tuple[pa.RecordBatch, Sequence[int | None] | None]:
     if not isinstance(result, pa.RecordBatch):
         raise RecordTypeError(f"{where}: map_batches must return a pyarrow.RecordBatch, not {type(result).__name__}")
     missing = [name for name in output.names if name not in result.schema.names]
     if missing:
-        raise RecordTypeError(f"{where}: the returned batch has no column '{missing[0]}'; it has {', '.join(result.schema.names)}")
+        raise RecordTypeError(
+            f"{where}: the returned batch has no column '{missing[0]}'; it has {', '.join(result.schema.names)}"
+        )
     if timestamps is not None:
         if TIMESTAMP in result.schema.names:
             timestamps = result.column(TIMESTAMP).to_pylist()
         elif result.num_rows != len(timestamps):
             raise RecordTypeError(
-                f"{where}: the function was given {len(timestamps)} rows and returned {result.num_rows}, so their event times are not known; "
-                f"keep the column '{TIMESTAMP}', or assign timestamps after this operator"
+                f"{where}: the function was given {len(timestamps)} rows and returned {result.num_rows}, so their event"
+                f" times are not known; keep the column '{TIMESTAMP}', or assign timestamps after this operator"
             )
     for declared in output.schema:
         given = result.schema.field(declared.name).type
         if not _keeps_values(given, declared.type):
             raise RecordTypeError(
-                f"{where}: column '{declared.name}' of the returned batch is a {given}, and {output.describe()} has a {declared.type}; "
-                "cast it in the function, or change the declared type"
+                f"{where}: column '{declared.name}' of the returned batch is a {given}, and {output.describe()} has a"
+                f" {declared.type}; cast it in the function, or change the declared type"
             )
     try:
         arrays = [result.column(f.name).cast(f.type) for f in output.schema]
@@ -495,12 +547,17 @@ def _checked_batch(result: Any, output: RecordType, timestamps: Sequence[int | N
         raise RecordTypeError(f"{where}: the returned batch does not fit {output.describe()}: {error}") from error
     for column, declared in zip(arrays, output.schema, strict=True):
         if column.null_count and not declared.nullable:
-            raise RecordTypeError(f"{where}: field '{declared.name}' is None in the returned batch, and its type does not allow None; annotate it as '| None' if it may be missing")
+            raise RecordTypeError(
+                f"{where}: field '{declared.name}' is None in the returned batch, and its type does not allow None;"
+                " annotate it as '| None' if it may be missing"
+            )
     return batch, timestamps
 
 
 def _keeps_values(given: pa.DataType, declared: pa.DataType) -> bool:
-    """Whether a cast from one column type to another gives equal values, or fails: so it is within a family of types."""
+    """Whether a cast from one column type to another gives equal values, or fails: so it is within a family of
+    types.
+    """
     if pa.types.is_dictionary(given):
         given = given.value_type
     if given == declared or pa.types.is_null(given):
@@ -518,14 +575,23 @@ def _keeps_values(given: pa.DataType, declared: pa.DataType) -> bool:
         named = pa.types.is_struct(given) and [f.name for f in given] == [f.name for f in declared]
         return named and all(_keeps_values(g.type, d.type) for g, d in zip(given, declared, strict=True))
     if pa.types.is_map(declared):
-        return bool(pa.types.is_map(given)) and _keeps_values(given.key_type, declared.key_type) and _keeps_values(given.item_type, declared.item_type)
+        return (
+            bool(pa.types.is_map(given))
+            and _keeps_values(given.key_type, declared.key_type)
+            and _keeps_values(given.item_type, declared.item_type)
+        )
     return any(alike(given) and alike(declared) for alike in _FAMILIES)
 
 
 _FAMILIES: tuple[Callable[[pa.DataType], bool], ...] = (
     pa.types.is_integer,
     lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind),
-    lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or pa.types.is_binary_view(kind),
+    lambda kind: (
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+        or pa.types.is_binary_view(kind)
+    ),
     pa.types.is_duration,
     pa.types.is_date,
 )

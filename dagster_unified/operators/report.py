@@ -1,4 +1,6 @@
-"""What a partition of a STREAMING micro-batch tells the driver: metrics, and when its processing-time timers are due."""
+"""What a partition of a STREAMING micro-batch tells the driver: metrics, and when its processing-time timers are
+due.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,10 @@ from dagster_unified.operators.metrics import Metrics, merge
 
 
 class Report(msgspec.Struct):
-    """Of one partition, or merged of many. `due` is the earliest processing-time timer that is pending, in milliseconds since the epoch."""
+    """Of one partition, or merged of many.
+
+    `due` is the earliest processing-time timer that is pending, in milliseconds since the epoch.
+    """
 
     metrics: Metrics = msgspec.field(default_factory=Metrics)
     due: int | None = None
@@ -40,4 +45,8 @@ class Report(msgspec.Struct):
 def merge_reports(reports: Iterable[bytes]) -> Report:
     """The totals over several reports."""
     found = [msgspec.json.decode(r, type=Report) for r in reports]
-    return Report(merge([r.metrics for r in found]), min((r.due for r in found if r.due is not None), default=None), sum(r.rows for r in found))
+    return Report(
+        merge([r.metrics for r in found]),
+        min((r.due for r in found if r.due is not None), default=None),
+        sum(r.rows for r in found),
+    )

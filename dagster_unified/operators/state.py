@@ -1,10 +1,11 @@
 """Keyed state: descriptors that an author declares, and the handles that a function reads and writes.
 
-State is kept per key in a plain dict (`KeyedStateBackend`); a driver decides how long it lives: BATCH drops it at the end of
-its key (FLIP-140), STREAMING keeps it in the key group's checkpointed state. Names and methods are PyFlink's.
+State is kept per key in a plain dict (`KeyedStateBackend`); a driver decides how long it lives: BATCH drops it at the
+end of its key (FLIP-140), STREAMING keeps it in the key group's checkpointed state. Names and methods are PyFlink's.
 
-What is written is held to the descriptor's type in every driver, before anything is committed: scalars at once, other values
-many at a time, at the latest when a bundle of records is over, so that also those that were changed in their place are seen.
+What is written is held to the descriptor's type in every driver, before anything is committed: scalars at once, other
+values many at a time, at the latest when a bundle of records is over, so that also those that were changed in their
+place are seen.
 """
 
 from __future__ import annotations
@@ -48,10 +49,11 @@ class StateVisibility(Enum):
 class StateTtlConfig:
     """How long an entry of state lives without being renewed, on the processing-time clock (Flink: *State TTL*).
 
-    In STREAMING an expired entry is removed when it is read, and with the next micro-batch that touches its page of keys (of a large
-    list or map, its part); until then `visibility` says whether reading gives it once more. In BATCH nothing expires: a key's whole history passes in a moment, whose length
-    says nothing of the time between its records. So a result that depends on expiry differs between the modes, which the lint says;
-    event-time timers forget alike in both.
+    In STREAMING an expired entry is removed when it is read, and with the next micro-batch that touches its page of
+    keys (of a large list or map, its part); until then `visibility` says whether reading gives it once more. In BATCH
+    nothing expires: a key's whole history passes in a moment, whose length says nothing of the time between its
+    records. So a result that depends on expiry differs between the modes, which the lint says; event-time timers forget
+    alike in both.
     """
 
     ttl: timedelta
@@ -124,11 +126,16 @@ class StateDescriptor(Generic[R]):
 
     def describe(self) -> str:
         """`map state of str and int`, for messages."""
-        return f"{self.kind} state of {' and '.join(map(type_name, self._types))}{'' if self.ttl is None else ' with a time to live'}"
+        return (
+            f"{self.kind} state of"
+            f" {' and '.join(map(type_name, self._types))}{'' if self.ttl is None else ' with a time to live'}"
+        )
 
     @property
     def stored_type(self) -> Any:
-        """The type of what is kept for one key: with a time to live, beside each value the moment of its last renewal."""
+        """The type of what is kept for one key: with a time to live, beside each value the moment of its last
+        renewal.
+        """
         raise NotImplementedError
 
     def _timed(self, python: Any) -> Any:
@@ -146,7 +153,9 @@ def _check_type(name: str, python: Any) -> None:
         if isinstance(mi.type_info(python), (mi.AnyType, mi.CustomType)):
             raise TypeError(f"{type_name(python)} does not say what it holds")
     except (TypeError, NameError) as error:
-        raise PipelineError(f"state '{name}': {error}; state is stored typed, so give a type such as int, list[str] or a NamedTuple") from error
+        raise PipelineError(
+            f"state '{name}': {error}; state is stored typed, so give a type such as int, list[str] or a NamedTuple"
+        ) from error
 
 
 class _OneType(StateDescriptor[R]):
@@ -268,7 +277,10 @@ class Declared:
         owner = "" if keys is None else f" of key {shorten(keys[number])}"
         whole = f" in {shorten(values[number])}" if misfit.path else ""
         place = f"{self._what} '{self._name}{misfit.path}'" if self._name else f"{self._what}{misfit.path}"
-        raise StateError(f"{place}{owner} is declared {misfit.declared}, and was given {shorten(misfit.value)} ({type_name(type(misfit.value))}){whole}; {misfit.remedy()}")
+        raise StateError(
+            f"{place}{owner} is declared {misfit.declared}, and was given {shorten(misfit.value)}"
+            f" ({type_name(type(misfit.value))}){whole}; {misfit.remedy()}"
+        )
 
 
 _AT_ONCE = 1024
@@ -356,7 +368,10 @@ class KeyedStateBackend:
         """Remembers a descriptor; the same name twice must be the same state."""
         held = self.descriptors.setdefault(descriptor.name, descriptor)
         if held.kind != descriptor.kind or held.stored_type != descriptor.stored_type:
-            raise PipelineError(f"state '{descriptor.name}' is declared as {held.describe()} and as {descriptor.describe()}; give one of them another name")
+            raise PipelineError(
+                f"state '{descriptor.name}' is declared as {held.describe()} and as {descriptor.describe()}; give one"
+                " of them another name"
+            )
         if self.on_register is not None and held is descriptor:
             self.on_register(descriptor)
 
@@ -370,7 +385,9 @@ class _State:
         self._name = descriptor.name
         self._ttl = None if descriptor.ttl is None else int(descriptor.ttl.ttl.total_seconds() * 1000)
         self._renew_on_read = descriptor.ttl is not None and descriptor.ttl.update_type is UpdateType.ON_READ_AND_WRITE
-        self._give_expired = descriptor.ttl is not None and descriptor.ttl.visibility is StateVisibility.RETURN_EXPIRED_IF_NOT_CLEANED_UP
+        self._give_expired = (
+            descriptor.ttl is not None and descriptor.ttl.visibility is StateVisibility.RETURN_EXPIRED_IF_NOT_CLEANED_UP
+        )
         self._declared = Declared("state", self._name, self._value_type(descriptor))
         fit = self._declared.fit
         self._plain = fit.exact | {list} if descriptor.trusted else fit.exact
@@ -640,7 +657,13 @@ class AggregatingState(_State, Generic[IN, OUT]):
         self._set(accumulator)
 
 
-_HANDLES: dict[str, type[_State]] = {"value": ValueState, "list": ListState, "map": MapState, "reducing": ReducingState, "aggregating": AggregatingState}
+_HANDLES: dict[str, type[_State]] = {
+    "value": ValueState,
+    "list": ListState,
+    "map": MapState,
+    "reducing": ReducingState,
+    "aggregating": AggregatingState,
+}
 
 
 def handle(backend: KeyedStateBackend, descriptor: StateDescriptor[R]) -> R:

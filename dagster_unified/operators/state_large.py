@@ -1,8 +1,8 @@
 """Lists and maps of one key that have grown too large for the page of their key: parts of them, in pages of their own.
 
-They are read when they are used, and written where they have changed: a list grows by parts at its end, a map is spread over
-buckets by its keys' hashes. So one hot key costs a micro-batch what it touches. They stand in for a plain list and a plain
-dict, as far as the state handles use those. Knows no store: `read` gives a part by its number.
+They are read when they are used, and written where they have changed: a list grows by parts at its end, a map is spread
+over buckets by its keys' hashes. So one hot key costs a micro-batch what it touches. They stand in for a plain list and
+a plain dict, as far as the state handles use those. Knows no store: `read` gives a part by its number.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""How the keyed state of a key group is stored: pages of keys, encoded with msgspec by the types that the descriptors declare.
+"""How the keyed state of a key group is stored: pages of keys, encoded with msgspec by the types that the descriptors
+declare.
 
-A group's keys are spread over pages by their hash, so that a micro-batch reads and writes only what it touches. A page holds
-its keys' state, timers and held-back elements; of a list or map that is large it holds where its parts are. Nothing in it is executable, and each state is named: one that the operator
-has not declared (yet) is kept as it is, and one that no longer fits its type is an error that names it.
+A group's keys are spread over pages by their hash, so that a micro-batch reads and writes only what it touches. A page
+holds its keys' state, timers and held-back elements; of a list or map that is large it holds where its parts are.
+Nothing in it is executable, and each state is named: one that the operator has not declared (yet) is kept as it is, and
+one that no longer fits its type is an error that names it.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class Index(msgspec.Struct, array_like=True):
 
 
 class Page(msgspec.Struct, array_like=True):
-    """What the index says of one page: its keys, and its earliest event timer, processing timer and held-back element."""
+    """What the index says of one page: its keys, and its earliest event timer, processing timer and held-back
+    element.
+    """
 
     keys: int = 0
     event_timer: int | None = None
@@ -66,7 +70,10 @@ class _Large(msgspec.Struct, array_like=True):
 
 @dataclass
 class Content:
-    """A page in memory. Timers are `(timestamp, key, generation)`, held-back elements `(timestamp, key, record)`, in order of arrival."""
+    """A page in memory.
+
+    Timers are `(timestamp, key, generation)`, held-back elements `(timestamp, key, record)`, in order of arrival.
+    """
 
     keys: dict[Hashable, dict[str, Any]] = field(default_factory=dict)
     event_timers: list[tuple[int, Hashable, int]] = field(default_factory=list)
@@ -108,7 +115,9 @@ def decode_index(data: bytes) -> Index:
 
 
 class BroadcastCodec:
-    """Encodes and decodes a group's broadcast maps by the types that their descriptors declare; `where` names the operator in errors."""
+    """Encodes and decodes a group's broadcast maps by the types that their descriptors declare; `where` names the
+    operator in errors.
+    """
 
     def __init__(self, where: str, declared: Mapping[str, StateDescriptor[Any]]) -> None:
         self.where = where
@@ -122,22 +131,33 @@ class BroadcastCodec:
         try:
             return _encoder.encode(maps)
         except (TypeError, ValueError, OverflowError) as error:
-            raise StateError(f"{self.where}: broadcast state cannot be stored: {error}; put what its MapStateDescriptor declares") from error
+            raise StateError(
+                f"{self.where}: broadcast state cannot be stored: {error}; put what its MapStateDescriptor declares"
+            ) from error
 
     def decode(self, data: bytes) -> dict[str, dict[Any, Any]]:
         """Raises `StateError` for a map that does not fit its type any more, or that nothing declares."""
         lost = sorted(set(self._raw.decode(data)) - self._declared)
         if lost:
-            raise StateError(f"{self.where}: the checkpoint has broadcast state '{lost[0]}', which is not declared; give broadcast(...) its descriptor, or start without state")
+            raise StateError(
+                f"{self.where}: the checkpoint has broadcast state '{lost[0]}', which is not declared; give"
+                " broadcast(...) its descriptor, or start without state"
+            )
         try:
             found: dict[str, dict[Any, Any]] = self._decoder.decode(data)
         except msgspec.ValidationError as error:
-            raise StateError(f"{self.where}: stored broadcast state does not fit its declared type: {error}; keep the type as it was, or start without state") from error
+            raise StateError(
+                f"{self.where}: stored broadcast state does not fit its declared type: {error}; keep the type as it"
+                " was, or start without state"
+            ) from error
         return found
 
 
 class PageCodec:
-    """Encodes and decodes the pages of one operator. `where` names it in errors; `declared` are its descriptors, which may become more."""
+    """Encodes and decodes the pages of one operator.
+
+    `where` names it in errors; `declared` are its descriptors, which may become more.
+    """
 
     def __init__(self, where: str, key_type: Any, record_type: Any, declared: dict[str, StateDescriptor[Any]]) -> None:
         self.where, self.declared = where, declared
@@ -158,7 +178,9 @@ class PageCodec:
 
     def _encode(self, content: Content, large: list[tuple[dict[str, Any], str, LargeList | LargeMap]]) -> bytes:
         places = {id(state): place for place, state in enumerate(content.keys.values())} if large else {}
-        apart = [_Large(places[id(state)], name, value.kind, value.size, list(value.parts)) for state, name, value in large]
+        apart = [
+            _Large(places[id(state)], name, value.kind, value.size, list(value.parts)) for state, name, value in large
+        ]
         for state, name, value in large:
             state[name] = value.inline
         names = sorted(set().union(*content.keys.values()))
@@ -166,10 +188,15 @@ class PageCodec:
             keys = _encoder.encode(list(content.keys.items()))
         except (TypeError, ValueError, OverflowError) as error:
             raise StateError(f"{self.where}: state cannot be stored: {error}; {self._misfit(content)}") from error
-        event_timers, processing_timers, waiting = (msgspec.Raw(_encoder.encode(part)) for part in (content.event_timers, content.processing_timers, content.held))
+        event_timers, processing_timers, waiting = (
+            msgspec.Raw(_encoder.encode(part))
+            for part in (content.event_timers, content.processing_timers, content.held)
+        )
         return _encoder.encode(_Stored(names, msgspec.Raw(keys), event_timers, processing_timers, waiting, apart))
 
-    def _set_apart(self, content: Content, write: Write, read: Callable[[int], bytes]) -> list[tuple[dict[str, Any], str, LargeList | LargeMap]]:
+    def _set_apart(
+        self, content: Content, write: Write, read: Callable[[int], bytes]
+    ) -> list[tuple[dict[str, Any], str, LargeList | LargeMap]]:
         """The large lists and maps of a page, with what has changed of them written."""
         collections = [name for name, d in self.declared.items() if d.kind in ("list", "map")]
         found: list[tuple[dict[str, Any], str, LargeList | LargeMap]] = []
@@ -201,7 +228,10 @@ class PageCodec:
         try:
             return self._parts[name].decode(data)
         except msgspec.ValidationError as error:
-            raise StateError(f"{self.where}: stored state '{name}' does not fit its declared type: {error}; keep the type as it was, or start without state") from error
+            raise StateError(
+                f"{self.where}: stored state '{name}' does not fit its declared type: {error}; keep the type as it was,"
+                " or start without state"
+            ) from error
 
     def decode(self, data: bytes, read: Callable[[int], bytes]) -> Content:
         """A page from its bytes; raises `StateError` naming the state that does not fit its type."""
@@ -209,11 +239,16 @@ class PageCodec:
         names = tuple(stored.names)
         try:
             keys = dict(self._keys_decoder(names).decode(stored.keys))
-            content = Content(keys, event_timers=self._timers.decode(stored.event_timers), processing_timers=self._timers.decode(stored.processing_timers))
+            content = Content(
+                keys,
+                event_timers=self._timers.decode(stored.event_timers),
+                processing_timers=self._timers.decode(stored.processing_timers),
+            )
             content.held = self._held.decode(stored.held)
         except msgspec.ValidationError as error:
             raise StateError(
-                f"{self.where}: stored state does not fit its declared type: {error} (states: {', '.join(names)}); keep the type as it was, or start without state"
+                f"{self.where}: stored state does not fit its declared type: {error} (states: {', '.join(names)}); keep"
+                " the type as it was, or start without state"
             ) from error
         if stored.large:
             self._restore(content, stored.large, read)
@@ -253,7 +288,9 @@ class PageCodec:
         try:
             return msgspec.msgpack.Decoder(python)
         except TypeError as error:
-            raise StateError(f"{self.where}: {name} cannot be stored: {error}; use a type that msgspec knows") from error
+            raise StateError(
+                f"{self.where}: {name} cannot be stored: {error}; use a type that msgspec knows"
+            ) from error
 
     def _misfit(self, content: Content) -> str:
         for key, state in content.keys.items():

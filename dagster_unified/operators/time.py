@@ -31,7 +31,10 @@ def to_millis(moment: int | datetime) -> int:
 
 
 def to_span(length: timedelta) -> int:
-    """A length of time in whole milliseconds. A pendulum duration, which cannot be divided by a `timedelta`, does as well."""
+    """A length of time in whole milliseconds.
+
+    A pendulum duration, which cannot be divided by a `timedelta`, does as well.
+    """
     return timedelta.__floordiv__(length, _MILLISECOND)
 
 

@@ -1,7 +1,7 @@
 """Timers of one keyed operator, for one time domain: a heap ordered by timestamp, each (key, timestamp) at most once.
 
-Knows no driver. A timer carries its *generation*: how many timers, each registered by the callback of the one before it and
-beyond the input's last event time, led to it. That is what ends a timer that re-registers itself for ever.
+Knows no driver. A timer carries its *generation*: how many timers, each registered by the callback of the one before it
+and beyond the input's last event time, led to it. That is what ends a timer that re-registers itself for ever.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ def timer_time(moment: Any) -> int:
         return moment
     if not isinstance(moment, Integral) or isinstance(moment, bool):
         raise StateError(
-            f"a timer's time is an int, in milliseconds since the epoch, and was given {shorten(moment)} ({type_name(type(moment))}); "
-            "round a float, and use int(moment.timestamp() * 1000) for a datetime"
+            f"a timer's time is an int, in milliseconds since the epoch, and was given {shorten(moment)}"
+            f" ({type_name(type(moment))}); round a float, and use int(moment.timestamp() * 1000) for a datetime"
         )
     if not MIN_TIMESTAMP <= moment <= MAX_TIMESTAMP:  # type: ignore[operator]
-        raise StateError(f"a timer's time is an int of 64 bits, in milliseconds since the epoch, and was given {moment}")
+        raise StateError(
+            f"a timer's time is an int of 64 bits, in milliseconds since the epoch, and was given {moment}"
+        )
     return int(moment)
 
 

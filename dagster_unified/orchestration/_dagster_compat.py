@@ -61,7 +61,11 @@ STORAGE_MODULE = "dagster._core.storage.sqlite_storage"
 
 
 PARTITIONS_MODEL = (
-    HourlyPartitionsDefinitionModel | DailyPartitionsDefinitionModel | WeeklyPartitionsDefinitionModel | TimeWindowPartitionsDefinitionModel | StaticPartitionsDefinitionModel
+    HourlyPartitionsDefinitionModel
+    | DailyPartitionsDefinitionModel
+    | WeeklyPartitionsDefinitionModel
+    | TimeWindowPartitionsDefinitionModel
+    | StaticPartitionsDefinitionModel
 )
 """The attributes of partitions in a `defs.yaml`, as those of Dagster's own components."""
 
@@ -71,8 +75,8 @@ BACKFILL_POLICY_MODEL = SingleRunBackfillPolicyModel | MultiRunBackfillPolicyMod
 class StepInterruptedError(DagsterError, DagsterExecutionInterruptedError):
     """Ends a step, and its run, since the process was asked to stop.
 
-    A step with a retry policy is tried again after a plain `DagsterExecutionInterruptedError`. A `DagsterError` passes by
-    the policy; being an interruption as well, this one then ends the run, with no further step.
+    A step with a retry policy is tried again after a plain `DagsterExecutionInterruptedError`. A `DagsterError` passes
+    by the policy; being an interruption as well, this one then ends the run, with no further step.
     """
 
 

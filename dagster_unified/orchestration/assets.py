@@ -1,7 +1,7 @@
 """One asset per stage: its step runs the stage's region, and says what it wrote.
 
-The assets are those of the plan as it is at load time. A run launched with another shuffle mode may join several of them in one
-Spark job; then the last of them runs it, and the others say so.
+The assets are those of the plan as it is at load time. A run launched with another shuffle mode may join several of
+them in one Spark job; then the last of them runs it, and the others say so.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of an asset's function as objects.
@@ -39,7 +39,14 @@ from dagster_unified.orchestration.history import latest_metadata
 from dagster_unified.orchestration.malformed import materialized
 from dagster_unified.orchestration.metadata import stage_metadata
 from dagster_unified.orchestration.outcomes import as_failure, interruptible
-from dagster_unified.orchestration.partitions import key_after, key_before, name_of, partition_before, slice_of, upstream_deps
+from dagster_unified.orchestration.partitions import (
+    key_after,
+    key_before,
+    name_of,
+    partition_before,
+    slice_of,
+    upstream_deps,
+)
 from dagster_unified.orchestration.plot import ROWS, around, rows_per_partition
 from dagster_unified.orchestration.producers import Producers
 from dagster_unified.orchestration.resources import session_of
@@ -56,14 +63,37 @@ if TYPE_CHECKING:
 PREVIEW_ROWS = 10
 
 
-def source_specs(loaded: Plan, upstream: Mapping[str, CoercibleToAssetDep], translator: "StageTranslator") -> list[AssetSpec]:
+def source_specs(
+    loaded: Plan, upstream: Mapping[str, CoercibleToAssetDep], translator: "StageTranslator"
+) -> list[AssetSpec]:
     """The external assets that stand for the sources, where there is no asset of the user's."""
-    nodes = {translator.get_source_key(loaded, n): n for n in loaded.graph.nodes if isinstance(n, (SourceNode, LookupNode)) and name_of(n) not in upstream}
-    return [AssetSpec(key, group_name=loaded.name, description=n.source.describe(), metadata={"boundedness": n.source.boundedness.value}) for key, n in nodes.items()]
+    nodes = {
+        translator.get_source_key(loaded, n): n
+        for n in loaded.graph.nodes
+        if isinstance(n, (SourceNode, LookupNode)) and name_of(n) not in upstream
+    }
+    return [
+        AssetSpec(
+            key,
+            group_name=loaded.name,
+            description=n.source.describe(),
+            metadata={"boundedness": n.source.boundedness.value},
+        )
+        for key, n in nodes.items()
+    ]
 
 
-def stage_asset(batch: "BatchDeployment", loaded: Plan, region: Region, upstream: Mapping[str, CoercibleToAssetDep], translator: "StageTranslator") -> AssetsDefinition:
-    """Build the asset of one stage. `upstream` are the user's own assets that some sources read, by the names of the sources."""
+def stage_asset(
+    batch: "BatchDeployment",
+    loaded: Plan,
+    region: Region,
+    upstream: Mapping[str, CoercibleToAssetDep],
+    translator: "StageTranslator",
+) -> AssetsDefinition:
+    """Build the asset of one stage.
+
+    `upstream` are the user's own assets that some sources read, by the names of the sources.
+    """
     inputs = [AssetDep(translator.get_asset_key(loaded, loaded.regions[r])) for r in region.inputs]
     before = [partition_before(translator.get_asset_key(loaded, region))] if batch.carry_state else []
     read = [n for n in (loaded.graph.node(i) for i in region.nodes) if isinstance(n, (SourceNode, LookupNode))]
@@ -88,7 +118,12 @@ def stage_asset(batch: "BatchDeployment", loaded: Plan, region: Region, upstream
     )
     def stage(context: AssetExecutionContext) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster knows it by this name only
         store = context.resources.intermediates.store()
-        with interruptible(context.instance, context.run_id) as asked, asked.cancelling(), as_failure(), beating(store, loaded.name, context.run_id):
+        with (
+            interruptible(context.instance, context.run_id) as asked,
+            asked.cancelling(),
+            as_failure(),
+            beating(store, loaded.name, context.run_id),
+        ):
             return materialize(context)
 
     def materialize(context: AssetExecutionContext) -> MaterializeResult[Any]:
@@ -96,7 +131,10 @@ def stage_asset(batch: "BatchDeployment", loaded: Plan, region: Region, upstream
         if batch.partitions is None:
             step = _Step(context, batch, loaded, region, options, translator)
             return MaterializeResult(metadata=step.reused() or run_steps([step])[0])
-        steps = [_Step(context, batch, loaded, region, options, translator, slice_of(batch.partitions, key)) for key in context.partition_keys]
+        steps = [
+            _Step(context, batch, loaded, region, options, translator, slice_of(batch.partitions, key))
+            for key in context.partition_keys
+        ]
         before = [step.made() for step in steps]
         anew = all(before) and context.retry_number == 0  # somebody wants it again; a retry only what was not finished
         shown: dict[str, dict[str, Any]] = {}
@@ -119,8 +157,13 @@ def stage_asset(batch: "BatchDeployment", loaded: Plan, region: Region, upstream
 
     def told(context: AssetExecutionContext, shown: dict[str, dict[str, Any]]) -> MaterializeResult[Any]:
         assert batch.partitions is not None
-        key, keys = translator.get_asset_key(loaded, region), batch.partitions.get_partition_keys(dynamic_partitions_store=context.instance)
-        known: dict[str, Mapping[str, Any]] = {**latest_metadata(context.instance, key), **shown} if region.carried else {}
+        key, keys = (
+            translator.get_asset_key(loaded, region),
+            batch.partitions.get_partition_keys(dynamic_partitions_store=context.instance),
+        )
+        known: dict[str, Mapping[str, Any]] = (
+            {**latest_metadata(context.instance, key), **shown} if region.carried else {}
+        )
         found = carried_state_result(key, keys, known) if region.carried else None
         counted = [of for of, metadata in shown.items() if ROWS in metadata]
         if counted:
@@ -169,7 +212,13 @@ class _Step:
         return self.part.key
 
     def __post_init__(self) -> None:
-        self.producers = Producers(self.context.resources.intermediates.store(), self.loaded.name, self.part, self.context.run, self.context.instance)
+        self.producers = Producers(
+            self.context.resources.intermediates.store(),
+            self.loaded.name,
+            self.part,
+            self.context.run,
+            self.context.instance,
+        )
 
     @cached_property
     def launched(self) -> Plan:
@@ -190,16 +239,26 @@ class _Step:
         return found if found is not None and found.fingerprint == region.fingerprint else None
 
     def shown(self, made: "Manifest") -> dict[str, Any]:
-        """The metadata of what is there already, which becomes what this run made as well: its materialization is the partition's latest."""
-        self.producers.store.link(Address(self.launched.name, made.stage, self.context.run.run_id, self.producers.partition), made)
-        self.context.log.info(f"stage '{made.stage}' of partition {made.partition} was finished by run {made.run[:8]} before")
-        return stage_metadata(self.launched, self.launched.region(made.stage), made, self.producers.store.data(made), self.translator, {})
+        """The metadata of what is there already, which becomes what this run made as well: its materialization is the
+        partition's latest.
+        """
+        self.producers.store.link(
+            Address(self.launched.name, made.stage, self.context.run.run_id, self.producers.partition), made
+        )
+        self.context.log.info(
+            f"stage '{made.stage}' of partition {made.partition} was finished by run {made.run[:8]} before"
+        )
+        return stage_metadata(
+            self.launched, self.launched.region(made.stage), made, self.producers.store.data(made), self.translator, {}
+        )
 
     def find(self, wanted: Region) -> "Manifest | None":
         """The intermediate of a stage that this one may read."""
         found = self.producers.find(wanted.name, self.translator.get_asset_key(self.launched, wanted))
         if found is not None and found.fingerprint != wanted.fingerprint:
-            self.context.log.warning(f"the intermediate of stage '{wanted.name}' was made by other code or from other input, and is not used")
+            self.context.log.warning(
+                f"the intermediate of stage '{wanted.name}' was made by other code or from other input, and is not used"
+            )
             return None
         return found
 
@@ -211,8 +270,13 @@ class _Step:
         reused = self._reusable(region)
         if reused is None:
             return None
-        self.context.log.info(f"stage '{region.name}' need not run: run {reused.run[:8]} made it of the same code, configuration and input")
-        self.producers.store.link(Address(self.launched.name, region.name, self.context.run.run_id, self.producers.partition), reused)
+        self.context.log.info(
+            f"stage '{region.name}' need not run: run {reused.run[:8]} made it of the same code, configuration and"
+            " input"
+        )
+        self.producers.store.link(
+            Address(self.launched.name, region.name, self.context.run.run_id, self.producers.partition), reused
+        )
         shown = stage_metadata(self.launched, region, reused, self.producers.store.data(reused), self.translator, {})
         return {**shown, "reused from run": MetadataValue.dagster_run(reused.run)}
 
@@ -233,17 +297,32 @@ class _Step:
 
     def told(self, run: Run, manifest: "Manifest", previews: "Mapping[str, pa.Table]") -> dict[str, Any]:
         """The metadata of what the engine has made."""
-        shown = stage_metadata(self.launched, run.plan.region(manifest.stage), manifest, run.store.data(manifest), self.translator, previews)
+        shown = stage_metadata(
+            self.launched,
+            run.plan.region(manifest.stage),
+            manifest,
+            run.store.data(manifest),
+            self.translator,
+            previews,
+        )
         for node in diverting(self.launched):
             if node.uid in manifest.diverted:
                 found = in_batch(run.store, run.plan.name, node)
                 key = self.translator.get_malformed_key(self.launched, node)
-                self.context.log_event(materialized(key, found, manifest.diverted[node.uid], None if self.part is None else self.part.key))
+                self.context.log_event(
+                    materialized(key, found, manifest.diverted[node.uid], None if self.part is None else self.part.key)
+                )
         return {**shown, **{f"recomputed {stage}": reason for stage, reason in self.recomputed.items()}}
 
     def _reusable(self, region: Region) -> "Manifest | None":
-        """What the stage's latest materialization made of the same code, configuration, input and state; in a re-execution it is for the user to say what runs."""
-        if self.batch.reuse == "never" or self.context.run.parent_run_id is not None or not self.launched.tells_input(region):
+        """What the stage's latest materialization made of the same code, configuration, input and state; in a
+        re-execution it is for the user to say what runs.
+        """
+        if (
+            self.batch.reuse == "never"
+            or self.context.run.parent_run_id is not None
+            or not self.launched.tells_input(region)
+        ):
             return None
         found = self.producers.materialized(region.name, self.translator.get_asset_key(self.launched, region))
         if found is None or found.fingerprint != region.fingerprint:
@@ -258,14 +337,20 @@ class _Step:
     def _carrying(self) -> Carrying | None:
         """The state of the partition before: what this run made of it, or else its latest."""
         partitions = self.batch.partitions
-        if not self.batch.carry_state or self.part is None or not isinstance(partitions, TimeWindowPartitionsDefinition):
+        if (
+            not self.batch.carry_state
+            or self.part is None
+            or not isinstance(partitions, TimeWindowPartitionsDefinition)
+        ):
             return None
         key = key_before(partitions, self.part.key)
         last = key_after(partitions, self.part.key) is None
         if key is None:
             return Carrying(None, "", last)
         before = self.producers.of(slice_of(partitions, key))
-        return Carrying(lambda region: before.latest(region.name, self.translator.get_asset_key(self.launched, region)), key, last)
+        return Carrying(
+            lambda region: before.latest(region.name, self.translator.get_asset_key(self.launched, region)), key, last
+        )
 
 
 def run_steps(steps: "Sequence[_Step]") -> list[dict[str, Any]]:
@@ -276,10 +361,15 @@ def run_steps(steps: "Sequence[_Step]") -> list[dict[str, Any]]:
         runs = [step.as_run(asked) for step in steps]
         manifests = run_range(runs, last.launched_region.name, [step.find for step in steps])
     previews = _previews(runs[-1], last.launched_region)  # of the table as it is now
-    return [step.told(run, manifest, previews if step is last else {}) for step, run, manifest in zip(steps, runs, manifests, strict=True)]
+    return [
+        step.told(run, manifest, previews if step is last else {})
+        for step, run, manifest in zip(steps, runs, manifests, strict=True)
+    ]
 
 
-def _observer(context: AssetExecutionContext, part: Slice | None, recomputed: dict[str, str]) -> Callable[[Event], None]:
+def _observer(
+    context: AssetExecutionContext, part: Slice | None, recomputed: dict[str, str]
+) -> Callable[[Event], None]:
     """Tells the run's log what happens, and remembers which stages were recomputed, and why."""
     of = "" if part is None else f" of partition {part.key}"
 
@@ -290,7 +380,10 @@ def _observer(context: AssetExecutionContext, part: Slice | None, recomputed: di
             context.log.warning(f"recomputing stage '{event.stage}'{of}: {event.reason}")
         elif isinstance(event, StageFinished):
             m = event.manifest
-            context.log.info(f"stage '{event.stage}'{of}: {m.rows} rows, {m.bytes} bytes in {m.seconds:.2f} s" + (f", recomputed: {event.reason}" if event.reason else ""))
+            context.log.info(
+                f"stage '{event.stage}'{of}: {m.rows} rows, {m.bytes} bytes in {m.seconds:.2f} s"
+                + (f", recomputed: {event.reason}" if event.reason else "")
+            )
 
     return observe
 

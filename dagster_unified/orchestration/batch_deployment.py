@@ -41,30 +41,31 @@ DEFAULT_RETRY = RetryPolicy(max_retries=3, delay=1, backoff=Backoff.EXPONENTIAL,
 class BatchDeployment:
     """How a pipeline runs in BATCH: its stages are assets, in the job `<pipeline>_batch`.
 
-    `partitions` bound every source of a run to one partition: by its path template, or by the field that `partitioned_by` names.
-    `timezone` gives a zone to partitions in time that name none. Running a partition again replaces its rows in every sink.
-    `backfill_policy` says how many partitions a backfill gives to one run, by default one. A stage makes up to 32 of them in one
-    Spark job (`execution.batch.partitions-per-job`).
+    `partitions` bound every source of a run to one partition: by its path template, or by the field that
+    `partitioned_by` names. `timezone` gives a zone to partitions in time that name none. Running a partition again
+    replaces its rows in every sink. `backfill_policy` says how many partitions a backfill gives to one run, by default
+    one. A stage makes up to 32 of them in one Spark job (`execution.batch.partitions-per-job`).
 
-    With `carry_state` a partition starts from the keyed state and the timers that the partition before it left. Partition after
-    partition then gives what one run over all input gives, and what STREAMING gives. A partition ends with the watermark of the
-    records so far; the last partition of a definition that has an end also ends the input. The stages depend on themselves, so
-    Dagster runs partitions in order, and a backfill runs each stage in runs of its own; `backfill_policy` is then
-    `BackfillPolicy.single_run()` unless you give one. A partition whose predecessor has not run is an error.
+    With `carry_state` a partition starts from the keyed state and the timers that the partition before it left.
+    Partition after partition then gives what one run over all input gives, and what STREAMING gives. A partition ends
+    with the watermark of the records so far; the last partition of a definition that has an end also ends the input.
+    The stages depend on themselves, so Dagster runs partitions in order, and a backfill runs each stage in runs of its
+    own; `backfill_policy` is then `BackfillPolicy.single_run()` unless you give one. A partition whose predecessor has
+    not run is an error.
 
-    With `reuse="fingerprint"` a stage is not run again while the code, configuration, library version, input and upstream stages
-    of its latest materialization are the same and its output is there. A source without a snapshot of its input, and a
-    re-execution, run in any case.
+    With `reuse="fingerprint"` a stage is not run again while the code, configuration, library version, input and
+    upstream stages of its latest materialization are the same and its output is there. A source without a snapshot of
+    its input, and a re-execution, run in any case.
 
     `upstream` maps the names of sources to your own assets, with partition mappings where needed (`AssetDep(key,
     partition_mapping=...)`); every other source is shown as an external asset.
 
-    `schedule` gives the pipeline `<pipeline>_schedule`; `automation_condition`, Dagster's declarative automation, may take its
-    place. `freshness_policy` and `retry_policy` are those of the stages. `pool` is their concurrency pool: a backfill runs as many
-    stages at once as the instance gives it slots.
+    `schedule` gives the pipeline `<pipeline>_schedule`; `automation_condition`, Dagster's declarative automation, may
+    take its place. `freshness_policy` and `retry_policy` are those of the stages. `pool` is their concurrency pool: a
+    backfill runs as many stages at once as the instance gives it slots.
 
-    `retention` gives the pipeline a job `<pipeline>_janitor` and its schedule, which free intermediates; without it they are kept.
-    `checks` gives the assets of the sinks their checks, and the job `<pipeline>_checks`.
+    `retention` gives the pipeline a job `<pipeline>_janitor` and its schedule, which free intermediates; without it
+    they are kept. `checks` gives the assets of the sinks their checks, and the job `<pipeline>_checks`.
     """
 
     pipeline: Pipeline

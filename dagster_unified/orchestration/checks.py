@@ -1,4 +1,6 @@
-"""Asset checks of what a pipeline's sinks hold: schema, unique keys, row counts against history, freshness, and parity of the two modes."""
+"""Asset checks of what a pipeline's sinks hold: schema, unique keys, row counts against history, freshness, and parity
+of the two modes.
+"""
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of a check's function as objects.
 import re
@@ -39,9 +41,9 @@ from dagster_unified.orchestration.resources import session_of
 class Parity:
     """Re-runs a slice of a streaming pipeline's input in BATCH, and compares it with the sinks' tables.
 
-    `part` gives the slice, to which sources are bounded as to a partition; None is all input that is there. `where` says which
-    rows of a table belong to it. What the stream has not come to yet, such as windows that are open, differs: choose a slice that
-    its watermark has passed.
+    `part` gives the slice, to which sources are bounded as to a partition; None is all input that is there. `where`
+    says which rows of a table belong to it. What the stream has not come to yet, such as windows that are open,
+    differs: choose a slice that its watermark has passed.
     """
 
     part: Callable[[], Slice | None] = lambda: None
@@ -54,8 +56,8 @@ class Parity:
 class Checks:
     """Which checks the assets of a pipeline's sinks get.
 
-    `rows_within` is by which part a materialization's row count may differ from the median of the `history` before it (0.5: from
-    half to one and a half times); `fresh_within` how old the last materialization or observation may be.
+    `rows_within` is by which part a materialization's row count may differ from the median of the `history` before it
+    (0.5: from half to one and a half times); `fresh_within` how old the last materialization or observation may be.
     """
 
     schema: bool = True
@@ -73,7 +75,9 @@ class Checks:
             raise ConfigurationError("checks: history must be at least 1")
 
 
-def sink_checks(graph: Graph, planned: Plan, checks: Checks, assets: Mapping[str, AssetKey]) -> list[AssetChecksDefinition]:
+def sink_checks(
+    graph: Graph, planned: Plan, checks: Checks, assets: Mapping[str, AssetKey]
+) -> list[AssetChecksDefinition]:
     """The checks of a pipeline. `assets` are those of its sinks, by name."""
     found: list[AssetChecksDefinition] = []
     sinks = [n for n in planned.graph.nodes if isinstance(n, SinkNode)]
@@ -89,22 +93,35 @@ def sink_checks(graph: Graph, planned: Plan, checks: Checks, assets: Mapping[str
     if checks.rows_within is not None:
         found += [_rows(key, checks, checks.rows_within) for key in dict.fromkeys(assets.values())]
     if checks.fresh_within is not None:
-        found += build_last_update_freshness_checks(assets=list(dict.fromkeys(assets.values())), lower_bound_delta=checks.fresh_within)
+        found += build_last_update_freshness_checks(
+            assets=list(dict.fromkeys(assets.values())), lower_bound_delta=checks.fresh_within
+        )
     return found
 
 
-def _schema(planned: Plan, node: SinkNode, sink: SparkSink[Any], key: AssetKey, checks: Checks) -> AssetChecksDefinition:
+def _schema(
+    planned: Plan, node: SinkNode, sink: SparkSink[Any], key: AssetKey, checks: Checks
+) -> AssetChecksDefinition:
     edge = planned.graph.inputs(node.id)[0]
     records = planned.graph.port_type(edge.source, edge.tag.name if edge.tag else None)
     assert records is not None
 
-    @asset_check(name=_name(node, "schema"), asset=key, blocking=checks.blocking, description=f"The table of {node.name} has the columns of {records.describe()}.")
+    @asset_check(
+        name=_name(node, "schema"),
+        asset=key,
+        blocking=checks.blocking,
+        description=f"The table of {node.name} has the columns of {records.describe()}.",
+    )
     def check() -> AssetCheckResult:
         held = {f.name: f.dataType.simpleString() for f in spark_schema(sink.dataset().schema)}
         wanted = {f.name: f.dataType.simpleString() for f in spark_schema(records.schema)}
         wrong = [f"'{n}' is {held.get(n, 'missing')}, and should be {t}" for n, t in wanted.items() if held.get(n) != t]
         more = sorted(set(held) - set(wanted))
-        return AssetCheckResult(passed=not wrong, description="; ".join(wrong) or "as declared", metadata={"columns": str(held), "further columns": str(more)})
+        return AssetCheckResult(
+            passed=not wrong,
+            description="; ".join(wrong) or "as declared",
+            metadata={"columns": str(held), "further columns": str(more)},
+        )
 
     return check
 
@@ -112,13 +129,20 @@ def _schema(planned: Plan, node: SinkNode, sink: SparkSink[Any], key: AssetKey, 
 def _unique(node: SinkNode, sink: SparkSink[Any], key: AssetKey, checks: Checks) -> AssetChecksDefinition:
     columns = list(getattr(sink, "key", ()))
 
-    @asset_check(name=_name(node, "unique_keys"), asset=key, blocking=checks.blocking, description=f"No two rows of {node.name} have the same {', '.join(columns)}.")
+    @asset_check(
+        name=_name(node, "unique_keys"),
+        asset=key,
+        blocking=checks.blocking,
+        description=f"No two rows of {node.name} have the same {', '.join(columns)}.",
+    )
     def check() -> AssetCheckResult:
         table = sink.dataset().to_table(columns=columns)
         counted = table.group_by(columns).aggregate([([], "count_all")])
         twice = counted.filter(pc.field("count_all") > 1)
         return AssetCheckResult(
-            passed=twice.num_rows == 0, description=f"{twice.num_rows} keys are there more than once", metadata={"rows": table.num_rows, "first": _records(twice.slice(0, 10))}
+            passed=twice.num_rows == 0,
+            description=f"{twice.num_rows} keys are there more than once",
+            metadata={"rows": table.num_rows, "first": _records(twice.slice(0, 10))},
         )
 
     return check
@@ -126,13 +150,27 @@ def _unique(node: SinkNode, sink: SparkSink[Any], key: AssetKey, checks: Checks)
 
 def _rows(key: AssetKey, checks: Checks, within: float) -> AssetChecksDefinition:
     @asset_check(
-        name="row_count", asset=key, blocking=checks.blocking, description=f"The row count is within {within:.0%} of the median of the {checks.history} materializations before."
+        name="row_count",
+        asset=key,
+        blocking=checks.blocking,
+        description=(
+            f"The row count is within {within:.0%} of the median of the {checks.history} materializations before."
+        ),
     )
     def check(context: AssetCheckExecutionContext) -> AssetCheckResult:
-        records = context.instance.fetch_materializations(AssetRecordsFilter(asset_key=key), limit=checks.history + 1).records
-        counts = [int(c.value) for r in records if r.asset_materialization is not None and (c := r.asset_materialization.metadata.get("dagster/row_count")) is not None]
+        records = context.instance.fetch_materializations(
+            AssetRecordsFilter(asset_key=key), limit=checks.history + 1
+        ).records
+        counts = [
+            int(c.value)
+            for r in records
+            if r.asset_materialization is not None
+            and (c := r.asset_materialization.metadata.get("dagster/row_count")) is not None
+        ]
         if len(counts) < 2:
-            return AssetCheckResult(passed=True, description="there is no history yet", metadata={"rows": counts[0] if counts else 0})
+            return AssetCheckResult(
+                passed=True, description="there is no history yet", metadata={"rows": counts[0] if counts else 0}
+            )
         now, before = counts[0], statistics.median(counts[1:])
         return AssetCheckResult(
             passed=abs(now - before) <= within * before,
@@ -144,7 +182,9 @@ def _rows(key: AssetKey, checks: Checks, within: float) -> AssetChecksDefinition
     return check
 
 
-def _parity(graph: Graph, node: SinkNode, sink: SparkSink[Any], key: AssetKey, checks: Checks, parity: Parity) -> AssetChecksDefinition:
+def _parity(
+    graph: Graph, node: SinkNode, sink: SparkSink[Any], key: AssetKey, checks: Checks, parity: Parity
+) -> AssetChecksDefinition:
     @asset_check(
         name=_name(node, "parity"),
         asset=key,
@@ -175,13 +215,18 @@ def _parity(graph: Graph, node: SinkNode, sink: SparkSink[Any], key: AssetKey, c
 
 def _differences(found: Comparison) -> MetadataValue:
     columns: Sequence[str] = ("row", "by BATCH", "in the table")
-    records = [TableRecord(dict(zip(columns, (d.key, d.batch or "not there", d.table or "not there"), strict=True))) for d in found.first]
+    records = [
+        TableRecord(dict(zip(columns, (d.key, d.batch or "not there", d.table or "not there"), strict=True)))
+        for d in found.first
+    ]
     return MetadataValue.table(records=records, schema=TableSchema([TableColumn(c) for c in columns]))
 
 
 def _records(table: pa.Table) -> MetadataValue:
     schema = TableSchema([TableColumn(n) for n in table.column_names])
-    return MetadataValue.table(records=[TableRecord({k: str(v) for k, v in row.items()}) for row in table.to_pylist()], schema=schema)
+    return MetadataValue.table(
+        records=[TableRecord({k: str(v) for k, v in row.items()}) for row in table.to_pylist()], schema=schema
+    )
 
 
 def _name(node: SinkNode, what: str) -> str:

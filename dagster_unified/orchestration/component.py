@@ -51,18 +51,25 @@ def load_object(reference: str, wanted: type[Wanted], what: str) -> Wanted:
     """Import `module:attribute`; raises `ConfigurationError` where there is none, or one of another type."""
     module_name, _, attribute = reference.partition(":")
     if not module_name or not attribute:
-        raise ConfigurationError(f"{what}: expected module:attribute, such as my_project.shops:{what}, and not {reference!r}")
+        raise ConfigurationError(
+            f"{what}: expected module:attribute, such as my_project.shops:{what}, and not {reference!r}"
+        )
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module is there, and imports one that is not
-        raise ConfigurationError(f"{what}: {reference!r} names a module that is not there; give it in full, such as my_project.shops") from error
+        raise ConfigurationError(
+            f"{what}: {reference!r} names a module that is not there; give it in full, such as my_project.shops"
+        ) from error
     found = getattr(module, attribute, None)
     if isinstance(found, wanted):
         return found
     known = [name for name, value in vars(module).items() if isinstance(value, wanted)]
-    raise ConfigurationError(f"{what}: {module_name} has no {wanted.__name__} '{attribute}'{nearest(attribute, known)}; it has {', '.join(known) or 'none'}")
+    raise ConfigurationError(
+        f"{what}: {module_name} has no {wanted.__name__} '{attribute}'{nearest(attribute, known)}; it has"
+        f" {', '.join(known) or 'none'}"
+    )
 
 
 def _pipeline(_: ResolutionContext, reference: str) -> Pipeline:
@@ -114,7 +121,9 @@ class Schedule(Resolvable):
     """When the pipeline runs in BATCH."""
 
     offset: Annotated[timedelta, _length("How long after the end of a partition it runs.", "2 h")] = timedelta(0)
-    catch_up: Annotated[int, _plain("How many of the partitions before that one a tick runs where they are missing.")] = 0
+    catch_up: Annotated[
+        int, _plain("How many of the partitions before that one a tick runs where they are missing.")
+    ] = 0
     retries: Annotated[int | None, _plain("How often Dagster executes a failed run again.")] = None
     cron: Annotated[str | None, _plain("When it runs; for a pipeline without partitions in time.", "0 3 * * *")] = None
     running: Annotated[bool, _plain("Whether the schedule is on unless somebody turns it off.")] = False
@@ -124,7 +133,9 @@ class Schedule(Resolvable):
 class Kept(Resolvable):
     """Which intermediates are kept."""
 
-    max_age: Annotated[timedelta | None, _length_or_none("How long intermediates that nobody needs are kept.", "7 d")] = timedelta(days=7)
+    max_age: Annotated[
+        timedelta | None, _length_or_none("How long intermediates that nobody needs are kept.", "7 d")
+    ] = timedelta(days=7)
     max_bytes: Annotated[int | None, _plain("How many bytes of them are kept at most.")] = None
     failed_for: Annotated[timedelta, _length("How long those of a failed run are kept.", "3 d")] = timedelta(days=3)
     cron: Annotated[str, _plain("When the janitor runs.")] = "30 3 * * *"
@@ -137,9 +148,13 @@ class SinkChecks(Resolvable):
 
     columns: Annotated[bool, _plain("Compare the columns of a table with its record type.")] = True
     unique_keys: Annotated[bool, _plain("Check the keys of upserted tables.")] = True
-    rows_within: Annotated[float | None, _plain("By which part a row count may differ from the median of those before.", 0.5)] = None
+    rows_within: Annotated[
+        float | None, _plain("By which part a row count may differ from the median of those before.", 0.5)
+    ] = None
     history: Annotated[int, _plain("How many row counts to compare with.")] = 10
-    fresh_within: Annotated[timedelta | None, _length_or_none("How old the last materialization or observation may be.", "1 d")] = None
+    fresh_within: Annotated[
+        timedelta | None, _length_or_none("How old the last materialization or observation may be.", "1 d")
+    ] = None
     blocking: Annotated[bool, _plain("Whether a failed check stops the assets after it.")] = False
 
     def declared(self) -> Checks:
@@ -158,16 +173,28 @@ class Batch(Resolvable):
             _partitions,
             model_field_type=PARTITIONS_MODEL,
             description="Dagster's partitions, in its own attributes, or module:attribute of a PartitionsDefinition.",
-            examples=[{"type": "daily", "start_date": "2024-01-01", "timezone": "America/New_York"}, "my_project.partitions:DAYS"],
+            examples=[
+                {"type": "daily", "start_date": "2024-01-01", "timezone": "America/New_York"},
+                "my_project.partitions:DAYS",
+            ],
         ),
     ] = None
     timezone: Annotated[str | None, _plain("The time zone of partitions that name none.", "Europe/Vienna")] = None
     backfill_policy: Annotated[
         BackfillPolicy | None,
-        Resolver(resolve_backfill_policy, model_field_type=BACKFILL_POLICY_MODEL, description="How many partitions a backfill gives to one run."),
+        Resolver(
+            resolve_backfill_policy,
+            model_field_type=BACKFILL_POLICY_MODEL,
+            description="How many partitions a backfill gives to one run.",
+        ),
     ] = None
-    carry_state: Annotated[bool, _plain("Start each partition from the keyed state that the one before it left.")] = False
-    reuse: Annotated[Literal["never", "fingerprint"], _plain("With fingerprint, a stage that would give the same again does not run.")] = "never"
+    carry_state: Annotated[bool, _plain("Start each partition from the keyed state that the one before it left.")] = (
+        False
+    )
+    reuse: Annotated[
+        Literal["never", "fingerprint"],
+        _plain("With fingerprint, a stage that would give the same again does not run."),
+    ] = "never"
     upstream: Upstream = field(default_factory=dict)
     schedule: Annotated[Schedule | None, _plain("When it runs.")] = None
     retention: Annotated[Kept | None, _plain("Which intermediates are kept; without it, all.")] = None
@@ -191,17 +218,30 @@ class Batch(Resolvable):
 class Streaming(Resolvable):
     """How the pipeline is kept running in STREAMING: see `StreamingDeployment`."""
 
-    state: Annotated[Literal["running", "suspended"], _plain("Whether it is to run before anybody says otherwise.")] = "running"
-    upgrade_mode: Annotated[
-        Literal["stateless", "last-state", "savepoint"], _plain("How new code starts: without state, from the last state, or from it with a savepoint kept.")
-    ] = "last-state"
-    restart_strategy: Annotated[Literal["none", "fixed-delay", "exponential-delay", "failure-rate"] | None, _plain("When it is started again after a failure.")] = None
-    options: Annotated[Mapping[str, str | int | float | bool], _plain("Option keys and values.", {"execution.checkpointing.dir": "/data/checkpoints"})] = field(
-        default_factory=dict
+    state: Annotated[Literal["running", "suspended"], _plain("Whether it is to run before anybody says otherwise.")] = (
+        "running"
     )
-    start_when: Annotated[Literal["always", "files"], _plain("With files, it is started when files have arrived since it last ran.")] = "always"
-    stall_after: Annotated[timedelta, _length("How long one epoch may take before the job is replaced.", "10 min")] = timedelta(minutes=10)
-    observe_every: Annotated[timedelta, _length("How often the assets of the sinks are observed.", "30 s")] = timedelta(seconds=30)
+    upgrade_mode: Annotated[
+        Literal["stateless", "last-state", "savepoint"],
+        _plain("How new code starts: without state, from the last state, or from it with a savepoint kept."),
+    ] = "last-state"
+    restart_strategy: Annotated[
+        Literal["none", "fixed-delay", "exponential-delay", "failure-rate"] | None,
+        _plain("When it is started again after a failure."),
+    ] = None
+    options: Annotated[
+        Mapping[str, str | int | float | bool],
+        _plain("Option keys and values.", {"execution.checkpointing.dir": "/data/checkpoints"}),
+    ] = field(default_factory=dict)
+    start_when: Annotated[
+        Literal["always", "files"], _plain("With files, it is started when files have arrived since it last ran.")
+    ] = "always"
+    stall_after: Annotated[timedelta, _length("How long one epoch may take before the job is replaced.", "10 min")] = (
+        timedelta(minutes=10)
+    )
+    observe_every: Annotated[timedelta, _length("How often the assets of the sinks are observed.", "30 s")] = timedelta(
+        seconds=30
+    )
     tick_every: Annotated[timedelta, _length("How often the sensor looks.", "30 s")] = timedelta(seconds=30)
     upstream: Upstream = field(default_factory=dict)
     checks: Annotated[SinkChecks | None, _plain("Which checks the assets of the sinks get.")] = None
@@ -214,7 +254,10 @@ class Streaming(Resolvable):
 class ScaffoldParams(BaseModel):
     """What `dg scaffold defs` may be given."""
 
-    pipeline: str | None = Field(default=None, description="The pipeline as module:attribute; without it, an example is written beside the defs.yaml.")
+    pipeline: str | None = Field(
+        default=None,
+        description="The pipeline as module:attribute; without it, an example is written beside the defs.yaml.",
+    )
 
 
 class PipelineScaffolder(Scaffolder[ScaffoldParams]):
@@ -259,24 +302,39 @@ sales.key_by("shop").reduce(add).print()
 class UnifiedPipelineComponent(Component, Resolvable):
     """A dagster-unified pipeline: its stages as assets in BATCH, a job that a sensor keeps running in STREAMING.
 
-    Without `batch` and `streaming` the pipeline has the defaults: of `batch` where its sources are bounded, else of `streaming`.
+    Without `batch` and `streaming` the pipeline has the defaults: of `batch` where its sources are bounded, else of
+    `streaming`.
     """
 
     pipeline: Annotated[
         Pipeline,
-        Resolver(_pipeline, model_field_type=str, description="The pipeline, as module:attribute.", examples=["my_project.shops:pipeline"]),
+        Resolver(
+            _pipeline,
+            model_field_type=str,
+            description="The pipeline, as module:attribute.",
+            examples=["my_project.shops:pipeline"],
+        ),
     ]
     batch: Annotated[Batch | None, _plain("How it runs in BATCH.")] = None
     streaming: Annotated[Streaming | None, _plain("How it is kept running in STREAMING.")] = None
-    executor: Annotated[Literal["in_process", "project"], _plain("What executes its stages: one process, with one Spark session, or the executor of your project.")] = "in_process"
+    executor: Annotated[
+        Literal["in_process", "project"],
+        _plain("What executes its stages: one process, with one Spark session, or the executor of your project."),
+    ] = "in_process"
     project_resources: Annotated[
         list[Literal["spark", "execution", "intermediates"]],
-        _plain("Which of these resources the definitions of your project give. The others have their defaults.", ["spark", "intermediates"]),
+        _plain(
+            "Which of these resources the definitions of your project give. The others have their defaults.",
+            ["spark", "intermediates"],
+        ),
     ] = field(default_factory=list)
 
     @classmethod
     def get_spec(cls) -> ComponentTypeSpec:
-        return ComponentTypeSpec(produces=["asset", "asset_check", "job", "schedule", "sensor", "resource"], tags=["spark", "dagster-unified"])
+        return ComponentTypeSpec(
+            produces=["asset", "asset_check", "job", "schedule", "sensor", "resource"],
+            tags=["spark", "dagster-unified"],
+        )
 
     def build_defs(self, context: ComponentLoadContext) -> Definitions:
         """Build the definitions of the pipeline."""

@@ -32,28 +32,42 @@ class ControlConfig(Config):
     """What to do."""
 
     action: Action = Field(
-        description="suspend: stop the job after its epoch, and keep it stopped. resume: let it go on. "
-        "drain: end its input; all timers fire, and the job finishes. "
-        "savepoint: keep a copy of its state. restore: go back to a savepoint. Suspend the job before savepoint and restore."
+        description=(
+            "suspend: stop the job after its epoch, and keep it stopped. resume: let it go on. drain: end its input;"
+            " all timers fire, and the job finishes. savepoint: keep a copy of its state. restore: go back to a"
+            " savepoint. Suspend the job before savepoint and restore."
+        )
     )
-    savepoint: str | None = Field(default=None, description="For restore: the name of the savepoint; by default the latest.")
+    savepoint: str | None = Field(
+        default=None, description="For restore: the name of the savepoint; by default the latest."
+    )
 
 
 def control_job(deployment: StreamingDeployment) -> JobDefinition:
     """Build `<pipeline>_control`."""
     name = deployment.pipeline.name
 
-    @op(name=f"{name}_action", required_resource_keys={"execution"}, description=f"Suspends, resumes or drains {name}, takes a savepoint of it or restores one.")
+    @op(
+        name=f"{name}_action",
+        required_resource_keys={"execution"},
+        description=f"Suspends, resumes or drains {name}, takes a savepoint of it or restores one.",
+    )
     def act(context: OpExecutionContext, config: ControlConfig) -> None:
         with as_failure():
             if config.savepoint is not None and config.action is not Action.restore:
-                raise ConfigurationError(f"{name}: the action '{config.action.value}' takes no savepoint; remove savepoint={config.savepoint!r}, or choose restore")
+                raise ConfigurationError(
+                    f"{name}: the action '{config.action.value}' takes no savepoint; remove"
+                    f" savepoint={config.savepoint!r}, or choose restore"
+                )
             _act(context, name, directory_of(deployment, context.resources.execution.launched()), config)
 
     @job(
         name=f"{name}_control",
         executor_def=in_process_executor,
-        description=f"Suspends, resumes or drains {name}, takes a savepoint of it or restores one. Choose the action in the run configuration.",
+        description=(
+            f"Suspends, resumes or drains {name}, takes a savepoint of it or restores one. Choose the action in the run"
+            " configuration."
+        ),
     )
     def control() -> None:
         act()
@@ -68,7 +82,9 @@ def _act(context: OpExecutionContext, name: str, directory: CheckpointDirectory,
         context.add_output_metadata({"savepoint": saved.name, "epochs": saved.epochs})
     elif config.action is Action.restore:
         restored = restore_stopped(directory, context.run_id, config.savepoint)
-        context.log.info(f"went back to {restored.describe()}; launch {name}_control with the action resume to go on from there")
+        context.log.info(
+            f"went back to {restored.describe()}; launch {name}_control with the action resume to go on from there"
+        )
     else:
         state = _STATES[config.action]
         ask(directory, state=state, reason=f"run {context.run_id}")

@@ -39,7 +39,11 @@ from dagster_unified.orchestration.streaming import sink_assets, sink_specs, str
 from dagster_unified.orchestration.targets import StagesSelection
 from dagster_unified.orchestration.translator import StageTranslator
 
-_DEFAULTS: dict[str, object] = {"spark": SparkResource(), "execution": ExecutionConfig(), "intermediates": IntermediatesResource()}
+_DEFAULTS: dict[str, object] = {
+    "spark": SparkResource(),
+    "execution": ExecutionConfig(),
+    "intermediates": IntermediatesResource(),
+}
 """The same objects each time, so that the definitions of several calls can be merged."""
 
 Given = TypeVar("Given")
@@ -53,17 +57,19 @@ def unified_definitions(
 ) -> Definitions:
     """Build the Dagster definitions of some pipelines. Starts no JVM.
 
-    A `BatchDeployment` gives one asset per stage, the asset job `<pipeline>_batch`, and `<pipeline>_heartbeat_sensor`, which is on
-    by default and reports runs as failed whose process has died. A `StreamingDeployment` gives `<pipeline>_streaming`, a sensor
-    that keeps it running once you turn it on, and `<pipeline>_control`, which suspends, resumes and drains it, takes savepoints
-    and restores them. A pipeline may have both. A pipeline that is given as it is, and has no deployment of that kind, has the
-    defaults: those of a `BatchDeployment` where its sources are bounded, else those of a `StreamingDeployment`.
+    A `BatchDeployment` gives one asset per stage, the asset job `<pipeline>_batch`, and `<pipeline>_heartbeat_sensor`,
+    which is on by default and reports runs as failed whose process has died. A `StreamingDeployment` gives
+    `<pipeline>_streaming`, a sensor that keeps it running once you turn it on, and `<pipeline>_control`, which
+    suspends, resumes and drains it, takes savepoints and restores them. A pipeline may have both. A pipeline that is
+    given as it is, and has no deployment of that kind, has the defaults: those of a `BatchDeployment` where its sources
+    are bounded, else those of a `StreamingDeployment`.
 
-    `resources` may replace `spark` (a `SparkResource` or dagster-pyspark's `PySparkResource`), `execution` (an `ExecutionConfig`)
-    and `intermediates` (an `IntermediatesResource`). One that is None is left to the other definitions of the code location. `translator` names the assets, and sets their groups, tags and metadata.
+    `resources` may replace `spark` (a `SparkResource` or dagster-pyspark's `PySparkResource`), `execution` (an
+    `ExecutionConfig`) and `intermediates` (an `IntermediatesResource`). One that is None is left to the other
+    definitions of the code location. `translator` names the assets, and sets their groups, tags and metadata.
 
-    `executor` executes the stages of a run, also in a backfill: by default in one process, with one Spark session. It becomes the
-    executor of the code location, unless it is None. A stream has the executor of its deployment.
+    `executor` executes the stages of a run, also in a backfill: by default in one process, with one Spark session. It
+    becomes the executor of the code location, unless it is None. A stream has the executor of its deployment.
 
     The assets are the stages by the options in the environment and the file; mode and options can be set at launch.
     """
@@ -107,7 +113,8 @@ class _Deployed:
     def _once(self, what: str, given: Sequence[Given]) -> Given | None:
         if len(given) > 1:
             raise ConfigurationError(
-                f"{self.pipeline.name}: both its BatchDeployment and its StreamingDeployment give {what}; they go for the assets of both, so give them in one place"
+                f"{self.pipeline.name}: both its BatchDeployment and its StreamingDeployment give {what}; they go for"
+                " the assets of both, so give them in one place"
             )
         return given[0] if given else None
 
@@ -118,10 +125,15 @@ def _by_pipeline(given: Sequence[Pipeline | BatchDeployment | StreamingDeploymen
         pipeline = one if isinstance(one, Pipeline) else one.pipeline
         deployed = found.setdefault(pipeline.name, _Deployed(pipeline))
         if deployed.pipeline is not pipeline:
-            raise PipelineError(f"two pipelines are named '{pipeline.name}'; a name is part of asset keys and storage paths")
+            raise PipelineError(
+                f"two pipelines are named '{pipeline.name}'; a name is part of asset keys and storage paths"
+            )
         kind = "batch" if isinstance(one, BatchDeployment) else "streaming"
         if not isinstance(one, Pipeline) and getattr(deployed, kind) is not None:
-            raise PipelineError(f"{pipeline.name} has two deployments of one kind: {type(one).__name__}; give one, or build a second pipeline with another name")
+            raise PipelineError(
+                f"{pipeline.name} has two deployments of one kind: {type(one).__name__}; give one, or build a second"
+                " pipeline with another name"
+            )
         if not isinstance(one, Pipeline):
             setattr(deployed, kind, one)
     for pipeline in (one for one in given if isinstance(one, Pipeline)):
@@ -171,9 +183,13 @@ def _batch(
         executor_def=executor,
         description=f"{name} in BATCH: {len(stages)} stages, each materialized before the next begins.",
     )
-    found = Definitions(assets=stages, jobs=[job], sensors=[heartbeat_sensor(name, {stage.op.name for stage in stages})])
+    found = Definitions(
+        assets=stages, jobs=[job], sensors=[heartbeat_sensor(name, {stage.op.name for stage in stages})]
+    )
     if deployment.retention is not None:
-        carried_over = partitions if deployment.carry_state and isinstance(partitions, TimeWindowPartitionsDefinition) else None
+        carried_over = (
+            partitions if deployment.carry_state and isinstance(partitions, TimeWindowPartitionsDefinition) else None
+        )
         janitor = janitor_job(name, loaded, deployment.retention, carried_over)
         schedule = janitor_schedule(name, deployment.retention, janitor)
         found = Definitions.merge(found, Definitions(jobs=[janitor], schedules=[schedule]))
@@ -183,7 +199,9 @@ def _batch(
     return found
 
 
-def _checks(pipeline: Pipeline, loaded: Plan, checks: Checks, translator: StageTranslator, executor: ExecutorDefinition | None) -> Definitions:
+def _checks(
+    pipeline: Pipeline, loaded: Plan, checks: Checks, translator: StageTranslator, executor: ExecutorDefinition | None
+) -> Definitions:
     found = sink_checks(pipeline.graph(), loaded, checks, sink_assets(loaded, translator))
     job = define_asset_job(
         f"{pipeline.name}_checks",

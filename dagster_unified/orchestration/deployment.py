@@ -1,7 +1,7 @@
 """A streaming deployment as the author declares it, and the decision that its sensor takes at each tick.
 
-The decision is a pure function of what the runs, the checkpoint directory and the clock say: a cursor can be reset by anyone,
-and a run's status can be wrong after `kill -9`.
+The decision is a pure function of what the runs, the checkpoint directory and the clock say: a cursor can be reset by
+anyone, and a run's status can be wrong after `kill -9`.
 """
 
 from __future__ import annotations
@@ -33,23 +33,26 @@ STARTUP = timedelta(minutes=3)
 UPGRADES = ("stateless", "last-state", "savepoint")
 
 UPGRADES_PER_LOADING = 3
-"""How often a job is upgraded to the code of one loading of the code location, before its fingerprint is taken to be unstable."""
+"""How often a job is upgraded to the code of one loading of the code location, before its fingerprint is taken to be
+unstable.
+"""
 
 
 @dataclass(frozen=True)
 class StreamingDeployment:
     """How a pipeline is kept running in STREAMING.
 
-    `upgrade_mode` says what happens when the pipeline's code changes: `last-state` stops the job after an epoch and starts the
-    new code from its state, `savepoint` keeps a copy of that state as well, to which one can go back, and `stateless` starts it
-    without. `restart_strategy` is short for the option `restart-strategy.type`;
-    `options` are option keys, among them the strategy's own, such as `restart-strategy.fixed-delay.attempts`.
-    `start_when` says when the job is started: `always`, when `files` have arrived since it last ran, or a function of the sensor's
-    context. A job that has been busy with one epoch for `stall_after` is replaced. Its sinks' assets are observed every
-    `observe_every`; the sensor looks every `tick_every`, as far as the daemon can. `executor` executes the job's one step.
+    `upgrade_mode` says what happens when the pipeline's code changes: `last-state` stops the job after an epoch and
+    starts the new code from its state, `savepoint` keeps a copy of that state as well, to which one can go back, and
+    `stateless` starts it without. `restart_strategy` is short for the option `restart-strategy.type`; `options` are
+    option keys, among them the strategy's own, such as `restart-strategy.fixed-delay.attempts`. `start_when` says when
+    the job is started: `always`, when `files` have arrived since it last ran, or a function of the sensor's context. A
+    job that has been busy with one epoch for `stall_after` is replaced. Its sinks' assets are observed every
+    `observe_every`; the sensor looks every `tick_every`, as far as the daemon can. `executor` executes the job's one
+    step.
 
-    `upstream` maps the names of sources to your own assets; `checks` gives the assets of the sinks their checks, and the job
-    `<pipeline>_checks`. A pipeline that has a `BatchDeployment` as well gives each of them in one of the two.
+    `upstream` maps the names of sources to your own assets; `checks` gives the assets of the sinks their checks, and
+    the job `<pipeline>_checks`. A pipeline that has a `BatchDeployment` as well gives each of them in one of the two.
     """
 
     pipeline: Pipeline
@@ -67,27 +70,40 @@ class StreamingDeployment:
 
     def __post_init__(self) -> None:
         if self.state not in ("running", "suspended"):
-            raise ConfigurationError(f"{self.pipeline.name}: a deployment's state is 'running' or 'suspended', not {self.state!r}")
+            raise ConfigurationError(
+                f"{self.pipeline.name}: a deployment's state is 'running' or 'suspended', not {self.state!r}"
+            )
         if self.upgrade_mode not in UPGRADES:
-            raise ConfigurationError(f"{self.pipeline.name}: upgrade_mode is one of {', '.join(UPGRADES)}, not {self.upgrade_mode!r}")
+            raise ConfigurationError(
+                f"{self.pipeline.name}: upgrade_mode is one of {', '.join(UPGRADES)}, not {self.upgrade_mode!r}"
+            )
         if not callable(self.start_when) and self.start_when not in ("always", "files"):
-            raise ConfigurationError(f"{self.pipeline.name}: start_when is 'always', 'files' or a function, not {self.start_when!r}")
+            raise ConfigurationError(
+                f"{self.pipeline.name}: start_when is 'always', 'files' or a function, not {self.start_when!r}"
+            )
         if self.restart_strategy is not None:
             if "restart-strategy.type" in self.options:
-                raise ConfigurationError(f"{self.pipeline.name}: the restart strategy is given twice; leave restart_strategy or the option restart-strategy.type out")
+                raise ConfigurationError(
+                    f"{self.pipeline.name}: the restart strategy is given twice; leave restart_strategy or the option"
+                    " restart-strategy.type out"
+                )
             object.__setattr__(self, "options", {**self.options, "restart-strategy.type": self.restart_strategy})
         Configuration.of(self.options)
 
 
 def configuration_of(deployment: StreamingDeployment, *launched: Layer) -> Configuration:
-    """The options of a deployment: those set at launch, its own, then those of the environment, the file, and the defaults; the mode is STREAMING."""
+    """The options of a deployment: those set at launch, its own, then those of the environment, the file, and the
+    defaults; the mode is STREAMING.
+    """
     own = Layer("deployment", {"execution.runtime-mode": "STREAMING", **deployment.options})
     return Configuration([*launched, own, *settings.shared_layers()])
 
 
 def directory_of(deployment: StreamingDeployment, *launched: Layer) -> CheckpointDirectory:
     """Where a deployment keeps its state."""
-    return CheckpointDirectory(configuration_of(deployment, *launched)["execution.checkpointing.dir"], deployment.pipeline.name)
+    return CheckpointDirectory(
+        configuration_of(deployment, *launched)["execution.checkpointing.dir"], deployment.pipeline.name
+    )
 
 
 @dataclass(frozen=True)
@@ -136,7 +152,13 @@ class Seen:
     def exhausted(self) -> bool:
         """Whether this code was started again and again, and was found to be other code each time."""
         held = self.deployed
-        return self.changed and held is not None and bool(self.loaded) and held.loaded == self.loaded and held.upgrades >= UPGRADES_PER_LOADING
+        return (
+            self.changed
+            and held is not None
+            and bool(self.loaded)
+            and held.loaded == self.loaded
+            and held.upgrades >= UPGRADES_PER_LOADING
+        )
 
     def what_changed(self) -> str:
         """For people."""
@@ -145,7 +167,10 @@ class Seen:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do now. `bury` is a run that Dagster takes for alive and that is dead; `replace` one that has to be ended by force."""
+    """What to do now.
+
+    `bury` is a run that Dagster takes for alive and that is dead; `replace` one that has to be ended by force.
+    """
 
     message: str
     launch: str | None = None
@@ -200,11 +225,27 @@ def _watch(deployment: StreamingDeployment, seen: Seen, run: SeenRun, wanted: st
     mine = lease is not None and lease.owner == run.run_id
     silent = lease is None or now - lease.beat > seen.patience * 1000
     if lease is not None and mine and silent and run.status in ("STARTED", "CANCELING"):
-        return Decision(f"run {short} has given no sign of life for {(now - lease.beat) / 1000:.0f} s; it is taken to be dead", bury=run.run_id)
+        return Decision(
+            f"run {short} has given no sign of life for {(now - lease.beat) / 1000:.0f} s; it is taken to be dead",
+            bury=run.run_id,
+        )
     if not mine and silent and run.status == "STARTED" and seen.now - run.created > STARTUP:
-        return Decision(f"run {short} began {words(seen.now - run.created)} ago and has not taken the lease; it is taken to be dead", bury=run.run_id)
-    if mine and status is not None and status.run_id == run.run_id and status.busy_since is not None and now - status.busy_since > deployment.stall_after.total_seconds() * 1000:
-        return Decision(f"run {short} has been busy with one epoch for {(now - status.busy_since) / 1000:.0f} s; replacing it", replace=run.run_id)
+        return Decision(
+            f"run {short} began {words(seen.now - run.created)} ago and has not taken the lease; it is taken to be"
+            " dead",
+            bury=run.run_id,
+        )
+    if (
+        mine
+        and status is not None
+        and status.run_id == run.run_id
+        and status.busy_since is not None
+        and now - status.busy_since > deployment.stall_after.total_seconds() * 1000
+    ):
+        return Decision(
+            f"run {short} has been busy with one epoch for {(now - status.busy_since) / 1000:.0f} s; replacing it",
+            replace=run.run_id,
+        )
     if wanted == "suspended":
         return Decision(f"run {short} of {name} is stopping, since it is suspended")
     if mine and lease is not None and seen.changed and run.status == "STARTED":
@@ -212,16 +253,20 @@ def _watch(deployment: StreamingDeployment, seen: Seen, run: SeenRun, wanted: st
             return Decision(f"run {short} is stopping, to be started with new code")
         if seen.exhausted:
             return Decision(_unstable(name, short, seen), failed=True)
-        return Decision(f"the code of {name} has changed: {seen.what_changed()}; stopping run {short} after its epoch", stop=lease.token)
+        return Decision(
+            f"the code of {name} has changed: {seen.what_changed()}; stopping run {short} after its epoch",
+            stop=lease.token,
+        )
     return Decision(f"run {short} of {name} is {run.status.lower()}")
 
 
 def _unstable(name: str, run: str, seen: Seen) -> str:
     assert seen.deployed is not None
     return (
-        f"{name} was started with new code {seen.deployed.upgrades} times since the code location was loaded, and its code still differs from run to run: "
-        f"{seen.what_changed()}. Run {run} goes on and is not upgraded. Either the files have changed since the location was loaded: reload it. Or what is named "
-        f"depends on the process, such as a time, a random number or an address: make it the same in every process, then reload the location"
+        f"{name} was started with new code {seen.deployed.upgrades} times since the code location was loaded, and its"
+        f" code still differs from run to run: {seen.what_changed()}. Run {run} goes on and is not upgraded. Either the"
+        " files have changed since the location was loaded: reload it. Or what is named depends on the process, such"
+        " as a time, a random number or an address: make it the same in every process, then reload the location"
     )
 
 

@@ -1,7 +1,8 @@
-"""Signs of life of BATCH runs. After `kill -9` Dagster takes a run for alive for ever; a sensor reports it as failed, and what was finished stays.
+"""Signs of life of BATCH runs. After `kill -9` Dagster takes a run for alive for ever; a sensor reports it as failed,
+and what was finished stays.
 
-A process that executes a stage renews a small file beside the intermediates. Only a run that is in the middle of a stage is
-judged by it: what a run does between stages is not ours to know.
+A process that executes a stage renews a small file beside the intermediates. Only a run that is in the middle of a
+stage is judged by it: what a run does between stages is not ours to know.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of a sensor's function as objects.
@@ -13,7 +14,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import msgspec
-from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, DefaultSensorStatus, RunsFilter, SensorDefinition, SensorEvaluationContext, SkipReason, sensor
+from dagster import (
+    DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
+    DefaultSensorStatus,
+    RunsFilter,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SkipReason,
+    sensor,
+)
 from upath import UPath
 
 from dagster_unified.engine.batch.store import IntermediateStore
@@ -44,7 +55,9 @@ def beating(store: IntermediateStore, pipeline: str, run_id: str) -> Iterator[No
 
     def beat() -> None:
         while not stopped.is_set():
-            with suppress(Exception):  # one that is lost does no harm; a thread that has ended would have the run buried
+            with suppress(
+                Exception
+            ):  # one that is lost does no harm; a thread that has ended would have the run buried
                 path.write_bytes(msgspec.json.encode(Beat(os.getpid(), socket.gethostname(), time.time())))
             stopped.wait(BEAT)
 
@@ -68,14 +81,19 @@ def last_beat(store: IntermediateStore, pipeline: str, run_id: str) -> Beat | No
 
 
 def heartbeat_sensor(pipeline: str, ops: set[str]) -> SensorDefinition:
-    """`<pipeline>_heartbeat_sensor`: reports runs of a pipeline's stages as failed whose process is dead, so that they are retried."""
+    """`<pipeline>_heartbeat_sensor`: reports runs of a pipeline's stages as failed whose process is dead, so that they
+    are retried.
+    """
 
     @sensor(
         name=f"{pipeline}_heartbeat_sensor",
         minimum_interval_seconds=10,
         default_status=DefaultSensorStatus.RUNNING,
         required_resource_keys={"intermediates"},
-        description=f"Reports BATCH runs of {pipeline} as failed whose process has died, so that Dagster's run retries, or a person, can re-execute them from where they were.",
+        description=(
+            f"Reports BATCH runs of {pipeline} as failed whose process has died, so that Dagster's run retries, or a"
+            " person, can re-execute them from where they were."
+        ),
     )
     def watch(context: SensorEvaluationContext) -> SkipReason:
         found = bury_dead_runs(context.instance, context.resources.intermediates.store(), pipeline, ops)
@@ -84,14 +102,19 @@ def heartbeat_sensor(pipeline: str, ops: set[str]) -> SensorDefinition:
     return watch
 
 
-def bury_dead_runs(instance: DagsterInstance, store: IntermediateStore, pipeline: str, ops: set[str], patience: float = PATIENCE) -> list[str]:
+def bury_dead_runs(
+    instance: DagsterInstance, store: IntermediateStore, pipeline: str, ops: set[str], patience: float = PATIENCE
+) -> list[str]:
     """Reports dead runs as failed; says which, also those that Dagster has reported meanwhile."""
     found = _buried_by_dagster(instance, store, pipeline)
     for run in instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING])):
         beat = last_beat(store, pipeline, run.run_id)
         if beat is None or time.time() - beat.at <= patience or not _amid(instance, run, ops):
             continue
-        message = f"process {beat.process} on {beat.host} has given no sign of life for {time.time() - beat.at:.0f} s; it is taken to be dead. What was finished is kept: re-execute from failure"
+        message = (
+            f"process {beat.process} on {beat.host} has given no sign of life for {time.time() - beat.at:.0f} s; it is"
+            " taken to be dead. What was finished is kept: re-execute from failure"
+        )
         if run.status is DagsterRunStatus.CANCELING:
             instance.report_run_canceled(run, message)
         else:
@@ -102,7 +125,10 @@ def bury_dead_runs(instance: DagsterInstance, store: IntermediateStore, pipeline
 
 
 def _buried_by_dagster(instance: DagsterInstance, store: IntermediateStore, pipeline: str) -> list[str]:
-    """What became of runs that Dagster saw die in the middle of a stage: their last sign of life is left. Their logs are told as well."""
+    """What became of runs that Dagster saw die in the middle of a stage: their last sign of life is left.
+
+    Their logs are told as well.
+    """
     found = []
     for path in (store.root / pipeline / ".runs").glob("*.json"):
         run = instance.get_run_by_id(path.stem)
@@ -111,7 +137,11 @@ def _buried_by_dagster(instance: DagsterInstance, store: IntermediateStore, pipe
         path.unlink(missing_ok=True)
         if run.status is DagsterRunStatus.FAILURE:
             again = run.tags.get(WILL_RETRY_TAG) == "true"
-            then = "Dagster executes it again from where it was" if again else "Re-execute it from failure: it goes on from where it was"
+            then = (
+                "Dagster executes it again from where it was"
+                if again
+                else "Re-execute it from failure: it goes on from where it was"
+            )
             message = f"{why_it_failed(instance, run.run_id)}. {then}"
             instance.report_engine_event(message, run)
             found.append(f"run {run.run_id[:8]}: {message}")
@@ -120,7 +150,9 @@ def _buried_by_dagster(instance: DagsterInstance, store: IntermediateStore, pipe
 
 def _amid(instance: DagsterInstance, run: DagsterRun, ops: set[str]) -> bool:
     """Whether a run is in the middle of one of these steps."""
-    return any(s.step_key in ops and s.status is StepEventStatus.IN_PROGRESS for s in instance.get_run_step_stats(run.run_id))
+    return any(
+        s.step_key in ops and s.status is StepEventStatus.IN_PROGRESS for s in instance.get_run_step_stats(run.run_id)
+    )
 
 
 def _path(store: IntermediateStore, pipeline: str, run_id: str) -> UPath:

@@ -1,4 +1,6 @@
-"""What the event log has: of an asset's partitions, what the latest materialization of each shows; of a run that failed, why."""
+"""What the event log has: of an asset's partitions, what the latest materialization of each shows; of a run that
+failed, why.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,22 @@ _CHUNK = 500
 """Events per query."""
 
 
-def latest_metadata(instance: DagsterInstance, asset: AssetKey, partitions: Iterable[str] | None = None) -> dict[str, Mapping[str, Any]]:
-    """By partition key, in no order, the metadata with which each was materialized last; of some partitions only, or of all."""
-    by_partition = instance.get_latest_storage_id_by_partition(asset, DagsterEventType.ASSET_MATERIALIZATION, None if partitions is None else set(partitions))
+def latest_metadata(
+    instance: DagsterInstance, asset: AssetKey, partitions: Iterable[str] | None = None
+) -> dict[str, Mapping[str, Any]]:
+    """By partition key, in no order, the metadata with which each was materialized last; of some partitions only, or of
+    all.
+    """
+    by_partition = instance.get_latest_storage_id_by_partition(
+        asset, DagsterEventType.ASSET_MATERIALIZATION, None if partitions is None else set(partitions)
+    )
     ids = sorted(by_partition.values())
     found = {}
     for first in range(0, len(ids), _CHUNK):
         chunk = ids[first : first + _CHUNK]
-        for record in instance.fetch_materializations(AssetRecordsFilter(asset_key=asset, storage_ids=chunk), limit=len(chunk)).records:
+        for record in instance.fetch_materializations(
+            AssetRecordsFilter(asset_key=asset, storage_ids=chunk), limit=len(chunk)
+        ).records:
             if record.partition_key is not None and record.asset_materialization is not None:
                 found[record.partition_key] = record.asset_materialization.metadata
     return found
@@ -55,6 +65,13 @@ def error_of(instance: DagsterInstance, run_id: str) -> str:
 
 def died(events: Iterable[DagsterEvent]) -> str:
     """How the process of a run died, as far as Dagster noted it."""
-    how = next((found[0] for e in events if e.event_type is DagsterEventType.ENGINE_EVENT and (found := _CRASHED.search(str(e.message)))), "died")
+    how = next(
+        (
+            found[0]
+            for e in events
+            if e.event_type is DagsterEventType.ENGINE_EVENT and (found := _CRASHED.search(str(e.message)))
+        ),
+        "died",
+    )
     guess = "; by hand, or by the operating system for want of memory" if "SIGKILL" in how else ""
     return f"the process that executed it {how}{guess}. What it had committed stands"

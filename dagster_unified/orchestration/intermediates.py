@@ -1,6 +1,7 @@
 """The resource that says where intermediates are kept.
 
-It is no IO manager: a stage commits its output itself, by its manifest, and looks its inputs up itself, since it may have to go further up.
+It is no IO manager: a stage commits its output itself, by its manifest, and looks its inputs up itself, since it may
+have to go further up.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from dagster_unified.engine.batch.store import IntermediateStore
 class IntermediatesResource(ConfigurableResource):  # type: ignore[type-arg]
     """Keeps intermediates below `path`, a folder or a URL."""
 
-    path: str = Field(default=".dagster_unified/intermediates", description="Where intermediates are kept: a folder, or a URL such as s3://bucket/folder.")
+    path: str = Field(
+        default=".dagster_unified/intermediates",
+        description="Where intermediates are kept: a folder, or a URL such as s3://bucket/folder.",
+    )
 
     def store(self) -> IntermediateStore:
         """Open the store."""

@@ -1,7 +1,7 @@
 """The janitor: a job and a schedule that free intermediates which nobody needs any more, within a budget.
 
-It never frees what a running or queued run may read or write, nor what a backfill in progress or a failed run that may still be
-executed again needs. What the next partition goes on from is kept until that partition has been run.
+It never frees what a running or queued run may read or write, nor what a backfill in progress or a failed run that may
+still be executed again needs. What the next partition goes on from is kept until that partition has been run.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of an op's function as objects.
@@ -39,7 +39,11 @@ from dagster_unified.graph.plan import Plan
 from dagster_unified.orchestration._dagster_compat import BACKFILL_ID_TAG, BulkActionsFilter, BulkActionStatus
 from dagster_unified.orchestration.producers import lineage_of
 
-_UNFINISHED = [s for s in DagsterRunStatus if s not in (DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)]
+_UNFINISHED = [
+    s
+    for s in DagsterRunStatus
+    if s not in (DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)
+]
 _IN_PROGRESS = [BulkActionStatus.REQUESTED, BulkActionStatus.CANCELING, BulkActionStatus.FAILING]
 
 
@@ -47,8 +51,8 @@ _IN_PROGRESS = [BulkActionStatus.REQUESTED, BulkActionStatus.CANCELING, BulkActi
 class Retention:
     """What a pipeline's janitor keeps, and when it comes.
 
-    Intermediates that nobody needs any more are kept for `max_age`, and at most `max_bytes` of them in all, None being no limit.
-    Those of a failed or cancelled run are kept for `failed_for`, to be executed again.
+    Intermediates that nobody needs any more are kept for `max_age`, and at most `max_bytes` of them in all, None being
+    no limit. Those of a failed or cancelled run are kept for `failed_for`, to be executed again.
     """
 
     max_age: timedelta | None = timedelta(days=7)
@@ -70,24 +74,41 @@ class JanitorConfig(Config):
     dry_run: bool = Field(default=False, description="Say what would be freed, and free nothing.")
 
 
-def janitor_job(pipeline: str, loaded: Plan, retention: Retention, carried_over: TimeWindowPartitionsDefinition | None) -> JobDefinition:
+def janitor_job(
+    pipeline: str, loaded: Plan, retention: Retention, carried_over: TimeWindowPartitionsDefinition | None
+) -> JobDefinition:
     """`<pipeline>_janitor`."""
 
     @op(name=f"{pipeline}_free_intermediates", required_resource_keys={"intermediates"})
     def free(context: OpExecutionContext, config: JanitorConfig) -> None:
         store: IntermediateStore = context.resources.intermediates.store()
-        readers = Readers(context.instance, loaded.name, retention.failed_for, carried_over, list(stored(store, loaded.name)))
+        readers = Readers(
+            context.instance, loaded.name, retention.failed_for, carried_over, list(stored(store, loaded.name))
+        )
         freed = to_free(readers.found, loaded, retention.budget, time.time(), readers.may_write, readers.needs)
         for one in [] if config.dry_run else freed:
             store.remove(one.address)
         size = sum(s.bytes for s in freed if not s.linked)
-        context.log.info(f"{'would free' if config.dry_run else 'freed'} {len(freed)} intermediates of {pipeline}, {size} bytes; {len(readers.found) - len(freed)} stay")
-        context.add_output_metadata({"dry run": config.dry_run, "intermediates": len(freed), "bytes": size, "kept": len(readers.found) - len(freed), "freed": _table(freed)})
+        context.log.info(
+            f"{'would free' if config.dry_run else 'freed'} {len(freed)} intermediates of {pipeline}, {size} bytes;"
+            f" {len(readers.found) - len(freed)} stay"
+        )
+        context.add_output_metadata(
+            {
+                "dry run": config.dry_run,
+                "intermediates": len(freed),
+                "bytes": size,
+                "kept": len(readers.found) - len(freed),
+                "freed": _table(freed),
+            }
+        )
 
     @job(
         name=f"{pipeline}_janitor",
         executor_def=in_process_executor,
-        description=f"Frees intermediates of {pipeline} that nobody needs any more. Launch it with dry_run to see which.",
+        description=(
+            f"Frees intermediates of {pipeline} that nobody needs any more. Launch it with dry_run to see which."
+        ),
     )
     def janitor() -> None:
         free()
@@ -98,7 +119,9 @@ def janitor_job(pipeline: str, loaded: Plan, retention: Retention, carried_over:
 def janitor_schedule(pipeline: str, retention: Retention, janitor: JobDefinition) -> ScheduleDefinition:
     """`<pipeline>_janitor_schedule`."""
     status = DefaultScheduleStatus.RUNNING if retention.running else DefaultScheduleStatus.STOPPED
-    return ScheduleDefinition(name=f"{pipeline}_janitor_schedule", job=janitor, cron_schedule=retention.cron, default_status=status)
+    return ScheduleDefinition(
+        name=f"{pipeline}_janitor_schedule", job=janitor, cron_schedule=retention.cron, default_status=status
+    )
 
 
 @dataclass
@@ -146,7 +169,9 @@ class Readers:
 
     @cached_property
     def _to_be_re_executed(self) -> set[str]:
-        """Runs that did not succeed and that nobody has executed again with success, with what they had gone on from."""
+        """Runs that did not succeed and that nobody has executed again with success, with what they had gone on
+        from.
+        """
         found: set[str] = set()
         for run_id in {s.address.run for s in self.found}:
             run = self._run(run_id)
@@ -184,7 +209,9 @@ class Readers:
 
     @cached_property
     def _last_partition(self) -> dict[str, str]:
-        """The last partition in time of each stage, where state is carried; what is not a key of the partitions, such as what a run without them wrote, is none."""
+        """The last partition in time of each stage, where state is carried; what is not a key of the partitions, such
+        as what a run without them wrote, is none.
+        """
         found: dict[str, tuple[float, str]] = {}
         for stage, partition in self._latest if self.carried_over is not None else ():
             with suppress(Exception):  # not a key of theirs
@@ -200,5 +227,10 @@ class Readers:
 
 def _table(freed: list[Stored]) -> MetadataValue:
     columns = [TableColumn("stage"), TableColumn("partition"), TableColumn("run"), TableColumn("bytes", "int")]
-    records = [TableRecord({"stage": s.address.stage, "partition": s.address.partition, "run": s.address.run, "bytes": s.bytes}) for s in freed[:1000]]
+    records = [
+        TableRecord(
+            {"stage": s.address.stage, "partition": s.address.partition, "run": s.address.run, "bytes": s.bytes}
+        )
+        for s in freed[:1000]
+    ]
     return MetadataValue.table(records=records, schema=TableSchema(columns))

@@ -1,6 +1,7 @@
 """Launches a pipeline's job in this process: what the command line does.
 
-Uses the Dagster instance of DAGSTER_HOME where it is set, so that the run is seen in the UI; else one that is gone afterwards.
+Uses the Dagster instance of DAGSTER_HOME where it is set, so that the run is seen in the UI; else one that is gone
+afterwards.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class Outcome:
-    """How a launched run ended; `error` is one sentence where it failed, and `interrupted` true where the process was asked to stop."""
+    """How a launched run ended; `error` is one sentence where it failed, and `interrupted` true where the process was
+    asked to stop.
+    """
 
     run_id: str
     error: str | None
@@ -57,10 +60,13 @@ class Outcome:
         return found
 
 
-def launch(pipeline: Pipeline, options: Mapping[str, Any], master: str, remote: str | None, storage: str, observe: Observer) -> Outcome:
+def launch(
+    pipeline: Pipeline, options: Mapping[str, Any], master: str, remote: str | None, storage: str, observe: Observer
+) -> Outcome:
     """Runs `<pipeline>_batch` or, where the pipeline resolves to STREAMING, `<pipeline>_streaming` with these options.
 
-    The run is executed in a thread of its own, where neither Spark nor Dagster puts a signal handler in place of that of the process.
+    The run is executed in a thread of its own, where neither Spark nor Dagster puts a signal handler in place of that
+    of the process.
     """
     spark = SparkResource(master=master, remote=remote)
     mode = plan(pipeline.graph(), Configuration([Layer("launch", options), *settings.shared_layers()])).execution.mode
@@ -68,8 +74,15 @@ def launch(pipeline: Pipeline, options: Mapping[str, Any], master: str, remote: 
     resources = {"spark": spark, "intermediates": IntermediatesResource(path=storage)}
     definitions = unified_definitions(pipeline, *streams, resources=resources)
     job = definitions.resolve_job_def(f"{pipeline.name}_{mode.lower()}")
-    config = {"resources": {"execution": {"config": dict(options)}}, "loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-    with interrupts.listening() as asked, ThreadPoolExecutor(1, thread_name_prefix="run") as thread, progress.listening(observe):
+    config = {
+        "resources": {"execution": {"config": dict(options)}},
+        "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
+    }
+    with (
+        interrupts.listening() as asked,
+        ThreadPoolExecutor(1, thread_name_prefix="run") as thread,
+        progress.listening(observe),
+    ):
         return thread.submit(_execute, job, config, spark, asked).result()
 
 

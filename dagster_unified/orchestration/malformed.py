@@ -1,4 +1,6 @@
-"""The malformed rows that sources set aside, as assets of their own: each depends on its source, and shows where its rows are."""
+"""The malformed rows that sources set aside, as assets of their own: each depends on its source, and shows where its
+rows are.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,22 @@ def malformed_assets(plan: Plan, translator: StageTranslator) -> dict[str, Asset
     return {node.uid: translator.get_malformed_key(plan, node) for node in diverting(plan)}
 
 
-def malformed_specs(plan: Plan, upstream: Mapping[str, CoercibleToAssetDep], partitions: PartitionsDefinition[str] | None, translator: StageTranslator) -> list[AssetSpec]:
+def malformed_specs(
+    plan: Plan,
+    upstream: Mapping[str, CoercibleToAssetDep],
+    partitions: PartitionsDefinition[str] | None,
+    translator: StageTranslator,
+) -> list[AssetSpec]:
     """Those assets. The steps that read a source materialize them, beside their own."""
     return [
         AssetSpec(
             translator.get_malformed_key(plan, node),
             deps=upstream_deps(plan, [node], upstream, translator),
             group_name=plan.name,
-            description=f"Rows of source '{node.source.name}' ({node.source.describe()}) that do not fit {node.source.records.describe()}.",
+            description=(
+                f"Rows of source '{node.source.name}' ({node.source.describe()}) that do not fit"
+                f" {node.source.records.describe()}."
+            ),
             kinds={"parquet"},
             partitions_def=partitions,
             metadata={"dagster/column_schema": table_schema(SCHEMA)},

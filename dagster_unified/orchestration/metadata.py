@@ -7,7 +7,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
-from dagster import AssetKey, MarkdownMetadataValue, MetadataValue, TableColumn, TableColumnConstraints, TableColumnDep, TableColumnLineage, TableRecord, TableSchema
+from dagster import (
+    AssetKey,
+    MarkdownMetadataValue,
+    MetadataValue,
+    TableColumn,
+    TableColumnConstraints,
+    TableColumnDep,
+    TableColumnLineage,
+    TableRecord,
+    TableSchema,
+)
 from upath import UPath
 
 from dagster_unified.engine.batch.store import Manifest
@@ -23,8 +33,17 @@ MADE_BY, CARRIED_FROM = "made by run", "carried from run"
 """Of a partition with carried state: the run that made it, and the one that had made the state it began with."""
 
 
-def stage_metadata(plan: Plan, region: Region, manifest: Manifest, data: UPath, translator: StageTranslator, previews: Mapping[str, pa.Table]) -> dict[str, Any]:
-    """Row and byte counts, schema, duration, counters, the job graph, previews, and column lineage where it is known."""
+def stage_metadata(
+    plan: Plan,
+    region: Region,
+    manifest: Manifest,
+    data: UPath,
+    translator: StageTranslator,
+    previews: Mapping[str, pa.Table],
+) -> dict[str, Any]:
+    """Row and byte counts, schema, duration, counters, the job graph, previews, and column lineage where it is
+    known.
+    """
     metadata: dict[str, Any] = {
         "dagster/row_count": manifest.rows,
         "bytes": manifest.bytes,
@@ -74,13 +93,26 @@ def output_records(plan: Plan, region: Region) -> RecordType | None:
 
 def table_schema(schema: pa.Schema) -> TableSchema:
     """An Arrow schema as Dagster's."""
-    return TableSchema([TableColumn(f.name, str(f.type), constraints=TableColumnConstraints(nullable=f.nullable)) for f in schema])
+    return TableSchema(
+        [TableColumn(f.name, str(f.type), constraints=TableColumnConstraints(nullable=f.nullable)) for f in schema]
+    )
 
 
 def preview(table: pa.Table) -> Any:
     """The first rows of a table."""
     rows = [
-        TableRecord({k: v if isinstance(v, (str, int, float, bool, type(None))) else shorten(v, 80) if isinstance(v, (list, dict)) else str(v) for k, v in row.items()})
+        TableRecord(
+            {
+                k: (
+                    v
+                    if isinstance(v, (str, int, float, bool, type(None)))
+                    else shorten(v, 80)
+                    if isinstance(v, (list, dict))
+                    else str(v)
+                )
+                for k, v in row.items()
+            }
+        )
         for row in table.to_pylist()
     ]
     return MetadataValue.table(records=rows, schema=table_schema(table.schema))
@@ -94,7 +126,12 @@ def dagster_lineage(plan: Plan, region: Region, translator: StageTranslator) -> 
     found = column_lineage(plan, region, last)
     if found is None:
         return None
-    return TableColumnLineage({name: [TableColumnDep(_key(plan, region, node, translator), column) for node, column in sorted(origins)] for name, origins in found.items()})
+    return TableColumnLineage(
+        {
+            name: [TableColumnDep(_key(plan, region, node, translator), column) for node, column in sorted(origins)]
+            for name, origins in found.items()
+        }
+    )
 
 
 def _key(plan: Plan, region: Region, node_id: int, translator: StageTranslator) -> AssetKey:

@@ -24,9 +24,13 @@ def as_failure() -> Iterator[None]:
     except CancelledError:
         raise
     except UnifiedError as error:
-        raise Failure(str(error), metadata={"error": MetadataValue.text(type(error).__name__)}, allow_retries=error.retryable) from error
+        raise Failure(
+            str(error), metadata={"error": MetadataValue.text(type(error).__name__)}, allow_retries=error.retryable
+        ) from error
     except MemoryError as error:
-        raise Failure("the driver ran out of memory; give the process more, or read less at once", allow_retries=False) from error
+        raise Failure(
+            "the driver ran out of memory; give the process more, or read less at once", allow_retries=False
+        ) from error
     except SystemExit as error:
         raise Failure(f"something called sys.exit({error.code!r}) in the driver", allow_retries=False) from error
 
@@ -47,7 +51,9 @@ def interruptible(instance: DagsterInstance, run_id: str) -> Iterator[Interrupts
 
 
 def _check_run(instance: DagsterInstance, run_id: str) -> None:
-    """Raises where somebody has terminated the run, also while Dagster's own handler was in place and the step was to be tried again."""
+    """Raises where somebody has terminated the run, also while Dagster's own handler was in place and the step was to
+    be tried again.
+    """
     run = instance.get_run_by_id(run_id)
     if run is not None and run.status is DagsterRunStatus.CANCELING:
         raise DagsterExecutionInterruptedError

@@ -1,11 +1,22 @@
-"""Dagster's partitions as slices of a pipeline's input. Time zones and days of 23 or 25 hours are those of the partitions definition."""
+"""Dagster's partitions as slices of a pipeline's input.
+
+Time zones and days of 23 or 25 hours are those of the partitions definition.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 import pendulum
-from dagster import AssetDep, AssetKey, MultiPartitionKey, MultiPartitionsDefinition, PartitionsDefinition, TimeWindowPartitionMapping, TimeWindowPartitionsDefinition
+from dagster import (
+    AssetDep,
+    AssetKey,
+    MultiPartitionKey,
+    MultiPartitionsDefinition,
+    PartitionsDefinition,
+    TimeWindowPartitionMapping,
+    TimeWindowPartitionsDefinition,
+)
 
 from dagster_unified.errors import PipelineError, nearest
 from dagster_unified.graph.nodes import LookupNode, SourceNode
@@ -15,20 +26,36 @@ from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
 from dagster_unified.orchestration.translator import StageTranslator
 
 
-def in_zone(pipeline: str, partitions: PartitionsDefinition[str] | None, timezone: str | None) -> PartitionsDefinition[str] | None:
-    """The partitions, with those in time in another zone than UTC; raises `PipelineError` where that says something else than they do."""
+def in_zone(
+    pipeline: str, partitions: PartitionsDefinition[str] | None, timezone: str | None
+) -> PartitionsDefinition[str] | None:
+    """The partitions, with those in time in another zone than UTC; raises `PipelineError` where that says something
+    else than they do.
+    """
     if timezone is None:
         return partitions
     try:
         pendulum.timezone(timezone)
     except ValueError:
-        raise PipelineError(f"{pipeline}: timezone={timezone!r} is not the name of a time zone, such as Europe/Vienna") from None
+        raise PipelineError(
+            f"{pipeline}: timezone={timezone!r} is not the name of a time zone, such as Europe/Vienna"
+        ) from None
     if isinstance(partitions, TimeWindowPartitionsDefinition):
         return _moved(pipeline, partitions, timezone)
-    if isinstance(partitions, MultiPartitionsDefinition) and any(isinstance(d.partitions_def, TimeWindowPartitionsDefinition) for d in partitions.partitions_defs):
+    if isinstance(partitions, MultiPartitionsDefinition) and any(
+        isinstance(d.partitions_def, TimeWindowPartitionsDefinition) for d in partitions.partitions_defs
+    ):
         dimensions = {d.name: d.partitions_def for d in partitions.partitions_defs}
-        return MultiPartitionsDefinition({name: _moved(pipeline, own, timezone) if isinstance(own, TimeWindowPartitionsDefinition) else own for name, own in dimensions.items()})
-    raise PipelineError(f"{pipeline}: timezone={timezone!r} goes with partitions in time, such as partitions=DailyPartitionsDefinition(...)")
+        return MultiPartitionsDefinition(
+            {
+                name: _moved(pipeline, own, timezone) if isinstance(own, TimeWindowPartitionsDefinition) else own
+                for name, own in dimensions.items()
+            }
+        )
+    raise PipelineError(
+        f"{pipeline}: timezone={timezone!r} goes with partitions in time, such as"
+        " partitions=DailyPartitionsDefinition(...)"
+    )
 
 
 def _moved(pipeline: str, partitions: TimeWindowPartitionsDefinition, timezone: str) -> TimeWindowPartitionsDefinition:
@@ -36,7 +63,9 @@ def _moved(pipeline: str, partitions: TimeWindowPartitionsDefinition, timezone: 
     if partitions.timezone == timezone:
         return partitions
     if partitions.timezone != "UTC":
-        raise PipelineError(f"{pipeline}: timezone={timezone!r}, and the partitions are in {partitions.timezone}; say it in one place")
+        raise PipelineError(
+            f"{pipeline}: timezone={timezone!r}, and the partitions are in {partitions.timezone}; say it in one place"
+        )
     return TimeWindowPartitionsDefinition(
         start=partitions.start,
         fmt=partitions.fmt,
@@ -44,14 +73,23 @@ def _moved(pipeline: str, partitions: TimeWindowPartitionsDefinition, timezone: 
         timezone=timezone,
         end_offset=partitions.end_offset,
         cron_schedule=partitions.cron_schedule,
-        exclusions=[e if isinstance(e, str) else pendulum.from_timestamp(e.timestamp) for e in partitions.exclusions or ()],
+        exclusions=[
+            e if isinstance(e, str) else pendulum.from_timestamp(e.timestamp) for e in partitions.exclusions or ()
+        ],
     )
 
 
 def dimensions_of(partitions: PartitionsDefinition[str]) -> Dimensions:
     """What is known of partitions while the code location loads."""
-    own = {d.name: d.partitions_def for d in partitions.partitions_defs} if isinstance(partitions, MultiPartitionsDefinition) else {"": partitions}
-    return Dimensions(tuple(own), frozenset(name for name, definition in own.items() if isinstance(definition, TimeWindowPartitionsDefinition)))
+    own = (
+        {d.name: d.partitions_def for d in partitions.partitions_defs}
+        if isinstance(partitions, MultiPartitionsDefinition)
+        else {"": partitions}
+    )
+    return Dimensions(
+        tuple(own),
+        frozenset(name for name, definition in own.items() if isinstance(definition, TimeWindowPartitionsDefinition)),
+    )
 
 
 def slice_of(partitions: PartitionsDefinition[str], key: str) -> Slice:
@@ -81,7 +119,10 @@ def key_after(partitions: TimeWindowPartitionsDefinition, key: str) -> str | Non
     """The partition after this one, or None for the last of a definition that ends."""
     end = partitions.time_window_for_partition_key(key).end
     following = partitions.get_partition_key_for_timestamp(end.timestamp())
-    over = partitions.end is not None and partitions.time_window_for_partition_key(following).end.timestamp() > partitions.end.timestamp()
+    over = (
+        partitions.end is not None
+        and partitions.time_window_for_partition_key(following).end.timestamp() > partitions.end.timestamp()
+    )
     return None if over else following
 
 
@@ -95,15 +136,27 @@ def checked_carrying(pipeline: str, partitions: PartitionsDefinition[str] | None
     if not isinstance(partitions, TimeWindowPartitionsDefinition):
         kind = "no partitions" if partitions is None else f"a {type(partitions).__name__}"
         raise PipelineError(
-            f"{pipeline}: carry_state hands state on from one partition in time to the next, and there is {kind}; give partitions=DailyPartitionsDefinition(...), or another in time"
+            f"{pipeline}: carry_state hands state on from one partition in time to the next, and there is {kind}; give"
+            " partitions=DailyPartitionsDefinition(...), or another in time"
         )
 
 
-def upstream_deps(loaded: Plan, sources: Sequence[SourceNode | LookupNode], given: Mapping[str, CoercibleToAssetDep], translator: StageTranslator) -> list[AssetDep]:
-    """What a stage depends on by the sources that it reads: the user's own assets, or those that stand for the sources."""
+def upstream_deps(
+    loaded: Plan,
+    sources: Sequence[SourceNode | LookupNode],
+    given: Mapping[str, CoercibleToAssetDep],
+    translator: StageTranslator,
+) -> list[AssetDep]:
+    """What a stage depends on by the sources that it reads: the user's own assets, or those that stand for the
+    sources.
+    """
     found: dict[AssetKey, AssetDep] = {}
     for node in sources:
-        dep = AssetDep.from_coercible(given[name_of(node)]) if name_of(node) in given else AssetDep(translator.get_source_key(loaded, node))
+        dep = (
+            AssetDep.from_coercible(given[name_of(node)])
+            if name_of(node) in given
+            else AssetDep(translator.get_source_key(loaded, node))
+        )
         found.setdefault(dep.asset_key, dep)
     return list(found.values())
 
@@ -118,4 +171,7 @@ def checked_upstream(loaded: Plan, given: Mapping[str, CoercibleToAssetDep]) -> 
     names = {name_of(n) for n in loaded.graph.nodes if isinstance(n, (SourceNode, LookupNode))}
     for name in given:
         if name not in names:
-            raise PipelineError(f"{loaded.name}: upstream names the source '{name}', and there are {', '.join(sorted(names))}{nearest(name, names)}")
+            raise PipelineError(
+                f"{loaded.name}: upstream names the source '{name}', and there are"
+                f" {', '.join(sorted(names))}{nearest(name, names)}"
+            )

@@ -23,7 +23,9 @@ def around(keys: Sequence[str], made: Collection[str]) -> Sequence[str]:
     return keys[max(0, last + 1 - SHOWN) :][:SHOWN]
 
 
-def rows_per_partition(keys: Sequence[str], shown: Mapping[str, Mapping[str, Any]], made: Collection[str]) -> MarkdownMetadataValue:
+def rows_per_partition(
+    keys: Sequence[str], shown: Mapping[str, Mapping[str, Any]], made: Collection[str]
+) -> MarkdownMetadataValue:
     """The picture, of the rows that materializations show."""
     counts = {key: _number(shown[key].get(ROWS)) for key in around(keys, made) if key in shown}
     return picture({key: count for key, count in counts.items() if count is not None}, made)
@@ -41,7 +43,12 @@ def picture(rows: Mapping[str, int], highlighted: Collection[str]) -> MarkdownMe
 
     figure = Figure(figsize=(8, 2.2), dpi=90, layout="tight")
     axes = figure.subplots()
-    axes.bar(range(len(rows)), list(rows.values()), width=0.8, color=["#4f43dd" if key in highlighted else "#b8b5d6" for key in rows])
+    axes.bar(
+        range(len(rows)),
+        list(rows.values()),
+        width=0.8,
+        color=["#4f43dd" if key in highlighted else "#b8b5d6" for key in rows],
+    )
     step = max(1, -(-len(rows) // _LABELS))
     axes.set_xticks(range(0, len(rows), step), list(rows)[::step], fontsize=8)
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
@@ -50,4 +57,6 @@ def picture(rows: Mapping[str, int], highlighted: Collection[str]) -> MarkdownMe
     axes.spines[["top", "right"]].set_visible(False)
     drawn = BytesIO()
     figure.savefig(drawn, format="png")
-    return MetadataValue.md(f"![rows per partition](data:image/png;base64,{base64.b64encode(drawn.getvalue()).decode()})")
+    return MetadataValue.md(
+        f"![rows per partition](data:image/png;base64,{base64.b64encode(drawn.getvalue()).decode()})"
+    )

@@ -1,7 +1,8 @@
 """Finds what the producing run wrote: never whatever lies there now.
 
-A manifest in the store is the commit of a stage, so the store itself says which run of a chain of re-executions produced it.
-Where none of them did (a run of some stages only), it is the latest materialization from before the run was created.
+A manifest in the store is the commit of a stage, so the store itself says which run of a chain of re-executions
+produced it. Where none of them did (a run of some stages only), it is the latest materialization from before the run
+was created.
 """
 
 from __future__ import annotations
@@ -53,21 +54,31 @@ class Producers:
         found = self.made(stage)
         if found is not None:
             return found
-        if self.run.parent_run_id is None and self.run.step_keys_to_execute is None and (self.run.asset_selection is None or key in self.run.asset_selection):
+        if (
+            self.run.parent_run_id is None
+            and self.run.step_keys_to_execute is None
+            and (self.run.asset_selection is None or key in self.run.asset_selection)
+        ):
             return None  # a run that runs this stage too reads what it wrote itself, and nothing else
         record = self.instance.get_run_record_by_id(self.lineage[-1])
         return self.materialized(stage, key, record.create_timestamp.timestamp() if record is not None else None)
 
     def materialized(self, stage: str, key: AssetKey, before: float | None = None) -> Manifest | None:
-        """What a stage's latest materialization wrote, if it still stands; `before` a moment, in seconds since the epoch."""
+        """What a stage's latest materialization wrote, if it still stands; `before` a moment, in seconds since the
+        epoch.
+        """
         partitions = None if self.part is None else [self.part.key]
-        hits = self.instance.fetch_materializations(AssetRecordsFilter(asset_key=key, asset_partitions=partitions, before_timestamp=before), limit=1).records
+        hits = self.instance.fetch_materializations(
+            AssetRecordsFilter(asset_key=key, asset_partitions=partitions, before_timestamp=before), limit=1
+        ).records
         return self._manifest(stage, hits[0].run_id) if hits else None
 
     def execution(self, stage: str) -> str:
-        """The identity under which a stage writes to its sinks: the oldest run of this chain of re-executions in which it did not finish.
+        """The identity under which a stage writes to its sinks: the oldest run of this chain of re-executions in which
+        it did not finish.
 
-        So a retry or a re-execution from failure does not write twice, and re-executing a finished stage does write again.
+        So a retry or a re-execution from failure does not write twice, and re-executing a finished stage does write
+        again.
         """
         chosen = self.lineage[0]
         for run_id in self.lineage[1:]:
@@ -77,7 +88,9 @@ class Producers:
         return chosen
 
     def _finished(self, stage: str, run_id: str) -> bool:
-        """Whether a run finished a stage: it left its manifest, whether or not the data stands, or succeeded, and the janitor has been there."""
+        """Whether a run finished a stage: it left its manifest, whether or not the data stands, or succeeded, and the
+        janitor has been there.
+        """
         if self.store.manifest(Address(self.pipeline, stage, run_id, self.partition)) is not None:
             return True
         run = self.instance.get_run_by_id(run_id)

@@ -20,26 +20,42 @@ if TYPE_CHECKING:
 class SparkResource(ConfigurableResource):  # type: ignore[type-arg]
     """A Spark session: classic on `master`, or Spark Connect at `remote`. Started by the first stage that needs it."""
 
-    master: str = Field(default="local[*]", description="The master of a classic session, such as local[2] or spark://host:7077.")
-    remote: Optional[str] = Field(default=None, description="The address of a Spark Connect server, such as sc://host:15002; used instead of `master`.")
+    master: str = Field(
+        default="local[*]", description="The master of a classic session, such as local[2] or spark://host:7077."
+    )
+    remote: Optional[str] = Field(
+        default=None,
+        description="The address of a Spark Connect server, such as sc://host:15002; used instead of `master`.",
+    )
     connect: Optional[int] = Field(
-        default=None, description="A port on this machine: the Spark Connect server there, started on `master` where there is none, is shared by all runs and steps."
+        default=None,
+        description=(
+            "A port on this machine: the Spark Connect server there, started on `master` where there is none, is shared"
+            " by all runs and steps."
+        ),
     )
     config: dict[str, str] = Field(default={}, description="Further Spark configuration.")
 
     _run: Optional[str] = PrivateAttr(default=None)
 
     def setup_for_execution(self, context: InitResourceContext) -> None:
-        """The steps of a run share a session of the server that is started on demand, whose Python workers stay warm."""
+        """The steps of a run share a session of the server that is started on demand, whose Python workers stay
+        warm.
+        """
         self._run = context.run.run_id if context.run is not None else None
 
     @property
     def spark_session(self) -> SparkSession:
-        """The running session, or a new one; the name is that of dagster-pyspark's `PySparkResource`, so that an asset takes either."""
+        """The running session, or a new one; the name is that of dagster-pyspark's `PySparkResource`, so that an asset
+        takes either.
+        """
         if self.connect is None:
             return session.start(self.master, self.remote, self.config)
         if self.remote is not None:
-            raise ConfigurationError("the resource 'spark' has both remote, a Spark Connect server that is there, and connect, one to start on demand; give one of them")
+            raise ConfigurationError(
+                "the resource 'spark' has both remote, a Spark Connect server that is there, and connect, one to start"
+                " on demand; give one of them"
+            )
         return session.start(remote=connect_server.ensure(self.connect, self.master, self.config), session_id=self._run)
 
 
@@ -47,12 +63,18 @@ def session_of(resource: SparkResource | PySparkResource) -> SparkSession:
     """Return the session of the resource `spark`, with what results rely on set in it."""
     found: SparkSession | None = getattr(resource, "spark_session", None)
     if found is None:
-        raise ConfigurationError(f"the resource 'spark' is a {type(resource).__name__}; give a SparkResource, or dagster-pyspark's PySparkResource")
+        raise ConfigurationError(
+            f"the resource 'spark' is a {type(resource).__name__}; give a SparkResource, or dagster-pyspark's"
+            " PySparkResource"
+        )
     return found if isinstance(resource, SparkResource) else session.prepared(found)
 
 
 class _Execution(ConfigurableResource):  # type: ignore[type-arg]
-    """The execution configuration of a run: its fields are the option keys. What is not set follows from the pipeline and its mode."""
+    """The execution configuration of a run: its fields are the option keys.
+
+    What is not set follows from the pipeline and its mode.
+    """
 
     def launched(self) -> Layer:
         """The options that were set at launch."""
@@ -60,13 +82,16 @@ class _Execution(ConfigurableResource):  # type: ignore[type-arg]
         return Layer("launch", {str(key): value for key, value in given.items() if value is not None})
 
     def configuration(self) -> Configuration:
-        """The options of a BATCH run: those set at launch, then those of the environment, the file, and the defaults."""
+        """The options of a BATCH run: those set at launch, then those of the environment, the file, and the
+        defaults.
+        """
         return batch_configuration(self.launched())
 
 
 def batch_configuration(*launched: Layer) -> Configuration:
-    """The options of `<pipeline>_batch`. Which mode it runs in is for its sources and the launch to say: a mode in the environment
-    or the file is for the command line, which chooses the job by it."""
+    """The options of `<pipeline>_batch`. Which mode it runs in is for its sources and the launch to say: a mode in the
+    environment or the file is for the command line, which chooses the job by it.
+    """
     return Configuration([*launched, Layer("job", {"execution.runtime-mode": "AUTOMATIC"}), *settings.shared_layers()])
 
 
@@ -75,6 +100,12 @@ _TYPES: dict[str, Any] = {"bool": Optional[bool], "count": Optional[int], "size"
 ExecutionConfig: type[_Execution] = create_model(
     "ExecutionConfig",
     __base__=_Execution,
-    **{o.key.replace(".", "_").replace("-", "_"): (_TYPES.get(o.kind, Optional[str]), Field(default=None, alias=o.key, description=o.description)) for o in OPTIONS},  # type: ignore[call-overload]
+    **{
+        o.key.replace(".", "_").replace("-", "_"): (
+            _TYPES.get(o.kind, Optional[str]),
+            Field(default=None, alias=o.key, description=o.description),
+        )
+        for o in OPTIONS
+    },  # type: ignore[call-overload]
 )
 """`ExecutionConfig(**{"execution.runtime-mode": "BATCH"})`; in the launchpad, a field for every option key."""

@@ -1,4 +1,7 @@
-"""Restart strategies: whether and when a failed streaming job is started again (Flink: *Restart Strategies*). Pure functions."""
+"""Restart strategies: whether and when a failed streaming job is started again (Flink: *Restart Strategies*).
+
+Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ class Failure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """When to start again, and which attempt that is; `at` is None where the strategy gives up, and `reason` says why."""
+    """When to start again, and which attempt that is; `at` is None where the strategy gives up, and `reason` says
+    why.
+    """
 
     attempt: int
     at: datetime | None
@@ -41,10 +46,17 @@ def decide(failures: Sequence[Failure], options: Configuration) -> Verdict:
             return Verdict(len(failures), None, f"all {allowed} attempts of restart-strategy.fixed-delay have failed")
         return Verdict(len(failures), last.ended + options["restart-strategy.fixed-delay.delay"])
     if strategy == "FAILURE-RATE":
-        allowed, interval = options["restart-strategy.failure-rate.max-failures-per-interval"], options["restart-strategy.failure-rate.failure-rate-interval"]
+        allowed, interval = (
+            options["restart-strategy.failure-rate.max-failures-per-interval"],
+            options["restart-strategy.failure-rate.failure-rate-interval"],
+        )
         recent = [f for f in failures if f.ended > last.ended - interval]
         if len(recent) > allowed:
-            return Verdict(len(failures), None, f"{len(recent)} failures within {words(interval)}, and restart-strategy.failure-rate bears {allowed}")
+            return Verdict(
+                len(failures),
+                None,
+                f"{len(recent)} failures within {words(interval)}, and restart-strategy.failure-rate bears {allowed}",
+            )
         return Verdict(len(failures), last.ended + options["restart-strategy.failure-rate.delay"])
     return _exponential(failures, options)
 

@@ -24,7 +24,11 @@ from dagster import (
 
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.operators.time import to_span
-from dagster_unified.orchestration._dagster_compat import AssetPartitionStatus, ScheduleType, UnresolvedAssetJobDefinition
+from dagster_unified.orchestration._dagster_compat import (
+    AssetPartitionStatus,
+    ScheduleType,
+    UnresolvedAssetJobDefinition,
+)
 from dagster_unified.orchestration.moments import earlier_on_the_clock, words
 
 _RANGE_START, _RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
@@ -34,9 +38,10 @@ _RANGE_START, _RANGE_END = "dagster/asset_partition_range_start", "dagster/asset
 class BatchSchedule:
     """When a pipeline runs in BATCH.
 
-    With partitions in time, `offset` after the end of each, so that late data is there. A tick also runs the `catch_up` partitions
-    before that one, as far as they have not been materialized and are not on their way. `retries` is how often Dagster executes a
-    run again, from its failure, by its run retries. Without partitions in time, `cron` says when.
+    With partitions in time, `offset` after the end of each, so that late data is there. A tick also runs the `catch_up`
+    partitions before that one, as far as they have not been materialized and are not on their way. `retries` is how
+    often Dagster executes a run again, from its failure, by its run retries. Without partitions in time, `cron` says
+    when.
     """
 
     offset: timedelta = timedelta(0)
@@ -59,7 +64,10 @@ def batch_schedule(
     in_order: bool,
     stages: Sequence[AssetKey],
 ) -> ScheduleDefinition:
-    """`<pipeline>_schedule`. With `in_order` what was missed is run as one range, whose partitions come one after another."""
+    """`<pipeline>_schedule`.
+
+    With `in_order` what was missed is run as one range, whose partitions come one after another.
+    """
     time = time_dimension(partitions)
     if (time is None) == (declared.cron is None):
         raise ConfigurationError(
@@ -68,7 +76,9 @@ def batch_schedule(
             else f"{pipeline}: a schedule without partitions in time needs cron=, such as '0 3 * * *'"
         )
     if time is None and (declared.offset or declared.catch_up):
-        raise ConfigurationError(f"{pipeline}: offset and catch_up are those of partitions in time; leave them out beside cron=")
+        raise ConfigurationError(
+            f"{pipeline}: offset and catch_up are those of partitions in time; leave them out beside cron="
+        )
     cron = cron_of(pipeline, time, declared.offset) if time is not None else declared.cron
     tags = {} if declared.retries is None else {"dagster/max_retries": str(declared.retries)}
 
@@ -78,7 +88,8 @@ def batch_schedule(
         job=job,
         execution_timezone=time.timezone if time is not None else None,
         default_status=DefaultScheduleStatus.RUNNING if declared.running else DefaultScheduleStatus.STOPPED,
-        description=f"Runs {pipeline} in BATCH" + (f" for each partition, {_after(declared.offset)} its end." if time is not None else "."),
+        description=f"Runs {pipeline} in BATCH"
+        + (f" for each partition, {_after(declared.offset)} its end." if time is not None else "."),
     )
     def tick(context: ScheduleEvaluationContext) -> list[RunRequest] | SkipReason:
         if partitions is None:
@@ -88,7 +99,12 @@ def batch_schedule(
             return SkipReason(f"no partition of {pipeline} is complete, or those that are are on their way")
         at = context.scheduled_execution_time.isoformat()
         if in_order and len(wanted) > 1:
-            return [RunRequest(run_key=f"{wanted[0]}...{wanted[-1]} {at}", tags={**tags, _RANGE_START: wanted[0], _RANGE_END: wanted[-1]})]
+            return [
+                RunRequest(
+                    run_key=f"{wanted[0]}...{wanted[-1]} {at}",
+                    tags={**tags, _RANGE_START: wanted[0], _RANGE_END: wanted[-1]},
+                )
+            ]
         return [RunRequest(run_key=f"{key} {at}", partition_key=key, tags=tags) for key in wanted]
 
     return tick
@@ -98,8 +114,16 @@ def _after(offset: timedelta) -> str:
     return f"{words(offset)} after" if offset else "at"
 
 
-def due(partitions: PartitionsDefinition[str], now: datetime, declared: BatchSchedule, stages: Sequence[AssetKey], instance: DagsterInstance, in_order: bool) -> list[str]:
-    """The partitions to run at a tick, oldest first: the newest that is complete, and what was missed of those before it.
+def due(
+    partitions: PartitionsDefinition[str],
+    now: datetime,
+    declared: BatchSchedule,
+    stages: Sequence[AssetKey],
+    instance: DagsterInstance,
+    in_order: bool,
+) -> list[str]:
+    """The partitions to run at a tick, oldest first: the newest that is complete, and what was missed of those before
+    it.
 
     With `in_order` all from the first that is missing, and none while one of them is on its way.
     """
@@ -130,7 +154,14 @@ def due(partitions: PartitionsDefinition[str], now: datetime, declared: BatchSch
 def time_dimension(partitions: PartitionsDefinition[str] | None) -> TimeWindowPartitionsDefinition | None:
     """The partitions in time, or the dimension of several that is."""
     if isinstance(partitions, MultiPartitionsDefinition):
-        return next((d.partitions_def for d in partitions.partitions_defs if isinstance(d.partitions_def, TimeWindowPartitionsDefinition)), None)
+        return next(
+            (
+                d.partitions_def
+                for d in partitions.partitions_defs
+                if isinstance(d.partitions_def, TimeWindowPartitionsDefinition)
+            ),
+            None,
+        )
     return partitions if isinstance(partitions, TimeWindowPartitionsDefinition) else None
 
 
@@ -139,7 +170,12 @@ def cron_of(pipeline: str, partitions: TimeWindowPartitionsDefinition, offset: t
     kind = partitions.schedule_type
     if kind is None or not offset:
         return partitions.cron_schedule
-    at = timedelta(hours=partitions.hour_offset if kind is not ScheduleType.HOURLY else 0, minutes=partitions.minute_offset) + offset
+    at = (
+        timedelta(
+            hours=partitions.hour_offset if kind is not ScheduleType.HOURLY else 0, minutes=partitions.minute_offset
+        )
+        + offset
+    )
     days, minutes = divmod(to_span(at) // 60_000, 24 * 60)
     minute, hour = minutes % 60, minutes // 60
     if kind is ScheduleType.HOURLY:
@@ -147,17 +183,26 @@ def cron_of(pipeline: str, partitions: TimeWindowPartitionsDefinition, offset: t
     if kind is ScheduleType.DAILY:
         return partitions.get_cron_schedule(minute_of_hour=minute, hour_of_day=hour)
     if kind is ScheduleType.WEEKLY:
-        return partitions.get_cron_schedule(minute_of_hour=minute, hour_of_day=hour, day_of_week=(partitions.day_offset + days) % 7)
+        return partitions.get_cron_schedule(
+            minute_of_hour=minute, hour_of_day=hour, day_of_week=(partitions.day_offset + days) % 7
+        )
     if partitions.day_offset + days > 28:
         raise ConfigurationError(
-            f"{pipeline}: an offset of {words(offset)} ends on day {partitions.day_offset + days} of the month, which not every month has; use at most {28 - partitions.day_offset} days"
+            f"{pipeline}: an offset of {words(offset)} ends on day {partitions.day_offset + days} of the month, which"
+            f" not every month has; use at most {28 - partitions.day_offset} days"
         )
-    return partitions.get_cron_schedule(minute_of_hour=minute, hour_of_day=hour, day_of_month=partitions.day_offset + days)
+    return partitions.get_cron_schedule(
+        minute_of_hour=minute, hour_of_day=hour, day_of_month=partitions.day_offset + days
+    )
 
 
-def _by_window(partitions: MultiPartitionsDefinition, keys: Sequence[str], now: datetime, catch_up: int) -> tuple[list[str], list[str]]:
+def _by_window(
+    partitions: MultiPartitionsDefinition, keys: Sequence[str], now: datetime, catch_up: int
+) -> tuple[list[str], list[str]]:
     """The keys of the newest window of the dimension in time, and of the windows before it."""
-    dimension = next((d for d in partitions.partitions_defs if isinstance(d.partitions_def, TimeWindowPartitionsDefinition)), None)
+    dimension = next(
+        (d for d in partitions.partitions_defs if isinstance(d.partitions_def, TimeWindowPartitionsDefinition)), None
+    )
     if dimension is None:
         return list(keys), []
     windows = dimension.partitions_def.get_partition_keys(current_time=now)[-1 - catch_up :]

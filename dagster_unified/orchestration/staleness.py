@@ -1,7 +1,7 @@
 """Which partitions went on from a carried state that has been made again since.
 
-Dagster does not say it of assets that depend on themselves, once they have more than a hundred partitions. What each partition was
-made of is in its materialization, so that the answer does not depend on what the janitor has freed.
+Dagster does not say it of assets that depend on themselves, once they have more than a hundred partitions. What each
+partition was made of is in its materialization, so that the answer does not depend on what the janitor has freed.
 """
 
 from __future__ import annotations
@@ -19,30 +19,52 @@ CHECK = "carried_state"
 
 def carried_state_spec(asset: AssetKey) -> AssetCheckSpec:
     """The check that the runs of a stage report."""
-    return AssetCheckSpec(CHECK, asset=asset, description="Each partition goes on from the state that the one before it ended with when it last ran.")
+    return AssetCheckSpec(
+        CHECK,
+        asset=asset,
+        description="Each partition goes on from the state that the one before it ended with when it last ran.",
+    )
 
 
-def carried_state_result(asset: AssetKey, keys: Sequence[str], shown: Mapping[str, Mapping[str, Any]]) -> AssetCheckResult:
-    """Says which partitions a backfill has to make again, of all that `keys` are in their order, by what their materializations show. They
-    are not wrong in themselves, so it is a warning."""
+def carried_state_result(
+    asset: AssetKey, keys: Sequence[str], shown: Mapping[str, Mapping[str, Any]]
+) -> AssetCheckResult:
+    """Says which partitions a backfill has to make again, of all that `keys` are in their order, by what their
+    materializations show. They are not wrong in themselves, so it is a warning.
+    """
     stale = stale_partitions(keys, shown)
     if not stale:
-        return AssetCheckResult(asset_key=asset, check_name=CHECK, passed=True, description="every partition goes on from the one before it", metadata={"stale partitions": 0})
+        return AssetCheckResult(
+            asset_key=asset,
+            check_name=CHECK,
+            passed=True,
+            description="every partition goes on from the one before it",
+            metadata={"stale partitions": 0},
+        )
     which = stale[0] if len(stale) == 1 else f"{stale[0]} to {stale[-1]}"
     return AssetCheckResult(
         asset_key=asset,
         check_name=CHECK,
         passed=False,
         severity=AssetCheckSeverity.WARN,
-        description=f"{which} went on from a state that has been made again since: run a backfill over {'it' if len(stale) == 1 else 'them'}",
+        description=(
+            f"{which} went on from a state that has been made again since: run a backfill over"
+            f" {'it' if len(stale) == 1 else 'them'}"
+        ),
         metadata={"stale partitions": len(stale), "first": stale[0], "last": stale[-1]},
     )
 
 
 def stale_partitions(keys: Sequence[str], shown: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """In their order: the first whose predecessor has been made again, and all that come after it; by the metadata of what is materialized."""
+    """In their order: the first whose predecessor has been made again, and all that come after it; by the metadata of
+    what is materialized.
+    """
     for i, (before, mine) in enumerate(pairwise(keys), 1):
-        if before in shown and CARRIED_FROM in shown.get(mine, ()) and _run(shown[mine], CARRIED_FROM) != _run(shown[before], MADE_BY):
+        if (
+            before in shown
+            and CARRIED_FROM in shown.get(mine, ())
+            and _run(shown[mine], CARRIED_FROM) != _run(shown[before], MADE_BY)
+        ):
             return [key for key in keys[i:] if key in shown]
     return []
 

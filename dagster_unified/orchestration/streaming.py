@@ -1,6 +1,7 @@
 """STREAMING under Dagster: a job with one op that owns a pipeline's queries, and a sensor that keeps it alive.
 
-The op has no retry policy, which would catch its interruption and start a cancelled job again; the sensor alone restarts.
+The op has no retry policy, which would catch its interruption and start a cancelled job again; the sensor alone
+restarts.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of an op's function as objects.
@@ -46,7 +47,15 @@ from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.orchestration import progress
 from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
-from dagster_unified.orchestration.deployment import Decision, Seen, SeenRun, StreamingDeployment, configuration_of, directory_of, next_step
+from dagster_unified.orchestration.deployment import (
+    Decision,
+    Seen,
+    SeenRun,
+    StreamingDeployment,
+    configuration_of,
+    directory_of,
+    next_step,
+)
 from dagster_unified.orchestration.history import error_of, why_it_failed
 from dagster_unified.orchestration.malformed import observation
 from dagster_unified.orchestration.moments import now, utc
@@ -77,14 +86,22 @@ def deployments_of(definitions: Definitions) -> list[StreamingDeployment]:
     return [_DEPLOYMENTS[one] for one in jobs if one in _DEPLOYMENTS]
 
 
-def streaming_job(deployment: StreamingDeployment, observed: dict[str, AssetKey], odd: dict[str, AssetKey]) -> JobDefinition:
+def streaming_job(
+    deployment: StreamingDeployment, observed: dict[str, AssetKey], odd: dict[str, AssetKey]
+) -> JobDefinition:
     """Build `<pipeline>_streaming`. `observed` are the assets of the sinks, `odd` those of malformed rows."""
     name = deployment.pipeline.name
 
-    @op(name=f"{name}_queries", required_resource_keys={"spark", "execution"}, description=f"Runs {name} in STREAMING until it is stopped, or its input ends.")
+    @op(
+        name=f"{name}_queries",
+        required_resource_keys={"spark", "execution"},
+        description=f"Runs {name} in STREAMING until it is stopped, or its input ends.",
+    )
     def stream(context: OpExecutionContext) -> None:
         with interruptible(context.instance, context.run_id) as asked, as_failure():
-            planned = plan(deployment.pipeline.graph(), configuration_of(deployment, context.resources.execution.launched()))
+            planned = plan(
+                deployment.pipeline.graph(), configuration_of(deployment, context.resources.execution.launched())
+            )
             _run(context, deployment, planned, _Assets(observed, odd), asked)
 
     @job(
@@ -102,21 +119,32 @@ def streaming_job(deployment: StreamingDeployment, observed: dict[str, AssetKey]
 
 @dataclass(frozen=True)
 class _Assets:
-    """What a job tells of: the assets of its sinks, by name, and those of malformed rows, by the uid of their source."""
+    """What a job tells of: the assets of its sinks, by name, and those of malformed rows, by the uid of their
+    source.
+    """
 
     sinks: dict[str, AssetKey]
     malformed: dict[str, AssetKey]
 
 
-def _run(context: OpExecutionContext, deployment: StreamingDeployment, planned: Plan, assets: _Assets, asked: Interrupts) -> None:
+def _run(
+    context: OpExecutionContext, deployment: StreamingDeployment, planned: Plan, assets: _Assets, asked: Interrupts
+) -> None:
     spark = asked.started(session_of(context.resources.spark))
     directory = CheckpointDirectory(planned.execution.streaming.directory, planned.name)
     held = directory.deployed()
-    changed = held is not None and held.fingerprint != deployment_fingerprint(deployed_code(planned)) and not held.restored and not interrupted(directory)
+    changed = (
+        held is not None
+        and held.fingerprint != deployment_fingerprint(deployed_code(planned))
+        and not held.restored
+        and not interrupted(directory)
+    )
     fresh = deployment.upgrade_mode == "stateless" and changed
     kept = [(assets.malformed[n.uid], in_streaming(directory, n)) for n in diverting(planned)]
     watcher = _Watcher(context, deployment, assets.sinks, kept)
-    start = Start(context.run_id, fresh, deployment.upgrade_mode == "savepoint", loaded=context.run.tags.get(LOADED, ""))
+    start = Start(
+        context.run_id, fresh, deployment.upgrade_mode == "savepoint", loaded=context.run.tags.get(LOADED, "")
+    )
     running = StreamingJob(planned, spark, start, watcher.committed)
     outcome = running.run(lambda: asked.received or watcher.asked_to_stop(directory, running), poll=0.2)
     watcher.observe_sinks()
@@ -129,7 +157,13 @@ def _run(context: OpExecutionContext, deployment: StreamingDeployment, planned: 
 class _Watcher:
     """Tells Dagster of epochs, now and then, and looks whether the job is still wanted."""
 
-    def __init__(self, context: OpExecutionContext, deployment: StreamingDeployment, observed: dict[str, AssetKey], kept: Sequence[tuple[AssetKey, Diverted]]) -> None:
+    def __init__(
+        self,
+        context: OpExecutionContext,
+        deployment: StreamingDeployment,
+        observed: dict[str, AssetKey],
+        kept: Sequence[tuple[AssetKey, Diverted]],
+    ) -> None:
         self._context, self._deployment, self._observed, self._kept = context, deployment, observed, kept
         self._diverted: set[str] = set()
         self._trend = Trend()
@@ -197,7 +231,10 @@ class _Watcher:
         last = read_status(directory)
         self._signs = max(self._signs, last.number if last else 0) + 1
         busy = self._busy[1] if self._busy else None
-        tell(directory, Status(self._signs, self._context.run_id, running.token, wall_clock(), epochs, busy, self._trend.watermark))
+        tell(
+            directory,
+            Status(self._signs, self._context.run_id, running.token, wall_clock(), epochs, busy, self._trend.watermark),
+        )
 
 
 # The sensor
@@ -213,7 +250,10 @@ def streaming_sensor(deployment: StreamingDeployment, streaming: JobDefinition) 
         job_name=streaming.name,
         minimum_interval_seconds=max(int(deployment.tick_every.total_seconds()), 1),
         default_status=DefaultSensorStatus.STOPPED,
-        description=f"Keeps {name} running in STREAMING: starts it, restarts it after failures, replaces it when its code changes.",
+        description=(
+            f"Keeps {name} running in STREAMING: starts it, restarts it after failures, replaces it when its code"
+            " changes."
+        ),
     )
     def keep_alive(context: SensorEvaluationContext) -> RunRequest | SkipReason:
         options = configuration_of(deployment)
@@ -229,7 +269,9 @@ def streaming_sensor(deployment: StreamingDeployment, streaming: JobDefinition) 
         _carry_out(context, deployment, decision)
         if decision.launch is None:
             return SkipReason(decision.message)
-        return RunRequest(run_key=decision.launch, tags={"dagster-unified/reason": decision.message[:200], LOADED: loaded})
+        return RunRequest(
+            run_key=decision.launch, tags={"dagster-unified/reason": decision.message[:200], LOADED: loaded}
+        )
 
     return keep_alive
 
@@ -260,8 +302,16 @@ def _see(context: SensorEvaluationContext, deployment: StreamingDeployment, job_
             r.dagster_run.status.value,
             utc(r.start_time or r.create_timestamp.timestamp()),
             utc(r.end_time) if r.end_time else None,
-            why_it_failed(context.instance, r.dagster_run.run_id) if number == 0 and r.dagster_run.status is DagsterRunStatus.FAILURE else "",
-            error_of(context.instance, r.dagster_run.run_id) if number == 0 and r.dagster_run.status is DagsterRunStatus.FAILURE else "",
+            (
+                why_it_failed(context.instance, r.dagster_run.run_id)
+                if number == 0 and r.dagster_run.status is DagsterRunStatus.FAILURE
+                else ""
+            ),
+            (
+                error_of(context.instance, r.dagster_run.run_id)
+                if number == 0 and r.dagster_run.status is DagsterRunStatus.FAILURE
+                else ""
+            ),
         )
         for number, r in enumerate(records)
     ]
@@ -282,13 +332,19 @@ def _see(context: SensorEvaluationContext, deployment: StreamingDeployment, job_
     )
 
 
-def _may_start(deployment: StreamingDeployment, planned: Plan, context: SensorEvaluationContext, runs: Sequence[SeenRun]) -> bool:
+def _may_start(
+    deployment: StreamingDeployment, planned: Plan, context: SensorEvaluationContext, runs: Sequence[SeenRun]
+) -> bool:
     if callable(deployment.start_when):
         return bool(deployment.start_when(context))
     if deployment.start_when == "always":
         return True
     since = max((r.ended or r.created for r in runs), default=None)
-    watched = [n.source for n in sources(planned.graph) if n.source.boundedness is Boundedness.UNBOUNDED and hasattr(n.source, "files")]
+    watched = [
+        n.source
+        for n in sources(planned.graph)
+        if n.source.boundedness is Boundedness.UNBOUNDED and hasattr(n.source, "files")
+    ]
     return any(since is None or f.stat().st_mtime > since.timestamp() for source in watched for f in source.files())
 
 
@@ -298,11 +354,17 @@ def sink_assets(planned: Plan, translator: StageTranslator) -> dict[str, AssetKe
     for node in planned.graph.nodes:
         if isinstance(node, SinkNode):
             staged = planned.execution.mode == "BATCH"
-            found[node.name] = translator.get_asset_key(planned, planned.region_of(node.id)) if staged else translator.get_sink_key(planned, node)
+            found[node.name] = (
+                translator.get_asset_key(planned, planned.region_of(node.id))
+                if staged
+                else translator.get_sink_key(planned, node)
+            )
     return found
 
 
-def sink_specs(planned: Plan, upstream: Mapping[str, CoercibleToAssetDep], translator: StageTranslator) -> list[AssetSpec]:
+def sink_specs(
+    planned: Plan, upstream: Mapping[str, CoercibleToAssetDep], translator: StageTranslator
+) -> list[AssetSpec]:
     """The external assets that stand for the sinks of a pipeline that has no BATCH stages."""
 
     def read_by(node: SinkNode) -> list[SourceNode | LookupNode]:
@@ -314,7 +376,9 @@ def sink_specs(planned: Plan, upstream: Mapping[str, CoercibleToAssetDep], trans
             translator.get_sink_key(planned, node),
             deps=upstream_deps(planned, read_by(node), upstream, translator),
             group_name=planned.name,
-            description=f"{node.sink.describe()}, written by {planned.name} in STREAMING ({node.sink.guarantee.value}).",
+            description=(
+                f"{node.sink.describe()}, written by {planned.name} in STREAMING ({node.sink.guarantee.value})."
+            ),
             kinds={"spark", "streaming"},
             metadata=targets_metadata(planned, [node.id]),
         )

@@ -1,7 +1,7 @@
 """Sinks of one code location that would overwrite each other, also where the definitions of several calls are merged.
 
-Each asset says in its metadata what it writes to. Dagster has all of them together when it resolves the jobs of the code
-location; so that is where they are compared.
+Each asset says in its metadata what it writes to. Dagster has all of them together when it resolves the jobs of the
+code location; so that is where they are compared.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ def check_location(assets: BaseAssetGraph[Any]) -> None:
 
 
 class StagesSelection(KeysAssetSelection):
-    """The stages of a pipeline. Is resolved when the code location loads, over all its assets, and then compares their targets."""
+    """The stages of a pipeline.
+
+    Is resolved when the code location loads, over all its assets, and then compares their targets.
+    """
 
     def resolve_inner(self, asset_graph: BaseAssetGraph[Any], allow_missing: bool) -> set[AssetKey]:
         check_location(asset_graph)

@@ -22,7 +22,9 @@ class StageTranslator:
 
     def get_source_key(self, plan: Plan, source: SourceNode | LookupNode) -> AssetKey:
         """The external asset that stands for a source, or for the table of a lookup."""
-        return AssetKey([plan.name, "sources", _word(source.name if isinstance(source, SourceNode) else source.source.name)])
+        return AssetKey(
+            [plan.name, "sources", _word(source.name if isinstance(source, SourceNode) else source.source.name)]
+        )
 
     def get_malformed_key(self, plan: Plan, source: SourceNode) -> AssetKey:
         """The asset that stands for the malformed rows which a source has set aside."""
@@ -49,7 +51,11 @@ class StageTranslator:
         if any(isinstance(n, (KeyedProcessNode, NativeKeyedNode)) for n in nodes):
             kinds.add("stateful")
         for node in nodes:
-            if isinstance(node, (SourceNode, LookupNode)) and not isinstance(node.source, CollectionSource) and hasattr(node.source, "format"):
+            if (
+                isinstance(node, (SourceNode, LookupNode))
+                and not isinstance(node.source, CollectionSource)
+                and hasattr(node.source, "format")
+            ):
                 kinds.add(str(node.source.format))
         return kinds
 
@@ -57,7 +63,9 @@ class StageTranslator:
         """The stage's operators, and why it begins where it does."""
         names = " → ".join(plan.graph.node(n).name for n in region.nodes)
         barriers = "; ".join(dict.fromkeys(e.reason for e in plan.exchanges if e.blocking and e.target in region.tasks))
-        return f"{names}\n\nStage {region.id + 1} of {len(plan.regions)}." + (f" Begins at a barrier: {barriers}." if barriers else "")
+        return f"{names}\n\nStage {region.id + 1} of {len(plan.regions)}." + (
+            f" Begins at a barrier: {barriers}." if barriers else ""
+        )
 
     def get_metadata(self, plan: Plan, region: Region) -> Mapping[str, Any]:
         """No further metadata."""

@@ -1,4 +1,6 @@
-"""The last epochs of a streaming job, as what one looks at: rates, durations, watermark, a picture in one line of text."""
+"""The last epochs of a streaming job, as what one looks at: rates, durations, watermark, a picture in one line of
+text.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class Trend:
         """One epoch, as a line of a log."""
         mark = "" if event.watermark is None else f", watermark {_moment(event.watermark)}"
         rows = f"{event.rows_in:,} rows in, {event.written_rows()}"
-        return f"epoch {event.epoch} of {event.query}: {rows} in {event.seconds:.2f} s{mark}; durations {self._picture()}"
+        return (
+            f"epoch {event.epoch} of {event.query}: {rows} in {event.seconds:.2f} s{mark}; durations {self._picture()}"
+        )
 
     def metadata(self, sink: str) -> dict[str, Any] | None:
         """What an observation of a sink's asset says, or None before the first epoch."""

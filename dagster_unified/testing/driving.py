@@ -1,7 +1,8 @@
 """Drives one operator of a plan in memory, as STREAMING drives it: records and control events in, records out.
 
 A keyed operator runs under the driver of Spark's workers, with one key group whose state is encoded into pages as in a
-checkpoint, so that what a checkpoint would refuse is refused here. What both harnesses, of a pipeline and of an operator, are made of.
+checkpoint, so that what a checkpoint would refuse is refused here. What both harnesses, of a pipeline and of an
+operator, are made of.
 """
 
 from __future__ import annotations
@@ -36,7 +37,16 @@ def single(plan: Plan, node: g.Node, last_event_time: int | None = None) -> Prog
         outputs.append(Output(0, StreamLayout(records, node.timestamped), tag))
     keyed = keyed_input(node, layout.records) if isinstance(node, g.KeyedNode) else None
     broadcast = BroadcastInput(broadcast_layout(plan, node.id)) if isinstance(node, g.BroadcastNode) else None
-    return Program(plan.name, node.name, layout, (step(node, -1, None),), tuple(outputs), keyed, keyed_options(plan.execution, last_event_time), broadcast)
+    return Program(
+        plan.name,
+        node.name,
+        layout,
+        (step(node, -1, None),),
+        tuple(outputs),
+        keyed,
+        keyed_options(plan.execution, last_event_time),
+        broadcast,
+    )
 
 
 def tags(plan: Plan, node: g.Node) -> list[str | None]:
@@ -57,7 +67,9 @@ def to_batch(pipeline: str, layout: StreamLayout, timed: Sequence[Timed]) -> pa.
     if not timed:
         return pa.RecordBatch.from_pylist([], layout.schema)
     found: list[pa.RecordBatch] = []
-    keying = RunningProgram(Program(pipeline, "key_by", bare, (), (Output(-1, layout),)), lambda _, keyed: found.append(keyed), lambda: 0)
+    keying = RunningProgram(
+        Program(pipeline, "key_by", bare, (), (Output(-1, layout),)), lambda _, keyed: found.append(keyed), lambda: 0
+    )
     keying.push(batch)
     return found[0]
 
@@ -75,16 +87,29 @@ _KEYS_PER_PAGE = 8
 class Driven:
     """One Python operator of a plan, opened; `emit` is given what leaves it."""
 
-    def __init__(self, plan: Plan, node: g.Node, emit: Emit, clock: Callable[[], int], store: Pages | None = None) -> None:
+    def __init__(
+        self, plan: Plan, node: g.Node, emit: Emit, clock: Callable[[], int], store: Pages | None = None
+    ) -> None:
         self.program = single(plan, node)
         self.node = node
         self.store = store or Pages()
         self._emit = emit
-        self._groups = KeyGroups(self.program, self._leave, clock, keys_per_page=_KEYS_PER_PAGE) if self.program.keyed is not None else None
-        self.running = RunningProgram(self.program, self._leave, clock) if self._groups is None else self._groups.running
+        self._groups = (
+            KeyGroups(self.program, self._leave, clock, keys_per_page=_KEYS_PER_PAGE)
+            if self.program.keyed is not None
+            else None
+        )
+        self.running = (
+            RunningProgram(self.program, self._leave, clock) if self._groups is None else self._groups.running
+        )
 
-    def run(self, own: Sequence[Timed], event: ControlEvent | None = None, broadcast: Sequence[Timed] = ()) -> int | None:
-        """Broadcast records, the operator's own, then a control event. Returns when its earliest processing-time timer is due."""
+    def run(
+        self, own: Sequence[Timed], event: ControlEvent | None = None, broadcast: Sequence[Timed] = ()
+    ) -> int | None:
+        """Broadcast records, the operator's own, then a control event.
+
+        Returns when its earliest processing-time timer is due.
+        """
         if self._groups is None:
             self.running.push_records([record for record, _ in own], [time for _, time in own])
             return None

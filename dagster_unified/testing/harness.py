@@ -1,4 +1,6 @@
-"""Drives one keyed function by hand: elements, watermarks and the clock, one at a time (Flink: `KeyedOneInputStreamOperatorTestHarness`)."""
+"""Drives one keyed function by hand: elements, watermarks and the clock, one at a time (Flink:
+`KeyedOneInputStreamOperatorTestHarness`).
+"""
 
 from __future__ import annotations
 
@@ -43,11 +45,22 @@ class KeyedHarness:
     ['a: 1 at 15']
     """
 
-    def __init__(self, function: KeyedProcessFunction[Any, Any, Any], clock: ManualClock | None = None, options: KeyedOptions | None = None) -> None:
+    def __init__(
+        self,
+        function: KeyedProcessFunction[Any, Any, Any],
+        clock: ManualClock | None = None,
+        options: KeyedOptions | None = None,
+    ) -> None:
         self.clock = clock or ManualClock()
         self.metrics = Metrics()
         self.side_outputs: dict[str, list[Any]] = {}
-        self._operator = KeyedProcessOperator(type(function).__name__, function, options or KeyedOptions(incremental_updates=True), self.clock, self.metrics)
+        self._operator = KeyedProcessOperator(
+            type(function).__name__,
+            function,
+            options or KeyedOptions(incremental_updates=True),
+            self.clock,
+            self.metrics,
+        )
         self._operator.open(lambda state: RuntimeContext(type(function).__name__, 0, 1, self.metrics, state))
 
     def element(self, key: Hashable, value: Any, timestamp: int | None = None) -> list[Any]:

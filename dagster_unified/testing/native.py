@@ -1,4 +1,6 @@
-"""Runs native operations (columns left to Catalyst) without a JVM: sqlframe turns the recorded expressions into SQL, and DuckDB runs it."""
+"""Runs native operations (columns left to Catalyst) without a JVM: sqlframe turns the recorded expressions into SQL,
+and DuckDB runs it.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,17 @@ START, END = "__start", "__end"
 Timed = tuple[Any, "int | None"]
 
 
-def run_native(pipeline: str, node: g.Node, layout: StreamLayout, arriving: list[Timed], looked_up: Sequence[Any] = (), marks: Sequence[int] | None = None) -> list[Timed]:
-    """What a native operation makes of these records; a lookup, with the records of its table; windows, by the watermarks at which each came."""
+def run_native(
+    pipeline: str,
+    node: g.Node,
+    layout: StreamLayout,
+    arriving: list[Timed],
+    looked_up: Sequence[Any] = (),
+    marks: Sequence[int] | None = None,
+) -> list[Timed]:
+    """What a native operation makes of these records; a lookup, with the records of its table; windows, by the
+    watermarks at which each came.
+    """
     assert node.records is not None
     if not arriving:
         return []
@@ -39,7 +50,9 @@ def run_native(pipeline: str, node: g.Node, layout: StreamLayout, arriving: list
         result = connection.sql(_statement(pipeline, node, layout, columns)).to_arrow_table()
     if isinstance(node, g.SelectNode):
         result = result.rename_columns([*node.records.names, TIMESTAMP])
-    wanted = pa.Table.from_arrays([result.column(f.name).cast(f.type) for f in node.records.schema], names=list(node.records.names)).combine_chunks()
+    wanted = pa.Table.from_arrays(
+        [result.column(f.name).cast(f.type) for f in node.records.schema], names=list(node.records.names)
+    ).combine_chunks()
     times = result.column(TIMESTAMP).to_pylist() if node.timestamped else [None] * result.num_rows
     records = [r for b in wanted.to_batches() for r in node.records.from_batch(b)]
     return list(zip(records, times, strict=True))
@@ -57,9 +70,15 @@ def _statement(pipeline: str, node: g.Node, layout: StreamLayout, columns: list[
         return f'SELECT {", ".join([*others, *added])}, "{TIMESTAMP}" FROM {_TABLE}'
     if isinstance(node, g.LookupNode):
         given = {name: f't."{column}"' for name, column in node.found}
-        fields = [f'{given.get(name) or "r." + chr(34) + name + chr(34)} AS "{name}"' for name in (node.records.names if node.records else ())]
+        fields = [
+            f'{given.get(name) or "r." + chr(34) + name + chr(34)} AS "{name}"'
+            for name in (node.records.names if node.records else ())
+        ]
         condition = " AND ".join(f'r."{name}" = t."{column}"' for name, column in node.on)
-        return f'SELECT {", ".join(fields)}, r."{TIMESTAMP}" FROM {_TABLE} r {"INNER" if node.inner else "LEFT"} JOIN {_LOOKED_UP} t ON {condition}'
+        return (
+            f'SELECT {", ".join(fields)}, r."{TIMESTAMP}" FROM {_TABLE} r {"INNER" if node.inner else "LEFT"} JOIN'
+            f" {_LOOKED_UP} t ON {condition}"
+        )
     if isinstance(node, g.AggregateNode):
         keys = ", ".join(f'"{k}"' for k in node.key.fields)
         return f'SELECT {keys}, {", ".join(columns)}, max("{TIMESTAMP}") AS "{TIMESTAMP}" FROM {_TABLE} GROUP BY {keys}'
@@ -67,29 +86,49 @@ def _statement(pipeline: str, node: g.Node, layout: StreamLayout, columns: list[
         assert node.records is not None
         keys = ", ".join(f'"{k}"' for k in node.key.fields)
         told = [f'any_value("__{b}") AS "{b}"' for b in BOUNDS if b in node.records.names]
-        return f'SELECT {", ".join([keys, *told, *columns])}, "{END}" - 1 AS "{TIMESTAMP}" FROM {_TABLE} GROUP BY {keys}, "{START}", "{END}"'
+        return (
+            f'SELECT {", ".join([keys, *told, *columns])}, "{END}" - 1 AS "{TIMESTAMP}" FROM {_TABLE} GROUP BY {keys},'
+            f' "{START}", "{END}"'
+        )
     raise UnsupportedError(f"{pipeline}: the harness cannot run '{node.name}'; run the pipeline on Spark instead")
 
 
-def _in_windows(pipeline: str, node: g.WindowAggregateNode, table: pa.Table, arriving: list[Timed], marks: Sequence[int]) -> pa.Table:
+def _in_windows(
+    pipeline: str, node: g.WindowAggregateNode, table: pa.Table, arriving: list[Timed], marks: Sequence[int]
+) -> pa.Table:
     """Each row once for every window that it is in and that was not over when it came, with the window's bounds."""
     assert node.records is not None
     keys = list(map(repr, zip(*[table.column(k).to_pylist() for k in node.key.fields], strict=True)))
     found: dict[str, list[tuple[Any, int, int]]] = {}
     for row, ((record, timestamp), mark) in enumerate(zip(arriving, marks, strict=True)):
         if timestamp is None:
-            raise RecordTypeError(f"{pipeline}: operator '{node.name}': a record has no event time; assign timestamps before the window")
+            raise RecordTypeError(
+                f"{pipeline}: operator '{node.name}': a record has no event time; assign timestamps before the window"
+            )
         assigned = node.assigner.assign_windows(record, timestamp, timestamp)
-        found.setdefault(keys[row], []).extend((window, row, mark) for window in assigned if window.max_timestamp() > mark)
+        found.setdefault(keys[row], []).extend(
+            (window, row, mark) for window in assigned if window.max_timestamp() > mark
+        )
     merges = node.assigner if isinstance(node.assigner, MergingWindowAssigner) else None
-    pairs = [pair for elements in found.values() for pair in (_merged(merges, elements) if merges is not None else [(w, row) for w, row, _ in elements])]
+    pairs = [
+        pair
+        for elements in found.values()
+        for pair in (_merged(merges, elements) if merges is not None else [(w, row) for w, row, _ in elements])
+    ]
     table = table.take(pa.array([row for _, row in pairs], pa.int64()))
     starts, ends = pa.array([w.start for w, _ in pairs], pa.int64()), pa.array([w.end for w, _ in pairs], pa.int64())
     table = table.append_column(START, starts).append_column(END, ends)
     for name, bounds in zip(BOUNDS, (starts, ends), strict=True):
         if name in node.records.names:
             declared = node.records.schema.field(name).type
-            table = table.append_column(f"__{name}", bounds if pa.types.is_integer(declared) else bounds.cast(pa.timestamp("ms", declared.tz)).cast(declared))
+            table = table.append_column(
+                f"__{name}",
+                (
+                    bounds
+                    if pa.types.is_integer(declared)
+                    else bounds.cast(pa.timestamp("ms", declared.tz)).cast(declared)
+                ),
+            )
     return table
 
 
@@ -113,7 +152,10 @@ def _libraries() -> tuple[Any, Callable[[Any, str, g.Node], str]]:
         import sqlglot
         from sqlframe.duckdb import functions
     except ImportError:
-        raise MissingRequirementError("running native operations (select, where, agg) without Spark needs sqlframe and duckdb: pip install 'dagster-unified[testing]'") from None
+        raise MissingRequirementError(
+            "running native operations (select, where, agg) without Spark needs sqlframe and duckdb: pip install"
+            " 'dagster-unified[testing]'"
+        ) from None
 
     def sql(expression: Any, pipeline: str, node: g.Node) -> str:
         if isinstance(expression, str):
@@ -121,6 +163,9 @@ def _libraries() -> tuple[Any, Callable[[Any, str, g.Node], str]]:
         if isinstance(expression, Column):
             replayed = replay(expression, functions)
             return str(replayed.expression.sql(dialect="duckdb"))
-        raise UnsupportedError(f"{pipeline}: operator '{node.name}' has a Spark Column, which needs a JVM; write it with dagster_unified.api.functions")
+        raise UnsupportedError(
+            f"{pipeline}: operator '{node.name}' has a Spark Column, which needs a JVM; write it with"
+            " dagster_unified.api.functions"
+        )
 
     return duckdb, sql

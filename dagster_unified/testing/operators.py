@@ -1,7 +1,8 @@
-"""Drive one operator by hand: elements, watermarks, the clock, one at a time (Flink: the family of `OneInputStreamOperatorTestHarness`).
+"""Drive one operator by hand: elements, watermarks, the clock, one at a time (Flink: the family of
+`OneInputStreamOperatorTestHarness`).
 
-An operator is given as a pipeline's author writes it, so that keys, windows, triggers and types are the pipeline's own. It runs
-under the driver of STREAMING, and its state goes through the encoding of a checkpoint after every call.
+An operator is given as a pipeline's author writes it, so that keys, windows, triggers and types are the pipeline's own.
+It runs under the driver of STREAMING, and its state goes through the encoding of a checkpoint after every call.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ class _Harness:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         pipeline = Pipeline("harness")
-        streams = [pipeline.from_collection([], kind, f"input {n}").assign_timestamps_and_watermarks(_TIMED) for n, kind in enumerate(types, 1)]
+        streams = [
+            pipeline.from_collection([], kind, f"input {n}").assign_timestamps_and_watermarks(_TIMED)
+            for n, kind in enumerate(types, 1)
+        ]
         built = build(*streams)
         built.print(_OUTPUT)
         for tag in side_outputs:
@@ -57,7 +61,9 @@ class _Harness:
         """What the operator has emitted so far, with event times."""
 
         self._side: dict[str, list[Any]] = {tag.name: [] for tag in side_outputs}
-        self._plan = plan(pipeline.graph(), Configuration.of({**(options or {}), "execution.runtime-mode": "STREAMING"}))
+        self._plan = plan(
+            pipeline.graph(), Configuration.of({**(options or {}), "execution.runtime-mode": "STREAMING"})
+        )
         self._node = _operator(self._plan)
         self._marks = [MIN_TIMESTAMP] * len(types)
         self._last: int | None = None
@@ -76,7 +82,9 @@ class _Harness:
     def side_output(self, tag: OutputTag[Any]) -> list[Any]:
         """What the operator has emitted to a side output, one of those that the harness was made with."""
         if tag.name not in self._side:
-            raise PipelineError(f"harness: side output '{tag.name}' is not collected; make the harness with side_outputs=[{tag!r}]")
+            raise PipelineError(
+                f"harness: side output '{tag.name}' is not collected; make the harness with side_outputs=[{tag!r}]"
+            )
         return self._side[tag.name]
 
     def process_watermark(self, timestamp: int) -> list[Any]:
@@ -91,7 +99,9 @@ class _Harness:
     def end_input(self) -> list[Any]:
         """Ends the input: all timers fire, as configured; returns what the operator emits for it."""
         last = {} if self._last is None else {self._node.uid: self._last}
-        return self._run((), ControlEvent(watermarks={self._node.uid: min(self._marks)}, end=True, last_event_times=last))
+        return self._run(
+            (), ControlEvent(watermarks={self._node.uid: min(self._marks)}, end=True, last_event_times=last)
+        )
 
     def num_event_time_timers(self) -> int:
         """How many event-time timers are pending, of all keys."""
@@ -106,8 +116,18 @@ class _Harness:
         return [self._shown(key) for content in self._contents() for key in content.keys]
 
     def state(self, key: Hashable) -> dict[str, Any]:
-        """What a key's state holds, by the name of its descriptor; of a state with a time to live, values with the time of their last renewal."""
-        return next((dict(state) for content in self._contents() for held, state in content.keys.items() if self._shown(held) == key), {})
+        """What a key's state holds, by the name of its descriptor; of a state with a time to live, values with the time
+        of their last renewal.
+        """
+        return next(
+            (
+                dict(state)
+                for content in self._contents()
+                for held, state in content.keys.items()
+                if self._shown(held) == key
+            ),
+            {},
+        )
 
     def snapshot(self) -> Snapshot:
         """All state and timers, as a checkpoint holds them."""
@@ -137,7 +157,9 @@ class _Harness:
         self._marks = [max(mark, before) for mark, before in zip(marks, self._marks, strict=True)]
         return self._run((), ControlEvent(watermarks={self._node.uid: min(self._marks)}))
 
-    def _run(self, own: Sequence[Timed], event: ControlEvent | None = None, broadcast: Sequence[Timed] = ()) -> list[Any]:
+    def _run(
+        self, own: Sequence[Timed], event: ControlEvent | None = None, broadcast: Sequence[Timed] = ()
+    ) -> list[Any]:
         times = [time for _, time in (*own, *broadcast) if time is not None]
         self._last = max(times, default=self._last) if self._last is None else max([*times, self._last])
         before = len(self.timed_output)
@@ -156,7 +178,8 @@ class _Harness:
 
 
 class OneInputHarness(_Harness):
-    """One operator of one stream: a keyed process function, `map` or `flat_map` with state, a window, a rolling `reduce`.
+    """One operator of one stream: a keyed process function, `map` or `flat_map` with state, a window, a rolling
+    `reduce`.
 
     >>> from datetime import timedelta
     >>> from typing import NamedTuple
@@ -244,7 +267,9 @@ class BroadcastHarness(_Harness):
     ...         return [ctx.get_broadcast_state(NAMES).get(value) or "?"]
     ...     def process_broadcast_element(self, value: tuple[int, str], ctx):
     ...         ctx.get_broadcast_state(NAMES).put(*value)
-    >>> harness = BroadcastHarness(lambda numbers, names: numbers.connect(names.broadcast(NAMES)).process(Named()), int, tuple[int, str])
+    >>> def named(numbers, names):
+    ...     return numbers.connect(names.broadcast(NAMES)).process(Named())
+    >>> harness = BroadcastHarness(named, int, tuple[int, str])
     >>> harness.process_element(1), harness.process_broadcast_element((1, "one")), harness.process_element(1)
     (['?'], [], ['one'])
     >>> harness.broadcast_state(NAMES)
@@ -282,11 +307,17 @@ def _operator(decided: Plan) -> g.Node:
     sink = next(n for n in graph.nodes if isinstance(n, g.SinkNode) and n.name == _OUTPUT)
     node = graph.node(graph.inputs(sink.id)[0].source)
     if type(node) not in STEP_KINDS or isinstance(node, g.AssignTimestampsNode):
-        raise PipelineError(f"harness: '{node.name}' is no operator that runs in Python; give a window, a function or a rolling operation, or use run_pipeline")
+        raise PipelineError(
+            f"harness: '{node.name}' is no operator that runs in Python; give a window, a function or a rolling"
+            " operation, or use run_pipeline"
+        )
     for edge in graph.inputs(node.id):
         before = graph.node(edge.source)
         if isinstance(before, g.MapNode) and before.records is not None and before.records.python.__name__ == "Either":
             before = graph.node(graph.inputs(before.id)[0].source)
         if not isinstance(before, g.AssignTimestampsNode):
-            raise PipelineError(f"harness: '{before.name}' comes before '{node.name}', and a harness drives one operator; build it alone, or use run_pipeline for several")
+            raise PipelineError(
+                f"harness: '{before.name}' comes before '{node.name}', and a harness drives one operator; build it"
+                " alone, or use run_pipeline for several"
+            )
     return node

@@ -19,10 +19,12 @@ def assert_same_in_both_modes(
     clock: Callable[[], int] = wall_clock,
     seed: int | None = 0,
 ) -> None:
-    """Runs `pipeline` in both modes, in memory, and raises `AssertionError` with the first differences of the final results.
+    """Runs `pipeline` in both modes, in memory, and raises `AssertionError` with the first differences of the final
+    results.
 
-    A sink that upserts is compared by its last record per key, and so is one right after a rolling operation; any other as a
-    bag of records. `seed` shuffles what comes in no defined order, as in `run_pipeline`; a failure's notes say which it was.
+    A sink that upserts is compared by its last record per key, and so is one right after a rolling operation; any other
+    as a bag of records. `seed` shuffles what comes in no defined order, as in `run_pipeline`; a failure's notes say
+    which it was.
     """
     graph = pipeline.graph()
     batch = final_result(graph, run_pipeline(pipeline, "BATCH", inputs, options, clock, seed=seed))
@@ -30,7 +32,10 @@ def assert_same_in_both_modes(
     for sink, expected in batch.items():
         only_batch, only_streaming = expected - streaming[sink], streaming[sink] - expected
         if only_batch or only_streaming:
-            error = AssertionError(f"{graph.name}: sink '{sink}' ends differently\n  only in BATCH: {_first(only_batch)}\n  only in STREAMING: {_first(only_streaming)}")
+            error = AssertionError(
+                f"{graph.name}: sink '{sink}' ends differently\n  only in BATCH: {_first(only_batch)}\n  only in"
+                f" STREAMING: {_first(only_streaming)}"
+            )
             error.add_note(f"records that come in no defined order were shuffled with seed={seed}")
             raise error
 

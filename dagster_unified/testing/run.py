@@ -1,14 +1,16 @@
 """Runs a whole pipeline in memory, in BATCH or in STREAMING semantics: the harness's two engines.
 
-BATCH evaluates operator by operator, keyed input sorted. STREAMING takes the input in micro-batches through all operators,
-each behind the control event (the watermark has moved, the clock has) that the ones before it led to, and at last the end of
-input. Operators run under the drivers of Spark's workers. Where Spark promises no order, records are shuffled.
+BATCH evaluates operator by operator, keyed input sorted. STREAMING takes the input in micro-batches through all
+operators, each behind the control event (the watermark has moved, the clock has) that the ones before it led to, and at
+last the end of input. Operators run under the drivers of Spark's workers. Where Spark promises no order, records are
+shuffled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -42,7 +44,9 @@ class Result:
     def only(self) -> list[Any]:
         """The records of the one sink."""
         if len(self.sinks) != 1:
-            raise PipelineError(f"the pipeline has {len(self.sinks)} sinks: {', '.join(self.sinks)}; read one by its name")
+            raise PipelineError(
+                f"the pipeline has {len(self.sinks)} sinks: {', '.join(self.sinks)}; read one by its name"
+            )
         return next(iter(self.sinks.values()))
 
 
@@ -58,11 +62,12 @@ def run_pipeline(
 ) -> Result:
     """Runs `pipeline` in `mode` ("BATCH" or "STREAMING").
 
-    `inputs` gives records by source name; a source that reads a collection may be left out. In STREAMING a micro-batch takes
-    `micro_batch` records of a source, one source after another, or all there are where it is None. Between micro-batches the
-    watermark moves and processing-time timers that are due fire: after every `watermark_interval` records, or only at the end
-    of input where it is None. Records that Spark brings in no defined order are shuffled by `seed`: in BATCH what comes over
-    an exchange or from several streams, in STREAMING those of one micro-batch. None keeps them as they are.
+    `inputs` gives records by source name; a source that reads a collection may be left out. In STREAMING a micro-batch
+    takes `micro_batch` records of a source, one source after another, or all there are where it is None. Between
+    micro-batches the watermark moves and processing-time timers that are due fire: after every `watermark_interval`
+    records, or only at the end of input where it is None. Records that Spark brings in no defined order are shuffled by
+    `seed`: in BATCH what comes over an exchange or from several streams, in STREAMING those of one micro-batch. None
+    keeps them as they are.
     """
     decided = plan(pipeline.graph(), Configuration.of({**(options or {}), "execution.runtime-mode": mode}))
     for name, number in (("watermark_interval", watermark_interval), ("micro_batch", micro_batch)):
@@ -113,7 +118,10 @@ def _inputs(decided: Plan, inputs: Mapping[str, Sequence[Any]]) -> dict[int, lis
         elif isinstance(node.source, CollectionSource):
             found[node.id] = list(node.source.data)
         else:
-            raise PipelineError(f"{decided.name}: source '{name}' reads {node.source.describe()}, which the harness does not; give its records as inputs={{'{name}': [...]}}")
+            raise PipelineError(
+                f"{decided.name}: source '{name}' reads {node.source.describe()}, which the harness does not; give its"
+                f" records as inputs={{'{name}': [...]}}"
+            )
     return found
 
 
@@ -156,7 +164,10 @@ class _Batch:
         return self._records(self.plan.graph.main_inputs(node_id))
 
     def _records(self, edges: Sequence[Edge]) -> list[Timed]:
-        """The records of some edges. A stream that is forwarded or broadcast keeps its own order, one that is spread does not."""
+        """The records of some edges.
+
+        A stream that is forwarded or broadcast keeps its own order, one that is spread does not.
+        """
         streams = [self.streams.get(Port(e.source, _tag(e)), []) for e in edges]
         if all(e.partitioning.kind in (g.ExchangeKind.FORWARD, g.ExchangeKind.BROADCAST) for e in edges):
             return self.order.merged(streams)
@@ -173,7 +184,10 @@ class _Batch:
         arriving = self._arriving(node.id)
         if isinstance(node, g.KeyedNode) and node.key != g.Key() and arriving:
             keys = _keys(self.plan, node, arriving)
-            order = sorted(range(len(arriving)), key=lambda i: (_sortable(keys[i]), MIN_TIMESTAMP if arriving[i][1] is None else arriving[i][1]))
+            order = sorted(
+                range(len(arriving)),
+                key=lambda i: (_sortable(keys[i]), MIN_TIMESTAMP if arriving[i][1] is None else arriving[i][1]),
+            )
             arriving = [arriving[i] for i in order]
         for item in run_batch(program, [to_batch(self.plan.name, program.input, arriving)], self.clock):
             if isinstance(item, str):
@@ -186,7 +200,9 @@ class _Batch:
         arriving = self._arriving(node.id)
         if isinstance(node, g.NativeKeyedNode) and arriving:
             _keys(self.plan, node, arriving)
-        self.streams[Port(node.id)] = run_native(self.plan.name, node, input_layout(self.plan, node.id), arriving, self.inputs.get(node.id, ()))
+        self.streams[Port(node.id)] = run_native(
+            self.plan.name, node, input_layout(self.plan, node.id), arriving, self.inputs.get(node.id, ())
+        )
 
 
 def _sortable(key: Any) -> Any:
@@ -197,7 +213,9 @@ def _sortable(key: Any) -> Any:
 
 @dataclass
 class _Stream:
-    """A stream's records of one micro-batch: those that its control event led to, and those that came of its records."""
+    """A stream's records of one micro-batch: those that its control event led to, and those that came of its
+    records.
+    """
 
     ahead: list[Timed] = field(default_factory=list)
     behind: list[Timed] = field(default_factory=list)
@@ -206,7 +224,15 @@ class _Stream:
 class _Streaming:
     """STREAMING semantics: micro-batch after micro-batch through all operators, in the order of the graph."""
 
-    def __init__(self, decided: Plan, inputs: dict[int, list[Any]], clock: Callable[[], int], order: _Order, interval: int | None, size: int | None) -> None:
+    def __init__(
+        self,
+        decided: Plan,
+        inputs: dict[int, list[Any]],
+        clock: Callable[[], int],
+        order: _Order,
+        interval: int | None,
+        size: int | None,
+    ) -> None:
         self.plan, self.inputs, self.clock, self.order = decided, inputs, clock, order
         self.interval, self.size = interval, size
         self.result = Result(sinks={n.name: [] for n in decided.graph.nodes if isinstance(n, g.SinkNode)})
@@ -224,7 +250,8 @@ class _Streaming:
         try:
             for node in self.plan.graph.nodes:
                 if type(node) in STEP_KINDS:
-                    self.driven[node.id] = Driven(self.plan, node, lambda tag, timed, n=node.id: self._emit(Port(n, tag), timed), self.clock)  # type: ignore[misc]
+                    emit = partial(self._emit_from, node.id)
+                    self.driven[node.id] = Driven(self.plan, node, emit, self.clock)
             event, waiting = None, 0
             for arriving in self._micro_batches():
                 self._micro_batch(arriving, event)
@@ -271,11 +298,23 @@ class _Streaming:
                 self._native_keyed(node, came, event)
             else:
                 for self.ahead, records in ((True, came.ahead), (False, came.behind)):
-                    self._emit(Port(node.id), run_native(self.plan.name, node, input_layout(self.plan, node.id), records, self.inputs.get(node.id, ())))
+                    self._emit(
+                        Port(node.id),
+                        run_native(
+                            self.plan.name,
+                            node,
+                            input_layout(self.plan, node.id),
+                            records,
+                            self.inputs.get(node.id, ()),
+                        ),
+                    )
 
     def _arriving(self, edges: Sequence[Edge]) -> _Stream:
         streams = [self.streams.get(Port(e.source, _tag(e)), _Stream()) for e in edges]
         return _Stream(self.order.merged([s.ahead for s in streams]), self.order.merged([s.behind for s in streams]))
+
+    def _emit_from(self, node_id: int, tag: str | None, timed: list[Timed]) -> None:
+        self._emit(Port(node_id, tag), timed)
 
     def _emit(self, port: Port, timed: list[Timed]) -> None:
         stream = self.streams.setdefault(port, _Stream())
@@ -287,7 +326,10 @@ class _Streaming:
         end = event if event is not None and event.end else None
         moved = event if end is None else None
         dues = []
-        for self.ahead, own, broadcast, told in ((True, came.ahead, rules.ahead, moved), (False, came.behind, rules.behind, end)):
+        for self.ahead, own, broadcast, told in (
+            (True, came.ahead, rules.ahead, moved),
+            (False, came.behind, rules.behind, end),
+        ):
             if own or broadcast or (told is not None and isinstance(node, g.KeyedNode)):
                 dues.append(self.driven[node.id].run(own, told, broadcast))
         if dues and dues[-1] is not None:
@@ -300,7 +342,11 @@ class _Streaming:
             _keys(self.plan, node, timed)
         kept = self.kept.setdefault(node.id, [])
         for record, time in timed:
-            windows = node.assigner.assign_windows(record, time, time) if isinstance(node, g.WindowAggregateNode) and time is not None else ()
+            windows = (
+                node.assigner.assign_windows(record, time, time)
+                if isinstance(node, g.WindowAggregateNode) and time is not None
+                else ()
+            )
             if windows and all(w.max_timestamp() <= mark for w in windows):
                 self.late.count("late records")
             else:
@@ -308,4 +354,9 @@ class _Streaming:
         if event is not None and event.end:
             self.ahead = False
             marks = [mark for _, mark in kept]
-            self._emit(Port(node.id), run_native(self.plan.name, node, input_layout(self.plan, node.id), [timed for timed, _ in kept], marks=marks))
+            self._emit(
+                Port(node.id),
+                run_native(
+                    self.plan.name, node, input_layout(self.plan, node.id), [timed for timed, _ in kept], marks=marks
+                ),
+            )

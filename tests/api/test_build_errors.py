@@ -89,78 +89,181 @@ ERRORS = {
         lambda: rows().key_by(lambda row: row.shop.upper(), key_type="str"),
         r"p: key_by\(function\): the type is the text 'str'; give the type itself, without quotes",
     ),
-    "no output type": (lambda: rows().map(unannotated), "p: operator 'unannotated' has no output type; annotate what the function returns, or give output_type="),
+    "no output type": (
+        lambda: rows().map(unannotated),
+        "p: operator 'unannotated' has no output type; annotate what the function returns, or give output_type=",
+    ),
     "lambda without output type": (lambda: rows().map(lambda r: r), "operator 'map' has no output type"),
     "flat_map of something not iterable": (lambda: rows().flat_map(to_int), "operator 'to_int'.*(Iterable|iterable)"),
-    "contradictory output_type": (lambda: rows().map(to_int, output_type=str), "'to_int': output_type is str, but the function is annotated to give int; make them the same"),
+    "contradictory output_type": (
+        lambda: rows().map(to_int, output_type=str),
+        "'to_int': output_type is str, but the function is annotated to give int; make them the same",
+    ),
     "None as output": (lambda: rows().map(unannotated, output_type=type(None)), "None is not a record type"),
     "not a function, map": (lambda: rows().map(3, int), "expected a function.*, got 3"),
     "not a function, filter": (lambda: rows().filter("amount > 1"), "expected a function"),
     "not a function, reduce": (lambda: rows().key_by("shop").reduce(3), "expected a function"),
     "not a function, map_batches": (lambda: rows().map_batches(3, Row), "expected a function"),
     "a class instead of an instance": (lambda: rows().map(Double), r"Double.*(instance|Double\(\))"),
-    "unknown key field": (lambda: rows().key_by("shopp"), r"operator 'key_by': no field 'shopp' in Row\(.*\); did you mean 'shop'\?"),
+    "unknown key field": (
+        lambda: rows().key_by("shopp"),
+        r"operator 'key_by': no field 'shopp' in Row\(.*\); did you mean 'shop'\?",
+    ),
     "unknown key position": (lambda: rows().key_by(7), "no field '7'"),
     "no key": (lambda: rows().key_by(), "give a field's name or a function"),
     "field and function as key": (lambda: rows().key_by("shop", to_int), "either field names or one function"),
-    "key type unknown": (lambda: rows().key_by(unannotated), "the key's type is not known; annotate the key function, or give key_type="),
-    "key that may be None": (lambda: rows().key_by(to_text_key), r"key_by\(to_text_key\): a key of type str \| None may be None"),
+    "key type unknown": (
+        lambda: rows().key_by(unannotated),
+        "the key's type is not known; annotate the key function, or give key_type=",
+    ),
+    "key that may be None": (
+        lambda: rows().key_by(to_text_key),
+        r"key_by\(to_text_key\): a key of type str \| None may be None",
+    ),
     "None as key type": (lambda: rows().key_by(unannotated, key_type=type(None)), "may be None"),
     "list as key": (lambda: rows().key_by(unannotated, key_type=list[int]), r"a list\[int\] cannot be a key"),
     "contradictory key_type": (lambda: rows().key_by(lambda r: r.amount, key_type=str), "key_type is str"),
-    "sum of text": (lambda: rows().key_by("shop").sum("shop"), "operator 'sum': field 'shop' is a string, which has no sum"),
-    "max of what may be None": (lambda: rows().key_by("shop").max("note"), "field 'note' may be None, which max cannot combine"),
+    "sum of text": (
+        lambda: rows().key_by("shop").sum("shop"),
+        "operator 'sum': field 'shop' is a string, which has no sum",
+    ),
+    "max of what may be None": (
+        lambda: rows().key_by("shop").max("note"),
+        "field 'note' may be None, which max cannot combine",
+    ),
     "unknown sum field": (lambda: rows().key_by("shop").sum("amuont"), "no field 'amuont'.*did you mean 'amount'"),
-    "agg by function": (lambda: rows().key_by(lambda r: r.shop.upper(), key_type=str).agg(F.sum("amount"), output_type=Total), r"keyed by fields; use key_by\('field'\)"),
-    "agg over an unknown column": (lambda: rows().key_by("shop").agg(F.sum(F.col("amuont")).alias("x"), output_type=Total), "no column 'amuont'.*did you mean 'amount'"),
-    "agg without a column for the key": (lambda: rows().key_by("shop").agg(F.sum("amount").alias("amount"), output_type=int), "operator 'agg'.*shop"),
-    "more columns than fields": (lambda: rows().select("shop", "amount", output_type=Other), "operator 'select'.*2 columns"),
-    "a column that is not in the output": (lambda: rows().with_columns({"tax": F.col("amount") / 5}, output_type=Row), "operator 'with_columns'.*'tax'"),
-    "unknown column in where": (lambda: rows().where(F.col("amuont") > 1), "operator 'where': no column 'amuont'.*did you mean 'amount'"),
+    "agg by function": (
+        lambda: rows().key_by(lambda r: r.shop.upper(), key_type=str).agg(F.sum("amount"), output_type=Total),
+        r"keyed by fields; use key_by\('field'\)",
+    ),
+    "agg over an unknown column": (
+        lambda: rows().key_by("shop").agg(F.sum(F.col("amuont")).alias("x"), output_type=Total),
+        "no column 'amuont'.*did you mean 'amount'",
+    ),
+    "agg without a column for the key": (
+        lambda: rows().key_by("shop").agg(F.sum("amount").alias("amount"), output_type=int),
+        "operator 'agg'.*shop",
+    ),
+    "more columns than fields": (
+        lambda: rows().select("shop", "amount", output_type=Other),
+        "operator 'select'.*2 columns",
+    ),
+    "a column that is not in the output": (
+        lambda: rows().with_columns({"tax": F.col("amount") / 5}, output_type=Row),
+        "operator 'with_columns'.*'tax'",
+    ),
+    "unknown column in where": (
+        lambda: rows().where(F.col("amuont") > 1),
+        "operator 'where': no column 'amuont'.*did you mean 'amount'",
+    ),
     "unknown column in select": (lambda: rows().select("amuont"), "did you mean 'amount'"),
-    "select of an expression": (lambda: rows().select("amount + 1"), "output_type is needed, since the type of 'amount . 1' is known to Spark only"),
+    "select of an expression": (
+        lambda: rows().select("amount + 1"),
+        "output_type is needed, since the type of 'amount . 1' is known to Spark only",
+    ),
     "select of nothing": (lambda: rows().select(), "at least one column"),
     "unknown Spark function": (lambda: F.summ("amount"), "no function 'summ'; did you mean 'sum'"),
-    "a keyed function on a stream": (lambda: rows().process(Keyed()), "operator 'Keyed': process needs a ProcessFunction; .* call key_by before it"),
-    "a function as process, keyed": (lambda: rows().key_by("shop").process(to_int), "a keyed stream needs a KeyedProcessFunction, not to_int"),
+    "a keyed function on a stream": (
+        lambda: rows().process(Keyed()),
+        "operator 'Keyed': process needs a ProcessFunction; .* call key_by before it",
+    ),
+    "a function as process, keyed": (
+        lambda: rows().key_by("shop").process(to_int),
+        "a keyed stream needs a KeyedProcessFunction, not to_int",
+    ),
     "process without output type": (lambda: rows().process(Plain()), "operator 'Plain' has no output type"),
-    "side output of a map": (lambda: rows().map(to_int).get_side_output(OutputTag("t", int)), "'to_int' is a Map and has no side outputs; use process"),
-    "side output without type": (lambda: rows().process(Plain(), int).get_side_output(OutputTag("t", object)), "Plain, side output t.*says nothing about the columns"),
-    "union of two types": (lambda: (s := rows()).union(s.map(to_int)), "streams of different types cannot be united: Row.* and int.*map one to the other's type"),
+    "side output of a map": (
+        lambda: rows().map(to_int).get_side_output(OutputTag("t", int)),
+        "'to_int' is a Map and has no side outputs; use process",
+    ),
+    "side output without type": (
+        lambda: rows().process(Plain(), int).get_side_output(OutputTag("t", object)),
+        "Plain, side output t.*says nothing about the columns",
+    ),
+    "union of two types": (
+        lambda: (s := rows()).union(s.map(to_int)),
+        "streams of different types cannot be united: Row.* and int.*map one to the other's type",
+    ),
     "union of two pipelines": (two_pipelines, "the streams belong to different pipelines, 'p' and 'q'"),
     "parallelism 0": (lambda: rows().map(to_int).set_parallelism(0), "'to_int': parallelism must be at least 1, not 0"),
     "parallelism 0 of a sink": (lambda: rows().print().set_parallelism(0), "parallelism must be at least 1, not 0"),
     "name of a union": (
         lambda: (s := rows()).union(s).name("x"),
-        "a name belongs to an operator or a sink, and this stream is a union; call it on the operator before, or the one after",
+        (
+            "a name belongs to an operator or a sink, and this stream is a union; call it on the operator before, or"
+            " the one after"
+        ),
     ),
     "name of a side output": (
         lambda: rows().process(Plain(), int).get_side_output(OutputTag("t", int)).name("x"),
-        r"p: a name belongs to an operator or a sink, and this stream is the side output 't' of 'Plain'; give it to what reads the side output: .sink_to\(sink\).name",
+        (
+            r"p: a name belongs to an operator or a sink, and this stream is the side output 't' of 'Plain'; give it to"
+            r" what reads the side output: .sink_to\(sink\).name"
+        ),
     ),
-    "uid of a keyed stream": (lambda: rows().key_by("shop").uid("x"), "a uid belongs to an operator or a sink, and this stream is keyed, behind 'collection'"),
-    "chaining of an exchange": (lambda: rows().rebalance().start_new_chain(), "chaining belongs to an operator or a sink, and this stream is an exchange behind"),
-    "side output by name": (lambda: rows().process(Plain(), int).get_side_output("t"), r"expected an OutputTag such as OutputTag\('late', Flight\), got 't'"),
+    "uid of a keyed stream": (
+        lambda: rows().key_by("shop").uid("x"),
+        "a uid belongs to an operator or a sink, and this stream is keyed, behind 'collection'",
+    ),
+    "chaining of an exchange": (
+        lambda: rows().rebalance().start_new_chain(),
+        "chaining belongs to an operator or a sink, and this stream is an exchange behind",
+    ),
+    "side output by name": (
+        lambda: rows().process(Plain(), int).get_side_output("t"),
+        r"expected an OutputTag such as OutputTag\('late', Flight\), got 't'",
+    ),
     "one tag with two types": (
-        lambda: [(s := rows().process(Plain(), int)).get_side_output(OutputTag("t", int)), s.get_side_output(OutputTag("t", str))],
-        r"operator 'Plain': the side output 't' is declared as int\(value: int64\) and as str\(value: string\); give one of them another name",
+        lambda: [
+            (s := rows().process(Plain(), int)).get_side_output(OutputTag("t", int)),
+            s.get_side_output(OutputTag("t", str)),
+        ],
+        (
+            r"operator 'Plain': the side output 't' is declared as int\(value: int64\) and as str\(value: string\);"
+            r" give one of them another name"
+        ),
     ),
-    "a type as text": (lambda: rows().map(unannotated, output_type="int"), "operator 'unannotated': the type is the text 'int'; give the type itself, without quotes"),
+    "a type as text": (
+        lambda: rows().map(unannotated, output_type="int"),
+        "operator 'unannotated': the type is the text 'int'; give the type itself, without quotes",
+    ),
     "complex": (lambda: rows().map(unannotated, output_type=complex), "operator 'unannotated'.*complex"),
     "no timestamp assigner": (
         lambda: rows().assign_timestamps_and_watermarks(WatermarkStrategy.for_monotonous_timestamps()),
         "has no timestamp assigner; add with_timestamp_assigner",
     ),
     "unknown timestamp field": (
-        lambda: rows().assign_timestamps_and_watermarks(WatermarkStrategy.no_watermarks().with_timestamp_assigner("amuont")),
+        lambda: rows().assign_timestamps_and_watermarks(
+            WatermarkStrategy.no_watermarks().with_timestamp_assigner("amuont")
+        ),
         "operator 'timestamps': no field 'amuont'.*did you mean 'amount'",
     ),
-    "text as timestamp": (lambda: rows().assign_timestamps_and_watermarks(WatermarkStrategy.no_watermarks().with_timestamp_assigner("shop")), "'shop' is a string; a timestamp is"),
-    "negative out-of-orderness": (lambda: WatermarkStrategy.for_bounded_out_of_orderness(timedelta(-1)), "must be a timedelta that is not negative"),
-    "empty collection": (lambda: Pipeline("p").from_collection([]), "an empty collection does not tell its type; give type_info="),
-    "list in a collection": (lambda: Pipeline("p").from_collection([[1]]), "a list does not tell its element type; give type_info="),
-    "pipeline name": (lambda: Pipeline("my pipeline"), "'my pipeline' is not a pipeline name; use letters, digits and _"),
-    "no sink": (lambda: Pipeline("p").graph(), r"p: nothing is written anywhere; end a stream with sink_to\(...\) or print\(\)"),
+    "text as timestamp": (
+        lambda: rows().assign_timestamps_and_watermarks(
+            WatermarkStrategy.no_watermarks().with_timestamp_assigner("shop")
+        ),
+        "'shop' is a string; a timestamp is",
+    ),
+    "negative out-of-orderness": (
+        lambda: WatermarkStrategy.for_bounded_out_of_orderness(timedelta(-1)),
+        "must be a timedelta that is not negative",
+    ),
+    "empty collection": (
+        lambda: Pipeline("p").from_collection([]),
+        "an empty collection does not tell its type; give type_info=",
+    ),
+    "list in a collection": (
+        lambda: Pipeline("p").from_collection([[1]]),
+        "a list does not tell its element type; give type_info=",
+    ),
+    "pipeline name": (
+        lambda: Pipeline("my pipeline"),
+        "'my pipeline' is not a pipeline name; use letters, digits and _",
+    ),
+    "no sink": (
+        lambda: Pipeline("p").graph(),
+        r"p: nothing is written anywhere; end a stream with sink_to\(...\) or print\(\)",
+    ),
 }
 
 
@@ -179,17 +282,29 @@ def test_a_mistake_is_an_error_that_says_where_and_what_to_do(mistake):
 def test_all_mistakes_in_output_types_are_told_at_once():
     pipeline = Pipeline("p")
     numbers = pipeline.from_collection([1])
-    broken = numbers.map(unannotated).name("first").filter(lambda r: r.odd).key_by("odd").process(Keyed()).map(to_int, output_type=str)
+    broken = (
+        numbers.map(unannotated)
+        .name("first")
+        .filter(lambda r: r.odd)
+        .key_by("odd")
+        .process(Keyed())
+        .map(to_int, output_type=str)
+    )
     broken.union(numbers.map(lambda n: n, complex)).key_by("x").window(None).aggregate(None).print().name("x")
     numbers.union(broken).connect(broken).apply(None)
     numbers.map(to_int).print("fine")
     with pytest.raises(RecordTypeError) as raised:
         pipeline.graph()
-    assert [line.split(" (")[0] for line in re.sub(r"\(.*test_build_errors\.py:\d+\)", "", str(raised.value)).splitlines()] == [
+    assert [
+        line.split(" (")[0] for line in re.sub(r"\(.*test_build_errors\.py:\d+\)", "", str(raised.value)).splitlines()
+    ] == [
         "p: 3 operators have no usable output type:",
         "  1. operator 'unannotated' has no output type; annotate what the function returns, or give output_type= ",
         "  2. operator 'to_int': output_type is str, but the function is annotated to give int; make them the same ",
-        "  3. operator 'map': complex says nothing about the columns; use a NamedTuple or another annotated class, or a plain type such as int or tuple[str, int] ",
+        (
+            "  3. operator 'map': complex says nothing about the columns; use a NamedTuple or another annotated class,"
+            " or a plain type such as int or tuple[str, int] "
+        ),
     ]
     assert str(raised.value).count("test_build_errors.py:") == 3
 
@@ -199,7 +314,13 @@ def test_two_equal_uids_name_both_operators_and_their_lines():
     stream = pipeline.from_collection([1])
     stream.map(to_int).name("first").uid("same").print()
     stream.map(to_int).name("second").uid("same").print()
-    with pytest.raises(PipelineError, match=r"'first' \(.*test_build_errors\.py:\d+\) and 'second' \(.*test_build_errors\.py:\d+\) both have the uid 'same'"):
+    with pytest.raises(
+        PipelineError,
+        match=(
+            r"'first' \(.*test_build_errors\.py:\d+\) and 'second' \(.*test_build_errors\.py:\d+\) both have the uid"
+            r" 'same'"
+        ),
+    ):
         pipeline.graph()
 
 
@@ -211,8 +332,12 @@ def test_uids_that_are_not_given_are_unique_and_follow_the_names():
 
 def test_forward_with_another_parallelism_is_an_error():
     pipeline = Pipeline("p")
-    pipeline.from_collection([1]).map(to_int).name("a").set_parallelism(2).forward().map(to_int).name("b").set_parallelism(4).print()
-    with pytest.raises(PipelineError, match=r"p: forward\(\) from 'a' to 'b' needs the same parallelism, but it goes from 2 to 4"):
+    pipeline.from_collection([1]).map(to_int).name("a").set_parallelism(2).forward().map(to_int).name(
+        "b"
+    ).set_parallelism(4).print()
+    with pytest.raises(
+        PipelineError, match=r"p: forward\(\) from 'a' to 'b' needs the same parallelism, but it goes from 2 to 4"
+    ):
         pipeline.plan()
 
 
@@ -226,9 +351,17 @@ def test_operators_of_a_plain_stream_may_follow_key_by():
     ("first", "second", "said"),
     [
         (DeltaSink("/data/a", name="one"), DeltaSink("/data/a/", name="two"), "one place, /data/a,"),
-        (DeltaSink("/data/a", name="one", mode="upsert", key="shop"), FileSink("file:///data/b/../a", name="two"), "one place, /data/a,"),
+        (
+            DeltaSink("/data/a", name="one", mode="upsert", key="shop"),
+            FileSink("file:///data/b/../a", name="two"),
+            "one place, /data/a,",
+        ),
         (DeltaSink("/data/a", name="one", mode="append"), DeltaSink("/data/a", name="two"), "one place, /data/a,"),
-        (FileSink("/data/a", name="one"), DeltaSink("/data/a/b", name="two"), "/data/a/b, inside the folder of sink 'one' of p"),
+        (
+            FileSink("/data/a", name="one"),
+            DeltaSink("/data/a/b", name="two"),
+            "/data/a/b, inside the folder of sink 'one' of p",
+        ),
         (DeltaSink("out", name="one"), FileSink(f"{os.getcwd()}/out", name="two"), f"one place, {os.getcwd()}/out"),
         (FileSink("s3://bucket/a", name="one"), FileSink("s3a://bucket/a/", name="two"), "one place, s3://bucket/a,"),
     ],
@@ -247,7 +380,12 @@ def test_two_sinks_that_would_take_away_each_others_rows_are_an_error_that_names
 
 def test_sinks_that_append_may_share_a_place_and_neighbours_are_no_conflict():
     stream = rows()
-    for sink in (DeltaSink("/data/a", mode="append"), DeltaSink("/data/a", mode="append"), DeltaSink("/data/ab"), FileSink("/data/b")):
+    for sink in (
+        DeltaSink("/data/a", mode="append"),
+        DeltaSink("/data/a", mode="append"),
+        DeltaSink("/data/ab"),
+        FileSink("/data/b"),
+    ):
         stream.sink_to(sink)
     assert [n.name for n in stream._pipeline.plan().graph.nodes if isinstance(n, SinkNode)] == ["a", "a-2", "ab", "b"]
 
@@ -266,7 +404,9 @@ def test_sinks_that_append_may_share_a_place_and_neighbours_are_no_conflict():
     ],
 )
 def test_an_expression_that_reads_a_column_which_is_not_there_is_an_error_with_the_nearest_name(build):
-    with pytest.raises(PipelineError, match=r"p: operator '\w+': no column 'amout'.* in Row\(.*; did you mean 'amount'\?"):
+    with pytest.raises(
+        PipelineError, match=r"p: operator '\w+': no column 'amout'.* in Row\(.*; did you mean 'amount'\?"
+    ):
         build(rows())
 
 
@@ -292,7 +432,10 @@ def test_a_column_may_be_read_that_an_expression_before_it_names():
 
 
 def test_names_are_checked_without_a_parser_where_there_is_no_sql():
-    code = "import sys; from tests.api.test_build_errors import rows, F; rows().where(F.col('amount') > 0).select('shop'); assert 'sqlglot' not in sys.modules"
+    code = (
+        "import sys; from tests.api.test_build_errors import rows, F; rows().where(F.col('amount') > 0).select('shop');"
+        " assert 'sqlglot' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

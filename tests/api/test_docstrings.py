@@ -11,9 +11,24 @@ from dagster_unified import api, connectors
 _NAME = re.compile(r"`([a-z_][a-z0-9_]*)(?:=[^`]*)?`")
 
 _WORDS = {
-    "append", "overwrite", "upsert", "text", "mermaid", "json", "kafka", "date", "a", "_",
-    "__ts", "window_start", "window_end", "session_window", "on_timer", "create_accumulator", "timedelta",
-}  # fmt: skip
+    "append",
+    "overwrite",
+    "upsert",
+    "text",
+    "mermaid",
+    "json",
+    "kafka",
+    "date",
+    "a",
+    "_",
+    "__ts",
+    "window_start",
+    "window_end",
+    "session_window",
+    "on_timer",
+    "create_accumulator",
+    "timedelta",
+}
 """Values, columns, and methods of a user's function."""
 
 
@@ -22,12 +37,20 @@ def public():
         for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             module = importlib.import_module(found.name)
             for name, value in vars(module).items():
-                if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__ and (inspect.isclass(value) or inspect.isfunction(value)):
+                if (
+                    not name.startswith("_")
+                    and getattr(value, "__module__", None) == module.__name__
+                    and (inspect.isclass(value) or inspect.isfunction(value))
+                ):
                     yield value
 
 
 def methods(thing):
-    found = [getattr(m, "__func__", m) for name, m in vars(thing).items() if not name.startswith("_")] if inspect.isclass(thing) else []
+    found = (
+        [getattr(m, "__func__", m) for name, m in vars(thing).items() if not name.startswith("_")]
+        if inspect.isclass(thing)
+        else []
+    )
     return [m for m in found if inspect.isfunction(m)]
 
 
@@ -40,7 +63,12 @@ def parameters(thing):
 
 def test_names_in_backticks_are_parameters_or_public_names():
     things = list(public())
-    known = {name for thing in things if inspect.isclass(thing) for name in dir(thing)} | set(dir(builtins)) | set(api.__all__) | _WORDS
+    known = (
+        {name for thing in things if inspect.isclass(thing) for name in dir(thing)}
+        | set(dir(builtins))
+        | set(api.__all__)
+        | _WORDS
+    )
     unknown = {}
     for thing in things:
         own = parameters(thing).union(*map(parameters, methods(thing)))

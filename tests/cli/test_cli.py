@@ -52,7 +52,13 @@ def test_explain_as_mermaid_and_as_json(cli):
 
 
 @pytest.mark.parametrize(
-    "define", [["-D", "execution.runtime-mode=STREAMING"], ["--define", "execution.runtime-mode=streaming"], ["-Dexecution.runtime-mode=STREAMING"]], ids=" ".join
+    "define",
+    [
+        ["-D", "execution.runtime-mode=STREAMING"],
+        ["--define", "execution.runtime-mode=streaming"],
+        ["-Dexecution.runtime-mode=STREAMING"],
+    ],
+    ids=" ".join,
 )
 def test_an_option_is_set_as_flink_users_write_it(cli, define):
     code, out, err = cli("explain", "shop_job.py", *define)
@@ -65,7 +71,9 @@ def test_version(cli):
 
 
 def test_config_show_names_every_values_origin(cli, tmp_path, monkeypatch):
-    (tmp_path / "dagster-unified.toml").write_text('[parallelism]\ndefault = 3\n[execution]\nruntime-mode = "BATCH"\nincremental-updates = true\n')
+    (tmp_path / "dagster-unified.toml").write_text(
+        '[parallelism]\ndefault = 3\n[execution]\nruntime-mode = "BATCH"\nincremental-updates = true\n'
+    )
     monkeypatch.setenv("DAGSTER_UNIFIED_EXECUTION_RUNTIME_MODE", "AUTOMATIC")
     monkeypatch.setenv("DAGSTER_UNIFIED_EXECUTION_INCREMENTAL_UPDATES", "false")
     code, out, _ = cli("config", "show", "--format", "plain", "-D", "execution.runtime-mode=STREAMING")
@@ -83,7 +91,8 @@ def test_config_show_of_one_option_says_where_it_is_looked_for(cli):
     assert code == 0
     assert out.startswith("execution.schedule-mode = follows from the mode (default)\n")
     assert (
-        "-D execution.schedule-mode=… or run configuration, a deployment's options, the environment variable DAGSTER_UNIFIED_EXECUTION_SCHEDULE_MODE, dagster-unified.toml" in out
+        "-D execution.schedule-mode=… or run configuration, a deployment's options, the environment variable"
+        " DAGSTER_UNIFIED_EXECUTION_SCHEDULE_MODE, dagster-unified.toml" in out
     )
 
 
@@ -96,24 +105,54 @@ def test_config_show_as_a_table_names_options_and_origins(cli, monkeypatch):
 
 
 MISTAKES = {
-    "unknown option": (["explain", "shop_job.py", "-D", "execution.runtme-mode=BATCH"], "unknown option 'execution.runtme-mode'; did you mean 'execution.runtime-mode'?"),
-    "wrong value": (["explain", "shop_job.py", "-D", "execution.runtime-mode=BACH"], "'BACH' is not one of BATCH, STREAMING, AUTOMATIC; did you mean 'BATCH'?"),
-    "no value": (["explain", "shop_job.py", "-D", "execution.runtime-mode"], "expected key=value, such as -D execution.runtime-mode=BATCH"),
-    "unknown option to show": (["config", "show", "parallelism.defalt"], "unknown option 'parallelism.defalt'; did you mean 'parallelism.default'?"),
+    "unknown option": (
+        ["explain", "shop_job.py", "-D", "execution.runtme-mode=BATCH"],
+        "unknown option 'execution.runtme-mode'; did you mean 'execution.runtime-mode'?",
+    ),
+    "wrong value": (
+        ["explain", "shop_job.py", "-D", "execution.runtime-mode=BACH"],
+        "'BACH' is not one of BATCH, STREAMING, AUTOMATIC; did you mean 'BATCH'?",
+    ),
+    "no value": (
+        ["explain", "shop_job.py", "-D", "execution.runtime-mode"],
+        "expected key=value, such as -D execution.runtime-mode=BATCH",
+    ),
+    "unknown option to show": (
+        ["config", "show", "parallelism.defalt"],
+        "unknown option 'parallelism.defalt'; did you mean 'parallelism.default'?",
+    ),
     "no such file": (["explain", "nowhere.py"], "there is no file nowhere.py"),
     "no such module": (["explain", "shop_jbo"], "there is no module 'shop_jbo'; did you mean 'shop_job'?"),
     "relative module": (["explain", ".shop_job"], "'.shop_job' is not a module's name"),
-    "no such pipeline": (["explain", "shop_job:pipelin"], "shop_job has no pipeline 'pipelin'; did you mean 'pipeline'?"),
-    "several pipelines": (["explain", "shop_two"], "shop_two has several pipelines; name one: shop_two:pipeline, shop_two:other"),
+    "no such pipeline": (
+        ["explain", "shop_job:pipelin"],
+        "shop_job has no pipeline 'pipelin'; did you mean 'pipeline'?",
+    ),
+    "several pipelines": (
+        ["explain", "shop_two"],
+        "shop_two has several pipelines; name one: shop_two:pipeline, shop_two:other",
+    ),
     "no pipeline": (["explain", "shop_none.py"], "shop_none.py has no Pipeline at its top level"),
     "not Python": (["explain", "shop_broken.py"], "shop_broken.py"),
     "fails": (["explain", "shop_fails.py"], "ZeroDivisionError: division by zero"),
     "needs a module": (["explain", "shop_missing"], "No module named 'there_is_no_such_module'"),
     "file that needs a module": (["explain", "shop_missing.py"], "No module named 'there_is_no_such_module'"),
-    "no Spark Connect server": (["run", "shop_job.py", "--remote", "sc://127.0.0.1:1"], "no Spark Connect server can be reached at sc://127.0.0.1:1: Connection refused"),
-    "no Spark master": (["run", "shop_job.py", "--master", "spark://127.0.0.1:1"], "no Spark master can be reached at spark://127.0.0.1:1: Connection refused"),
-    "not a remote": (["run", "shop_job.py", "--remote", "http://host:1"], "'http://host:1' is not the address of a Spark Connect server, such as sc://host:15002"),
-    "not a master": (["run", "shop_job.py", "--master", "sprk://host:7077"], "'sprk://host:7077' is not a Spark master"),
+    "no Spark Connect server": (
+        ["run", "shop_job.py", "--remote", "sc://127.0.0.1:1"],
+        "no Spark Connect server can be reached at sc://127.0.0.1:1: Connection refused",
+    ),
+    "no Spark master": (
+        ["run", "shop_job.py", "--master", "spark://127.0.0.1:1"],
+        "no Spark master can be reached at spark://127.0.0.1:1: Connection refused",
+    ),
+    "not a remote": (
+        ["run", "shop_job.py", "--remote", "http://host:1"],
+        "'http://host:1' is not the address of a Spark Connect server, such as sc://host:15002",
+    ),
+    "not a master": (
+        ["run", "shop_job.py", "--master", "sprk://host:7077"],
+        "'sprk://host:7077' is not a Spark master",
+    ),
     "unknown command": (["explian", "shop_job.py"], "explian"),
     "no pipeline given": (["explain"], "pipeline"),
 }

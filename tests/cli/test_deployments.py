@@ -21,7 +21,10 @@ MODULES = {
     "its definitions": f"defs = unified_definitions(pipeline, {DEPLOYMENT})",
     "its deployment": f"deployment = {DEPLOYMENT}",
     "both": f"deployment = {DEPLOYMENT}\ndefs = unified_definitions(pipeline, deployment)",
-    "merged definitions": f"from dagster import Definitions\ndefs = Definitions.merge(unified_definitions(pipeline, {DEPLOYMENT}), Definitions())",
+    "merged definitions": (
+        f"from dagster import Definitions\ndefs = Definitions.merge(unified_definitions(pipeline, {DEPLOYMENT}),"
+        " Definitions())"
+    ),
 }
 
 
@@ -76,7 +79,9 @@ def test_options_of_the_command_line_are_over_those_of_the_deployment(cli, tmp_p
 
 
 def test_one_that_is_declared_suspended_is_resumed_before_it_ever_ran(cli, tmp_path):
-    (tmp_path / "deployed_shops.py").write_text(PIPELINES + "deployment = StreamingDeployment(pipeline, state='suspended')")
+    (tmp_path / "deployed_shops.py").write_text(
+        PIPELINES + "deployment = StreamingDeployment(pipeline, state='suspended')"
+    )
     assert cli("suspend", "deployed_shops.py")[0] == 2
     code, out, _ = cli("resume", "deployed_shops.py")
     assert code == 0
@@ -84,7 +89,9 @@ def test_one_that_is_declared_suspended_is_resumed_before_it_ever_ran(cli, tmp_p
 
 
 def test_one_of_several_is_named(cli, tmp_path):
-    (tmp_path / "deployed_shops.py").write_text(PIPELINES + SECOND + f"defs = unified_definitions(pipeline, second, {DEPLOYMENT})")
+    (tmp_path / "deployed_shops.py").write_text(
+        PIPELINES + SECOND + f"defs = unified_definitions(pipeline, second, {DEPLOYMENT})"
+    )
     directory = started(tmp_path / "elsewhere")
     code, _, err = cli("suspend", "deployed_shops.py")
     assert code == 2

@@ -24,11 +24,16 @@ def test_a_new_project_runs_tests_itself_and_is_what_dagster_loads(tmp_path, mon
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
     assert init("corner-shops") == 0
-    assert capsys.readouterr().out == "corner-shops is there. Next: cd corner-shops && dagster-unified run corner_shops.pipeline\n"
+    assert (
+        capsys.readouterr().out
+        == "corner-shops is there. Next: cd corner-shops && dagster-unified run corner_shops.pipeline\n"
+    )
     project = tmp_path / "corner-shops"
 
     def run(*command):
-        done = subprocess.run([str(BIN / command[0]), *command[1:]], capture_output=True, text=True, cwd=project, timeout=600, check=False)
+        done = subprocess.run(
+            [str(BIN / command[0]), *command[1:]], capture_output=True, text=True, cwd=project, timeout=600, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 
@@ -38,7 +43,9 @@ def test_a_new_project_runs_tests_itself_and_is_what_dagster_loads(tmp_path, mon
     assert "1 passed" in run("python", "-m", "pytest")
     module = tomllib.loads((project / "pyproject.toml").read_text())["tool"]["dagster"]["module_name"]
     assert module == "corner_shops.definitions"
-    assert "Validation successful for code location corner_shops.definitions" in run("dagster", "definitions", "validate")
+    assert "Validation successful for code location corner_shops.definitions" in run(
+        "dagster", "definitions", "validate"
+    )
 
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path, monkeypatch, capsys):

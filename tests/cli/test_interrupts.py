@@ -37,7 +37,8 @@ def slow(sale: Sale) -> Sale:
 pipeline = Pipeline("shops")
 sales = pipeline.from_collection([Sale("north", 3)], name="sales")
 sales.sink_to(DeltaSink("early", mode="append")).name("early")
-sales.map(slow).name("slow").key_by("shop").sum("amount").sink_to(DeltaSink("out", mode="upsert", key="shop")).name("out")
+totals = sales.map(slow).name("slow").key_by("shop").sum("amount")
+totals.sink_to(DeltaSink("out", mode="upsert", key="shop")).name("out")
 """
 COMMAND = str(Path(sys.executable).with_name("dagster-unified"))
 
@@ -61,7 +62,9 @@ def jvm_of(process):
 
 
 def mirrors_output(process):
-    """Whether Dagster shows a step's output on the terminal and writes it to a file, which takes processes of its own."""
+    """Whether Dagster shows a step's output on the terminal and writes it to a file, which takes processes of its
+    own.
+    """
     return any(b"watch_orphans" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(process))
 
 
@@ -74,8 +77,12 @@ def start(tmp_path):
     with (tmp_path / "log").open("w") as output:
         running = subprocess.Popen(
             [COMMAND, "run", "shops.py", "--master", "local[1]"],
-            env={**os.environ, "DAGSTER_HOME": str(tmp_path / "home")}, cwd=tmp_path, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            env={**os.environ, "DAGSTER_HOME": str(tmp_path / "home")},
+            cwd=tmp_path,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     try:
         yield running
     finally:
@@ -106,7 +113,11 @@ def test_a_second_ctrl_c_ends_the_process_at_once(tmp_path, start):
     jvm = until(lambda: jvm_of(start.pid), "starting Spark", start)
     os.kill(jvm, signal.SIGSTOP)  # the first signal waits for it
     os.killpg(start.pid, signal.SIGINT)
-    until(lambda: "a second signal ends the process" in (tmp_path / "log").read_text(), "answering the first signal", start)
+    until(
+        lambda: "a second signal ends the process" in (tmp_path / "log").read_text(),
+        "answering the first signal",
+        start,
+    )
     os.killpg(start.pid, signal.SIGINT)
     assert start.wait(20) == 130
     said = (tmp_path / "log").read_text()

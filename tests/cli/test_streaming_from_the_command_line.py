@@ -25,7 +25,8 @@ class Sale(NamedTuple):
 
 pipeline = Pipeline("shops")
 sales = pipeline.from_source(CsvSource("in", Sale, name="sales", monitor=True))
-sales.key_by("shop").reduce(lambda a, b: Sale(a.shop, a.amount + b.amount)).sink_to(DeltaSink("out", mode="upsert", key="shop"))
+totals = sales.key_by("shop").reduce(lambda a, b: Sale(a.shop, a.amount + b.amount))
+totals.sink_to(DeltaSink("out", mode="upsert", key="shop"))
 """
 COMMAND = str(Path(sys.executable).with_name("dagster-unified"))
 
@@ -36,11 +37,15 @@ def test_interrupting_saving_and_listing(tmp_path):
     (tmp_path / "in/1.csv").write_text("shop,amount\nnorth,3\nsouth,5\n")
 
     def told(*arguments):
-        done = subprocess.run([COMMAND, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
+        done = subprocess.run(
+            [COMMAND, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
+        )
         return done.returncode, done.stdout + done.stderr
 
     with (tmp_path / "log").open("w") as log:
-        running = subprocess.Popen([COMMAND, "run", "shops.py"], cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        running = subprocess.Popen(
+            [COMMAND, "run", "shops.py"], cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
         try:
             deadline = time.monotonic() + 600
             while "epoch 0 of main" not in (tmp_path / "log").read_text():
@@ -55,7 +60,10 @@ def test_interrupting_saving_and_listing(tmp_path):
         finally:
             running.kill()
     assert "Error" not in (tmp_path / "log").read_text()
-    assert sorted(tuple(r.values()) for r in DeltaTable(str(tmp_path / "out")).to_pyarrow_table().to_pylist()) == [("north", 3), ("south", 5)]
+    assert sorted(tuple(r.values()) for r in DeltaTable(str(tmp_path / "out")).to_pyarrow_table().to_pylist()) == [
+        ("north", 3),
+        ("south", 5),
+    ]
     code, made = told("savepoint", "shops.py")
     assert code == 0
     assert told("savepoints", "shops.py") == (0, made)

@@ -1,4 +1,6 @@
-"""Programs whose watermark moves in mid-stream, as `Oracle.java` has them: over rows out of order, two seconds behind the latest."""
+"""Programs whose watermark moves in mid-stream, as `Oracle.java` has them: over rows out of order, two seconds behind
+the latest.
+"""
 
 from collections.abc import Iterable
 from datetime import timedelta
@@ -20,19 +22,31 @@ from dagster_unified.api import (
 from tests.conformance.programs import Row, WindowDump, combine, seconds, wm
 
 ROWS = [
-    ("a", 1, 1000), ("b", 2, 2000), ("a", 3, 4000),
-    ("a", 4, 3000), ("b", 5, 7000), ("a", 6, 9000),
-    ("b", 7, 4500), ("a", 8, 2500), ("b", 9, 11000),
-    ("a", 10, 16000), ("b", 11, 8000), ("a", 12, 12000),
-    ("a", 13, 21000), ("b", 14, 15000), ("b", 15, 24000),
-]  # fmt: skip
+    ("a", 1, 1000),
+    ("b", 2, 2000),
+    ("a", 3, 4000),
+    ("a", 4, 3000),
+    ("b", 5, 7000),
+    ("a", 6, 9000),
+    ("b", 7, 4500),
+    ("a", 8, 2500),
+    ("b", 9, 11000),
+    ("a", 10, 16000),
+    ("b", 11, 8000),
+    ("a", 12, 12000),
+    ("a", 13, 21000),
+    ("b", 14, 15000),
+    ("b", 15, 24000),
+]
 
 BUNDLE = 3
 """How many records come between two watermarks, where not each has its own: in STREAMING on Spark, a micro-batch."""
 
 
 def timed(stream):
-    strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(seconds=2)).with_timestamp_assigner(lambda r: r[2])
+    strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(seconds=2)).with_timestamp_assigner(
+        lambda r: r[2]
+    )
     return stream.assign_timestamps_and_watermarks(strategy)
 
 
@@ -50,7 +64,10 @@ class Timers(KeyedProcessFunction):
         yield f"element key={value[0]} v={value[1]} n={self.n.value()} wm={wm(ctx.timer_service().current_watermark())}"
 
     def on_timer(self, timestamp, ctx):
-        yield f"timer key={ctx.get_current_key()} at={timestamp} n={self.n.value()} wm={wm(ctx.timer_service().current_watermark())}"
+        yield (
+            f"timer key={ctx.get_current_key()} at={timestamp} n={self.n.value()}"
+            f" wm={wm(ctx.timer_service().current_watermark())}"
+        )
 
 
 class Pair(ProcessJoinFunction):
@@ -103,12 +120,26 @@ PROGRAMS = {
     "tumbling_in_mid_stream": lambda rows: five_seconds(rows).process(WindowDump()),
     "tumbling_late_side_output": lambda rows: with_late(five_seconds(rows)),
     "tumbling_allowed_lateness": lambda rows: with_late(five_seconds(rows).allowed_lateness(seconds(3))),
-    "session_in_mid_stream": lambda rows: by_key(rows).window(EventTimeSessionWindows.with_gap(seconds(3))).process(WindowDump()),
-    "window_of_windows": lambda rows: by_key(five_seconds(rows).reduce(combine)).window(TumblingEventTimeWindows.of(seconds(10))).process(WindowDump()),
+    "session_in_mid_stream": lambda rows: (
+        by_key(rows).window(EventTimeSessionWindows.with_gap(seconds(3))).process(WindowDump())
+    ),
+    "window_of_windows": lambda rows: (
+        by_key(five_seconds(rows).reduce(combine))
+        .window(TumblingEventTimeWindows.of(seconds(10)))
+        .process(WindowDump())
+    ),
     "interval_join": interval_join,
-    "continuous_trigger": lambda rows: triggered(rows, TumblingEventTimeWindows.of(seconds(10)), ContinuousEventTimeTrigger.of(seconds(2))),
-    "continuous_trigger_on_a_global_window": lambda rows: triggered(rows, GlobalWindows.create(), ContinuousEventTimeTrigger.of(seconds(5))),
-    "continuous_processing_time_trigger_on_a_global_window": lambda rows: triggered(rows, GlobalWindows.create(), BY_THE_CLOCK),
-    "continuous_processing_time_trigger_on_clock_windows": lambda rows: triggered(rows, TumblingProcessingTimeWindows.of(timedelta(days=1)), BY_THE_CLOCK),
+    "continuous_trigger": lambda rows: triggered(
+        rows, TumblingEventTimeWindows.of(seconds(10)), ContinuousEventTimeTrigger.of(seconds(2))
+    ),
+    "continuous_trigger_on_a_global_window": lambda rows: triggered(
+        rows, GlobalWindows.create(), ContinuousEventTimeTrigger.of(seconds(5))
+    ),
+    "continuous_processing_time_trigger_on_a_global_window": lambda rows: triggered(
+        rows, GlobalWindows.create(), BY_THE_CLOCK
+    ),
+    "continuous_processing_time_trigger_on_clock_windows": lambda rows: triggered(
+        rows, TumblingProcessingTimeWindows.of(timedelta(days=1)), BY_THE_CLOCK
+    ),
     "count_window_average": lambda rows: by_key(rows).flat_map(CountWindowAverage()),
 }

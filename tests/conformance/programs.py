@@ -31,7 +31,16 @@ from dagster_unified.api import (
 
 Row = tuple[str, int, int]
 
-A = [("a", 3, 3000), ("b", 1, 1000), ("a", 1, 1000), ("c", 9, 9000), ("b", 7, 7000), ("a", 2, 2000), ("b", 4, 12000), ("a", 5, 21000)]
+A = [
+    ("a", 3, 3000),
+    ("b", 1, 1000),
+    ("a", 1, 1000),
+    ("c", 9, 9000),
+    ("b", 7, 7000),
+    ("a", 2, 2000),
+    ("b", 4, 12000),
+    ("a", 5, 21000),
+]
 B = [("b", 10, 2000), ("a", 20, 1500), ("c", 30, 8000), ("d", 40, 4000), ("a", 50, 2500)]
 
 
@@ -40,7 +49,9 @@ def wm(watermark: int) -> str | int:
 
 
 def src(pipeline: Pipeline, data: list[Row], name: str = "a"):
-    strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(seconds=60)).with_timestamp_assigner(lambda r: r[2])
+    strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(seconds=60)).with_timestamp_assigner(
+        lambda r: r[2]
+    )
     return pipeline.from_collection(data, Row, name).assign_timestamps_and_watermarks(strategy)
 
 
@@ -73,10 +84,16 @@ class Timers(KeyedProcessFunction):
         self.n.update(n)
         ctx.timer_service().register_event_time_timer(value[2] + 5000)
         ctx.timer_service().register_event_time_timer(value[2])
-        yield f"element key={ctx.get_current_key()} v={value[1]} ts={ctx.timestamp()} n={n} wm={wm(ctx.timer_service().current_watermark())}"
+        yield (
+            f"element key={ctx.get_current_key()} v={value[1]} ts={ctx.timestamp()} n={n}"
+            f" wm={wm(ctx.timer_service().current_watermark())}"
+        )
 
     def on_timer(self, timestamp, ctx):
-        yield f"timer key={ctx.get_current_key()} at={timestamp} n={self.n.value()} wm={wm(ctx.timer_service().current_watermark())}"
+        yield (
+            f"timer key={ctx.get_current_key()} at={timestamp} n={self.n.value()}"
+            f" wm={wm(ctx.timer_service().current_watermark())}"
+        )
 
 
 def event_time_timers(p):
@@ -135,7 +152,14 @@ def side_output(p):
 
 
 def two_keyed_stages(p):
-    return src(p, A).key_by(lambda r: r[0]).reduce(combine).map(lambda r: ("odd" if r[1] % 2 else "even", 1, r[2]), output_type=Row).key_by(lambda r: r[0]).reduce(combine)
+    return (
+        src(p, A)
+        .key_by(lambda r: r[0])
+        .reduce(combine)
+        .map(lambda r: ("odd" if r[1] % 2 else "even", 1, r[2]), output_type=Row)
+        .key_by(lambda r: r[0])
+        .reduce(combine)
+    )
 
 
 class WindowDump(ProcessWindowFunction):
@@ -154,11 +178,21 @@ def tumbling(p):
 
 
 def tumbling_offset(p):
-    return src(p, A).key_by(lambda r: r[0]).window(TumblingEventTimeWindows.of(seconds(5), seconds(2))).process(WindowDump())
+    return (
+        src(p, A)
+        .key_by(lambda r: r[0])
+        .window(TumblingEventTimeWindows.of(seconds(5), seconds(2)))
+        .process(WindowDump())
+    )
 
 
 def sliding(p):
-    return src(p, A).key_by(lambda r: r[0]).window(SlidingEventTimeWindows.of(seconds(6), seconds(2))).process(WindowDump())
+    return (
+        src(p, A)
+        .key_by(lambda r: r[0])
+        .window(SlidingEventTimeWindows.of(seconds(6), seconds(2)))
+        .process(WindowDump())
+    )
 
 
 def session(p):
@@ -174,7 +208,13 @@ def count_window_sliding(p):
 
 
 def global_window_count_trigger(p):
-    return src(p, A).key_by(lambda r: r[0]).window(GlobalWindows.create()).trigger(PurgingTrigger.of(CountTrigger.of(2))).process(WindowDump())
+    return (
+        src(p, A)
+        .key_by(lambda r: r[0])
+        .window(GlobalWindows.create())
+        .trigger(PurgingTrigger.of(CountTrigger.of(2)))
+        .process(WindowDump())
+    )
 
 
 class Mean(AggregateFunction):
@@ -258,5 +298,16 @@ PROGRAMS = {
     )
 }
 
-FLAGGED = {"event_time_timers", "rolling_sum", "rolling_min", "count_window", "count_window_sliding", "global_window_count_trigger", "broadcast_state", "two_keyed_stages"}
-"""Programs whose result depends on arrival order, on the watermark or on counting updates, by their nature: the lint must warn."""
+FLAGGED = {
+    "event_time_timers",
+    "rolling_sum",
+    "rolling_min",
+    "count_window",
+    "count_window_sliding",
+    "global_window_count_trigger",
+    "broadcast_state",
+    "two_keyed_stages",
+}
+"""Programs whose result depends on arrival order, on the watermark or on counting updates, by their nature: the lint
+must warn.
+"""

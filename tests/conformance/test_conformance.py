@@ -1,7 +1,8 @@
-"""Holds this library to what Apache Flink 2.3 prints for the same programs (thread mode), per key, in order within a key.
+"""Holds this library to what Apache Flink 2.3 prints for the same programs (thread mode), per key, in order within a
+key.
 
-`flink-2.3-<MODE>-thread.jsonl` are Flink's own results. Two are known to differ, where Flink breaks its own promise: see
-`OURS`.
+`flink-2.3-<MODE>-thread.jsonl` are Flink's own results. Two are known to differ, where Flink breaks its own promise:
+see `OURS`.
 """
 
 import json
@@ -23,15 +24,33 @@ HERE = Path(__file__).parent
 OURS = {
     # Flink's BATCH drops timers that a timer callback registers; its STREAMING fires them, and so do we in both modes.
     ("BATCH", "timers_registered_and_deleted_in_timers"): [
-        "timer key=a at=2000", "timer key=a at=3000", "timer key=a at=12000", "timer key=a at=13000", "timer key=a at=21000",
-        "timer key=b at=1000", "timer key=b at=7000", "timer key=b at=11000", "timer key=b at=12000", "timer key=c at=9000",
+        "timer key=a at=2000",
+        "timer key=a at=3000",
+        "timer key=a at=12000",
+        "timer key=a at=13000",
+        "timer key=a at=21000",
+        "timer key=b at=1000",
+        "timer key=b at=7000",
+        "timer key=b at=11000",
+        "timer key=b at=12000",
+        "timer key=c at=9000",
     ],
-    # Flink's STREAMING drops pending processing-time timers at the end of bounded input; here they fire by default in both modes.
+    # Flink's STREAMING drops pending processing-time timers at the end of bounded input; here they fire by default in
+    # both modes.
     ("STREAMING", "processing_time_timers_far_in_the_future"): [
-        "element key=a v=3", "element key=b v=1", "element key=a v=1", "element key=c v=9", "element key=b v=7", "element key=a v=2", "element key=b v=4", "element key=a v=5",
-        *["processing-time timer key=a domain=PROCESSING_TIME"] * 1, *["processing-time timer key=b domain=PROCESSING_TIME"] * 1, "processing-time timer key=c domain=PROCESSING_TIME",
+        "element key=a v=3",
+        "element key=b v=1",
+        "element key=a v=1",
+        "element key=c v=9",
+        "element key=b v=7",
+        "element key=a v=2",
+        "element key=b v=4",
+        "element key=a v=5",
+        *["processing-time timer key=a domain=PROCESSING_TIME"] * 1,
+        *["processing-time timer key=b domain=PROCESSING_TIME"] * 1,
+        "processing-time timer key=c domain=PROCESSING_TIME",
     ],
-}  # fmt: skip
+}
 
 
 def expected(mode, program):
@@ -65,7 +84,9 @@ def built(program):
 
 
 class Clock:
-    """Moves on by a millisecond with every look, as Flink's clock does between records of one key only sometimes: so it stands still."""
+    """Moves on by a millisecond with every look, as Flink's clock does between records of one key only sometimes:
+    so it stands still.
+    """
 
     def __call__(self):
         return 1_000_000
@@ -75,7 +96,9 @@ class Clock:
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_harness_emits_what_flink_emits(program, mode):
     result = run_pipeline(built(program), mode, clock=Clock(), watermark_interval=None)
-    assert whichever_came_first(program, mode, per_key(result.only())) == whichever_came_first(program, mode, per_key(expected(mode, program)))
+    assert whichever_came_first(program, mode, per_key(result.only())) == whichever_came_first(
+        program, mode, per_key(expected(mode, program))
+    )
 
 
 def whichever_came_first(program, mode, emitted):
@@ -83,7 +106,9 @@ def whichever_came_first(program, mode, emitted):
     if (program, mode) != ("broadcast_state", "STREAMING"):
         return emitted
     rules = {"a": 20, "b": 10, "c": 30}
-    return {key: [re.sub(f"rule=({rules[key]}|None)$", "rule=?", e) for e in elements] for key, elements in emitted.items()}
+    return {
+        key: [re.sub(f"rule=({rules[key]}|None)$", "rule=?", e) for e in elements] for key, elements in emitted.items()
+    }
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -105,14 +130,21 @@ def test_batch_on_spark_emits_what_flink_emits(program, run_on_spark, spark, tmp
 
 @pytest.fixture(scope="module")
 def streamed(spark, tmp_path_factory):
-    """Gives what a program emits in STREAMING. One job runs all programs side by side; at night each has a job of its own."""
+    """Gives what a program emits in STREAMING.
+
+    One job runs all programs side by side; at night each has a job of its own.
+    """
     found = {}
     for programs in [[name] for name in PROGRAMS] if NIGHTLY else [list(PROGRAMS)]:
         folder = tmp_path_factory.mktemp("streamed")
         pipeline = Pipeline("conformance")
         for name in programs:
             PROGRAMS[name](pipeline).sink_to(FileSink(str(folder / name), name=name))
-        options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(folder / "checkpoints"), "pipeline.max-parallelism": 4}
+        options = {
+            "execution.runtime-mode": "STREAMING",
+            "execution.checkpointing.dir": str(folder / "checkpoints"),
+            "pipeline.max-parallelism": 4,
+        }
         assert StreamingJob(pipeline.plan(options), spark, Start("test")).run() == "finished"
         for name in programs:
             rows = [row for file in sorted((folder / name).glob("epoch-*")) for row in pq.read_table(file).to_pylist()]
@@ -129,23 +161,34 @@ def test_streaming_on_spark_emits_what_flink_emits(program, streamed):
     elif program == "side_output":  # nor is the order of arrival in a stream without key
         assert sorted(map(str, rows)) == sorted(map(str, want))
     elif program == "processing_time_timers_far_in_the_future":
-        assert {k: list(dict.fromkeys(v)) for k, v in per_key(rows).items()} == {k: list(dict.fromkeys(v)) for k, v in per_key(want).items()}
+        assert {k: list(dict.fromkeys(v)) for k, v in per_key(rows).items()} == {
+            k: list(dict.fromkeys(v)) for k, v in per_key(want).items()
+        }
     else:
-        assert whichever_came_first(program, "STREAMING", per_key(rows)) == whichever_came_first(program, "STREAMING", per_key(want))
+        assert whichever_came_first(program, "STREAMING", per_key(rows)) == whichever_came_first(
+            program, "STREAMING", per_key(want)
+        )
 
 
 @pytest.mark.parametrize("program", [p for p in PROGRAMS if p not in FLAGGED and p != "event_time_timers"])
 def test_both_modes_end_the_same(program):
     pipeline = built(program)
     results = [
-        final_result(pipeline.graph(), run_pipeline(pipeline, mode, clock=Clock(), watermark_interval=n)) for mode, n in (("BATCH", 1), ("STREAMING", None), ("STREAMING", 1))
+        final_result(pipeline.graph(), run_pipeline(pipeline, mode, clock=Clock(), watermark_interval=n))
+        for mode, n in (("BATCH", 1), ("STREAMING", None), ("STREAMING", 1))
     ]
     assert in_no_order(results[0]) == in_no_order(results[1]) == in_no_order(results[2])
 
 
 def in_no_order(result):
     """With the elements that a window lists sorted: it has them as they arrived, as Flink's has."""
-    return {name: sorted(re.sub(r"\[[\d, ]+\]", lambda found: str(sorted(json.loads(found.group()))), repr(item)) for item in kept.items()) for name, kept in result.items()}
+    return {
+        name: sorted(
+            re.sub(r"\[[\d, ]+\]", lambda found: str(sorted(json.loads(found.group()))), repr(item))
+            for item in kept.items()
+        )
+        for name, kept in result.items()
+    }
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -1,6 +1,8 @@
-"""Holds this library to what Apache Flink 2.3 prints while the watermark moves in mid-stream, per key, in order within a key.
+"""Holds this library to what Apache Flink 2.3 prints while the watermark moves in mid-stream, per key, in order within
+a key.
 
-`flink-2.3-<MODE>-<record|bundle>.jsonl` are what `Oracle.java` printed (with jars from PyPI, `apache-flink==2.3.0`), with a watermark after every record or every third.
+`flink-2.3-<MODE>-<record|bundle>.jsonl` are what `Oracle.java` printed (with jars from PyPI, `apache-flink==2.3.0`),
+with a watermark after every record or every third.
 """
 
 import json
@@ -26,16 +28,26 @@ IN_STREAMING = [name for name in PROGRAMS if name != "continuous_trigger_on_a_gl
 IN_BATCH = [name for name in PROGRAMS if name not in BY_THE_CLOCK and name != "count_window_average"]
 ON_SPARK = [name for name in IN_STREAMING if name not in BY_THE_CLOCK]
 
-CASES = [("BATCH", "record", name) for name in IN_BATCH] + [("STREAMING", how, name) for how in ("record", "bundle") for name in IN_STREAMING]
+CASES = [("BATCH", "record", name) for name in IN_BATCH] + [
+    ("STREAMING", how, name) for how in ("record", "bundle") for name in IN_STREAMING
+]
 
 OURS = {
-    # Flink's BATCH drops timers that a timer registers, so that a continuous trigger fires once before the window's end, with the same elements.
+    # Flink's BATCH drops timers that a timer registers, so that a continuous trigger fires once before the window's
+    # end, with the same elements.
     ("BATCH", "continuous_trigger"): [
-        "key=a [0,10000) [1, 8, 4, 3, 6]", "key=a [10000,20000) [12, 10]", "key=a [20000,30000) [13]",
-        "key=b [0,10000) [2, 7, 5, 11]", "key=b [10000,20000) [9, 14]", "key=b [20000,30000) [15]",
+        "key=a [0,10000) [1, 8, 4, 3, 6]",
+        "key=a [10000,20000) [12, 10]",
+        "key=a [20000,30000) [13]",
+        "key=b [0,10000) [2, 7, 5, 11]",
+        "key=b [10000,20000) [9, 14]",
+        "key=b [20000,30000) [15]",
     ],
-    ("BATCH", "continuous_trigger_on_a_global_window"): ["key=a global [1, 8, 4, 3, 6, 12, 10, 13]", "key=b global [2, 7, 5, 11, 9, 14, 15]"],
-}  # fmt: skip
+    ("BATCH", "continuous_trigger_on_a_global_window"): [
+        "key=a global [1, 8, 4, 3, 6, 12, 10, 13]",
+        "key=b global [2, 7, 5, 11, 9, 14, 15]",
+    ],
+}
 
 
 def expected(mode, watermarks, program):
@@ -46,7 +58,10 @@ def expected(mode, watermarks, program):
 
 
 def comparable(program, emitted):
-    """By key, late records apart. A joined pair comes when the watermark passes it, and a merged session's elements are in no order."""
+    """By key, late records apart.
+
+    A joined pair comes when the watermark passes it, and a merged session's elements are in no order.
+    """
     if program == "interval_join":
         emitted = sorted(emitted)
     if program == "session_in_mid_stream":
@@ -59,8 +74,11 @@ def comparable(program, emitted):
 def test_the_harness_emits_what_flink_emits(mode, watermarks, program):
     pipeline = Pipeline("conformance")
     PROGRAMS[program](timed(pipeline.from_collection(ROWS, Row))).print("out")
-    options = {"pipeline.processing-time.end-of-input": "IGNORE"} if mode == "STREAMING" else {}  # there Flink drops pending timers
-    result = run_pipeline(pipeline, mode, options=options, clock=Clock(), watermark_interval=1 if watermarks == "record" else BUNDLE)
+    # there Flink drops pending timers
+    options = {"pipeline.processing-time.end-of-input": "IGNORE"} if mode == "STREAMING" else {}
+    result = run_pipeline(
+        pipeline, mode, options=options, clock=Clock(), watermark_interval=1 if watermarks == "record" else BUNDLE
+    )
     assert comparable(program, result.only()) == comparable(program, expected(mode, watermarks, program))
 
 
@@ -71,15 +89,23 @@ def streamed(spark, tmp_path_factory):
     (folder / "in").mkdir()
     rows = record_type(Row)
     for number, start in enumerate(range(0, len(ROWS), BUNDLE)):
-        pq.write_table(pa.Table.from_batches([rows.to_batch(ROWS[start : start + BUNDLE])]), folder / f"in/{number}.parquet")
+        pq.write_table(
+            pa.Table.from_batches([rows.to_batch(ROWS[start : start + BUNDLE])]), folder / f"in/{number}.parquet"
+        )
         os.utime(folder / f"in/{number}.parquet", (number, number))
     pipeline = Pipeline("conformance")
     stream = timed(pipeline.from_source(ParquetSource(str(folder / "in"), Row, name="rows", max_files_per_trigger=1)))
     for name in ON_SPARK:
         PROGRAMS[name](stream).sink_to(FileSink(str(folder / name), name=name))
-    options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(folder / "checkpoints"), "pipeline.max-parallelism": 2}
+    options = {
+        "execution.runtime-mode": "STREAMING",
+        "execution.checkpointing.dir": str(folder / "checkpoints"),
+        "pipeline.max-parallelism": 2,
+    }
     assert StreamingJob(pipeline.plan(options), spark, Start("test")).run() == "finished"
-    return lambda name: [row["value"] for file in sorted((folder / name).glob("epoch-*")) for row in pq.read_table(file).to_pylist()]
+    return lambda name: [
+        row["value"] for file in sorted((folder / name).glob("epoch-*")) for row in pq.read_table(file).to_pylist()
+    ]
 
 
 @pytest.mark.parametrize("program", ON_SPARK)

@@ -7,7 +7,12 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from dagster import DailyPartitionsDefinition, HourlyPartitionsDefinition, MultiPartitionsDefinition, StaticPartitionsDefinition
+from dagster import (
+    DailyPartitionsDefinition,
+    HourlyPartitionsDefinition,
+    MultiPartitionsDefinition,
+    StaticPartitionsDefinition,
+)
 
 from dagster_unified.api import CollectionSource, CsvSource, ParquetSource, Pipeline, RateSource, StructuredSource
 from dagster_unified.connectors.base import MALFORMED
@@ -52,7 +57,12 @@ def test_a_template_may_name_dimensions_and_a_wrong_name_is_told(tmp_path):
     both = MultiPartitionsDefinition({"date": DAILY, "airport": StaticPartitionsDefinition(["EWR", "JFK"])})
     part = slice_of(both, "JFK|2013-05-01")
     assert str(CsvSource("/in/{airport}/{date:%Y%m%d}.csv", Sale).bounded_to(part).path) == "/in/JFK/20130501.csv"
-    with pytest.raises(PipelineError, match=r"asks for 'airprt', and a partition has {airport}, {date}, {end}, {key}, {start}; did you mean 'airport'"):
+    with pytest.raises(
+        PipelineError,
+        match=(
+            r"asks for 'airprt', and a partition has {airport}, {date}, {end}, {key}, {start}; did you mean 'airport'"
+        ),
+    ):
         CsvSource("/in/{airprt}.csv", Sale).bounded_to(part)
 
 
@@ -63,7 +73,13 @@ def test_a_key_cannot_lead_out_of_its_folder(key):
 
 
 def test_a_text_field_tells_the_partition_in_its_time_zone(spark, tmp_path):
-    lines = ["a,2013-05-01T03:59:59Z,1", "a,2013-05-01T04:00:00Z,2", "a,2013-05-02T03:59:59Z,3", "a,2013-05-02T04:00:00Z,4", "a,2013-05-01T23:30:00-05:00,5"]
+    lines = [
+        "a,2013-05-01T03:59:59Z,1",
+        "a,2013-05-01T04:00:00Z,2",
+        "a,2013-05-02T03:59:59Z,3",
+        "a,2013-05-02T04:00:00Z,4",
+        "a,2013-05-01T23:30:00-05:00,5",
+    ]
     source = CsvSource(csv(tmp_path, "sales.csv", *lines), Sale).partitioned_by("at")
     assert amounts(spark, source, MAY) == [2, 3]
     assert amounts(spark, source, slice_of(DAILY, "2013-05-02")) == [4, 5]
@@ -71,8 +87,14 @@ def test_a_text_field_tells_the_partition_in_its_time_zone(spark, tmp_path):
 
 
 def test_every_row_is_in_one_partition_when_clocks_change(spark, tmp_path):
-    hours = [datetime(2013, month, day, hour, 30, tzinfo=timezone.utc) for month, day in ((3, 10), (11, 3)) for hour in range(24)]
-    source = CsvSource(csv(tmp_path, "sales.csv", *[f"a,{h.isoformat()},{i}" for i, h in enumerate(hours)]), Sale).partitioned_by("at")
+    hours = [
+        datetime(2013, month, day, hour, 30, tzinfo=timezone.utc)
+        for month, day in ((3, 10), (11, 3))
+        for hour in range(24)
+    ]
+    source = CsvSource(
+        csv(tmp_path, "sales.csv", *[f"a,{h.isoformat()},{i}" for i, h in enumerate(hours)]), Sale
+    ).partitioned_by("at")
     days = [slice_of(DAILY, f"2013-{d}") for d in ("03-09", "03-10", "11-02", "11-03")]
     found = [amounts(spark, source, d) for d in days]
     assert sorted(i for part in found for i in part) == list(range(48))
@@ -104,19 +126,41 @@ def test_datetimes_dates_and_milliseconds_tell_the_partition_and_parquet_skips_t
 
 
 def test_dates_do_not_tell_hours_and_numbers_of_the_wrong_kind_do_not_tell_time(spark, tmp_path):
-    pq.write_table(pa.table({"moment": pa.array([], pa.timestamp("us", "UTC")), "day": pa.array([], pa.date32()), "millis": pa.array([], pa.int64())}), tmp_path / "t.parquet")
+    pq.write_table(
+        pa.table(
+            {
+                "moment": pa.array([], pa.timestamp("us", "UTC")),
+                "day": pa.array([], pa.date32()),
+                "millis": pa.array([], pa.int64()),
+            }
+        ),
+        tmp_path / "t.parquet",
+    )
     hour = slice_of(HourlyPartitionsDefinition("2013-01-01-00:00"), "2013-05-01-03:00")
-    with pytest.raises(PipelineError, match="field 'day' is a date, which cannot tell partitions that are shorter than a day"):
+    with pytest.raises(
+        PipelineError, match="field 'day' is a date, which cannot tell partitions that are shorter than a day"
+    ):
         ParquetSource(str(tmp_path), Typed).partitioned_by("day").bounded_to(hour).read_part(spark)
 
 
 def test_static_keys_and_several_dimensions(spark, tmp_path):
-    source = CsvSource(csv(tmp_path, "s.csv", "north,2013-05-01T12:00:00Z,1", "south,2013-05-01T12:00:00Z,2", "north,2013-05-02T12:00:00Z,3"), Sale)
+    source = CsvSource(
+        csv(
+            tmp_path,
+            "s.csv",
+            "north,2013-05-01T12:00:00Z,1",
+            "south,2013-05-01T12:00:00Z,2",
+            "north,2013-05-02T12:00:00Z,3",
+        ),
+        Sale,
+    )
     shops = StaticPartitionsDefinition(["north", "south"])
     assert amounts(spark, source.partitioned_by("shop"), slice_of(shops, "south")) == [2]
     both = MultiPartitionsDefinition({"date": DAILY, "shop": shops})
     assert amounts(spark, source.partitioned_by(date="at", shop="shop"), slice_of(both, "2013-05-01|north")) == [1]
-    with pytest.raises(PipelineError, match="is partitioned by 'shop' as dimension 'store', and the partitions have 'date', 'shop'"):
+    with pytest.raises(
+        PipelineError, match="is partitioned by 'shop' as dimension 'store', and the partitions have 'date', 'shop'"
+    ):
         amounts(spark, source.partitioned_by(store="shop"), slice_of(both, "2013-05-01|north"))
 
 
@@ -124,7 +168,10 @@ def test_a_row_whose_partition_cannot_be_told_is_malformed_and_not_lost(spark, t
     folder = csv(tmp_path, "s.csv", "north,2013-05-01T12:00:00Z,1", "south,soon,2")
     diverting = CsvSource(folder, Sale, on_malformed="divert").partitioned_by("at").bounded_to(MAY)
     rows = diverting.read_part(spark).collect()
-    assert [(r.amount, r[MALFORMED].reason if r[MALFORMED] else None) for r in sorted(rows)] == [(1, None), (2, "field 'at' does not tell the partition")]
+    assert [(r.amount, r[MALFORMED].reason if r[MALFORMED] else None) for r in sorted(rows)] == [
+        (1, None),
+        (2, "field 'at' does not tell the partition"),
+    ]
     failing = CsvSource(folder, Sale, name="sales").partitioned_by("at").bounded_to(MAY)
     with pytest.raises(Exception, match="field 'at' does not tell the partition") as raised:
         failing.read_part(spark).collect()
@@ -132,7 +179,10 @@ def test_a_row_whose_partition_cannot_be_told_is_malformed_and_not_lost(spark, t
     pipeline.from_source(failing).print()
     error = translated(raised.value, pipeline.plan(), "sales", spark)
     assert isinstance(error, MalformedInputError)
-    assert str(error) == """daily: source 'sales': field 'at' does not tell the partition: {"shop":"south","at":"soon","amount":2}"""
+    assert (
+        str(error)
+        == """daily: source 'sales': field 'at' does not tell the partition: {"shop":"south","at":"soon","amount":2}"""
+    )
 
 
 def test_partition_options_bound_a_source_of_spark(spark, tmp_path):
@@ -142,18 +192,25 @@ def test_partition_options_bound_a_source_of_spark(spark, tmp_path):
     class Amount(NamedTuple):
         amount: int
 
-    source = StructuredSource("parquet", Amount, {"path": str(tmp_path)}, partition_options=lambda part: {"pathGlobFilter": f"{part.key}*"})
+    source = StructuredSource(
+        "parquet", Amount, {"path": str(tmp_path)}, partition_options=lambda part: {"pathGlobFilter": f"{part.key}*"}
+    )
     assert amounts(spark, source, MAY) == [1]
 
 
 def test_a_source_that_cannot_be_bounded_is_named():
     pipeline = Pipeline("p")
     pipeline.from_source(RateSource(name="ticks")).print()
-    with pytest.raises(PipelineError, match=r"p: source 'ticks' \(Spark source rate\) does not say what of it belongs to a partition; name the field"):
+    with pytest.raises(
+        PipelineError,
+        match=r"p: source 'ticks' \(Spark source rate\) does not say what of it belongs to a partition; name the field",
+    ):
         bound(pipeline.graph(), MAY)
     with pytest.raises(PipelineError, match=r"or write a path template such as /in/\{start:%Y-%m-%d\}\.csv"):
         CsvSource("/in/all.csv", Sale).bounded_to(MAY)
-    with pytest.raises(PipelineError, match="cannot be partitioned by 'att': there is no such field; did you mean 'at'"):
+    with pytest.raises(
+        PipelineError, match="cannot be partitioned by 'att': there is no such field; did you mean 'at'"
+    ):
         CsvSource("/in/all.csv", Sale).partitioned_by("att")
 
 

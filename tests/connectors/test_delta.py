@@ -31,7 +31,9 @@ def write(spark, tmp_path):
 
 @pytest.fixture
 def table(tmp_path):
-    return lambda: sorted((Stock(**r) for r in DeltaTable(str(tmp_path / "table")).to_pyarrow_table().to_pylist()), key=str)
+    return lambda: sorted(
+        (Stock(**r) for r in DeltaTable(str(tmp_path / "table")).to_pyarrow_table().to_pylist()), key=str
+    )
 
 
 A, B, C = Stock("a", "pen", 1), Stock("b", "pen", 2), Stock(None, "pen", 3)
@@ -89,7 +91,10 @@ def test_of_two_writers_of_one_execution_at_once_one_writes(spark, tmp_path):
     sink = DeltaSink(str(tmp_path / "table"), mode="append")
 
     def write(before_commit):
-        return sink.write(spark.createDataFrame([A], "shop string, item string, amount long"), WriteContext(spark, "p", "stage", "run", before_commit=before_commit))
+        return sink.write(
+            spark.createDataFrame([A], "shop string, item string, amount long"),
+            WriteContext(spark, "p", "stage", "run", before_commit=before_commit),
+        )
 
     def another_is_first():
         write(lambda: None)
@@ -110,13 +115,18 @@ def test_the_preview_has_the_first_rows_also_of_a_partitioned_table(write, spark
 def test_a_process_that_has_previewed_a_table_ends_in_peace(tmp_path):
     for _ in range(8):
         write_deltalake(str(tmp_path), pa.table({"n": list(range(100))}), mode="append")
-    program = f"from dagster_unified.connectors.delta import DeltaSink; assert DeltaSink({str(tmp_path)!r}).preview(None, 5).num_rows == 5"
+    program = (
+        f"from dagster_unified.connectors.delta import DeltaSink; assert DeltaSink({str(tmp_path)!r}).preview(None,"
+        " 5).num_rows == 5"
+    )
     for _ in range(examples(2)):
         assert subprocess.run([sys.executable, "-c", program], check=False, capture_output=True).returncode == 0
 
 
 @pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
-def test_two_sinks_of_a_pipeline_that_append_to_one_table_both_leave_their_rows_once(mode, run_on_spark, run_streaming, table, tmp_path):
+def test_two_sinks_of_a_pipeline_that_append_to_one_table_both_leave_their_rows_once(
+    mode, run_on_spark, run_streaming, table, tmp_path
+):
     pipeline = Pipeline("two")
     pens, cups = pipeline.from_collection([A]), pipeline.from_collection([B], name="cups")
     for stream in (pens, cups):
@@ -131,7 +141,9 @@ def test_two_sinks_of_a_pipeline_that_append_to_one_table_both_leave_their_rows_
 def test_a_partition_that_two_sinks_append_to_is_replaced_by_the_sink_that_runs_it_again(spark, table, tmp_path):
     def append(row, sink, execution):
         context = WriteContext(spark, "p", "stage", execution, "2024-01-01", sink=sink)
-        DeltaSink(str(tmp_path / "table"), mode="append").write(spark.createDataFrame([row], "shop string, item string, amount long"), context)
+        DeltaSink(str(tmp_path / "table"), mode="append").write(
+            spark.createDataFrame([row], "shop string, item string, amount long"), context
+        )
 
     append(A, "one", "first")
     append(B, "two", "first")

@@ -252,8 +252,12 @@ OPERATORS: dict[str, dict[str, Build]] = {
         "`where`": lambda s, o: s.where("value > 0"),
         "`union`": lambda s, o: s.union(o),
         "`connect`": lambda s, o: s.connect(o).map(CoMapped()),
-        "`connect` with a broadcast stream": lambda s, o: s.connect(o.broadcast(RULES)).process(WithRules(), output_type=Event),
-        "`rebalance`, `rescale`, `shuffle`": lambda s, o: s.rebalance().map(same).rescale().map(same).shuffle().map(same),
+        "`connect` with a broadcast stream": (
+            lambda s, o: s.connect(o.broadcast(RULES)).process(WithRules(), output_type=Event)
+        ),
+        "`rebalance`, `rescale`, `shuffle`": lambda s, o: (
+            s.rebalance().map(same).rescale().map(same).shuffle().map(same)
+        ),
         "`global_`": lambda s, o: s.global_().map(same),
         "`window_all`": lambda s, o: s.window_all(TumblingEventTimeWindows.of(10 * SECOND)).sum("value"),
     },
@@ -267,16 +271,26 @@ OPERATORS: dict[str, dict[str, Build]] = {
         "`process`, time-sorted input": lambda s, o: by_key(s).process(Sorted(), output_type=Event),
         "`process`, processing-time timers": lambda s, o: by_key(s).process(ByClock(), output_type=Event),
         "`process`, state with a time to live": lambda s, o: by_key(s).process(Forgetting(), output_type=Event),
-        "`connect` of two keyed streams": lambda s, o: by_key(s).connect(by_key(o)).process(CoKeyed(), output_type=Event),
-        "`connect` of a keyed stream and one without a key": lambda s, o: by_key(s).connect(o).process(CoPlain(), output_type=Event),
-        "`connect` with a broadcast stream": lambda s, o: by_key(s).connect(o.broadcast(RULES)).process(KeyedWithRules(), output_type=Event),
-        "`interval_join`": lambda s, o: by_key(s).interval_join(by_key(o)).between(-SECOND, SECOND).process(Join(), output_type=Event),
+        "`connect` of two keyed streams": lambda s, o: (
+            by_key(s).connect(by_key(o)).process(CoKeyed(), output_type=Event)
+        ),
+        "`connect` of a keyed stream and one without a key": lambda s, o: (
+            by_key(s).connect(o).process(CoPlain(), output_type=Event)
+        ),
+        "`connect` with a broadcast stream": lambda s, o: (
+            by_key(s).connect(o.broadcast(RULES)).process(KeyedWithRules(), output_type=Event)
+        ),
+        "`interval_join`": lambda s, o: (
+            by_key(s).interval_join(by_key(o)).between(-SECOND, SECOND).process(Join(), output_type=Event)
+        ),
         "an operator behind `global_` or `partition_custom`": lambda s, o: by_key(s.global_().map(same)).sum("value"),
         "an operator behind a native `agg`": lambda s, o: by_key(by_key(s).agg(*NATIVE, output_type=Sum)).sum("value"),
     },
     "Windows": {
         "tumbling, by event time": lambda s, o: windows(s).sum("value"),
-        "sliding, by event time": lambda s, o: windows(s, SlidingEventTimeWindows.of(10 * SECOND, 5 * SECOND)).sum("value"),
+        "sliding, by event time": (
+            lambda s, o: windows(s, SlidingEventTimeWindows.of(10 * SECOND, 5 * SECOND)).sum("value")
+        ),
         "session, by event time": lambda s, o: windows(s, EventTimeSessionWindows.with_gap(SECOND)).sum("value"),
         "by processing time": lambda s, o: windows(s, TumblingProcessingTimeWindows.of(SECOND)).sum("value"),
         "`count_window`": lambda s, o: by_key(s).count_window(2).sum("value"),
@@ -284,15 +298,33 @@ OPERATORS: dict[str, dict[str, Build]] = {
         "`aggregate`": lambda s, o: windows(s).aggregate(Whole()),
         "`process`, `apply`": lambda s, o: windows(s).process(OfWindow(), output_type=Event),
         "`agg`": lambda s, o: windows(s).agg(*NATIVE, output_type=WindowSum),
-        "`agg`, session": lambda s, o: windows(s, EventTimeSessionWindows.with_gap(SECOND)).agg(*NATIVE, output_type=WindowSum),
-        "`GlobalWindows` with `CountTrigger`": lambda s, o: windows(s, GlobalWindows.create()).trigger(PurgingTrigger.of(CountTrigger.of(2))).sum("value"),
-        "`DeltaTrigger`": lambda s, o: windows(s, GlobalWindows.create()).trigger(DeltaTrigger.of(1.0, lambda a, b: float(b.value - a.value), Event)).sum("value"),
-        "`ContinuousEventTimeTrigger`": lambda s, o: windows(s).trigger(ContinuousEventTimeTrigger.of(SECOND)).sum("value"),
+        "`agg`, session": (
+            lambda s, o: windows(s, EventTimeSessionWindows.with_gap(SECOND)).agg(*NATIVE, output_type=WindowSum)
+        ),
+        "`GlobalWindows` with `CountTrigger`": lambda s, o: (
+            windows(s, GlobalWindows.create()).trigger(PurgingTrigger.of(CountTrigger.of(2))).sum("value")
+        ),
+        "`DeltaTrigger`": lambda s, o: (
+            windows(s, GlobalWindows.create())
+            .trigger(DeltaTrigger.of(1.0, lambda a, b: float(b.value - a.value), Event))
+            .sum("value")
+        ),
+        "`ContinuousEventTimeTrigger`": lambda s, o: (
+            windows(s).trigger(ContinuousEventTimeTrigger.of(SECOND)).sum("value")
+        ),
         "evictors": lambda s, o: windows(s).evictor(CountEvictor.of(1)).sum("value"),
         "`allowed_lateness`": lambda s, o: windows(s).allowed_lateness(SECOND).sum("value"),
         "`side_output_late_data`": lambda s, o: windows(s).side_output_late_data(SIDE).sum("value"),
-        "`join`": lambda s, o: s.join(o).where("key").equal_to("key").window(TumblingEventTimeWindows.of(10 * SECOND)).apply(pair),
-        "`co_group`": lambda s, o: s.co_group(o).where("key").equal_to("key").window(TumblingEventTimeWindows.of(10 * SECOND)).apply(both, output_type=Event),
+        "`join`": lambda s, o: (
+            s.join(o).where("key").equal_to("key").window(TumblingEventTimeWindows.of(10 * SECOND)).apply(pair)
+        ),
+        "`co_group`": lambda s, o: (
+            s.co_group(o)
+            .where("key")
+            .equal_to("key")
+            .window(TumblingEventTimeWindows.of(10 * SECOND))
+            .apply(both, output_type=Event)
+        ),
     },
 }
 
@@ -324,7 +356,10 @@ class Row(NamedTuple):
 def pipeline_of(build: Build) -> Pipeline:
     pipeline = Pipeline("matrix")
     first, second = (
-        pipeline.from_source(ParquetSource(f"in/{name}/{{key}}.parquet", Event, name=name)).assign_timestamps_and_watermarks(IN_ORDER) for name in ("events", "others")
+        pipeline.from_source(
+            ParquetSource(f"in/{name}/{{key}}.parquet", Event, name=name)
+        ).assign_timestamps_and_watermarks(IN_ORDER)
+        for name in ("events", "others")
     )
     build(first, second).print()
     return pipeline
@@ -372,7 +407,10 @@ def support_page() -> str:
     lines = [
         "# Support matrix",
         "",
-        "This page is generated: each row is a pipeline that is planned, checked by the lint, and run by the harness in both modes.",
+        (
+            "This page is generated: each row is a pipeline that is planned, checked by the lint, and run by the"
+            " harness in both modes."
+        ),
         "[Semantics](../semantics.md) says what each operator does.",
         "",
         "* **carried state**: BATCH by partitions with `carry_state=True`.",
@@ -390,14 +428,39 @@ def support_page() -> str:
 
     used: set[str] = set()
     for group, operators in OPERATORS.items():
-        lines += ["", f"## {group}", "", "| operator | BATCH | STREAMING | carried state | runs in | the lint warns |", "|---|---|---|---|---|---|"]
+        lines += [
+            "",
+            f"## {group}",
+            "",
+            "| operator | BATCH | STREAMING | carried state | runs in | the lint warns |",
+            "|---|---|---|---|---|---|",
+        ]
         for label, build in operators.items():
             found = row(label, build)
             used.update(found.rules)
-            cells = (label, cell(found.batch), cell(found.streaming), cell(found.carried), "Catalyst" if found.native else "Python", ", ".join(found.rules))
+            cells = (
+                label,
+                cell(found.batch),
+                cell(found.streaming),
+                cell(found.carried),
+                "Catalyst" if found.native else "Python",
+                ", ".join(found.rules),
+            )
             lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", "## Why not", "", *[f"{number}. {reason.removeprefix('matrix: ')}" for number, reason in enumerate(reasons, 1)]]
-    lines += ["", "## What the lint warns of", "", "| rule | the result depends on the mode, because |", "|---|---|", *[f"| {rule} | {LINT[rule]} |" for rule in sorted(used)]]
+    lines += [
+        "",
+        "## Why not",
+        "",
+        *[f"{number}. {reason.removeprefix('matrix: ')}" for number, reason in enumerate(reasons, 1)],
+    ]
+    lines += [
+        "",
+        "## What the lint warns of",
+        "",
+        "| rule | the result depends on the mode, because |",
+        "|---|---|",
+        *[f"| {rule} | {LINT[rule]} |" for rule in sorted(used)],
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -406,11 +469,17 @@ def options_page() -> str:
     lines = [
         "# Options",
         "",
-        "This page is generated. [Settings](../guides/settings.md) says where options are set. Keys are Flink's where Flink has the option.",
+        (
+            "This page is generated. [Settings](../guides/settings.md) says where options are set. Keys are Flink's"
+            " where Flink has the option."
+        ),
         "",
         "| key | values | default | what it does |",
         "|---|---|---|---|",
-        *[f"| `{option.key}` | {option.expected()} | {_default(option)} | {option.description} |" for option in OPTIONS],
+        *[
+            f"| `{option.key}` | {option.expected()} | {_default(option)} | {option.description} |"
+            for option in OPTIONS
+        ],
     ]
     return "\n".join(lines) + "\n"
 
@@ -429,7 +498,10 @@ def commands_page() -> str:
         "",
         "| command | what it does |",
         "|---|---|",
-        *[f"| `dagster-unified {name}` | {' '.join(command.help.split(chr(10) * 2)[0].split())} |" for name, command in shown],
+        *[
+            f"| `dagster-unified {name}` | {' '.join(command.help.split(chr(10) * 2)[0].split())} |"
+            for name, command in shown
+        ],
     ]
     return "\n".join(lines) + "\n"
 

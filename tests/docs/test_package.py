@@ -1,4 +1,6 @@
-"""The wheel, installed into an environment of its own, runs the README's pipeline from a folder that holds nothing else."""
+"""The wheel, installed into an environment of its own, runs the README's pipeline from a folder that holds nothing
+else.
+"""
 
 import os
 import re
@@ -38,18 +40,35 @@ def test_the_readmes_pipeline_runs_from_an_empty_folder_in_an_empty_environment(
     expected = re.search(r"```text\n(.*?)```", readme, re.DOTALL)[1]
     environment, folder = tmp_path / "environment", tmp_path / "empty"
     _uv("venv", "--quiet", "--python", sys.executable, str(environment))
-    _uv("pip", "install", "--quiet", "--python", str(environment / "bin" / "python"), "--constraint", str(ROOT / "requirements.lock"), str(wheel))
+    _uv(
+        "pip",
+        "install",
+        "--quiet",
+        "--python",
+        str(environment / "bin" / "python"),
+        "--constraint",
+        str(ROOT / "requirements.lock"),
+        str(wheel),
+    )
     folder.mkdir()
     (folder / "shops.py").write_text(program)
-    kept = {name: os.environ[name] for name in ("HOME", "JAVA_HOME", "PATH", "SPARK_SUBMIT_OPTS", "TMPDIR") if name in os.environ}
+    kept = {
+        name: os.environ[name]
+        for name in ("HOME", "JAVA_HOME", "PATH", "SPARK_SUBMIT_OPTS", "TMPDIR")
+        if name in os.environ
+    }
     command = [str(environment / "bin" / "dagster-unified"), "run", "shops.py"]
     done = subprocess.run(command, cwd=folder, env=kept, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
-    assert sorted(line for line in done.stdout.splitlines() if line.startswith("print> ")) == sorted(expected.splitlines())
+    assert sorted(line for line in done.stdout.splitlines() if line.startswith("print> ")) == sorted(
+        expected.splitlines()
+    )
 
 
 def _uv(*arguments):
-    """Run uv on what its cache holds from the installation of this environment; ask the package index where that is not enough."""
+    """Run uv on what its cache holds from the installation of this environment; ask the package index where that is not
+    enough.
+    """
     done = subprocess.run([str(UV), *arguments, "--offline"], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         done = subprocess.run([str(UV), *arguments], capture_output=True, text=True, check=False)

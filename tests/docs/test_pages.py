@@ -1,4 +1,6 @@
-"""The examples on the documentation's pages are run as they stand: the Python blocks of a page are one module, in an empty folder."""
+"""The examples on the documentation's pages are run as they stand: the Python blocks of a page are one module, in an
+empty folder.
+"""
 
 import importlib
 import re
@@ -16,7 +18,11 @@ ROOT = Path(__file__).parents[2]
 SITE = ROOT / "docs"
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 ON_SPARK = ("tutorial", "without-dagster")
-EXAMPLES = sorted(str(page.relative_to(SITE)) for page in SITE.rglob("*.md") if BLOCK.search(page.read_text()) and page.stem not in ON_SPARK)
+EXAMPLES = sorted(
+    str(page.relative_to(SITE))
+    for page in SITE.rglob("*.md")
+    if BLOCK.search(page.read_text()) and page.stem not in ON_SPARK
+)
 MODULES = {"quickstart.md": "shops"}
 """The names under which a page's own examples import its module."""
 

@@ -1,4 +1,6 @@
-"""The tutorial's pipeline, as the page has it, on a slice of the real flights: the same tables in both modes, and its numbers."""
+"""The tutorial's pipeline, as the page has it, on a slice of the real flights: the same tables in both modes, and its
+numbers.
+"""
 
 import importlib
 import re
@@ -41,13 +43,25 @@ def pipeline(folder):
 
 @pytest.mark.spark
 def test_both_modes_end_with_the_tutorials_tables(pipeline, folder, spark):
-    run_all(Run(pipeline.plan({"execution.runtime-mode": "BATCH"}), spark, IntermediateStore(str(folder / "store")), "run", "run"))
+    run_all(
+        Run(
+            pipeline.plan({"execution.runtime-mode": "BATCH"}),
+            spark,
+            IntermediateStore(str(folder / "store")),
+            "run",
+            "run",
+        )
+    )
     in_batch = tables(folder)
     assert len(in_batch["carrier_delays"]) == 3
     idle = {(row["tail"], row["last_seen"].date().isoformat(), row["dest"]) for row in in_batch["idle_aircraft"]}
     assert {("D942DN", "2013-02-11", "ATL"), ("D942DN", "2013-03-24", "MCO")} <= idle
     (folder / "tables").rename(folder / "tables of BATCH")
-    options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(folder / "checkpoints"), "pipeline.max-parallelism": 4}
+    options = {
+        "execution.runtime-mode": "STREAMING",
+        "execution.checkpointing.dir": str(folder / "checkpoints"),
+        "pipeline.max-parallelism": 4,
+    }
     assert StreamingJob(pipeline.plan(options), spark, Start("tutorial")).run() == "finished"
     assert tables(folder) == in_batch
 
@@ -57,4 +71,7 @@ def test_the_pipeline_has_the_stages_that_the_page_names(pipeline):
 
 
 def tables(folder):
-    return {name: sorted(DeltaTable(str(folder / "tables" / name)).to_pyarrow_table().to_pylist(), key=str) for name in TABLES}
+    return {
+        name: sorted(DeltaTable(str(folder / "tables" / name)).to_pyarrow_table().to_pylist(), key=str)
+        for name in TABLES
+    }

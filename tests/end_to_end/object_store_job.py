@@ -1,6 +1,8 @@
-"""Sales whose intermediates, tables and checkpoints are in a bucket; run in a process of its own by `test_object_store.py`.
+"""Sales whose intermediates, tables and checkpoints are in a bucket; run in a process of its own by
+`test_object_store.py`.
 
-Prints what there is to be checked, as one line of JSON. Arguments: the folder of the input, and the URL of the S3-compatible server.
+Prints what there is to be checked, as one line of JSON. Arguments: the folder of the input, and the URL of the
+S3-compatible server.
 """
 
 import json
@@ -15,15 +17,26 @@ from dagster_unified.api import CsvSource, DeltaSink, Pipeline
 from dagster_unified.engine.batch.store import Address, IntermediateStore
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.orchestration import BatchDeployment, IntermediatesResource, SparkResource, StreamingDeployment, unified_definitions
+from dagster_unified.orchestration import (
+    BatchDeployment,
+    IntermediatesResource,
+    SparkResource,
+    StreamingDeployment,
+    unified_definitions,
+)
 
 HADOOP, AWS = "3.5.0", "2.35.4"
-"""The versions that Spark 4.3 was built with: `pyspark/jars/hadoop-client-api-3.5.0.jar`, and what its hadoop-aws asks for."""
+"""The versions that Spark 4.3 was built with: `pyspark/jars/hadoop-client-api-3.5.0.jar`, and what its hadoop-aws asks
+for.
+"""
 
 MODULES = ("s3", "sts", "s3-transfer-manager", "apache-client", "netty-nio-client")
 """What hadoop-aws needs of `software.amazon.awssdk:bundle`, which has 600 MB."""
 
-IVY = """<ivysettings><settings defaultResolver="central"/><resolvers><ibiblio name="central" m2compatible="true"/></resolvers></ivysettings>"""
+IVY = """<ivysettings>
+<settings defaultResolver="central"/>
+<resolvers><ibiblio name="central" m2compatible="true"/></resolvers>
+</ivysettings>"""
 
 
 class Sale(NamedTuple):
@@ -36,13 +49,19 @@ def spark(folder: Path, url: str) -> SparkResource:
     return SparkResource(
         master="local[2]",
         config={
-            "spark.jars.packages": ",".join([f"org.apache.hadoop:hadoop-aws:{HADOOP}", *(f"software.amazon.awssdk:{module}:{AWS}" for module in MODULES)]),
+            "spark.jars.packages": ",".join(
+                [
+                    f"org.apache.hadoop:hadoop-aws:{HADOOP}",
+                    *(f"software.amazon.awssdk:{module}:{AWS}" for module in MODULES),
+                ]
+            ),
             "spark.jars.excludes": "software.amazon.awssdk:bundle,org.wildfly.openssl:wildfly-openssl",
             "spark.jars.ivySettings": str(folder / "ivy.xml"),
             "spark.hadoop.fs.s3a.endpoint": url,
             "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
             "spark.hadoop.fs.s3a.path.style.access": "true",
-            "spark.hadoop.fs.s3a.optimized.copy.from.local.enabled": "false",  # its asynchronous client cannot talk to moto's server
+            # its asynchronous client cannot talk to moto's server
+            "spark.hadoop.fs.s3a.optimized.copy.from.local.enabled": "false",
         },
     )
 
@@ -51,12 +70,16 @@ def build(folder: Path, name: str, live: bool) -> Pipeline:
     pipeline = Pipeline(name)
     source = CsvSource(f"{folder}/live" if live else f"{folder}/{{key}}.csv", Sale, name="sales", monitor=live)
     mode = "upsert" if live else "overwrite"
-    pipeline.from_source(source).key_by("shop").sum("amount").name("totals").sink_to(DeltaSink(f"s3://lake/tables/{name}", mode=mode, key="shop" if live else ()))
+    pipeline.from_source(source).key_by("shop").sum("amount").name("totals").sink_to(
+        DeltaSink(f"s3://lake/tables/{name}", mode=mode, key="shop" if live else ())
+    )
     return pipeline
 
 
 def table(name: str) -> list[list[object]]:
-    return sorted([r["shop"], r["amount"]] for r in DeltaTable(f"s3://lake/tables/{name}").to_pyarrow_table().to_pylist())
+    return sorted(
+        [r["shop"], r["amount"]] for r in DeltaTable(f"s3://lake/tables/{name}").to_pyarrow_table().to_pylist()
+    )
 
 
 def batch(folder: Path, resources: dict[str, object]) -> dict[str, object]:
@@ -80,12 +103,22 @@ def batch(folder: Path, resources: dict[str, object]) -> dict[str, object]:
     store = IntermediateStore("s3://lake/intermediates")
     manifest = store.find(Address("batch", "sales", first.run_id, "two"))
     files = 0 if manifest is None else len(store.files(store.data(manifest)))
-    return {"success": first.success and again.success, "reused": reused, "table": table("batch"), "rows": manifest.rows if manifest else None, "files": files}
+    return {
+        "success": first.success and again.success,
+        "reused": reused,
+        "table": table("batch"),
+        "rows": manifest.rows if manifest else None,
+        "files": files,
+    }
 
 
 def streaming(folder: Path, resources: dict[str, object]) -> dict[str, object]:
     """A job that is stopped after its first file, and one that goes on from its state and is drained."""
-    options = {"execution.checkpointing.dir": "s3://lake/checkpoints", "pipeline.max-parallelism": 2, "parallelism.default": 1}
+    options = {
+        "execution.checkpointing.dir": "s3://lake/checkpoints",
+        "pipeline.max-parallelism": 2,
+        "parallelism.default": 1,
+    }
     pipeline = build(folder, "live", live=True)
     session = resources["spark"].spark_session  # type: ignore[attr-defined]
     rows = 0
@@ -104,7 +137,10 @@ def streaming(folder: Path, resources: dict[str, object]) -> dict[str, object]:
     with DagsterInstance.ephemeral() as instance:
         drain = {"ops": {"live_action": {"config": {"action": "drain"}}}}
         drained = definitions.resolve_job_def("live_control").execute_in_process(drain, instance=instance)
-        success = drained.success and definitions.resolve_job_def("live_streaming").execute_in_process(instance=instance).success
+        success = (
+            drained.success
+            and definitions.resolve_job_def("live_streaming").execute_in_process(instance=instance).success
+        )
     return {"stopped": stopped, "before": before, "success": success, "table": table("live")}
 
 

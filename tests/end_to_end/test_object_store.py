@@ -1,4 +1,6 @@
-"""Intermediates, tables and checkpoints in a bucket of an S3-compatible server: by s3fs, by deltalake and by Hadoop's s3a."""
+"""Intermediates, tables and checkpoints in a bucket of an S3-compatible server: by s3fs, by deltalake and by Hadoop's
+s3a.
+"""
 
 import json
 import logging
@@ -18,7 +20,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def client(url):
-    return boto3.client("s3", endpoint_url=url, aws_access_key_id="key", aws_secret_access_key="secret", region_name="us-east-1")
+    return boto3.client(
+        "s3", endpoint_url=url, aws_access_key_id="key", aws_secret_access_key="secret", region_name="us-east-1"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +32,12 @@ def bucket():
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     url = "http://{}:{}".format(*server.get_host_and_port())
-    access = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1"}
+    access = {
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
     client(url).create_bucket(Bucket="lake")
     yield {**access, "AWS_ENDPOINT_URL": url, "AWS_ALLOW_HTTP": "true"}
     server.stop()
@@ -41,7 +50,9 @@ def found(bucket, tmp_path_factory):
     (folder / "one.csv").write_text("shop,amount\nnorth,1\nnorth,2\n")
     (folder / "two.csv").write_text("shop,amount\nsouth,4\n")
     command = [sys.executable, "-m", "tests.end_to_end.object_store_job", str(folder), bucket["AWS_ENDPOINT_URL"]]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **bucket, "DAGSTER_HOME": ""}, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **bucket, "DAGSTER_HOME": ""}, capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stderr[-5000:]
     return json.loads(done.stdout.splitlines()[-1])
 

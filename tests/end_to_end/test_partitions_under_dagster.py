@@ -1,6 +1,6 @@
-"""Partitions with carried state under a real daemon: a backfill whose run worker is killed, the pages of Dagster's UI in a real browser, a day
-that is made again, and a re-execution after an intermediate is gone. One Dagster instance and one Spark Connect server serve all tests, which
-go on from each other.
+"""Partitions with carried state under a real daemon: a backfill whose run worker is killed, the pages of Dagster's UI
+in a real browser, a day that is made again, and a re-execution after an intermediate is gone. One Dagster instance and
+one Spark Connect server serve all tests, which go on from each other.
 """
 
 import os
@@ -24,7 +24,9 @@ AMOUNTS = {day: [10 * n + 1, 10 * n + 2] for n, day in enumerate(DAYS)}
 STAGES = [["totals", name] for name in ("sales", "running", "table")]
 
 pytestmark = pytest.mark.spark
-browser = pytest.mark.skipif(CHROMIUM is None, reason="the tests in a browser need Chromium (Debian: apt-get install chromium)")
+browser = pytest.mark.skipif(
+    CHROMIUM is None, reason="the tests in a browser need Chromium (Debian: apt-get install chromium)"
+)
 
 
 class Dagster(DagsterDev):
@@ -45,7 +47,8 @@ class Dagster(DagsterDev):
             },
         }
         found = self.ask(
-            "mutation($p: ExecutionParams!) { launchRun(executionParams: $p) { __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }",
+            "mutation($p: ExecutionParams!) { launchRun(executionParams: $p) { __typename ... on LaunchRunSuccess { run"
+            " { runId } } ... on PythonError { message } } }",
             p=params,
         )
         return self.succeeded(found["launchRun"]["run"]["runId"])
@@ -60,14 +63,17 @@ class Dagster(DagsterDev):
         return self.succeeded(found["launchRunReexecution"]["run"]["runId"])
 
     def succeeded(self, run):
-        status = self.until(lambda: (s := dict(self.runs()).get(run)) in ("SUCCESS", "FAILURE") and s, "the run has ended")
+        status = self.until(
+            lambda: (s := dict(self.runs()).get(run)) in ("SUCCESS", "FAILURE") and s, "the run has ended"
+        )
         assert status == "SUCCESS", self.said(run)[-3000:]
         return run
 
     def metadata(self, run):
         """The names of what a run's materializations say of the partitions, by partition."""
         found = self.ask(
-            "query($r: ID!) { logsForRun(runId: $r) { ... on EventConnection { events { ... on MaterializationEvent { partition metadataEntries { label } } } } } }",
+            "query($r: ID!) { logsForRun(runId: $r) { ... on EventConnection { events { ... on MaterializationEvent {"
+            " partition metadataEntries { label } } } } } }",
             r=run,
         )
         events = [e for e in found["logsForRun"]["events"] if "metadataEntries" in e]
@@ -96,7 +102,10 @@ class Dagster(DagsterDev):
 @pytest.fixture(scope="module")
 def dagster(tmp_path_factory):
     folder = tmp_path_factory.mktemp("partitions")
-    settings = "nux:\n  enabled: false\nrun_retries:\n  enabled: true\n  max_retries: 3\n  retry_on_asset_or_op_failure: false\n"
+    settings = (
+        "nux:\n  enabled: false\nrun_retries:\n  enabled: true\n  max_retries: 3\n  retry_on_asset_or_op_failure:"
+        " false\n"
+    )
     running = Dagster(folder, settings)
     (folder / "in").mkdir()
     for day, amounts in AMOUNTS.items():
@@ -136,7 +145,9 @@ def page(dagster, again):
     expect.set_options(timeout=30_000)
     launched = {"executable_path": CHROMIUM, "args": ["--no-sandbox"]}
     with sync_playwright() as playwright, playwright.chromium.launch(**launched) as chromium:
-        opened = chromium.new_page(viewport={"width": 1600, "height": 1200}, base_url=f"http://127.0.0.1:{dagster.port}")
+        opened = chromium.new_page(
+            viewport={"width": 1600, "height": 1200}, base_url=f"http://127.0.0.1:{dagster.port}"
+        )
         opened.set_default_timeout(30_000)
         yield opened
 
@@ -178,7 +189,11 @@ def test_a_partitions_page_tells_what_a_stage_made_and_shows_the_rows_of_all_day
 @browser
 def test_the_checks_page_says_which_later_days_are_stale(page):
     page.goto("/assets/totals/running?view=checks")
-    see(page, "carried_state", f"{DAYS[2]} to {DAYS[3]} went on from a state that has been made again since: run a backfill over them")
+    see(
+        page,
+        "carried_state",
+        f"{DAYS[2]} to {DAYS[3]} went on from a state that has been made again since: run a backfill over them",
+    )
 
 
 @browser
@@ -211,7 +226,9 @@ def test_a_backfill_from_the_dialog_repairs_the_stale_days(page, dagster):
     partitions.fill(f"[{DAYS[1]}...{DAYS[-1]}]")
     partitions.press("Enter")
     page.get_by_role("button", name="Launch backfill").click()
-    launched = dagster.until(lambda: next((b for b in dagster.backfills() if b not in before), None), "the backfill is launched")
+    launched = dagster.until(
+        lambda: next((b for b in dagster.backfills() if b not in before), None), "the backfill is launched"
+    )
     page.goto("about:blank")  # the UI asks for news all the time
     dagster.complete(launched)
     page.goto("/assets/totals/running?view=checks")

@@ -1,4 +1,6 @@
-"""A Spark standalone cluster of a master and two workers: code is shipped, both work, and one that is killed in the middle costs a retry."""
+"""A Spark standalone cluster of a master and two workers: code is shipped, both work, and one that is killed in the
+middle costs a retry.
+"""
 
 import os
 import signal
@@ -52,15 +54,30 @@ class Cluster:
             taken.bind(("127.0.0.1", 0))
             self.port = taken.getsockname()[1]
         self.url = f"spark://127.0.0.1:{self.port}"
-        self.environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, "JDK_JAVA_OPTIONS": os.environ["SPARK_SUBMIT_OPTS"]}
+        self.environment = {
+            **os.environ,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_PYTHON": sys.executable,
+            "JDK_JAVA_OPTIONS": os.environ["SPARK_SUBMIT_OPTS"],
+        }
         self.processes = [self.start("master.Master", "--port", str(self.port))]
         self.until(self.listening, "the master listens")
-        self.workers = [self.start("worker.Worker", "-c", "1", "-m", "1g", "-d", str(folder / f"work{n}"), self.url) for n in (1, 2)]
+        self.workers = [
+            self.start("worker.Worker", "-c", "1", "-m", "1g", "-d", str(folder / f"work{n}"), self.url) for n in (1, 2)
+        ]
         self.processes += self.workers
 
     def start(self, role, *arguments):
         with (self.folder / f"{role}.log").open("ab") as log:
-            command = [str(SPARK_CLASS), f"org.apache.spark.deploy.{role}", "--host", "127.0.0.1", "--webui-port", "0", *arguments]
+            command = [
+                str(SPARK_CLASS),
+                f"org.apache.spark.deploy.{role}",
+                "--host",
+                "127.0.0.1",
+                "--webui-port",
+                "0",
+                *arguments,
+            ]
             return subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, start_new_session=True)
 
     def listening(self):
@@ -96,11 +113,18 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_stage_costs_a_retry_and_not_
     seen.mkdir()
     (tmp_path / "spread.py").write_text(PROGRAM.format(folder=tmp_path, records=RECORDS))
     with (tmp_path / "run.log").open("w") as log:
-        running = subprocess.Popen([COMMAND, "run", "spread.py", "--master", cluster.url], cwd=tmp_path, env=cluster.environment, stdout=log, stderr=subprocess.STDOUT)
+        running = subprocess.Popen(
+            [COMMAND, "run", "spread.py", "--master", cluster.url],
+            cwd=tmp_path,
+            env=cluster.environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
     try:
         both = lambda: len({f.name.split(".")[1] for f in seen.iterdir()}) == 2  # noqa: E731
         cluster.until(
-            lambda: running.poll() is not None or (both() and len(list(seen.iterdir())) >= RECORDS // 4), "both workers have begun, and a quarter of the records are done"
+            lambda: running.poll() is not None or (both() and len(list(seen.iterdir())) >= RECORDS // 4),
+            "both workers have begun, and a quarter of the records are done",
         )
         assert running.poll() is None, (tmp_path / "run.log").read_text()
         cluster.kill(cluster.workers[0])

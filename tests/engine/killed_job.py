@@ -1,6 +1,8 @@
-"""A streaming job that kills itself: `python -m tests.engine.killed_job FOLDER EPOCH POINT`, as `kill -9` would, at a point of an epoch.
+"""A streaming job that kills itself: `python -m tests.engine.killed_job FOLDER EPOCH POINT`, as `kill -9` would, at a
+point of an epoch.
 
-POINT is `before` a sink writes, `staged` when its files are written and not committed, `committed` when they are, or `never`.
+POINT is `before` a sink writes, `staged` when its files are written and not committed, `committed` when they are, or
+`never`.
 """
 
 import os
@@ -50,9 +52,13 @@ OPTIONS = {"execution.runtime-mode": "STREAMING", "pipeline.max-parallelism": 4}
 def build(folder: Path, target: Path) -> Pipeline:
     pipeline = Pipeline("killed")
     by_at = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=100)).with_timestamp_assigner("at")
-    rows = pipeline.from_source(ParquetSource(str(folder / "in"), Row, name="rows", max_files_per_trigger=1)).assign_timestamps_and_watermarks(by_at)
+    rows = pipeline.from_source(
+        ParquetSource(str(folder / "in"), Row, name="rows", max_files_per_trigger=1)
+    ).assign_timestamps_and_watermarks(by_at)
     rows.sink_to(KillingSink(str(target / "all"), mode="append", name="all"))
-    rows.key_by("key").reduce(add).uid("totals").sink_to(KillingSink(str(target / "totals"), mode="upsert", key="key", name="totals"))
+    rows.key_by("key").reduce(add).uid("totals").sink_to(
+        KillingSink(str(target / "totals"), mode="upsert", key="key", name="totals")
+    )
     return pipeline
 
 
@@ -61,4 +67,6 @@ if __name__ == "__main__":
     KillingSink.epoch, KillingSink.point = int(sys.argv[2]), sys.argv[3]
     spark = session.start("local[2]", config={"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"})
     options = {**OPTIONS, "execution.checkpointing.dir": str(folder / "checkpoints")}
-    sys.stdout.write(StreamingJob(build(folder, folder).plan(options), spark, Start(f"job {os.getpid()}", patience=0.5)).run())
+    sys.stdout.write(
+        StreamingJob(build(folder, folder).plan(options), spark, Start(f"job {os.getpid()}", patience=0.5)).run()
+    )

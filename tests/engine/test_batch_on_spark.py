@@ -15,7 +15,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dagster_unified.api import CsvSource, FileSink, KeyedProcessFunction, OutputTag, ParquetSource, Pipeline, ProcessFunction, ValueStateDescriptor, WatermarkStrategy
+from dagster_unified.api import (
+    CsvSource,
+    FileSink,
+    KeyedProcessFunction,
+    OutputTag,
+    ParquetSource,
+    Pipeline,
+    ProcessFunction,
+    ValueStateDescriptor,
+    WatermarkStrategy,
+)
 from dagster_unified.api import functions as F
 from dagster_unified.engine.batch.stage import Run, run_all
 from dagster_unified.engine.batch.store import IntermediateStore
@@ -97,7 +107,11 @@ def collected(spark, folder):
 @given(
     operations=st.lists(st.sampled_from(sorted(OPERATIONS)), min_size=1, max_size=4),
     # No two events of a key at one time: their order would not be defined.
-    events=st.lists(st.builds(Event, st.sampled_from("abc"), st.integers(0, 300), st.integers(0, 9)), max_size=20, unique_by=lambda e: (e.key, e.at)),
+    events=st.lists(
+        st.builds(Event, st.sampled_from("abc"), st.integers(0, 300), st.integers(0, 9)),
+        max_size=20,
+        unique_by=lambda e: (e.key, e.at),
+    ),
     mode=st.sampled_from(["ALL_EDGES_BLOCKING", "ALL_EXCHANGES_BLOCKING", "ALL_EXCHANGES_PIPELINED"]),
 )
 def test_batch_on_spark_equals_the_harness(spark, tmp_path, operations, events, mode):
@@ -107,7 +121,15 @@ def test_batch_on_spark_equals_the_harness(spark, tmp_path, operations, events, 
     for name in operations:
         stream = OPERATIONS[name](stream)
     stream.map(lambda e: e, Event).sink_to(FileSink(str(folder / "out"), name="out"))
-    run_all(Run(pipeline.plan({"execution.batch-shuffle-mode": mode}), spark, IntermediateStore(str(folder / "store")), "run", "run"))
+    run_all(
+        Run(
+            pipeline.plan({"execution.batch-shuffle-mode": mode}),
+            spark,
+            IntermediateStore(str(folder / "store")),
+            "run",
+            "run",
+        )
+    )
     assert collected(spark, folder / "out") == Counter(map(tuple, run_pipeline(pipeline, "BATCH").only()))
 
 
@@ -121,7 +143,9 @@ def test_a_stage_with_side_outputs_and_two_sinks_materializes_once(spark, run_on
     main = event_time(pipeline, [Event("a", 1, 1), Event("b", 2, 9)]).process(Split()).name("split")
     main.sink_to(FileSink(str(tmp_path / "all"), name="all"))
     main.get_side_output(ALARM).sink_to(FileSink(str(tmp_path / "alarms"), name="alarms"))
-    main.key_by("key").agg(F.sum("value").alias("total"), F.count("*").alias("count"), output_type=Total).sink_to(FileSink(str(tmp_path / "totals"), name="totals"))
+    main.key_by("key").agg(F.sum("value").alias("total"), F.count("*").alias("count"), output_type=Total).sink_to(
+        FileSink(str(tmp_path / "totals"), name="totals")
+    )
     first, last = run_on_spark(pipeline)
     assert [s.rows for s in first.streams] == [2, 1]
     assert (last.rows, set(first.sinks)) == (2, {"all", "alarms"})
@@ -132,16 +156,22 @@ def test_a_stage_with_side_outputs_and_two_sinks_materializes_once(spark, run_on
 
 def test_empty_input_gives_empty_output(spark, run_on_spark, tmp_path):
     pipeline = Pipeline("empty")
-    event_time(pipeline, []).key_by("key").process(Gaps()).key_by(by_value).reduce(add).sink_to(FileSink(str(tmp_path / "out"), name="out"))
+    event_time(pipeline, []).key_by("key").process(Gaps()).key_by(by_value).reduce(add).sink_to(
+        FileSink(str(tmp_path / "out"), name="out")
+    )
     assert [m.rows for m in run_on_spark(pipeline)] == [0, 0, 0]
     assert collected(spark, tmp_path / "out") == Counter()
 
 
-@pytest.mark.parametrize(("exchange", "partitions"), [("rebalance", 3), ("shuffle", 3), ("rescale", 3), ("global_", 1), ("broadcast", 3)])
+@pytest.mark.parametrize(
+    ("exchange", "partitions"), [("rebalance", 3), ("shuffle", 3), ("rescale", 3), ("global_", 1), ("broadcast", 3)]
+)
 def test_exchanges_keep_all_records_and_broadcast_multiplies_them(spark, run_on_spark, tmp_path, exchange, partitions):
     pipeline = Pipeline("exchange")
     stream = getattr(pipeline.from_collection(list(range(50))), exchange)()
-    stream.map_batches(lambda b: pa.RecordBatch.from_arrays([b.column(0)], names=["value"]), int).set_parallelism(partitions).sink_to(FileSink(str(tmp_path / "out"), name="out"))
+    stream.map_batches(lambda b: pa.RecordBatch.from_arrays([b.column(0)], names=["value"]), int).set_parallelism(
+        partitions
+    ).sink_to(FileSink(str(tmp_path / "out"), name="out"))
     run_on_spark(pipeline)
     copies = partitions if exchange == "broadcast" else 1
     assert collected(spark, tmp_path / "out") == Counter({(n,): copies for n in range(50)})
@@ -156,7 +186,9 @@ def test_partition_custom_sends_each_key_where_the_partitioner_says(spark, run_o
             yield value, self.here
 
     pipeline = Pipeline("custom")
-    stream = pipeline.from_collection(list(range(20))).partition_custom(lambda key, n: (key * 7) % n, lambda v: v, key_type=int)
+    stream = pipeline.from_collection(list(range(20))).partition_custom(
+        lambda key, n: (key * 7) % n, lambda v: v, key_type=int
+    )
     stream.process(Where()).set_parallelism(4).sink_to(FileSink(str(tmp_path / "out"), name="out"))
     run_on_spark(pipeline)
     assert dict(collected(spark, tmp_path / "out").keys()) == {n: (n * 7) % 4 for n in range(20)}
@@ -171,15 +203,21 @@ def test_a_function_that_raises_is_named_with_stage_operator_line_and_record(run
     with pytest.raises(UserFunctionError) as caught:
         run_on_spark(pipeline)
     message = str(caught.value)
-    assert message.startswith("failing: stage 'out', operator 'halve': ZeroDivisionError: integer division or modulo by zero, at ")
+    assert message.startswith(
+        "failing: stage 'out', operator 'halve': ZeroDivisionError: integer division or modulo by zero, at "
+    )
     assert f"{__file__}:" in message
     assert message.endswith("in halve, on Event(key='a', at=1, value=1)")
 
 
 def test_a_wrong_output_type_names_operator_and_field(run_on_spark, tmp_path):
     pipeline = Pipeline("typed")
-    event_time(pipeline, [Event("a", 1, 1)]).map(lambda e: Event(e.key, "late", 1), Event).name("when").sink_to(FileSink(str(tmp_path / "out"), name="out"))
-    with pytest.raises(RecordTypeError, match=r"operator 'when': field 'at' of .* is declared int, and is 'late' \(str\)"):
+    event_time(pipeline, [Event("a", 1, 1)]).map(lambda e: Event(e.key, "late", 1), Event).name("when").sink_to(
+        FileSink(str(tmp_path / "out"), name="out")
+    )
+    with pytest.raises(
+        RecordTypeError, match=r"operator 'when': field 'at' of .* is declared int, and is 'late' \(str\)"
+    ):
         run_on_spark(pipeline)
 
 
@@ -193,7 +231,9 @@ def csv(tmp_path, on_malformed):
     file = tmp_path / "rows.csv"
     file.write_text("name,size,note\na,1,x\nb,many,y\nc,3,\n")
     pipeline = Pipeline("files")
-    pipeline.from_source(CsvSource(str(file), Row, on_malformed=on_malformed)).sink_to(FileSink(str(tmp_path / "out"), name="out"))
+    pipeline.from_source(CsvSource(str(file), Row, on_malformed=on_malformed)).sink_to(
+        FileSink(str(tmp_path / "out"), name="out")
+    )
     return pipeline
 
 
@@ -202,7 +242,9 @@ def test_a_malformed_row_fails_the_run_with_file_and_line(run_on_spark, tmp_path
         run_on_spark(csv(tmp_path, "fail"))
 
 
-@pytest.mark.parametrize(("on_malformed", "counter"), [("drop", "malformed rows dropped"), ("divert", "malformed rows diverted")])
+@pytest.mark.parametrize(
+    ("on_malformed", "counter"), [("drop", "malformed rows dropped"), ("divert", "malformed rows diverted")]
+)
 def test_malformed_rows_are_dropped_or_diverted_and_counted(spark, run_on_spark, tmp_path, on_malformed, counter):
     (manifest,) = run_on_spark(csv(tmp_path, on_malformed))
     assert collected(spark, tmp_path / "out") == Counter([("a", 1, "x"), ("c", 3, None)])
@@ -221,7 +263,11 @@ def test_a_diverted_row_says_its_line_where_it_is_one_and_a_run_without_any_leav
     kept = in_batch(IntermediateStore(str(tmp_path / "store")), "files", source)
     (tmp_path / "rows.csv").write_text("name,size,note\na,b,x\na,1,x\nc,,\na,b,x\n")
     (manifest,) = run_on_spark(pipeline)
-    assert sorted((r["line"] or 0, r["content"]) for r in kept.table(9).to_pylist()) == [(0, '{"name":"c"}'), (2, "a,b,x"), (5, "a,b,x")]
+    assert sorted((r["line"] or 0, r["content"]) for r in kept.table(9).to_pylist()) == [
+        (0, '{"name":"c"}'),
+        (2, "a,b,x"),
+        (5, "a,b,x"),
+    ]
     assert manifest.diverted == {source.uid: 3}
     (tmp_path / "rows.csv").write_text("name,size,note\na,1,x\n")
     (manifest,) = run_on_spark(pipeline)
@@ -239,7 +285,9 @@ def test_a_null_key_is_an_error_that_shows_the_record(run_on_spark, tmp_path):
 def test_a_native_null_key_is_an_error_too(run_on_spark, tmp_path):
     pipeline = Pipeline("nulls")
     rows = pipeline.from_collection([Row("a", 1, None)], Row, "rows")
-    rows.key_by("note").agg(F.sum("size").alias("total"), output_type=tuple_of_note).sink_to(FileSink(str(tmp_path / "out"), name="out"))
+    rows.key_by("note").agg(F.sum("size").alias("total"), output_type=tuple_of_note).sink_to(
+        FileSink(str(tmp_path / "out"), name="out")
+    )
     with pytest.raises(RecordTypeError, match="operator 'agg': a key is None"):
         run_on_spark(pipeline)
 
@@ -273,7 +321,8 @@ if len(sys.argv) > 3:
     spark = session.prepared(SparkSession.builder.remote(sys.argv[3]).getOrCreate())
 else:
     spark = session.start("local[1]", config={"spark.sql.shuffle.partitions": "1"})
-run_all(Run(author_module.pipeline(sys.argv[2] + "/out").plan(), spark, IntermediateStore(sys.argv[2] + "/store"), "run", "run"))
+plan = author_module.pipeline(sys.argv[2] + "/out").plan()
+run_all(Run(plan, spark, IntermediateStore(sys.argv[2] + "/store"), "run", "run"))
 print(sorted(tuple(r) for r in spark.read.parquet(sys.argv[2] + "/out").collect()))
 spark.stop()
 """
@@ -312,7 +361,13 @@ def test_user_code_reaches_workers_that_cannot_import_it(tmp_path, remote):
     (tmp_path / "code" / "author_module.py").write_text(AUTHOR)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path / "code"), str(tmp_path), *remote], capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=600, check=False
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "code"), str(tmp_path), *remote],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        timeout=600,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip().splitlines()[-1] == "[('x', 20200)]"

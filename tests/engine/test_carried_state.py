@@ -127,7 +127,9 @@ def windows(events, path):
 def session_windows(events, path):
     pipeline = Pipeline("session_windows")
     outs = events_of(pipeline, events).map(lambda e: Out(e.key, e.at, e.value), output_type=Out)
-    outs.key_by("key").window(EventTimeSessionWindows.with_gap(timedelta(hours=18))).reduce(add).uid("w").sink_to(sink(path))
+    outs.key_by("key").window(EventTimeSessionWindows.with_gap(timedelta(hours=18))).reduce(add).uid("w").sink_to(
+        sink(path)
+    )
     return pipeline
 
 
@@ -172,7 +174,13 @@ def native_windows(events, path):
     """Of two and a half days, every twelve hours, so that each is open over several partitions."""
     pipeline = Pipeline("native_windows")
     sliding = SlidingEventTimeWindows.of(timedelta(hours=60), timedelta(hours=12))
-    counted = events_of(pipeline, events).key_by("key").window(sliding).agg(F.sum("value").alias("value"), F.max("at").alias("at"), output_type=Window).uid("w")
+    counted = (
+        events_of(pipeline, events)
+        .key_by("key")
+        .window(sliding)
+        .agg(F.sum("value").alias("value"), F.max("at").alias("at"), output_type=Window)
+        .uid("w")
+    )
     counted.map(lambda w: Out(w.key, w.window_start, w.value * 1000 + w.at % 1000), output_type=Out).sink_to(sink(path))
     return pipeline
 
@@ -198,16 +206,38 @@ class Days:
     def _run(self, pipeline, day, run_id):
         part = slice_of(PARTITIONS, day)
         at = DAYS.index(day)
-        before = None if at == 0 else (lambda region: self.store.find(Address(pipeline.name, region.name, run_id, DAYS[at - 1])))
+        before = (
+            None
+            if at == 0
+            else (lambda region: self.store.find(Address(pipeline.name, region.name, run_id, DAYS[at - 1])))
+        )
         options = Configuration.of({"execution.runtime-mode": "BATCH", "pipeline.max-parallelism": 4})
         carry = Carrying(before, DAYS[at - 1] if at else "", last=day == DAYS[-1])
-        return Run(plan(bound(pipeline.graph(), part), options, carry_state=True), self.spark, self.store, run_id, f"{run_id} {day}", part.name, carry=carry)
+        return Run(
+            plan(bound(pipeline.graph(), part), options, carry_state=True),
+            self.spark,
+            self.store,
+            run_id,
+            f"{run_id} {day}",
+            part.name,
+            carry=carry,
+        )
 
     def left(self, pipeline, run_id="run"):
         """What every stage's manifest says of every day."""
         regions = self._run(pipeline, DAYS[0], run_id).plan.regions
-        found = {(r.name, day): self.store.find(Address(pipeline.name, r.name, run_id, day)) for r in regions for day in DAYS}
-        return {key: (m.rows, [(s.uid, s.tag, s.rows) for s in m.streams if s.tag != carried.CARRIED], m.last_event_times, m.carried_from) for key, m in found.items()}
+        found = {
+            (r.name, day): self.store.find(Address(pipeline.name, r.name, run_id, day)) for r in regions for day in DAYS
+        }
+        return {
+            key: (
+                m.rows,
+                [(s.uid, s.tag, s.rows) for s in m.streams if s.tag != carried.CARRIED],
+                m.last_event_times,
+                m.carried_from,
+            )
+            for key, m in found.items()
+        }
 
 
 def table(path):
@@ -215,13 +245,22 @@ def table(path):
 
 
 EVENTS = [
-    event("a", 0, 1, 1), event("a", 0, 23, 2), event("a", 1, 1, 4, earlier=3), event("b", 0, 5, 8), event("b", 2, 5, 16),
-    event("a", 2, 23, 32), event("c", 1, 12, 64), event("b", 2, 6, 128, earlier=5), event("a", 1, 2, 256, earlier=5),
-]  # fmt: skip
+    event("a", 0, 1, 1),
+    event("a", 0, 23, 2),
+    event("a", 1, 1, 4, earlier=3),
+    event("b", 0, 5, 8),
+    event("b", 2, 5, 16),
+    event("a", 2, 23, 32),
+    event("c", 1, 12, 64),
+    event("b", 2, 6, 128, earlier=5),
+    event("a", 1, 2, 256, earlier=5),
+]
 
 
 @pytest.mark.parametrize("build", rotated([sessions, chained, windows, session_windows, totals, native_windows], 3))
-def test_days_with_carried_state_give_what_one_spark_job_for_all_one_run_and_streaming_give(spark, tmp_path, run_on_spark, run_streaming, build):
+def test_days_with_carried_state_give_what_one_spark_job_for_all_one_run_and_streaming_give(
+    spark, tmp_path, run_on_spark, run_streaming, build
+):
     days, together = Days(spark, tmp_path / "days"), Days(spark, tmp_path / "together")
     paths = {name: str(tmp_path / f"table {name}") for name in ("of days", "together", "once", "streaming")}
     days.run(build(EVENTS, paths["of days"]), *DAYS)
@@ -235,7 +274,9 @@ def test_days_with_carried_state_give_what_one_spark_job_for_all_one_run_and_str
 
 
 @pytest.mark.parametrize("build", rotated([sessions, totals, native_windows], 1))
-def test_days_in_one_spark_job_go_on_from_the_day_before_them_and_leave_state_for_any_after(spark, tmp_path, run_on_spark, build):
+def test_days_in_one_spark_job_go_on_from_the_day_before_them_and_leave_state_for_any_after(
+    spark, tmp_path, run_on_spark, build
+):
     path = str(tmp_path / "table")
     days = Days(spark, tmp_path)
     days.run(build(EVENTS, path), DAYS[0])
@@ -246,7 +287,13 @@ def test_days_in_one_spark_job_go_on_from_the_day_before_them_and_leave_state_fo
     assert table(path) == whole == table(str(tmp_path / "once"))
 
 
-event_lists = st.lists(st.builds(event, st.sampled_from("abc"), st.integers(0, 2), st.floats(0, 23.9), st.integers(1, 9), st.floats(0, 5.9)), min_size=1, max_size=25)
+event_lists = st.lists(
+    st.builds(
+        event, st.sampled_from("abc"), st.integers(0, 2), st.floats(0, 23.9), st.integers(1, 9), st.floats(0, 5.9)
+    ),
+    min_size=1,
+    max_size=25,
+)
 
 
 @pytest.mark.parametrize("build", rotated([sessions, session_windows, native_windows], 1))
@@ -279,7 +326,10 @@ def test_a_day_that_runs_again_begins_with_the_state_before_it(spark, tmp_path):
 
 
 def test_a_day_whose_predecessor_has_not_run_is_an_error(spark, tmp_path):
-    with pytest.raises(CarriedStateError, match=r"sessions: stage '.*' goes on from the state of partition 2024-01-01, which is not there"):
+    with pytest.raises(
+        CarriedStateError,
+        match=r"sessions: stage '.*' goes on from the state of partition 2024-01-01, which is not there",
+    ):
         Days(spark, tmp_path).run(sessions(EVENTS, str(tmp_path / "days")), DAYS[1])
 
 
@@ -299,8 +349,16 @@ def test_what_cannot_be_carried_is_named_before_anything_runs():
         build(events_of(pipeline, EVENTS)).print()
         plan(pipeline.graph(), Configuration(), carry_state=True)
 
-    with pytest.raises(UnsupportedError, match=r"carry_state cannot hand on the open sessions of '.*', which Catalyst runs; use"):
-        planned(lambda e: e.key_by("key").window(EventTimeSessionWindows.with_gap(timedelta(days=1))).agg(F.count("*").alias("count"), output_type=Counted))
+    with pytest.raises(
+        UnsupportedError, match=r"carry_state cannot hand on the open sessions of '.*', which Catalyst runs; use"
+    ):
+        planned(
+            lambda e: (
+                e.key_by("key")
+                .window(EventTimeSessionWindows.with_gap(timedelta(days=1)))
+                .agg(F.count("*").alias("count"), output_type=Counted)
+            )
+        )
     whole = Configuration.of({"execution.batch-shuffle-mode": "ALL_EXCHANGES_PIPELINED"})
     graph = sessions(EVENTS, "/tmp/nowhere").graph()
     with pytest.raises(UnsupportedError, match="ALL_EXCHANGES_PIPELINED has no stages"):
@@ -309,7 +367,17 @@ def test_what_cannot_be_carried_is_named_before_anything_runs():
 
 def test_an_aggregate_without_parts_is_named(spark, tmp_path):
     pipeline = Pipeline("p")
-    counted = events_of(pipeline, EVENTS).key_by("key").agg(F.lit(0).alias("at"), F.count_distinct("value").alias("value"), output_type=Out)
+    counted = (
+        events_of(pipeline, EVENTS)
+        .key_by("key")
+        .agg(F.lit(0).alias("at"), F.count_distinct("value").alias("value"), output_type=Out)
+    )
     counted.name("distinct").sink_to(sink(str(tmp_path / "t")))
-    with pytest.raises(UnsupportedError, match=r"p: operator 'distinct': carry_state cannot hand on count_distinct\('value'\) from partition to partition; it can avg, bit_and"):
+    with pytest.raises(
+        UnsupportedError,
+        match=(
+            r"p: operator 'distinct': carry_state cannot hand on count_distinct\('value'\) from partition to partition;"
+            r" it can avg, bit_and"
+        ),
+    ):
         Days(spark, tmp_path).run(pipeline, DAYS[0])

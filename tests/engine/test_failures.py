@@ -10,7 +10,8 @@ class Plan:
 
 
 JAVA = """An error occurred while calling o54.parquet.
-: org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///in/0.parquet.  SQLSTATE: KD001
+: org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] \
+Encountered error while reading file file:///in/0.parquet.  SQLSTATE: KD001
 \tat org.apache.spark.sql.errors.QueryExecutionErrors$.cannotReadFilesError(QueryExecutionErrors.scala:920)
 Caused by: java.lang.RuntimeException: wrapped
 \t... 1 more
@@ -22,7 +23,11 @@ Caused by: java.io.IOException: no columns
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (JAVA, "SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///in/0.parquet.  SQLSTATE: KD001; IOException: no columns"),
+        (
+            JAVA,
+            "SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///in/0.parquet. "
+            " SQLSTATE: KD001; IOException: no columns",
+        ),
         ("An error occurred while calling o1.load", "An error occurred while calling o1.load"),
         ("something else\nand more", "ValueError: something else"),
         ("", "ValueError: "),

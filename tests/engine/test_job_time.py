@@ -21,7 +21,9 @@ def joined(**idle):
     pipeline = Pipeline("p")
 
     def source(name):
-        strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=10)).with_timestamp_assigner(lambda v: v)
+        strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=10)).with_timestamp_assigner(
+            lambda v: v
+        )
         if name in idle:
             strategy = strategy.with_idleness(timedelta(seconds=idle[name]))
         return pipeline.from_collection([1], int).assign_timestamps_and_watermarks(strategy).uid(name)

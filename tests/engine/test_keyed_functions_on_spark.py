@@ -60,12 +60,15 @@ def test_the_first_example_of_flinks_page_on_state_and_a_key_beside_a_stream_wit
     mode, start = run
     pipeline = Pipeline("p")
     values = pipeline.from_collection([(1, 3), (1, 5), (2, 1), (1, 7), (1, 4), (1, 2)], tuple[int, int], "values")
-    # Values of equal event time come in no defined order, so that each average is of two equal ones, or all are of one pair.
+    # Values of equal event time come in no defined order, so that each average is of two equal ones, or all are of one
+    # pair.
     same = values.map(lambda v: (v[0], v[0] * 10), tuple[int, int]).key_by(lambda row: row[0], key_type=int)
     same.flat_map(CountWindowAverage()).sink_to(DeltaSink(str(tmp_path / "averages"), mode="append", name="averages"))
     keyed = pipeline.from_collection([Row("a", 0), Row("b", 0), Row("a", 1)], Row, "keyed").key_by("key")
     plain = pipeline.from_collection(["x"] * 3, str, "plain")
-    keyed.connect(plain).flat_map(Numbered()).sink_to(DeltaSink(str(tmp_path / "numbered"), mode="append", name="numbered"))
+    keyed.connect(plain).flat_map(Numbered()).sink_to(
+        DeltaSink(str(tmp_path / "numbered"), mode="append", name="numbered")
+    )
     start(pipeline, {"parallelism.default": 1})
     assert table(str(tmp_path / "averages")) == [(1, 10), (1, 10)]
     numbered = table(str(tmp_path / "numbered"))

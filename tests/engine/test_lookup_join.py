@@ -1,4 +1,6 @@
-"""Lookups in a small table: Catalyst's broadcast join in both modes, what the harness gives, and a table that changes."""
+"""Lookups in a small table: Catalyst's broadcast join in both modes, what the harness gives, and a table that
+changes.
+"""
 
 import os
 from typing import NamedTuple
@@ -58,7 +60,12 @@ def test_the_harness_and_batch_join_alike(run_on_spark, spark, tmp_path):
     def build(sink):
         pipeline = Pipeline("p")
         sink(located(pipeline.from_collection(FLIGHTS, Flight)), "left")
-        sink(pipeline.from_collection(FLIGHTS, Flight, "others").lookup_join(table(), {"origin": "faa"}, {"name": "name"}, Found, how="inner"), "inner")
+        sink(
+            pipeline.from_collection(FLIGHTS, Flight, "others").lookup_join(
+                table(), {"origin": "faa"}, {"name": "name"}, Found, how="inner"
+            ),
+            "inner",
+        )
         return pipeline
 
     pipeline = build(lambda s, name: s.print(name))
@@ -68,7 +75,9 @@ def test_the_harness_and_batch_join_alike(run_on_spark, spark, tmp_path):
         assert sorted(result["left"], key=str) == sorted(LOCATED, key=str)
         assert sorted(result["inner"]) == inner
     run_on_spark(build(lambda s, name: s.sink_to(FileSink(str(tmp_path / name), name=name))))
-    assert sorted(map(str, map(tuple, spark.read.parquet(str(tmp_path / "left")).collect()))) == sorted(map(str, LOCATED))
+    assert sorted(map(str, map(tuple, spark.read.parquet(str(tmp_path / "left")).collect()))) == sorted(
+        map(str, LOCATED)
+    )
     assert sorted(map(tuple, spark.read.parquet(str(tmp_path / "inner")).collect())) == inner
 
 
@@ -92,10 +101,18 @@ def test_streaming_joins_wherever_it_stands(spark, tmp_path, place):
         return pipeline
 
     run_all(Run(build(tmp_path / "batch").plan(), spark, IntermediateStore(str(tmp_path / "store")), "run", "run"))
-    options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints"), "pipeline.max-parallelism": 3}
+    options = {
+        "execution.runtime-mode": "STREAMING",
+        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+        "pipeline.max-parallelism": 3,
+    }
     assert StreamingJob(build(tmp_path / "streaming").plan(options), spark, Start("one")).run() == "finished"
     found = rows(tmp_path / "streaming")
-    assert [r for r in found if r[0] != 4] == [r for r in rows(tmp_path / "batch") if r[0] != 4] == sorted((r for r in LOCATED if r[0] != 4), key=str)
+    assert (
+        [r for r in found if r[0] != 4]
+        == [r for r in rows(tmp_path / "batch") if r[0] != 4]
+        == sorted((r for r in LOCATED if r[0] != 4), key=str)
+    )
     assert {r for r in found if r[0] == 4} >= {r for r in rows(tmp_path / "batch") if r[0] == 4}
 
 
@@ -109,12 +126,18 @@ def test_a_table_that_changes_is_seen_by_the_micro_batches_after(spark, tmp_path
     write("airports", 0, AIRPORTS[:1])
     write("flights", 0, [Flight(1, "JFK"), Flight(2, "LGA")])
     pipeline = Pipeline("p")
-    stream = located(pipeline.from_source(ParquetSource(str(tmp_path / "flights"), Flight, monitor=True)), ParquetSource(str(tmp_path / "airports"), Airport))
+    stream = located(
+        pipeline.from_source(ParquetSource(str(tmp_path / "flights"), Flight, monitor=True)),
+        ParquetSource(str(tmp_path / "airports"), Airport),
+    )
     stream = stream.key_by("n").reduce(lambda a, b: b) if keyed else stream
     stream.sink_to(DeltaSink(str(tmp_path / "out"), mode="append", name="out"))
     epochs: list[EpochCommitted] = []
     job = StreamingJob(
-        pipeline.plan({"execution.checkpointing.dir": str(tmp_path / "checkpoints")}), spark, Start("one"), lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None
+        pipeline.plan({"execution.checkpointing.dir": str(tmp_path / "checkpoints")}),
+        spark,
+        Start("one"),
+        lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None,
     )
     listed = []
     read_again = frames.read_again
@@ -151,19 +174,51 @@ class Strict(NamedTuple):
     ("arguments", "error", "message"),
     [
         ((table(), "origin", {"name": "name"}, Located), PipelineError, "table 'airports': no field 'origin'"),
-        ((table(), {"org": "faa"}, {"name": "name"}, Located), PipelineError, "no field 'org' in .*did you mean 'origin'"),
-        ((table(), {"n": "faa"}, {"name": "name"}, Located), RecordTypeError, "field 'n' is a int64 and the table's 'faa' a string"),
+        (
+            (table(), {"org": "faa"}, {"name": "name"}, Located),
+            PipelineError,
+            "no field 'org' in .*did you mean 'origin'",
+        ),
+        (
+            (table(), {"n": "faa"}, {"name": "name"}, Located),
+            RecordTypeError,
+            "field 'n' is a int64 and the table's 'faa' a string",
+        ),
         ((table(), {"origin": "faa"}, {"n": "name"}, Located), PipelineError, "the stream has a field 'n' already"),
-        ((table(), {"origin": "faa"}, {"named": "name"}, Located), RecordTypeError, "field 'named' is not in output_type"),
-        ((table(), {"origin": "faa"}, {"name": "name"}, Strict), RecordTypeError, "field 'name' is None where nothing is found.*or use how='inner'"),
-        ((table(), {"origin": "faa"}, {"name": "lat"}, Strict), RecordTypeError, "field 'name' is a double, and output_type says string"),
+        (
+            (table(), {"origin": "faa"}, {"named": "name"}, Located),
+            RecordTypeError,
+            "field 'named' is not in output_type",
+        ),
+        (
+            (table(), {"origin": "faa"}, {"name": "name"}, Strict),
+            RecordTypeError,
+            "field 'name' is None where nothing is found.*or use how='inner'",
+        ),
+        (
+            (table(), {"origin": "faa"}, {"name": "lat"}, Strict),
+            RecordTypeError,
+            "field 'name' is a double, and output_type says string",
+        ),
         ((table(), {"origin": "faa"}, {"name": "name"}, Located), PipelineError, "no field 'lat'"),
         ((table(), "origin", {}, Flight), PipelineError, "table 'airports': no field 'origin'"),
         ((table(), {}, {"name": "name"}, Located), PipelineError, "on is a field that both have"),
         ((table(), ["origin"], {"name": "name"}, Located), PipelineError, "on is a field that both have"),
-        ((table(), {"origin": "faa"}, {"name": "name"}, Origin, "inner"), RecordTypeError, "field 'origin' may be None before, and output_type does not allow that"),
-        ((RateSource(1, "r"), {"origin": "faa"}, {"name": "name"}, Located), PipelineError, "expected a bounded source"),
-        ((CsvSource("/tmp/x.csv", Airport, on_malformed="drop"), {"origin": "faa"}, {}, Flight), PipelineError, "use on_malformed='fail'"),
+        (
+            (table(), {"origin": "faa"}, {"name": "name"}, Origin, "inner"),
+            RecordTypeError,
+            "field 'origin' may be None before, and output_type does not allow that",
+        ),
+        (
+            (RateSource(1, "r"), {"origin": "faa"}, {"name": "name"}, Located),
+            PipelineError,
+            "expected a bounded source",
+        ),
+        (
+            (CsvSource("/tmp/x.csv", Airport, on_malformed="drop"), {"origin": "faa"}, {}, Flight),
+            PipelineError,
+            "use on_malformed='fail'",
+        ),
     ],
 )
 def test_errors_while_the_graph_is_built(arguments, error, message):

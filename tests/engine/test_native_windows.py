@@ -59,27 +59,48 @@ def ms(n: int) -> timedelta:
 
 BY_AT = WatermarkStrategy.for_bounded_out_of_orderness(ms(100)).with_timestamp_assigner("at")
 ASSIGNERS = st.one_of(
-    st.builds(lambda size, offset: TumblingEventTimeWindows.of(ms(size), ms(offset % size)), st.integers(1, 50), st.integers(-49, 49)),
-    st.builds(lambda slide, more, offset: SlidingEventTimeWindows.of(ms(slide + more), ms(slide), ms(offset % slide)), st.integers(1, 20), st.integers(0, 50), st.integers(0, 19)),
+    st.builds(
+        lambda size, offset: TumblingEventTimeWindows.of(ms(size), ms(offset % size)),
+        st.integers(1, 50),
+        st.integers(-49, 49),
+    ),
+    st.builds(
+        lambda slide, more, offset: SlidingEventTimeWindows.of(ms(slide + more), ms(slide), ms(offset % slide)),
+        st.integers(1, 20),
+        st.integers(0, 50),
+        st.integers(0, 19),
+    ),
     st.builds(lambda gap: EventTimeSessionWindows.with_gap(ms(gap)), st.integers(1, 30)),
 )
-EVENTS = st.lists(st.builds(Event, st.sampled_from("ab"), st.integers(-100, 200), st.integers(-5, 5)), min_size=1, max_size=15)
+EVENTS = st.lists(
+    st.builds(Event, st.sampled_from("ab"), st.integers(-100, 200), st.integers(-5, 5)), min_size=1, max_size=15
+)
 
 
 def windowed(stream, assigner, native: bool):
     windows = stream.key_by("key").window(assigner)
-    return windows.agg(F.sum("value").alias("total"), F.max("value").alias("most"), output_type=Total) if native else windows.process(Totals())
+    return (
+        windows.agg(F.sum("value").alias("total"), F.max("value").alias("most"), output_type=Total)
+        if native
+        else windows.process(Totals())
+    )
 
 
 def built(events, assigner, native: bool) -> Pipeline:
     pipeline = Pipeline("p")
-    windowed(pipeline.from_collection(events, Event).assign_timestamps_and_watermarks(BY_AT), assigner, native).print("out")
+    windowed(pipeline.from_collection(events, Event).assign_timestamps_and_watermarks(BY_AT), assigner, native).print(
+        "out"
+    )
     return pipeline
 
 
 @given(assigner=ASSIGNERS, events=EVENTS)
 def test_the_harness_gives_what_the_python_operator_gives(assigner, events):
-    results = [sorted(run_pipeline(built(events, assigner, native), mode, watermark_interval=None).only()) for native in (True, False) for mode in ("BATCH", "STREAMING")]
+    results = [
+        sorted(run_pipeline(built(events, assigner, native), mode, watermark_interval=None).only())
+        for native in (True, False)
+        for mode in ("BATCH", "STREAMING")
+    ]
     assert results[0] == results[1] == results[2] == results[3]
 
 
@@ -88,7 +109,9 @@ def test_the_harness_gives_what_the_python_operator_gives(assigner, events):
 def test_catalyst_gives_what_the_python_operator_gives(spark, tmp_path, assigner, events):
     folder = tmp_path / str(len(list(tmp_path.iterdir())))
     pipeline = Pipeline("p")
-    windowed(pipeline.from_collection(events, Event).assign_timestamps_and_watermarks(BY_AT), assigner, native=True).sink_to(FileSink(str(folder / "out")))
+    windowed(
+        pipeline.from_collection(events, Event).assign_timestamps_and_watermarks(BY_AT), assigner, native=True
+    ).sink_to(FileSink(str(folder / "out")))
     run_all(Run(pipeline.plan(), spark, IntermediateStore(str(folder / "store")), "run", "run"))
     rows = [Total(*row) for row in spark.read.parquet(str(folder / "out")).collect()]
     assert sorted(rows) == sorted(run_pipeline(built(events, assigner, native=False), "BATCH").only())
@@ -114,7 +137,9 @@ def files(tmp_path):
 def from_files(files, tmp_path, assigner, native, mode="append"):
     pipeline = Pipeline("p")
     stream = windowed(pipeline.from_source(files).assign_timestamps_and_watermarks(BY_AT), assigner, native)
-    stream.map(lambda t: t._replace(most=t.most + 1), Total).sink_to(DeltaSink(str(tmp_path / ("native" if native else "python")), mode=mode, name="out"))
+    stream.map(lambda t: t._replace(most=t.most + 1), Total).sink_to(
+        DeltaSink(str(tmp_path / ("native" if native else "python")), mode=mode, name="out")
+    )
     return pipeline
 
 
@@ -132,7 +157,11 @@ def test_streaming_gives_each_window_once_also_what_the_end_of_input_closes(file
     found = {}
     late = {}
     for native in (True, False):
-        options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / f"checkpoints {native}"), "pipeline.max-parallelism": 3}
+        options = {
+            "execution.runtime-mode": "STREAMING",
+            "execution.checkpointing.dir": str(tmp_path / f"checkpoints {native}"),
+            "pipeline.max-parallelism": 3,
+        }
         plan = from_files(files, tmp_path, assigner, native).plan(options)
         epochs = []
         observe = lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None  # noqa: E731
@@ -160,10 +189,17 @@ def test_bounds_as_moments_and_by_results_windowed_again():
     hour = 3_600_000
     events = [Event("a", 0, 1), Event("a", hour - 1, 1), Event("a", 5 * hour, 1), Event("a", 24 * hour, 1)]
     pipeline = Pipeline("p")
-    hours = pipeline.from_collection(events, Event).assign_timestamps_and_watermarks(BY_AT).key_by("key").window(TumblingEventTimeWindows.of(timedelta(hours=1)))
+    hours = (
+        pipeline.from_collection(events, Event)
+        .assign_timestamps_and_watermarks(BY_AT)
+        .key_by("key")
+        .window(TumblingEventTimeWindows.of(timedelta(hours=1)))
+    )
     counted = hours.agg(F.count("value").alias("n"), output_type=Hour)
     counted.print("hours")
-    counted.key_by("key").window(TumblingEventTimeWindows.of(timedelta(days=1))).agg(F.sum("n").alias("n"), output_type=Day).print("days")
+    counted.key_by("key").window(TumblingEventTimeWindows.of(timedelta(days=1))).agg(
+        F.sum("n").alias("n"), output_type=Day
+    ).print("days")
     result = run_pipeline(pipeline, "BATCH").sinks
     moments = [datetime(1970, 1, 1, tzinfo=UTC), datetime(1970, 1, 1, 5, tzinfo=UTC), datetime(1970, 1, 2, tzinfo=UTC)]
     assert sorted(result["hours"]) == [Hour("a", m, n) for m, n in zip(moments, (2, 1, 1), strict=True)]
@@ -175,14 +211,26 @@ def test_windows_of_windows_have_their_own_bounds(run_on_spark, spark, tmp_path)
 
     def build(sink):
         pipeline = Pipeline("p")
-        small = windowed(pipeline.from_collection(events, Event).assign_timestamps_and_watermarks(BY_AT), TumblingEventTimeWindows.of(ms(10)), native=True)
-        large = small.key_by("key").window(TumblingEventTimeWindows.of(ms(30))).agg(F.sum("total").alias("total"), F.min("window_start").alias("most"), output_type=Total)
+        small = windowed(
+            pipeline.from_collection(events, Event).assign_timestamps_and_watermarks(BY_AT),
+            TumblingEventTimeWindows.of(ms(10)),
+            native=True,
+        )
+        large = (
+            small.key_by("key")
+            .window(TumblingEventTimeWindows.of(ms(30)))
+            .agg(F.sum("total").alias("total"), F.min("window_start").alias("most"), output_type=Total)
+        )
         sink(large)
         return pipeline
 
     run_on_spark(build(lambda s: s.sink_to(FileSink(str(tmp_path / "out")))))
     rows = sorted(Total(*row) for row in spark.read.parquet(str(tmp_path / "out")).collect())
-    assert rows == sorted(run_pipeline(build(lambda s: s.print("out")), "BATCH").only()) == [Total("a", 0, 30, 3, 0), Total("a", 30, 60, 1, 30)]
+    assert (
+        rows
+        == sorted(run_pipeline(build(lambda s: s.print("out")), "BATCH").only())
+        == [Total("a", 0, 30, 3, 0), Total("a", 30, 60, 1, 30)]
+    )
 
 
 class Place(NamedTuple):
@@ -198,15 +246,25 @@ class Visits(NamedTuple):
 
 def test_a_key_that_is_a_tuple():
     pipeline = Pipeline("p")
-    places = pipeline.from_collection([Place((1, 2), 0), Place((1, 2), 5), Place((2, 1), 5)], Place).assign_timestamps_and_watermarks(BY_AT)
-    places.key_by("pos").window(TumblingEventTimeWindows.of(ms(10))).agg(F.count("*").alias("n"), output_type=Visits).print("out")
+    places = pipeline.from_collection(
+        [Place((1, 2), 0), Place((1, 2), 5), Place((2, 1), 5)], Place
+    ).assign_timestamps_and_watermarks(BY_AT)
+    places.key_by("pos").window(TumblingEventTimeWindows.of(ms(10))).agg(
+        F.count("*").alias("n"), output_type=Visits
+    ).print("out")
     assert sorted(run_pipeline(pipeline, "BATCH").only()) == [Visits((1, 2), 0, 2), Visits((2, 1), 0, 1)]
 
 
-@pytest.mark.parametrize("assigner", [TumblingEventTimeWindows.of(ms(10)), SlidingEventTimeWindows.of(ms(20), ms(10))], ids=["tumbling", "sliding"])
+@pytest.mark.parametrize(
+    "assigner",
+    [TumblingEventTimeWindows.of(ms(10)), SlidingEventTimeWindows.of(ms(20), ms(10))],
+    ids=["tumbling", "sliding"],
+)
 def test_the_harness_drops_late_records_of_native_windows_as_of_python_ones(assigner):
     events = [Event("a", 5, 1), Event("a", 130, 2), Event("a", 6, 4), Event("a", 12, 8), Event("a", 140, 16)]
-    found = [run_pipeline(built(events, assigner, native), "STREAMING", watermark_interval=1) for native in (True, False)]
+    found = [
+        run_pipeline(built(events, assigner, native), "STREAMING", watermark_interval=1) for native in (True, False)
+    ]
     assert sorted(found[0].only()) == sorted(found[1].only())
     assert found[0].metrics.counters["late records"] == 2
 
@@ -216,7 +274,9 @@ def test_sessions_do_not_grow_together_with_what_is_over():
     found = []
     for native in (True, False):
         pipeline = Pipeline("p")
-        events = pipeline.from_collection([Event("a", 0, 1), Event("b", 13, 1), Event("a", 9, 2)], Event).assign_timestamps_and_watermarks(monotonous)
+        events = pipeline.from_collection(
+            [Event("a", 0, 1), Event("b", 13, 1), Event("a", 9, 2)], Event
+        ).assign_timestamps_and_watermarks(monotonous)
         windowed(events, EventTimeSessionWindows.with_gap(ms(10)), native).print("out")
         found.append(sorted(run_pipeline(pipeline, "STREAMING", watermark_interval=1).only()))
     assert found[0] == found[1] == [Total("a", 0, 10, 1, 1), Total("a", 9, 19, 2, 2), Total("b", 13, 23, 1, 1)]
@@ -229,7 +289,11 @@ def test_a_missing_key_is_an_error_in_both_modes_of_the_harness():
         value: int
 
     pipeline = Pipeline("p")
-    windowed(pipeline.from_collection([Keyless(None, 1, 1)], Keyless).assign_timestamps_and_watermarks(BY_AT), TumblingEventTimeWindows.of(ms(10)), native=True).print("out")
+    windowed(
+        pipeline.from_collection([Keyless(None, 1, 1)], Keyless).assign_timestamps_and_watermarks(BY_AT),
+        TumblingEventTimeWindows.of(ms(10)),
+        native=True,
+    ).print("out")
     for mode in ("BATCH", "STREAMING"):
         with pytest.raises(PipelineError, match="operator 'agg': the key 'key' is None"):
             run_pipeline(pipeline, mode)
@@ -252,7 +316,9 @@ def test_a_record_without_an_event_time_is_an_error(run_on_spark, tmp_path):
     pipeline = Pipeline("p")
     events = pipeline.from_collection([Maybe("a", None, 1)], Maybe).assign_timestamps_and_watermarks(BY_AT)
     windowed(events, TumblingEventTimeWindows.of(ms(1)), native=True).sink_to(FileSink(str(tmp_path / "out")))
-    with pytest.raises(UnifiedError, match="operator 'agg': a record has no event time; assign timestamps before the window"):
+    with pytest.raises(
+        UnifiedError, match="operator 'agg': a record has no event time; assign timestamps before the window"
+    ):
         run_on_spark(pipeline)
 
 
@@ -261,16 +327,27 @@ def test_a_record_without_an_event_time_is_an_error(run_on_spark, tmp_path):
     [
         (lambda w: w.allowed_lateness(ms(1)), "needs no allowed lateness"),
         (lambda w: w.trigger(w._assigner.get_default_trigger()), "needs no trigger"),
-        (lambda w: w._stream.window(EventTimeSessionWindows.with_dynamic_gap(lambda e: e.value)), "needs one gap for all sessions"),
-        (lambda w: w._stream.window(SlidingEventTimeWindows.of(ms(1), ms(2))), "needs a slide that is not longer than the window"),
-        (lambda w: w._stream.window(GlobalWindows.create()), "needs tumbling, sliding or session windows by event time"),
+        (
+            lambda w: w._stream.window(EventTimeSessionWindows.with_dynamic_gap(lambda e: e.value)),
+            "needs one gap for all sessions",
+        ),
+        (
+            lambda w: w._stream.window(SlidingEventTimeWindows.of(ms(1), ms(2))),
+            "needs a slide that is not longer than the window",
+        ),
+        (
+            lambda w: w._stream.window(GlobalWindows.create()),
+            "needs tumbling, sliding or session windows by event time",
+        ),
         (lambda w: w._stream.window_all(TumblingEventTimeWindows.of(ms(1))), "needs a key"),
     ],
 )
 def test_what_catalyst_cannot_do_is_an_error_that_says_what_can(change, message):
     events = Pipeline("p").from_collection([Event("a", 1, 1)], Event).assign_timestamps_and_watermarks(BY_AT)
     with pytest.raises(UnsupportedError, match=rf"operator 'agg': a native window {message}.*; or use aggregate"):
-        change(events.key_by("key").window(TumblingEventTimeWindows.of(ms(1)))).agg(F.sum("value").alias("total"), output_type=Total)
+        change(events.key_by("key").window(TumblingEventTimeWindows.of(ms(1)))).agg(
+            F.sum("value").alias("total"), output_type=Total
+        )
 
 
 def test_a_bound_is_a_moment_or_milliseconds():
@@ -280,18 +357,33 @@ def test_a_bound_is_a_moment_or_milliseconds():
         total: int
 
     events = Pipeline("p").from_collection([Event("a", 1, 1)], Event).assign_timestamps_and_watermarks(BY_AT)
-    with pytest.raises(PipelineError, match="field 'window_start' is a string; a window's bound is a datetime, or an int in milliseconds"):
-        events.key_by("key").window(TumblingEventTimeWindows.of(ms(1))).agg(F.sum("value").alias("total"), output_type=Bad)
+    with pytest.raises(
+        PipelineError,
+        match="field 'window_start' is a string; a window's bound is a datetime, or an int in milliseconds",
+    ):
+        events.key_by("key").window(TumblingEventTimeWindows.of(ms(1))).agg(
+            F.sum("value").alias("total"), output_type=Bad
+        )
 
 
 def test_several_watermarks_or_none_are_errors_in_streaming(spark, tmp_path):
     def run(strategies, message):
         pipeline = Pipeline("p")
-        streams = [pipeline.from_collection([Event("a", 1, 1)], Event, f"s{i}").assign_timestamps_and_watermarks(s) for i, s in enumerate(strategies)]
-        windowed(streams[0].union(*streams[1:]), TumblingEventTimeWindows.of(ms(1)), native=True).sink_to(FileSink(str(tmp_path / "out")))
-        plan = pipeline.plan({"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints")})
+        streams = [
+            pipeline.from_collection([Event("a", 1, 1)], Event, f"s{i}").assign_timestamps_and_watermarks(s)
+            for i, s in enumerate(strategies)
+        ]
+        windowed(streams[0].union(*streams[1:]), TumblingEventTimeWindows.of(ms(1)), native=True).sink_to(
+            FileSink(str(tmp_path / "out"))
+        )
+        plan = pipeline.plan(
+            {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints")}
+        )
         with pytest.raises(UnsupportedError, match=message):
             StreamingJob(plan, spark, Start("one")).run()
 
     run([BY_AT, BY_AT], "one watermark in STREAMING; assign timestamps once, after the union, or use aggregate")
-    run([WatermarkStrategy.no_watermarks().with_timestamp_assigner("at")], "makes no watermarks, which a native window needs in STREAMING")
+    run(
+        [WatermarkStrategy.no_watermarks().with_timestamp_assigner("at")],
+        "makes no watermarks, which a native window needs in STREAMING",
+    )

@@ -1,4 +1,6 @@
-"""What Spark's standard error shows of a run: what the pipeline prints and what fails, and nothing that Spark says to itself."""
+"""What Spark's standard error shows of a run: what the pipeline prints and what fails, and nothing that Spark says to
+itself.
+"""
 
 import os
 import subprocess
@@ -20,7 +22,8 @@ def shown(number: int) -> int:
 if __name__ == "__main__":
     pipeline = Pipeline("p")
     pipeline.from_collection([7], int).map(shown).key_by(lambda n: 0, key_type=int).sum().print("out")
-    plan = pipeline.plan({"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": "checkpoints", "pipeline.max-parallelism": 1})
+    options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": "checkpoints"}
+    plan = pipeline.plan({**options, "pipeline.max-parallelism": 1})
     spark = session.start("local[1]", config={"spark.driver.memory": "512m"})
     StreamingJob(plan, spark, Start("one")).run()
 """
@@ -33,23 +36,38 @@ def passed_on(text):
 
 
 def test_notes_of_the_launcher_and_of_workers_are_left_out():
-    assert passed_on(
-        'WARNING: Using incubator modules: jdk.incubator.vector\nSetting default log level to "WARN".\n'
-        'To adjust logging level use sc.setLogLevel(newLevel). For SparkR, use setLogLevel(newLevel).\nSetting Spark log level to "ERROR".\n'
-        "Starting Streaming TransformWithStateInPandas Python worker.\n\nseen 1\n\n"
-        "Streaming TransformWithStateInPandas Python worker Completed execution of UDF: <f>.\n\n"
-    ) == ("seen 1\n\n")
+    assert (
+        passed_on(
+            'WARNING: Using incubator modules: jdk.incubator.vector\nSetting default log level to "WARN".\nTo adjust'
+            " logging level use sc.setLogLevel(newLevel). For SparkR, use setLogLevel(newLevel).\nSetting Spark log"
+            ' level to "ERROR".\nStarting Streaming TransformWithStateInPandas Python worker.\n\nseen 1\n\nStreaming'
+            " TransformWithStateInPandas Python worker Completed execution of UDF: <f>.\n\n"
+        )
+        == "seen 1\n\n"
+    )
 
 
 def test_a_workers_traceback_is_left_out_and_an_error_of_spark_is_not():
     assert (
-        passed_on("PySpark worker failed with exception:\nTraceback (most recent call last):\nBrokenPipeError\n\n12:00:00 ERROR Worker: lost\n") == "12:00:00 ERROR Worker: lost\n"
+        passed_on(
+            "PySpark worker failed with exception:\nTraceback (most recent call last):\nBrokenPipeError\n\n12:00:00"
+            " ERROR Worker: lost\n"
+        )
+        == "12:00:00 ERROR Worker: lost\n"
     )
 
 
 @pytest.mark.spark
 def test_a_streaming_job_shows_what_the_pipeline_prints_and_nothing_else(tmp_path):
     (tmp_path / "job.py").write_text(PROGRAM)
-    done = subprocess.run([sys.executable, "job.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False, env={**os.environ, "PYTHONWARNINGS": "ignore"})
+    done = subprocess.run(
+        [sys.executable, "job.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == "seen 7\n"

@@ -1,4 +1,6 @@
-"""Errors that another attempt would meet again: terminal by their type, with the name of what has to be corrected, in both modes."""
+"""Errors that another attempt would meet again: terminal by their type, with the name of what has to be corrected, in
+both modes.
+"""
 
 from typing import NamedTuple
 
@@ -18,12 +20,17 @@ def run(request, run_on_spark, run_streaming):
     return run_on_spark if request.param == "BATCH" else run_streaming
 
 
-@pytest.mark.parametrize(("header", "columns"), [("shop,amout", "shop, amout"), ("shop,amount,note", "shop, amount, note")])
+@pytest.mark.parametrize(
+    ("header", "columns"), [("shop,amout", "shop, amout"), ("shop,amount,note", "shop, amount, note")]
+)
 def test_a_header_that_does_not_name_the_records_fields(run, tmp_path, header, columns):
     (tmp_path / "some sales.csv").write_text(f"{header}\na,1,\n")
     pipeline = Pipeline("p")
     pipeline.from_source(CsvSource(str(tmp_path / "some sales.csv"), Sale, name="sales")).print()
-    said = rf"p: source 'sales': the header of /.*/some sales\.csv has the columns {columns}, and Sale\(.*\) needs shop, amount, in this order; correct"
+    said = (
+        rf"p: source 'sales': the header of /.*/some sales\.csv has the columns {columns}, and Sale\(.*\) needs shop,"
+        r" amount, in this order; correct"
+    )
     with pytest.raises(MalformedInputError, match=said) as raised:
         run(pipeline)
     assert not raised.value.retryable
@@ -32,7 +39,9 @@ def test_a_header_that_does_not_name_the_records_fields(run, tmp_path, header, c
 def test_an_expression_that_spark_does_not_accept(run):
     pipeline = Pipeline("p")
     pipeline.from_collection([Sale("a", 1)]).where("not_a_function(amount) > 0").name("large").print()
-    with pytest.raises(PipelineError, match=r"p: operator 'large': Spark does not accept .*not_a_function.*; correct the names") as raised:
+    with pytest.raises(
+        PipelineError, match=r"p: operator 'large': Spark does not accept .*not_a_function.*; correct the names"
+    ) as raised:
         run(pipeline)
     assert not raised.value.retryable
 
@@ -42,6 +51,9 @@ def test_a_path_that_cannot_be_written_to(run, tmp_path, sink):
     (tmp_path / "file").write_text("")
     pipeline = Pipeline("p")
     pipeline.from_collection([Sale("a", 1)]).sink_to(sink(str(tmp_path / "file" / "table"), name="out"))
-    with pytest.raises(SinkError, match=r"p: sink 'out' \(.* at /.*/file/table.*\) cannot be written to: \w[^:]*: [^;]*/file\S*; give it a path") as raised:
+    with pytest.raises(
+        SinkError,
+        match=r"p: sink 'out' \(.* at /.*/file/table.*\) cannot be written to: \w[^:]*: [^;]*/file\S*; give it a path",
+    ) as raised:
         run(pipeline)
     assert not raised.value.retryable

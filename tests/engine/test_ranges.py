@@ -75,7 +75,22 @@ def event(key, day, hour, value):
     return Event(key, BEGIN + (24 * day + hour) * HOUR, value)
 
 
-EVENTS = [event(k, d, h, v) for v, (k, d, h) in enumerate([("a", 0, 1), ("b", 0, 2), ("a", 0, 23), ("a", 1, 0), ("c", 1, 5), ("b", 3, 3), ("a", 3, 4), ("b", 3, 9), ("a", 3, 5)])]
+EVENTS = [
+    event(k, d, h, v)
+    for v, (k, d, h) in enumerate(
+        [
+            ("a", 0, 1),
+            ("b", 0, 2),
+            ("a", 0, 23),
+            ("a", 1, 0),
+            ("c", 1, 5),
+            ("b", 3, 3),
+            ("a", 3, 4),
+            ("b", 3, 9),
+            ("a", 3, 5),
+        ]
+    )
+]
 LARGE = OutputTag("large", Total)
 
 
@@ -151,19 +166,35 @@ def by_a_function(pipeline):
 
 def native(pipeline):
     columns = events_of(pipeline).where("value > 0").select("key", "value", output_type=Total)
-    return columns.key_by("key").agg(F.sum("value").alias("value"), output_type=Total).map(lambda t: Total(t.key, t.value * 10), output_type=Total)
+    return (
+        columns.key_by("key")
+        .agg(F.sum("value").alias("value"), output_type=Total)
+        .map(lambda t: Total(t.key, t.value * 10), output_type=Total)
+    )
 
 
 def native_keyed_by_a_function(pipeline):
-    return events_of(pipeline).select("key", "value", output_type=Total).key_by(lambda t: t.value % 2, key_type=int).reduce(add)
+    return (
+        events_of(pipeline)
+        .select("key", "value", output_type=Total)
+        .key_by(lambda t: t.value % 2, key_type=int)
+        .reduce(add)
+    )
 
 
 def native_windows(pipeline):
-    return events_of(pipeline).key_by("key").window(TumblingEventTimeWindows.of(timedelta(hours=4))).agg(F.sum("value").alias("value"), output_type=Counted)
+    return (
+        events_of(pipeline)
+        .key_by("key")
+        .window(TumblingEventTimeWindows.of(timedelta(hours=4)))
+        .agg(F.sum("value").alias("value"), output_type=Counted)
+    )
 
 
 def windows(pipeline):
-    return totals(events_of(pipeline)).key_by("key").window(TumblingEventTimeWindows.of(timedelta(hours=48))).reduce(add)
+    return (
+        totals(events_of(pipeline)).key_by("key").window(TumblingEventTimeWindows.of(timedelta(hours=48))).reduce(add)
+    )
 
 
 def united(pipeline):
@@ -171,7 +202,12 @@ def united(pipeline):
 
 
 def routed(pipeline):
-    return totals(events_of(pipeline)).partition_custom(lambda key, count: ord(key) % count, "key").map(lambda t: t, output_type=Total).set_parallelism(2)
+    return (
+        totals(events_of(pipeline))
+        .partition_custom(lambda key, count: ord(key) % count, "key")
+        .map(lambda t: t, output_type=Total)
+        .set_parallelism(2)
+    )
 
 
 def broadcast(pipeline):
@@ -195,7 +231,17 @@ class Range:
     def runs(self, pipeline, keys, run_id="run"):
         options = Configuration.of({"execution.runtime-mode": "BATCH", **self.options})
         parts = [slice_of(self.partitions, key) for key in keys]
-        return [Run(plan(bound(pipeline.graph(), part), options), self.spark, self.store, run_id, f"{run_id} {part.key}", part.name) for part in parts]
+        return [
+            Run(
+                plan(bound(pipeline.graph(), part), options),
+                self.spark,
+                self.store,
+                run_id,
+                f"{run_id} {part.key}",
+                part.name,
+            )
+            for part in parts
+        ]
 
     def together(self, pipeline, keys, run_id="run"):
         runs = self.runs(pipeline, keys, run_id)
@@ -209,12 +255,21 @@ class Range:
 
 def told(manifests):
     """What manifests say of what was made, whatever folder and moment it was made in."""
-    return {stage: [(m.partition, m.rows, [(s.uid, s.tag, s.rows) for s in m.streams], m.last_event_times, m.counters) for m in found] for stage, found in manifests.items()}
+    return {
+        stage: [
+            (m.partition, m.rows, [(s.uid, s.tag, s.rows) for s in m.streams], m.last_event_times, m.counters)
+            for m in found
+        ]
+        for stage, found in manifests.items()
+    }
 
 
 def files(path):
     """The rows of every partition of a file sink."""
-    return {p.name: sorted(tuple(r.values()) for f in p.glob("*.parquet") for r in pq.ParquetFile(f).read().to_pylist()) for p in path.glob("partition=*")}
+    return {
+        p.name: sorted(tuple(r.values()) for f in p.glob("*.parquet") for r in pq.ParquetFile(f).read().to_pylist())
+        for p in path.glob("partition=*")
+    }
 
 
 def written(build, path):
@@ -223,7 +278,19 @@ def written(build, path):
     return pipeline
 
 
-BUILDS = [mapped, timers, by_a_function, native, native_keyed_by_a_function, native_windows, windows, united, routed, broadcast, looked_up]
+BUILDS = [
+    mapped,
+    timers,
+    by_a_function,
+    native,
+    native_keyed_by_a_function,
+    native_windows,
+    windows,
+    united,
+    routed,
+    broadcast,
+    looked_up,
+]
 
 
 @pytest.mark.parametrize("build", rotated(BUILDS, 5))
@@ -251,7 +318,9 @@ def test_several_streams_and_sinks_of_one_stage(spark, tmp_path):
         split = events_of(pipeline).process(Split(), output_type=Total)
         split.sink_to(FileSink(str(folder / "all"), name="all"))
         split.get_side_output(LARGE).sink_to(DeltaSink(str(folder / "large"), name="large"))
-        split.get_side_output(LARGE).key_by("key").reduce(add).sink_to(DeltaSink(str(folder / "sums"), name="sums", mode="upsert", key="key"))
+        split.get_side_output(LARGE).key_by("key").reduce(add).sink_to(
+            DeltaSink(str(folder / "sums"), name="sums", mode="upsert", key="key")
+        )
         return pipeline
 
     alone = Range(spark, tmp_path / "a").one_by_one(build(tmp_path / "a"), DAYS)
@@ -259,14 +328,18 @@ def test_several_streams_and_sinks_of_one_stage(spark, tmp_path):
     assert files(tmp_path / "a" / "all") == files(tmp_path / "b" / "all")
     for table in ("large", "sums"):
         assert rows(tmp_path / "a" / table) == rows(tmp_path / "b" / table) != []
-    assert [[m.rows for m in alone[stage]] for stage in alone] == [[m.rows for m in together[stage]] for stage in together]
+    assert [[m.rows for m in alone[stage]] for stage in alone] == [
+        [m.rows for m in together[stage]] for stage in together
+    ]
 
 
 def rows(path):
     return sorted(tuple(r.values()) for r in DeltaTable(str(path)).to_pyarrow_table().to_pylist())
 
 
-@pytest.mark.parametrize("sink", [{"mode": "append"}, {"mode": "overwrite"}, {"mode": "overwrite", "partition_by": "key"}])
+@pytest.mark.parametrize(
+    "sink", [{"mode": "append"}, {"mode": "overwrite"}, {"mode": "overwrite", "partition_by": "key"}]
+)
 def test_a_delta_table_has_a_range_in_one_transaction_and_each_partition_can_be_replaced(spark, tmp_path, sink):
     def build():
         pipeline = Pipeline("ranges")
@@ -358,7 +431,9 @@ def test_malformed_rows_are_counted_for_every_partition_that_they_may_belong_to(
     def build(path):
         pipeline = Pipeline("ranges")
         source = CsvSource(str(tmp_path / "in.csv"), Sale, name="sales", on_malformed=kept).partitioned_by("day")
-        pipeline.from_source(source).map(lambda s: Total(s.shop, s.amount), output_type=Total).sink_to(FileSink(str(path), name="out"))
+        pipeline.from_source(source).map(lambda s: Total(s.shop, s.amount), output_type=Total).sink_to(
+            FileSink(str(path), name="out")
+        )
         return pipeline
 
     alone = Range(spark, tmp_path / "a").one_by_one(build(tmp_path / "a" / "out"), DAYS)
@@ -366,7 +441,10 @@ def test_malformed_rows_are_counted_for_every_partition_that_they_may_belong_to(
     assert files(tmp_path / "a" / "out") == files(tmp_path / "b" / "out")
     assert told(alone) == told(together)
     assert next(iter(together["out"][0].counters.values())) == 2
-    bad = lambda at: [len(list(pq.read_table(f).to_pylist())) for f in sorted(at.glob("store/*/~malformed/*/partition=2024-01-04"))]  # noqa: E731
+
+    def bad(at):
+        return [len(pq.read_table(f).to_pylist()) for f in sorted(at.glob("store/*/~malformed/*/partition=2024-01-04"))]
+
     assert bad(tmp_path / "a") == bad(tmp_path / "b") == ([2] if kept == "divert" else [])
 
 
@@ -384,7 +462,9 @@ BY_SHOP = {"partition=north": [("north", 1)], "partition=south": [("south", 2)]}
 
 def of_shops(source, folder):
     pipeline = Pipeline("ranges")
-    pipeline.from_source(source).map(lambda s: Total(s.shop, s.amount), output_type=Total).sink_to(FileSink(str(folder / "out"), name="out"))
+    pipeline.from_source(source).map(lambda s: Total(s.shop, s.amount), output_type=Total).sink_to(
+        FileSink(str(folder / "out"), name="out")
+    )
     return pipeline
 
 
@@ -402,15 +482,22 @@ def test_files_of_a_path_template(spark, tmp_path, folder):
 @pytest.mark.parametrize("amounts", [pa.int64(), pa.int32()])
 def test_parquet_files_of_which_each_partition_has_a_schema_of_its_own(spark, tmp_path, amounts):
     for shop, amount, kind in (("north", 1, pa.int64()), ("south", 2, amounts)):
-        pq.write_table(pa.table({"shop": [shop], "day": ["2024-01-01"], "amount": pa.array([amount], kind)}), tmp_path / f"{shop}.parquet")
-    Range(spark, tmp_path, SHOPS).together(of_shops(ParquetSource(f"{tmp_path}/{{key}}.parquet", Sale, name="sales"), tmp_path), ["north", "south"])
+        pq.write_table(
+            pa.table({"shop": [shop], "day": ["2024-01-01"], "amount": pa.array([amount], kind)}),
+            tmp_path / f"{shop}.parquet",
+        )
+    Range(spark, tmp_path, SHOPS).together(
+        of_shops(ParquetSource(f"{tmp_path}/{{key}}.parquet", Sale, name="sales"), tmp_path), ["north", "south"]
+    )
     assert files(tmp_path / "out") == BY_SHOP
 
 
 def test_a_partition_without_its_file_is_named_and_those_before_it_are_finished(spark, tmp_path):
     (tmp_path / "north.csv").write_text("shop,day,amount\nnorth,2024-01-01,1\n")
     with pytest.raises(PipelineError, match=r"there are no files at .*south.csv for partition south"):
-        Range(spark, tmp_path, SHOPS).together(of_shops(CsvSource(f"{tmp_path}/{{key}}.csv", Sale, name="sales"), tmp_path), ["north", "south"])
+        Range(spark, tmp_path, SHOPS).together(
+            of_shops(CsvSource(f"{tmp_path}/{{key}}.csv", Sale, name="sales"), tmp_path), ["north", "south"]
+        )
     assert files(tmp_path / "out") == {"partition=north": [("north", 1)]}
 
 
@@ -419,7 +506,9 @@ def test_a_path_template_that_names_folders_reads_what_spark_reads_of_them(spark
         (tmp_path / "in" / shop / "_temporary" / "0").mkdir(parents=True)
         (tmp_path / "in" / shop / "1.csv").write_text(f"shop,day,amount\n{shop},2024-01-01,{amount}\n")
         (tmp_path / "in" / shop / "_temporary" / "0" / "2.csv").write_text(f"shop,day,amount\n{shop},2024-01-01,64\n")
-    Range(spark, tmp_path, SHOPS).together(of_shops(CsvSource(f"{tmp_path}/in/{{key}}", Sale, name="sales"), tmp_path), ["north", "south"])
+    Range(spark, tmp_path, SHOPS).together(
+        of_shops(CsvSource(f"{tmp_path}/in/{{key}}", Sale, name="sales"), tmp_path), ["north", "south"]
+    )
     assert files(tmp_path / "out") == BY_SHOP
 
 
@@ -427,13 +516,17 @@ def test_a_path_template_and_a_field_bound_a_source_together(spark, tmp_path):
     (tmp_path / "2024-01.csv").write_text("shop,day,amount\na,2024-01-30,1\na,2024-01-31,2\n")
     (tmp_path / "2024-02.csv").write_text("shop,day,amount\na,2024-02-01,4\na,2024-02-02,8\n")
     source = CsvSource(f"{tmp_path}/{{start:%Y-%m}}.csv", Sale, name="sales").partitioned_by("day")
-    Range(spark, tmp_path, DailyPartitionsDefinition("2024-01-01")).together(of_shops(source, tmp_path), ["2024-01-31", "2024-02-01"])
+    Range(spark, tmp_path, DailyPartitionsDefinition("2024-01-01")).together(
+        of_shops(source, tmp_path), ["2024-01-31", "2024-02-01"]
+    )
     assert files(tmp_path / "out") == {"partition=2024-01-31": [("a", 2)], "partition=2024-02-01": [("a", 4)]}
 
 
 def test_a_window_function_in_sql_sees_one_partition(spark, tmp_path):
     def numbered(pipeline):
-        return events_of(pipeline).select("key", "cast(row_number() over (order by value) as bigint) as value", output_type=Total)
+        return events_of(pipeline).select(
+            "key", "cast(row_number() over (order by value) as bigint) as value", output_type=Total
+        )
 
     Range(spark, tmp_path).together(written(numbered, tmp_path / "out"), DAYS)
     assert [value for _, value in files(tmp_path / "out")[f"partition={DAYS[3]}"]] != []

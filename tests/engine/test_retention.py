@@ -27,7 +27,20 @@ def put(store, stage, run, size=10, created=0.0, partition="all"):
     address = Address("p", stage, run, partition)
     data = store.new_attempt(address)
     (data / "1.parquet").write_bytes(b"x" * size)
-    manifest = Manifest(pipeline="p", stage=stage, partition=partition, run=run, fingerprint="f", schema="{}", streams=[], rows=1, bytes=size, data=data.name, files=[StoredFile("1.parquet", size)], created=created)  # fmt: skip
+    manifest = Manifest(
+        pipeline="p",
+        stage=stage,
+        partition=partition,
+        run=run,
+        fingerprint="f",
+        schema="{}",
+        streams=[],
+        rows=1,
+        bytes=size,
+        data=data.name,
+        files=[StoredFile("1.parquet", size)],
+        created=created,
+    )
     store.commit(address, manifest)
     return manifest
 
@@ -78,7 +91,10 @@ def test_what_links_keep_from_going_does_not_count_as_freed(store):
     store.link(Address("p", "first", "new"), kept)
     for number, run in enumerate(("one", "two", "three"), 2):
         put(store, "first", run, size=20, created=number)
-    assert freed(store, Budget(None, max_bytes=120), needed=lambda s: s.address.run == "new") == [("one", "first"), ("two", "first")]
+    assert freed(store, Budget(None, max_bytes=120), needed=lambda s: s.address.run == "new") == [
+        ("one", "first"),
+        ("two", "first"),
+    ]
     assert freed(store, Budget(None, max_bytes=60)) == [("new", "first"), ("old", "first")]
 
 

@@ -10,7 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from dagster_unified.api import DeltaSink, FileSink, ParquetSource, Pipeline, TumblingEventTimeWindows, WatermarkStrategy
+from dagster_unified.api import (
+    DeltaSink,
+    FileSink,
+    ParquetSource,
+    Pipeline,
+    TumblingEventTimeWindows,
+    WatermarkStrategy,
+)
 from dagster_unified.api import functions as F
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming import savepoint
@@ -34,7 +41,12 @@ class Revenue(NamedTuple):
     amount: int
 
 
-PARTS = [[Sale("a", 0, 1), Sale("b", 5, 2)], [Sale("a", 10, 3)], [Sale("b", 20, 4), Sale("c", 25, 5)], [Sale("a", 30, 6)]]
+PARTS = [
+    [Sale("a", 0, 1), Sale("b", 5, 2)],
+    [Sale("a", 10, 3)],
+    [Sale("b", 20, 4), Sale("c", 25, 5)],
+    [Sale("a", 30, 6)],
+]
 
 
 @pytest.fixture
@@ -50,15 +62,27 @@ def arrive(tmp_path):
 
 def build(tmp_path, wrong: bool = False):
     pipeline = Pipeline("shops")
-    sales = pipeline.from_source(ParquetSource(str(tmp_path / "in"), Sale, name="sales", monitor=True, max_files_per_trigger=1))
+    sales = pipeline.from_source(
+        ParquetSource(str(tmp_path / "in"), Sale, name="sales", monitor=True, max_files_per_trigger=1)
+    )
     factor = 1000 if wrong else 1
-    sums = sales.map(lambda s: s._replace(amount=s.amount * factor), Sale).name("amounts").key_by("shop").reduce(lambda a, b: Sale(a.shop, b.at, a.amount + b.amount)).uid("sums")
+    sums = (
+        sales.map(lambda s: s._replace(amount=s.amount * factor), Sale)
+        .name("amounts")
+        .key_by("shop")
+        .reduce(lambda a, b: Sale(a.shop, b.at, a.amount + b.amount))
+        .uid("sums")
+    )
     sums.sink_to(DeltaSink(str(tmp_path / "upserted"), mode="upsert", key="shop", name="upserted"))
     sums.sink_to(DeltaSink(str(tmp_path / "appended"), mode="append", name="appended"))
     sums.sink_to(DeltaSink(str(tmp_path / "overwritten"), mode="overwrite", name="overwritten"))
     sums.sink_to(FileSink(str(tmp_path / "files"), name="files"))
     in_time = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(0)).with_timestamp_assigner("at")
-    windows = sales.assign_timestamps_and_watermarks(in_time).key_by("shop").window(TumblingEventTimeWindows.of(timedelta(milliseconds=10)))
+    windows = (
+        sales.assign_timestamps_and_watermarks(in_time)
+        .key_by("shop")
+        .window(TumblingEventTimeWindows.of(timedelta(milliseconds=10)))
+    )
     native = windows.agg((F.sum("amount") * factor).alias("amount"), output_type=Revenue).uid("windows")
     native.sink_to(DeltaSink(str(tmp_path / "windows"), mode="append", name="windows"))
     return pipeline
@@ -68,7 +92,12 @@ def run(pipeline, spark, tmp_path, rows, drain=False, **start):
     """Runs until so many records have come in to each query."""
     epochs = []
     options = {"execution.checkpointing.dir": str(tmp_path / "checkpoints"), "pipeline.max-parallelism": 3}
-    job = StreamingJob(pipeline.plan(options), spark, Start("job", **start), lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None)
+    job = StreamingJob(
+        pipeline.plan(options),
+        spark,
+        Start("job", **start),
+        lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None,
+    )
 
     def enough():
         if drain and not job._ending:
@@ -81,7 +110,10 @@ def run(pipeline, spark, tmp_path, rows, drain=False, **start):
 
 
 def tables(tmp_path):
-    found = {n: DeltaTable(str(tmp_path / n)).to_pyarrow_table().to_pylist() for n in ("upserted", "appended", "overwritten", "windows")}
+    found = {
+        n: DeltaTable(str(tmp_path / n)).to_pyarrow_table().to_pylist()
+        for n in ("upserted", "appended", "overwritten", "windows")
+    }
     found["files"] = pq.read_table(tmp_path / "files").to_pylist()
     return {name: sorted(tuple(r.values()) for r in rows) for name, rows in found.items()}
 
@@ -144,7 +176,10 @@ def test_a_savepoint_by_name_and_what_may_not_be(spark, tmp_path, arrive, monkey
     with pytest.raises(OSError, match="no space"):
         restore_stopped(directory, "test", first.name)
     monkeypatch.undo()
-    for refused in (lambda: run(build(tmp_path), spark, tmp_path, 0), lambda: save_stopped(directory, "test", "by hand")):
+    for refused in (
+        lambda: run(build(tmp_path), spark, tmp_path, 0),
+        lambda: save_stopped(directory, "test", "by hand"),
+    ):
         with pytest.raises(StateError, match=f"going back to savepoint '{first.name}' was interrupted"):
             refused()
     assert restore_stopped(directory, "test", first.name) == first
@@ -159,8 +194,15 @@ def test_a_first_epoch_without_output_takes_back_what_was_undone(spark, tmp_path
 
     def built(silent):
         pipeline = Pipeline("shops")
-        sales = pipeline.from_source(ParquetSource(str(tmp_path / "in"), Sale, name="sales", monitor=True, max_files_per_trigger=1))
-        sums = sales.key_by("shop").reduce(lambda a, b: Sale(a.shop, b.at, a.amount + b.amount)).uid("sums").filter(lambda s: s.at not in silent)
+        sales = pipeline.from_source(
+            ParquetSource(str(tmp_path / "in"), Sale, name="sales", monitor=True, max_files_per_trigger=1)
+        )
+        sums = (
+            sales.key_by("shop")
+            .reduce(lambda a, b: Sale(a.shop, b.at, a.amount + b.amount))
+            .uid("sums")
+            .filter(lambda s: s.at not in silent)
+        )
         sums.sink_to(DeltaSink(str(tmp_path / "appended"), mode="append", name="appended"))
         sums.sink_to(FileSink(str(tmp_path / "files"), name="files"))
         return pipeline
@@ -168,7 +210,12 @@ def test_a_first_epoch_without_output_takes_back_what_was_undone(spark, tmp_path
     def ran(silent, rows):
         epochs = []
         options = {"execution.checkpointing.dir": str(tmp_path / "checkpoints"), "pipeline.max-parallelism": 3}
-        job = StreamingJob(built(silent).plan(options), spark, Start("job"), lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None)
+        job = StreamingJob(
+            built(silent).plan(options),
+            spark,
+            Start("job"),
+            lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None,
+        )
         assert job.run(lambda: sum(e.rows_in for e in epochs) >= rows) == "stopped"
 
     arrive(0)
@@ -251,5 +298,11 @@ def test_diverted_rows_since_a_savepoint_go_with_what_is_undone(tmp_path):
         (directory.path / f"malformed/sales/epoch={epoch}").mkdir(parents=True)
     restore_stopped(directory, "test", None)
     assert sorted(p.name for p in (directory.path / "malformed/sales").iterdir()) == ["epoch=1", "epoch=2"]
-    with pytest.raises(StateError, match=r"the stateful operators are .*; this is the state that was gone back to: start the code that it is of first"):
+    with pytest.raises(
+        StateError,
+        match=(
+            r"the stateful operators are .*; this is the state that was gone back to: start the code that it is of"
+            r" first"
+        ),
+    ):
         directory.check(Deployed(0, "", "shops", "g", 0, 3, "ROCKSDB", {}, {"main": [["other"]]}))

@@ -45,7 +45,10 @@ def test_two_queries_that_ship_at_once_do_not_take_each_others_modules_away():
     other = threading.Thread(target=lambda: payloads.append(by_value_bytes(double)))
     payloads.append(by_value_bytes(SlowToPickle(other)))
     other.join()
-    program = f"import sys; sys.path.remove({ROOT!r}); from pyspark import cloudpickle; print(*(type(cloudpickle.loads(p)).__name__ for p in {payloads!r}))"
+    program = (
+        f"import sys; sys.path.remove({ROOT!r}); from pyspark import cloudpickle;"
+        f" print(*(type(cloudpickle.loads(p)).__name__ for p in {payloads!r}))"
+    )
     ran = subprocess.run([sys.executable, "-I", "-c", program], cwd="/", capture_output=True, text=True)
     assert sorted(ran.stdout.split()) == ["SlowToPickle", "function"], ran.stderr
     assert cloudpickle.list_registry_pickle_by_value() == set()
@@ -65,13 +68,20 @@ def test_plain_functions_are_loaded_once_per_worker():
 
 def test_a_job_ships_each_of_its_places_once():
     made = Shipments()
-    assert [made.once("head", lambda: "first"), made.once("head", lambda: "second"), made.once("tail", lambda: "third")] == ["first", "first", "third"]
+    assert [
+        made.once("head", lambda: "first"),
+        made.once("head", lambda: "second"),
+        made.once("tail", lambda: "third"),
+    ] == ["first", "first", "third"]
 
 
 def test_garbage_is_frozen_once_per_process():
     program = (
-        "import gc\nfrom dagster_unified.operators.batch import spare_the_garbage_collector as spare\n"
-        "spare()\nfrozen = gc.get_freeze_count()\nkept = [[] for _ in range(1000)]\nspare()\nprint(gc.get_freeze_count() <= frozen)"
+        "import gc\nfrom dagster_unified.operators.batch import spare_the_garbage_collector as spare\nspare()\nfrozen ="
+        " gc.get_freeze_count()\nkept = [[] for _ in range(1000)]\nspare()\nprint(gc.get_freeze_count() <= frozen)"
     )
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip() == "True"
+    assert (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+        == "True"
+    )
     assert spare_the_garbage_collector.cache_info().currsize <= 1

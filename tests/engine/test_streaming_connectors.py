@@ -70,13 +70,19 @@ def test_json_files_whose_malformed_rows_are_diverted_or_dropped(run, tmp_path, 
     (folder / "2.json").write_text('{"shop": "c", "amount": "many"}\n')
     for on_malformed in ("divert", "drop"):
         pipeline = Pipeline(on_malformed)
-        pipeline.from_source(JsonSource(str(folder), Sale, name="sales", on_malformed=on_malformed)).sink_to(FileSink(str(tmp_path / on_malformed)))
+        pipeline.from_source(JsonSource(str(folder), Sale, name="sales", on_malformed=on_malformed)).sink_to(
+            FileSink(str(tmp_path / on_malformed))
+        )
         run(pipeline, mode)
         assert rows(tmp_path / on_malformed) == sorted(tuple(s) for s in SALES)
     (kept,) = [f for f in tmp_path.rglob("*.parquet") if "malformed" in str(f) and pq.read_table(f).num_rows]
     (row,) = pq.read_table(kept, partitioning=None).select(["file", "line", "content", "reason"]).to_pylist()
     assert row.pop("file").endswith("/in/2.json")
-    assert row == {"line": 1, "content": '{"shop": "c", "amount": "many"}', "reason": "cannot be read as Sale(shop: string, amount: int64)"}
+    assert row == {
+        "line": 1,
+        "content": '{"shop": "c", "amount": "many"}',
+        "reason": "cannot be read as Sale(shop: string, amount: int64)",
+    }
 
 
 def test_a_native_aggregate_leaves_out_malformed_rows_that_another_stream_of_the_source_keeps(run_streaming, tmp_path):
@@ -86,11 +92,20 @@ def test_a_native_aggregate_leaves_out_malformed_rows_that_another_stream_of_the
     sales = pipeline.from_source(JsonSource(str(folder), Sale, name="sales", on_malformed="divert"))
     totals = sales.key_by("shop").agg(F.sum("amount").alias("amount"), output_type=Sale)
     totals.sink_to(DeltaSink(str(tmp_path / "totals"), mode="upsert", key="shop"))
-    with pytest.raises(UnsupportedError, match="only native aggregates read it, which STREAMING cannot run; use on_malformed='fail', or aggregate with reduce"):
+    with pytest.raises(
+        UnsupportedError,
+        match=(
+            "only native aggregates read it, which STREAMING cannot run; use on_malformed='fail', or aggregate with"
+            " reduce"
+        ),
+    ):
         run_streaming(pipeline, start=Start("before", fresh=True))
     sales.sink_to(FileSink(str(tmp_path / "out")))
     run_streaming(pipeline, start=Start("after", fresh=True))
-    assert sorted(DeltaTable(str(tmp_path / "totals")).to_pyarrow_table().to_pylist(), key=str) == [{"shop": "a", "amount": 9}, {"shop": "b", "amount": 6}]
+    assert sorted(DeltaTable(str(tmp_path / "totals")).to_pyarrow_table().to_pylist(), key=str) == [
+        {"shop": "a", "amount": 9},
+        {"shop": "b", "amount": 6},
+    ]
     assert [pq.read_table(f).num_rows for f in tmp_path.rglob("*.parquet") if "malformed" in str(f)] == [1]
 
 
@@ -116,14 +131,19 @@ def streamed_until(job: StreamingJob, look):
 
 
 def planned(pipeline, tmp_path, **options):
-    return pipeline.plan({"execution.checkpointing.dir": str(tmp_path / "checkpoints"), "pipeline.max-parallelism": 2, **options})
+    return pipeline.plan(
+        {"execution.checkpointing.dir": str(tmp_path / "checkpoints"), "pipeline.max-parallelism": 2, **options}
+    )
 
 
 def test_the_rate_source_counts(spark, tmp_path):
     pipeline = Pipeline("p")
     odd = pipeline.from_source(RateSource(rows_per_second=50)).filter(lambda r: r.value % 2 == 1)
     odd.map(lambda r: Rate(r.timestamp, r.value), Rate).sink_to(FileSink(str(tmp_path / "out")))
-    streamed_until(StreamingJob(planned(pipeline, tmp_path), spark, Start("one")), lambda: (tmp_path / "out").exists() and len(rows(tmp_path / "out")) > 20)
+    streamed_until(
+        StreamingJob(planned(pipeline, tmp_path), spark, Start("one")),
+        lambda: (tmp_path / "out").exists() and len(rows(tmp_path / "out")) > 20,
+    )
     values = sorted(value for _, value in rows(tmp_path / "out"))
     assert values == list(range(1, 2 * len(values), 2))
 
@@ -135,8 +155,12 @@ class Tick(NamedTuple):
 def test_any_structured_source(spark, tmp_path):
     pipeline = Pipeline("p")
     source = StructuredSource("rate-micro-batch", Tick, {"rowsPerBatch": "7", "numPartitions": "1"}, name="ticks")
-    pipeline.from_source(source).key_by(lambda t: t.value % 2, key_type=int).reduce(lambda a, b: Tick(a.value + b.value)).sink_to(FileSink(str(tmp_path / "out")))
-    job = StreamingJob(planned(pipeline, tmp_path, **{"execution.checkpointing.interval": "100ms"}), spark, Start("one"))
+    pipeline.from_source(source).key_by(lambda t: t.value % 2, key_type=int).reduce(
+        lambda a, b: Tick(a.value + b.value)
+    ).sink_to(FileSink(str(tmp_path / "out")))
+    job = StreamingJob(
+        planned(pipeline, tmp_path, **{"execution.checkpointing.interval": "100ms"}), spark, Start("one")
+    )
     streamed_until(job, lambda: job.activity()[0] >= 3)
     assert {0, 0 + 2, 0 + 2 + 4, 1, 1 + 3, 1 + 3 + 5} <= {value for (value,) in rows(tmp_path / "out")}
 
@@ -177,7 +201,9 @@ def test_a_function_is_called_with_every_record(run, tmp_path, mode):
     pipeline = Pipeline("p")
     pipeline.from_collection(SALES).sink_to(ForeachSink(Lines(tmp_path / "out"), name="lines"))
     run(pipeline, mode)
-    assert sorted("".join(f.read_text() for f in (tmp_path / "out").iterdir()).splitlines()) == sorted(f"{s.shop} {s.amount}" for s in SALES)
+    assert sorted("".join(f.read_text() for f in (tmp_path / "out").iterdir()).splitlines()) == sorted(
+        f"{s.shop} {s.amount}" for s in SALES
+    )
 
 
 @MODES
@@ -185,7 +211,12 @@ def test_a_function_that_fails_names_the_record(run, tmp_path, mode):
     (tmp_path / "out").mkdir()
     pipeline = Pipeline("p")
     pipeline.from_collection([Sale("a", 0)]).sink_to(ForeachSink(Lines(tmp_path / "out"), name="lines"))
-    with pytest.raises(UserFunctionError, match=r"p: stage '.*', sink 'lines': ValueError: nothing sold, at .* in __call__, on Sale\(shop='a', amount=0\)"):
+    with pytest.raises(
+        UserFunctionError,
+        match=(
+            r"p: stage '.*', sink 'lines': ValueError: nothing sold, at .* in __call__, on Sale\(shop='a', amount=0\)"
+        ),
+    ):
         run(pipeline, mode)
 
 
@@ -210,10 +241,23 @@ def test_asynchronous_calls_and_a_join(run, tmp_path, mode):
     at = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(seconds=1)).with_timestamp_assigner("amount")
     sales = pipeline.from_collection(SALES).assign_timestamps_and_watermarks(at)
     doubled = AsyncDataStream.unordered_wait(sales, Doubled(), timedelta(seconds=9))
-    windows = sales.join(doubled).where("shop").equal_to("shop").window(TumblingEventTimeWindows.of(timedelta(milliseconds=4)))
+    windows = (
+        sales.join(doubled)
+        .where("shop")
+        .equal_to("shop")
+        .window(TumblingEventTimeWindows.of(timedelta(milliseconds=4)))
+    )
     windows.apply(lambda a, b: Both(a.shop, a.amount, b.amount), Both).sink_to(FileSink(str(tmp_path / "out")))
     run(pipeline, mode)
-    assert rows(tmp_path / "out") == [("a", 1, 2), ("a", 1, 6), ("a", 3, 2), ("a", 3, 6), ("a", 5, 10), ("b", 2, 4), ("b", 4, 8)]
+    assert rows(tmp_path / "out") == [
+        ("a", 1, 2),
+        ("a", 1, 6),
+        ("a", 3, 2),
+        ("a", 3, 6),
+        ("a", 5, 10),
+        ("b", 2, 4),
+        ("b", 4, 8),
+    ]
 
 
 # Options
@@ -221,12 +265,18 @@ def test_asynchronous_calls_and_a_join(run, tmp_path, mode):
 
 def test_one_update_per_key_and_micro_batch(run_streaming, tmp_path):
     folder = files(tmp_path / "in", SALES[:3], SALES[3:])
-    for value, expected in (("false", [("a", 4), ("a", 9), ("b", 2), ("b", 6)]), ("true", [("a", 1), ("a", 4), ("a", 9), ("b", 2), ("b", 6)])):
+    for value, expected in (
+        ("false", [("a", 4), ("a", 9), ("b", 2), ("b", 6)]),
+        ("true", [("a", 1), ("a", 4), ("a", 9), ("b", 2), ("b", 6)]),
+    ):
         pipeline = Pipeline(f"updates_{value}")
         sales = pipeline.from_source(JsonSource(str(folder), Sale, max_files_per_trigger=1))
         sales.key_by("shop").sum("amount").sink_to(DeltaSink(str(tmp_path / value), mode="append"))
         run_streaming(pipeline, {"execution.incremental-updates": value})
-        assert sorted(tuple(r.values()) for r in DeltaTable(str(tmp_path / value)).to_pyarrow_table().to_pylist()) == expected
+        assert (
+            sorted(tuple(r.values()) for r in DeltaTable(str(tmp_path / value)).to_pyarrow_table().to_pylist())
+            == expected
+        )
 
 
 def test_the_hashmap_backend(run_streaming, tmp_path):
@@ -235,8 +285,17 @@ def test_the_hashmap_backend(run_streaming, tmp_path):
     totals = pipeline.from_collection(SALES).key_by("shop").agg(F.sum("amount").alias("amount"), output_type=Sale)
     totals.sink_to(DeltaSink(str(tmp_path / "out"), mode="upsert", key="shop"))
     run_streaming(pipeline, hashmap)
-    assert sorted(tuple(r.values()) for r in DeltaTable(str(tmp_path / "out")).to_pyarrow_table().to_pylist()) == [("a", 9), ("b", 6)]
+    assert sorted(tuple(r.values()) for r in DeltaTable(str(tmp_path / "out")).to_pyarrow_table().to_pylist()) == [
+        ("a", 9),
+        ("b", 6),
+    ]
     pipeline = Pipeline("p")
     pipeline.from_collection(SALES).key_by("shop").sum("amount").sink_to(FileSink(str(tmp_path / "files")))
-    with pytest.raises(UnsupportedError, match=r"p: operator 'sum' keeps its state in Spark's transformWithState, which only has rocksdb; leave state.backend.type out"):
+    with pytest.raises(
+        UnsupportedError,
+        match=(
+            r"p: operator 'sum' keeps its state in Spark's transformWithState, which only has rocksdb; leave"
+            r" state.backend.type out"
+        ),
+    ):
         run_streaming(pipeline, hashmap)

@@ -1,4 +1,7 @@
-"""What a STREAMING job survives: `kill -9` anywhere, torn metadata, another job, an unwritable disk. Nothing is lost, nothing counted twice."""
+"""What a STREAMING job survives: `kill -9` anywhere, torn metadata, another job, an unwritable disk.
+
+Nothing is lost, nothing counted twice.
+"""
 
 import contextlib
 import os
@@ -14,7 +17,14 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from dagster_unified.api import DeltaSink, KeyedProcessFunction, ParquetSource, Pipeline, ValueStateDescriptor, WatermarkStrategy
+from dagster_unified.api import (
+    DeltaSink,
+    KeyedProcessFunction,
+    ParquetSource,
+    Pipeline,
+    ValueStateDescriptor,
+    WatermarkStrategy,
+)
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.job import Start, StreamingJob
@@ -39,7 +49,14 @@ def test_a_job_that_is_killed_again_and_again_loses_nothing_and_doubles_nothing(
     killed = 0
     for _ in range(KILLS + 2):
         point = POINTS[killed % 3] if killed < KILLS else "never"
-        command = [sys.executable, "-m", "tests.engine.killed_job", str(tmp_path), str(epochs.choice((1, 2, 2, 3))), point]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.engine.killed_job",
+            str(tmp_path),
+            str(epochs.choice((1, 2, 2, 3))),
+            point,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600, check=False)
         if done.returncode == 0:
             assert done.stdout.endswith("finished")
@@ -72,7 +89,9 @@ def small_disk(tmp_path):
     """A disk of its own, of a few megabytes."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)], capture_output=True, check=False
+    )
     if mounted.returncode:
         pytest.skip("a tmpfs can only be mounted by root")
     yield folder
@@ -109,7 +128,9 @@ def test_a_full_disk_fails_the_job_and_once_there_is_room_it_goes_on(spark, tmp_
 def test_a_second_job_waits_for_the_first_or_fails_with_a_sentence(tmp_path):
     directory = CheckpointDirectory(str(tmp_path), "p")
     first = directory.take("one", patience=2)
-    with pytest.raises(LeaseLostError, match="another job, one, is writing and gave a sign of life 0 s ago; stop it first"):
+    with pytest.raises(
+        LeaseLostError, match="another job, one, is writing and gave a sign of life 0 s ago; stop it first"
+    ):
         directory.take("two", patience=2)
     first.release()
     second = directory.take("two", patience=2)
@@ -140,10 +161,17 @@ def test_a_holder_that_is_silent_is_given_up_and_may_not_write_any_more(tmp_path
 
 def counting(tmp_path, **options):
     pipeline = Pipeline("p")
-    pipeline.from_collection([("a", 1), ("b", 2), ("a", 3)], tuple[str, int]).key_by("f0").sum("f1").uid(options.pop("uid", "sums")).sink_to(
-        DeltaSink(str(tmp_path / "out"), mode="upsert", key="f0", name="out")
+    pipeline.from_collection([("a", 1), ("b", 2), ("a", 3)], tuple[str, int]).key_by("f0").sum("f1").uid(
+        options.pop("uid", "sums")
+    ).sink_to(DeltaSink(str(tmp_path / "out"), mode="upsert", key="f0", name="out"))
+    return pipeline.plan(
+        {
+            "execution.runtime-mode": "STREAMING",
+            "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+            "pipeline.max-parallelism": 2,
+            **options,
+        }
     )
-    return pipeline.plan({"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints"), "pipeline.max-parallelism": 2, **options})
 
 
 def test_a_job_that_was_overtaken_writes_nothing(spark, tmp_path):
@@ -153,9 +181,20 @@ def test_a_job_that_was_overtaken_writes_nothing(spark, tmp_path):
             return super().write(frame, context)
 
     pipeline = Pipeline("p")
-    pipeline.from_collection([("a", 1)], tuple[str, int]).key_by("f0").sum("f1").sink_to(Overtaken(str(tmp_path / "out"), mode="upsert", key="f0", name="out"))
-    plan = pipeline.plan({"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints"), "pipeline.max-parallelism": 2})
-    with pytest.raises(LeaseLostError, match="another job has taken over the checkpoint directory; this one stops and writes nothing more"):
+    pipeline.from_collection([("a", 1)], tuple[str, int]).key_by("f0").sum("f1").sink_to(
+        Overtaken(str(tmp_path / "out"), mode="upsert", key="f0", name="out")
+    )
+    plan = pipeline.plan(
+        {
+            "execution.runtime-mode": "STREAMING",
+            "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+            "pipeline.max-parallelism": 2,
+        }
+    )
+    with pytest.raises(
+        LeaseLostError,
+        match="another job has taken over the checkpoint directory; this one stops and writes nothing more",
+    ):
         StreamingJob(plan, spark, Start("one")).run()
     assert table(tmp_path / "out").num_rows == 0
 
@@ -177,11 +216,19 @@ def test_a_bounded_input_has_not_ended_because_its_job_was_stopped(spark, tmp_pa
     for number in range(12):
         pq.write_table(pa.table({"f0": ["a"], "f1": [number]}), tmp_path / f"in/{number:02}.parquet")
     pipeline = Pipeline("p")
-    source = pipeline.from_source(ParquetSource(str(tmp_path / "in"), tuple[str, int], name="in", max_files_per_trigger=1))
-    source.assign_timestamps_and_watermarks(WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("f1")).key_by("f0").process(Silence()).sink_to(
-        DeltaSink(str(tmp_path / "out"), mode="upsert", key="f0", name="out")
+    source = pipeline.from_source(
+        ParquetSource(str(tmp_path / "in"), tuple[str, int], name="in", max_files_per_trigger=1)
     )
-    plan = pipeline.plan({"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints"), "pipeline.max-parallelism": 2})
+    source.assign_timestamps_and_watermarks(
+        WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("f1")
+    ).key_by("f0").process(Silence()).sink_to(DeltaSink(str(tmp_path / "out"), mode="upsert", key="f0", name="out"))
+    plan = pipeline.plan(
+        {
+            "execution.runtime-mode": "STREAMING",
+            "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+            "pipeline.max-parallelism": 2,
+        }
+    )
     epochs = []
     assert StreamingJob(plan, spark, Start("one"), epochs.append).run(lambda: bool(epochs)) == "stopped"
     assert len(epochs) < 12
@@ -208,9 +255,16 @@ class Silence(KeyedProcessFunction):
 
 def test_what_must_not_change_under_kept_state_is_an_error_that_says_what_to_do(spark, tmp_path):
     stopped_after_an_epoch(StreamingJob(counting(tmp_path), spark, Start("one")))
-    with pytest.raises(ConfigurationError, match=r"pipeline.max-parallelism is 3, and the checkpoint has 2 key groups; set it back, or start without state"):
+    with pytest.raises(
+        ConfigurationError,
+        match=(
+            r"pipeline.max-parallelism is 3, and the checkpoint has 2 key groups; set it back, or start without state"
+        ),
+    ):
         StreamingJob(counting(tmp_path, **{"pipeline.max-parallelism": 3}), spark, Start("two")).run()
-    with pytest.raises(StateError, match="the stateful operators are other, and the checkpoint has sums; keep their uids"):
+    with pytest.raises(
+        StateError, match="the stateful operators are other, and the checkpoint has sums; keep their uids"
+    ):
         StreamingJob(counting(tmp_path, uid="other"), spark, Start("three")).run()
     assert StreamingJob(counting(tmp_path, uid="other"), spark, Start("four", fresh=True)).run() == "finished"
     assert sorted(tuple(r.values()) for r in table(tmp_path / "out").to_pylist()) == [("a", 4), ("b", 2)]
@@ -243,7 +297,9 @@ def test_a_lease_that_was_torn_is_nobodys(tmp_path):
 
 
 def test_a_job_that_is_stopped_leaves_no_epoch_to_be_run_again(spark, tmp_path):
-    """As soon as the sinks have an epoch the job is stopped, before Spark has logged it: other code must not run it again."""
+    """As soon as the sinks have an epoch the job is stopped, before Spark has logged it: other code must not run it
+    again.
+    """
     inputs(tmp_path / "in", 6)
     plan = build(tmp_path, tmp_path).plan({**OPTIONS, "execution.checkpointing.dir": str(tmp_path / "checkpoints")})
     for number in range(3):
@@ -255,6 +311,9 @@ def test_a_job_that_is_stopped_leaves_no_epoch_to_be_run_again(spark, tmp_path):
             assert time.monotonic() < deadline
             time.sleep(0.001)
         job.stop()
-        logged, committed = (sorted(int(f.name) for f in (tmp_path / "checkpoints/killed/spark/main" / log).glob("[0-9]*")) for log in ("offsets", "commits"))
+        logged, committed = (
+            sorted(int(f.name) for f in (tmp_path / "checkpoints/killed/spark/main" / log).glob("[0-9]*"))
+            for log in ("offsets", "commits")
+        )
         assert epochs[-1].epoch in committed
         assert len(logged) - len(committed) <= 1

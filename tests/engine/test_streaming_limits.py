@@ -25,7 +25,13 @@ def test_a_keyed_operator_cannot_follow_a_native_aggregate():
     pipeline = Pipeline("p")
     totals = sales(pipeline).key_by("shop").agg(F.sum("amount").alias("amount"), output_type=Sale).name("totals")
     totals.key_by("shop").sum("amount").name("again").print()
-    with pytest.raises(UnsupportedError, match="p: sink 'print' comes after the native aggregate 'totals' and after 'again', which STREAMING cannot run in one query; use reduce"):
+    with pytest.raises(
+        UnsupportedError,
+        match=(
+            "p: sink 'print' comes after the native aggregate 'totals' and after 'again', which STREAMING cannot run in"
+            " one query; use reduce"
+        ),
+    ):
         queries(pipeline.plan(STREAMING))
 
 
@@ -33,5 +39,11 @@ def test_a_native_aggregate_is_not_united_with_another_stream():
     pipeline = Pipeline("p")
     totals = sales(pipeline).key_by("shop").agg(F.sum("amount").alias("amount"), output_type=Sale).name("totals")
     totals.union(sales(pipeline, "others")).print()
-    with pytest.raises(UnsupportedError, match="sink 'print' unites the native aggregate 'totals' with another stream, which STREAMING cannot run; write them to two sinks"):
+    with pytest.raises(
+        UnsupportedError,
+        match=(
+            "sink 'print' unites the native aggregate 'totals' with another stream, which STREAMING cannot run; write"
+            " them to two sinks"
+        ),
+    ):
         queries(pipeline.plan(STREAMING))

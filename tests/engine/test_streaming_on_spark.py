@@ -55,7 +55,9 @@ class Silence(KeyedProcessFunction):
 def table(tmp_path):
     from deltalake import DeltaTable
 
-    return lambda name: sorted(tuple(r.values()) for r in DeltaTable(str(tmp_path / name)).to_pyarrow_table().to_pylist())
+    return lambda name: sorted(
+        tuple(r.values()) for r in DeltaTable(str(tmp_path / name)).to_pyarrow_table().to_pylist()
+    )
 
 
 ROWS = [Row("a", 1, 1), Row("b", 2, 2), Row("a", 3, 3), Row("b", 30, 4), Row("c", 31, 5)]
@@ -63,7 +65,9 @@ ROWS = [Row("a", 1, 1), Row("b", 2, 2), Row("a", 3, 3), Row("b", 30, 4), Row("c"
 
 def test_a_rolling_reduce_ends_with_the_totals(run_streaming, table, tmp_path):
     pipeline = Pipeline("p")
-    pipeline.from_collection(ROWS).key_by("key").reduce(add).sink_to(DeltaSink(str(tmp_path / "out"), mode="upsert", key="key"))
+    pipeline.from_collection(ROWS).key_by("key").reduce(add).sink_to(
+        DeltaSink(str(tmp_path / "out"), mode="upsert", key="key")
+    )
     assert run_streaming(pipeline) == "finished"
     assert table("out") == [("a", 3, 4), ("b", 30, 6), ("c", 31, 5)]
 
@@ -74,7 +78,9 @@ def test_timers_fire_in_order_through_two_levels_to_the_end_of_input(run_streami
     rows = pipeline.from_collection(ROWS).assign_timestamps_and_watermarks(by_at)
     silences = rows.key_by("key").process(Silence()).name("silences")
     silences.sink_to(DeltaSink(str(tmp_path / "silences"), mode="append"))
-    silences.map(lambda r: Row("all", r.at, r.amount), Row).key_by("key").reduce(add).sink_to(DeltaSink(str(tmp_path / "totals"), mode="upsert", key="key"))
+    silences.map(lambda r: Row("all", r.at, r.amount), Row).key_by("key").reduce(add).sink_to(
+        DeltaSink(str(tmp_path / "totals"), mode="upsert", key="key")
+    )
     assert run_streaming(pipeline) == "finished"
     assert table("silences") == [("a", 13, 4), ("b", 12, 2), ("b", 40, 6), ("c", 41, 5)]
     assert table("totals") == [("all", 41, 17)]
@@ -98,7 +104,11 @@ class Hoard(KeyedProcessFunction):
 
 
 def test_lists_and_maps_that_outgrow_a_page(run_streaming, table, tmp_path):
-    parts = [[Row("a", 0, i) for i in range(3000)], [Row("a", 0, i) for i in range(2000, 4000)] + [Row("a", 0, -1)], [Row("a", 0, 7), Row("a", 0, -1)]]
+    parts = [
+        [Row("a", 0, i) for i in range(3000)],
+        [Row("a", 0, i) for i in range(2000, 4000)] + [Row("a", 0, -1)],
+        [Row("a", 0, 7), Row("a", 0, -1)],
+    ]
     (tmp_path / "in").mkdir()
     for number, rows in enumerate(parts):
         pq.write_table(pa.Table.from_pylist([r._asdict() for r in rows]), tmp_path / f"in/{number}.parquet")

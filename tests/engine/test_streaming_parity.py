@@ -1,4 +1,6 @@
-"""BATCH and STREAMING end with the same tables: generated pipelines, generated micro-batches, restarts in the middle."""
+"""BATCH and STREAMING end with the same tables: generated pipelines, generated micro-batches, restarts in the
+middle.
+"""
 
 from collections.abc import Iterable
 from datetime import timedelta
@@ -102,7 +104,11 @@ STATELESS = {
     "select": lambda s: s.select("key", "at", (F.col("value") + F.col("at")).alias("v"), output_type=Event),
     "map_batches": lambda s: s.map_batches(lambda b: b.set_column(2, "value", pc.add(b["value"], 1)), Event),
     "key_by": lambda s: s.key_by("key").map(lambda e: e, Event),
-    "lookup": lambda s: s.lookup_join(NAMES, {"key": "of"}, {"name": "name"}, Named).map(lambda n: Event(n.name or n.key, n.at, n.value), Event),
+    "lookup": (
+        lambda s: s.lookup_join(NAMES, {"key": "of"}, {"name": "name"}, Named).map(
+            lambda n: Event(n.name or n.key, n.at, n.value), Event
+        )
+    ),
     "flat_map": lambda s: s.flat_map(lambda e: [e, e._replace(key=e.key + "'")] if e.value % 2 else [], Event),
 }
 
@@ -230,15 +236,27 @@ class Limited(KeyedBroadcastProcessFunction):
         ctx.get_broadcast_state(BY_KEY).put(value.key, value.value)
 
     def on_timer(self, timestamp, ctx) -> Iterable[Event]:
-        yield Event(ctx.get_current_key(), timestamp, self.count.value() * 10 + (ctx.get_broadcast_state(BY_KEY).get(ctx.get_current_key()) or 0))
+        yield Event(
+            ctx.get_current_key(),
+            timestamp,
+            self.count.value() * 10 + (ctx.get_broadcast_state(BY_KEY).get(ctx.get_current_key()) or 0),
+        )
 
 
 KEYED = {
     "gaps": lambda s: s.key_by("key").process(Gaps()),
     "windows": lambda s: s.key_by("key").window(TumblingEventTimeWindows.of(timedelta(milliseconds=40))).reduce(latest),
-    "sliding": lambda s: s.key_by("key").window(SlidingEventTimeWindows.of(timedelta(milliseconds=50), timedelta(milliseconds=30))).reduce(latest),
-    "sessions": lambda s: s.key_by("key").window(EventTimeSessionWindows.with_gap(timedelta(milliseconds=20))).reduce(latest),
-    "interval_join": lambda s: s.key_by("key").interval_join(s.key_by("key")).between(timedelta(0), timedelta(milliseconds=60)).process(Near()),
+    "sliding": lambda s: (
+        s.key_by("key")
+        .window(SlidingEventTimeWindows.of(timedelta(milliseconds=50), timedelta(milliseconds=30)))
+        .reduce(latest)
+    ),
+    "sessions": lambda s: (
+        s.key_by("key").window(EventTimeSessionWindows.with_gap(timedelta(milliseconds=20))).reduce(latest)
+    ),
+    "interval_join": lambda s: (
+        s.key_by("key").interval_join(s.key_by("key")).between(timedelta(0), timedelta(milliseconds=60)).process(Near())
+    ),
     "join": lambda s: (
         s.join(s.filter(lambda e: e.value > 4))
         .where("key")
@@ -246,14 +264,26 @@ KEYED = {
         .window(TumblingEventTimeWindows.of(timedelta(milliseconds=30)))
         .apply(lambda a, b: Event(a.key, max(a.at, b.at), a.value * 10 + b.value), Event)
     ),
-    "co_group": lambda s: s.co_group(s.where("value > 4")).where("key").equal_to("key").window(TumblingEventTimeWindows.of(timedelta(milliseconds=30))).apply(Counted()),
+    "co_group": lambda s: (
+        s.co_group(s.where("value > 4"))
+        .where("key")
+        .equal_to("key")
+        .window(TumblingEventTimeWindows.of(timedelta(milliseconds=30)))
+        .apply(Counted())
+    ),
     "enriched": lambda s: s.connect(rules(s)).process(Enriched()),
     "limited": lambda s: s.key_by("key").connect(rules(s)).process(Limited()),
     "change": lambda s: s.key_by("key").map(Change()),
     "rising": lambda s: s.key_by("key").filter(Rising()),
-    "totals": lambda s: s.where("value > 3").connect(s.filter(lambda e: e.value <= 3)).key_by("key", "key").map(Totals()),
-    "beside": lambda s: s.where("value > 3").key_by("key").connect(s.filter(lambda e: e.value <= 3)).flat_map(NumberedBeside()),
-    "connect": lambda s: s.where("value > 3").connect(s.filter(lambda e: e.value <= 3)).key_by("key", "key").process(Sides()),
+    "totals": lambda s: (
+        s.where("value > 3").connect(s.filter(lambda e: e.value <= 3)).key_by("key", "key").map(Totals())
+    ),
+    "beside": lambda s: (
+        s.where("value > 3").key_by("key").connect(s.filter(lambda e: e.value <= 3)).flat_map(NumberedBeside())
+    ),
+    "connect": lambda s: (
+        s.where("value > 3").connect(s.filter(lambda e: e.value <= 3)).key_by("key", "key").process(Sides())
+    ),
 }
 BUILD = {
     **STATELESS,
@@ -263,35 +293,58 @@ BUILD = {
 
 
 def defined(operations) -> bool:
-    """Whether the result is: what goes by order needs events of a key at different times. And whether it is small enough to run."""
+    """Whether the result is: what goes by order needs events of a key at different times.
+
+    And whether it is small enough to run.
+    """
     ordered = {"gaps", "change", "rising", "totals", "beside"}
-    several_at_once = [i for i, name in enumerate(operations) if name in ("interval_join", "connect", "join", "co_group", "limited", "enriched")]
-    return sum(name in KEYED for name in operations) <= 2 and not (several_at_once and ordered & set(operations[several_at_once[0] :]))
+    several_at_once = [
+        i
+        for i, name in enumerate(operations)
+        if name in ("interval_join", "connect", "join", "co_group", "limited", "enriched")
+    ]
+    return sum(name in KEYED for name in operations) <= 2 and not (
+        several_at_once and ordered & set(operations[several_at_once[0] :])
+    )
 
 
 def build(folder: Path, operations, target: Path) -> Pipeline:
     pipeline = Pipeline("generated")
-    stream = pipeline.from_source(ParquetSource(str(folder / "in"), Event, name="events", max_files_per_trigger=1)).assign_timestamps_and_watermarks(IN_ORDER)
+    stream = pipeline.from_source(
+        ParquetSource(str(folder / "in"), Event, name="events", max_files_per_trigger=1)
+    ).assign_timestamps_and_watermarks(IN_ORDER)
     alarmed = False
     for name in operations:
         stream = BUILD[name](stream)
         if name == "gaps" and not alarmed:
             alarmed = True
-            stream.get_side_output(ALARM).sink_to(DeltaSink(str(target / "alarms"), mode="upsert", key=("key", "at"), name="alarms"))
+            stream.get_side_output(ALARM).sink_to(
+                DeltaSink(str(target / "alarms"), mode="upsert", key=("key", "at"), name="alarms")
+            )
     stream.sink_to(DeltaSink(str(target / "all"), mode="upsert", key=("key", "at", "value"), name="all"))
-    last_of("key")(stream).name("latest").sink_to(DeltaSink(str(target / "latest"), mode="upsert", key="key", name="latest"))
+    last_of("key")(stream).name("latest").sink_to(
+        DeltaSink(str(target / "latest"), mode="upsert", key="key", name="latest")
+    )
     return pipeline
 
 
 def tables(folder: Path):
-    return {p.name: sorted(tuple(r.values()) for r in DeltaTable(str(p)).to_pyarrow_table().to_pylist()) for p in sorted(folder.iterdir())}
+    return {
+        p.name: sorted(tuple(r.values()) for r in DeltaTable(str(p)).to_pyarrow_table().to_pylist())
+        for p in sorted(folder.iterdir())
+    }
 
 
 @settings(max_examples=examples(3), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     operations=st.lists(st.sampled_from(sorted(BUILD)), min_size=1, max_size=4).filter(defined),
     # No two events of a key at one time: their order would not be defined.
-    events=st.lists(st.builds(Event, st.sampled_from("abc"), st.integers(0, 300), st.integers(0, 9)), min_size=1, max_size=20, unique_by=lambda e: (e.key, e.at)),
+    events=st.lists(
+        st.builds(Event, st.sampled_from("abc"), st.integers(0, 300), st.integers(0, 9)),
+        min_size=1,
+        max_size=20,
+        unique_by=lambda e: (e.key, e.at),
+    ),
     cuts=st.lists(st.integers(0, 19), max_size=2),
     interrupt=st.booleans(),
 )
@@ -301,21 +354,43 @@ def test_streaming_ends_with_the_tables_of_batch(spark, tmp_path, operations, ev
     points = sorted({0, len(events), *(c % len(events) for c in cuts)})
     for number, (a, b) in enumerate(pairwise(points)):
         pq.write_table(
-            pa.Table.from_pylist([e._asdict() for e in events[a:b]], pa.schema([("key", pa.string()), ("at", pa.int64()), ("value", pa.int64())])), folder / f"in/{number}.parquet"
+            pa.Table.from_pylist(
+                [e._asdict() for e in events[a:b]],
+                pa.schema([("key", pa.string()), ("at", pa.int64()), ("value", pa.int64())]),
+            ),
+            folder / f"in/{number}.parquet",
         )
-    run_all(Run(build(folder, operations, folder / "batch").plan({}), spark, IntermediateStore(str(folder / "store")), "run", "run"))
-    options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(folder / "checkpoints"), "pipeline.max-parallelism": 3}
+    run_all(
+        Run(
+            build(folder, operations, folder / "batch").plan({}),
+            spark,
+            IntermediateStore(str(folder / "store")),
+            "run",
+            "run",
+        )
+    )
+    options = {
+        "execution.runtime-mode": "STREAMING",
+        "execution.checkpointing.dir": str(folder / "checkpoints"),
+        "pipeline.max-parallelism": 3,
+    }
     plan = build(folder, operations, folder / "streaming").plan(options)
     if interrupt:
         epochs = []
-        StreamingJob(plan, spark, Start("first"), lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None).run(lambda: bool(epochs))
+        StreamingJob(
+            plan, spark, Start("first"), lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None
+        ).run(lambda: bool(epochs))
     assert StreamingJob(plan, spark, Start("second")).run() == "finished"
     batch = tables(folder / "batch")
     assert tables(folder / "streaming") == batch
-    for mode in ("BATCH", "STREAMING") if not {"enriched", "limited"} & set(operations) else ("BATCH",):  # the harness has rules come last, as they may
+    for mode in (
+        ("BATCH", "STREAMING") if not {"enriched", "limited"} & set(operations) else ("BATCH",)
+    ):  # the harness has rules come last, as they may
         pipeline = build(folder, operations, folder / "harness")
         harness = final_result(pipeline.graph(), run_pipeline(pipeline, mode, inputs={"events": events}))
-        assert {name: set(records) for name, records in harness.items()} == {name: {repr(Event(*row)) for row in rows} for name, rows in batch.items()}
+        assert {name: set(records) for name, records in harness.items()} == {
+            name: {repr(Event(*row)) for row in rows} for name, rows in batch.items()
+        }
 
 
 def test_native_operators_stand_anywhere(spark, tmp_path):
@@ -324,8 +399,18 @@ def test_native_operators_stand_anywhere(spark, tmp_path):
     (tmp_path / "in").mkdir()
     pq.write_table(pa.Table.from_pylist([e._asdict() for e in events]), tmp_path / "in/0.parquet")
     operations = ["where", "map", "with_columns", "union", "gaps", "select", "flat_map", "where"]
-    run_all(Run(build(tmp_path, operations, tmp_path / "batch").plan({}), spark, IntermediateStore(str(tmp_path / "store")), "run", "run"))
-    plan = build(tmp_path, operations, tmp_path / "streaming").plan({"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints")})
+    run_all(
+        Run(
+            build(tmp_path, operations, tmp_path / "batch").plan({}),
+            spark,
+            IntermediateStore(str(tmp_path / "store")),
+            "run",
+            "run",
+        )
+    )
+    plan = build(tmp_path, operations, tmp_path / "streaming").plan(
+        {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints")}
+    )
     assert StreamingJob(plan, spark, Start("one")).run() == "finished"
     assert tables(tmp_path / "streaming") == tables(tmp_path / "batch")
 
@@ -337,16 +422,32 @@ def test_broadcast_state_reaches_every_group_and_survives_a_restart(spark, tmp_p
     for number, part in enumerate((events[:20], events[20:])):
         pq.write_table(pa.Table.from_pylist([e._asdict() for e in part]), tmp_path / f"in/{number}.parquet")
     operations = ["gaps", "enriched", "map", "limited"]
-    run_all(Run(build(tmp_path, operations, tmp_path / "batch").plan({}), spark, IntermediateStore(str(tmp_path / "store")), "run", "run"))
-    options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints"), "pipeline.max-parallelism": 5}
+    run_all(
+        Run(
+            build(tmp_path, operations, tmp_path / "batch").plan({}),
+            spark,
+            IntermediateStore(str(tmp_path / "store")),
+            "run",
+            "run",
+        )
+    )
+    options = {
+        "execution.runtime-mode": "STREAMING",
+        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+        "pipeline.max-parallelism": 5,
+    }
     epochs = []
     plan = build(tmp_path, operations, tmp_path / "streaming").plan(options)
-    StreamingJob(plan, spark, Start("one"), lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None).run(lambda: bool(epochs))
+    StreamingJob(plan, spark, Start("one"), lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None).run(
+        lambda: bool(epochs)
+    )
     assert StreamingJob(plan, spark, Start("two")).run() == "finished"
     assert tables(tmp_path / "streaming") == tables(tmp_path / "batch")
 
 
-def test_broadcast_elements_are_emitted_once_also_without_any_other_record(run_on_spark, run_streaming, spark, tmp_path):
+def test_broadcast_elements_are_emitted_once_also_without_any_other_record(
+    run_on_spark, run_streaming, spark, tmp_path
+):
     for run, name in ((run_on_spark, "batch"), (run_streaming, "streaming")):
         pipeline = Pipeline("p")
         rules_alone = pipeline.from_collection(RULES, Event, "rules").broadcast(BY_KEY)

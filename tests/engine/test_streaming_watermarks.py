@@ -81,7 +81,12 @@ def add(a: Row, b: Row) -> Row:
 
 
 def windowed(stream):
-    return stream.key_by("key").window(TumblingEventTimeWindows.of(timedelta(milliseconds=10))).side_output_late_data(LATE).reduce(add)
+    return (
+        stream.key_by("key")
+        .window(TumblingEventTimeWindows.of(timedelta(milliseconds=10)))
+        .side_output_late_data(LATE)
+        .reduce(add)
+    )
 
 
 def totals(rows):
@@ -102,7 +107,9 @@ STREAMS = {
 
 
 def timed(rows):
-    return rows.assign_timestamps_and_watermarks(WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at"))
+    return rows.assign_timestamps_and_watermarks(
+        WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -117,11 +124,19 @@ def streamed(spark, tmp_path_factory):
     rows = timed(pipeline.from_source(ParquetSource(str(folder / "in"), Row, max_files_per_trigger=1)))
     for name, stream in STREAMS.items():
         stream(rows).sink_to(FileSink(str(folder / name), name=name))
-    options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(folder / "checkpoints"), "pipeline.max-parallelism": 2}
+    options = {
+        "execution.runtime-mode": "STREAMING",
+        "execution.checkpointing.dir": str(folder / "checkpoints"),
+        "pipeline.max-parallelism": 2,
+    }
     assert StreamingJob(pipeline.plan(options), spark, Start("test")).run() == "finished"
 
     def found(name):
-        return [tuple(r.values()) for file in sorted((folder / name).glob("epoch-*")) for r in pq.read_table(file).to_pylist()]
+        return [
+            tuple(r.values())
+            for file in sorted((folder / name).glob("epoch-*"))
+            for r in pq.read_table(file).to_pylist()
+        ]
 
     return found
 

@@ -25,7 +25,11 @@ def totals(pipeline):
 
 
 def streaming(folder):
-    return {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(folder / "checkpoints"), "pipeline.max-parallelism": 2}
+    return {
+        "execution.runtime-mode": "STREAMING",
+        "execution.checkpointing.dir": str(folder / "checkpoints"),
+        "pipeline.max-parallelism": 2,
+    }
 
 
 def test_a_batch_job_ends_with_its_result_and_what_each_stage_made(spark, tmp_path):
@@ -34,7 +38,9 @@ def test_a_batch_job_ends_with_its_result_and_what_each_stage_made(spark, tmp_pa
     job = pipeline.execute(spark=spark)
     result = job.result()
     assert (job.status, result.mode, result.metrics.rows) == ("FINISHED", "BATCH", {"sales": 3, "out": 2})
-    assert sorted(map(tuple, DeltaTable(str(tmp_path / "out")).to_pyarrow_table().to_pandas().values.tolist())) == TOTALS
+    assert (
+        sorted(map(tuple, DeltaTable(str(tmp_path / "out")).to_pyarrow_table().to_pandas().values.tolist())) == TOTALS
+    )
 
 
 def test_a_bounded_stream_ends_with_its_result_and_what_each_sink_was_given(spark, tmp_path):
@@ -80,14 +86,21 @@ def test_a_batch_job_that_is_cancelled_commits_nothing(spark, tmp_path):
     with pytest.raises(CancelledError, match="shops was cancelled"):
         job.result()
     assert job.status == "CANCELED"
-    assert not DeltaTable.is_deltatable(str(tmp_path / "out")) or DeltaTable(str(tmp_path / "out")).to_pyarrow_table().num_rows == 0
+    assert (
+        not DeltaTable.is_deltatable(str(tmp_path / "out"))
+        or DeltaTable(str(tmp_path / "out")).to_pyarrow_table().num_rows == 0
+    )
 
 
 @pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
 def test_a_streams_records_come_to_the_program(spark, mode):
-    with totals(Pipeline("shops")).execute_and_collect({"execution.runtime-mode": mode, "pipeline.max-parallelism": 2}, spark=spark) as found:
+    with totals(Pipeline("shops")).execute_and_collect(
+        {"execution.runtime-mode": mode, "pipeline.max-parallelism": 2}, spark=spark
+    ) as found:
         records = list(found)
-    assert {sale.shop: sale for sale in records} == {sale.shop: sale for sale in TOTALS}  # STREAMING emits each total as it grows
+    assert {sale.shop: sale for sale in records} == {
+        sale.shop: sale for sale in TOTALS
+    }  # STREAMING emits each total as it grows
     assert all(type(sale) is Sale for sale in records)
 
 

@@ -1,4 +1,7 @@
-"""A pipeline with side outputs, a union, columns and a rolling sum, for golden texts. Lines are part of them: edit both together."""
+"""A pipeline with side outputs, a union, columns and a rolling sum, for golden texts.
+
+Lines are part of them: edit both together.
+"""
 
 from typing import NamedTuple
 
@@ -33,7 +36,11 @@ def build() -> Pipeline:
     one = pipeline.from_collection([Visit("Rome", 1, 5)], name="one").assign_timestamps_and_watermarks(by_at)
     two = pipeline.from_collection([Visit("Bern", 2, 6)], name="two").assign_timestamps_and_watermarks(by_at)
     known = one.union(two).process(Sort(), output_type=Visit).name("sort").uid("sort")
-    known.key_by("city").agg(F.sum("minutes").alias("minutes"), output_type=Total).name("totals").sink_to(FileSink("/tables/totals"))
-    known.key_by("city").sum("minutes").name("rolled").rescale().filter(lambda v: v.minutes > 3).name("long").sink_to(FileSink("/tables/rolled"))
+    known.key_by("city").agg(F.sum("minutes").alias("minutes"), output_type=Total).name("totals").sink_to(
+        FileSink("/tables/totals")
+    )
+    known.key_by("city").sum("minutes").name("rolled").rescale().filter(lambda v: v.minutes > 3).name("long").sink_to(
+        FileSink("/tables/rolled")
+    )
     known.get_side_output(ODD).where(F.col("minutes") > 1).name("odd").sink_to(FileSink("/tables/odd"))
     return pipeline

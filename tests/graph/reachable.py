@@ -1,4 +1,6 @@
-"""Everything that a function can reach, by name; `work` does what a process may have done before it takes a fingerprint."""
+"""Everything that a function can reach, by name; `work` does what a process may have done before it takes a
+fingerprint.
+"""
 
 import collections
 import contextvars
@@ -244,7 +246,18 @@ MOMENTS = (
 MISSING = object()
 T = typing.TypeVar("T")
 UserId = typing.NewType("UserId", int)
-TYPES = [tuple[int, float], dict[str, Point], int | None, typing.Callable[[int], str], Noted | None, typing.Any, T, UserId, typing.Literal["a"], list["Later"]]
+TYPES = [
+    tuple[int, float],
+    dict[str, Point],
+    int | None,
+    typing.Callable[[int], str],
+    Noted | None,
+    typing.Any,
+    T,
+    UserId,
+    typing.Literal["a"],
+    list["Later"],
+]
 DEFAULTS = collections.defaultdict(list, {"a": [1]})
 DEQUE = collections.deque([1, 2], maxlen=3)
 ITEM, ATTRIBUTE = operator.itemgetter("a", 1), operator.attrgetter("x.y")
@@ -360,7 +373,18 @@ def work() -> None:
     CONTEXT.set(4)
     WEAK_DICT["a"] = REFERENT
     for number in range(40):
-        for function in (remembering, lazily, cached, bounded, shown, counted, recursive, CLIENT.ask, SLOTTED.ask, FUNCTIONS["a cached function"]):
+        for function in (
+            remembering,
+            lazily,
+            cached,
+            bounded,
+            shown,
+            counted,
+            recursive,
+            CLIENT.ask,
+            SLOTTED.ask,
+            FUNCTIONS["a cached function"],
+        ):
             function(number)
     next(COUNTER), next(GENERATOR), next(ITERATOR), CHANCE.random(), GENERATOR_OF_NUMPY.random()
     msgspec.json.decode(b'{"x": 1}', type=Packed)

@@ -24,12 +24,23 @@ def test_broadcast_state_is_not_handed_on():
     pipeline = Pipeline("p")
     numbers, rules = (pipeline.from_collection([1], name=name) for name in ("numbers", "rules"))
     numbers.connect(rules.broadcast(RULES)).process(Listed()).print()
-    with pytest.raises(UnsupportedError, match="p: carry_state cannot hand on the broadcast state of 'Listed'; run it in STREAMING, or without carry_state"):
+    with pytest.raises(
+        UnsupportedError,
+        match=(
+            "p: carry_state cannot hand on the broadcast state of 'Listed'; run it in STREAMING, or without carry_state"
+        ),
+    ):
         plan(pipeline.graph(), carry_state=True)
 
 
 def test_one_job_for_all_stages_hands_nothing_on():
     pipeline = Pipeline("p")
     pipeline.from_collection([1]).key_by(lambda n: n, key_type=int).sum().print()
-    with pytest.raises(UnsupportedError, match=r"execution.batch-shuffle-mode=ALL_EXCHANGES_PIPELINED has no stages; remove the option"):
-        plan(pipeline.graph(), Configuration.of({"execution.batch-shuffle-mode": "ALL_EXCHANGES_PIPELINED"}), carry_state=True)
+    with pytest.raises(
+        UnsupportedError, match=r"execution.batch-shuffle-mode=ALL_EXCHANGES_PIPELINED has no stages; remove the option"
+    ):
+        plan(
+            pipeline.graph(),
+            Configuration.of({"execution.batch-shuffle-mode": "ALL_EXCHANGES_PIPELINED"}),
+            carry_state=True,
+        )

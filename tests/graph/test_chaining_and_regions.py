@@ -29,12 +29,22 @@ def task_names(plan):
 
 def test_flinks_documentation_example_has_three_tasks():
     # source → map1 → map2 → rebalance → map3 → map4 → key_by → map5 → map6 → sink
-    assert task_names(flink_example().plan()) == [("source", "map1", "map2"), ("map3", "map4"), ("map5", "map6", "sink")]
+    assert task_names(flink_example().plan()) == [
+        ("source", "map1", "map2"),
+        ("map3", "map4"),
+        ("map5", "map6", "sink"),
+    ]
 
 
 @pytest.mark.parametrize(
     ("mode", "count"),
-    [("ALL_EXCHANGES_BLOCKING", 3), ("ALL_EDGES_BLOCKING", 3), ("POINTWISE_EDGES_PIPELINED", 3), ("ALL_EXCHANGES_PIPELINED", 1), ("ALL_EDGES_PIPELINED", 1)],
+    [
+        ("ALL_EXCHANGES_BLOCKING", 3),
+        ("ALL_EDGES_BLOCKING", 3),
+        ("POINTWISE_EDGES_PIPELINED", 3),
+        ("ALL_EXCHANGES_PIPELINED", 1),
+        ("ALL_EDGES_PIPELINED", 1),
+    ],
 )
 def test_the_shuffle_mode_decides_which_exchanges_are_barriers(mode, count):
     assert len(flink_example().plan({"execution.batch-shuffle-mode": mode}).regions) == count
@@ -61,7 +71,9 @@ def test_all_edges_are_barriers_where_the_author_asks_for_it_and_forward_edges_o
 
 def test_chaining_is_broken_where_the_author_says_so():
     pipeline = Pipeline("p")
-    pipeline.from_collection([1], name="s").map(same).name("a").map(same).name("b").start_new_chain().map(same).name("c").disable_chaining().map(same).name("d").print("out")
+    pipeline.from_collection([1], name="s").map(same).name("a").map(same).name("b").start_new_chain().map(same).name(
+        "c"
+    ).disable_chaining().map(same).name("d").print("out")
     plan = pipeline.plan()
     assert task_names(plan) == [("s", "a"), ("b",), ("c",), ("d", "out")]
     assert len(plan.regions) == 1  # forward exchanges stay inside their region
@@ -99,18 +111,29 @@ DIAMOND = {0: (), 1: (0,), 2: (0,), 3: (1, 2)}
 
 @pytest.mark.parametrize(
     ("failed", "available", "restart"),
-    [(3, {0, 1, 2}, (3,)), (3, {0, 2}, (1, 3)), (3, {2}, (0, 1, 2, 3)), (1, {0, 2}, (1, 3)), (0, set(), (0, 1, 2, 3)), (3, set(), (0, 1, 2, 3))],
+    [
+        (3, {0, 1, 2}, (3,)),
+        (3, {0, 2}, (1, 3)),
+        (3, {2}, (0, 1, 2, 3)),
+        (1, {0, 2}, (1, 3)),
+        (0, set(), (0, 1, 2, 3)),
+        (3, set(), (0, 1, 2, 3)),
+    ],
 )
 def test_failover_restarts_the_failed_region_lost_producers_and_their_consumers(failed, available, restart):
     assert regions_to_restart(failed, DIAMOND, available) == restart
 
 
-@pytest.mark.parametrize(("available", "recompute"), [({0, 1, 2}, ()), ({0, 1}, (2,)), ({1, 2}, ()), ({2}, (0, 1)), (set(), (0, 1, 2))])
+@pytest.mark.parametrize(
+    ("available", "recompute"), [({0, 1, 2}, ()), ({0, 1}, (2,)), ({1, 2}, ()), ({2}, (0, 1)), (set(), (0, 1, 2))]
+)
 def test_recovery_recomputes_from_the_nearest_ancestors_that_stand(available, recompute):
     assert regions_to_recompute(3, DIAMOND, available) == recompute
 
 
-@pytest.mark.parametrize(("finished", "free"), [({0}, set()), ({0, 1}, set()), ({0, 1, 2}, {0}), ({0, 1, 2, 3}, {0, 1, 2})])
+@pytest.mark.parametrize(
+    ("finished", "free"), [({0}, set()), ({0, 1}, set()), ({0, 1, 2}, {0}), ({0, 1, 2, 3}, {0, 1, 2})]
+)
 def test_an_intermediate_may_go_when_all_its_consumers_have_finished(finished, free):
     assert releasable(DIAMOND, finished) == free
 

@@ -39,4 +39,7 @@ def _overlap(one, other):
     def spans(box, start, size):
         return float(box.get(start)), float(box.get(start)) + float(box.get(size))
 
-    return all(a[0] < b[1] and b[0] < a[1] for a, b in ((spans(one, *axis), spans(other, *axis)) for axis in (("x", "width"), ("y", "height"))))
+    return all(
+        a[0] < b[1] and b[0] < a[1]
+        for a, b in ((spans(one, *axis), spans(other, *axis)) for axis in (("x", "width"), ("y", "height")))
+    )

@@ -34,41 +34,92 @@ CHANGES = {
     "global constant": ("G = 1\ndef f(v): return v + G", "G = 2\ndef f(v): return v + G"),
     "global dict": ("G = {1: 2}\ndef f(v): return G[v]", "G = {1: 3}\ndef f(v): return G[v]"),
     "global helper": ("def g(v): return 1\ndef f(v): return g(v)", "def g(v): return 2\ndef f(v): return g(v)"),
-    "helper of a helper": ("def h(): return 1\ndef g(): return h()\ndef f(v): return g()", "def h(): return 2\ndef g(): return h()\ndef f(v): return g()"),
+    "helper of a helper": (
+        "def h(): return 1\ndef g(): return h()\ndef f(v): return g()",
+        "def h(): return 2\ndef g(): return h()\ndef f(v): return g()",
+    ),
     "nested function": ("def f(v): return [w + 1 for w in v]", "def f(v): return [w + 2 for w in v]"),
     "method": ("class F:\n def map(self, v): return 1\nf = F()", "class F:\n def map(self, v): return 2\nf = F()"),
-    "attribute": ("class F:\n def __init__(self, n): self.n = n\nf = F(1)", "class F:\n def __init__(self, n): self.n = n\nf = F(2)"),
+    "attribute": (
+        "class F:\n def __init__(self, n): self.n = n\nf = F(1)",
+        "class F:\n def __init__(self, n): self.n = n\nf = F(2)",
+    ),
     "class attribute": ("class F:\n n = 1\nf = F()", "class F:\n n = 2\nf = F()"),
     "class attribute, dict": ("class F:\n n = {1: 2}\nf = F()", "class F:\n n = {1: 3}\nf = F()"),
-    "class attribute, timedelta": ("from datetime import timedelta\nclass F:\n n = timedelta(1)\nf = F()", "from datetime import timedelta\nclass F:\n n = timedelta(2)\nf = F()"),
-    "property": ("class F:\n @property\n def n(self): return 1\nf = F()", "class F:\n @property\n def n(self): return 2\nf = F()"),
-    "base class": ("class B:\n def n(self): return 1\nclass F(B): pass\nf = F()", "class B:\n def n(self): return 2\nclass F(B): pass\nf = F()"),
-    "partial": ("from functools import partial\ndef g(n, v): return v\nf = partial(g, 1)", "from functools import partial\ndef g(n, v): return v\nf = partial(g, 2)"),
-    "operator method": ("class F:\n def __add__(self, v): return 1\nf = F()", "class F:\n def __add__(self, v): return 2\nf = F()"),
+    "class attribute, timedelta": (
+        "from datetime import timedelta\nclass F:\n n = timedelta(1)\nf = F()",
+        "from datetime import timedelta\nclass F:\n n = timedelta(2)\nf = F()",
+    ),
+    "property": (
+        "class F:\n @property\n def n(self): return 1\nf = F()",
+        "class F:\n @property\n def n(self): return 2\nf = F()",
+    ),
+    "base class": (
+        "class B:\n def n(self): return 1\nclass F(B): pass\nf = F()",
+        "class B:\n def n(self): return 2\nclass F(B): pass\nf = F()",
+    ),
+    "partial": (
+        "from functools import partial\ndef g(n, v): return v\nf = partial(g, 1)",
+        "from functools import partial\ndef g(n, v): return v\nf = partial(g, 2)",
+    ),
+    "operator method": (
+        "class F:\n def __add__(self, v): return 1\nf = F()",
+        "class F:\n def __add__(self, v): return 2\nf = F()",
+    ),
     "function's attribute": ("def f(v): return f.rate\nf.rate = 1", "def f(v): return f.rate\nf.rate = 2"),
     "order of a dict": ("G = {1: 2, 3: 4}\ndef f(v): return G", "G = {3: 4, 1: 2}\ndef f(v): return G"),
     "global set": ("G = {1, 2}\ndef f(v): return v in G", "G = {1, 3}\ndef f(v): return v in G"),
-    "bound builtin": ("S = {1, 2}\nG = S.__contains__\ndef f(v): return G(v)", "S = {1, 3}\nG = S.__contains__\ndef f(v): return G(v)"),
+    "bound builtin": (
+        "S = {1, 2}\nG = S.__contains__\ndef f(v): return G(v)",
+        "S = {1, 3}\nG = S.__contains__\ndef f(v): return G(v)",
+    ),
     "generic alias": ("G = dict[str, int]\ndef f(v): return G", "G = dict[str, float]\ndef f(v): return G"),
-    "logger": ("import logging\nG = logging.getLogger('a')\ndef f(v): G.info(v)", "import logging\nG = logging.getLogger('b')\ndef f(v): G.info(v)"),
-    "end of a long pattern": ("import re\nG = re.compile('a' * 300 + 'b')\ndef f(v): return G", "import re\nG = re.compile('a' * 300 + 'c')\ndef f(v): return G"),
-    "numpy array": ("import numpy as np\nG = np.arange(5000)\ndef f(v): return G[v]", "import numpy as np\nG = np.arange(5000)\nG[2500] = 0\ndef f(v): return G[v]"),
+    "logger": (
+        "import logging\nG = logging.getLogger('a')\ndef f(v): G.info(v)",
+        "import logging\nG = logging.getLogger('b')\ndef f(v): G.info(v)",
+    ),
+    "end of a long pattern": (
+        "import re\nG = re.compile('a' * 300 + 'b')\ndef f(v): return G",
+        "import re\nG = re.compile('a' * 300 + 'c')\ndef f(v): return G",
+    ),
+    "numpy array": (
+        "import numpy as np\nG = np.arange(5000)\ndef f(v): return G[v]",
+        "import numpy as np\nG = np.arange(5000)\nG[2500] = 0\ndef f(v): return G[v]",
+    ),
     "struct's default": (
         "import msgspec\nclass S(msgspec.Struct):\n x: int = 1\ndef f(v): return S()",
         "import msgspec\nclass S(msgspec.Struct):\n x: int = 2\ndef f(v): return S()",
     ),
-    "enum's value": ("import enum\nclass E(enum.Enum):\n A = 1\ndef f(v): return E.A", "import enum\nclass E(enum.Enum):\n A = 2\ndef f(v): return E.A"),
+    "enum's value": (
+        "import enum\nclass E(enum.Enum):\n A = 1\ndef f(v): return E.A",
+        "import enum\nclass E(enum.Enum):\n A = 2\ndef f(v): return E.A",
+    ),
     "cached function": (
         "import functools\n@functools.cache\ndef g(v): return v + 1\ndef f(v): return g(v)",
         "import functools\n@functools.cache\ndef g(v): return v + 2\ndef f(v): return g(v)",
     ),
-    "what a cache starts from": ("G = {0: 1}\ndef f(v):\n G[v] = v\n return G", "G = {0: 2}\ndef f(v):\n G[v] = v\n return G"),
-    "how an open file is opened": ("import os\nG = open(os.devnull)\ndef f(v): return G", "import os\nG = open(os.devnull, 'rb')\ndef f(v): return G"),
-    "attribute that a setter set": (
-        "class F:\n n = 0\n def with_n(self, n):\n  self.n = n\n  return self\n def __call__(self, v): return self.n\nf = F().with_n(1)",
-        "class F:\n n = 0\n def with_n(self, n):\n  self.n = n\n  return self\n def __call__(self, v): return self.n\nf = F().with_n(2)",
+    "what a cache starts from": (
+        "G = {0: 1}\ndef f(v):\n G[v] = v\n return G",
+        "G = {0: 2}\ndef f(v):\n G[v] = v\n return G",
     ),
-    "installed object": ("import string\nG = string.Template('a')\ndef f(v): return G", "import string\nG = string.Template('b')\ndef f(v): return G"),
+    "how an open file is opened": (
+        "import os\nG = open(os.devnull)\ndef f(v): return G",
+        "import os\nG = open(os.devnull, 'rb')\ndef f(v): return G",
+    ),
+    "attribute that a setter set": (
+        (
+            "class F:\n n = 0\n def with_n(self, n):\n  self.n = n\n  return self\n def __call__(self, v): return"
+            " self.n\nf = F().with_n(1)"
+        ),
+        (
+            "class F:\n n = 0\n def with_n(self, n):\n  self.n = n\n  return self\n def __call__(self, v): return"
+            " self.n\nf = F().with_n(2)"
+        ),
+    ),
+    "installed object": (
+        "import string\nG = string.Template('a')\ndef f(v): return G",
+        "import string\nG = string.Template('b')\ndef f(v): return G",
+    ),
     "state descriptor": (
         "from dagster_unified.api import ValueStateDescriptor as V\nG = V('a', list[int])\ndef f(v): return G",
         "from dagster_unified.api import ValueStateDescriptor as V\nG = V('a', list[float])\ndef f(v): return G",
@@ -86,7 +137,13 @@ def test_a_functions_fingerprint_changes_with(change, tmp_path, monkeypatch):
     assert before != after
 
 
-@pytest.mark.parametrize("using", ["import user_helpers\ndef f(v): return user_helpers.rate(v)", "def f(v):\n from user_helpers import rate\n return rate(v)"])
+@pytest.mark.parametrize(
+    "using",
+    [
+        "import user_helpers\ndef f(v): return user_helpers.rate(v)",
+        "def f(v):\n from user_helpers import rate\n return rate(v)",
+    ],
+)
 def test_a_helpers_module_counts_wherever_it_is_imported(using, tmp_path, monkeypatch):
     def with_helper(text):
         (tmp_path / "user_helpers.py").write_text(text)
@@ -97,14 +154,20 @@ def test_a_helpers_module_counts_wherever_it_is_imported(using, tmp_path, monkey
 
 
 def test_a_fingerprint_says_where_its_parts_come_from(tmp_path, monkeypatch):
-    text = "import logging\nLOG = logging.getLogger('a')\nRATES = {1: %s}\ndef rate(v): return RATES[v]\ndef f(v): return rate(v)"
+    text = (
+        "import logging\nLOG = logging.getLogger('a')\nRATES = {1: %s}\ndef rate(v): return RATES[v]\ndef f(v): return"
+        " rate(v)"
+    )
     before, after = (fingerprint_of(module(tmp_path, monkeypatch, text % n).f).parts for n in (2, 3))
     assert set(before) == {"user_code.f", "user_code.rate", "user_code.RATES"}
     assert [place for place in before if before[place] != after[place]] == ["user_code.RATES"]
 
 
 def test_what_cannot_be_told_is_left_out_and_named(tmp_path, monkeypatch):
-    text = "import itertools, os\nNUMBERS = itertools.count()\nFILE = open(os.devnull)\ndef f(v): return FILE.read(), next(NUMBERS)"
+    text = (
+        "import itertools, os\nNUMBERS = itertools.count()\nFILE = open(os.devnull)\ndef f(v): return FILE.read(),"
+        " next(NUMBERS)"
+    )
     assert fingerprint_of(module(tmp_path, monkeypatch, text).f).left_out == {
         "user_code.FILE": "a _io.TextIOWrapper",
         "user_code.NUMBERS": "a itertools.count, which changes when it is read",
@@ -113,7 +176,10 @@ def test_what_cannot_be_told_is_left_out_and_named(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [("def f(v): return v + 1", "\n\n# a remark\ndef f(v):\n    return v + 1"), ("G = 1\ndef f(v): return v", "G = 2\ndef f(v): return v")],
+    [
+        ("def f(v): return v + 1", "\n\n# a remark\ndef f(v):\n    return v + 1"),
+        ("G = 1\ndef f(v): return v", "G = 2\ndef f(v): return v"),
+    ],
     ids=["layout and remarks", "a global that is not used"],
 )
 def test_what_a_function_does_not_depend_on_leaves_its_fingerprint(before, after, tmp_path, monkeypatch):
@@ -139,7 +205,11 @@ class RealRow(NamedTuple):
 def marks(row=Row, data=(("a", 1),), step=lambda r: r, key="key", options=None, reduce=True):
     """The fingerprints of `rows` → key_by → sink."""
     pipeline = Pipeline("p")
-    stream = pipeline.from_source(CollectionSource("rows", record_type(row), tuple(row(*d) for d in data))).map(step, row).name("step")
+    stream = (
+        pipeline.from_source(CollectionSource("rows", record_type(row), tuple(row(*d) for d in data)))
+        .map(step, row)
+        .name("step")
+    )
     keyed = stream.key_by(key)
     (keyed.max("value") if reduce else keyed.max_by("value")).name("last").sink_to(FileSink("/tables/x"))
     return {r.name: r.fingerprint for r in pipeline.plan(options).regions}
@@ -151,7 +221,13 @@ def test_the_same_pipeline_has_the_same_fingerprints():
 
 @pytest.mark.parametrize(
     "changed",
-    [{"row": WideRow}, {"row": RealRow}, {"data": (("a", 2),)}, {"step": lambda r: r._replace(value=0)}, {"options": {"execution.incremental-updates": True}}],
+    [
+        {"row": WideRow},
+        {"row": RealRow},
+        {"data": (("a", 2),)},
+        {"step": lambda r: r._replace(value=0)},
+        {"options": {"execution.incremental-updates": True}},
+    ],
     ids=["a field", "a type", "the input", "the code", "the configuration"],
 )
 def test_a_change_upstream_changes_every_stage_after_it(changed):
@@ -162,8 +238,12 @@ def test_a_change_upstream_changes_every_stage_after_it(changed):
 def test_the_bound_of_a_watermark_strategy_is_part_of_a_deployment():
     def code(seconds):
         pipeline = Pipeline("p")
-        strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(seconds=seconds)).with_timestamp_assigner("value")
-        pipeline.from_collection([Row("a", 1)]).assign_timestamps_and_watermarks(strategy).name("times").uid("times").print()
+        strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(seconds=seconds)).with_timestamp_assigner(
+            "value"
+        )
+        pipeline.from_collection([Row("a", 1)]).assign_timestamps_and_watermarks(strategy).name("times").uid(
+            "times"
+        ).print()
         return deployed_code(pipeline.plan())
 
     assert changes(code(1), code(1)) == []
@@ -177,8 +257,18 @@ def test_a_change_downstream_leaves_the_stages_before_it():
 
 @pytest.mark.parametrize("seed", ["1", "77"])
 def test_another_process_with_another_hash_seed_finds_the_same_fingerprints(seed):
-    program = "import json; from tests.graph.golden_pipeline import build; print(json.dumps([r.fingerprint for r in build().plan().regions]))"
+    program = (
+        "import json; from tests.graph.golden_pipeline import build; print(json.dumps([r.fingerprint for r in"
+        " build().plan().regions]))"
+    )
     from tests.graph.golden_pipeline import build
 
-    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": seed},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert ran.stdout.strip() == str([r.fingerprint for r in build().plan().regions]).replace("'", '"')

@@ -27,7 +27,9 @@ def taken():
 
     def begin(seed, what):
         command = [sys.executable, "-c", PROGRAM, what]
-        return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            command, cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, text=True
+        )
 
     started = [begin("1", "fresh"), begin("77", "fresh"), begin("5", "worked")]
     outputs = [process.communicate()[0] for process in started]

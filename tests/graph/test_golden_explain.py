@@ -1,6 +1,7 @@
 """`explain` of a pipeline with side outputs, a union and columns, against texts in `golden/` that a person can review.
 
-To renew them after a deliberate change: `UPDATE_GOLDEN=1 pytest tests/graph/test_golden_explain.py`, then read the diff.
+To renew them after a deliberate change: `UPDATE_GOLDEN=1 pytest tests/graph/test_golden_explain.py`, then read the
+diff.
 """
 
 import os

@@ -48,11 +48,19 @@ def test_automatic_is_batch_when_all_sources_are_bounded_and_streaming_otherwise
 
 
 def test_batch_with_an_unbounded_source_names_it_and_says_what_to_do():
-    with pytest.raises(PipelineError, match=r"flight_delays: source 'events' is unbounded, and BATCH needs bounded sources; .* execution\.runtime-mode=STREAMING"):
+    with pytest.raises(
+        PipelineError,
+        match=(
+            r"flight_delays: source 'events' is unbounded, and BATCH needs bounded sources; .*"
+            r" execution\.runtime-mode=STREAMING"
+        ),
+    ):
         endless().plan({"execution.runtime-mode": "BATCH"})
 
 
-@pytest.mark.parametrize(("mode", "schedule", "updates"), [("BATCH", "LAZY_FROM_SOURCES", False), ("STREAMING", "EAGER", True)])
+@pytest.mark.parametrize(
+    ("mode", "schedule", "updates"), [("BATCH", "LAZY_FROM_SOURCES", False), ("STREAMING", "EAGER", True)]
+)
 def test_what_follows_from_the_mode(mode, schedule, updates):
     execution = bounded().plan({"execution.runtime-mode": mode}).execution
     assert (execution.schedule_mode, execution.incremental_updates) == (schedule, updates)
@@ -61,10 +69,19 @@ def test_what_follows_from_the_mode(mode, schedule, updates):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"execution.runtime-mode": "BATCH", "execution.checkpointing.interval": "1 min"}, "BATCH takes no checkpoints"),
+        (
+            {"execution.runtime-mode": "BATCH", "execution.checkpointing.interval": "1 min"},
+            "BATCH takes no checkpoints",
+        ),
         ({"execution.runtime-mode": "BATCH", "execution.schedule-mode": "EAGER"}, "cannot be honoured in BATCH"),
-        ({"execution.runtime-mode": "STREAMING", "execution.batch-shuffle-mode": "ALL_EXCHANGES_BLOCKING"}, "cannot be honoured in STREAMING"),
-        ({"execution.runtme-mode": "BATCH"}, r"unknown option 'execution\.runtme-mode'; did you mean 'execution\.runtime-mode'\?"),
+        (
+            {"execution.runtime-mode": "STREAMING", "execution.batch-shuffle-mode": "ALL_EXCHANGES_BLOCKING"},
+            "cannot be honoured in STREAMING",
+        ),
+        (
+            {"execution.runtme-mode": "BATCH"},
+            r"unknown option 'execution\.runtme-mode'; did you mean 'execution\.runtime-mode'\?",
+        ),
         ({"execution.runtime-mode": "BACH"}, "'BACH' is not one of BATCH, STREAMING, AUTOMATIC; did you mean 'BATCH'"),
         ({"parallelism.default": "0"}, "not a whole number of at least 1"),
         ({"execution.incremental-updates": "maybe"}, "not true or false"),
@@ -77,7 +94,10 @@ def test_a_value_that_cannot_be_honoured_is_an_error(options, words):
 
 def test_the_strongest_layer_wins_and_is_remembered():
     configuration = Configuration(
-        [Layer("command line", {"parallelism.default": "3"}), Layer("file", {"parallelism.default": "5", "execution.runtime-mode": "BATCH"}, shared=True)]
+        [
+            Layer("command line", {"parallelism.default": "3"}),
+            Layer("file", {"parallelism.default": "5", "execution.runtime-mode": "BATCH"}, shared=True),
+        ]
     )
     assert (configuration["parallelism.default"], configuration.origin("parallelism.default")) == (3, "command line")
     assert configuration.origin("execution.runtime-mode") == "file"
@@ -87,10 +107,16 @@ def test_the_strongest_layer_wins_and_is_remembered():
 
 
 def test_an_option_of_the_other_mode_is_an_error_for_one_run_and_left_alone_where_runs_of_both_modes_share_it():
-    given = {"execution.checkpointing.interval": "1 min", "execution.batch-shuffle-mode": "ALL_EXCHANGES_BLOCKING", "execution.schedule-mode": "EAGER"}
+    given = {
+        "execution.checkpointing.interval": "1 min",
+        "execution.batch-shuffle-mode": "ALL_EXCHANGES_BLOCKING",
+        "execution.schedule-mode": "EAGER",
+    }
     shared = Layer("file", given, shared=True)
     batch = bounded().plan(Configuration([Layer("launch", {"execution.runtime-mode": "BATCH"}), shared])).execution
-    streaming = bounded().plan(Configuration([Layer("launch", {"execution.runtime-mode": "STREAMING"}), shared])).execution
+    streaming = (
+        bounded().plan(Configuration([Layer("launch", {"execution.runtime-mode": "STREAMING"}), shared])).execution
+    )
     assert (batch.schedule_mode, batch.shuffle_mode) == ("LAZY_FROM_SOURCES", "ALL_EXCHANGES_BLOCKING")
     assert (streaming.schedule_mode, streaming.shuffle_mode) == ("EAGER", "ALL_EXCHANGES_PIPELINED")
 
@@ -99,5 +125,8 @@ def test_the_key_of_flip_134_is_another_name_of_the_shuffle_mode():
     options = {"execution.shuffle-mode": "ALL_EDGES_PIPELINED"}
     assert bounded().plan(options).execution.shuffle_mode == "ALL_EXCHANGES_PIPELINED"
     assert Configuration.of(options)["execution.shuffle-mode"] == "ALL_EXCHANGES_PIPELINED"
-    with pytest.raises(ConfigurationError, match=r"launch: execution\.shuffle-mode and execution\.batch-shuffle-mode are two names of one option"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"launch: execution\.shuffle-mode and execution\.batch-shuffle-mode are two names of one option",
+    ):
         Configuration.of({**options, "execution.batch-shuffle-mode": "ALL_EDGES_BLOCKING"})

@@ -47,19 +47,25 @@ def test_a_name_that_the_author_gave_comes_before_a_later_operators_own():
 
 def test_of_several_given_names_the_last_is_taken():
     pipeline = Pipeline("p")
-    sales(pipeline).map(twice).name("clean").filter(lambda s: s.amount > 0).name("sold").map(twice).key_by("shop").reduce(add).print()
+    sales(pipeline).map(twice).name("clean").filter(lambda s: s.amount > 0).name("sold").map(twice).key_by(
+        "shop"
+    ).reduce(add).print()
     assert stages(pipeline.plan())[0] == "sold"
 
 
 def test_without_a_given_name_a_function_says_more_than_the_librarys_word():
     pipeline = Pipeline("p")
-    sales(pipeline).map(functools.partial(times, 3), Sale).assign_timestamps_and_watermarks(IN_ORDER).key_by("shop").reduce(add).print()
+    sales(pipeline).map(functools.partial(times, 3), Sale).assign_timestamps_and_watermarks(IN_ORDER).key_by(
+        "shop"
+    ).reduce(add).print()
     assert stages(pipeline.plan()) == ["times", "add"]
 
 
 def test_without_any_name_a_stage_is_named_after_its_source_or_its_operator():
     pipeline = Pipeline("p")
-    sales(pipeline).assign_timestamps_and_watermarks(IN_ORDER).key_by("shop").reduce(lambda a, b: a).rebalance().map(lambda s: s, Sale).sink_to(ForeachSink(lambda s: None))
+    sales(pipeline).assign_timestamps_and_watermarks(IN_ORDER).key_by("shop").reduce(lambda a, b: a).rebalance().map(
+        lambda s: s, Sale
+    ).sink_to(ForeachSink(lambda s: None))
     assert stages(pipeline.plan()) == ["sales", "reduce", "foreach"]
 
 
@@ -98,6 +104,8 @@ def test_a_source_is_named_after_the_last_piece_of_its_path_that_says_something(
 
 def test_a_source_without_a_name_and_its_stage_are_readable():
     pipeline = Pipeline("p")
-    pipeline.from_source(ParquetSource("/in/sales/{start:%Y}/*.parquet", Sale)).key_by("shop").reduce(add).sink_to(DeltaSink("/tables/totals/"))
+    pipeline.from_source(ParquetSource("/in/sales/{start:%Y}/*.parquet", Sale)).key_by("shop").reduce(add).sink_to(
+        DeltaSink("/tables/totals/")
+    )
     plan = pipeline.plan()
     assert (plan.graph.node(0).name, stages(plan)) == ("sales", ["sales", "totals"])

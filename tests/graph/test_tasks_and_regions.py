@@ -59,14 +59,18 @@ def test_a_stream_united_with_its_own_total_is_one_region():
     #       └═▶ total ─────┘
     pipeline = Pipeline("p")
     a = source(pipeline).map(same).name("a")
-    a.union(a.key_by(lambda v: v % 2, key_type=int).reduce(lambda x, y: x + y).name("total")).map(same).name("c").print("out")
+    a.union(a.key_by(lambda v: v % 2, key_type=int).reduce(lambda x, y: x + y).name("total")).map(same).name("c").print(
+        "out"
+    )
     assert stages(pipeline) == [{"s", "a", "total", "c", "out"}]
 
 
 def test_a_task_has_one_parallelism():
     #   a(4) ─ b ─ c(2)
     pipeline = Pipeline("p")
-    source(pipeline).map(same).name("a").set_parallelism(4).map(same).name("b").map(same).name("c").set_parallelism(2).print("out")
+    source(pipeline).map(same).name("a").set_parallelism(4).map(same).name("b").map(same).name("c").set_parallelism(
+        2
+    ).print("out")
     plan = pipeline.plan()
     for task in plan.tasks:
         assert len({plan.graph.node(o).parallelism for o in task.operators} - {None}) <= 1
@@ -104,7 +108,9 @@ def test_a_finding_names_an_operator_of_the_plan_although_unused_ones_are_gone()
 
 
 def pairs(count):
-    return st.lists(st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)).filter(lambda p: p[0] < p[1]), max_size=8)
+    return st.lists(
+        st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)).filter(lambda p: p[0] < p[1]), max_size=8
+    )
 
 
 @given(st.integers(2, 6).flatmap(lambda n: st.tuples(st.just(n), pairs(n), pairs(n))))
@@ -135,7 +141,15 @@ def test_regions_are_the_finest_that_can_run_one_after_another(graph):
 
     expected = merged([frozenset({n}) for n in range(count)], pipelined)
     while True:
-        cycle = next(((a, b) for a in expected for b in expected if a is not b and reaches(expected, a, b) and reaches(expected, b, a)), None)
+        cycle = next(
+            (
+                (a, b)
+                for a in expected
+                for b in expected
+                if a is not b and reaches(expected, a, b) and reaches(expected, b, a)
+            ),
+            None,
+        )
         if cycle is None:
             break
         expected = [g for g in expected if g not in cycle] + [cycle[0] | cycle[1]]
@@ -168,7 +182,10 @@ def test_regions_of_small_graphs(count, pipelined, blocking, expected):
 
 @st.composite
 def acyclic(draw):
-    return {n: tuple(sorted(draw(st.sets(st.integers(0, n - 1), max_size=3)))) if n else () for n in range(draw(st.integers(1, 7)))}
+    return {
+        n: tuple(sorted(draw(st.sets(st.integers(0, n - 1), max_size=3)))) if n else ()
+        for n in range(draw(st.integers(1, 7)))
+    }
 
 
 @given(acyclic(), st.data())
@@ -187,7 +204,9 @@ def test_recovery_recomputes_just_what_is_missing_below_what_stands(inputs, data
 def test_an_intermediate_is_released_when_no_unfinished_region_reads_it(inputs, data):
     finished = data.draw(st.sets(st.sampled_from(list(inputs))))
     readers = {r: {c for c in inputs if r in inputs[c]} for r in inputs}
-    assert releasable(inputs, finished) == {r for r in inputs if r in finished and readers[r] and readers[r] <= finished}
+    assert releasable(inputs, finished) == {
+        r for r in inputs if r in finished and readers[r] and readers[r] <= finished
+    }
 
 
 def test_failover_of_a_chain_with_everything_lost_restarts_it_from_its_source():

@@ -22,7 +22,12 @@ DAYS = {("1", str(day)) for day in range(1, 6)}
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    found = {"flights_csv": flights_csv(folder), "weather_csv": weather_csv(folder), "planes_csv": planes_csv(folder), "airports_csv": airports_csv(folder)}
+    found = {
+        "flights_csv": flights_csv(folder),
+        "weather_csv": weather_csv(folder),
+        "planes_csv": planes_csv(folder),
+        "airports_csv": airports_csv(folder),
+    }
     for name in ("flights_csv", "weather_csv"):
         path = found[name]
         rows = [r for r in read(path) if (r["month"], r["day"]) in DAYS]
@@ -45,11 +50,30 @@ def tables(data, spark, tmp_path_factory):
     def run(module, *inputs):
         folder = tmp_path_factory.mktemp(module.__name__.rpartition(".")[2])
         build = partial(module.build, **{name: str(data[name]) for name in inputs})
-        run_all(Run(build(output=str(folder / "batch")).plan(), spark, IntermediateStore(str(folder / "store")), "run1", "run1"))
-        options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(folder / "checkpoints"), "pipeline.max-parallelism": 8}
-        assert StreamingJob(build(output=str(folder / "streaming")).plan(options), spark, Start("one")).run() == "finished"
-        found = {mode: {t.name: DeltaTable(str(t)).to_pyarrow_table().to_pylist() for t in (folder / mode).iterdir()} for mode in ("batch", "streaming")}
-        in_order = {mode: {name: sorted(map(repr, rows)) for name, rows in by_name.items()} for mode, by_name in found.items()}
+        run_all(
+            Run(
+                build(output=str(folder / "batch")).plan(),
+                spark,
+                IntermediateStore(str(folder / "store")),
+                "run1",
+                "run1",
+            )
+        )
+        options = {
+            "execution.runtime-mode": "STREAMING",
+            "execution.checkpointing.dir": str(folder / "checkpoints"),
+            "pipeline.max-parallelism": 8,
+        }
+        assert (
+            StreamingJob(build(output=str(folder / "streaming")).plan(options), spark, Start("one")).run() == "finished"
+        )
+        found = {
+            mode: {t.name: DeltaTable(str(t)).to_pyarrow_table().to_pylist() for t in (folder / mode).iterdir()}
+            for mode in ("batch", "streaming")
+        }
+        in_order = {
+            mode: {name: sorted(map(repr, rows)) for name, rows in by_name.items()} for mode, by_name in found.items()
+        }
         assert in_order["batch"] == in_order["streaming"]
         return found["batch"]
 
@@ -60,7 +84,11 @@ def flown(data):
     """Completed flights, with the departure in UTC from the data's own `time_hour`."""
     for row in read(data["flights_csv"]):
         if "NA" not in (row["dep_delay"], row["arr_delay"], row["air_time"], row["tailnum"]):
-            yield row, datetime.fromisoformat(row["time_hour"]) + timedelta(minutes=int(row["minute"]) + int(row["dep_delay"]))
+            yield (
+                row,
+                datetime.fromisoformat(row["time_hour"])
+                + timedelta(minutes=int(row["minute"]) + int(row["dep_delay"])),
+            )
 
 
 def test_weather_delays(tables, data):

@@ -20,7 +20,8 @@ from jobs.data import flights_csv
 from jobs.flight_delays import AircraftDay, Leg, build, pipeline
 from jobs.flights import RawFlight, clean
 
-# Busy on the first days of January; quiet for more than a month, and back; shared by two flights with one schedule; a handful more.
+# Busy on the first days of January; quiet for more than a month, and back; shared by two flights with one schedule; a
+# handful more.
 TAILS = ("N14228", "N725MQ", "N24211", "N3ALAA", "N13989", "N523JB", "N14148")
 TEXTS = {name for name, kind in get_type_hints(RawFlight).items() if kind in (str, str | None)}
 
@@ -46,12 +47,17 @@ def tables(rows, spark, tmp_path_factory):
         writer.writerows(rows)
     plan = build(str(folder / "flights.csv"), str(folder / "tables")).plan({"execution.runtime-mode": "BATCH"})
     run_all(Run(plan, spark, IntermediateStore(str(folder / "store")), "run1", "run1"))
-    return {name: DeltaTable(str(folder / "tables" / name)).to_pyarrow_table().to_pylist() for name in ("carrier_delays", "delay_propagation", "idle_aircraft")}
+    return {
+        name: DeltaTable(str(folder / "tables" / name)).to_pyarrow_table().to_pylist()
+        for name in ("carrier_delays", "delay_propagation", "idle_aircraft")
+    }
 
 
 @pytest.fixture(scope="module")
 def flown(rows):
-    """Completed flights by aircraft in the order of departure, as `(row, departure, landing)`; UTC from the data's own `time_hour`."""
+    """Completed flights by aircraft in the order of departure, as `(row, departure, landing)`; UTC from the data's own
+    `time_hour`.
+    """
     found = defaultdict(list)
     for row in rows:
         if "NA" not in (row["dep_delay"], row["arr_delay"], row["air_time"], row["tailnum"]):
@@ -68,7 +74,10 @@ def test_carrier_totals_and_extremes_are_those_of_the_completed_flights(tables, 
             delays[row["carrier"]].append(int(row["dep_delay"]))
             miles[row["carrier"]] += int(row["distance"])
     expected = {c: (len(d), sum(d), max(d), min(d), miles[c]) for c, d in delays.items()}
-    assert {r["carrier"]: (r["flights"], r["minutes"], r["worst"], r["earliest"], r["miles"]) for r in tables["carrier_delays"]} == expected
+    assert {
+        r["carrier"]: (r["flights"], r["minutes"], r["worst"], r["earliest"], r["miles"])
+        for r in tables["carrier_delays"]
+    } == expected
 
 
 def test_propagation_adds_up_what_each_aircraft_brought_along(tables, flown):
@@ -82,7 +91,10 @@ def test_propagation_adds_up_what_each_aircraft_brought_along(tables, flown):
                 total = expected[row["carrier"], int(row["month"])]
                 for i, amount in enumerate((1, inherited, delay - inherited, ground)):
                     total[i] += amount
-    assert {(r["carrier"], r["month"]): [r["legs"], r["inherited"], r["own"], r["ground"]] for r in tables["delay_propagation"]} == expected
+    assert {
+        (r["carrier"], r["month"]): [r["legs"], r["inherited"], r["own"], r["ground"]]
+        for r in tables["delay_propagation"]
+    } == expected
 
 
 def test_an_aircraft_is_idle_where_it_did_not_leave_for_thirty_days_of_the_year(tables, flown):
@@ -102,12 +114,15 @@ def test_an_aircraft_is_idle_where_it_did_not_leave_for_thirty_days_of_the_year(
 def test_a_day_of_one_aircraft_checked_by_hand(rows):
     """N13975 on 2 January, in New York's time.
 
-    It left for Pittsburgh at 9:23, 179 minutes late, and landed at 10:24, in the end 173 late. It left for Rochester at 13:31, 90 late, which is
-    187 minutes after landing, 61 of them the way back; it landed at 14:19, 83 late. It left for Washington at 17:28, 133 late,
-    189 minutes after landing, 48 of them the way back.
+    It left for Pittsburgh at 9:23, 179 minutes late, and landed at 10:24, in the end 173 late. It left for Rochester at
+    13:31, 90 late, which is 187 minutes after landing, 61 of them the way back; it landed at 14:19, 83 late. It left
+    for Washington at 17:28, 133 late, 189 minutes after landing, 48 of them the way back.
     """
     harness = KeyedHarness(AircraftDay())
-    day = sorted((f for row in rows if row["tailnum"] == "N13975" for f in clean(_raw(row)) if f.day == date(2013, 1, 2)), key=lambda f: f.departed)
+    day = sorted(
+        (f for row in rows if row["tailnum"] == "N13975" for f in clean(_raw(row)) if f.day == date(2013, 1, 2)),
+        key=lambda f: f.departed,
+    )
     legs = [leg for flight in day for leg in harness.element("N13975", flight, int(flight.departed.timestamp() * 1000))]
     assert legs == [
         Leg("EV", "N13975", month=1, ground=187 - 61, inherited=90, own=0),
@@ -116,7 +131,9 @@ def test_a_day_of_one_aircraft_checked_by_hand(rows):
 
 
 def test_both_modes_end_alike(rows):
-    """Above all a silence within the year: BATCH fires no timer before an aircraft's last flight, and yet must alert as STREAMING does."""
+    """Above all a silence within the year: BATCH fires no timer before an aircraft's last flight, and yet must alert as
+    STREAMING does.
+    """
     assert_same_in_both_modes(build(), {"flights": [_raw(row) for row in rows if row["tailnum"] in TAILS]})
 
 
@@ -157,4 +174,6 @@ def test_a_missing_file_is_named(spark, tmp_path):
 
 
 def _raw(row):
-    return RawFlight(**{name: None if text == "NA" else text if name in TEXTS else int(text) for name, text in row.items()})
+    return RawFlight(
+        **{name: None if text == "NA" else text if name in TEXTS else int(text) for name, text in row.items()}
+    )

@@ -6,7 +6,14 @@ from datetime import timedelta
 
 import pytest
 
-from dagster_unified.api import AsyncDataStream, AsyncFunction, AsyncRetryStrategy, Pipeline, ProcessFunction, WatermarkStrategy
+from dagster_unified.api import (
+    AsyncDataStream,
+    AsyncFunction,
+    AsyncRetryStrategy,
+    Pipeline,
+    ProcessFunction,
+    WatermarkStrategy,
+)
 from dagster_unified.errors import PipelineError, RecordTypeError, UserFunctionError
 from dagster_unified.testing import run_pipeline
 
@@ -75,7 +82,11 @@ class Patient(Slow):
 @MODES
 def test_a_call_that_takes_too_long_gives_what_timeout_gives_or_fails(mode):
     short = timedelta(milliseconds=20)
-    assert looked_up(AsyncDataStream.ordered_wait, mode, [1, 2, 3], Patient(), timeout=short) == ["1", "no answer for 2", "3"]
+    assert looked_up(AsyncDataStream.ordered_wait, mode, [1, 2, 3], Patient(), timeout=short) == [
+        "1",
+        "no answer for 2",
+        "3",
+    ]
     with pytest.raises(UserFunctionError, match=r"operator 'Slow': TimeoutError: no answer in time; .* on 2"):
         looked_up(AsyncDataStream.ordered_wait, mode, [1, 2, 3], Slow(), timeout=short)
 

@@ -41,11 +41,23 @@ TEXTS = StreamLayout(record_type(str))
 
 
 def program(function, layout=ROWS, key="key"):
-    return Program("p", "s", layout, (Step("keyed_process", "op", function, output=TEXTS.records),), (Output(0, TEXTS),), KeyedInput((key,), str))
+    return Program(
+        "p",
+        "s",
+        layout,
+        (Step("keyed_process", "op", function, output=TEXTS.records),),
+        (Output(0, TEXTS),),
+        KeyedInput((key,), str),
+    )
 
 
 def emitted(program, batches):
-    return [r for item in run_batch(program, batches) if not isinstance(item, str) for r in TEXTS.records.from_batch(item[1])]
+    return [
+        r
+        for item in run_batch(program, batches)
+        if not isinstance(item, str)
+        for r in TEXTS.records.from_batch(item[1])
+    ]
 
 
 def batch(*rows):
@@ -70,7 +82,13 @@ def test_no_input_gives_no_output():
 
 
 def test_a_key_that_is_none_is_an_error_with_its_record():
-    with pytest.raises(RecordTypeError, match=r"p: stage 's', operator 'op': the key 'key' is None for \{'key': None, 'value': 2\}; filter such records out"):
+    with pytest.raises(
+        RecordTypeError,
+        match=(
+            r"p: stage 's', operator 'op': the key 'key' is None for \{'key': None, 'value': 2\}; filter such"
+            r" records out"
+        ),
+    ):
         emitted(program(Count()), [batch(Row("a", 1), Row(None, 2))])
 
 
@@ -93,7 +111,10 @@ def test_a_failing_timer_names_its_time_and_key():
         def on_timer(self, timestamp, ctx):
             raise ValueError("late")
 
-    with pytest.raises(UserFunctionError, match=r"operator 'op': ValueError: late, at .*test_batch_driver.py:\d+ in on_timer, on .timer at 0 of key 'a'."):
+    with pytest.raises(
+        UserFunctionError,
+        match=r"operator 'op': ValueError: late, at .*test_batch_driver.py:\d+ in on_timer, on .timer at 0 of key 'a'.",
+    ):
         emitted(program(Bad()), [batch(Row("a", 1))])
 
 
@@ -103,6 +124,17 @@ def test_keys_of_two_columns_are_tuples():
             yield str(ctx.get_current_key())
 
     layout = StreamLayout(record_type(tuple[str, int]))
-    two = Program("p", "s", layout, (Step("keyed_process", "op", Keys(), output=TEXTS.records),), (Output(0, TEXTS),), KeyedInput(("f0", "f1"), tuple[str, str]))
+    two = Program(
+        "p",
+        "s",
+        layout,
+        (Step("keyed_process", "op", Keys(), output=TEXTS.records),),
+        (Output(0, TEXTS),),
+        KeyedInput(("f0", "f1"), tuple[str, str]),
+    )
     rows = layout.records.to_batch([("a", 1), ("a", 2), ("b", 2)])
-    assert emitted(two, [pa.RecordBatch.from_arrays(rows.columns, schema=layout.schema)]) == ["('a', 1)", "('a', 2)", "('b', 2)"]
+    assert emitted(two, [pa.RecordBatch.from_arrays(rows.columns, schema=layout.schema)]) == [
+        "('a', 1)",
+        "('a', 2)",
+        "('b', 2)",
+    ]

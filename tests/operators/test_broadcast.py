@@ -105,7 +105,11 @@ class Count(KeyedBroadcastProcessFunction):
             ctx.apply_to_keyed_state(SEEN, tell)
 
     def on_timer(self, timestamp, ctx) -> Iterable[str]:
-        yield f"{ctx.get_current_key()} {self.seen.value()} limit {ctx.get_broadcast_state(LIMITS).get(ctx.get_current_key())} at {ctx.timestamp()} {ctx.time_domain().name}"
+        yield (
+            f"{ctx.get_current_key()} {self.seen.value()} limit"
+            f" {ctx.get_broadcast_state(LIMITS).get(ctx.get_current_key())} at {ctx.timestamp()}"
+            f" {ctx.time_domain().name}"
+        )
 
 
 def test_rules_meet_the_keys_that_there_are_in_streaming_and_none_in_batch():
@@ -113,14 +117,24 @@ def test_rules_meet_the_keys_that_there_are_in_streaming_and_none_in_batch():
     flights = pipeline.from_collection([Flight("AA", 1), Flight("AA", 2), Flight("DL", 3)], Flight, "flights")
     limits = pipeline.from_collection([Rule("AA", 0)], Rule, "rules")
     flights.key_by("carrier").connect(limits.broadcast(LIMITS)).process(Count()).print("out")
-    assert sorted(run_pipeline(pipeline, "STREAMING").only()) == ["AA None limit 0 at 100 EVENT_TIME", "AA had 2", "DL None limit None at 100 EVENT_TIME", "DL had 1"]
-    assert run_pipeline(pipeline, "BATCH").only() == ["AA 2 limit 0 at 100 EVENT_TIME", "DL 1 limit None at 100 EVENT_TIME"]
+    assert sorted(run_pipeline(pipeline, "STREAMING").only()) == [
+        "AA None limit 0 at 100 EVENT_TIME",
+        "AA had 2",
+        "DL None limit None at 100 EVENT_TIME",
+        "DL had 1",
+    ]
+    assert run_pipeline(pipeline, "BATCH").only() == [
+        "AA 2 limit 0 at 100 EVENT_TIME",
+        "DL 1 limit None at 100 EVENT_TIME",
+    ]
 
 
 def test_batch_takes_broadcast_records_in_the_order_of_their_event_time():
     pipeline = Pipeline("p")
     by_limit = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(seconds=1)).with_timestamp_assigner("limit")
-    limits = pipeline.from_collection([Rule("AA", 9), Rule("AA", 3)], Rule, "rules").assign_timestamps_and_watermarks(by_limit)
+    limits = pipeline.from_collection([Rule("AA", 9), Rule("AA", 3)], Rule, "rules").assign_timestamps_and_watermarks(
+        by_limit
+    )
     pipeline.from_collection(FLIGHTS, Flight, "flights").connect(limits.broadcast(LIMITS)).process(Flag()).print("out")
     assert run_pipeline(pipeline, "BATCH").only() == ["rules: 1", "rules: 1", "AA 10 > 9"]
 
@@ -178,9 +192,14 @@ def test_what_a_function_must_not_do(what, message):
 
 def test_errors_while_the_graph_is_built():
     pipeline = Pipeline("p")
-    flights, rules = pipeline.from_collection(FLIGHTS, Flight, "flights"), pipeline.from_collection(RULES, Rule, "rules")
+    flights, rules = (
+        pipeline.from_collection(FLIGHTS, Flight, "flights"),
+        pipeline.from_collection(RULES, Rule, "rules"),
+    )
     limits = rules.broadcast(LIMITS)
-    with pytest.raises(PipelineError, match=r"expected a BroadcastProcessFunction, got .*Count.*; call key_by before connect"):
+    with pytest.raises(
+        PipelineError, match=r"expected a BroadcastProcessFunction, got .*Count.*; call key_by before connect"
+    ):
         flights.connect(limits).process(Count())
     with pytest.raises(PipelineError, match="expected a KeyedBroadcastProcessFunction"):
         flights.key_by("carrier").connect(limits).process(Flag())
@@ -233,9 +252,15 @@ def test_what_a_rule_leads_to_for_keys_comes_from_every_group_and_the_rest_from_
     made.print("out")
     made.get_side_output(NEW).print("new")
     planned = pipeline.plan({"execution.runtime-mode": "STREAMING"})
-    (track,) = topology(planned, tuple(n.id for n in planned.graph.nodes if isinstance(n, SinkNode)), Lanes()).levels[0].values()
+    (track,) = (
+        topology(planned, tuple(n.id for n in planned.graph.nodes if isinstance(n, SinkNode)), Lanes())
+        .levels[0]
+        .values()
+    )
     emitted = {number: [] for number in range(len(track.program.outputs))}
-    driver = KeyGroups(track.program, lambda number, batch: emitted[number].extend(batch.column(0).to_pylist()), lambda: 0)
+    driver = KeyGroups(
+        track.program, lambda number, batch: emitted[number].extend(batch.column(0).to_pylist()), lambda: 0
+    )
     stores = [Memory() for _ in range(4)]
     layout = track.program.input
     for number, key in enumerate("abcdefgh"):
@@ -258,7 +283,10 @@ def test_a_rule_has_no_keyed_state():
     for mode in ("BATCH", "STREAMING"):
         pipeline, made = flagged(Touches(), keyed=True)
         made.print("out")
-        with pytest.raises(UnsupportedError, match=r"a broadcast record has no key, and so no keyed state; use ctx\.apply_to_keyed_state"):
+        with pytest.raises(
+            UnsupportedError,
+            match=r"a broadcast record has no key, and so no keyed state; use ctx\.apply_to_keyed_state",
+        ):
             run_pipeline(pipeline, mode)
 
 
@@ -275,21 +303,34 @@ def test_both_methods_have_to_agree_and_timers_give_event_times():
         def process_element(self, value: Flight, ctx) -> str:
             return ""
 
-    with pytest.raises(PipelineError, match="process_element gives str and process_broadcast_element gives int; make them the same"):
+    with pytest.raises(
+        PipelineError, match="process_element gives str and process_broadcast_element gives int; make them the same"
+    ):
         flagged(Disagrees(), keyed=True)
-    with pytest.raises(PipelineError, match=r"process_element is annotated to give str, and has to give an iterable of records, such as Iterable\[str\]"):
+    with pytest.raises(
+        PipelineError,
+        match=(
+            r"process_element is annotated to give str, and has to give an iterable of records, such as Iterable\[str\]"
+        ),
+    ):
         flagged(NotIterable(), keyed=True)
     assert flagged(Optional(), keyed=True)
     pipeline, made = flagged(Count(), keyed=True)
-    made.key_by(lambda text: text[:2], key_type=str).window(TumblingEventTimeWindows.of(timedelta(seconds=1))).reduce(lambda a, b: a + b).print("out")
+    made.key_by(lambda text: text[:2], key_type=str).window(TumblingEventTimeWindows.of(timedelta(seconds=1))).reduce(
+        lambda a, b: a + b
+    ).print("out")
     assert len(run_pipeline(pipeline, "BATCH").only()) == 3
 
 
-@pytest.mark.parametrize("exchange", [lambda s: s.global_(), lambda s: s.partition_custom(lambda key, n: 0, lambda f: f.carrier, str)])
+@pytest.mark.parametrize(
+    "exchange", [lambda s: s.global_(), lambda s: s.partition_custom(lambda key, n: 0, lambda f: f.carrier, str)]
+)
 def test_an_exchange_that_streaming_cannot_run_is_an_error(exchange):
     pipeline = Pipeline("p")
     rules = pipeline.from_collection(RULES, Rule, "rules").broadcast(LIMITS)
-    exchange(pipeline.from_collection(FLIGHTS, Flight, "flights")).connect(rules).process(Flag()).set_parallelism(1).print("out")
+    exchange(pipeline.from_collection(FLIGHTS, Flight, "flights")).connect(rules).process(Flag()).set_parallelism(
+        1
+    ).print("out")
     planned = pipeline.plan({"execution.runtime-mode": "STREAMING"})
     with pytest.raises(UnsupportedError, match="exchange before 'Flag' stands before or at an operator with state"):
         topology(planned, tuple(n.id for n in planned.graph.nodes if isinstance(n, SinkNode)), Lanes())

@@ -45,7 +45,15 @@ class Remember(KeyedProcessFunction):
 
 def program(step, event, begins):
     outputs = (Output(0, TEXTS if step.kind == "keyed_process" else ROWS), Output(0, CARRIED_LAYOUT, CARRIED))
-    return Program("p", "s", ROWS, (step,), outputs, KeyedInput(("key",), str), carry=(CarryOver(begins, msgspec.json.encode(event)),))
+    return Program(
+        "p",
+        "s",
+        ROWS,
+        (step,),
+        outputs,
+        KeyedInput(("key",), str),
+        carry=(CarryOver(begins, msgspec.json.encode(event)),),
+    )
 
 
 REMEMBER = Step("keyed_process", "op", Remember(), uid="op", output=TEXTS.records)
@@ -58,7 +66,9 @@ def batches(rows, state, size):
     records = [{"key": r.key, "value": r.value, GROUP: group(r.key), PAGE: None, STATE: None} for r in rows]
     pages = [{"key": None, "value": None, GROUP: s.group, PAGE: s.page, STATE: s.state} for s in state]
     ordered = sorted(pages + records, key=lambda r: (r[GROUP], r[PAGE] is None, r["key"] or ""))
-    schema = pa.schema([("key", pa.string()), ("value", pa.int64()), (GROUP, pa.int32()), (PAGE, pa.int64()), (STATE, pa.binary())])
+    schema = pa.schema(
+        [("key", pa.string()), ("value", pa.int64()), (GROUP, pa.int32()), (PAGE, pa.int64()), (STATE, pa.binary())]
+    )
     return pa.Table.from_pylist(ordered, schema).to_batches(max_chunksize=size) if ordered else []
 
 
@@ -67,12 +77,18 @@ def partition(step, rows, state=(), event=None, size=1000, begins=MIN_TIMESTAMP)
     emitted, left = [], []
     for item in run_batch(program(step, event or ControlEvent(), begins), batches(rows, state, size)):
         if not isinstance(item, str):
-            (left if item[0] == 1 else emitted).extend((CARRIED_LAYOUT if item[0] == 1 else step and (TEXTS if step.kind == "keyed_process" else ROWS)).records.from_batch(item[1]))
+            (left if item[0] == 1 else emitted).extend(
+                (
+                    CARRIED_LAYOUT if item[0] == 1 else step and (TEXTS if step.kind == "keyed_process" else ROWS)
+                ).records.from_batch(item[1])
+            )
     return emitted, left
 
 
 def test_state_and_timers_go_on_to_the_next_partition_also_of_keys_that_it_does_not_have():
-    emitted, state = partition(REMEMBER, [Row("a", 1), Row("a", 2), Row("z", 3)], event=ControlEvent(watermarks={"op": 15}))
+    emitted, state = partition(
+        REMEMBER, [Row("a", 1), Row("a", 2), Row("z", 3)], event=ControlEvent(watermarks={"op": 15})
+    )
     assert emitted == ["a 10: 2"]
     emitted, state = partition(REMEMBER, [Row("a", 9)], state, ControlEvent(watermarks={"op": 35}))
     assert emitted == ["a 20: 3", "z 30: 1"]
@@ -98,7 +114,9 @@ def test_partitions_give_the_same_however_their_rows_are_cut(step, partitions, s
     def run(size):
         found, state = [], []
         for number, rows in enumerate(partitions):
-            emitted, state = partition(step, rows, state, ControlEvent(watermarks={"op": 40 * number}, end=number == len(partitions) - 1), size)
+            emitted, state = partition(
+                step, rows, state, ControlEvent(watermarks={"op": 40 * number}, end=number == len(partitions) - 1), size
+            )
             found.append(sorted(emitted))
         return found
 
@@ -124,7 +142,11 @@ def test_what_is_counted_as_functions_open_and_close_is_reported():
 
     step = Step("keyed_process", "op", Opened(), uid="op", output=TEXTS.records)
     for rows in ([Row("a", 1)], []):
-        reports = [item for item in run_batch(program(step, ControlEvent(), MIN_TIMESTAMP), batches(rows, [], 10)) if isinstance(item, str)]
+        reports = [
+            item
+            for item in run_batch(program(step, ControlEvent(), MIN_TIMESTAMP), batches(rows, [], 10))
+            if isinstance(item, str)
+        ]
         assert merge(reports).counters == {"opened": 1, "closed": 1}
 
 

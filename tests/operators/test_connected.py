@@ -93,7 +93,9 @@ class Big(CoProcessFunction):
 @MODES
 def test_streams_that_are_not_keyed(mode):
     orders, payments = streams(ORDERS, PAYMENTS)
-    assert sorted(results(orders.connect(payments).map(Texts()), mode)) == sorted([f"order {o.id}" for o in ORDERS] + [f"payment of {p.order}" for p in PAYMENTS])
+    assert sorted(results(orders.connect(payments).map(Texts()), mode)) == sorted(
+        [f"order {o.id}" for o in ORDERS] + [f"payment of {p.order}" for p in PAYMENTS]
+    )
     orders, payments = streams(ORDERS, PAYMENTS)
     assert sorted(results(orders.connect(payments).flat_map(Halves()), mode)) == [5, 5, 10, 10, 15, 15]
     orders, payments = streams(ORDERS, PAYMENTS)
@@ -161,10 +163,24 @@ def test_joins_in_windows(mode):
         orders, payments = streams(ORDERS, PAYMENTS)
         return sorted(results(how(orders, payments), mode))
 
-    assert joined(lambda o, p: o.join(p).where("id").equal_to("order").window(TENS).apply(Pair())) == ["a 10 10.0", "c 30 29.0"]
-    assert joined(lambda o, p: o.join(p).where("id").equal_to("order").window(TENS).apply(lambda a, b: b.paid - a.amount, float)) == [-1.0, 0.0]
-    assert joined(lambda o, p: o.join(p).where("id").equal_to("order").window(TENS).apply(Pairs())) == ["a 10.0", "c 29.0"]
-    assert joined(lambda o, p: o.co_group(p).where("id").equal_to("order").window(TENS).apply(Groups())) == ["[10] [10.0]", "[20] []", "[30] [29.0]", "[] [1.0]", "[] [2.0]"]
+    assert joined(lambda o, p: o.join(p).where("id").equal_to("order").window(TENS).apply(Pair())) == [
+        "a 10 10.0",
+        "c 30 29.0",
+    ]
+    assert joined(
+        lambda o, p: o.join(p).where("id").equal_to("order").window(TENS).apply(lambda a, b: b.paid - a.amount, float)
+    ) == [-1.0, 0.0]
+    assert joined(lambda o, p: o.join(p).where("id").equal_to("order").window(TENS).apply(Pairs())) == [
+        "a 10.0",
+        "c 29.0",
+    ]
+    assert joined(lambda o, p: o.co_group(p).where("id").equal_to("order").window(TENS).apply(Groups())) == [
+        "[10] [10.0]",
+        "[20] []",
+        "[30] [29.0]",
+        "[] [1.0]",
+        "[] [2.0]",
+    ]
 
 
 class Times(ProcessJoinFunction):
@@ -184,7 +200,9 @@ def test_interval_joins_give_every_pair_once(orders, payments, lower, width, wit
         (o.id, o.at, p.at)
         for o in orders
         for p in payments
-        if o.id == p.order and (lower < p.at - o.at if without_lower else lower <= p.at - o.at) and (p.at - o.at < upper if without_upper else p.at - o.at <= upper)
+        if o.id == p.order
+        and (lower < p.at - o.at if without_lower else lower <= p.at - o.at)
+        and (p.at - o.at < upper if without_upper else p.at - o.at <= upper)
     )
     for mode, interval in (("BATCH", 1), ("STREAMING", None), ("STREAMING", 1)):
         left, right = streams(orders, payments)
@@ -207,8 +225,16 @@ LATE = OutputTag("late", Order)
 def test_a_record_that_is_late_for_an_interval_join_goes_to_the_side():
     pipeline = Pipeline("p")
     monotonous = WatermarkStrategy.for_bounded_out_of_orderness(ms(0)).with_timestamp_assigner("at")
-    orders = pipeline.from_collection([Order("a", 10, 1), Order("a", 50, 1), Order("a", 2, 1)], Order, "orders").assign_timestamps_and_watermarks(monotonous)
-    joined = orders.key_by("id").interval_join(orders.key_by("id")).between(ms(0), ms(5)).side_output_left_late_data(LATE).process(Times())
+    orders = pipeline.from_collection(
+        [Order("a", 10, 1), Order("a", 50, 1), Order("a", 2, 1)], Order, "orders"
+    ).assign_timestamps_and_watermarks(monotonous)
+    joined = (
+        orders.key_by("id")
+        .interval_join(orders.key_by("id"))
+        .between(ms(0), ms(5))
+        .side_output_left_late_data(LATE)
+        .process(Times())
+    )
     joined.get_side_output(LATE).print("late")
     joined.print("out")
     sinks = run_pipeline(pipeline, "STREAMING").sinks
@@ -232,22 +258,60 @@ class Mixed(Texts):
 @MODES
 def test_a_function_that_fails_says_where_and_on_what(mode):
     orders, payments = streams(ORDERS, PAYMENTS[:1])
-    with pytest.raises(UserFunctionError, match=r"operator 'Failing': ValueError: no, at .* in map2, on Either\(side=2, first=None, second=Payment\(order='a'"):
+    with pytest.raises(
+        UserFunctionError,
+        match=(
+            r"operator 'Failing': ValueError: no, at .* in map2, on Either\(side=2, first=None,"
+            r" second=Payment\(order='a'"
+        ),
+    ):
         results(orders.connect(payments).map(Failing()), mode)
 
 
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [
-        (lambda o, p: o.connect(p).process(Open()), PipelineError, "expected a CoProcessFunction, got .*; call key_by on the connected streams first"),
-        (lambda o, p: o.connect(p).key_by("id", "paid").process(Open()), RecordTypeError, "the first stream's key is a str and the second's a float"),
-        (lambda o, p: o.connect(p).map(Mixed()), RecordTypeError, "map1 gives str and map2 gives int; make them the same"),
-        (lambda o, p: o.connect(p).key_by("identity", "order").process(Open()), PipelineError, "no field 'identity' in Order"),
-        (lambda o, p: o.join(p).window(TENS), PipelineError, r"give the keys first, with where\(key\) and equal_to\(key\)"),
-        (lambda o, p: o.key_by("id").interval_join(p.key_by("order")).process(Times()), PipelineError, "give the interval first"),
-        (lambda o, p: o.key_by("id").interval_join(p.key_by("order")).between(ms(2), ms(1)), PipelineError, "the lower bound, .*, is above the upper"),
+        (
+            lambda o, p: o.connect(p).process(Open()),
+            PipelineError,
+            "expected a CoProcessFunction, got .*; call key_by on the connected streams first",
+        ),
+        (
+            lambda o, p: o.connect(p).key_by("id", "paid").process(Open()),
+            RecordTypeError,
+            "the first stream's key is a str and the second's a float",
+        ),
+        (
+            lambda o, p: o.connect(p).map(Mixed()),
+            RecordTypeError,
+            "map1 gives str and map2 gives int; make them the same",
+        ),
+        (
+            lambda o, p: o.connect(p).key_by("identity", "order").process(Open()),
+            PipelineError,
+            "no field 'identity' in Order",
+        ),
+        (
+            lambda o, p: o.join(p).window(TENS),
+            PipelineError,
+            r"give the keys first, with where\(key\) and equal_to\(key\)",
+        ),
+        (
+            lambda o, p: o.key_by("id").interval_join(p.key_by("order")).process(Times()),
+            PipelineError,
+            "give the interval first",
+        ),
+        (
+            lambda o, p: o.key_by("id").interval_join(p.key_by("order")).between(ms(2), ms(1)),
+            PipelineError,
+            "the lower bound, .*, is above the upper",
+        ),
         (lambda o, p: o.key_by("id").interval_join(p), PipelineError, "both streams have to be keyed"),
-        (lambda o, p: o.connect(Pipeline("q").from_collection([1])).map(Texts()), PipelineError, "the streams belong to different pipelines, 'p' and 'q'"),
+        (
+            lambda o, p: o.connect(Pipeline("q").from_collection([1])).map(Texts()),
+            PipelineError,
+            "the streams belong to different pipelines, 'p' and 'q'",
+        ),
     ],
 )
 def test_what_cannot_be_is_an_error_when_the_graph_is_built(build, error, message):

@@ -35,7 +35,9 @@ def test_a_fused_chain_is_the_composition_of_its_functions(kinds, records, times
     clauses = [CLAUSES[k] for k in kinds]
     timestamps = list(range(len(records))) if timestamped else None
     out, times = fuse(clauses, timestamped, lambda clause, seen: None).run(records, timestamps)
-    assert list(zip(out, times if times is not None else [None] * len(out), strict=True)) == composed(clauses, records, timestamps)
+    assert list(zip(out, times if times is not None else [None] * len(out), strict=True)) == composed(
+        clauses, records, timestamps
+    )
 
 
 def fails_on_three(v):
@@ -52,11 +54,19 @@ def yields_then_fails(v):
 
 @pytest.mark.parametrize(
     ("clause", "place"),
-    [(Clause("map", fails_on_three), 1), (Clause("filter", lambda v: fails_on_three(v) >= 0), 1), (Clause("flat_map", yields_then_fails), 1)],
+    [
+        (Clause("map", fails_on_three), 1),
+        (Clause("filter", lambda v: fails_on_three(v) >= 0), 1),
+        (Clause("flat_map", yields_then_fails), 1),
+    ],
 )
 @pytest.mark.parametrize("timestamps", [None, [10, 20, 30]])
 def test_a_failure_is_traced_to_its_operator_and_its_record(clause, place, timestamps):
-    chain = fuse([Clause("map", lambda v: v + 1), clause, Clause("map", lambda v: v)], timestamps is not None, lambda clause, seen: None)
+    chain = fuse(
+        [Clause("map", lambda v: v + 1), clause, Clause("map", lambda v: v)],
+        timestamps is not None,
+        lambda clause, seen: None,
+    )
     with pytest.raises(ValueError) as caught:
         chain.run([0, 1, 2], timestamps)
     assert chain.locate(caught.value.__traceback__) == (place, 3)

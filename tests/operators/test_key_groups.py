@@ -1,4 +1,6 @@
-"""The STREAMING driver against the rules: state that outlives micro-batches, however the input is cut and keys are paged."""
+"""The STREAMING driver against the rules: state that outlives micro-batches, however the input is cut and keys are
+paged.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -11,7 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_unified.api import KeyedProcessFunction, ListStateDescriptor, MapStateDescriptor, ReducingStateDescriptor, StateTtlConfig, ValueStateDescriptor
+from dagster_unified.api import (
+    KeyedProcessFunction,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateTtlConfig,
+    ValueStateDescriptor,
+)
 from dagster_unified.errors import StateError
 from dagster_unified.operators.key_groups import Arrived, ControlEvent, KeyGroups
 from dagster_unified.operators.keyed import KeyedOptions
@@ -77,7 +86,10 @@ class Everything(KeyedProcessFunction):
         yield f"{value.key} {self.count.value()} {self.total.get()}"
 
     def on_timer(self, timestamp, ctx) -> Iterable[str]:
-        yield f"{ctx.get_current_key()} at {timestamp}: {self.count.value()} {sorted(self.seen.get())} {sorted(self.by.keys())}"
+        yield (
+            f"{ctx.get_current_key()} at {timestamp}: {self.count.value()} {sorted(self.seen.get())}"
+            f" {sorted(self.by.keys())}"
+        )
 
 
 class Sorted(Everything):
@@ -85,7 +97,15 @@ class Sorted(Everything):
 
 
 def program(step, updates=True):
-    return Program("p", "s", ROWS, (step,), (Output(0, TEXTS if step.kind == "keyed_process" else ROWS),), KeyedInput(("key",), str), KeyedOptions(incremental_updates=updates))
+    return Program(
+        "p",
+        "s",
+        ROWS,
+        (step,),
+        (Output(0, TEXTS if step.kind == "keyed_process" else ROWS),),
+        KeyedInput(("key",), str),
+        KeyedOptions(incremental_updates=updates),
+    )
 
 
 def process(function):
@@ -93,11 +113,15 @@ def process(function):
 
 
 def batch(rows):
-    return pa.RecordBatch.from_arrays([*ROWS.records.to_batch(rows).columns, pa.array([r.at for r in rows], pa.int64())], schema=ROWS.schema)
+    return pa.RecordBatch.from_arrays(
+        [*ROWS.records.to_batch(rows).columns, pa.array([r.at for r in rows], pa.int64())], schema=ROWS.schema
+    )
 
 
 def ran(step, batches, groups=3, updates=True, stores=None, keys_per_page=KEYS_PER_PAGE):
-    """Runs micro-batches of (rows, watermark or None), each in a new driver, as after a restart; ends the input where `stores` is not given."""
+    """Runs micro-batches of (rows, watermark or None), each in a new driver, as after a restart; ends the input where
+    `stores` is not given.
+    """
     out = []
     given = stores if stores is not None else defaultdict(Memory)
     events = [(rows, ControlEvent(watermarks={"op": mark} if mark is not None else {})) for rows, mark in batches]
@@ -105,7 +129,12 @@ def ran(step, batches, groups=3, updates=True, stores=None, keys_per_page=KEYS_P
         events.append(([], ControlEvent(end=True)))
     for rows, event in events:
         records = (TEXTS if step.kind == "keyed_process" else ROWS).records
-        driver = KeyGroups(program(step, updates), lambda number, b: out.extend(records.from_batch(b)), lambda: 0, keys_per_page=keys_per_page)
+        driver = KeyGroups(
+            program(step, updates),
+            lambda number, b: out.extend(records.from_batch(b)),
+            lambda: 0,
+            keys_per_page=keys_per_page,
+        )
         by_group = defaultdict(list)
         for row in rows:
             by_group[key_hash(row.key) % groups].append(row)
@@ -125,7 +154,9 @@ def cut(records, cuts):
 
 @given(rows, st.lists(st.integers(0, 30), max_size=5))
 def test_cuts_and_restarts_change_nothing(records, cuts):
-    assert sorted(ran(process(Everything()), [(part, None) for part in cut(records, cuts)])) == sorted(ran(process(Everything()), [(records, None)]))
+    assert sorted(ran(process(Everything()), [(part, None) for part in cut(records, cuts)])) == sorted(
+        ran(process(Everything()), [(records, None)])
+    )
 
 
 @given(rows, st.lists(st.integers(0, 30), max_size=5), st.integers(0, 20))
@@ -141,7 +172,9 @@ def test_time_sorted_input_gives_the_same_whatever_the_watermarks(records, cuts,
 @given(rows, st.lists(st.integers(0, 30), max_size=5))
 def test_keys_are_found_again_however_many_pages_they_fill(records, cuts):
     expected = sorted(ran(process(Everything()), [(records, None)]))
-    assert sorted(ran(process(Everything()), [(part, None) for part in cut(records, cuts)], keys_per_page=1)) == expected
+    assert (
+        sorted(ran(process(Everything()), [(part, None) for part in cut(records, cuts)], keys_per_page=1)) == expected
+    )
 
 
 def test_a_rolling_reduce_emits_per_record_or_per_micro_batch():
@@ -160,7 +193,11 @@ def test_timers_fire_as_the_watermark_passes_and_not_before():
 
 def test_the_control_event_comes_before_the_records_behind_it_and_the_end_of_input_after_them():
     out = []
-    driver = KeyGroups(program(process(Everything())), lambda number, b: out.extend((driver.ahead, text) for text in TEXTS.records.from_batch(b)), lambda: 0)
+    driver = KeyGroups(
+        program(process(Everything())),
+        lambda number, b: out.extend((driver.ahead, text) for text in TEXTS.records.from_batch(b)),
+        lambda: 0,
+    )
     event = ControlEvent(watermarks={"op": 11}, end=True)
     driver.run(Memory(), Arrived([batch([Row("a", 1, 1)])]), event, Arrived([batch([Row("a", 2, 2)])]))
     assert out == [(True, "a 1 1"), (True, "a at 11: 1 [1] [1]"), (False, "a 2 3"), (False, "a at 12: 2 [1, 2] [1, 2]")]
@@ -190,7 +227,10 @@ def test_a_state_of_another_type_is_an_error_that_names_it():
 
     stores = defaultdict(Memory)
     ran(process(Counts(str)), [([Row("a", 1, 1)], None)], stores=stores)
-    with pytest.raises(StateError, match=r"operator 'op': stored state does not fit its declared type: Expected `int`, got `str`.*states: state"):
+    with pytest.raises(
+        StateError,
+        match=r"operator 'op': stored state does not fit its declared type: Expected `int`, got `str`.*states: state",
+    ):
         ran(process(Counts(int)), [([Row("a", 1, 1)], None)], stores=stores)
 
 

@@ -122,8 +122,20 @@ def test_in_batch_a_keys_records_come_together_by_event_time():
 
 
 def test_in_streaming_they_come_as_they_arrive_or_in_order_where_the_function_asks_for_that():
-    assert sorted(results(events().key_by("key").map(Numbered()))) == [("a", 1, 2), ("a", 2, 3), ("a", 3, 1), ("b", 1, 1), ("b", 2, 2)]
-    assert sorted(results(events().key_by("key").map(NumberedInOrder()))) == [("a", 1, 1), ("a", 2, 2), ("a", 3, 3), ("b", 1, 1), ("b", 2, 2)]
+    assert sorted(results(events().key_by("key").map(Numbered()))) == [
+        ("a", 1, 2),
+        ("a", 2, 3),
+        ("a", 3, 1),
+        ("b", 1, 1),
+        ("b", 2, 2),
+    ]
+    assert sorted(results(events().key_by("key").map(NumberedInOrder()))) == [
+        ("a", 1, 1),
+        ("a", 2, 2),
+        ("a", 3, 3),
+        ("b", 1, 1),
+        ("b", 2, 2),
+    ]
 
 
 def test_a_filter_may_keep_state():
@@ -169,7 +181,11 @@ def test_state_with_a_time_to_live_expires_in_streaming():
 
 def kinds(stream):
     stream.print("out")
-    return [type(n) for n in stream._pipeline.plan().graph.nodes if not isinstance(n, (nodes.SourceNode, nodes.SinkNode, nodes.AssignTimestampsNode))]
+    return [
+        type(n)
+        for n in stream._pipeline.plan().graph.nodes
+        if not isinstance(n, (nodes.SourceNode, nodes.SinkNode, nodes.AssignTimestampsNode))
+    ]
 
 
 def test_functions_without_open_stay_in_their_fused_chain():
@@ -178,7 +194,11 @@ def test_functions_without_open_stay_in_their_fused_chain():
             return value
 
     keyed = events().key_by("key")
-    assert kinds(keyed.map(Plain()).filter(lambda e: e.value > 0).flat_map(lambda e: [e], Event)) == [nodes.MapNode, nodes.FilterNode, nodes.FlatMapNode]
+    assert kinds(keyed.map(Plain()).filter(lambda e: e.value > 0).flat_map(lambda e: [e], Event)) == [
+        nodes.MapNode,
+        nodes.FilterNode,
+        nodes.FlatMapNode,
+    ]
     assert kinds(events().key_by("key").map(Numbered())) == [nodes.KeyedProcessNode]
 
 
@@ -220,7 +240,9 @@ def test_an_error_names_the_authors_operator_and_line(mode):
         def map(self, value: Event) -> int:
             return value.value // 0
 
-    with pytest.raises(Exception, match=r"operator 'Broken': ZeroDivisionError.*test_keyed_functions.py:\d+ in map, on"):
+    with pytest.raises(
+        Exception, match=r"operator 'Broken': ZeroDivisionError.*test_keyed_functions.py:\d+ in map, on"
+    ):
         results(events().key_by("key").map(Broken()), mode)
 
 
@@ -273,7 +295,11 @@ class JoinedProcess(CoProcessFunction):
 
 
 OTHERS = [Event("b", 9, 0), Event("a", 2, 0)]
-FORMS = pytest.mark.parametrize("apply", [lambda c: c.map(Joined()), lambda c: c.flat_map(JoinedFlat()), lambda c: c.process(JoinedProcess())], ids=["map", "flat_map", "process"])
+FORMS = pytest.mark.parametrize(
+    "apply",
+    [lambda c: c.map(Joined()), lambda c: c.flat_map(JoinedFlat()), lambda c: c.process(JoinedProcess())],
+    ids=["map", "flat_map", "process"],
+)
 
 
 def two():
@@ -282,7 +308,11 @@ def two():
 
 
 @FORMS
-@pytest.mark.parametrize("connect", [lambda a, b: a.connect(b).key_by("key", "key"), lambda a, b: a.key_by("key").connect(b.key_by("key"))], ids=["after", "before"])
+@pytest.mark.parametrize(
+    "connect",
+    [lambda a, b: a.connect(b).key_by("key", "key"), lambda a, b: a.key_by("key").connect(b.key_by("key"))],
+    ids=["after", "before"],
+)
 def test_functions_of_two_keyed_streams_share_state_of_the_key(apply, connect):
     expected = [("a-first", 1, 1), ("a-first", 3, 3), ("a-second", 2, 2), ("b-first", 1, 1), ("b-second", 9, 2)]
     assert sorted(results(apply(connect(*two())), "BATCH")) == expected
@@ -313,7 +343,13 @@ def test_in_batch_a_stream_without_a_key_comes_before_the_keyed_one():
 
 def test_in_streaming_the_keyed_one_of_two_streams_has_its_state():
     first, second = two()
-    assert sorted(results(first.key_by("key").connect(second).flat_map(OneSided()))) == [("a", 1, 2), ("a", 3, 1), ("b", 1, 1), ("plain", 2, 0), ("plain", 9, 0)]
+    assert sorted(results(first.key_by("key").connect(second).flat_map(OneSided()))) == [
+        ("a", 1, 2),
+        ("a", 3, 1),
+        ("b", 1, 1),
+        ("plain", 2, 0),
+        ("plain", 9, 0),
+    ]
 
 
 @MODES
@@ -333,7 +369,9 @@ def test_keys_of_several_fields_beside_a_stream_without_a_key(mode):
 @MODES
 def test_a_record_without_a_key_has_no_state(mode):
     first, second = two()
-    with pytest.raises(UnsupportedError, match="operator 'Joined': a record of a stream without a key has no keyed state"):
+    with pytest.raises(
+        UnsupportedError, match="operator 'Joined': a record of a stream without a key has no keyed state"
+    ):
         results(first.key_by("key").connect(second).map(Joined()), mode)
 
 
@@ -347,7 +385,10 @@ def test_there_are_no_timers_where_one_of_two_streams_is_keyed(mode):
             return []
 
     first, second = two()
-    with pytest.raises(UnsupportedError, match="operator 'Timed': timers need a keyed stream; call key_by before this process function, on both streams"):
+    with pytest.raises(
+        UnsupportedError,
+        match="operator 'Timed': timers need a keyed stream; call key_by before this process function, on both streams",
+    ):
         results(first.key_by("key").connect(second).process(Timed()), mode)
 
 
@@ -360,7 +401,10 @@ def test_a_keyed_function_needs_both_streams_keyed():
             return []
 
     first, second = two()
-    with pytest.raises(PipelineError, match=r"expected a CoProcessFunction, got .*; it needs both streams keyed, so call key_by on the other one too"):
+    with pytest.raises(
+        PipelineError,
+        match=r"expected a CoProcessFunction, got .*; it needs both streams keyed, so call key_by on the other one too",
+    ):
         first.key_by("key").connect(second).process(Keyed())
 
 
@@ -371,6 +415,9 @@ def test_a_key_that_is_none_beside_a_stream_without_a_key_is_an_error(mode):
         at: int
 
     pipeline = Pipeline("p")
-    keyed, other = pipeline.from_collection([Loose(None, 1)], Loose, "loose"), pipeline.from_collection(OTHERS, Event, "others")
+    keyed, other = (
+        pipeline.from_collection([Loose(None, 1)], Loose, "loose"),
+        pipeline.from_collection(OTHERS, Event, "others"),
+    )
     with pytest.raises(PipelineError, match="None"):
         results(keyed.key_by("key").connect(other).flat_map(OneSided()), mode)

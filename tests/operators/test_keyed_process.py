@@ -62,11 +62,15 @@ def test_each_key_has_its_own_state_of_every_kind():
     assert harness.element("b", 20) == [(20, [10, 20], [(10, "10"), (20, "20")], 30, 15.0)]
 
 
-@pytest.mark.parametrize(("update", "left"), [(UpdateType.ON_CREATE_AND_WRITE, None), (UpdateType.ON_READ_AND_WRITE, 7)])
+@pytest.mark.parametrize(
+    ("update", "left"), [(UpdateType.ON_CREATE_AND_WRITE, None), (UpdateType.ON_READ_AND_WRITE, 7)]
+)
 def test_state_expires_on_the_processing_clock_and_reading_renews_it_only_if_asked(update, left):
     class Once(KeyedProcessFunction):
         def open(self, context):
-            self.state = context.get_state(ValueStateDescriptor("s", int, StateTtlConfig(timedelta(seconds=10), update)))
+            self.state = context.get_state(
+                ValueStateDescriptor("s", int, StateTtlConfig(timedelta(seconds=10), update))
+            )
 
         def process_element(self, value, ctx):
             if value:
@@ -130,7 +134,9 @@ def self_registering(times):
 @pytest.mark.parametrize("limit", [16, 3, 0])
 def test_a_timer_that_registers_itself_for_ever_ends_at_the_same_place_in_both_modes(limit):
     options = {"pipeline.event-time.end-of-input-chain": limit}
-    batch, streaming = (run_pipeline(self_registering([0, 1, 301, 1000]), mode, options=options) for mode in ("BATCH", "STREAMING"))
+    batch, streaming = (
+        run_pipeline(self_registering([0, 1, 301, 1000]), mode, options=options) for mode in ("BATCH", "STREAMING")
+    )
     assert sorted(batch.only()) == sorted(streaming.only())
     beyond = [t for t in batch.only() if t > 1000 and t % 2 == 1]
     assert len(beyond) == 1 + limit
@@ -156,7 +162,11 @@ def test_processing_time_timers_fire_as_the_clock_moves_and_once_more_at_the_end
 
 @pytest.mark.parametrize(
     ("options", "fires"),
-    [(KeyedOptions(processing_time="IGNORE"), []), (KeyedOptions(processing_time_at_end="IGNORE"), []), (KeyedOptions(), [1000])],
+    [
+        (KeyedOptions(processing_time="IGNORE"), []),
+        (KeyedOptions(processing_time_at_end="IGNORE"), []),
+        (KeyedOptions(), [1000]),
+    ],
 )
 def test_processing_time_timers_can_be_ignored(options, fires):
     harness = KeyedHarness(Later(), ManualClock(0), options)
@@ -190,7 +200,9 @@ def test_an_error_names_operator_record_and_the_users_line():
         def process_element(self, value, ctx):
             raise KeyError("gone")
 
-    with pytest.raises(UserFunctionError, match=r"Bad: KeyError: 'gone', at .*test_keyed_process\.py:\d+ in process_element, on 1"):
+    with pytest.raises(
+        UserFunctionError, match=r"Bad: KeyError: 'gone', at .*test_keyed_process\.py:\d+ in process_element, on 1"
+    ):
         KeyedHarness(Bad()).element("a", 1)
 
 

@@ -41,11 +41,41 @@ def add(a, b):
 
 
 KINDS = {
-    "value": (lambda c, ttl: c.get_state(ValueStateDescriptor("s", int, ttl)), lambda s, v: s.update(v), lambda s: s.value(), 1, None),
-    "list": (lambda c, ttl: c.get_list_state(ListStateDescriptor("s", int, ttl)), lambda s, v: s.add(v), lambda s: s.get(), [1], []),
-    "map": (lambda c, ttl: c.get_map_state(MapStateDescriptor("s", str, int, ttl)), lambda s, v: s.put("k", v), lambda s: s.items(), [("k", 1)], []),
-    "reducing": (lambda c, ttl: c.get_reducing_state(ReducingStateDescriptor("s", add, int, ttl)), lambda s, v: s.add(v), lambda s: s.get(), 1, None),
-    "aggregating": (lambda c, ttl: c.get_aggregating_state(AggregatingStateDescriptor("s", Total(), int, ttl)), lambda s, v: s.add(v), lambda s: s.get(), "total 1", None),
+    "value": (
+        lambda c, ttl: c.get_state(ValueStateDescriptor("s", int, ttl)),
+        lambda s, v: s.update(v),
+        lambda s: s.value(),
+        1,
+        None,
+    ),
+    "list": (
+        lambda c, ttl: c.get_list_state(ListStateDescriptor("s", int, ttl)),
+        lambda s, v: s.add(v),
+        lambda s: s.get(),
+        [1],
+        [],
+    ),
+    "map": (
+        lambda c, ttl: c.get_map_state(MapStateDescriptor("s", str, int, ttl)),
+        lambda s, v: s.put("k", v),
+        lambda s: s.items(),
+        [("k", 1)],
+        [],
+    ),
+    "reducing": (
+        lambda c, ttl: c.get_reducing_state(ReducingStateDescriptor("s", add, int, ttl)),
+        lambda s, v: s.add(v),
+        lambda s: s.get(),
+        1,
+        None,
+    ),
+    "aggregating": (
+        lambda c, ttl: c.get_aggregating_state(AggregatingStateDescriptor("s", Total(), int, ttl)),
+        lambda s, v: s.add(v),
+        lambda s: s.get(),
+        "total 1",
+        None,
+    ),
 }
 
 
@@ -80,7 +110,9 @@ def test_cleared_state_is_as_if_never_written(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("update", "renewed"), [(UpdateType.ON_CREATE_AND_WRITE, False), (UpdateType.ON_READ_AND_WRITE, True)])
+@pytest.mark.parametrize(
+    ("update", "renewed"), [(UpdateType.ON_CREATE_AND_WRITE, False), (UpdateType.ON_READ_AND_WRITE, True)]
+)
 def test_an_entry_lives_for_its_time_and_a_read_renews_it_where_asked(kind, update, renewed):
     held, empty = KINDS[kind][3:]
     harness = KeyedHarness(Keep(kind, StateTtlConfig(timedelta(seconds=10), update)), clock := ManualClock())
@@ -108,7 +140,10 @@ def test_every_entry_of_a_list_or_map_has_its_own_time_to_live(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_expired_entry_is_given_once_more_where_that_is_asked_for(kind):
     held, empty = KINDS[kind][3:]
-    harness = KeyedHarness(Keep(kind, StateTtlConfig(timedelta(seconds=10), visibility=StateVisibility.RETURN_EXPIRED_IF_NOT_CLEANED_UP)), clock := ManualClock())
+    harness = KeyedHarness(
+        Keep(kind, StateTtlConfig(timedelta(seconds=10), visibility=StateVisibility.RETURN_EXPIRED_IF_NOT_CLEANED_UP)),
+        clock := ManualClock(),
+    )
     harness.element("a", 1)
     clock.advance(10_000)
     assert harness.element("a", "read") == [held]
@@ -117,7 +152,10 @@ def test_an_expired_entry_is_given_once_more_where_that_is_asked_for(kind):
 
 @pytest.mark.parametrize("kind", ["reducing", "aggregating"])
 def test_nothing_is_combined_with_what_has_expired(kind):
-    harness = KeyedHarness(Keep(kind, StateTtlConfig(timedelta(seconds=10), visibility=StateVisibility.RETURN_EXPIRED_IF_NOT_CLEANED_UP)), clock := ManualClock())
+    harness = KeyedHarness(
+        Keep(kind, StateTtlConfig(timedelta(seconds=10), visibility=StateVisibility.RETURN_EXPIRED_IF_NOT_CLEANED_UP)),
+        clock := ManualClock(),
+    )
     harness.element("a", 5)
     clock.advance(10_000)
     harness.element("a", 1)
@@ -129,7 +167,9 @@ def test_in_batch_nothing_expires_however_long_a_key_takes(kind):
     moments = iter(range(0, 10**9, 10**6))
     pipeline = Pipeline("p")
     # Both modes: two elements of one key, a thousand seconds apart by the clock.
-    pipeline.from_collection([("a", "1"), ("a", "read")], tuple[str, str]).key_by(0).process(ReadLater(kind, StateTtlConfig(timedelta(seconds=10)))).print("out")
+    pipeline.from_collection([("a", "1"), ("a", "read")], tuple[str, str]).key_by(0).process(
+        ReadLater(kind, StateTtlConfig(timedelta(seconds=10)))
+    ).print("out")
     held, empty = KINDS[kind][3:]
     assert run_pipeline(pipeline, "BATCH", clock=lambda: next(moments)).only() == [repr(held)]
     assert run_pipeline(pipeline, "STREAMING", clock=lambda: next(moments)).only() == [repr(empty)]
@@ -163,7 +203,10 @@ class Without(KeyedProcessFunction):
         return []
 
 
-@pytest.mark.parametrize(("function", "warned"), [(Global(), True), (ReadLater("value", StateTtlConfig(timedelta(seconds=10))), True), (Without(), False)])
+@pytest.mark.parametrize(
+    ("function", "warned"),
+    [(Global(), True), (ReadLater("value", StateTtlConfig(timedelta(seconds=10))), True), (Without(), False)],
+)
 def test_the_lint_says_where_time_to_live_makes_modes_differ(function, warned):
     pipeline = Pipeline("p")
     pipeline.from_collection([("a", "1")], tuple[str, str]).key_by(0).process(function).print("out")
@@ -174,7 +217,9 @@ def test_the_lint_says_where_time_to_live_makes_modes_differ(function, warned):
 def test_reading_one_entry_of_a_map_does_not_renew_the_others():
     class Read(KeyedProcessFunction):
         def open(self, context):
-            self.map = context.get_map_state(MapStateDescriptor("s", str, int, StateTtlConfig(timedelta(seconds=10), UpdateType.ON_READ_AND_WRITE)))
+            self.map = context.get_map_state(
+                MapStateDescriptor("s", str, int, StateTtlConfig(timedelta(seconds=10), UpdateType.ON_READ_AND_WRITE))
+            )
 
         def process_element(self, value, ctx):
             if value == "put":
@@ -193,7 +238,10 @@ def test_reading_one_entry_of_a_map_does_not_renew_the_others():
 def test_a_list_or_map_can_be_replaced_and_searched():
     class Many(KeyedProcessFunction):
         def open(self, context):
-            self.list, self.map = context.get_list_state(ListStateDescriptor("l", int)), context.get_map_state(MapStateDescriptor("m", str, int))
+            self.list, self.map = (
+                context.get_list_state(ListStateDescriptor("l", int)),
+                context.get_map_state(MapStateDescriptor("m", str, int)),
+            )
 
         def process_element(self, value, ctx):
             self.list.add_all([1, 2])
@@ -201,7 +249,14 @@ def test_a_list_or_map_can_be_replaced_and_searched():
             self.map.put_all({"x": 1, "y": 2})
             self.map.remove("x")
             self.map.remove("z")
-            yield list(self.list), list(self.map), self.map.values(), "y" in self.map, self.map.contains("x"), self.map.is_empty()
+            yield (
+                list(self.list),
+                list(self.map),
+                self.map.values(),
+                "y" in self.map,
+                self.map.contains("x"),
+                self.map.is_empty(),
+            )
 
     assert KeyedHarness(Many()).element("a", 0) == [([3], ["y"], [2], True, False, False)]
 

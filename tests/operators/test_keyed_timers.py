@@ -21,7 +21,9 @@ def keyed(function, rows, mode, timestamped=True, **options):
     pipeline = Pipeline("p")
     stream = pipeline.from_collection(rows)
     if timestamped:
-        stream = stream.assign_timestamps_and_watermarks(WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at"))
+        stream = stream.assign_timestamps_and_watermarks(
+            WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
+        )
     out = stream.key_by("key").process(function, str)
     out.print("out")
     out.get_side_output(LATE).print("late")
@@ -103,8 +105,12 @@ def test_a_later_source_elsewhere_in_the_pipeline_ends_a_chain_at_the_same_place
     def ran(mode):
         pipeline = Pipeline("p")
         by_at = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
-        pipeline.from_collection([Row("a", 1)]).assign_timestamps_and_watermarks(by_at).key_by("key").process(Forever(), str).print("out")
-        pipeline.from_collection([Row("a", 50)], name="other").assign_timestamps_and_watermarks(by_at).print("other out")
+        pipeline.from_collection([Row("a", 1)]).assign_timestamps_and_watermarks(by_at).key_by("key").process(
+            Forever(), str
+        ).print("out")
+        pipeline.from_collection([Row("a", 50)], name="other").assign_timestamps_and_watermarks(by_at).print(
+            "other out"
+        )
         return run_pipeline(pipeline, mode).sinks["out"]
 
     assert ran("BATCH") == ran("STREAMING")

@@ -37,7 +37,10 @@ class Collections(KeyedProcessFunction):
         elif action == "replace list":
             self.items.update(range(value.amount))
         else:
-            yield f"{value.key} {value.amount} is {self.by.get(value.amount)} of {len(self.by.keys())} and {self.items.get()}"
+            yield (
+                f"{value.key} {value.amount} is {self.by.get(value.amount)} of {len(self.by.keys())} and"
+                f" {self.items.get()}"
+            )
 
     def on_timer(self, timestamp, ctx) -> Iterable[str]:
         yield f"{ctx.get_current_key()} {self.items.get()} {sorted(self.by.items())} {self.by.is_empty()}"
@@ -48,7 +51,9 @@ def small_parts(monkeypatch):
     monkeypatch.setattr(state_large, "PART", 2)
 
 
-steps = st.lists(st.builds(Row, st.sampled_from("ab"), st.integers(0, len(ACTIONS) - 1), st.integers(0, 12)), max_size=60)
+steps = st.lists(
+    st.builds(Row, st.sampled_from("ab"), st.integers(0, len(ACTIONS) - 1), st.integers(0, 12)), max_size=60
+)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -69,12 +74,22 @@ def test_a_hot_key_costs_what_a_micro_batch_touches(monkeypatch):
     monkeypatch.setattr(state_large, "PART", 100)
     stores = defaultdict(Memory)
     step, put, add = process(Collections()), ACTIONS.index("put"), ACTIONS.index("add")
-    ran(step, [([Row("a", put, i) for i in range(5000)] + [Row("a", add, i) for i in range(5000)], None)], groups=1, stores=stores)
+    ran(
+        step,
+        [([Row("a", put, i) for i in range(5000)] + [Row("a", add, i) for i in range(5000)], None)],
+        groups=1,
+        stores=stores,
+    )
     store = stores[0]
     assert len(store.pages) > 100
     store.written.clear()
     read, store.read_page = [], lambda number: read.append(number) or store.pages.get(number)
-    ran(step, [([Row("a", put, 7), Row("a", put, 9_999)] + [Row("a", add, i) for i in range(150)], None)], groups=1, stores=stores)
+    ran(
+        step,
+        [([Row("a", put, 7), Row("a", put, 9_999)] + [Row("a", add, i) for i in range(150)], None)],
+        groups=1,
+        stores=stores,
+    )
     assert len(read) <= 2
     assert len(store.written) <= 4
 
@@ -82,9 +97,19 @@ def test_a_hot_key_costs_what_a_micro_batch_touches(monkeypatch):
 def test_what_is_cleared_leaves_no_parts_behind(small_parts):
     stores = defaultdict(Memory)
     step = process(Collections())
-    ran(step, [([Row("a", ACTIONS.index(what), i) for i in range(20) for what in ("put", "add")], None)], groups=1, stores=stores)
+    ran(
+        step,
+        [([Row("a", ACTIONS.index(what), i) for i in range(20) for what in ("put", "add")], None)],
+        groups=1,
+        stores=stores,
+    )
     assert len(stores[0].pages) > 10
-    ran(step, [([Row("a", ACTIONS.index("clear map"), 0), Row("a", ACTIONS.index("clear list"), 0)], None)], groups=1, stores=stores)
+    ran(
+        step,
+        [([Row("a", ACTIONS.index("clear map"), 0), Row("a", ACTIONS.index("clear list"), 0)], None)],
+        groups=1,
+        stores=stores,
+    )
     assert not stores[0].pages
 
 
@@ -103,9 +128,16 @@ class Counting(KeyedProcessFunction):
 
 def test_large_state_that_is_declared_late_is_kept_and_read(small_parts):
     stores = defaultdict(Memory)
-    ran(process(Collections()), [([Row("a", ACTIONS.index(what), i) for i in range(9) for what in ("add", "put")], None)], groups=1, stores=stores)
+    ran(
+        process(Collections()),
+        [([Row("a", ACTIONS.index(what), i) for i in range(9) for what in ("add", "put")], None)],
+        groups=1,
+        stores=stores,
+    )
     ran(process(Counting()), [([Row("a", 0, 1)], None)], groups=1, stores=stores)
-    assert ran(process(Counting()), [([Row("a", 0, 0)], None)], groups=1, stores=stores) == ["2 [0, 1, 2, 3, 4, 5, 6, 7, 8]"]
+    assert ran(process(Counting()), [([Row("a", 0, 0)], None)], groups=1, stores=stores) == [
+        "2 [0, 1, 2, 3, 4, 5, 6, 7, 8]"
+    ]
     assert ran(process(Collections()), [([Row("a", ACTIONS.index("read"), 3)], None)], groups=1, stores=stores) == [
         f"a 3 is {Row('a', ACTIONS.index('put'), 3)} of 9 and [0, 1, 2, 3, 4, 5, 6, 7, 8]"
     ]

@@ -2,7 +2,15 @@
 
 import pytest
 
-from dagster_unified.api import FilterFunction, FlatMapFunction, KeyedProcessFunction, MapFunction, Pipeline, ProcessFunction, ReduceFunction
+from dagster_unified.api import (
+    FilterFunction,
+    FlatMapFunction,
+    KeyedProcessFunction,
+    MapFunction,
+    Pipeline,
+    ProcessFunction,
+    ReduceFunction,
+)
 from dagster_unified.errors import UserFunctionError
 from dagster_unified.testing import run_pipeline
 
@@ -55,7 +63,14 @@ class Reduce(Noted, ReduceFunction):
         return self.see(value2)
 
 
-KINDS = {"map": Map, "filter": Filter, "flat_map": FlatMap, "process": Process, "keyed process": KeyedProcess, "reduce": Reduce}
+KINDS = {
+    "map": Map,
+    "filter": Filter,
+    "flat_map": FlatMap,
+    "process": Process,
+    "keyed process": KeyedProcess,
+    "reduce": Reduce,
+}
 
 
 @pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])

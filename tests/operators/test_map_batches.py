@@ -25,7 +25,9 @@ def times(function, timestamped=True):
     pipeline = Pipeline("p")
     stream = pipeline.from_collection([Row("a", 1), Row("a", 2), Row("a", 3)])
     if timestamped:
-        stream = stream.assign_timestamps_and_watermarks(WatermarkStrategy.no_watermarks().with_timestamp_assigner("at"))
+        stream = stream.assign_timestamps_and_watermarks(
+            WatermarkStrategy.no_watermarks().with_timestamp_assigner("at")
+        )
     stream = stream.map_batches(function, Row).name("vector")
     (stream.key_by("key").process(When()) if timestamped else stream).print()
     return run_pipeline(pipeline, "BATCH").only()
@@ -49,7 +51,10 @@ def test_rows_that_stay_as_many_keep_their_event_times():
 
 def test_rows_that_change_in_number_need_the_column_of_event_times():
     assert times(drop_first) == [(2, 2), (3, 3)]
-    with pytest.raises(RecordTypeError, match=r"operator 'vector': the function was given 3 rows and returned 2, .* keep the column '__ts'"):
+    with pytest.raises(
+        RecordTypeError,
+        match=r"operator 'vector': the function was given 3 rows and returned 2, .* keep the column '__ts'",
+    ):
         times(drop_first_and_time)
 
 
@@ -68,7 +73,11 @@ def test_without_event_times_any_number_of_rows_may_come_back():
             r"column .at. of the returned batch is a string, and Row\(key: string, at: int64\) has a int64",
         ),
         (lambda b: b["nothing"], UserFunctionError, r"KeyError: .*nothing.* on \[\{'key': 'a', 'at': 1"),
-        (lambda b: pa.RecordBatch.from_pydict({"key": b["key"], "at": pa.nulls(3, pa.int64())}), RecordTypeError, "field 'at'"),
+        (
+            lambda b: pa.RecordBatch.from_pydict({"key": b["key"], "at": pa.nulls(3, pa.int64())}),
+            RecordTypeError,
+            "field 'at'",
+        ),
     ],
 )
 def test_a_batch_that_is_not_what_was_declared_is_an_error_that_names_the_operator(function, kind, words):

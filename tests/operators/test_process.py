@@ -53,7 +53,11 @@ class Stateful(ProcessFunction):
 
 
 @pytest.mark.parametrize(
-    ("function", "kind", "words"), [(Timer(), UnifiedError, "operator 'Timer': timers need a keyed stream"), (Stateful(), UnsupportedError, "state 'seen' needs a keyed")]
+    ("function", "kind", "words"),
+    [
+        (Timer(), UnifiedError, "operator 'Timer': timers need a keyed stream"),
+        (Stateful(), UnsupportedError, "state 'seen' needs a keyed"),
+    ],
 )
 def test_timers_and_state_need_a_keyed_stream(function, kind, words):
     pipeline = Pipeline("p")

@@ -59,7 +59,10 @@ class Broadcast(KeyedBroadcastProcessFunction):
 def test_registering_a_processing_time_timer_can_be_forbidden(mode):
     pipeline = Pipeline("p")
     pipeline.from_collection([Row("a", 1)]).key_by("key").process(Registering()).print("out")
-    with pytest.raises(UnsupportedError, match=r"operator 'Registering': a processing-time timer was registered, .* FAIL; use event time"):
+    with pytest.raises(
+        UnsupportedError,
+        match=r"operator 'Registering': a processing-time timer was registered, .* FAIL; use event time",
+    ):
         run_pipeline(pipeline, mode, options={"pipeline.processing-time.allow": "FAIL"})
 
 
@@ -83,5 +86,7 @@ def test_reading_the_processing_time_can_be_forbidden(reader, mode):
     pipeline = Pipeline("p")
     READERS[reader](pipeline.from_collection([Row("a", 1)])).print("out")
     assert run_pipeline(pipeline, mode, clock=lambda: 7).only() == [7]
-    with pytest.raises(UnsupportedError, match=rf"operator '{reader}': .*the processing time was read, .* FAIL; use event time"):
+    with pytest.raises(
+        UnsupportedError, match=rf"operator '{reader}': .*the processing time was read, .* FAIL; use event time"
+    ):
         run_pipeline(pipeline, mode, options={"pipeline.processing-time.allow": "FAIL"})

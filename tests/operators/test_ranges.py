@@ -64,11 +64,19 @@ def told(emitted):
         if isinstance(item, str):
             reports.append(item)
         else:
-            (state if item[0] == 1 else records).extend((CARRIED_LAYOUT if item[0] == 1 else ROWS).records.from_batch(item[1]))
-    return {part: (sorted(records), sorted(state), reports) for part, (records, state, reports) in found.items() if records or state}
+            (state if item[0] == 1 else records).extend(
+                (CARRIED_LAYOUT if item[0] == 1 else ROWS).records.from_batch(item[1])
+            )
+    return {
+        part: (sorted(records), sorted(state), reports)
+        for part, (records, state, reports) in found.items()
+        if records or state
+    }
 
 
-given_rows = st.lists(st.tuples(st.integers(0, PARTS - 1), st.builds(Row, st.sampled_from("abxy"), st.integers(1, 9))), max_size=30)
+given_rows = st.lists(
+    st.tuples(st.integers(0, PARTS - 1), st.builds(Row, st.sampled_from("abxy"), st.integers(1, 9))), max_size=30
+)
 
 
 @given(rows=given_rows, size=st.integers(1, 7))
@@ -76,29 +84,77 @@ def test_each_partition_is_as_if_it_were_alone(rows, size):
     plain = pa.schema([("key", pa.string()), ("value", pa.int64())])
     ordered = sorted(rows, key=lambda r: (r[0], r[1].key))
     together = cut([{**r._asdict(), PART: part} for part, r in ordered], plain.append(pa.field(PART, pa.int32())), size)
-    alone = [(part, item) for part in range(PARTS) for item in run_batch(program(), cut([r._asdict() for p, r in ordered if p == part], plain, size))]
+    alone = [
+        (part, item)
+        for part in range(PARTS)
+        for item in run_batch(program(), cut([r._asdict() for p, r in ordered if p == part], plain, size))
+    ]
     assert told(run_range(lambda: program(parts=(None,) * PARTS), together)) == told(alone)
 
 
-@given(rows=given_rows, size=st.integers(1, 7), marks=st.lists(st.integers(0, 60), min_size=PARTS, max_size=PARTS), ends=st.booleans())
+@given(
+    rows=given_rows,
+    size=st.integers(1, 7),
+    marks=st.lists(st.integers(0, 60), min_size=PARTS, max_size=PARTS),
+    ends=st.booleans(),
+)
 def test_carried_state_goes_on_from_partition_to_partition(rows, size, marks, ends):
-    columns = [("key", pa.string()), ("value", pa.int64()), (GROUP, pa.int32()), (PAGE, pa.int64()), (STATE, pa.binary())]
-    events = [ControlEvent(watermarks={"op": mark}, end=ends and part == PARTS - 1) for part, mark in enumerate(sorted(marks))]
+    columns = [
+        ("key", pa.string()),
+        ("value", pa.int64()),
+        (GROUP, pa.int32()),
+        (PAGE, pa.int64()),
+        (STATE, pa.binary()),
+    ]
+    events = [
+        ControlEvent(watermarks={"op": mark}, end=ends and part == PARTS - 1) for part, mark in enumerate(sorted(marks))
+    ]
     begins = [MIN_TIMESTAMP, *sorted(marks)[:-1]]
     carry = tuple(CarryOver(begin, msgspec.json.encode(event)) for begin, event in zip(begins, events, strict=True))
     lines = [(int(r.key > "m"), part, None, r) for part, r in rows]
 
     def batches(some, beside):
-        ordered = sorted(some, key=lambda line: (line[0], line[1], -1 if line[2] is not None else 0, line[3].key if line[3] else ""))
-        shaped = [{"key": r and r.key, "value": r and r.value, GROUP: g, PAGE: s and s.page, STATE: s and s.state, **({PART: p} if beside else {})} for g, p, s, r in ordered]
+        ordered = sorted(
+            some, key=lambda line: (line[0], line[1], -1 if line[2] is not None else 0, line[3].key if line[3] else "")
+        )
+        shaped = [
+            {
+                "key": r and r.key,
+                "value": r and r.value,
+                GROUP: g,
+                PAGE: s and s.page,
+                STATE: s and s.state,
+                **({PART: p} if beside else {}),
+            }
+            for g, p, s, r in ordered
+        ]
         return cut(shaped, pa.schema([*columns, *([(PART, pa.int32())] if beside else [])]), size)
 
     alone, state = [], []
     for part in range(PARTS):
         before = [(s.group, part, s, None) for s in state]
-        own = list(run_batch(program(carry=carry[part : part + 1]), batches([*before, *[line for line in lines if line[1] == part]], beside=False)))
+        own = list(
+            run_batch(
+                program(carry=carry[part : part + 1]),
+                batches([*before, *[line for line in lines if line[1] == part]], beside=False),
+            )
+        )
         alone += [(part, item) for item in own]
-        state = [s for item in own if not isinstance(item, str) and item[0] == 1 for s in CARRIED_LAYOUT.records.from_batch(item[1])]
-    found, expected = told(run_range(lambda: program(carry=carry, parts=(None,) * PARTS), batches(lines, beside=True))), told(alone)
-    calls = lambda tables: {part: ([r for r in records if r.value > 0], state, reports) for part, (records, state, reports) in tables.items()}  # noqa: E731
+        state = [
+            s
+            for item in own
+            if not isinstance(item, str) and item[0] == 1
+            for s in CARRIED_LAYOUT.records.from_batch(item[1])
+        ]
+    found, expected = (
+        told(run_range(lambda: program(carry=carry, parts=(None,) * PARTS), batches(lines, beside=True))),
+        told(alone),
+    )
+
+    def calls(tables):
+        return {
+            part: ([r for r in records if r.value > 0], state, reports)
+            for part, (records, state, reports) in tables.items()
+        }
+
     assert calls(found) == calls(expected)

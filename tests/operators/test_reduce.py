@@ -31,7 +31,9 @@ SALES = [Sale("a", 3, "x"), Sale("b", 5, "y"), Sale("a", 1, "z"), Sale("a", 3, "
 def rolled(method, *arguments, mode, data=SALES, options=None):
     pipeline = Pipeline("p")
     getattr(pipeline.from_collection(data).key_by("shop"), method)(*arguments).print()
-    return run_pipeline(pipeline, mode, options=options, seed=None).only()  # in the order in which the sales are written down
+    return run_pipeline(
+        pipeline, mode, options=options, seed=None
+    ).only()  # in the order in which the sales are written down
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,12 @@ def test_one_final_record_per_key_in_batch_and_one_per_record_in_streaming(metho
 
 @pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
 def test_incremental_updates_can_be_asked_for_in_either_mode(mode):
-    assert rolled("sum", "amount", mode=mode, options={"execution.incremental-updates": "true"})[-1 if mode == "STREAMING" else 2].amount == 7
+    assert (
+        rolled("sum", "amount", mode=mode, options={"execution.incremental-updates": "true"})[
+            -1 if mode == "STREAMING" else 2
+        ].amount
+        == 7
+    )
 
 
 def test_dataclasses_keep_their_other_fields():
@@ -67,7 +74,9 @@ class Join(ReduceFunction):
 
 @given(st.lists(st.builds(Sale, st.sampled_from("ab"), st.integers(0, 9), st.just("")), min_size=1, max_size=20))
 def test_reduce_folds_each_keys_records_in_their_order(sales):
-    expected = {shop: reduce(Join().reduce, [s for s in sales if s.shop == shop]) for shop in sorted({s.shop for s in sales})}
+    expected = {
+        shop: reduce(Join().reduce, [s for s in sales if s.shop == shop]) for shop in sorted({s.shop for s in sales})
+    }
     assert rolled("reduce", Join(), mode="BATCH", data=sales) == list(expected.values())
     assert {s.shop: s for s in rolled("reduce", Join(), mode="STREAMING", data=sales)} == expected
 
@@ -77,5 +86,11 @@ def test_a_failure_shows_both_records(mode):
     def refuse(a: Sale, b: Sale) -> Sale:
         raise ValueError("no")
 
-    with pytest.raises(UserFunctionError, match=r"operator 'refuse': ValueError: no, at .*test_reduce\.py:\d+ in refuse, on \(Sale\(.*'x'\), Sale\(.*'z'\)\)"):
+    with pytest.raises(
+        UserFunctionError,
+        match=(
+            r"operator 'refuse': ValueError: no, at .*test_reduce\.py:\d+ in refuse, on \(Sale\(.*'x'\),"
+            r" Sale\(.*'z'\)\)"
+        ),
+    ):
         rolled("reduce", refuse, mode=mode)

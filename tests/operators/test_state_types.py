@@ -76,27 +76,96 @@ def put_in_place(state, ctx):
 
 
 WRONG = {
-    "value": (Write("", ValueStateDescriptor("mean", int), lambda s, c: s.update(1.5)), r"state 'mean' of key 'a' is declared int, and was given 1.5 \(float\); round it"),
-    "bool for int": (Write("", ValueStateDescriptor("s", int), lambda s, c: s.update(True)), r"state 's' of key 'a' is declared int, and was given True \(bool\)"),
-    "numpy": (Write("", ValueStateDescriptor("s", float), lambda s, c: s.update(np.float64(1.5))), r"is declared float, and was given np.float64\(1.5\) \(float64\)"),
-    "int for datetime": (Write("", ValueStateDescriptor("s", datetime), lambda s, c: s.update(5)), r"is declared datetime, and was given 5 \(int\)"),
-    "record": (Write("", ValueStateDescriptor("s", Point), lambda s, c: s.update(Point(1.5, None))), r"state 's\.x' of key 'a' is declared int, and was given 1.5 \(float\) in Point\(x=1.5"),
-    "list for tuple": (Write("", ValueStateDescriptor("s", tuple[int, int]), lambda s, c: s.update([1, 2])), r"is declared tuple\[int, int\], and was given \[1, 2\] \(list\)"),
-    "changed in its place": (Write("", ValueStateDescriptor("s", list[int]), put_in_place), r"state 's\[\]' of key 'a' is declared int, and was given None \(NoneType\) in \[1, None\]"),
-    "a field that is set": (Write("", ValueStateDescriptor("s", Tally), lambda s, c: s.update(Tally(1)), lambda s, c: setattr(s.value(), "count", "x")), r"state 's\.count' .* was given 'x' \(str\)"),
-    "list": (Write("list_", ListStateDescriptor("s", int), lambda s, c: s.add(None)), r"state 's' of key 'a' is declared int, and was given None \(NoneType\)"),
-    "add_all": (Write("list_", ListStateDescriptor("s", int), lambda s, c: s.add_all([1, "x"])), r"is declared int, and was given 'x' \(str\)"),
-    "whole list": (Write("list_", ListStateDescriptor("s", Point), lambda s, c: s.update([Point(1, "x")])), r"state 's\.y' of key 'a' is declared int \| None, and was given 'x' \(str\)"),
-    "map": (Write("map_", MapStateDescriptor("s", str, int), lambda s, c: s.put("k", b"x")), r"state 's' of key 'a' is declared int \| None, and was given b'x' \(bytes\)"),
-    "map key": (Write("map_", MapStateDescriptor("s", str, int), lambda s, c: s.put(1, 1)), r"a key in state 's' of key 'a' is declared str, and was given 1 \(int\)"),
-    "put_all": (Write("map_", MapStateDescriptor("s", str, int), lambda s, c: s.put_all({"k": 1.5})), r"was given 1.5 \(float\)"),
-    "reducing": (Write("reducing_", ReducingStateDescriptor("s", halve, int), lambda s, c: s.add(1), lambda s, c: s.add(2)), r"state 's' of key 'a' is declared int, and was given 1.5 \(float\)"),
-    "aggregating": (Write("aggregating_", AggregatingStateDescriptor("s", Mean(), int), lambda s, c: s.add(1)), r"is declared int, and was given 0.5 \(float\)"),
-    "any": (Write("", ValueStateDescriptor("s", dict[str, Any]), lambda s, c: s.update({"k": (1, 2)})), r"state 's\.values\(\)' of key 'a' is declared Any.*, and was given \(1, 2\) \(tuple\)"),
-    "float timer": (Write("", ValueStateDescriptor("s", int), lambda s, c: c.timer_service().register_event_time_timer(1.5)), r"a timer's time is an int, in milliseconds since the epoch, and was given 1.5 \(float\)"),
-    "datetime timer": (Write("", ValueStateDescriptor("s", int), lambda s, c: c.timer_service().register_processing_time_timer(datetime(2024, 1, 1))), r"and was given datetime.datetime\(2024, 1, 1, 0, 0\)"),
-    "timer beyond time": (Write("", ValueStateDescriptor("s", int), lambda s, c: c.timer_service().delete_event_time_timer(2**63)), "a timer's time is an int of 64 bits"),
-}  # fmt: skip
+    "value": (
+        Write("", ValueStateDescriptor("mean", int), lambda s, c: s.update(1.5)),
+        r"state 'mean' of key 'a' is declared int, and was given 1.5 \(float\); round it",
+    ),
+    "bool for int": (
+        Write("", ValueStateDescriptor("s", int), lambda s, c: s.update(True)),
+        r"state 's' of key 'a' is declared int, and was given True \(bool\)",
+    ),
+    "numpy": (
+        Write("", ValueStateDescriptor("s", float), lambda s, c: s.update(np.float64(1.5))),
+        r"is declared float, and was given np.float64\(1.5\) \(float64\)",
+    ),
+    "int for datetime": (
+        Write("", ValueStateDescriptor("s", datetime), lambda s, c: s.update(5)),
+        r"is declared datetime, and was given 5 \(int\)",
+    ),
+    "record": (
+        Write("", ValueStateDescriptor("s", Point), lambda s, c: s.update(Point(1.5, None))),
+        r"state 's\.x' of key 'a' is declared int, and was given 1.5 \(float\) in Point\(x=1.5",
+    ),
+    "list for tuple": (
+        Write("", ValueStateDescriptor("s", tuple[int, int]), lambda s, c: s.update([1, 2])),
+        r"is declared tuple\[int, int\], and was given \[1, 2\] \(list\)",
+    ),
+    "changed in its place": (
+        Write("", ValueStateDescriptor("s", list[int]), put_in_place),
+        r"state 's\[\]' of key 'a' is declared int, and was given None \(NoneType\) in \[1, None\]",
+    ),
+    "a field that is set": (
+        Write(
+            "",
+            ValueStateDescriptor("s", Tally),
+            lambda s, c: s.update(Tally(1)),
+            lambda s, c: setattr(s.value(), "count", "x"),
+        ),
+        r"state 's\.count' .* was given 'x' \(str\)",
+    ),
+    "list": (
+        Write("list_", ListStateDescriptor("s", int), lambda s, c: s.add(None)),
+        r"state 's' of key 'a' is declared int, and was given None \(NoneType\)",
+    ),
+    "add_all": (
+        Write("list_", ListStateDescriptor("s", int), lambda s, c: s.add_all([1, "x"])),
+        r"is declared int, and was given 'x' \(str\)",
+    ),
+    "whole list": (
+        Write("list_", ListStateDescriptor("s", Point), lambda s, c: s.update([Point(1, "x")])),
+        r"state 's\.y' of key 'a' is declared int \| None, and was given 'x' \(str\)",
+    ),
+    "map": (
+        Write("map_", MapStateDescriptor("s", str, int), lambda s, c: s.put("k", b"x")),
+        r"state 's' of key 'a' is declared int \| None, and was given b'x' \(bytes\)",
+    ),
+    "map key": (
+        Write("map_", MapStateDescriptor("s", str, int), lambda s, c: s.put(1, 1)),
+        r"a key in state 's' of key 'a' is declared str, and was given 1 \(int\)",
+    ),
+    "put_all": (
+        Write("map_", MapStateDescriptor("s", str, int), lambda s, c: s.put_all({"k": 1.5})),
+        r"was given 1.5 \(float\)",
+    ),
+    "reducing": (
+        Write("reducing_", ReducingStateDescriptor("s", halve, int), lambda s, c: s.add(1), lambda s, c: s.add(2)),
+        r"state 's' of key 'a' is declared int, and was given 1.5 \(float\)",
+    ),
+    "aggregating": (
+        Write("aggregating_", AggregatingStateDescriptor("s", Mean(), int), lambda s, c: s.add(1)),
+        r"is declared int, and was given 0.5 \(float\)",
+    ),
+    "any": (
+        Write("", ValueStateDescriptor("s", dict[str, Any]), lambda s, c: s.update({"k": (1, 2)})),
+        r"state 's\.values\(\)' of key 'a' is declared Any.*, and was given \(1, 2\) \(tuple\)",
+    ),
+    "float timer": (
+        Write("", ValueStateDescriptor("s", int), lambda s, c: c.timer_service().register_event_time_timer(1.5)),
+        r"a timer's time is an int, in milliseconds since the epoch, and was given 1.5 \(float\)",
+    ),
+    "datetime timer": (
+        Write(
+            "",
+            ValueStateDescriptor("s", int),
+            lambda s, c: c.timer_service().register_processing_time_timer(datetime(2024, 1, 1)),
+        ),
+        r"and was given datetime.datetime\(2024, 1, 1, 0, 0\)",
+    ),
+    "timer beyond time": (
+        Write("", ValueStateDescriptor("s", int), lambda s, c: c.timer_service().delete_event_time_timer(2**63)),
+        "a timer's time is an int of 64 bits",
+    ),
+}
 
 ROWS = [Row("a", 1, 1)]
 
@@ -187,7 +256,10 @@ class Nulls(KeyedProcessFunction):
     def process_element(self, value: Row, ctx) -> Iterable[str]:
         if value.amount == 0:
             self.map.put("k", None)
-        yield f"{self.map.contains('k')} {'k' in self.map} {self.map.get('k')} {self.map.items()} {self.map.is_empty()} {self.map.contains('z')}"
+        yield (
+            f"{self.map.contains('k')} {'k' in self.map} {self.map.get('k')} {self.map.items()} {self.map.is_empty()}"
+            f" {self.map.contains('z')}"
+        )
 
 
 KEPT = "True True None [('k', None)] False False"
@@ -221,7 +293,10 @@ class Twice(KeyedProcessFunction):
 @pytest.mark.parametrize(
     ("second", "words"),
     [
-        (("get_state", ValueStateDescriptor("s", str)), "state 's' is declared as value state of int and as value state of str; give one of them another name"),
+        (
+            ("get_state", ValueStateDescriptor("s", str)),
+            "state 's' is declared as value state of int and as value state of str; give one of them another name",
+        ),
         (("get_list_state", ListStateDescriptor("s", int)), "declared as value state of int and as list state of int"),
     ],
 )
@@ -231,7 +306,9 @@ def test_two_states_of_one_name_and_different_types_are_an_error_when_the_functi
 
 
 def test_one_state_may_be_asked_for_twice():
-    in_memory("BATCH")(Twice(("get_state", ValueStateDescriptor("s", int)), ("get_state", ValueStateDescriptor("s", int))))
+    in_memory("BATCH")(
+        Twice(("get_state", ValueStateDescriptor("s", int)), ("get_state", ValueStateDescriptor("s", int)))
+    )
 
 
 def timed(rows):
@@ -257,10 +334,19 @@ class Half(AggregateFunction):
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda w: w.aggregate(Half()), r"operator 'Half': the accumulator of a window\[1\] of key 'a' is declared int, and was given \d.5 \(float\) in \(\d, \d.5\)"),
-        (lambda w: w.reduce(lambda a, b: Row(a.key, a.at, (a.amount + b.amount) / 2)), r"the reduced value of a window\.amount of key 'a' is declared int, and was given 1.5 \(float\)"),
+        (
+            lambda w: w.aggregate(Half()),
+            (
+                r"operator 'Half': the accumulator of a window\[1\] of key 'a' is declared int, and was given \d.5"
+                r" \(float\) in \(\d, \d.5\)"
+            ),
+        ),
+        (
+            lambda w: w.reduce(lambda a, b: Row(a.key, a.at, (a.amount + b.amount) / 2)),
+            r"the reduced value of a window\.amount of key 'a' is declared int, and was given 1.5 \(float\)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_a_window_holds_is_checked(mode, build, words):
     windows = timed([Row("a", 1, 1), Row("a", 2, 2)]).window(TumblingEventTimeWindows.of(timedelta(seconds=1)))
     stream = build(windows)
@@ -274,7 +360,9 @@ def test_what_a_reduce_holds_is_checked(mode):
     pipeline = Pipeline("p")
     reduced = pipeline.from_collection(ROWS * 2).key_by("key").reduce(lambda a, b: Row(a.key, a.at, b.amount / 2))
     reduced.map(lambda r: r.key, str).print("out")
-    with pytest.raises(RecordTypeError, match=r"operator 'reduce': field 'amount' of Row is declared int, and is 0.5 \(float\)"):
+    with pytest.raises(
+        RecordTypeError, match=r"operator 'reduce': field 'amount' of Row is declared int, and is 0.5 \(float\)"
+    ):
         run_pipeline(pipeline, mode)
 
 
@@ -297,9 +385,21 @@ class Rules(BroadcastProcessFunction):
 @pytest.mark.parametrize(
     ("put", "kind", "words"),
     [
-        (lambda c: c.get_broadcast_state(RULES).put("a", 1.5), StateError, r"broadcast state 'rules' is declared int \| None, and was given 1.5 \(float\)"),
-        (lambda c: c.get_broadcast_state(RULES).put(1, 1), StateError, r"a key in broadcast state 'rules' is declared str, and was given 1 \(int\)"),
-        (lambda c: c.get_broadcast_state(MapStateDescriptor("rules", str, str)), PipelineError, "declared as map state of str and int and as map state of str and str"),
+        (
+            lambda c: c.get_broadcast_state(RULES).put("a", 1.5),
+            StateError,
+            r"broadcast state 'rules' is declared int \| None, and was given 1.5 \(float\)",
+        ),
+        (
+            lambda c: c.get_broadcast_state(RULES).put(1, 1),
+            StateError,
+            r"a key in broadcast state 'rules' is declared str, and was given 1 \(int\)",
+        ),
+        (
+            lambda c: c.get_broadcast_state(MapStateDescriptor("rules", str, str)),
+            PipelineError,
+            "declared as map state of str and int and as map state of str and str",
+        ),
     ],
 )
 def test_broadcast_state_is_checked(mode, put, kind, words):

@@ -113,7 +113,11 @@ def results(windowed, mode="STREAMING", **how):
 def test_sliding_windows_are_all_those_that_have_the_moment_in_them(moment, size, slide, offset):
     offset %= slide
     found = Sliding.of(ms(size), ms(slide), ms(offset)).windows_at(moment)
-    expected = [(start, start + size) for start in range(-300, 300) if (start - offset) % slide == 0 and start <= moment < start + size]
+    expected = [
+        (start, start + size)
+        for start in range(-300, 300)
+        if (start - offset) % slide == 0 and start <= moment < start + size
+    ]
     assert [tuple(w) for w in found] == expected
 
 
@@ -127,7 +131,9 @@ def fold_sessions(times, gap):
     return sessions
 
 
-rows_of = st.lists(st.builds(Row, st.sampled_from("ab"), st.integers(0, 60), st.integers(0, 9)), min_size=1, max_size=25)
+rows_of = st.lists(
+    st.builds(Row, st.sampled_from("ab"), st.integers(0, 60), st.integers(0, 9)), min_size=1, max_size=25
+)
 
 
 @given(rows_of, st.integers(1, 12), st.sampled_from([None, 1]))
@@ -138,23 +144,40 @@ def test_sessions_are_the_same_in_whatever_order_elements_come(rows, gap, interv
         for s in fold_sessions([r.at for r in rows if r.key == key], gap)
     )
     for mode in ("BATCH", "STREAMING"):
-        windowed = stream(rows).key_by("key").window(EventTimeSessionWindows.with_gap(ms(gap))).aggregate(Sum(), Spanned())
+        windowed = (
+            stream(rows).key_by("key").window(EventTimeSessionWindows.with_gap(ms(gap))).aggregate(Sum(), Spanned())
+        )
         assert Counter(results(windowed, mode, watermark_interval=interval)) == expected
 
 
 BUILD = {
     "tumbling sum": lambda s: s.window(TumblingEventTimeWindows.of(ms(7), ms(2))).aggregate(Sum(), Spanned()),
-    "sliding reduce": lambda s: s.window(SlidingEventTimeWindows.of(ms(9), ms(3))).reduce(lambda a, b: a._replace(amount=a.amount + b.amount, at=0)),
-    "sliding, not a multiple": lambda s: s.window(SlidingEventTimeWindows.of(ms(8), ms(3))).sum("amount").map(lambda r: (r.key, r.amount), tuple[str, int]),
-    "with gaps": lambda s: s.window(SlidingEventTimeWindows.of(ms(3), ms(8))).max("amount").map(lambda r: (r.key, r.amount), tuple[str, int]),
-    "sessions of a key's own gap": lambda s: s.window(EventTimeSessionWindows.with_dynamic_gap(lambda r: 1 + r.amount)).aggregate(Sum(), Spanned()),
+    "sliding reduce": lambda s: s.window(SlidingEventTimeWindows.of(ms(9), ms(3))).reduce(
+        lambda a, b: a._replace(amount=a.amount + b.amount, at=0)
+    ),
+    "sliding, not a multiple": lambda s: (
+        s.window(SlidingEventTimeWindows.of(ms(8), ms(3)))
+        .sum("amount")
+        .map(lambda r: (r.key, r.amount), tuple[str, int])
+    ),
+    "with gaps": lambda s: (
+        s.window(SlidingEventTimeWindows.of(ms(3), ms(8)))
+        .max("amount")
+        .map(lambda r: (r.key, r.amount), tuple[str, int])
+    ),
+    "sessions of a key's own gap": lambda s: s.window(
+        EventTimeSessionWindows.with_dynamic_gap(lambda r: 1 + r.amount)
+    ).aggregate(Sum(), Spanned()),
     "all": lambda s: s.window_all(TumblingEventTimeWindows.of(ms(7))).aggregate(Sum(), Spanned()),
 }
 
 
 @given(rows_of, st.sampled_from(sorted(BUILD)))
 def test_both_modes_give_the_same_windows(rows, name):
-    found = [Counter(results(BUILD[name](stream(rows).key_by("key")), mode, watermark_interval=n)) for mode, n in (("BATCH", 1), ("STREAMING", None), ("STREAMING", 1))]
+    found = [
+        Counter(results(BUILD[name](stream(rows).key_by("key")), mode, watermark_interval=n))
+        for mode, n in (("BATCH", 1), ("STREAMING", None), ("STREAMING", 1))
+    ]
     assert found[0] == found[1] == found[2]
 
 
@@ -165,16 +188,31 @@ LATE = OutputTag("late", Row)
 
 def test_lateness_fires_again_and_what_is_later_goes_to_the_side():
     rows = [Row("a", 1, 1), Row("a", 12, 2), Row("a", 3, 4), Row("a", 25, 8), Row("a", 4, 16)]
-    windowed = stream(rows, bound=0).key_by("key").window(TumblingEventTimeWindows.of(ms(10))).allowed_lateness(ms(5)).side_output_late_data(LATE).aggregate(Sum(), Spanned())
+    windowed = (
+        stream(rows, bound=0)
+        .key_by("key")
+        .window(TumblingEventTimeWindows.of(ms(10)))
+        .allowed_lateness(ms(5))
+        .side_output_late_data(LATE)
+        .aggregate(Sum(), Spanned())
+    )
     windowed.get_side_output(LATE).print("late")
     windowed.print("out")
     streamed = run_pipeline(windowed._pipeline, "STREAMING").sinks
     assert streamed == {"out": ["a [0,10) 1", "a [0,10) 5", "a [10,20) 2", "a [20,30) 8"], "late": [Row("a", 4, 16)]}
-    assert run_pipeline(windowed._pipeline, "BATCH").sinks == {"out": ["a [0,10) 21", "a [10,20) 2", "a [20,30) 8"], "late": []}
+    assert run_pipeline(windowed._pipeline, "BATCH").sinks == {
+        "out": ["a [0,10) 21", "a [10,20) 2", "a [20,30) 8"],
+        "late": [],
+    }
 
 
 def test_what_is_late_and_has_no_side_is_counted():
-    windowed = stream([Row("a", 1, 1), Row("a", 30, 2), Row("a", 2, 4)], bound=0).key_by("key").window(TumblingEventTimeWindows.of(ms(10))).aggregate(Sum())
+    windowed = (
+        stream([Row("a", 1, 1), Row("a", 30, 2), Row("a", 2, 4)], bound=0)
+        .key_by("key")
+        .window(TumblingEventTimeWindows.of(ms(10)))
+        .aggregate(Sum())
+    )
     windowed.print("out")
     result = run_pipeline(windowed._pipeline, "STREAMING")
     assert result.only() == [1, 2]
@@ -183,20 +221,33 @@ def test_what_is_late_and_has_no_side_is_counted():
 
 def test_a_late_element_joins_a_session_that_is_still_open():
     rows = [Row("a", 0, 1), Row("a", 20, 2), Row("a", 14, 4), Row("a", 9, 8)]
-    windowed = stream(rows, bound=5).key_by("key").window(EventTimeSessionWindows.with_gap(ms(8))).aggregate(Sum(), Spanned())
+    windowed = (
+        stream(rows, bound=5).key_by("key").window(EventTimeSessionWindows.with_gap(ms(8))).aggregate(Sum(), Spanned())
+    )
     assert results(windowed) == ["a [0,8) 1", "a [9,28) 14"]
 
 
 @MODES
 def test_what_a_window_emits_has_its_last_moment_as_event_time(mode):
-    hourly = stream([Row("a", 1, 1), Row("a", 12, 2)]).key_by("key").window(TumblingEventTimeWindows.of(ms(10))).sum("amount")
+    hourly = (
+        stream([Row("a", 1, 1), Row("a", 12, 2)])
+        .key_by("key")
+        .window(TumblingEventTimeWindows.of(ms(10)))
+        .sum("amount")
+    )
     again = hourly.key_by("key").window(TumblingEventTimeWindows.of(ms(20))).aggregate(Sum(), Spanned())
     assert results(again, mode) == ["a [0,20) 3"]
 
 
 def test_early_results_by_a_continuous_trigger():
     rows = [Row("a", t, 1) for t in (0, 4, 9, 14, 19, 24)]
-    windowed = stream(rows, bound=0).key_by("key").window(TumblingEventTimeWindows.of(ms(20))).trigger(ContinuousEventTimeTrigger.of(ms(5))).aggregate(Sum(), Spanned())
+    windowed = (
+        stream(rows, bound=0)
+        .key_by("key")
+        .window(TumblingEventTimeWindows.of(ms(20)))
+        .trigger(ContinuousEventTimeTrigger.of(ms(5)))
+        .aggregate(Sum(), Spanned())
+    )
     assert results(windowed) == [f"a [0,20) {n}" for n in (3, 4, 5, 5)] + ["a [20,40) 1"] * 4
 
 
@@ -216,24 +267,43 @@ def test_in_batch_a_continuous_trigger_gives_each_window_once(assigner, expected
 
 
 def test_with_incremental_updates_batch_gives_early_results_too():
-    windowed = stream([Row("a", 1, 1)]).key_by("key").window(TumblingEventTimeWindows.of(ms(20))).trigger(ContinuousEventTimeTrigger.of(ms(5)))
-    assert results(windowed.aggregate(Sum(), Whole()), "BATCH", options={"execution.incremental-updates": True}) == ["a [0,20) 1"] * 4
+    windowed = (
+        stream([Row("a", 1, 1)])
+        .key_by("key")
+        .window(TumblingEventTimeWindows.of(ms(20)))
+        .trigger(ContinuousEventTimeTrigger.of(ms(5)))
+    )
+    assert (
+        results(windowed.aggregate(Sum(), Whole()), "BATCH", options={"execution.incremental-updates": True})
+        == ["a [0,20) 1"] * 4
+    )
 
 
 def test_a_continuous_trigger_on_a_global_window_ends_with_the_input():
     rows = [Row("a", t, 1) for t in (0, 4, 9, 14)]
-    windowed = stream(rows, bound=0).key_by("key").window(GlobalWindows.create()).trigger(ContinuousEventTimeTrigger.of(ms(5)))
+    windowed = (
+        stream(rows, bound=0).key_by("key").window(GlobalWindows.create()).trigger(ContinuousEventTimeTrigger.of(ms(5)))
+    )
     assert results(windowed.aggregate(Sum(), Whole())) == ["a 3", "a 4", "a 4"]
 
 
 def by_the_clock(assigner):
     """Drives windows with a continuous trigger of ten, as STREAMING does: elements, the clock, and the end of input."""
-    spec = Windowing(assigner, ContinuousProcessingTimeTrigger.of(ms(10)), Row, aggregate=Sum(), accumulator_type=int, function=Whole())
+    spec = Windowing(
+        assigner,
+        ContinuousProcessingTimeTrigger.of(ms(10)),
+        Row,
+        aggregate=Sum(),
+        accumulator_type=int,
+        function=Whole(),
+    )
     clock = ManualClock(3)
     layouts = KeyedInput(("key",), str), KeyedOptions(incremental_updates=True)
     out, store = [], Memory()
     driver = KeyGroups(
-        Program("p", "s", ROWS, (Step("window", "op", spec, uid="op", output=TEXTS.records),), (Output(0, TEXTS),), *layouts),
+        Program(
+            "p", "s", ROWS, (Step("window", "op", spec, uid="op", output=TEXTS.records),), (Output(0, TEXTS),), *layouts
+        ),
         lambda _, b: out.extend(TEXTS.records.from_batch(b)),
         clock,
     )
@@ -276,7 +346,10 @@ def test_a_continuous_trigger_by_the_clock_fires_at_the_end_of_its_window():
 
 @MODES
 def test_a_continuous_trigger_by_the_clock_fires_once_at_the_end_of_the_input(mode):
-    for assigner, expected in ((GlobalWindows.create(), ["a 5", "b 2"]), (TumblingProcessingTimeWindows.of(ms(100)), ["a [1000,1100) 5", "b [1000,1100) 2"])):
+    for assigner, expected in (
+        (GlobalWindows.create(), ["a 5", "b 2"]),
+        (TumblingProcessingTimeWindows.of(ms(100)), ["a [1000,1100) 5", "b [1000,1100) 2"]),
+    ):
         rows = [Row("a", 1, 1), Row("b", 2, 2), Row("a", 3, 4)]
         windowed = stream(rows).key_by("key").window(assigner).trigger(ContinuousProcessingTimeTrigger.of(ms(4)))
         assert sorted(results(windowed.aggregate(Sum(), Whole()), mode, clock=lambda: 1005)) == expected
@@ -285,7 +358,12 @@ def test_a_continuous_trigger_by_the_clock_fires_once_at_the_end_of_the_input(mo
 @MODES
 def test_windows_by_the_clock_fire_at_the_end_of_the_input(mode):
     for assigner in (TumblingProcessingTimeWindows.of(ms(10)), ProcessingTimeSessionWindows.with_gap(ms(10))):
-        windowed = stream([Row("a", 1, 1), Row("b", 2, 2), Row("a", 3, 4)]).key_by("key").window(assigner).aggregate(Sum(), Spanned())
+        windowed = (
+            stream([Row("a", 1, 1), Row("b", 2, 2), Row("a", 3, 4)])
+            .key_by("key")
+            .window(assigner)
+            .aggregate(Sum(), Spanned())
+        )
         found = results(windowed, mode, clock=lambda: 1005)
         assert [line.split()[-1] for line in sorted(found)] == ["5", "2"]
 
@@ -312,7 +390,9 @@ class Punctuation(Trigger):
 @MODES
 def test_punctuation_windows(mode):
     rows = [Row("a", i, amount) for i, amount in enumerate([1, 2, 0, 3, 0, 4])]
-    assert results(stream(rows).key_by("key").window(GlobalWindows.create()).trigger(Punctuation()).process(Dump()), mode) == ["a all  [1, 2, 0]", "a all  [3, 0]"]
+    assert results(
+        stream(rows).key_by("key").window(GlobalWindows.create()).trigger(Punctuation()).process(Dump()), mode
+    ) == ["a all  [1, 2, 0]", "a all  [3, 0]"]
 
 
 @MODES
@@ -342,14 +422,23 @@ def test_delta_windows(mode):
 )
 def test_evictors(mode, evictor, expected):
     rows = [Row("a", 1, 1), Row("a", 4, 2), Row("a", 8, 3)]
-    assert results(stream(rows).key_by("key").window(TumblingEventTimeWindows.of(ms(10))).evictor(evictor).process(Dump()), mode) == expected
+    assert (
+        results(
+            stream(rows).key_by("key").window(TumblingEventTimeWindows.of(ms(10))).evictor(evictor).process(Dump()),
+            mode,
+        )
+        == expected
+    )
 
 
 @MODES
 def test_count_windows_over_everything(mode):
     rows = [Row(k, i, i) for i, k in enumerate("abcab")]
     assert results(stream(rows).count_window_all(2).process(Dump()), mode) == ["0 all  [0, 1]", "0 all  [2, 3]"]
-    assert results(stream(rows).count_window_all(3, 2).process(Dump()), mode) == ["0 all  [0, 1, 2]", "0 all  [2, 3, 4]"]
+    assert results(stream(rows).count_window_all(3, 2).process(Dump()), mode) == [
+        "0 all  [0, 1, 2]",
+        "0 all  [2, 3, 4]",
+    ]
 
 
 # Functions and their state
@@ -372,8 +461,19 @@ class Numbered(ProcessWindowFunction):
 
 def test_state_of_a_window_and_of_its_key():
     rows = [Row("a", 1, 1), Row("a", 12, 2), Row("a", 3, 4), Row("a", 40, 8)]
-    windowed = stream(rows, bound=0).key_by("key").window(TumblingEventTimeWindows.of(ms(10))).allowed_lateness(ms(10)).process(Numbered())
-    assert results(windowed) == ["a window 1, firing 1: 1", "a window 1, firing 2: 5", "a window 2, firing 1: 2", "a window 3, firing 1: 8"]
+    windowed = (
+        stream(rows, bound=0)
+        .key_by("key")
+        .window(TumblingEventTimeWindows.of(ms(10)))
+        .allowed_lateness(ms(10))
+        .process(Numbered())
+    )
+    assert results(windowed) == [
+        "a window 1, firing 1: 1",
+        "a window 1, firing 2: 5",
+        "a window 2, firing 1: 2",
+        "a window 3, firing 1: 8",
+    ]
 
 
 class Text(WindowFunction):
@@ -384,7 +484,12 @@ class Text(WindowFunction):
 @MODES
 def test_a_reduced_window_gives_its_function_one_value(mode):
     rows = [Row("a", 1, 1), Row("a", 4, 2)]
-    windowed = stream(rows).key_by("key").window(TumblingEventTimeWindows.of(ms(10))).reduce(lambda a, b: a._replace(amount=a.amount * 10 + b.amount), Text())
+    windowed = (
+        stream(rows)
+        .key_by("key")
+        .window(TumblingEventTimeWindows.of(ms(10)))
+        .reduce(lambda a, b: a._replace(amount=a.amount * 10 + b.amount), Text())
+    )
     assert results(windowed, mode) == ["a: 12 until 10"]
 
 
@@ -402,7 +507,12 @@ class Sides(ProcessWindowFunction):
 
 @MODES
 def test_a_window_function_has_side_outputs(mode):
-    windowed = stream([Row("a", 1, 1), Row("a", 12, 5)]).key_by("key").window(TumblingEventTimeWindows.of(ms(10))).process(Sides())
+    windowed = (
+        stream([Row("a", 1, 1), Row("a", 12, 5)])
+        .key_by("key")
+        .window(TumblingEventTimeWindows.of(ms(10)))
+        .process(Sides())
+    )
     windowed.get_side_output(SMALL).print("small")
     windowed.print("out")
     assert run_pipeline(windowed._pipeline, mode).sinks == {"small": ["a 1"], "out": [5]}
@@ -412,7 +522,15 @@ def test_a_window_that_is_over_leaves_no_state():
 
     assigner = EventTimeSessionWindows.with_gap(ms(5))
     spec = Windowing(assigner, assigner.get_default_trigger(), Row, function=Dump())
-    program = Program("p", "s", ROWS, (Step("window", "op", spec, uid="op", output=TEXTS.records),), (Output(0, TEXTS),), KeyedInput(("key",), str), KeyedOptions())
+    program = Program(
+        "p",
+        "s",
+        ROWS,
+        (Step("window", "op", spec, uid="op", output=TEXTS.records),),
+        (Output(0, TEXTS),),
+        KeyedInput(("key",), str),
+        KeyedOptions(),
+    )
     out, stores = [], defaultdict(Memory)
     sizes = []
     for rows, mark in (([Row("a", 1, 1), Row("a", 20, 2)], 4), ([Row("a", 4, 3)], 9), ([], 30)):
@@ -434,8 +552,15 @@ class Failing(Sum):
 
 @MODES
 def test_a_function_that_fails_names_the_element(mode):
-    windowed = stream([Row("a", 1, 1), Row("a", 2, 0)]).key_by("key").window(TumblingEventTimeWindows.of(ms(10))).aggregate(Failing())
-    with pytest.raises(UserFunctionError, match=r"operator 'Failing': ZeroDivisionError: .* in add, on Row\(key='a', at=2, amount=0\)"):
+    windowed = (
+        stream([Row("a", 1, 1), Row("a", 2, 0)])
+        .key_by("key")
+        .window(TumblingEventTimeWindows.of(ms(10)))
+        .aggregate(Failing())
+    )
+    with pytest.raises(
+        UserFunctionError, match=r"operator 'Failing': ZeroDivisionError: .* in add, on Row\(key='a', at=2, amount=0\)"
+    ):
         results(windowed, mode)
 
 
@@ -455,16 +580,40 @@ HOUR = TumblingEventTimeWindows.of(timedelta(hours=1))
     ("build", "error", "message"),
     [
         (lambda: TumblingEventTimeWindows.of(5), PipelineError, "the size is a timedelta, not 5"),
-        (lambda: TumblingEventTimeWindows.of(ms(5), ms(5)), PipelineError, "the offset has to be smaller than the period"),
+        (
+            lambda: TumblingEventTimeWindows.of(ms(5), ms(5)),
+            PipelineError,
+            "the offset has to be smaller than the period",
+        ),
         (lambda: SlidingEventTimeWindows.of(ms(5), ms(0)), PipelineError, "the slide has to be at least 1 ms"),
         (lambda: keyed().window(HOUR).trigger(CountTrigger.of(0)), PipelineError, "the count has to be at least 1"),
-        (lambda: Pipeline("p").from_collection([1]).key_by(lambda v: v, key_type=int).window(HOUR), PipelineError, "the stream has none; call assign_timestamps_and_watermarks"),
-        (lambda: keyed().window(EventTimeSessionWindows.with_gap(ms(1))).trigger(Punctuation()), UnsupportedError, "Punctuation does not work with windows that merge"),
-        (lambda: keyed().window(GlobalWindows.create()).allowed_lateness(ms(1)), PipelineError, "allowed lateness is of event time, and GlobalWindows does not go by it"),
-        (lambda: keyed().window(HOUR).aggregate(Untyped()), RecordTypeError, "the accumulator's type is not known; annotate Untyped.create_accumulator"),
+        (
+            lambda: Pipeline("p").from_collection([1]).key_by(lambda v: v, key_type=int).window(HOUR),
+            PipelineError,
+            "the stream has none; call assign_timestamps_and_watermarks",
+        ),
+        (
+            lambda: keyed().window(EventTimeSessionWindows.with_gap(ms(1))).trigger(Punctuation()),
+            UnsupportedError,
+            "Punctuation does not work with windows that merge",
+        ),
+        (
+            lambda: keyed().window(GlobalWindows.create()).allowed_lateness(ms(1)),
+            PipelineError,
+            "allowed lateness is of event time, and GlobalWindows does not go by it",
+        ),
+        (
+            lambda: keyed().window(HOUR).aggregate(Untyped()),
+            RecordTypeError,
+            "the accumulator's type is not known; annotate Untyped.create_accumulator",
+        ),
         (lambda: keyed().window(HOUR).process(Text()), PipelineError, "use apply for a WindowFunction"),
         (lambda: keyed().window(HOUR).sum("amuont"), PipelineError, "no field 'amuont'.*amount"),
-        (lambda: keyed().window(timedelta(hours=1)), PipelineError, "expected a window assigner such as TumblingEventTimeWindows"),
+        (
+            lambda: keyed().window(timedelta(hours=1)),
+            PipelineError,
+            "expected a window assigner such as TumblingEventTimeWindows",
+        ),
     ],
 )
 def test_what_cannot_be_is_an_error_when_the_graph_is_built(build, error, message):
@@ -477,9 +626,18 @@ def test_what_cannot_be_is_an_error_when_the_graph_is_built(build, error, messag
     [
         (lambda: keyed().count_window(2).sum("amount"), "closes its windows by the elements that have come"),
         (lambda: keyed().window(TumblingProcessingTimeWindows.of(ms(5))).sum("amount"), "goes by processing time"),
-        (lambda: keyed().window(HOUR).trigger(ContinuousEventTimeTrigger.of(ms(5))).sum("amount"), "gives early results in STREAMING and each window's last one in BATCH"),
-        (lambda: keyed().window(HOUR).trigger(ContinuousProcessingTimeTrigger.of(ms(5))).sum("amount"), "none at a window's end, and so none at all in BATCH"),
-        (lambda: keyed().window(HOUR).trigger(PurgingTrigger.of(CountTrigger.of(5))).sum("amount"), "closes its windows by the elements that have come"),
+        (
+            lambda: keyed().window(HOUR).trigger(ContinuousEventTimeTrigger.of(ms(5))).sum("amount"),
+            "gives early results in STREAMING and each window's last one in BATCH",
+        ),
+        (
+            lambda: keyed().window(HOUR).trigger(ContinuousProcessingTimeTrigger.of(ms(5))).sum("amount"),
+            "none at a window's end, and so none at all in BATCH",
+        ),
+        (
+            lambda: keyed().window(HOUR).trigger(PurgingTrigger.of(CountTrigger.of(5))).sum("amount"),
+            "closes its windows by the elements that have come",
+        ),
     ],
 )
 def test_the_lint_warns_of_what_the_modes_do_differently(build, message):

@@ -1,4 +1,7 @@
-"""Running totals by shop over daily partitions that hand their state on; for the tests under `dagster dev`. At module scope, since runs import it."""
+"""Running totals by shop over daily partitions that hand their state on; for the tests under `dagster dev`.
+
+At module scope, since runs import it.
+"""
 
 import os
 import tempfile
@@ -8,7 +11,13 @@ from typing import NamedTuple
 from dagster import DailyPartitionsDefinition
 
 from dagster_unified.api import CsvSource, DeltaSink, KeyedProcessFunction, Pipeline, ValueStateDescriptor
-from dagster_unified.orchestration import BatchDeployment, ExecutionConfig, IntermediatesResource, SparkResource, unified_definitions
+from dagster_unified.orchestration import (
+    BatchDeployment,
+    ExecutionConfig,
+    IntermediatesResource,
+    SparkResource,
+    unified_definitions,
+)
 
 HOME = Path(os.environ.get("BACKFILL_TEST_FOLDER") or tempfile.mkdtemp(prefix="backfill"))
 CONNECT = os.environ.get("BACKFILL_TEST_CONNECT")

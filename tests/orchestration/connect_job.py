@@ -1,4 +1,7 @@
-"""A pipeline whose steps, each in a process of its own, share a Spark Connect server. At module scope, since the processes import it."""
+"""A pipeline whose steps, each in a process of its own, share a Spark Connect server.
+
+At module scope, since the processes import it.
+"""
 
 import os
 from pathlib import Path
@@ -15,9 +18,14 @@ def doubled(number: int) -> int:
 
 
 pipeline = Pipeline("shared")
-numbers = pipeline.from_collection([1, 2, 3]).map(doubled).name("once").rebalance().map(doubled).name("twice").rebalance()
+numbers = (
+    pipeline.from_collection([1, 2, 3]).map(doubled).name("once").rebalance().map(doubled).name("twice").rebalance()
+)
 numbers.map(doubled).sink_to(DeltaSink(str(HOME / "table"), name="table"))
-resources = {"spark": SparkResource(master="local[2]", connect=PORT), "intermediates": IntermediatesResource(path=str(HOME / "store"))}
+resources = {
+    "spark": SparkResource(master="local[2]", connect=PORT),
+    "intermediates": IntermediatesResource(path=str(HOME / "store")),
+}
 defs = unified_definitions(pipeline, resources=resources, executor=process_executor())
 
 

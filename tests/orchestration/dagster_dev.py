@@ -36,7 +36,10 @@ def free_port() -> int:
 
 
 class DagsterDev:
-    """The webserver, the code server and the daemon, on an instance of their own. `folder` holds all that a test writes."""
+    """The webserver, the code server and the daemon, on an instance of their own.
+
+    `folder` holds all that a test writes.
+    """
 
     module: str
     mark: str
@@ -64,9 +67,26 @@ class DagsterDev:
     def start(self, **environment):
         log = (self.folder / "dev.log").open("ab")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "dagster", "dev", "-m", self.module, "-d", str(ROOT), "-h", "127.0.0.1", "-p", str(self.port)],
-            env={**self.environment, **environment}, cwd=ROOT, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "dagster",
+                "dev",
+                "-m",
+                self.module,
+                "-d",
+                str(ROOT),
+                "-h",
+                "127.0.0.1",
+                "-p",
+                str(self.port),
+            ],
+            env={**self.environment, **environment},
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
         self.until(lambda: self.ask("{ version }"), "the webserver is up")
 
     def stop(self):
@@ -87,7 +107,9 @@ class DagsterDev:
 
     def ask(self, query, **variables):
         body = json.dumps({"query": query, "variables": variables}).encode()
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/graphql", body, {"Content-Type": "application/json"})
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/graphql", body, {"Content-Type": "application/json"}
+        )
         with urllib.request.urlopen(request, timeout=20) as response:
             return json.load(response)["data"]
 
@@ -101,26 +123,36 @@ class DagsterDev:
             except OSError:
                 pass
             if time.monotonic() > end:
-                raise AssertionError(f"not within {DEADLINE} s: {what}\n{(self.folder / 'dev.log').read_text()[-3000:]}")
+                raise AssertionError(
+                    f"not within {DEADLINE} s: {what}\n{(self.folder / 'dev.log').read_text()[-3000:]}"
+                )
             time.sleep(0.3)
 
     def said(self, run_id):
         """All messages of a run's log, one after another."""
         found = self.ask(
-            "query($r: ID!) { logsForRun(runId: $r) { ... on EventConnection { events { ... on MessageEvent { message } ... on ErrorEvent { error { message } } } } } }", r=run_id
+            "query($r: ID!) { logsForRun(runId: $r) { ... on EventConnection { events { ... on MessageEvent { message }"
+            " ... on ErrorEvent { error { message } } } } } }",
+            r=run_id,
         )
-        return "\n".join(e.get("message", "") + (e.get("error") or {}).get("message", "") for e in found["logsForRun"]["events"])
+        return "\n".join(
+            e.get("message", "") + (e.get("error") or {}).get("message", "") for e in found["logsForRun"]["events"]
+        )
 
     def backfill(self, assets, partitions):
         """Launches a backfill of assets, by their paths, over partitions; gives its id."""
         found = self.ask(
-            "mutation($p: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $p) { __typename ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message } } }",
+            "mutation($p: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $p) { __typename ... on"
+            " LaunchBackfillSuccess { backfillId } ... on PythonError { message } } }",
             p={"assetSelection": [{"path": path} for path in assets], "partitionNames": partitions},
         )
         return found["launchPartitionBackfill"]["backfillId"]
 
     def backfill_status(self, backfill):
-        found = self.ask("query($b: String!) { partitionBackfillOrError(backfillId: $b) { ... on PartitionBackfill { status } } }", b=backfill)
+        found = self.ask(
+            "query($b: String!) { partitionBackfillOrError(backfillId: $b) { ... on PartitionBackfill { status } } }",
+            b=backfill,
+        )
         return found["partitionBackfillOrError"]["status"]
 
     def runs(self):

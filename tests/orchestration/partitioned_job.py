@@ -78,7 +78,10 @@ def definitions(carry_state: bool = False) -> Definitions:
             backfill_policy=BackfillPolicy.single_run(),
             upstream={"incoming": AssetDep("exports", partition_mapping=TimeWindowPartitionMapping())},
         ),
-        resources={"spark": SparkResource(master="local[2]"), "intermediates": IntermediatesResource(path=str(HOME / "store"))},
+        resources={
+            "spark": SparkResource(master="local[2]"),
+            "intermediates": IntermediatesResource(path=str(HOME / "store")),
+        },
     )
     exports = AssetSpec("exports", partitions_def=WeeklyPartitionsDefinition("2013-01-06", timezone="America/New_York"))
     return Definitions.merge(ours, Definitions(assets=[exports, report]))
@@ -86,9 +89,16 @@ def definitions(carry_state: bool = False) -> Definitions:
 
 def by_shop() -> Definitions:
     pipeline = Pipeline("shops")
-    pipeline.from_source(CsvSource(f"{HOME}/in/{{key}}.csv", Sale, name="shop")).map(as_total).sink_to(DeltaSink(str(HOME / "table"), name="table"))
-    resources = {"spark": SparkResource(master="local[2]"), "intermediates": IntermediatesResource(path=str(HOME / "store"))}
-    return unified_definitions(BatchDeployment(pipeline, partitions=DynamicPartitionsDefinition(name="shops")), resources=resources)
+    pipeline.from_source(CsvSource(f"{HOME}/in/{{key}}.csv", Sale, name="shop")).map(as_total).sink_to(
+        DeltaSink(str(HOME / "table"), name="table")
+    )
+    resources = {
+        "spark": SparkResource(master="local[2]"),
+        "intermediates": IntermediatesResource(path=str(HOME / "store")),
+    }
+    return unified_definitions(
+        BatchDeployment(pipeline, partitions=DynamicPartitionsDefinition(name="shops")), resources=resources
+    )
 
 
 defs = definitions()

@@ -1,4 +1,7 @@
-"""Sales doubled, day by day, with a pool for the stages; for the test under `dagster dev`. At module scope, since runs import it."""
+"""Sales doubled, day by day, with a pool for the stages; for the test under `dagster dev`.
+
+At module scope, since runs import it.
+"""
 
 import os
 import tempfile
@@ -29,5 +32,8 @@ sales.rebalance().map(doubled).sink_to(DeltaSink(str(HOME / "table"), name="tabl
 
 defs = unified_definitions(
     BatchDeployment(pipeline, partitions=DAYS, backfill_policy=BackfillPolicy.multi_run(1), pool="spark"),
-    resources={"spark": SparkResource(master="local[1]", config={"spark.driver.memory": "512m"}), "intermediates": IntermediatesResource(path=str(HOME / "store"))},
+    resources={
+        "spark": SparkResource(master="local[1]", config={"spark.driver.memory": "512m"}),
+        "intermediates": IntermediatesResource(path=str(HOME / "store")),
+    },
 )

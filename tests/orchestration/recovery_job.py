@@ -1,4 +1,7 @@
-"""A pipeline whose last stage fails as long as a file exists: for the recovery tests. At module scope, since re-execution imports it."""
+"""A pipeline whose last stage fails as long as a file exists: for the recovery tests.
+
+At module scope, since re-execution imports it.
+"""
 
 import os
 import tempfile
@@ -46,7 +49,11 @@ def build() -> Pipeline:
 
 pipeline = build()
 defs = unified_definitions(
-    BatchDeployment(pipeline, retry_policy=None), resources={"spark": SparkResource(master="local[2]"), "intermediates": IntermediatesResource(path=str(HOME / "store"))}
+    BatchDeployment(pipeline, retry_policy=None),
+    resources={
+        "spark": SparkResource(master="local[2]"),
+        "intermediates": IntermediatesResource(path=str(HOME / "store")),
+    },
 )
 
 

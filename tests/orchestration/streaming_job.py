@@ -9,7 +9,13 @@ from typing import NamedTuple
 from dagster import in_process_executor, multiprocess_executor
 
 from dagster_unified.api import CsvSource, DeltaSink, Pipeline
-from dagster_unified.orchestration import ExecutionConfig, IntermediatesResource, SparkResource, StreamingDeployment, unified_definitions
+from dagster_unified.orchestration import (
+    ExecutionConfig,
+    IntermediatesResource,
+    SparkResource,
+    StreamingDeployment,
+    unified_definitions,
+)
 
 HERE = Path(os.environ.get("STREAMING_TEST_FOLDER", "/tmp/streaming-test"))
 OPTIONS = {
@@ -38,7 +44,9 @@ def scaled(sale: Sale) -> Sale:
 
 pipeline = Pipeline("sales")
 sales = pipeline.from_source(CsvSource(str(HERE / "in"), Sale, name="incoming", monitor=True, max_files_per_trigger=1))
-sales.map(scaled).uid("scaled").key_by("shop").reduce(add).uid("totals").sink_to(DeltaSink(str(HERE / "totals"), mode="upsert", key="shop", name="totals"))
+sales.map(scaled).uid("scaled").key_by("shop").reduce(add).uid("totals").sink_to(
+    DeltaSink(str(HERE / "totals"), mode="upsert", key="shop", name="totals")
+)
 
 defs = unified_definitions(
     pipeline,
@@ -48,7 +56,9 @@ defs = unified_definitions(
         observe_every=timedelta(seconds=2),
         tick_every=timedelta(seconds=1),
         stall_after=timedelta(seconds=75),
-        executor=multiprocess_executor if os.environ.get("STREAMING_TEST_EXECUTOR") == "multiprocess" else in_process_executor,
+        executor=multiprocess_executor
+        if os.environ.get("STREAMING_TEST_EXECUTOR") == "multiprocess"
+        else in_process_executor,
     ),
     resources={
         "spark": SparkResource(master="local[2]", config={"spark.driver.memory": "1g"}),

@@ -30,18 +30,29 @@ def daily(source):
     ("path", "problem"),
     [
         ("/in/sales/{date}.csv", "asks for 'date', and a partition has {end}, {key}, {start}"),
-        ("/in/sales/{strat:%Y}.csv", "asks for 'strat', and a partition has {end}, {key}, {start}; did you mean 'start'?"),
+        (
+            "/in/sales/{strat:%Y}.csv",
+            "asks for 'strat', and a partition has {end}, {key}, {start}; did you mean 'start'?",
+        ),
         ("/in/sales/{}.csv", "asks for '', and a partition has {end}, {key}, {start}"),
         ("/in/sales/{start.year}.csv", "asks for 'start.year', and"),
         ("/in/sales/{key:%Y}.csv", "formats {key} as a time, '%Y', and it is a text; write {key}"),
-        ("/in/sales/{start:yyyy-MM-dd}.csv", "has the format 'yyyy-MM-dd' for {start}, which is the same at every time; write {start:%Y-%m-%d}"),
-        ("/in/sales/{start:%Y-%Q}.csv", "has the format '%Y-%Q' for {start}, in which '%Q' is no directive of strftime; write {start:%Y-%m-%d}"),
+        (
+            "/in/sales/{start:yyyy-MM-dd}.csv",
+            "has the format 'yyyy-MM-dd' for {start}, which is the same at every time; write {start:%Y-%m-%d}",
+        ),
+        (
+            "/in/sales/{start:%Y-%Q}.csv",
+            "has the format '%Y-%Q' for {start}, in which '%Q' is no directive of strftime; write {start:%Y-%m-%d}",
+        ),
         ("/in/sales/{start:%Y-%}.csv", "has the format '%Y-%' for {start}, in which '%' is no directive of strftime"),
         ("/in/sales/{start!r}.csv", "has the conversion '!r' for {start}; write {start:%Y-%m-%d}"),
     ],
 )
 def test_a_template_that_fits_no_partition_is_an_error_when_the_code_location_loads(path, problem):
-    with pytest.raises(PipelineError, match=r"^(daily: )?source 'sales': the path template " + re.escape(f"'{path}' {problem}")):
+    with pytest.raises(
+        PipelineError, match=r"^(daily: )?source 'sales': the path template " + re.escape(f"'{path}' {problem}")
+    ):
         unified_definitions(BatchDeployment(daily(CsvSource(path, Sale)), partitions=DAILY))
 
 
@@ -49,8 +60,15 @@ def test_static_partitions_have_no_times_and_several_dimensions_have_their_names
     with pytest.raises(PipelineError, match=re.escape("asks for 'start', and a partition has {key}")):
         unified_definitions(BatchDeployment(daily(CsvSource("/in/sales/{start}.csv", Sale)), partitions=SHOPS))
     both = MultiPartitionsDefinition({"date": DAILY, "shop": SHOPS})
-    unified_definitions(BatchDeployment(daily(CsvSource("/in/sales/{shop}/{date:%Y}/{end:%j}/{key}.csv", Sale)), partitions=both))
-    with pytest.raises(PipelineError, match=re.escape("asks for 'shp', and a partition has {date}, {end}, {key}, {shop}, {start}; did you mean 'shop'?")):
+    unified_definitions(
+        BatchDeployment(daily(CsvSource("/in/sales/{shop}/{date:%Y}/{end:%j}/{key}.csv", Sale)), partitions=both)
+    )
+    with pytest.raises(
+        PipelineError,
+        match=re.escape(
+            "asks for 'shp', and a partition has {date}, {end}, {key}, {shop}, {start}; did you mean 'shop'?"
+        ),
+    ):
         unified_definitions(BatchDeployment(daily(CsvSource("/in/sales/{shp}.csv", Sale)), partitions=both))
     with pytest.raises(PipelineError, match=re.escape("formats {shop} as a time")):
         unified_definitions(BatchDeployment(daily(CsvSource("/in/sales/{shop:%Y}.csv", Sale)), partitions=both))
@@ -58,11 +76,32 @@ def test_static_partitions_have_no_times_and_several_dimensions_have_their_names
 
 def test_a_field_that_tells_no_dimension_or_no_time_is_an_error_when_the_code_location_loads():
     both = MultiPartitionsDefinition({"date": DAILY, "shop": SHOPS})
-    with pytest.raises(PipelineError, match="daily: source 'sales': is partitioned by 'shop' as dimension 'store', and the partitions have 'date', 'shop'"):
-        unified_definitions(BatchDeployment(daily(CsvSource("/in/sales.csv", Sale).partitioned_by(store="shop")), partitions=both))
-    with pytest.raises(PipelineError, match="is partitioned by 'at' as its only dimension, and the partitions have 'date', 'shop'"):
-        unified_definitions(BatchDeployment(daily(CsvSource("/in/sales.csv", Sale).partitioned_by("at")), partitions=both))
-    with pytest.raises(PipelineError, match="is partitioned by 'at' as dimension 'date', and the partitions have one dimension without a name"):
-        unified_definitions(BatchDeployment(daily(CsvSource("/in/sales.csv", Sale).partitioned_by(date="at")), partitions=DAILY))
-    with pytest.raises(PipelineError, match="cannot be partitioned in time by field 'amount' of type double; a datetime, a date"):
-        unified_definitions(BatchDeployment(daily(CsvSource("/in/sales.csv", Sale).partitioned_by("amount")), partitions=DAILY))
+    with pytest.raises(
+        PipelineError,
+        match=(
+            "daily: source 'sales': is partitioned by 'shop' as dimension 'store', and the partitions have 'date',"
+            " 'shop'"
+        ),
+    ):
+        unified_definitions(
+            BatchDeployment(daily(CsvSource("/in/sales.csv", Sale).partitioned_by(store="shop")), partitions=both)
+        )
+    with pytest.raises(
+        PipelineError, match="is partitioned by 'at' as its only dimension, and the partitions have 'date', 'shop'"
+    ):
+        unified_definitions(
+            BatchDeployment(daily(CsvSource("/in/sales.csv", Sale).partitioned_by("at")), partitions=both)
+        )
+    with pytest.raises(
+        PipelineError,
+        match="is partitioned by 'at' as dimension 'date', and the partitions have one dimension without a name",
+    ):
+        unified_definitions(
+            BatchDeployment(daily(CsvSource("/in/sales.csv", Sale).partitioned_by(date="at")), partitions=DAILY)
+        )
+    with pytest.raises(
+        PipelineError, match="cannot be partitioned in time by field 'amount' of type double; a datetime, a date"
+    ):
+        unified_definitions(
+            BatchDeployment(daily(CsvSource("/in/sales.csv", Sale).partitioned_by("amount")), partitions=DAILY)
+        )

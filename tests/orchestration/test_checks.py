@@ -13,7 +13,13 @@ from deltalake import write_deltalake
 from dagster_unified.api import CsvSource, DeltaSink, Pipeline
 from dagster_unified.engine.batch.parity import compare
 from dagster_unified.errors import ConfigurationError
-from dagster_unified.orchestration import Checks, IntermediatesResource, Parity, StreamingDeployment, unified_definitions
+from dagster_unified.orchestration import (
+    Checks,
+    IntermediatesResource,
+    Parity,
+    StreamingDeployment,
+    unified_definitions,
+)
 from dagster_unified.orchestration.partitions import slice_of
 
 SINK = AssetKey(["sales", "totals"])
@@ -38,12 +44,17 @@ def live(folder):
 @pytest.fixture
 def check(spark, tmp_path, run_streaming):
     (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "1.csv").write_text("shop,at,amount\na,2024-01-01T10:00:00Z,1\na,2024-01-01T11:00:00Z,2\nb,2024-01-02T10:00:00Z,4\n")
+    (tmp_path / "in" / "1.csv").write_text(
+        "shop,at,amount\na,2024-01-01T10:00:00Z,1\na,2024-01-01T11:00:00Z,2\nb,2024-01-02T10:00:00Z,4\n"
+    )
     with DagsterInstance.local_temp(str(tmp_path)) as instance:
 
         def run(checks, *materialized):
             """Whether each check passed, and what it says."""
-            resources = {"spark": PySparkResource(spark_config={}), "intermediates": IntermediatesResource(path=str(tmp_path / "store"))}
+            resources = {
+                "spark": PySparkResource(spark_config={}),
+                "intermediates": IntermediatesResource(path=str(tmp_path / "store")),
+            }
             definitions = unified_definitions(StreamingDeployment(live(tmp_path), checks=checks), resources=resources)
             for rows in materialized:
                 instance.report_runless_asset_event(AssetMaterialization(SINK, metadata={"dagster/row_count": rows}))
@@ -84,7 +95,11 @@ def test_what_is_wrong_is_told(check, tmp_path, run_streaming):
     stream(tmp_path, run_streaming)
     at = datetime(2024, 1, 1, tzinfo=timezone.utc)
     schema = pa.schema([("shop", pa.string()), ("at", pa.timestamp("us", "UTC")), ("amount", pa.int64())])
-    write_deltalake(str(tmp_path / "totals"), pa.Table.from_pylist([{"shop": "a", "at": at, "amount": 7}, {"shop": "c", "at": at, "amount": 1}], schema), mode="append")
+    write_deltalake(
+        str(tmp_path / "totals"),
+        pa.Table.from_pylist([{"shop": "a", "at": at, "amount": 7}, {"shop": "c", "at": at, "amount": 1}], schema),
+        mode="append",
+    )
     found = check(Checks(rows_within=0.5, parity=FIRST), 100, 100, 10)
     assert found["totals_unique_keys"] == (False, "1 keys are there more than once")
     assert found["row_count"] == (False, "10 rows, and 100 in the median of the 2 before")
@@ -94,7 +109,9 @@ def test_what_is_wrong_is_told(check, tmp_path, run_streaming):
 def test_another_schema_is_told(check, tmp_path):
     write_deltalake(str(tmp_path / "totals"), pa.table({"shop": ["a"], "at": ["soon"]}))
     found = check(Checks(unique_keys=False))
-    assert found == {"totals_schema": (False, "'at' is string, and should be timestamp; 'amount' is missing, and should be bigint")}
+    assert found == {
+        "totals_schema": (False, "'at' is string, and should be timestamp; 'amount' is missing, and should be bigint")
+    }
 
 
 def test_tables_compare_by_key_or_as_bags():
@@ -102,7 +119,9 @@ def test_tables_compare_by_key_or_as_bags():
     bag = compare(ours, theirs)
     assert [(d.batch, d.table) for d in bag.first] == [("{'k': 'b', 'n': 2}", None), (None, "{'k': 'c', 'n': 2}")]
     keyed = compare(pa.table({"k": ["a", "b"], "n": [1, 2]}), pa.table({"k": ["a", "b"], "n": [1, 3]}), ["k"])
-    assert [(d.key, d.batch, d.table) for d in keyed.first] == [("{'k': 'b'}", "{'k': 'b', 'n': 2}", "{'k': 'b', 'n': 3}")]
+    assert [(d.key, d.batch, d.table) for d in keyed.first] == [
+        ("{'k': 'b'}", "{'k': 'b', 'n': 2}", "{'k': 'b', 'n': 3}")
+    ]
     assert compare(ours, theirs, limit=1).different == 2
 
 

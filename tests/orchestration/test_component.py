@@ -61,7 +61,9 @@ def shops(tmp_path, monkeypatch):
 
 
 def component(**attributes):
-    return UnifiedPipelineComponent.from_attributes_dict(attributes={"pipeline": "shop_pipelines:pipeline", **attributes})
+    return UnifiedPipelineComponent.from_attributes_dict(
+        attributes={"pipeline": "shop_pipelines:pipeline", **attributes}
+    )
 
 
 def built(**attributes):
@@ -87,11 +89,19 @@ def test_the_attributes_are_those_of_the_deployments(shops):
     assert declared.schedule == BatchSchedule(offset=timedelta(hours=2), catch_up=3, running=True)
     assert declared.retention == Retention(max_age=None, max_bytes=5)
     assert declared.checks == Checks(schema=False, fresh_within=timedelta(days=1))
-    streaming = {"options": {"pipeline.max-parallelism": 4}, "restart_strategy": "none", "tick_every": "5 s", "upgrade_mode": "savepoint"}
+    streaming = {
+        "options": {"pipeline.max-parallelism": 4},
+        "restart_strategy": "none",
+        "tick_every": "5 s",
+        "upgrade_mode": "savepoint",
+    }
     found = component(pipeline="shop_pipelines:live", streaming=streaming)
     declared = found.streaming.deployment(found.pipeline)
     assert isinstance(declared, StreamingDeployment)
-    assert (declared.options, declared.upgrade_mode) == ({"pipeline.max-parallelism": 4, "restart-strategy.type": "none"}, "savepoint")
+    assert (declared.options, declared.upgrade_mode) == (
+        {"pipeline.max-parallelism": 4, "restart-strategy.type": "none"},
+        "savepoint",
+    )
     assert declared.tick_every == timedelta(seconds=5)
 
 
@@ -115,10 +125,19 @@ def test_a_component_gives_the_definitions_of_its_pipeline(shops):
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        ({"pipeline": "shop_pipelines"}, "pipeline: expected module:attribute, such as my_project.shops:pipeline, and not 'shop_pipelines'"),
+        (
+            {"pipeline": "shop_pipelines"},
+            "pipeline: expected module:attribute, such as my_project.shops:pipeline, and not 'shop_pipelines'",
+        ),
         ({"pipeline": "shop_pipelnes:pipeline"}, "pipeline: 'shop_pipelnes:pipeline' names a module that is not there"),
-        ({"pipeline": "shop_pipelines:lives"}, "shop_pipelines has no Pipeline 'lives'; did you mean 'live'?; it has pipeline, live"),
-        ({"batch": {"partitions": "shop_pipelines:pipeline"}}, "shop_pipelines has no PartitionsDefinition 'pipeline'; it has MONTHS"),
+        (
+            {"pipeline": "shop_pipelines:lives"},
+            "shop_pipelines has no Pipeline 'lives'; did you mean 'live'?; it has pipeline, live",
+        ),
+        (
+            {"batch": {"partitions": "shop_pipelines:pipeline"}},
+            "shop_pipelines has no PartitionsDefinition 'pipeline'; it has MONTHS",
+        ),
         ({"batch": {"schedule": {"offset": "later"}}}, "'later' is not a duration such as 10 s, 500 ms or 2 min"),
     ],
 )

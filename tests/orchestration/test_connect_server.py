@@ -56,10 +56,17 @@ def running():
 
 def test_steps_in_processes_of_their_own_and_later_runs_share_one_server(port, tmp_path):
     (tmp_path / "home").mkdir()
-    environment = {**os.environ, "CONNECT_TEST_HOME": str(tmp_path), "CONNECT_TEST_PORT": str(port), "DAGSTER_HOME": str(tmp_path / "home")}
+    environment = {
+        **os.environ,
+        "CONNECT_TEST_HOME": str(tmp_path),
+        "CONNECT_TEST_PORT": str(port),
+        "DAGSTER_HOME": str(tmp_path / "home"),
+    }
     servers = set()
     for _ in range(2):
-        done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=600, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=600, check=False
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         assert sorted(DeltaTable(str(tmp_path / "table")).to_pyarrow_table()["value"].to_pylist()) == [8, 16, 24]
         servers.add(json.loads(connect_server._discovery(port).read_text())["pid"])
@@ -69,7 +76,9 @@ def test_steps_in_processes_of_their_own_and_later_runs_share_one_server(port, t
 
 
 def test_a_server_that_does_not_come_up_says_why(port):
-    with pytest.raises(StageError, match=rf"the Spark Connect server of port {port} on nonsense did not come up: .* \(its log is in "):
+    with pytest.raises(
+        StageError, match=rf"the Spark Connect server of port {port} on nonsense did not come up: .* \(its log is in "
+    ):
         connect_server.ensure(port, "nonsense", {})
 
 
@@ -83,11 +92,20 @@ def test_what_cannot_be_is_an_error(port):
 def test_a_server_takes_nobody_without_its_token(running):
     port, address = running
     assert stat.S_IMODE(connect_server._discovery(port).stat().st_mode) == 0o600
-    ask = "from pyspark.sql import SparkSession; print(SparkSession.builder.remote('{}').getOrCreate().range(3).count())"
+    ask = (
+        "from pyspark.sql import SparkSession; print(SparkSession.builder.remote('{}').getOrCreate().range(3).count())"
+    )
     tried = {}
     for token in (os.environ["SPARK_CONNECT_AUTHENTICATE_TOKEN"], "guessed"):
         environment = {**os.environ, "SPARK_CONNECT_AUTHENTICATE_TOKEN": token}
-        tried[token] = subprocess.run([sys.executable, "-c", ask.format(address)], env=environment, capture_output=True, text=True, timeout=600, check=False)
+        tried[token] = subprocess.run(
+            [sys.executable, "-c", ask.format(address)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
     right, wrong = tried.values()
     assert right.stdout == "3\n", right.stderr[-2000:]
     assert wrong.returncode != 0
@@ -99,14 +117,17 @@ def test_processes_share_a_session_and_each_reads_the_files_that_are_there(runni
     use = f"""
 from dagster_unified.engine import session
 spark = session.start(remote={address!r}, session_id="6ba7b810-9dad-41d1-80b4-00c04fd430c8")
-print(spark.conf.get("of.this.session", "nothing"), spark.read.schema("line string").text({str(tmp_path / "in")!r}).count())
+lines = spark.read.schema("line string").text({str(tmp_path / "in")!r}).count()
+print(spark.conf.get("of.this.session", "nothing"), lines)
 spark.conf.set("of.this.session", "kept")
 """
     said = []
     (tmp_path / "in").mkdir()
     for number in range(2):
         (tmp_path / "in" / f"{number}.txt").write_text("a line")
-        said.append(subprocess.run([sys.executable, "-c", use], capture_output=True, text=True, timeout=600, check=True).stdout)
+        said.append(
+            subprocess.run([sys.executable, "-c", use], capture_output=True, text=True, timeout=600, check=True).stdout
+        )
     assert said == ["nothing 1\n", "kept 2\n"]
 
 

@@ -14,7 +14,9 @@ from dagster_unified.orchestration import StreamingDeployment, unified_definitio
 def deployed(tmp_path):
     pipeline = Pipeline("shops")
     pipeline.from_collection([1, 2], int).print()
-    deployment = StreamingDeployment(pipeline, upgrade_mode="savepoint", options={"execution.checkpointing.dir": str(tmp_path)})
+    deployment = StreamingDeployment(
+        pipeline, upgrade_mode="savepoint", options={"execution.checkpointing.dir": str(tmp_path)}
+    )
     return CheckpointDirectory(str(tmp_path), "shops"), unified_definitions(pipeline, deployment)
 
 
@@ -23,7 +25,9 @@ def action(name, **options):
 
 
 def launch(definitions, name, **options):
-    return definitions.resolve_job_def("shops_control").execute_in_process(instance=DagsterInstance.ephemeral(), run_config=action(name, **options))
+    return definitions.resolve_job_def("shops_control").execute_in_process(
+        instance=DagsterInstance.ephemeral(), run_config=action(name, **options)
+    )
 
 
 def names(definitions):
@@ -36,7 +40,10 @@ def test_a_bounded_pipeline_has_no_streaming_job_until_it_has_a_streaming_deploy
     pipeline.from_collection([1, 2], int).print()
     assert names(unified_definitions(pipeline)) == ({"shops_batch"}, {"shops_heartbeat_sensor"})
     both = unified_definitions(pipeline, StreamingDeployment(pipeline))
-    assert names(both) == ({"shops_batch", "shops_streaming", "shops_control"}, {"shops_heartbeat_sensor", "shops_streaming_sensor"})
+    assert names(both) == (
+        {"shops_batch", "shops_streaming", "shops_control"},
+        {"shops_heartbeat_sensor", "shops_streaming_sensor"},
+    )
 
 
 def test_an_unbounded_pipeline_has_a_streaming_job_without_being_asked():

@@ -12,7 +12,9 @@ DAILY = DailyPartitionsDefinition("2024-01-01")
 
 def sales(name="sales", **options):
     pipeline = Pipeline(name)
-    pipeline.from_source(CsvSource(f"/in/{name}/{{start:%Y-%m-%d}}.csv" if not options else f"/in/{name}", int, name="files", **options)).print()
+    pipeline.from_source(
+        CsvSource(f"/in/{name}/{{start:%Y-%m-%d}}.csv" if not options else f"/in/{name}", int, name="files", **options)
+    ).print()
     return pipeline
 
 
@@ -21,7 +23,9 @@ def jobs(definitions):
 
 
 def test_each_pipeline_has_its_own_partitions():
-    definitions = unified_definitions(BatchDeployment(sales("days"), partitions=DAILY), StreamingDeployment(sales("live", monitor=True)))
+    definitions = unified_definitions(
+        BatchDeployment(sales("days"), partitions=DAILY), StreamingDeployment(sales("live", monitor=True))
+    )
     assert jobs(definitions) == ["days_batch", "live_control", "live_streaming"]
     stages = [node for node in definitions.resolve_asset_graph().asset_nodes if node.is_materializable]
     assert [(node.key.path[0], node.partitions_def) for node in stages] == [("days", DAILY)]
@@ -31,11 +35,20 @@ def test_a_stream_that_is_deployed_alone_has_no_stages():
     pipeline = Pipeline("numbers")
     pipeline.from_collection([1, 2], int).print()
     assert jobs(unified_definitions(StreamingDeployment(pipeline))) == ["numbers_control", "numbers_streaming"]
-    assert jobs(unified_definitions(StreamingDeployment(pipeline), pipeline)) == ["numbers_batch", "numbers_control", "numbers_streaming"]
+    assert jobs(unified_definitions(StreamingDeployment(pipeline), pipeline)) == [
+        "numbers_batch",
+        "numbers_control",
+        "numbers_streaming",
+    ]
 
 
 def test_a_batch_deployment_of_an_unbounded_pipeline_is_an_error_that_names_the_source():
-    with pytest.raises(PipelineError, match="sales: source 'files' is unbounded, and a BatchDeployment needs bounded sources; use a StreamingDeployment"):
+    with pytest.raises(
+        PipelineError,
+        match=(
+            "sales: source 'files' is unbounded, and a BatchDeployment needs bounded sources; use a StreamingDeployment"
+        ),
+    ):
         unified_definitions(BatchDeployment(sales(monitor=True)))
 
 
@@ -50,8 +63,12 @@ def test_two_deployments_of_one_kind_and_two_pipelines_of_one_name_are_errors():
 def test_what_goes_for_the_assets_of_both_deployments_is_given_once():
     pipeline = Pipeline("numbers")
     pipeline.from_collection([1, 2], int).print()
-    with pytest.raises(ConfigurationError, match="numbers: both its BatchDeployment and its StreamingDeployment give checks"):
-        unified_definitions(BatchDeployment(pipeline, checks=Checks()), StreamingDeployment(pipeline, checks=Checks(schema=False)))
+    with pytest.raises(
+        ConfigurationError, match="numbers: both its BatchDeployment and its StreamingDeployment give checks"
+    ):
+        unified_definitions(
+            BatchDeployment(pipeline, checks=Checks()), StreamingDeployment(pipeline, checks=Checks(schema=False))
+        )
 
 
 def test_the_sinks_of_a_stream_depend_on_the_users_own_assets():
@@ -62,7 +79,10 @@ def test_the_sinks_of_a_stream_depend_on_the_users_own_assets():
 
 
 def test_a_deployment_that_cannot_be_is_an_error_with_the_pipelines_name():
-    with pytest.raises(PipelineError, match="sales: carry_state hands state on from one partition in time to the next, and there is no partitions"):
+    with pytest.raises(
+        PipelineError,
+        match="sales: carry_state hands state on from one partition in time to the next, and there is no partitions",
+    ):
         BatchDeployment(sales(), carry_state=True)
     with pytest.raises(ConfigurationError, match="sales: reuse is 'never' or 'fingerprint', not 'always'"):
         BatchDeployment(sales(), reuse="always")
@@ -72,5 +92,8 @@ def test_stages_depend_on_each_other_as_assets():
     pipeline = Pipeline("numbers")
     pipeline.from_collection([("a", 1), ("b", 2)], name="pairs").key_by(0).sum(1).name("sums").print("out")
     definitions = unified_definitions(pipeline)
-    stages = {key.path[-1]: definitions.resolve_assets_def(key) for key in definitions.resolve_asset_graph().materializable_asset_keys}
+    stages = {
+        key.path[-1]: definitions.resolve_assets_def(key)
+        for key in definitions.resolve_asset_graph().materializable_asset_keys
+    }
     assert stages["out"].dependency_keys == {AssetKey(["numbers", "pairs"])}

@@ -7,7 +7,14 @@ import pytest
 from dagster import AssetKey, DagsterInstance
 from deltalake import DeltaTable
 
-from dagster_unified.api import CsvSource, DeltaSink, KeyedProcessFunction, Pipeline, ValueStateDescriptor, WatermarkStrategy
+from dagster_unified.api import (
+    CsvSource,
+    DeltaSink,
+    KeyedProcessFunction,
+    Pipeline,
+    ValueStateDescriptor,
+    WatermarkStrategy,
+)
 from dagster_unified.orchestration import SparkResource, StreamingDeployment, unified_definitions
 
 
@@ -47,13 +54,27 @@ def drained(spark, tmp_path_factory):
     in_time = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
     sales = pipeline.from_source(CsvSource(str(folder / "in"), Sale, monitor=True), in_time)
     sales.key_by("shop").process(AtTheEnd()).sink_to(DeltaSink(str(folder / "totals"), mode="append"))
-    declared = {"execution.checkpointing.dir": str(folder / "declared"), "pipeline.max-parallelism": 4, "parallelism.default": 2}
-    definitions = unified_definitions(pipeline, StreamingDeployment(pipeline, options=declared), resources={"spark": SparkResource(master="local[2]")})
+    declared = {
+        "execution.checkpointing.dir": str(folder / "declared"),
+        "pipeline.max-parallelism": 4,
+        "parallelism.default": 2,
+    }
+    definitions = unified_definitions(
+        pipeline, StreamingDeployment(pipeline, options=declared), resources={"spark": SparkResource(master="local[2]")}
+    )
     launched = {"resources": {"execution": {"config": {"execution.checkpointing.dir": str(folder / "launched")}}}}
     with DagsterInstance.ephemeral() as instance:
         drain = {"ops": {"shops_action": {"config": {"action": "drain"}}}}
-        assert definitions.resolve_job_def("shops_control").execute_in_process(instance=instance, run_config={**launched, **drain}).success
-        assert definitions.resolve_job_def("shops_streaming").execute_in_process(instance=instance, run_config=launched).success
+        assert (
+            definitions.resolve_job_def("shops_control")
+            .execute_in_process(instance=instance, run_config={**launched, **drain})
+            .success
+        )
+        assert (
+            definitions.resolve_job_def("shops_streaming")
+            .execute_in_process(instance=instance, run_config=launched)
+            .success
+        )
         yield folder, instance, definitions
 
 
@@ -67,7 +88,15 @@ def test_the_event_log_has_observations_of_the_sinks_asset(drained):
     _, instance, _ = drained
     observed = instance.fetch_observations(AssetKey(["shops", "totals"]), limit=1).records[0].asset_observation.metadata
     assert observed["late records"].value == 0
-    assert {"input rows per second", "batch duration (s)", "batch durations", "watermark", "watermark lag (s)", "state rows", "bytes written"} <= observed.keys()
+    assert {
+        "input rows per second",
+        "batch duration (s)",
+        "batch durations",
+        "watermark",
+        "watermark lag (s)",
+        "state rows",
+        "bytes written",
+    } <= observed.keys()
 
 
 def test_options_of_the_launch_go_before_those_of_the_deployment(drained):

@@ -29,7 +29,14 @@ from dagster_unified.api import (
 )
 from dagster_unified.graph.options import Configuration
 from dagster_unified.operators.time import to_millis, to_span
-from dagster_unified.orchestration import BatchDeployment, BatchSchedule, Checks, Retention, StreamingDeployment, unified_definitions
+from dagster_unified.orchestration import (
+    BatchDeployment,
+    BatchSchedule,
+    Checks,
+    Retention,
+    StreamingDeployment,
+    unified_definitions,
+)
 from dagster_unified.testing import run_pipeline
 
 TWO = pendulum.duration(seconds=2)
@@ -83,10 +90,22 @@ USES = {
     "session": windowed(EventTimeSessionWindows.with_gap),
     "session by the clock": windowed(ProcessingTimeSessionWindows.with_gap),
     "dynamic gap": windowed(lambda d: EventTimeSessionWindows.with_dynamic_gap(lambda tick: d)),
-    "lateness": lambda keyed, d: keyed.window(TumblingEventTimeWindows.of(timedelta(seconds=4))).allowed_lateness(d).reduce(later),
-    "evictor": lambda keyed, d: keyed.window(TumblingEventTimeWindows.of(timedelta(seconds=4))).evictor(TimeEvictor.of(d)).reduce(later),
-    "trigger": lambda keyed, d: keyed.window(TumblingEventTimeWindows.of(timedelta(seconds=4))).trigger(ContinuousEventTimeTrigger.of(d)).reduce(later),
-    "trigger by the clock": lambda keyed, d: keyed.window(TumblingProcessingTimeWindows.of(timedelta(days=1))).trigger(ContinuousProcessingTimeTrigger.of(d)).reduce(later),
+    "lateness": lambda keyed, d: (
+        keyed.window(TumblingEventTimeWindows.of(timedelta(seconds=4))).allowed_lateness(d).reduce(later)
+    ),
+    "evictor": lambda keyed, d: (
+        keyed.window(TumblingEventTimeWindows.of(timedelta(seconds=4))).evictor(TimeEvictor.of(d)).reduce(later)
+    ),
+    "trigger": lambda keyed, d: (
+        keyed.window(TumblingEventTimeWindows.of(timedelta(seconds=4)))
+        .trigger(ContinuousEventTimeTrigger.of(d))
+        .reduce(later)
+    ),
+    "trigger by the clock": lambda keyed, d: (
+        keyed.window(TumblingProcessingTimeWindows.of(timedelta(days=1)))
+        .trigger(ContinuousProcessingTimeTrigger.of(d))
+        .reduce(later)
+    ),
     "interval": lambda keyed, d: keyed.interval_join(keyed).between(-d, d).process(Pairs()),
     "time to live": lambda keyed, d: keyed.process(First(d)),
 }
@@ -96,7 +115,11 @@ USES = {
 def test_a_window_a_join_or_a_state_takes_one(use):
     def results(duration):
         pipeline = Pipeline("ticks")
-        in_time = WatermarkStrategy.for_bounded_out_of_orderness(duration).with_timestamp_assigner("at").with_idleness(duration)
+        in_time = (
+            WatermarkStrategy.for_bounded_out_of_orderness(duration)
+            .with_timestamp_assigner("at")
+            .with_idleness(duration)
+        )
         ticks = pipeline.from_collection(TICKS).assign_timestamps_and_watermarks(in_time)
         use(ticks.key_by("key"), duration).print()
         return sorted(run_pipeline(pipeline, "BATCH").only())
@@ -111,11 +134,16 @@ def test_an_asynchronous_call_takes_one_as_its_timeout():
 
 
 def test_options_and_definitions_take_them():
-    assert Configuration.of({"restart-strategy.fixed-delay.delay": TWO})["restart-strategy.fixed-delay.delay"] == timedelta(seconds=2)
+    assert Configuration.of({"restart-strategy.fixed-delay.delay": TWO})[
+        "restart-strategy.fixed-delay.delay"
+    ] == timedelta(seconds=2)
     pipeline = Pipeline("ticks")
     pipeline.from_collection(TICKS).print()
     streaming = StreamingDeployment(pipeline, stall_after=TWO, observe_every=TWO, tick_every=TWO)
-    assert unified_definitions(pipeline, streaming).resolve_sensor_def("ticks_streaming_sensor").minimum_interval_seconds == 2
+    assert (
+        unified_definitions(pipeline, streaming).resolve_sensor_def("ticks_streaming_sensor").minimum_interval_seconds
+        == 2
+    )
 
 
 def test_a_schedules_offset_a_retention_and_a_freshness_take_them(tmp_path):

@@ -1,4 +1,6 @@
-"""Runs whose process has died, with the server that would have noticed: told by the silence of a stage in the middle."""
+"""Runs whose process has died, with the server that would have noticed: told by the silence of a stage in the
+middle.
+"""
 
 import subprocess
 import sys
@@ -52,13 +54,23 @@ def started(instance, *events):
     run = instance.create_run_for_job(p_batch, status=DagsterRunStatus.STARTED)
     for event in events:
         data = StepSuccessData(1.0) if event is DagsterEventType.STEP_SUCCESS else None
-        instance.report_dagster_event(DagsterEvent(event.value, "p_batch", step_key="p__stage", step_kind_value="COMPUTE", event_specific_data=data), run.run_id)
+        instance.report_dagster_event(
+            DagsterEvent(
+                event.value, "p_batch", step_key="p__stage", step_kind_value="COMPUTE", event_specific_data=data
+            ),
+            run.run_id,
+        )
     return instance.get_run_by_id(run.run_id)
 
 
 def test_a_process_that_is_killed_in_the_middle_of_a_stage_leaves_a_run_that_is_buried(instance, store):
     run = started(instance, DagsterEventType.STEP_START)
-    assert subprocess.run([sys.executable, "-c", KILLED.format(folder=str(store.root), run=run.run_id)], check=False).returncode == -9
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", KILLED.format(folder=str(store.root), run=run.run_id)], check=False
+        ).returncode
+        == -9
+    )
     assert bury_dead_runs(instance, store, "p", {"p__stage"}) == []
     (said,) = bury_dead_runs(instance, store, "p", {"p__stage"}, patience=0)
     assert f"run {run.run_id[:8]}: process" in said
@@ -84,10 +96,20 @@ def test_a_run_that_lives_or_is_between_its_stages_is_left_alone(instance, store
 
 def test_a_run_whose_process_dagster_saw_die_is_told_what_died_and_what_comes_next(instance, store):
     run = started(instance, DagsterEventType.STEP_START)
-    assert subprocess.run([sys.executable, "-c", KILLED.format(folder=str(store.root), run=run.run_id)], check=False).returncode == -9
-    instance.report_engine_event(f"Run execution process for {run.run_id} was terminated by signal 9 (SIGKILL). This usually indicates", run)
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", KILLED.format(folder=str(store.root), run=run.run_id)], check=False
+        ).returncode
+        == -9
+    )
+    instance.report_engine_event(
+        f"Run execution process for {run.run_id} was terminated by signal 9 (SIGKILL). This usually indicates", run
+    )
     instance.report_run_failed(run)  # as Dagster's code server does
-    died = "the process that executed it was terminated by signal 9 (SIGKILL); by hand, or by the operating system for want of memory. What it had committed stands"
+    died = (
+        "the process that executed it was terminated by signal 9 (SIGKILL); by hand, or by the operating system for"
+        " want of memory. What it had committed stands"
+    )
     assert why_it_failed(instance, run.run_id) == died
     (said,) = bury_dead_runs(instance, store, "p", {"p__stage"})
     assert said == f"run {run.run_id[:8]}: {died}. Re-execute it from failure: it goes on from where it was"

@@ -6,7 +6,13 @@ import pytest
 from dagster import AssetKey, DagsterInstance, DagsterRunStatus, in_process_executor
 
 from dagster_unified.api import Pipeline
-from dagster_unified.orchestration import BatchDeployment, IntermediatesResource, Retention, SparkResource, unified_definitions
+from dagster_unified.orchestration import (
+    BatchDeployment,
+    IntermediatesResource,
+    Retention,
+    SparkResource,
+    unified_definitions,
+)
 
 FAIL = {"last": False}
 
@@ -24,7 +30,10 @@ def dagster(spark, tmp_path):
     doubled.map(refuse).print("shown")
     definitions = unified_definitions(
         BatchDeployment(pipeline, retry_policy=None, retention=Retention(max_age=timedelta(0))),
-        resources={"spark": SparkResource(master="local[2]"), "intermediates": IntermediatesResource(path=str(tmp_path / "store"))},
+        resources={
+            "spark": SparkResource(master="local[2]"),
+            "intermediates": IntermediatesResource(path=str(tmp_path / "store")),
+        },
         executor=in_process_executor,
     )
     FAIL["last"] = False
@@ -34,7 +43,9 @@ def dagster(spark, tmp_path):
 
 def run(dagster, **options):
     definitions, instance = dagster
-    return definitions.resolve_job_def("numbers_batch").execute_in_process(instance=instance, raise_on_error=False, **options)
+    return definitions.resolve_job_def("numbers_batch").execute_in_process(
+        instance=instance, raise_on_error=False, **options
+    )
 
 
 def clean(dagster, dry_run=False):
@@ -77,7 +88,9 @@ def test_what_a_queued_run_may_read_stays(dagster):
     run(dagster)
     definitions, instance = dagster
     job = definitions.resolve_job_def("numbers_batch")
-    queued = instance.create_run_for_job(job, status=DagsterRunStatus.NOT_STARTED, asset_selection={AssetKey(["numbers", "shown"])})
+    queued = instance.create_run_for_job(
+        job, status=DagsterRunStatus.NOT_STARTED, asset_selection={AssetKey(["numbers", "shown"])}
+    )
     assert clean(dagster)["intermediates"] == 0
     instance.report_run_canceled(queued)
     assert clean(dagster)["intermediates"] == 2

@@ -8,7 +8,13 @@ from dagster_pyspark import PySparkResource
 
 from dagster_unified.api import CsvSource, FileSink, Pipeline
 from dagster_unified.cli import main
-from dagster_unified.orchestration import BatchDeployment, IntermediatesResource, SparkResource, StreamingDeployment, unified_definitions
+from dagster_unified.orchestration import (
+    BatchDeployment,
+    IntermediatesResource,
+    SparkResource,
+    StreamingDeployment,
+    unified_definitions,
+)
 
 
 class Sale(NamedTuple):
@@ -43,20 +49,37 @@ def test_a_run_materializes_the_asset_with_its_rows_which_the_command_line_shows
     (tmp_path / "in/north.csv").write_text("shop,amount\nnorth,1\nnorth,[many]\n")
     (tmp_path / "in/south.csv").write_text("shop,amount\nsouth,1\n")
     partitions = StaticPartitionsDefinition(["north", "south"])
-    resources = {"spark": SparkResource(master="local[2]"), "intermediates": IntermediatesResource(path=str(tmp_path / "store"))}
-    job = unified_definitions(BatchDeployment(sales(str(tmp_path)), partitions=partitions), resources=resources).resolve_job_def("sales_batch")
+    resources = {
+        "spark": SparkResource(master="local[2]"),
+        "intermediates": IntermediatesResource(path=str(tmp_path / "store")),
+    }
+    job = unified_definitions(
+        BatchDeployment(sales(str(tmp_path)), partitions=partitions), resources=resources
+    ).resolve_job_def("sales_batch")
     told = {}
     with DagsterInstance.ephemeral() as instance:
         for key in ("north", "south"):
             events = job.execute_in_process(instance=instance, partition_key=key).get_asset_materialization_events()
             (told[key],) = [e.materialization for e in events if e.materialization.asset_key == KEY]
-    assert {key: (m.partition, m.metadata["dagster/row_count"].value) for key, m in told.items()} == {"north": ("north", 1), "south": ("south", 0)}
+    assert {key: (m.partition, m.metadata["dagster/row_count"].value) for key, m in told.items()} == {
+        "north": ("north", 1),
+        "south": ("south", 0),
+    }
     (row,) = told["north"].metadata["latest rows"].records
     assert (row.data["partition"], row.data["line"], row.data["content"]) == ("north", 3, "north,[many]")
     (tmp_path / "shop_sales.py").write_text(PIPELINE.format(folder=str(tmp_path)))
     monkeypatch.setenv("COLUMNS", "300")
     with pytest.raises(SystemExit) as ended:
-        main(["malformed", str(tmp_path / "shop_sales.py"), "--storage", str(tmp_path / "store"), "-D", f"execution.checkpointing.dir={tmp_path}/checkpoints"])
+        main(
+            [
+                "malformed",
+                str(tmp_path / "shop_sales.py"),
+                "--storage",
+                str(tmp_path / "store"),
+                "-D",
+                f"execution.checkpointing.dir={tmp_path}/checkpoints",
+            ]
+        )
     printed = capsys.readouterr().out
     assert ended.value.code == 0
     assert f"files, BATCH: 1 malformed rows at {tmp_path}/store/sales/~malformed/files" in printed
@@ -81,8 +104,13 @@ def test_a_stream_in_the_session_of_pyspark_observes_the_asset_with_its_rows(spa
 
 
 def test_a_pipeline_that_sets_nothing_aside_says_so(tmp_path, capsys):
-    (tmp_path / "shop_none.py").write_text(PIPELINE.format(folder=str(tmp_path)).replace("sales('", "sales(on_malformed='drop', folder='"))
+    (tmp_path / "shop_none.py").write_text(
+        PIPELINE.format(folder=str(tmp_path)).replace("sales('", "sales(on_malformed='drop', folder='")
+    )
     with pytest.raises(SystemExit) as ended:
         main(["malformed", str(tmp_path / "shop_none.py")])
     assert ended.value.code == 2
-    assert "no source of sales sets malformed rows aside; read it with on_malformed='divert'" in capsys.readouterr().err.replace("\n", " ")
+    assert (
+        "no source of sales sets malformed rows aside; read it with on_malformed='divert'"
+        in capsys.readouterr().err.replace("\n", " ")
+    )

@@ -81,7 +81,13 @@ def test_what_is_to_be_committed_is_not_after_a_signal():
 
 @pytest.mark.parametrize(
     ("error", "attempts"),
-    [(StageError("a worker was lost"), 3), (SinkError("another schema"), 1), (MemoryError(), 1), (SystemExit(3), 1), (KeyboardInterrupt(), 1)],
+    [
+        (StageError("a worker was lost"), 3),
+        (SinkError("another schema"), 1),
+        (MemoryError(), 1),
+        (SystemExit(3), 1),
+        (KeyboardInterrupt(), 1),
+    ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
 def test_only_what_may_succeed_is_tried_again(error, attempts):

@@ -32,7 +32,12 @@ def instance(spark, tmp_path):
     for name in ("table", "store", "in"):
         shutil.rmtree(HOME / name, ignore_errors=True)
     BROKEN.unlink(missing_ok=True)
-    sales("2013-03-09T12:00:00-05:00,1", "2013-03-10T01:59:00-05:00,2", "2013-03-10T23:59:00-04:00,4", "2013-03-11T00:00:00-04:00,8")
+    sales(
+        "2013-03-09T12:00:00-05:00,1",
+        "2013-03-10T01:59:00-05:00,2",
+        "2013-03-10T23:59:00-04:00,4",
+        "2013-03-11T00:00:00-04:00,8",
+    )
     with DagsterInstance.local_temp(str(tmp_path)) as instance:
         yield instance
 
@@ -51,7 +56,10 @@ def whole_range(first, last):
 
 
 def materialized(instance, key):
-    return {e.asset_materialization.partition: e.asset_materialization.metadata for e in instance.fetch_materializations(AssetKey(key), limit=100).records}
+    return {
+        e.asset_materialization.partition: e.asset_materialization.metadata
+        for e in instance.fetch_materializations(AssetKey(key), limit=100).records
+    }
 
 
 def test_a_run_for_a_partition_reads_and_writes_that_partition(instance):
@@ -83,7 +91,12 @@ def test_after_a_failure_in_the_middle_of_a_range_what_was_finished_is_not_run_a
     assert not first.success
     assert amounts() == [1]
     BROKEN.unlink()
-    with execute_job(reconstructable(job), instance, tags=whole_range(DAYS[0], DAYS[-1]), reexecution_options=ReexecutionOptions.from_failure(first.run_id, instance)) as again:
+    with execute_job(
+        reconstructable(job),
+        instance,
+        tags=whole_range(DAYS[0], DAYS[-1]),
+        reexecution_options=ReexecutionOptions.from_failure(first.run_id, instance),
+    ) as again:
         assert again.success
         log = "\n".join(e.user_message for e in instance.all_logs(again.run_id))
     assert amounts() == [1, 6, 8]
@@ -93,14 +106,22 @@ def test_after_a_failure_in_the_middle_of_a_range_what_was_finished_is_not_run_a
 
 def test_a_later_run_goes_on_from_the_state_of_a_day_that_a_re_execution_did_not_run_again(instance):
     BROKEN.write_text("adding 2013-03-11")
-    first = carrying_job().execute_in_process(instance=instance, tags=whole_range(DAYS[0], DAYS[-1]), raise_on_error=False)
+    first = carrying_job().execute_in_process(
+        instance=instance, tags=whole_range(DAYS[0], DAYS[-1]), raise_on_error=False
+    )
     assert not first.success
     BROKEN.unlink()
     with execute_job(
-        reconstructable(carrying_job), instance, tags=whole_range(DAYS[0], DAYS[-1]), reexecution_options=ReexecutionOptions.from_failure(first.run_id, instance)
+        reconstructable(carrying_job),
+        instance,
+        tags=whole_range(DAYS[0], DAYS[-1]),
+        reexecution_options=ReexecutionOptions.from_failure(first.run_id, instance),
     ) as again:
         assert again.success
-        assert any(f"stage 'totals' of partition 2013-03-10 was finished by run {first.run_id[:8]} before" in e.user_message for e in instance.all_logs(again.run_id))
+        assert any(
+            f"stage 'totals' of partition 2013-03-10 was finished by run {first.run_id[:8]} before" in e.user_message
+            for e in instance.all_logs(again.run_id)
+        )
     assert amounts() == [1, 7, 15]
     assert carrying_job().execute_in_process(instance=instance, partition_key=DAYS[-1]).success
     assert amounts() == [1, 7, 15]
@@ -111,7 +132,12 @@ def test_a_lost_intermediate_of_a_partition_is_recomputed_for_that_partition_alo
     first = job().execute_in_process(instance=instance, tags=whole_range(DAYS[0], DAYS[-1]), raise_on_error=False)
     BROKEN.unlink()
     shutil.rmtree(HOME / "store" / "sales" / "totals" / "2013-03-11")
-    with execute_job(reconstructable(job), instance, tags=whole_range(DAYS[0], DAYS[-1]), reexecution_options=ReexecutionOptions.from_failure(first.run_id, instance)) as again:
+    with execute_job(
+        reconstructable(job),
+        instance,
+        tags=whole_range(DAYS[0], DAYS[-1]),
+        reexecution_options=ReexecutionOptions.from_failure(first.run_id, instance),
+    ) as again:
         assert again.success
         recomputed = [e.user_message for e in instance.all_logs(again.run_id) if "recomputing" in e.user_message]
     assert [line.split(":")[0] for line in recomputed] == ["recomputing stage 'totals' of partition 2013-03-11"]
@@ -121,7 +147,9 @@ def test_a_lost_intermediate_of_a_partition_is_recomputed_for_that_partition_alo
 def test_a_stage_by_itself_reads_the_latest_intermediate_of_its_partition(instance):
     assert job().execute_in_process(instance=instance, partition_key=DAYS[0]).success
     assert job().execute_in_process(instance=instance, partition_key=DAYS[1]).success
-    alone = job().execute_in_process(instance=instance, partition_key=DAYS[0], asset_selection=[AssetKey(["sales", "table"])])
+    alone = job().execute_in_process(
+        instance=instance, partition_key=DAYS[0], asset_selection=[AssetKey(["sales", "table"])]
+    )
     assert alone.success
     assert not any("recomputing" in e.user_message for e in instance.all_logs(alone.run_id))
     assert amounts() == [1, 6]
@@ -163,7 +191,9 @@ def test_two_runs_of_one_partition_at_once_leave_what_one_of_them_wrote(spark, t
 def test_a_partitioned_overwrite_replaces_what_runs_without_partitions_had_written(spark, tmp_path):
     sink = DeltaSink(str(tmp_path / "table"))
     for partition, value in (("all", 1), ("2013-03-09", 2), ("2013-03-10", 3), ("2013-03-09", 4)):
-        sink.write(spark.createDataFrame([(value,)], "n long"), WriteContext(spark, "p", "stage", f"run {value}", partition))
+        sink.write(
+            spark.createDataFrame([(value,)], "n long"), WriteContext(spark, "p", "stage", f"run {value}", partition)
+        )
     assert sorted(DeltaTable(str(tmp_path / "table")).to_pyarrow_table()["n"].to_pylist()) == [3, 4]
 
 
@@ -181,7 +211,9 @@ def test_definitions_name_a_source_that_cannot_be_bounded_and_an_upstream_that_i
     pipeline.from_source(RateSource(name="rate")).print()
     with pytest.raises(PipelineError, match=r"ticks: source 'rate' .* does not say what of it belongs to a partition"):
         unified_definitions(BatchDeployment(pipeline, partitions=DAILY))
-    with pytest.raises(PipelineError, match="upstream names the source 'rates', and there are rate; did you mean 'rate'"):
+    with pytest.raises(
+        PipelineError, match="upstream names the source 'rates', and there are rate; did you mean 'rate'"
+    ):
         unified_definitions(StreamingDeployment(pipeline, upstream={"rates": "exports"}))
 
 
@@ -190,7 +222,9 @@ def test_a_time_zone_may_be_given_beside_the_partitions():
     assert daily.get_partition_keys() == DAYS
     day = slice_of(daily, "2013-03-10").parts[""]
     assert (day.start.isoformat(), day.end - day.start) == ("2013-03-10T00:00:00-05:00", timedelta(hours=23))
-    both = MultiPartitionsDefinition({"day": DailyPartitionsDefinition("2013-03-09"), "shop": StaticPartitionsDefinition(["north"])})
+    both = MultiPartitionsDefinition(
+        {"day": DailyPartitionsDefinition("2013-03-09"), "shop": StaticPartitionsDefinition(["north"])}
+    )
     part = slice_of(in_zone("days", both, "Europe/Vienna"), "2013-03-31|north")
     assert part.parts["day"].end.isoformat() == "2013-04-01T00:00:00+02:00"
     assert in_zone("days", DAILY, "America/New_York") is DAILY
@@ -200,7 +234,9 @@ def test_a_time_zone_that_contradicts_the_partitions_is_an_error():
     pipeline = Pipeline("sales")
     with pytest.raises(PipelineError, match="timezone='Mars/Olympus' is not the name of a time zone"):
         unified_definitions(BatchDeployment(pipeline, partitions=DAILY, timezone="Mars/Olympus"))
-    with pytest.raises(PipelineError, match="timezone='Europe/Vienna', and the partitions are in America/New_York; say it in one place"):
+    with pytest.raises(
+        PipelineError, match="timezone='Europe/Vienna', and the partitions are in America/New_York; say it in one place"
+    ):
         unified_definitions(BatchDeployment(pipeline, partitions=DAILY, timezone="Europe/Vienna"))
     with pytest.raises(PipelineError, match="goes with partitions in time"):
         unified_definitions(BatchDeployment(pipeline, timezone="Europe/Vienna"))

@@ -51,7 +51,9 @@ def test_each_partition_has_a_bar_and_the_runs_own_stand_out():
 
 def test_other_partitions_are_as_they_were_materialized_last(instance):
     for partition, rows in (("1", 5), ("2", 1), ("2", 40), ("9", 7)):
-        instance.report_runless_asset_event(AssetMaterialization(ASSET, partition=partition, metadata={"dagster/row_count": rows}))
+        instance.report_runless_asset_event(
+            AssetMaterialization(ASSET, partition=partition, metadata={"dagster/row_count": rows})
+        )
     drawn = bars(shown(instance, ["1", "2", "3", "4", "9"], {"3": 20}))
     assert [mine for mine, _ in drawn] == [False, False, True, False]
     assert drawn[1][1] > drawn[2][1] > drawn[3][1] > drawn[0][1]
@@ -60,7 +62,9 @@ def test_other_partitions_are_as_they_were_materialized_last(instance):
 def test_of_many_partitions_the_last_before_the_runs_own_are_shown(instance):
     keys = [str(i) for i in range(3 * SHOWN)]
     for key in keys:
-        instance.report_runless_asset_event(AssetMaterialization(ASSET, partition=key, metadata={"dagster/row_count": 10}))
+        instance.report_runless_asset_event(
+            AssetMaterialization(ASSET, partition=key, metadata={"dagster/row_count": 10})
+        )
     drawn = bars(shown(instance, keys, {keys[2 * SHOWN]: 10}))
     assert len(drawn) == SHOWN
     assert [mine for mine, _ in drawn] == [False] * (SHOWN - 1) + [True]

@@ -23,13 +23,18 @@ class Dagster(DagsterDev):
 
     def steps(self):
         """From when until when each step was."""
-        found = self.ask("{ runsOrError { ... on Runs { results { stepStats { startTime endTime } } } } }")["runsOrError"]["results"]
+        found = self.ask("{ runsOrError { ... on Runs { results { stepStats { startTime endTime } } } } }")[
+            "runsOrError"
+        ]["results"]
         return sorted((s["startTime"], s["endTime"]) for r in found for s in r["stepStats"])
 
 
 @pytest.fixture
 def dagster(tmp_path):
-    running = Dagster(tmp_path, "concurrency:\n  runs:\n    max_concurrent_runs: 2\n  pools:\n    default_limit: 1\n    granularity: op\n")
+    running = Dagster(
+        tmp_path,
+        "concurrency:\n  runs:\n    max_concurrent_runs: 2\n  pools:\n    default_limit: 1\n    granularity: op\n",
+    )
     (tmp_path / "in").mkdir()
     for number, day in enumerate(DAYS):
         (tmp_path / "in" / f"{day}.csv").write_text(f"shop,amount\na,{number}\n")
@@ -42,7 +47,9 @@ def dagster(tmp_path):
 
 def test_the_runs_of_a_backfill_overlap_and_their_stages_keep_within_the_pool(dagster):
     backfill = dagster.backfill([["doubles", name] for name in ("doubled", "table")], DAYS)
-    dagster.until(lambda: dagster.backfill_status(backfill) not in ("REQUESTED", "FAILING", "CANCELING"), "the backfill has ended")
+    dagster.until(
+        lambda: dagster.backfill_status(backfill) not in ("REQUESTED", "FAILING", "CANCELING"), "the backfill has ended"
+    )
     assert dagster.backfill_status(backfill) == "COMPLETED_SUCCESS"
     steps, runs = dagster.steps(), dagster.spans()
     assert (len(runs), len(steps)) == (2, 4)

@@ -33,7 +33,9 @@ def failed_run(instance):
 
 
 def reexecuted(instance, run_id):
-    return execute_job(reconstructable(job), instance, reexecution_options=ReexecutionOptions.from_failure(run_id, instance))
+    return execute_job(
+        reconstructable(job), instance, reexecution_options=ReexecutionOptions.from_failure(run_id, instance)
+    )
 
 
 def steps(result):
@@ -42,7 +44,9 @@ def steps(result):
 
 def test_a_run_materializes_every_stage_once_and_in_order(instance):
     result = job().execute_in_process(instance=instance)
-    assert [e.dagster_event.step_key for e in instance.all_logs(result.run_id, of_type=DagsterEventType.STEP_SUCCESS)] == ["recovery__keyed", "recovery__sums", "recovery__table"]
+    assert [
+        e.dagster_event.step_key for e in instance.all_logs(result.run_id, of_type=DagsterEventType.STEP_SUCCESS)
+    ] == ["recovery__keyed", "recovery__sums", "recovery__table"]
     assert values() == [16, 20]
 
 
@@ -61,7 +65,9 @@ def test_a_lost_intermediate_is_recomputed_inside_the_step_that_needs_it(instanc
         assert again.success
         assert steps(again) == ["recovery__table"]
         log = [e.user_message for e in instance.all_logs(again.run_id)]
-        (shown,) = [e.step_materialization_data.materialization.metadata for e in again.all_events if e.is_step_materialization]
+        (shown,) = [
+            e.step_materialization_data.materialization.metadata for e in again.all_events if e.is_step_materialization
+        ]
     assert "its intermediate is gone or damaged" in shown["recomputed sums"].value
     assert any("recomputing stage 'sums'" in line for line in log)
     assert not any("recomputing stage 'keyed'" in line for line in log)
@@ -103,7 +109,11 @@ def test_re_execution_after_the_sink_had_committed_does_not_append_twice(instanc
     manifest = next((HOME / "store" / "recovery" / "table").rglob("manifest.json"))
     manifest.unlink()  # as if the run had died between the sink's commit and the stage's
     instance.report_run_failed(instance.get_run_by_id(first.run_id))
-    with execute_job(reconstructable(job), instance, reexecution_options=ReexecutionOptions(parent_run_id=first.run_id, step_selection=["recovery__table"])) as again:
+    with execute_job(
+        reconstructable(job),
+        instance,
+        reexecution_options=ReexecutionOptions(parent_run_id=first.run_id, step_selection=["recovery__table"]),
+    ) as again:
         assert again.success
     assert values() == [16, 20]
 
@@ -111,7 +121,9 @@ def test_re_execution_after_the_sink_had_committed_does_not_append_twice(instanc
 def test_re_executing_a_run_that_succeeded_writes_again_also_when_the_janitor_was_there(instance):
     first = job().execute_in_process(instance=instance)
     shutil.rmtree(HOME / "store" / "recovery")
-    with execute_job(reconstructable(job), instance, reexecution_options=ReexecutionOptions(parent_run_id=first.run_id)) as again:
+    with execute_job(
+        reconstructable(job), instance, reexecution_options=ReexecutionOptions(parent_run_id=first.run_id)
+    ) as again:
         assert again.success
     assert values() == [16, 16, 20, 20]
 
@@ -120,14 +132,21 @@ def test_launching_with_all_exchanges_pipelined_runs_one_spark_job_in_the_last_s
     options = {"resources": {"execution": {"config": {"execution.batch-shuffle-mode": "ALL_EXCHANGES_PIPELINED"}}}}
     result = job().execute_in_process(instance=instance, run_config=options)
     assert result.success
-    pipelined = {m.asset_key.path[-1] for m in (e.materialization for e in result.get_asset_materialization_events()) if "pipelined" in m.metadata}
+    pipelined = {
+        m.asset_key.path[-1]
+        for m in (e.materialization for e in result.get_asset_materialization_events())
+        if "pipelined" in m.metadata
+    }
     assert pipelined == {"keyed", "sums"}
     assert values() == [16, 20]
 
 
 def test_metadata_shows_rows_bytes_schema_graph_and_preview(instance):
     result = job().execute_in_process(instance=instance)
-    found = {e.materialization.asset_key.path[-1]: e.materialization.metadata for e in result.get_asset_materialization_events()}
+    found = {
+        e.materialization.asset_key.path[-1]: e.materialization.metadata
+        for e in result.get_asset_materialization_events()
+    }
     assert found["keyed"]["dagster/row_count"].value == 9
     assert found["keyed"]["bytes"].value > 0
     assert [c.name for c in found["keyed"]["dagster/column_schema"].schema.columns] == ["key", "value"]
@@ -139,10 +158,16 @@ def test_an_unknown_option_is_refused_at_launch(instance):
     from dagster import DagsterInvalidConfigError
 
     with pytest.raises(DagsterInvalidConfigError, match=r"execution\.runtime-mod"):
-        job().execute_in_process(instance=instance, run_config={"resources": {"execution": {"config": {"execution.runtime-mod": "BATCH"}}}})
+        job().execute_in_process(
+            instance=instance, run_config={"resources": {"execution": {"config": {"execution.runtime-mod": "BATCH"}}}}
+        )
 
 
 def test_streaming_is_refused_with_a_sentence_that_says_what_to_do(instance):
-    result = job().execute_in_process(instance=instance, raise_on_error=False, run_config={"resources": {"execution": {"config": {"execution.runtime-mode": "STREAMING"}}}})
+    result = job().execute_in_process(
+        instance=instance,
+        raise_on_error=False,
+        run_config={"resources": {"execution": {"config": {"execution.runtime-mode": "STREAMING"}}}},
+    )
     failure = next(e for e in result.all_node_events if e.is_step_failure)
     assert "launch with execution.runtime-mode=BATCH" in failure.step_failure_data.user_failure_data.description

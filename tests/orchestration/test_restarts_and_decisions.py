@@ -26,7 +26,12 @@ def failures(*ended, ran=10):
 
 
 def strategy(kind, **options):
-    return Configuration.of({"restart-strategy.type": kind, **{f"restart-strategy.{kind.lower()}.{k.replace('_', '-')}": v for k, v in options.items()}})
+    return Configuration.of(
+        {
+            "restart-strategy.type": kind,
+            **{f"restart-strategy.{kind.lower()}.{k.replace('_', '-')}": v for k, v in options.items()},
+        }
+    )
 
 
 def test_none_gives_up_at_once():
@@ -41,7 +46,14 @@ def test_fixed_delay_gives_up_after_its_attempts():
 
 
 def test_exponential_delay_grows_to_its_maximum_and_begins_anew_after_a_long_run():
-    options = strategy("EXPONENTIAL-DELAY", initial_backoff="1 s", backoff_multiplier=2, max_backoff="5 s", jitter_factor=0, reset_backoff_threshold="1 min")
+    options = strategy(
+        "EXPONENTIAL-DELAY",
+        initial_backoff="1 s",
+        backoff_multiplier=2,
+        max_backoff="5 s",
+        jitter_factor=0,
+        reset_backoff_threshold="1 min",
+    )
     waits = [decide(failures(*range(n)), options).at - NOON - (n - 1) * SECOND for n in (1, 2, 3, 4, 9)]
     assert waits == [1 * SECOND, 2 * SECOND, 4 * SECOND, 5 * SECOND, 5 * SECOND]
     after_long = [*failures(0, 1, 2), *failures(100, ran=90)]
@@ -88,8 +100,20 @@ def deployed(fingerprint="now", finished=False, **given):
 
 
 def see(*runs, **given):
-    known = {"deployed": deployed(), "lease": None, "desired": Desired(), "status": None, "fingerprint": "now", "now": NOON, **given}
-    return next_step(deployment(**known.pop("declared", {})), Configuration.of({"restart-strategy.exponential-delay.jitter-factor": 0}), Seen(list(runs), **known))
+    known = {
+        "deployed": deployed(),
+        "lease": None,
+        "desired": Desired(),
+        "status": None,
+        "fingerprint": "now",
+        "now": NOON,
+        **given,
+    }
+    return next_step(
+        deployment(**known.pop("declared", {})),
+        Configuration.of({"restart-strategy.exponential-delay.jitter-factor": 0}),
+        Seen(list(runs), **known),
+    )
 
 
 def test_a_deployment_without_a_run_is_started_once_per_predecessor():
@@ -103,7 +127,10 @@ def test_nothing_is_launched_beside_a_run_that_may_be_alive(status):
 
 
 def test_a_suspended_deployment_stays_down_whoever_said_so():
-    assert "p is suspended; launch p_control with the action resume" in see(run("SUCCESS"), desired=Desired(1, "suspended")).message
+    assert (
+        "p is suspended; launch p_control with the action resume"
+        in see(run("SUCCESS"), desired=Desired(1, "suspended")).message
+    )
     assert see(run("SUCCESS"), declared={"state": "suspended"}).launch is None
     assert see(run("SUCCESS"), declared={"state": "suspended"}, desired=Desired(1, "running", at=millis(1))).launch
 
@@ -115,7 +142,10 @@ def test_a_failed_run_is_started_again_when_its_time_has_come_and_the_message_sa
     assert see(run("FAILURE", ago=5)).launch == "p/run-1/now"
 
 
-@pytest.mark.parametrize(("error", "restarted"), [("SinkError", False), ("PipelineError", False), ("UserFunctionError", True), ("LeaseLostError", True)])
+@pytest.mark.parametrize(
+    ("error", "restarted"),
+    [("SinkError", False), ("PipelineError", False), ("UserFunctionError", True), ("LeaseLostError", True)],
+)
 def test_what_would_fail_again_is_not_started_again_until_it_is_resumed(error, restarted):
     failed = run("FAILURE", reason="no column", error=error)
     assert bool(see(failed).launch) == restarted
@@ -161,7 +191,9 @@ def test_a_silent_run_is_buried_whatever_dagster_says_of_it():
 def test_a_run_without_progress_is_replaced():
     status = Status(1, "run-1", 4, millis(1), 7, busy_since=millis(700))
     assert see(run("STARTED"), lease=lease(), status=status).replace == "run-1"
-    assert see(run("STARTED"), lease=lease(), status=status, declared={"stall_after": timedelta(hours=1)}).replace is None
+    assert (
+        see(run("STARTED"), lease=lease(), status=status, declared={"stall_after": timedelta(hours=1)}).replace is None
+    )
 
 
 def test_new_code_stops_the_job_once_and_starts_from_its_state():
@@ -179,7 +211,9 @@ def test_the_sensor_says_what_has_changed():
     said = "operator 'new' is new, operator 'old' is gone, operator 'step' (jobs.rate), the options (parallelism)"
     stopping = see(run("STARTED"), lease=lease(), deployed=held, fingerprint="new", code=code)
     assert stopping.message == f"the code of p has changed: {said}; stopping run run-1 after its epoch"
-    assert see(run("SUCCESS"), deployed=held, fingerprint="new", code=code).message == f"starting p with new code: {said}"
+    assert (
+        see(run("SUCCESS"), deployed=held, fingerprint="new", code=code).message == f"starting p with new code: {said}"
+    )
 
 
 def test_code_that_differs_after_three_upgrades_of_one_loading_is_upgraded_no_more():
@@ -209,10 +243,14 @@ def test_a_sensor_whose_code_differs_after_three_upgrades_fails_its_tick_and_lea
         started = create_run_for_test(instance, job_name=streaming.name, status=DagsterRunStatus.STARTED)
         for number in range(4):  # each run finds other code than the sensor
             code = {"print": {"jobs.NONCE": str(number)}}
-            directory.deploy(Deployed(0, "", "p", str(number), 0, 128, "ROCKSDB", {}, {}, code=code, loaded=asked.tags[LOADED]))
+            directory.deploy(
+                Deployed(0, "", "p", str(number), 0, 128, "ROCKSDB", {}, {}, code=code, loaded=asked.tags[LOADED])
+            )
         held = directory.take(started.run_id, 20)
         try:
-            with pytest.raises(Exception, match=r"p was started with new code 3 times .* operator 'print' \(jobs.NONCE\)"):
+            with pytest.raises(
+                Exception, match=r"p was started with new code 3 times .* operator 'print' \(jobs.NONCE\)"
+            ):
                 tick(build_sensor_context(instance))
         finally:
             held.release()
@@ -236,4 +274,9 @@ def test_a_deployment_that_cannot_be_is_an_error():
 
 def test_the_restart_strategy_is_an_option_like_any_other():
     assert deployment(restart_strategy="none").options == {"restart-strategy.type": "none"}
-    assert deployment(restart_strategy="fixed-delay", options={"restart-strategy.fixed-delay.attempts": 2}).options["restart-strategy.type"] == "fixed-delay"
+    assert (
+        deployment(restart_strategy="fixed-delay", options={"restart-strategy.fixed-delay.attempts": 2}).options[
+            "restart-strategy.type"
+        ]
+        == "fixed-delay"
+    )

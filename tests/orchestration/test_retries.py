@@ -27,9 +27,13 @@ def attempts(tmp_path, cluster):
     """How often the stage was tried again, and whether the run ended well."""
     pipeline = Pipeline("numbers")
     pipeline.from_collection([1, 2], name="ones").print()
-    definitions = unified_definitions(pipeline, resources={"spark": cluster, "intermediates": IntermediatesResource(path=str(tmp_path))})
+    definitions = unified_definitions(
+        pipeline, resources={"spark": cluster, "intermediates": IntermediatesResource(path=str(tmp_path))}
+    )
     with DagsterInstance.ephemeral() as instance:
-        result = definitions.resolve_job_def("numbers_batch").execute_in_process(instance=instance, raise_on_error=False)
+        result = definitions.resolve_job_def("numbers_batch").execute_in_process(
+            instance=instance, raise_on_error=False
+        )
         retried = [e for e in result.all_events if e.event_type is DagsterEventType.STEP_UP_FOR_RETRY]
         assert (instance.get_latest_materialization_event(AssetKey(["numbers", "ones"])) is not None) == result.success
     return len(retried), result.success

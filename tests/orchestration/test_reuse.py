@@ -18,11 +18,22 @@ class Sale(NamedTuple):
 
 def defined(folder, factor=1, weight=1, options=None, reuse="fingerprint"):
     pipeline = Pipeline("sales")
-    sales = pipeline.from_source(CsvSource(str(folder / "in"), Sale, name="sales")).map(lambda s: Sale(s.shop, s.amount * weight), output_type=Sale).name("weighted")
+    sales = (
+        pipeline.from_source(CsvSource(str(folder / "in"), Sale, name="sales"))
+        .map(lambda s: Sale(s.shop, s.amount * weight), output_type=Sale)
+        .name("weighted")
+    )
     totals = sales.key_by("shop").reduce(lambda a, b: Sale(a.shop, a.amount + b.amount)).name("totals").rebalance()
-    totals.map(lambda s: Sale(s.shop, s.amount * factor), output_type=Sale).sink_to(DeltaSink(str(folder / "table"), name="table"))
-    resources = {"spark": SparkResource(master="local[2]"), "intermediates": IntermediatesResource(path=str(folder / "store"))}
-    return unified_definitions(BatchDeployment(pipeline, reuse=reuse), resources=resources).resolve_job_def("sales_batch")
+    totals.map(lambda s: Sale(s.shop, s.amount * factor), output_type=Sale).sink_to(
+        DeltaSink(str(folder / "table"), name="table")
+    )
+    resources = {
+        "spark": SparkResource(master="local[2]"),
+        "intermediates": IntermediatesResource(path=str(folder / "store")),
+    }
+    return unified_definitions(BatchDeployment(pipeline, reuse=reuse), resources=resources).resolve_job_def(
+        "sales_batch"
+    )
 
 
 @pytest.fixture
@@ -35,7 +46,10 @@ def run(spark, tmp_path):
             """The stages that ran, and what is in the table."""
             config = {"resources": {"execution": {"config": options}}} if options else {}
             result = defined(tmp_path, **changes).execute_in_process(instance=instance, run_config=config)
-            shown = {e.materialization.asset_key.path[-1]: e.materialization.metadata for e in result.get_asset_materialization_events()}
+            shown = {
+                e.materialization.asset_key.path[-1]: e.materialization.metadata
+                for e in result.get_asset_materialization_events()
+            }
             return [name for name, metadata in shown.items() if "reused from run" not in metadata], sorted(
                 DeltaTable(str(tmp_path / "table")).to_pyarrow_table()["amount"].to_pylist()
             )

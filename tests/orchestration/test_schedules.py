@@ -40,9 +40,14 @@ def defined(partitions=DAILY, **options):
 
 def tick(definitions, at, instance):
     found = definitions.resolve_schedule_def("days_schedule")
-    context = build_schedule_context(instance=instance, scheduled_execution_time=at, repository_def=definitions.get_repository_def())
+    context = build_schedule_context(
+        instance=instance, scheduled_execution_time=at, repository_def=definitions.get_repository_def()
+    )
     result = found.evaluate_tick(context)
-    return result.skip_message or [r.partition_key or (r.tags["dagster/asset_partition_range_start"], r.tags["dagster/asset_partition_range_end"]) for r in result.run_requests]
+    return result.skip_message or [
+        r.partition_key or (r.tags["dagster/asset_partition_range_start"], r.tags["dagster/asset_partition_range_end"])
+        for r in result.run_requests
+    ]
 
 
 @pytest.fixture
@@ -62,8 +67,13 @@ def morning(day, hour=6):
 
 def test_the_newest_partition_that_is_complete_is_run(instance):
     assert tick(defined(schedule=BatchSchedule()), morning(5, 0), instance) == ["2024-03-04"]
-    assert tick(defined(schedule=BatchSchedule(offset=timedelta(days=1, hours=6))), morning(5), instance) == ["2024-03-03"]
-    assert tick(defined(schedule=BatchSchedule()), morning(1, 0), instance) == "no partition of days is complete, or those that are are on their way"
+    assert tick(defined(schedule=BatchSchedule(offset=timedelta(days=1, hours=6))), morning(5), instance) == [
+        "2024-03-03"
+    ]
+    assert (
+        tick(defined(schedule=BatchSchedule()), morning(1, 0), instance)
+        == "no partition of days is complete, or those that are are on their way"
+    )
 
 
 @pytest.mark.parametrize(("month", "day", "newest"), [(3, 10, "2024-03-09"), (11, 3, "2024-11-02")])
@@ -74,24 +84,34 @@ def test_six_hours_after_midnight_is_six_in_the_morning_on_days_of_23_and_25_hou
 
 def test_what_was_missed_is_run_as_well_and_what_is_there_is_not(instance):
     done(instance, "2024-03-02")
-    assert tick(defined(schedule=BatchSchedule(catch_up=3)), morning(5, 0), instance) == ["2024-03-01", "2024-03-03", "2024-03-04"]
+    assert tick(defined(schedule=BatchSchedule(catch_up=3)), morning(5, 0), instance) == [
+        "2024-03-01",
+        "2024-03-03",
+        "2024-03-04",
+    ]
     assert tick(defined(schedule=BatchSchedule(catch_up=1)), morning(5, 0), instance) == ["2024-03-03", "2024-03-04"]
 
 
 def test_with_carried_state_what_was_missed_is_one_range_in_order(instance):
     done(instance, "2024-03-01", "2024-03-02")
-    assert tick(defined(schedule=BatchSchedule(catch_up=3), carry_state=True), morning(5, 0), instance) == [("2024-03-03", "2024-03-04")]
+    assert tick(defined(schedule=BatchSchedule(catch_up=3), carry_state=True), morning(5, 0), instance) == [
+        ("2024-03-03", "2024-03-04")
+    ]
 
 
 def test_every_key_of_the_newest_window_is_run(instance):
     both = MultiPartitionsDefinition({"date": DAILY, "shop": StaticPartitionsDefinition(["a", "b"])})
-    found = tick(defined(both, schedule=BatchSchedule(), by={"date": "value", "shop": "value"}), morning(5, 0), instance)
+    found = tick(
+        defined(both, schedule=BatchSchedule(), by={"date": "value", "shop": "value"}), morning(5, 0), instance
+    )
     assert sorted(found) == ["2024-03-04|a", "2024-03-04|b"]
 
 
 def test_retries_are_those_of_the_run(instance):
     definitions = defined(schedule=BatchSchedule(retries=2))
-    context = build_schedule_context(instance=instance, scheduled_execution_time=morning(5, 0), repository_def=definitions.get_repository_def())
+    context = build_schedule_context(
+        instance=instance, scheduled_execution_time=morning(5, 0), repository_def=definitions.get_repository_def()
+    )
     (request,) = definitions.resolve_schedule_def("days_schedule").evaluate_tick(context).run_requests
     assert request.tags["dagster/max_retries"] == "2"
 

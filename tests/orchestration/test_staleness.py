@@ -1,4 +1,6 @@
-"""What is said of partitions whose carried state begins where another run has ended since, and what a re-executed range leaves for the days after it."""
+"""What is said of partitions whose carried state begins where another run has ended since, and what a re-executed range
+leaves for the days after it.
+"""
 
 import shutil
 from typing import NamedTuple
@@ -21,13 +23,22 @@ class Sale(NamedTuple):
 @pytest.fixture
 def run(spark, tmp_path):
     (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "sales.csv").write_text("shop,at,amount\n" + "".join(f"north,{day}T12:00:00Z,{i}\n" for i, day in enumerate(DAYS)))
+    (tmp_path / "in" / "sales.csv").write_text(
+        "shop,at,amount\n" + "".join(f"north,{day}T12:00:00Z,{i}\n" for i, day in enumerate(DAYS))
+    )
     pipeline = Pipeline("sales")
     sales = pipeline.from_source(CsvSource(str(tmp_path / "in"), Sale, name="incoming").partitioned_by("at"))
-    sales.key_by("shop").reduce(lambda a, b: Sale(a.shop, b.at, a.amount + b.amount)).name("totals").sink_to(DeltaSink(str(tmp_path / "table"), mode="append"))
-    resources = {"spark": SparkResource(master="local[2]"), "intermediates": IntermediatesResource(path=str(tmp_path / "store"))}
+    sales.key_by("shop").reduce(lambda a, b: Sale(a.shop, b.at, a.amount + b.amount)).name("totals").sink_to(
+        DeltaSink(str(tmp_path / "table"), mode="append")
+    )
+    resources = {
+        "spark": SparkResource(master="local[2]"),
+        "intermediates": IntermediatesResource(path=str(tmp_path / "store")),
+    }
     daily = DailyPartitionsDefinition(DAYS[0], end_date="2013-03-06")
-    job = unified_definitions(BatchDeployment(pipeline, retry_policy=None, partitions=daily, carry_state=True), resources=resources).resolve_job_def("sales_batch")
+    job = unified_definitions(
+        BatchDeployment(pipeline, retry_policy=None, partitions=daily, carry_state=True), resources=resources
+    ).resolve_job_def("sales_batch")
     with DagsterInstance.local_temp(str(tmp_path)) as instance:
 
         def go(first, last=None):
@@ -45,9 +56,18 @@ def run(spark, tmp_path):
 def test_days_after_one_that_has_run_again_are_stale_until_a_backfill_has_made_them_again(run):
     follows = (True, "every partition goes on from the one before it")
     assert run(DAYS[0], DAYS[3]) == follows
-    assert run(DAYS[1]) == (False, "2013-03-03 to 2013-03-04 went on from a state that has been made again since: run a backfill over them")
-    assert run(DAYS[4]) == (False, "2013-03-03 to 2013-03-05 went on from a state that has been made again since: run a backfill over them")
-    assert run(DAYS[2], DAYS[3]) == (False, "2013-03-05 went on from a state that has been made again since: run a backfill over it")
+    assert run(DAYS[1]) == (
+        False,
+        "2013-03-03 to 2013-03-04 went on from a state that has been made again since: run a backfill over them",
+    )
+    assert run(DAYS[4]) == (
+        False,
+        "2013-03-03 to 2013-03-05 went on from a state that has been made again since: run a backfill over them",
+    )
+    assert run(DAYS[2], DAYS[3]) == (
+        False,
+        "2013-03-05 went on from a state that has been made again since: run a backfill over it",
+    )
     assert run(DAYS[4]) == follows
 
 
@@ -56,4 +76,7 @@ def test_days_are_stale_also_where_the_janitor_has_freed_what_they_were_made_of(
     for partition in (run.folder / "store" / "sales" / "table").iterdir():
         if DAYS[3] not in partition.name:
             shutil.rmtree(partition)
-    assert run(DAYS[0]) == (False, "2013-03-02 to 2013-03-04 went on from a state that has been made again since: run a backfill over them")
+    assert run(DAYS[0]) == (
+        False,
+        "2013-03-02 to 2013-03-04 went on from a state that has been made again since: run a backfill over them",
+    )

@@ -25,7 +25,9 @@ class Deployment:
         self.instance = instance
         pipeline = Pipeline("sales")
         pipeline.from_source(CsvSource(str(folder / "in"), Sale, monitor=True)).print()
-        deployment = StreamingDeployment(pipeline, start_when=start_when, options={"execution.checkpointing.dir": str(folder / "checkpoints")})
+        deployment = StreamingDeployment(
+            pipeline, start_when=start_when, options={"execution.checkpointing.dir": str(folder / "checkpoints")}
+        )
         self.definitions = unified_definitions(pipeline, deployment)
 
     def tick(self):
@@ -52,7 +54,9 @@ def test_files_starts_when_a_file_has_arrived_since_the_job_last_ran(instance, t
     file = tmp_path / "in" / "1.csv"
     file.write_text("shop,amount\nnorth,1\n")
     assert deployment.tick() is True
-    instance.create_run_for_job(deployment.definitions.resolve_job_def("sales_streaming"), status=DagsterRunStatus.SUCCESS)
+    instance.create_run_for_job(
+        deployment.definitions.resolve_job_def("sales_streaming"), status=DagsterRunStatus.SUCCESS
+    )
     os.utime(file, (time.time() - 60, time.time() - 60))
     assert deployment.tick() == WAITS
     os.utime(file, (time.time() + 60, time.time() + 60))

@@ -1,4 +1,6 @@
-"""A streaming deployment under a real webserver's code server and daemon: start, crash, restart, suspend, resume, upgrade, cancel."""
+"""A streaming deployment under a real webserver's code server and daemon: start, crash, restart, suspend, resume,
+upgrade, cancel.
+"""
 
 import json
 import os
@@ -28,7 +30,8 @@ class Dagster(DagsterDev):
         selector = {**self.selector, "pipelineName": job}
         params = {"selector": selector, "runConfigData": config or {}, "mode": "default"}
         return self.ask(
-            "mutation($p: ExecutionParams!) { launchRun(executionParams: $p) { __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } ... on RunConfigValidationInvalid { errors { message } } } }",
+            "mutation($p: ExecutionParams!) { launchRun(executionParams: $p) { __typename ... on LaunchRunSuccess { run"
+            " { runId } } ... on PythonError { message } ... on RunConfigValidationInvalid { errors { message } } } }",
             p=params,
         )
 
@@ -39,7 +42,9 @@ class Dagster(DagsterDev):
         return self.ask("mutation($r: String!) { terminateRun(runId: $r) { __typename } }", r=run_id)
 
     def runs(self):
-        found = self.ask('{ runsOrError(filter: {pipelineName: "sales_streaming"}) { ... on Runs { results { runId status } } } }')
+        found = self.ask(
+            '{ runsOrError(filter: {pipelineName: "sales_streaming"}) { ... on Runs { results { runId status } } } }'
+        )
         return found["runsOrError"]["results"]
 
     def started(self):
@@ -49,7 +54,8 @@ class Dagster(DagsterDev):
         selector = {**self.selector, "sensorName": "sales_streaming_sensor"}
         try:
             found = self.ask(
-                "query($s: SensorSelector!) { sensorOrError(sensorSelector: $s) { ... on Sensor { sensorState { ticks(limit: 5) { status skipReason error { message } } } } } }",
+                "query($s: SensorSelector!) { sensorOrError(sensorSelector: $s) { ... on Sensor { sensorState {"
+                " ticks(limit: 5) { status skipReason error { message } } } } } }",
                 s=selector,
             )
             return found["sensorOrError"]["sensorState"]["ticks"]
@@ -65,7 +71,9 @@ class Dagster(DagsterDev):
         assert (lease["owner"], lease["released"]) == (run, True)
 
     def lease(self):
-        return json.loads(max((self.folder / "checkpoints/sales/lease").glob("*.json"), key=lambda p: int(p.stem)).read_text())
+        return json.loads(
+            max((self.folder / "checkpoints/sales/lease").glob("*.json"), key=lambda p: int(p.stem)).read_text()
+        )
 
     def statuses(self):
         return {r["runId"]: r["status"] for r in self.runs()}
@@ -73,12 +81,16 @@ class Dagster(DagsterDev):
     def drop(self, name, **amounts):
         target = self.folder / "in"
         target.mkdir(exist_ok=True)
-        (target / f".{name}").write_text("shop,amount\n" + "".join(f"{shop},{amount}\n" for shop, amount in amounts.items()))
+        (target / f".{name}").write_text(
+            "shop,amount\n" + "".join(f"{shop},{amount}\n" for shop, amount in amounts.items())
+        )
         (target / f".{name}").rename(target / f"{name}.csv")
 
     def totals(self):
         try:
-            return {r["shop"]: r["amount"] for r in DeltaTable(str(self.folder / "totals")).to_pyarrow_table().to_pylist()}
+            return {
+                r["shop"]: r["amount"] for r in DeltaTable(str(self.folder / "totals")).to_pyarrow_table().to_pylist()
+            }
         except Exception:
             return {}
 
@@ -93,11 +105,16 @@ def dagster(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def writer(dagster):
-    """The run of a job that was killed and restarted, and has given way to new code, with a factor of 100; the table holds a and b."""
+    """The run of a job that was killed and restarted, and has given way to new code, with a factor of 100; the table
+    holds a and b.
+    """
     dagster.drop("one", a=1, b=2)
     dagster.start(STREAMING_TEST_EXECUTOR="multiprocess")  # the step's process outlives the one that is killed
     dagster.sensor(on=True)
-    dagster.until(lambda: dagster.totals() == {"a": 1, "b": 2}, "the sensor has started the job and the first file is in the table")
+    dagster.until(
+        lambda: dagster.totals() == {"a": 1, "b": 2},
+        "the sensor has started the job and the first file is in the table",
+    )
     killed = dagster.until(dagster.started, "a run is there")
     os.kill(dagster.worker_of(killed), signal.SIGKILL)
     dagster.drop("two", a=10)
@@ -106,7 +123,8 @@ def writer(dagster):
     dagster.until(lambda: dagster.started() not in (None, killed), "a second run is there")
     assert len(dagster.runs()) == 2
 
-    # New code: the daemon and the code server come back with another factor. The run has lived on meanwhile, and gives way.
+    # New code: the daemon and the code server come back with another factor. The run has lived on meanwhile, and gives
+    # way.
     old = dagster.started()
     dagster.stop()
     dagster.start(STREAMING_TEST_FACTOR="100")
@@ -144,7 +162,9 @@ def test_a_deployment_is_suspended_resumed_replaced_and_cancelled(dagster, write
     dagster.until(lambda: dagster.totals() == {"a": 1011, "b": 202, "stuck": 500}, "another job has done the epoch")
 
     # A process that is frozen, taken to be dead, and thawed when another one writes.
-    frozen = dagster.until(lambda: dagster.started() == dagster.lease()["owner"] and dagster.started(), "another run writes")
+    frozen = dagster.until(
+        lambda: dagster.started() == dagster.lease()["owner"] and dagster.started(), "another run writes"
+    )
     worker = dagster.worker_of(frozen)
     os.kill(worker, signal.SIGSTOP)
     dagster.drop("six", a=100)
@@ -157,5 +177,7 @@ def test_a_deployment_is_suspended_resumed_replaced_and_cancelled(dagster, write
     dagster.drop("seven", b=10)
     dagster.until(lambda: dagster.totals() == {"a": 11011, "b": 1202, "stuck": 500}, "nothing was written twice")
 
-    last = dagster.until(lambda: dagster.started() == dagster.lease()["owner"] and dagster.started(), "another run writes")
+    last = dagster.until(
+        lambda: dagster.started() == dagster.lease()["owner"] and dagster.started(), "another run writes"
+    )
     dagster.cancel(last)

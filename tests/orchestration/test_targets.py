@@ -1,4 +1,6 @@
-"""Sinks of one code location that would take away each other's rows are an error when it loads, before anything runs."""
+"""Sinks of one code location that would take away each other's rows are an error when it loads, before anything
+runs.
+"""
 
 import pytest
 from dagster import DagsterInstance, DagsterInvalidDefinitionError, Definitions, SkipReason, build_sensor_context
@@ -22,7 +24,10 @@ def test_two_pipelines_that_are_defined_together_may_not_overwrite_one_table(tmp
 
 
 def test_nor_two_whose_definitions_are_merged(tmp_path):
-    merged = Definitions.merge(unified_definitions(pipeline("one", tmp_path / "a")), unified_definitions(pipeline("two", f"file://{tmp_path}/a/")))
+    merged = Definitions.merge(
+        unified_definitions(pipeline("one", tmp_path / "a")),
+        unified_definitions(pipeline("two", f"file://{tmp_path}/a/")),
+    )
     with pytest.raises(DagsterInvalidDefinitionError) as raised:
         Definitions.validate_loadable(merged)
     assert isinstance(raised.value.__cause__, PipelineError)
@@ -30,7 +35,9 @@ def test_nor_two_whose_definitions_are_merged(tmp_path):
 
 
 def test_the_sensor_of_a_stream_does_not_start_what_would_overwrite_another_table(tmp_path):
-    merged = Definitions.merge(*[unified_definitions(pipeline(name, tmp_path / "a", unbounded=True)) for name in ("one", "two")])
+    merged = Definitions.merge(
+        *[unified_definitions(pipeline(name, tmp_path / "a", unbounded=True)) for name in ("one", "two")]
+    )
     with DagsterInstance.ephemeral() as instance:
         context = build_sensor_context(instance, repository_def=merged.get_repository_def())
         answer = merged.resolve_sensor_def("one_streaming_sensor")(context)
@@ -39,4 +46,6 @@ def test_the_sensor_of_a_stream_does_not_start_what_would_overwrite_another_tabl
 
 
 def test_definitions_that_can_be_merged_load(tmp_path):
-    Definitions.validate_loadable(Definitions.merge(*[unified_definitions(pipeline(name, tmp_path / name)) for name in ("one", "two")]))
+    Definitions.validate_loadable(
+        Definitions.merge(*[unified_definitions(pipeline(name, tmp_path / name)) for name in ("one", "two")])
+    )

@@ -48,12 +48,18 @@ class InFinance(StageTranslator):
         return {"stages": len(plan.regions)}
 
 
-def test_a_translator_changes_keys_groups_tags_kinds_descriptions_and_metadata_and_pyspark_runs_the_stages(spark, tmp_path):
+def test_a_translator_changes_keys_groups_tags_kinds_descriptions_and_metadata_and_pyspark_runs_the_stages(
+    spark, tmp_path
+):
     (tmp_path / "sales.csv").write_text("shop,amount\nnorth,1\nnorth,2\n")
     pipeline = Pipeline("sales")
     sales = pipeline.from_source(CsvSource(str(tmp_path / "sales.csv"), Sale))
     sales.key_by("shop").sum("amount").sink_to(DeltaSink(str(tmp_path / "totals")))
-    resources = {"spark": PySparkResource(spark_config={}), "intermediates": IntermediatesResource(path=str(tmp_path / "store")), "io_manager": Untouched()}
+    resources = {
+        "spark": PySparkResource(spark_config={}),
+        "intermediates": IntermediatesResource(path=str(tmp_path / "store")),
+        "io_manager": Untouched(),
+    }
     definitions = unified_definitions(pipeline, resources=resources, translator=InFinance())
 
     graph = definitions.resolve_asset_graph()
@@ -62,10 +68,18 @@ def test_a_translator_changes_keys_groups_tags_kinds_descriptions_and_metadata_a
     assert graph.get(first).parent_keys == {AssetKey(["exports", "sales"])}
     assert graph.get(last).parent_keys == {first}
     shown = graph.get(last)
-    assert (shown.group_name, shown.tags["team"], shown.kinds, shown.description) == ("finance", "ledger", {"spark", "finance"}, "totals of the ledger")
+    assert (shown.group_name, shown.tags["team"], shown.kinds, shown.description) == (
+        "finance",
+        "ledger",
+        {"spark", "finance"},
+        "totals of the ledger",
+    )
     assert shown.metadata["stages"] == 2
 
     with DagsterInstance.ephemeral() as instance:
         assert definitions.resolve_job_def("sales_batch").execute_in_process(instance=instance).success
-        assert instance.get_latest_materialization_event(last).asset_materialization.metadata["dagster/row_count"].value == 1
+        assert (
+            instance.get_latest_materialization_event(last).asset_materialization.metadata["dagster/row_count"].value
+            == 1
+        )
     assert DeltaTable(str(tmp_path / "totals")).to_pyarrow_table().to_pylist() == [{"shop": "north", "amount": 3}]

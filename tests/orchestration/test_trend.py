@@ -5,7 +5,9 @@ from dagster_unified.orchestration.trend import Trend
 
 
 def epoch(number, rows, seconds, sink="a", late=0, watermark=None):
-    return EpochCommitted("main", number, rows, seconds, watermark, {"late records": late} if late else {}, {sink: Written(3, 10)}, 7, 700)
+    return EpochCommitted(
+        "main", number, rows, seconds, watermark, {"late records": late} if late else {}, {sink: Written(3, 10)}, 7, 700
+    )
 
 
 def test_rates_state_watermark_and_late_records():
@@ -20,6 +22,13 @@ def test_rates_state_watermark_and_late_records():
     now[0] = 19_000
     said = trend.metadata("a")
     assert (said["epoch"], said["input rows per second"], said["processed rows per second"]) == (1, 90.0, 450.0)
-    assert (said["late records"], said["rows written"], said["bytes written"], said["state rows"], said["state bytes"], said["watermark lag (s)"]) == (3, 6, 20, 7, 700, 4.0)
+    assert (
+        said["late records"],
+        said["rows written"],
+        said["bytes written"],
+        said["state rows"],
+        said["state bytes"],
+        said["watermark lag (s)"],
+    ) == (3, 6, 20, 7, 700, 4.0)
     assert said["watermark"].value == "1970-01-01 00:00:15+00:00"
     assert said["batch durations"].value == "▁▁█"

@@ -154,8 +154,19 @@ def test_what_is_nested_is_read_back_as_it_was(python, value, back):
 @pytest.mark.parametrize(
     ("python", "value", "words"),
     [
-        (tuple[int, list[int]], (1, [1, 2.5]), r"field 'f1\[\]' of tuple\[int, list\[int\]\] is declared int, and is 2.5 \(float\) in \(1, \[1, 2.5\]\); round it"),
-        (list[int], [None], r"field 'value\[\]' of list\[int\] is None .*its type, int, does not allow None; annotate it as '\| None'"),
+        (
+            tuple[int, list[int]],
+            (1, [1, 2.5]),
+            (
+                r"field 'f1\[\]' of tuple\[int, list\[int\]\] is declared int, and is 2.5 \(float\) in \(1, \[1,"
+                r" 2.5\]\); round it"
+            ),
+        ),
+        (
+            list[int],
+            [None],
+            r"field 'value\[\]' of list\[int\] is None .*its type, int, does not allow None; annotate it as '\| None'",
+        ),
         (list[int], (1, 2), r"the value is declared list\[int\], and is \(1, 2\) \(tuple\); use list"),
         (list[int], np.array([1]), r"declared list\[int\], and is array\(\[1\]\) \(ndarray\)"),
         (list[str], "ab", r"declared list\[str\], and is 'ab' \(str\)"),
@@ -163,18 +174,41 @@ def test_what_is_nested_is_read_back_as_it_was(python, value, back):
         (dict[str, int], {"a": None}, r"field 'value\.values\(\)' .* is None"),
         (dict[str, int], {1: 1}, r"field 'value\.keys\(\)' .* is declared str, and is 1 \(int\)"),
         (dict[str, int], [("a", 1)], r"declared dict\[str, int\], and is \[\('a', 1\)\] \(list\)"),
-        (list[Place], [Place("Rome", 1.5)], r"field 'value\[\]\.floor' .* is declared int \| None, and is 1.5 \(float\)"),
+        (
+            list[Place],
+            [Place("Rome", 1.5)],
+            r"field 'value\[\]\.floor' .* is declared int \| None, and is 1.5 \(float\)",
+        ),
         (list[Place], [("Rome",)], r"declared Place, and is \('Rome',\) \(tuple\)"),
         (dict[str, Size], {"a": Box(1.0, 2.0)}, r"declared Size, and is Box\(width=1.0, depth=2.0\) \(Box\)"),
         (Place, Door("1", 2), r"expected a Place\(.*\), got Door\(width='1', height=2\) \(Door\)"),
         (Place, ["Rome", 1], r"expected a Place\(.*\), got \['Rome', 1\] \(list\)"),
         (tuple[str, str], "ab", r"expected a tuple\[str, str\]\(.*\), got 'ab' \(str\)"),
         (Size, Box(1.0, 2.0), r"expected a Size\(.*\), got Box\(width=1.0, depth=2.0\) \(Box\)"),
-        (Tags, Tags(["a", b"b"]), r"field 'tags\[\]' of Tags is declared str, and is b'b' \(bytes\) in Tags\(.*\); decode it"),
-        (datetime, 1_700_000_000_000, r"declared datetime, and is 1700000000000 \(int\); make a datetime of it, such as datetime.fromtimestamp\(milliseconds / 1000"),
-        (datetime | None, date(2024, 1, 1), r"declared datetime \| None, and is datetime.date\(2024, 1, 1\) \(date\); make a datetime"),
+        (
+            Tags,
+            Tags(["a", b"b"]),
+            r"field 'tags\[\]' of Tags is declared str, and is b'b' \(bytes\) in Tags\(.*\); decode it",
+        ),
+        (
+            datetime,
+            1_700_000_000_000,
+            (
+                r"declared datetime, and is 1700000000000 \(int\); make a datetime of it, such as"
+                r" datetime.fromtimestamp\(milliseconds / 1000"
+            ),
+        ),
+        (
+            datetime | None,
+            date(2024, 1, 1),
+            r"declared datetime \| None, and is datetime.date\(2024, 1, 1\) \(date\); make a datetime",
+        ),
         (Annotated[datetime, msgspec.Meta(tz=True)], NOON, "declared datetime with a time zone"),
-        (Annotated[datetime, msgspec.Meta(tz=False)], NOON.replace(tzinfo=timezone.utc), "declared datetime without a time zone"),
+        (
+            Annotated[datetime, msgspec.Meta(tz=False)],
+            NOON.replace(tzinfo=timezone.utc),
+            "declared datetime without a time zone",
+        ),
         (list[datetime], [datetime.max.replace(tzinfo=timezone(timedelta(hours=-5)))], "in the years 1 to 9999"),
         (str, "\ud800", r"field 'value' of str is declared str, and cannot hold '\\ud800'"),
     ],
@@ -185,7 +219,10 @@ def test_a_value_of_another_type_is_an_error_that_names_its_place_and_what_to_do
 
 
 def test_the_record_that_does_not_fit_is_found_among_others():
-    with pytest.raises(RecordTypeError, match=r"field 'floor' of Place is declared int \| None, and is 1.5 \(float\) in Place\(city='b', floor=1.5\)"):
+    with pytest.raises(
+        RecordTypeError,
+        match=r"field 'floor' of Place is declared int \| None, and is 1.5 \(float\) in Place\(city='b', floor=1.5\)",
+    ):
         read_back(Place, Place("a", 1), Place("b", 1.5), Place("c", None))
 
 
@@ -221,13 +258,31 @@ def line_of(fare) -> int:
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda s: s.map(to_fare).print("out"), r"p: stage '\w+', operator 'to_fare': field 'price' of Fare is declared int, and is 58.37 \(float\) in Fare\(line='a', price=58.37\); round it, or declare float"),
-        (lambda s: s.map(to_departure).print("out"), r"p: stage '\w+', operator 'to_departure': field 'at' of Departure is declared datetime, and is 1357000000000 \(int\)"),
-        (lambda s: s.process(Split()).get_side_output(OutputTag("fares", Fare)).print("out"), r"operator 'Split', side output 'fares': field 'price' of Fare is declared int, and is 58.37"),
-        (lambda s: s.map(lambda line: Fare(line, 3), Fare).key_by(line_of).sum("price").print("out"), r"p: key_by\(line_of\): a key is not of the type .*: the value is declared int, and is 1.5 \(float\)"),
+        (
+            lambda s: s.map(to_fare).print("out"),
+            (
+                r"p: stage '\w+', operator 'to_fare': field 'price' of Fare is declared int, and is 58.37 \(float\) in"
+                r" Fare\(line='a', price=58.37\); round it, or declare float"
+            ),
+        ),
+        (
+            lambda s: s.map(to_departure).print("out"),
+            (
+                r"p: stage '\w+', operator 'to_departure': field 'at' of Departure is declared datetime, and is"
+                r" 1357000000000 \(int\)"
+            ),
+        ),
+        (
+            lambda s: s.process(Split()).get_side_output(OutputTag("fares", Fare)).print("out"),
+            r"operator 'Split', side output 'fares': field 'price' of Fare is declared int, and is 58.37",
+        ),
+        (
+            lambda s: s.map(lambda line: Fare(line, 3), Fare).key_by(line_of).sum("price").print("out"),
+            r"p: key_by\(line_of\): a key is not of the type .*: the value is declared int, and is 1.5 \(float\)",
+        ),
     ],
     ids=["float for int", "int for datetime", "side output", "key"],
-)  # fmt: skip
+)
 def test_a_wrong_value_is_an_error_that_names_its_operator_in_both_modes(mode, build, words):
     pipeline = Pipeline("p")
     build(pipeline.from_collection(["a"]))
@@ -259,7 +314,11 @@ def test_a_column_of_a_narrower_type_is_cast(array, python, back):
 @pytest.mark.parametrize(
     ("array", "python", "words"),
     [
-        (pa.array([58.0]), int, "column 'value' of the returned batch is a double, and int.* has a int64; cast it in the function"),
+        (
+            pa.array([58.0]),
+            int,
+            "column 'value' of the returned batch is a double, and int.* has a int64; cast it in the function",
+        ),
         (pa.array([1]), datetime, "is a int64, and datetime.* has a timestamp"),
         (pa.array(["1"]), int, "is a string"),
         (pa.array([b"a"]), str, "is a binary"),

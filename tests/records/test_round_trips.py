@@ -63,7 +63,20 @@ NOON = datetime(2024, 2, 29, 12, 0, 0, 123456, tzinfo=timezone.utc)
 @pytest.mark.parametrize(
     ("python", "record"),
     [
-        (Order, Order(Place("Rome", None), NOON, date(1, 1, 1), Decimal("-0.5"), b"\x00", [("a", 1)], {"x": Place("Bern", 2), "y": None}, (1, 2), None)),
+        (
+            Order,
+            Order(
+                Place("Rome", None),
+                NOON,
+                date(1, 1, 1),
+                Decimal("-0.5"),
+                b"\x00",
+                [("a", 1)],
+                {"x": Place("Bern", 2), "y": None},
+                (1, 2),
+                None,
+            ),
+        ),
         (Size, Size(1.5, -0.0)),
         (Tagged, Tagged(["a", "b"])),
         (tuple[str, Place], ("a", Place("Rome", 1))),
@@ -118,9 +131,17 @@ places = st.builds(Place, st.text(), st.none() | st.integers(-(2**63), 2**63 - 1
 moments = st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30), timezones=st.just(timezone.utc))
 prices = st.decimals(-(10**18), 10**18, places=18, allow_nan=False)
 orders = st.builds(
-    Order, places, moments, st.dates(), prices, st.binary(), st.lists(st.tuples(st.text(), st.integers(0, 9))),
-    st.dictionaries(st.text(), st.none() | places), st.lists(st.integers(-9, 9)).map(tuple), st.none() | st.timedeltas(timedelta(-999), timedelta(999)),
-)  # fmt: skip
+    Order,
+    places,
+    moments,
+    st.dates(),
+    prices,
+    st.binary(),
+    st.lists(st.tuples(st.text(), st.integers(0, 9))),
+    st.dictionaries(st.text(), st.none() | places),
+    st.lists(st.integers(-9, 9)).map(tuple),
+    st.none() | st.timedeltas(timedelta(-999), timedelta(999)),
+)
 
 
 @given(st.lists(orders, max_size=5))
@@ -133,7 +154,13 @@ def test_a_record_type_survives_pickling():
 
 
 def test_a_record_of_another_class_is_named():
-    with pytest.raises(RecordTypeError, match=r"expected a Size\(width: double, height: double\), got 3 \(int\); does the function return what its annotation"):
+    with pytest.raises(
+        RecordTypeError,
+        match=(
+            r"expected a Size\(width: double, height: double\), got 3 \(int\); does the function return what its"
+            r" annotation"
+        ),
+    ):
         record_type(Size).to_batch([Size(1, 2), 3])
 
 
@@ -142,10 +169,16 @@ def test_a_record_of_another_class_is_named():
     [
         (NamedTuple("A", [("x", complex)]), "p: field 'x' of A: no column type for complex; use one of str, int"),
         (NamedTuple("A", [("x", int | str)]), "p: field 'x' of A: a union of several types"),
-        (NamedTuple("A", [("x", Enum("Kind", ["ONE"]))]), "p: field 'x' of A: an enum or literal has no column type of its own; store its value as str or int"),
+        (
+            NamedTuple("A", [("x", Enum("Kind", ["ONE"]))]),
+            "p: field 'x' of A: an enum or literal has no column type of its own; store its value as str or int",
+        ),
         (NamedTuple("A", [("x", list)]), "p: field 'x' of A: no column type for Any; use one of str, int"),
         (tuple[int, set[int]], r"p: item 1 of tuple\[int, set\[int\]\]: no column type for set"),
-        (NamedTuple("A", [("place", NamedTuple("B", [("z", set[int])]))]), "p: field 'place' of A.z: no column type for set"),
+        (
+            NamedTuple("A", [("place", NamedTuple("B", [("z", set[int])]))]),
+            "p: field 'place' of A.z: no column type for set",
+        ),
     ],
 )
 def test_a_type_without_a_column_type_names_its_field(python, words):

@@ -45,9 +45,17 @@ def test_a_pipeline_of_two_stages(mode):
 
 def test_inputs_are_given_by_source_name():
     pipeline = Pipeline("p")
-    pipeline.from_source(CsvSource("/nowhere/readings.csv", Reading, name="readings")).filter(lambda r: r.degrees > 20).print()
+    pipeline.from_source(CsvSource("/nowhere/readings.csv", Reading, name="readings")).filter(
+        lambda r: r.degrees > 20
+    ).print()
     assert run_pipeline(pipeline, "BATCH", {"readings": READINGS}).only() == [READINGS[2], READINGS[3]]
-    with pytest.raises(PipelineError, match=r"p: source 'readings' reads .*, which the harness does not; give its records as inputs=\{'readings': \[...\]\}"):
+    with pytest.raises(
+        PipelineError,
+        match=(
+            r"p: source 'readings' reads .*, which the harness does not; give its records as inputs=\{'readings':"
+            r" \[...\]\}"
+        ),
+    ):
         run_pipeline(pipeline, "BATCH")
     with pytest.raises(PipelineError, match="p has no source 'reading'; its sources are readings"):
         run_pipeline(pipeline, "BATCH", {"reading": READINGS})
@@ -96,7 +104,9 @@ class Changes(KeyedProcessFunction):
 
 def changes(readings, ordered):
     pipeline = Pipeline("p")
-    pipeline.from_collection(readings, Reading).assign_timestamps_and_watermarks(BY_AT).key_by("room").process(Changes(ordered)).print("changes")
+    pipeline.from_collection(readings, Reading).assign_timestamps_and_watermarks(BY_AT).key_by("room").process(
+        Changes(ordered)
+    ).print("changes")
     return pipeline
 
 
@@ -108,7 +118,11 @@ def test_time_sorted_input_makes_both_modes_equal_whatever_order_records_arrive_
 def test_a_difference_between_the_modes_is_shown_with_its_records():
     with pytest.raises(AssertionError) as caught:
         assert_same_in_both_modes(changes([Reading("a", 2, 5), Reading("a", 1, 3)], ordered=False))
-    assert str(caught.value) == "p: sink 'changes' ends differently\n  only in BATCH: ('a', 3), ('a', 2)\n  only in STREAMING: ('a', 5), ('a', -2)"
+    assert (
+        str(caught.value)
+        == "p: sink 'changes' ends differently\n  only in BATCH: ('a', 3), ('a', 2)\n  only in STREAMING: ('a', 5),"
+        " ('a', -2)"
+    )
 
 
 class Report(KeyedProcessFunction):
@@ -131,7 +145,9 @@ class Report(KeyedProcessFunction):
 def test_time_sorted_input_makes_timers_that_read_state_equal_or_the_lint_warns():
     pipeline = Pipeline("p")
     in_order = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
-    pipeline.from_collection([Reading("a", 1, 20), Reading("a", 10, 30)]).assign_timestamps_and_watermarks(in_order).key_by("room").process(Report()).print()
+    pipeline.from_collection([Reading("a", 1, 20), Reading("a", 10, 30)]).assign_timestamps_and_watermarks(
+        in_order
+    ).key_by("room").process(Report()).print()
     if not any(f.severity == "warning" for f in pipeline.plan().findings):
         assert_same_in_both_modes(pipeline)
 
@@ -211,7 +227,9 @@ def test_a_function_that_depends_on_the_order_of_arrival_is_found_out_and_the_se
         pass
 
     pipeline = Pipeline("p")
-    pipeline.from_collection([Reading("a", n, n * n) for n in range(9)], Reading).key_by("room").process(Difference(False)).print("changes")
+    pipeline.from_collection([Reading("a", n, n * n) for n in range(9)], Reading).key_by("room").process(
+        Difference(False)
+    ).print("changes")
     with pytest.raises(AssertionError) as caught:
         assert_same_in_both_modes(pipeline)
     assert caught.value.__notes__ == ["records that come in no defined order were shuffled with seed=0"]
@@ -236,9 +254,20 @@ def test_processing_time_timers_fire_between_micro_batches_when_the_clock_has_pa
         return reading
 
     pipeline = Pipeline("p")
-    pipeline.from_collection([Reading("a", n, n) for n in range(4)], Reading).map(later).key_by("room").process(Reminder()).print()
+    pipeline.from_collection([Reading("a", n, n) for n in range(4)], Reading).map(later).key_by("room").process(
+        Reminder()
+    ).print()
     found = run_pipeline(pipeline, "STREAMING", clock=clock).only()
-    assert found == ["came 0", "came 1", "came 2", "fired at 1600", "came 3", "fired at 2200", "fired at 2800", "fired at 3400"]
+    assert found == [
+        "came 0",
+        "came 1",
+        "came 2",
+        "fired at 1600",
+        "came 3",
+        "fired at 2200",
+        "fired at 2800",
+        "fired at 3400",
+    ]
 
 
 def test_the_watermark_moves_between_micro_batches():

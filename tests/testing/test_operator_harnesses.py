@@ -37,7 +37,13 @@ def test_the_examples_in_the_docstrings():
 
 
 def test_a_window_with_late_data():
-    windows = OneInputHarness(lambda s: s.key_by("shop").window(TumblingEventTimeWindows.of(SECOND)).side_output_late_data(LATE).sum("amount"), Order, side_outputs=[LATE])
+    windows = OneInputHarness(
+        lambda s: (
+            s.key_by("shop").window(TumblingEventTimeWindows.of(SECOND)).side_output_late_data(LATE).sum("amount")
+        ),
+        Order,
+        side_outputs=[LATE],
+    )
     windows.process_element(Order("a", 1), 10)
     windows.process_element(Order("a", 2), 990)
     windows.process_element(Order("b", 5), 1500)
@@ -49,7 +55,9 @@ def test_a_window_with_late_data():
 
 
 def test_windows_by_processing_time_fire_as_the_clock_is_set():
-    windows = OneInputHarness(lambda s: s.key_by("shop").window(TumblingProcessingTimeWindows.of(SECOND)).sum("amount"), Order)
+    windows = OneInputHarness(
+        lambda s: s.key_by("shop").window(TumblingProcessingTimeWindows.of(SECOND)).sum("amount"), Order
+    )
     windows.set_processing_time(100)
     windows.process_element(Order("a", 1))
     assert windows.num_processing_time_timers() == 1
@@ -118,7 +126,9 @@ class Matched(KeyedCoProcessFunction):
 
 
 def test_two_keyed_streams_with_a_watermark_of_each():
-    two = TwoInputHarness(lambda a, b: a.connect(b).key_by("shop", lambda shop: shop, key_type=str).process(Matched()), Order, str)
+    two = TwoInputHarness(
+        lambda a, b: a.connect(b).key_by("shop", lambda shop: shop, key_type=str).process(Matched()), Order, str
+    )
     two.process_element1(Order("a", 3), 10)
     two.process_element1(Order("b", 4), 10)
     assert two.process_element2("a", 20) == ["a pays 3"]
@@ -141,7 +151,11 @@ class Numbered(CoFlatMapFunction):
 
 def test_a_keyed_stream_beside_one_without_a_key():
     two = TwoInputHarness(lambda a, b: a.key_by("shop").connect(b).flat_map(Numbered()), Order, str)
-    assert [two.process_element1(Order("a", 0)), two.process_element2("x"), two.process_element1(Order("a", 0))] == [["a 1"], ["x"], ["a 2"]]
+    assert [two.process_element1(Order("a", 0)), two.process_element2("x"), two.process_element1(Order("a", 0))] == [
+        ["a 1"],
+        ["x"],
+        ["a 2"],
+    ]
     assert (two.state("a"), two.keys()) == ({"count": 2}, ["a"])
 
 

@@ -10,7 +10,9 @@ ROOT = HERE.parents[1]
 
 
 def check(*command):
-    run = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    run = subprocess.run(
+        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
+    )
     assert run.returncode == 0, run.stdout + run.stderr
 
 

@@ -78,7 +78,9 @@ class Totals(KeyedProcessFunction[str, Sale, Total]):
         self.mean = runtime_context.get_aggregating_state(AggregatingStateDescriptor("mean", Mean(), tuple[int, int]))
         runtime_context.get_state(ListStateDescriptor("seen", Sale))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
-    def process_element(self, value: Sale, ctx: KeyedProcessFunction.Context[str]) -> Iterable[Total | tuple[OutputTag[Sale], Sale]]:
+    def process_element(
+        self, value: Sale, ctx: KeyedProcessFunction.Context[str]
+    ) -> Iterable[Total | tuple[OutputTag[Sale], Sale]]:
         assert_type(ctx.get_current_key(), str)
         assert_type(ctx.timestamp(), int | None)
         assert_type(ctx.timer_service(), TimerService)
@@ -106,7 +108,9 @@ class WrongRecord(MapFunction[Sale, int]):
 
 
 class Spread(ProcessWindowFunction[Sale, int, str, TimeWindow]):
-    def process(self, key: str, context: ProcessWindowFunction.Context[TimeWindow], elements: Iterable[Sale]) -> Iterable[int]:
+    def process(
+        self, key: str, context: ProcessWindowFunction.Context[TimeWindow], elements: Iterable[Sale]
+    ) -> Iterable[int]:
         assert_type(context.window(), TimeWindow)
         assert_type(context.window_state().get_state(ANSWERS).value(), dict[str, int] | None)
         yield max(e.amount for e in elements)

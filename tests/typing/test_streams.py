@@ -91,7 +91,9 @@ LARGE = OutputTag("large", Sale)
 
 
 class Split(ProcessFunction[Sale, Total]):
-    def process_element(self, value: Sale, ctx: ProcessFunction.Context) -> Iterable[Total | tuple[OutputTag[Sale], Sale]]:
+    def process_element(
+        self, value: Sale, ctx: ProcessFunction.Context
+    ) -> Iterable[Total | tuple[OutputTag[Sale], Sale]]:
         yield LARGE, value
         yield Total(value.shop, value.amount)
 

@@ -99,7 +99,9 @@ class Mean(AggregateFunction[Sale, tuple[int, int], float]):
 
 
 class Spread(ProcessWindowFunction[Sale, Total, str, TimeWindow]):
-    def process(self, key: str, context: ProcessWindowFunction.Context[TimeWindow], elements: Iterable[Sale]) -> Iterable[Total]:
+    def process(
+        self, key: str, context: ProcessWindowFunction.Context[TimeWindow], elements: Iterable[Sale]
+    ) -> Iterable[Total]:
         yield Total(key, context.window().start)
 
 

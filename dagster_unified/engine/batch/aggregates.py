@@ -1,6 +1,8 @@
-"""Column aggregates that go on from partition to partition: taken apart into parts that can be merged, such as a sum and a count.
+"""Column aggregates that go on from partition to partition: taken apart into parts that can be merged, such as a sum
+and a count.
 
-Knows expressions and Spark's DataFrame API. The parts of a key lie in a row of state as JSON, by name, so that they can be read.
+Knows expressions and Spark's DataFrame API. The parts of a key lie in a row of state as JSON, by name, so that they can
+be read.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 MERGED_BY = {
-    "count": "sum", "sum": "sum", "min": "min", "max": "max", "bool_and": "bool_and", "every": "bool_and", "bool_or": "bool_or",
+    "count": "sum", "sum": "sum", "min": "min", "max": "max", "bool_and": "bool_and", "every": "bool_and", "bool_or":
+    "bool_or",
     "some": "bool_or", "bit_and": "bit_and", "bit_or": "bit_or", "bit_xor": "bit_xor", "count_if": "sum",
 }  # fmt: skip
 """Aggregates whose results over parts give the one over all, and by what."""
@@ -25,7 +28,9 @@ MERGED_BY = {
 _MEANS = ("avg", "mean")
 _FORMAT = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"}
 _TOLD, _TOLD_IN, _UNTIL = "__told", "__told_in", "__until"
-"""Of the merged parts of a key after some partition: whether its aggregates are told, in which partition, and the first partition that they are not the state before."""
+"""Of the merged parts of a key after some partition: whether its aggregates are told, in which partition, and the first
+partition that they are not the state before.
+"""
 
 
 @dataclass(frozen=True)
@@ -57,17 +62,25 @@ class CarriedAggregate:
         from pyspark.sql import functions as F
 
         told = self.frame.where(_TOLD)
-        return told.select(*self.keys, *map(column, self.results), *(F.col(_TOLD_IN).alias(name) for name in self.beside))
+        return told.select(
+            *self.keys, *map(column, self.results), *(F.col(_TOLD_IN).alias(name) for name in self.beside)
+        )
 
     def state(self) -> DataFrame:
-        """What goes on to the next partition, in the columns of `CARRIED_LAYOUT`; of several partitions, what goes on from each."""
+        """What goes on to the next partition, in the columns of `CARRIED_LAYOUT`; of several partitions, what goes on
+        from each.
+        """
         from pyspark.sql import functions as F
 
         first = F.greatest(F.col(PART), F.lit(0))
-        frame = self.frame.where(F.col(_UNTIL) > first).withColumn(PART, F.explode(F.sequence(first, F.col(_UNTIL) - 1)))
+        frame = self.frame.where(F.col(_UNTIL) > first).withColumn(
+            PART, F.explode(F.sequence(first, F.col(_UNTIL) - 1))
+        )
         whole = F.to_json(F.struct(*self.keys, *self.parts), _FORMAT).cast("binary")
         columns = (F.lit(0).cast("bigint"), F.lit(0).cast("bigint"), whole)
-        return frame.select(*[c.alias(name) for c, name in zip(columns, CARRIED_LAYOUT.schema.names, strict=True)], *self.beside)
+        return frame.select(
+            *[c.alias(name) for c, name in zip(columns, CARRIED_LAYOUT.schema.names, strict=True)], *self.beside
+        )
 
 
 def carried_aggregate(
@@ -82,8 +95,9 @@ def carried_aggregate(
 ) -> CarriedAggregate:
     """Aggregates a partition, or `several`, and merges what the partition before left.
 
-    With `closing`, keys are told and forgotten when they are complete, and rows that come later are dropped; else every partition
-    tells the keys that it has, and all are kept. Raises `UnsupportedError` naming an aggregate that has no such parts.
+    With `closing`, keys are told and forgotten when they are complete, and rows that come later are dropped; else every
+    partition tells the keys that it has, and all are kept. Raises `UnsupportedError` naming an aggregate that has no
+    such parts.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
@@ -101,11 +115,15 @@ def carried_aggregate(
         own = own.where((closing.last > closing.begin) & (F.col(PART) <= complete))
     merged = own
     if before is not None:
-        held = before.select(F.from_json(F.col("state").cast("string"), own.drop(PART).schema, _FORMAT).alias("s")).select("s.*")
+        held = before.select(
+            F.from_json(F.col("state").cast("string"), own.drop(PART).schema, _FORMAT).alias("s")
+        ).select("s.*")
         merged = own.unionByName(held.withColumn(PART, F.lit(-1)))
     in_order = Window.partitionBy(*keys).orderBy(PART)
     so_far = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    values = [getattr(F, by)(name).over(so_far).cast(own.schema[name].dataType).alias(name) for name, (_, by) in parts.items()]
+    values = [
+        getattr(F, by)(name).over(so_far).cast(own.schema[name].dataType).alias(name) for name, (_, by) in parts.items()
+    ]
     following = F.lead(PART).over(in_order)
     told = F.col(PART) >= 0 if closing is None else following.isNull() & (complete < several)
     told_in = F.col(PART) if closing is None else complete
@@ -117,7 +135,9 @@ def carried_aggregate(
 def _apart(expression: object, parts: dict[str, tuple[Recorded, str]], where: str) -> Recorded:
     """The expression over merged parts, which are collected in `parts` with what merges them."""
     if not isinstance(expression, Recorded):
-        raise UnsupportedError(f"{where}: carry_state cannot take apart {expression!r}; write it with dagster_unified.api.functions")
+        raise UnsupportedError(
+            f"{where}: carry_state cannot take apart {expression!r}; write it with dagster_unified.api.functions"
+        )
     if expression.target is None and expression.name in MERGED_BY:
         return _part(expression, MERGED_BY[expression.name], parts)
     if expression.target is None and expression.name in _MEANS:
@@ -126,10 +146,15 @@ def _apart(expression: object, parts: dict[str, tuple[Recorded, str]], where: st
     if expression.target is None and expression.name in ("lit", "expr", "col", "column"):
         if expression.name == "lit":
             return expression
-        raise UnsupportedError(f"{where}: carry_state cannot take apart {expression!r}, which stands outside of an aggregate")
+        raise UnsupportedError(
+            f"{where}: carry_state cannot take apart {expression!r}, which stands outside of an aggregate"
+        )
     if expression.target is None and not any(isinstance(a, Recorded) and _aggregates(a) for a in expression.arguments):
         known = ", ".join(sorted({*MERGED_BY, *_MEANS}))
-        raise UnsupportedError(f"{where}: carry_state cannot hand on {expression!r} from partition to partition; it can {known}, or use reduce or process")
+        raise UnsupportedError(
+            f"{where}: carry_state cannot hand on {expression!r} from partition to partition; it can {known}, or use"
+            " reduce or process"
+        )
     target = None if expression.target is None else _apart(expression.target, parts, where)
     arguments = tuple(_apart(a, parts, where) if isinstance(a, Recorded) else a for a in expression.arguments)
     return Recorded(target, expression.name, arguments, expression.options)

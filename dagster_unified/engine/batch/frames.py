@@ -1,7 +1,8 @@
-"""Builds a region's DataFrames: one Python pass per connected set of Python operators, everything else left to Catalyst.
+"""Builds a region's DataFrames: one Python pass per connected set of Python operators, everything else left to
+Catalyst.
 
-Knows the plan and Spark's DataFrame API (no RDDs, no JVM handles: it runs on Connect as well). Lazy: nothing runs here, but for
-the event-time probe that a fully pipelined job with timers needs, and for fetching broadcast records.
+Knows the plan and Spark's DataFrame API (no RDDs, no JVM handles: it runs on Connect as well). Lazy: nothing runs here,
+but for the event-time probe that a fully pipelined job with timers needs, and for fetching broadcast records.
 """
 
 from __future__ import annotations
@@ -28,7 +29,18 @@ from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.operators.carried import GROUP, PAGE, STATE
 from dagster_unified.operators.key_groups import ControlEvent
 from dagster_unified.operators.lanes import encode
-from dagster_unified.operators.layout import CARRIED, METRICS, OUTPUT, PART, PART_FIELD, TIMESTAMP, StreamLayout, combined_schema, key_column, output_column
+from dagster_unified.operators.layout import (
+    CARRIED,
+    METRICS,
+    OUTPUT,
+    PART,
+    PART_FIELD,
+    TIMESTAMP,
+    StreamLayout,
+    combined_schema,
+    key_column,
+    output_column,
+)
 from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.program import BroadcastInput, CarryOver, Output, Program
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP
@@ -51,7 +63,9 @@ class Pass:
 
 @dataclass(frozen=True)
 class Part:
-    """What a region's run for one partition begins with: its plan, the last event times of its inputs, and, where state is carried, the control events between which it runs."""
+    """What a region's run for one partition begins with: its plan, the last event times of its inputs, and, where state
+    is carried, the control events between which it runs.
+    """
 
     plan: Plan
     upstream: Metrics = field(default_factory=Metrics)
@@ -124,7 +138,7 @@ class RegionFrames:
 
     def metrics(self) -> list[Metrics]:
         """The totals that the passes reported for each partition; to be called after the region's job has run."""
-        reports = [r for o in self.observations for r in (observed(o).get("reports") or [])]
+        reports = [r for o in self.observations for r in observed(o).get("reports") or []]
         return [merge(r["report"] for r in reports if r["part"] == part) for part in range(len(self.parts))]
 
     def release(self) -> None:
@@ -140,7 +154,11 @@ class RegionFrames:
             node = graph.node(node_id)
             edges = graph.inputs(node_id)
             joined = None
-            if len(edges) == 1 and edges[0].partitioning.kind is ExchangeKind.FORWARD and task_of[edges[0].source] == task_of[node_id]:
+            if (
+                len(edges) == 1
+                and edges[0].partitioning.kind is ExchangeKind.FORWARD
+                and task_of[edges[0].source] == task_of[node_id]
+            ):
                 joined = next((group for group in groups if edges[0].source in group), None)
             by_field = isinstance(node, g.AssignTimestampsNode) and not runs_in_python(node)
             if joined is not None and (runs_in_python(node) or by_field):
@@ -150,7 +168,11 @@ class RegionFrames:
         return [Pass(tuple(group), self._leaving(group)) for group in groups]
 
     def _leaving(self, group: list[int]) -> tuple[Port, ...]:
-        found = [Port(e.source, e.tag.name if e.tag else None) for e in self.plan.graph.edges if e.source in group and e.target not in group]
+        found = [
+            Port(e.source, e.tag.name if e.tag else None)
+            for e in self.plan.graph.edges
+            if e.source in group and e.target not in group
+        ]
         return (*dict.fromkeys(found), *[p for p in self.region.carried if p.node in group])
 
     def _build(self, port: Port) -> DataFrame:
@@ -162,7 +184,9 @@ class RegionFrames:
                 return frame
             number = one.outputs.index(port)
             column = output_column(number)
-            return frame.where(f"{OUTPUT} = {number}").select(*[f"{column}.{name}" for name in layout.schema.names], *self.beside)
+            return frame.where(f"{OUTPUT} = {number}").select(
+                *[f"{column}.{name}" for name in layout.schema.names], *self.beside
+            )
         node = self.plan.graph.node(port.node)
         carries = isinstance(node, (g.AggregateNode, g.WindowAggregateNode)) and self.state is not None
         with naming_operator(self.plan.name, node):
@@ -176,14 +200,21 @@ class RegionFrames:
             node = self.plan.graph.node(head)
             ship = program(self.plan, self.region.name, one.members, one.outputs)
             if self.state is not None and isinstance(node, g.KeyedNode):
-                ship = replace(self._timed_program(ship, [None] * len(self.parts)), carry=tuple(part.over(node) for part in self.parts))
+                ship = replace(
+                    self._timed_program(ship, [None] * len(self.parts)),
+                    carry=tuple(part.over(node) for part in self.parts),
+                )
                 frame = self._carrying(node, ship.input, self.state(Port(head, CARRIED)))
             else:
                 frame = self.stream(head)
                 ship = self._timed_program(ship, self._last_event_times(node, frame))
                 frame = frame.select(*ship.input.schema.names, *self.beside)
                 frame = frame if isinstance(node, g.KeyedNode) else self._by_part(frame)
-            one.frame = self._map(frame, ship, one.members) if ship.broadcast is None else self._with_broadcast(frame, ship, ship.broadcast, head)
+            one.frame = (
+                self._map(frame, ship, one.members)
+                if ship.broadcast is None
+                else self._with_broadcast(frame, ship, ship.broadcast, head)
+            )
             readers = len([p for p in self.region.carried if p.node in one.members]) + sum(
                 1 for e in self.plan.graph.edges if e.source in one.members and e.target not in one.members
             )
@@ -192,14 +223,18 @@ class RegionFrames:
         return one.frame
 
     def _last_event_times(self, node: g.Node, frame: DataFrame) -> list[int | None]:
-        """The last event times of what reaches a node that may have timers, by partition: from the manifests, or by a look at the records."""
+        """The last event times of what reaches a node that may have timers, by partition: from the manifests, or by a
+        look at the records.
+        """
         if not isinstance(node, g.KeyedProcessNode) or node.key == Key():
             return [None] * len(self.parts)
         known = [part.upstream.last_event_time(self.plan.assigners_before(node.id)) for part in self.parts]
         assigners = set(self.plan.assigners_of(self.plan.graph.main_inputs(node.id)))
         missing = any(assigners - set(part.upstream.last_event_times) for part in self.parts)
         found = self._probe(frame) if missing and TIMESTAMP in frame.columns else {}
-        return [max((t for t in (of, found.get(number)) if t is not None), default=None) for number, of in enumerate(known)]
+        return [
+            max((t for t in (of, found.get(number)) if t is not None), default=None) for number, of in enumerate(known)
+        ]
 
     def _by_part(self, frame: DataFrame) -> DataFrame:
         """Rows that have no other order, so that a program sees one partition after another."""
@@ -207,7 +242,11 @@ class RegionFrames:
 
     def _timed_program(self, ship: Program, times: Sequence[int | None]) -> Program:
         """A program that knows when the event times of its partitions end."""
-        return replace(ship, parts=tuple(times)) if self.beside else replace(ship, options=replace(ship.options, last_event_time=times[0]))
+        return (
+            replace(ship, parts=tuple(times))
+            if self.beside
+            else replace(ship, options=replace(ship.options, last_event_time=times[0]))
+        )
 
     def _kept(self, frame: DataFrame) -> DataFrame:
         """What several readers share is computed once."""
@@ -215,7 +254,9 @@ class RegionFrames:
         return self.persisted[-1]
 
     def whole_pass_differs(self, one: Pass) -> bool:
-        """Whether a pass with several readers would run once for each of them: not where its outputs leave the region together."""
+        """Whether a pass with several readers would run once for each of them: not where its outputs leave the region
+        together.
+        """
         return not set(one.outputs) <= set(self.region.outputs) | set(self.region.carried) | {
             Port(e.source, e.tag.name if e.tag else None) for s in self.region.sinks for e in self.plan.graph.inputs(s)
         }
@@ -227,13 +268,18 @@ class RegionFrames:
         schema = combined_schema(tuple(o.layout for o in ship.outputs))
         observation = Observation()
         self.observations.append(observation)
-        mapped = frame.mapInArrow(self.shipments.once(place, lambda: shipped(ship)), spark_schema(schema.append(PART_FIELD) if self.beside else schema))
+        mapped = frame.mapInArrow(
+            self.shipments.once(place, lambda: shipped(ship)),
+            spark_schema(schema.append(PART_FIELD) if self.beside else schema),
+        )
         report = F.struct((F.col(PART) if self.beside else F.lit(0)).alias("part"), F.col(METRICS).alias("report"))
         reports = F.collect_list(F.when(F.col(METRICS).isNotNull(), report)).alias("reports")
         return mapped.observe(observation, reports).where(F.col(METRICS).isNull()).drop(METRICS)
 
     def _with_broadcast(self, frame: DataFrame, ship: Program, given: BroadcastInput, node_id: int) -> DataFrame:
-        """A pass whose head has broadcast state: its records travel with the program to every partition, and to one that does nothing else, which leads."""
+        """A pass whose head has broadcast state: its records travel with the program to every partition, and to one
+        that does nothing else, which leads.
+        """
         from pyspark.sql import functions as F
 
         records = self._united(self.plan.graph.broadcast_inputs(node_id), given.layout)
@@ -242,8 +288,13 @@ class RegionFrames:
         table = records.toArrow().cast(given.layout.schema)
         if given.layout.timestamped:
             moments = (ship.options.last_event_time, pc.max(table.column(TIMESTAMP)).as_py())
-            ship = replace(ship, options=replace(ship.options, last_event_time=max((t for t in moments if t is not None), default=None)))
-        data = tuple(encode(pa.RecordBatch.from_arrays(b.columns, schema=given.layout.schema)) for b in table.to_batches())
+            ship = replace(
+                ship,
+                options=replace(ship.options, last_event_time=max((t for t in moments if t is not None), default=None)),
+            )
+        data = tuple(
+            encode(pa.RecordBatch.from_arrays(b.columns, schema=given.layout.schema)) for b in table.to_batches()
+        )
         followers = self._map(frame, replace(ship, broadcast=replace(given, data=data, leads=False)), node_id)
         columns = spark_schema(ship.input.schema)
         nothing = self.spark.range(0, 1, 1, 1).select(*[F.lit(None).cast(f.dataType).alias(f.name) for f in columns])
@@ -257,7 +308,9 @@ class RegionFrames:
         return self._map(self._by_part(frame), self._timed_program(ship, [None] * len(self.parts)), port)
 
     def _probe(self, frame: DataFrame) -> dict[int, int]:
-        """The last event times of an input that is not materialized, by partition: a job of its own, over what is then kept for the main one."""
+        """The last event times of an input that is not materialized, by partition: a job of its own, over what is then
+        kept for the main one.
+        """
         from pyspark.sql import functions as F
 
         frame.persist()
@@ -306,9 +359,17 @@ class RegionFrames:
             spread = frame.repartition(count, *keys) if count else frame.repartition(*keys)
             if not isinstance(node, g.KeyedNode):
                 return spread
-            return spread.sortWithinPartitions(*keys, TIMESTAMP) if layout.timestamped else spread.sortWithinPartitions(*keys)
+            return (
+                spread.sortWithinPartitions(*keys, TIMESTAMP)
+                if layout.timestamped
+                else spread.sortWithinPartitions(*keys)
+            )
         if kind in (ExchangeKind.REBALANCE, ExchangeKind.RESCALE, ExchangeKind.SHUFFLE):
-            return frame.repartition(count) if count else frame.repartition(F.rand() if kind is ExchangeKind.SHUFFLE else F.spark_partition_id())
+            return (
+                frame.repartition(count)
+                if count
+                else frame.repartition(F.rand() if kind is ExchangeKind.SHUFFLE else F.spark_partition_id())
+            )
         if kind is ExchangeKind.GLOBAL:
             return frame.coalesce(1)
         if kind is ExchangeKind.CUSTOM:
@@ -318,10 +379,17 @@ class RegionFrames:
         return frame.coalesce(count) if count and not self._spread(edge, count) else frame
 
     def _spread(self, edge: Edge, count: int) -> bool:
-        """Whether an exchange upstream has left `count` partitions already. To coalesce them to as many would number them anew."""
+        """Whether an exchange upstream has left `count` partitions already.
+
+        To coalesce them to as many would number them anew.
+        """
         while edge.source in self.region.nodes:
             node, inputs = self.plan.graph.node(edge.source), self.plan.graph.main_inputs(edge.source)
-            if len(inputs) != 1 or (node.parallelism or self.plan.execution.parallelism) != count or isinstance(node, g.NativeKeyedNode):
+            if (
+                len(inputs) != 1
+                or (node.parallelism or self.plan.execution.parallelism) != count
+                or isinstance(node, g.NativeKeyedNode)
+            ):
                 return False
             edge = inputs[0]
             if edge.partitioning.kind is not ExchangeKind.FORWARD:
@@ -334,7 +402,9 @@ class RegionFrames:
 
         edges = self.plan.graph.main_inputs(node.id)
         keys, groups = _key_columns(edges[0]), self.plan.execution.streaming.max_parallelism
-        records = self._united(edges, layout).select(*layout.schema.names, F.pmod(F.hash(*keys), F.lit(groups)).alias(GROUP), *self.beside)
+        records = self._united(edges, layout).select(
+            *layout.schema.names, F.pmod(F.hash(*keys), F.lit(groups)).alias(GROUP), *self.beside
+        )
         if state is None:
             frame = records.withColumns({PAGE: F.lit(None).cast("bigint"), STATE: F.lit(None).cast("binary")})
         else:
@@ -346,10 +416,14 @@ class RegionFrames:
             # Adaptive execution goes by bytes, and every partition has its state to write, however few its records are.
             count = int(self.spark.conf.get("spark.sql.shuffle.partitions") or 1)
         spread = frame.repartition(count, GROUP) if count else frame.repartition(GROUP)
-        return spread.sortWithinPartitions(GROUP, *self.beside, F.col(PAGE).asc_nulls_last(), *keys, *([TIMESTAMP] if layout.timestamped else []))
+        return spread.sortWithinPartitions(
+            GROUP, *self.beside, F.col(PAGE).asc_nulls_last(), *keys, *([TIMESTAMP] if layout.timestamped else [])
+        )
 
     def _carried_aggregate(self, node: g.Node, port: Port) -> DataFrame:
-        """The aggregates of the keys that this partition has, or of the windows that it closes, over all partitions so far; or the state that goes on to the next."""
+        """The aggregates of the keys that this partition has, or of the windows that it closes, over all partitions so
+        far; or the state that goes on to the next.
+        """
         assert self.state is not None
         assert isinstance(node, (g.AggregateNode, g.WindowAggregateNode))
         held = self._aggregates.get(node.id)
@@ -359,12 +433,17 @@ class RegionFrames:
                 merged = self.natives.carried_aggregate(node, frame, before, len(self.parts))
             else:
                 begin = self.parts[0].begin.watermarks.get(node.uid, MIN_TIMESTAMP)
-                ends = [MAX_TIMESTAMP if part.end.end else part.end.watermarks.get(node.uid, MIN_TIMESTAMP) for part in self.parts]
+                ends = [
+                    MAX_TIMESTAMP if part.end.end else part.end.watermarks.get(node.uid, MIN_TIMESTAMP)
+                    for part in self.parts
+                ]
                 merged = self.natives.carried_windows(node, frame, before, begin, ends)
             held = self._aggregates[node.id] = replace(merged, frame=self._kept(merged.frame))
         if port.tag == CARRIED:
             return held.state()
-        return self.natives.finished(node, held) if isinstance(node, g.AggregateNode) else self.natives.closed(node, held)
+        return (
+            self.natives.finished(node, held) if isinstance(node, g.AggregateNode) else self.natives.closed(node, held)
+        )
 
     def _custom(self, frame: DataFrame, edge: Edge, node: g.Node, count: int | None) -> DataFrame:
         """Records go where the partitioner says: a Python function of the key, evaluated beside the records."""
@@ -373,7 +452,8 @@ class RegionFrames:
 
         if not count:
             raise PipelineError(
-                f"{self.plan.name}: operator '{node.name}' comes after partition_custom and needs set_parallelism(n), since the partitioner is asked for one of n partitions"
+                f"{self.plan.name}: operator '{node.name}' comes after partition_custom and needs set_parallelism(n),"
+                " since the partitioner is asked for one of n partitions"
             )
         partitioner = edge.partitioning.partitioner
         names = _key_columns(edge)
@@ -382,7 +462,9 @@ class RegionFrames:
         def choose(*values: object) -> int:
             chosen = partitioner(values[0] if len(values) == 1 else values, count)
             if not 0 <= chosen < count:
-                raise PipelineError(f"{where}: the partitioner gave {chosen!r} for key {values!r}; it must be from 0 to {count - 1}")
+                raise PipelineError(
+                    f"{where}: the partitioner gave {chosen!r} for key {values!r}; it must be from 0 to {count - 1}"
+                )
             return int(chosen)
 
         sent = self.shipments.once((edge.source, edge.target, "partitioner"), lambda: by_value(choose))
@@ -405,7 +487,9 @@ class RegionFrames:
         if isinstance(node, g.AssignTimestampsNode):
             return self._timestamps(node, frame)
         if isinstance(node, g.NativeNode):
-            return self.natives.operation(node, frame, [*([TIMESTAMP] if node.timestamped and TIMESTAMP in frame.columns else []), *self.beside])
+            return self.natives.operation(
+                node, frame, [*([TIMESTAMP] if node.timestamped and TIMESTAMP in frame.columns else []), *self.beside]
+            )
         if isinstance(node, g.AggregateNode):
             return self.natives.aggregate(node, frame, self.beside)
         if isinstance(node, g.WindowAggregateNode):
@@ -418,20 +502,32 @@ class RegionFrames:
 
     def _source(self, node: g.SourceNode) -> DataFrame:
         if not isinstance(node.source, SparkSource):
-            raise PipelineError(f"{self.plan.name}: source '{node.name}' is a {type(node.source).__name__}, which Spark cannot read")
+            raise PipelineError(
+                f"{self.plan.name}: source '{node.name}' is a {type(node.source).__name__}, which Spark cannot read"
+            )
         frame = self._read(node.source, node)
         if MALFORMED in frame.columns:
-            self.malformed.append((node, frame.where(f"{MALFORMED} is not null").select(f"{MALFORMED}.*", *self.beside)))
+            self.malformed.append(
+                (node, frame.where(f"{MALFORMED} is not null").select(f"{MALFORMED}.*", *self.beside))
+            )
             frame = frame.where(f"{MALFORMED} is null")
         return frame.select(*node.source.records.names, *self.beside)
 
     def _read(self, source: SparkSource[Any], node: g.SourceNode) -> DataFrame:
         if not self.beside:
             return source.read_part(self.spark)
-        return source.read_parts(self.spark, [cast("SparkSource[Any]", cast("g.SourceNode", part.plan.graph.node(node.id)).source) for part in self.parts])
+        return source.read_parts(
+            self.spark,
+            [
+                cast("SparkSource[Any]", cast("g.SourceNode", part.plan.graph.node(node.id)).source)
+                for part in self.parts
+            ],
+        )
 
     def _timestamps(self, node: g.AssignTimestampsNode, frame: DataFrame) -> DataFrame:
-        """Event times from a field; the last of them is observed where timers go by it, since observing costs Catalyst its fused code."""
+        """Event times from a field; the last of them is observed where timers go by it, since observing costs Catalyst
+        its fused code.
+        """
         from pyspark.sql import Observation
         from pyspark.sql import functions as F
 
@@ -448,11 +544,15 @@ class RegionFrames:
             told = F.struct(F.create_map().cast("map<string,int>").alias("counters"), times.alias("last_event_times"))
             return F.struct(F.lit(part).alias("part"), F.to_json(told).alias("report"))
 
-        return with_event_time(node, frame).observe(observation, F.array(*map(report, range(len(self.parts)))).alias("reports"))
+        return with_event_time(node, frame).observe(
+            observation, F.array(*map(report, range(len(self.parts)))).alias("reports")
+        )
 
 
 def observed(observation: Observation) -> dict[str, Any]:
-    """What a finished job observed; nothing where the optimizer took the observed part out, as it does over input that it knows to be empty."""
+    """What a finished job observed; nothing where the optimizer took the observed part out, as it does over input that
+    it knows to be empty.
+    """
     try:
         return observation.get
     except Exception as error:

@@ -44,31 +44,57 @@ class Natives:
         checked = self._checked(frame, node, node.key.fields, "a key is None; filter such records out before key_by")
         return self._typed(node, checked.groupBy(*node.key.fields, *beside).agg(*map(_column, node.columns)), beside)
 
-    def carried_aggregate(self, node: g.AggregateNode, frame: DataFrame, before: DataFrame | None, parts: int) -> CarriedAggregate:
+    def carried_aggregate(
+        self, node: g.AggregateNode, frame: DataFrame, before: DataFrame | None, parts: int
+    ) -> CarriedAggregate:
         """Column aggregates per key that go on from what the partition before left, over one or several `parts`."""
         checked = self._checked(frame, node, node.key.fields, "a key is None; filter such records out before key_by")
-        return carried_aggregate(f"{self.pipeline}: operator '{node.name}'", checked, node.key.fields, node.columns, _column, before, parts)
+        return carried_aggregate(
+            f"{self.pipeline}: operator '{node.name}'", checked, node.key.fields, node.columns, _column, before, parts
+        )
 
     def finished(self, node: g.AggregateNode, held: CarriedAggregate) -> DataFrame:
         """The aggregates of the keys that this partition has."""
         return self._typed(node, held.finished(_column), held.beside)
 
-    def windows(self, node: g.WindowAggregateNode, frame: DataFrame, timed: Callable[[DataFrame], DataFrame], beside: Sequence[str] = ()) -> DataFrame:
-        """Column aggregates per key and window, and per value of the columns `beside`. A result has the window's last moment as its event time.
+    def windows(
+        self,
+        node: g.WindowAggregateNode,
+        frame: DataFrame,
+        timed: Callable[[DataFrame], DataFrame],
+        beside: Sequence[str] = (),
+    ) -> DataFrame:
+        """Column aggregates per key and window, and per value of the columns `beside`. A result has the window's last
+        moment as its event time.
 
         `timed` is given the rows with their moments, before they are put into windows.
         """
         rows = timed(self._moments(node, frame))
-        found = rows.groupBy(*node.key.fields, *beside, _window(node.assigner).alias(WINDOW)).agg(*map(_column, node.columns))
+        found = rows.groupBy(*node.key.fields, *beside, _window(node.assigner).alias(WINDOW)).agg(
+            *map(_column, node.columns)
+        )
         return self._with_bounds(node, found, beside)
 
-    def carried_windows(self, node: g.WindowAggregateNode, frame: DataFrame, before: DataFrame | None, begin: int, ends: Sequence[int]) -> CarriedAggregate:
-        """Column aggregates per key and window, of windows that may be open from partition to partition; `begin` and `ends` are the partitions' watermarks."""
+    def carried_windows(
+        self, node: g.WindowAggregateNode, frame: DataFrame, before: DataFrame | None, begin: int, ends: Sequence[int]
+    ) -> CarriedAggregate:
+        """Column aggregates per key and window, of windows that may be open from partition to partition; `begin` and
+        `ends` are the partitions' watermarks.
+        """
         from pyspark.sql import functions as F
 
         rows = self._moments(node, frame).withColumn(WINDOW, _window(node.assigner))
         closing = Closing(F.unix_millis(f"{WINDOW}.end") - 1, begin, ends)
-        return carried_aggregate(f"{self.pipeline}: operator '{node.name}'", rows, [*node.key.fields, WINDOW], node.columns, _column, before, len(ends), closing)
+        return carried_aggregate(
+            f"{self.pipeline}: operator '{node.name}'",
+            rows,
+            [*node.key.fields, WINDOW],
+            node.columns,
+            _column,
+            before,
+            len(ends),
+            closing,
+        )
 
     def closed(self, node: g.WindowAggregateNode, held: CarriedAggregate) -> DataFrame:
         """The windows that a partition closes."""
@@ -91,11 +117,18 @@ class Natives:
         for name in BOUNDS:
             if name in node.records.names:
                 bound = F.col(f"{WINDOW}.{name.removeprefix('window_')}")
-                found = found.withColumn(name, F.unix_millis(bound) if pa.types.is_integer(node.records.schema.field(name).type) else bound)
+                found = found.withColumn(
+                    name, F.unix_millis(bound) if pa.types.is_integer(node.records.schema.field(name).type) else bound
+                )
         return self._typed(node, found.withColumn(TIMESTAMP, F.unix_millis(f"{WINDOW}.end") - 1), [TIMESTAMP, *beside])
 
-    def operation(self, node: g.NativeNode, frame: DataFrame, kept: Sequence[str], others: Column | None = None) -> DataFrame:
-        """A native operator on columns. The columns `kept` stay beside the result; rows for which `others` holds are not its rows, and stay."""
+    def operation(
+        self, node: g.NativeNode, frame: DataFrame, kept: Sequence[str], others: Column | None = None
+    ) -> DataFrame:
+        """A native operator on columns.
+
+        The columns `kept` stay beside the result; rows for which `others` holds are not its rows, and stay.
+        """
         from pyspark.sql import functions as F
 
         assert node.records is not None
@@ -106,7 +139,11 @@ class Natives:
             named = [*node.records.names, *kept]
             return self._typed(node, frame.select(*map(_column, node.columns), *map(F.col, kept)).toDF(*named), kept)
         if isinstance(node, g.WithColumnsNode):
-            return self._typed(node, frame.withColumns({name: _column(c) for name, c in zip(node.names, node.columns, strict=True)}), kept)
+            return self._typed(
+                node,
+                frame.withColumns({name: _column(c) for name, c in zip(node.names, node.columns, strict=True)}),
+                kept,
+            )
         if isinstance(node, g.LookupNode):
             return self._typed(node, self._looked_up(node, frame, others), kept)
         raise PipelineError(f"{self.pipeline}: '{node.name}' is not an operation on columns")
@@ -116,7 +153,10 @@ class Natives:
         from pyspark.sql import functions as F
 
         if not isinstance(node.source, SparkSource):
-            raise PipelineError(f"{self.pipeline}: operator '{node.name}': '{node.source.name}' is a {type(node.source).__name__}, which Spark cannot read")
+            raise PipelineError(
+                f"{self.pipeline}: operator '{node.name}': '{node.source.name}' is a {type(node.source).__name__},"
+                " which Spark cannot read"
+            )
         keys = [F.col(column).alias(f"__key{i}") for i, (_, column) in enumerate(node.on)]
         values = [F.col(column).alias(f"__value{i}") for i, (_, column) in enumerate(node.found)]
         read = node.source.read(self.spark)
@@ -135,13 +175,20 @@ class Natives:
         """The rows; one that has no value in one of these columns is an error."""
         from pyspark.sql import functions as F
 
-        return frame.where(F.when(_all_set(columns), F.lit(True)).otherwise(self.raised(node, otherwise).cast("boolean")))
+        return frame.where(
+            F.when(_all_set(columns), F.lit(True)).otherwise(self.raised(node, otherwise).cast("boolean"))
+        )
 
     def raised(self, node: g.Node, what: str) -> Column:
         """An expression whose evaluation is a `RecordTypeError`."""
         from pyspark.sql import functions as F
 
-        return F.raise_error(F.lit(f"dagster_unified.errors.RecordTypeError: {self.pipeline}: stage '{self.stage}', operator '{node.name}': {what}"))
+        return F.raise_error(
+            F.lit(
+                f"dagster_unified.errors.RecordTypeError: {self.pipeline}: stage '{self.stage}', operator"
+                f" '{node.name}': {what}"
+            )
+        )
 
     def _typed(self, node: g.Node, frame: DataFrame, kept: Sequence[str]) -> DataFrame:
         """Holds a native result against the declared record: columns by name, cast only where nothing can be lost."""
@@ -153,12 +200,14 @@ class Natives:
         for declared in wanted:
             if declared.name not in frame.columns:
                 raise PipelineError(
-                    f"{self.pipeline}: operator '{node.name}': no column '{declared.name}'; it gives {', '.join(frame.columns)}, and output_type is {node.records.describe()}"
+                    f"{self.pipeline}: operator '{node.name}': no column '{declared.name}'; it gives"
+                    f" {', '.join(frame.columns)}, and output_type is {node.records.describe()}"
                 )
             given = frame.schema[declared.name].dataType
             if given != declared.dataType and not _widens(given.simpleString(), declared.dataType.simpleString()):
                 raise PipelineError(
-                    f"{self.pipeline}: operator '{node.name}': column '{declared.name}' is a {given.simpleString()}, but output_type says {declared.dataType.simpleString()}; cast it in the expression"
+                    f"{self.pipeline}: operator '{node.name}': column '{declared.name}' is a {given.simpleString()},"
+                    f" but output_type says {declared.dataType.simpleString()}; cast it in the expression"
                 )
             columns.append(F.col(declared.name).cast(declared.dataType))
         return frame.select(*columns, *kept)
@@ -197,7 +246,12 @@ _WIDER = {
 
 
 def _widens(given: str, wanted: str) -> bool:
-    return given in _WIDER.get(wanted, ()) or given == "void" or (wanted.startswith("decimal") and given.startswith("decimal")) or _shape(given) == _shape(wanted)
+    return (
+        given in _WIDER.get(wanted, ())
+        or given == "void"
+        or (wanted.startswith("decimal") and given.startswith("decimal"))
+        or _shape(given) == _shape(wanted)
+    )
 
 
 def _shape(simple: str) -> str:

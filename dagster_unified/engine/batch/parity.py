@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Difference:
-    """A row that the tables do not share, by what identifies it: as BATCH has it, and as the sink's table does; None where there is none."""
+    """A row that the tables do not share, by what identifies it: as BATCH has it, and as the sink's table does; None
+    where there is none.
+    """
 
     key: str
     batch: str | None
@@ -41,19 +43,29 @@ class Comparison:
     first: tuple[Difference, ...]
 
 
-def batch_tables(graph: Graph, part: Slice | None, options: Mapping[str, Any], spark: SparkSession, folder: str) -> dict[str, pa.Table]:
-    """Runs the pipeline in BATCH over a slice of its input, into tables of its own below `folder`; gives each sink's."""
+def batch_tables(
+    graph: Graph, part: Slice | None, options: Mapping[str, Any], spark: SparkSession, folder: str
+) -> dict[str, pa.Table]:
+    """Runs the pipeline in BATCH over a slice of its input, into tables of its own below `folder`; gives each
+    sink's.
+    """
     sinks = {}
     nodes = []
     for node in graph.nodes:
         if isinstance(node, SinkNode):
             moved = node.sink.elsewhere(f"{folder}/{node.uid}") if isinstance(node.sink, SparkSink) else None
             if moved is None:
-                raise UnsupportedError(f"{graph.name}: sink '{node.name}' ({node.sink.describe()}) cannot be read back and compared; leave parity out, or write to a table")
+                raise UnsupportedError(
+                    f"{graph.name}: sink '{node.name}' ({node.sink.describe()}) cannot be read back and compared; leave"
+                    " parity out, or write to a table"
+                )
             node, sinks[node.name] = replace(node, sink=moved), moved
         nodes.append(node)
     moved_graph = replace(graph, nodes=tuple(nodes))
-    planned = plan(moved_graph if part is None else bound(moved_graph, part), Configuration.of({**options, "execution.runtime-mode": "BATCH"}))
+    planned = plan(
+        moved_graph if part is None else bound(moved_graph, part),
+        Configuration.of({**options, "execution.runtime-mode": "BATCH"}),
+    )
     run_all(Run(planned, spark, IntermediateStore(f"{folder}/intermediates"), "parity", "parity"))
     return {name: sink.dataset().to_table() for name, sink in sinks.items()}
 
@@ -62,7 +74,9 @@ def compare(batch: pa.Table, table: pa.Table, key: Sequence[str] = (), limit: in
     """Row by row: by `key` where there is one, else as bags of rows."""
     names = sorted(batch.column_names)
     ours, theirs = _rows(batch, names, key), _rows(table.select(names), names, key)
-    different = [Difference(k, ours.get(k), theirs.get(k)) for k in sorted({*ours, *theirs}) if ours.get(k) != theirs.get(k)]
+    different = [
+        Difference(k, ours.get(k), theirs.get(k)) for k in sorted({*ours, *theirs}) if ours.get(k) != theirs.get(k)
+    ]
     return Comparison(batch.num_rows, table.num_rows, len(different), tuple(different[:limit]))
 
 

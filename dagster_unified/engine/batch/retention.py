@@ -1,6 +1,7 @@
 """Which intermediates go, and which stay: the release rule, then budgets of age and bytes, the oldest first.
 
-Knows what is stored; who still needs it is told. What is freed too early is not lost: a stage that needs it recomputes it.
+Knows what is stored; who still needs it is told. What is freed too early is not lost: a stage that needs it recomputes
+it.
 """
 
 from __future__ import annotations
@@ -20,13 +21,17 @@ from dagster_unified.graph.release import releasable
 
 @dataclass(frozen=True)
 class Budget:
-    """How long intermediates are kept that nobody needs any more: at most `max_age`, and at most `max_bytes` of a pipeline's in all. None does not limit."""
+    """How long intermediates are kept that nobody needs any more: at most `max_age`, and at most `max_bytes` of a
+    pipeline's in all. None does not limit.
+    """
 
     max_age: timedelta | None = timedelta(days=7)
     max_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if (self.max_age is not None and self.max_age < timedelta(0)) or (self.max_bytes is not None and self.max_bytes < 0):
+        if (self.max_age is not None and self.max_age < timedelta(0)) or (
+            self.max_bytes is not None and self.max_bytes < 0
+        ):
             raise ConfigurationError("retention: max_age and max_bytes cannot be negative")
 
 
@@ -56,7 +61,11 @@ def stored(store: IntermediateStore, pipeline: str) -> Iterator[Stored]:
             for run in _folders(partition):
                 address = Address(pipeline, stage.name, run.name, partition.name)
                 manifest = store.manifest(address)
-                size = sum(f.bytes for f in manifest.files) if manifest is not None else sum(int(f.stat().st_size) for f in run.rglob("*") if f.is_file())
+                size = (
+                    sum(f.bytes for f in manifest.files)
+                    if manifest is not None
+                    else sum(int(f.stat().st_size) for f in run.rglob("*") if f.is_file())
+                )
                 written = float((run / MANIFEST if manifest is not None else run).stat().st_mtime)
                 yield Stored(address, manifest, size, manifest.created if manifest is not None else written, written)
 
@@ -71,8 +80,8 @@ def to_free(
 ) -> list[Stored]:
     """What goes now, the oldest first.
 
-    `running` says whether a run may still write; `needed` whether somebody may still read an intermediate. An intermediate
-    is released when all its consumers have finished in its run, or when its run is over.
+    `running` says whether a run may still write; `needed` whether somebody may still read an intermediate. An
+    intermediate is released when all its consumers have finished in its run, or when its run is over.
     """
     known = list(found)
     finished: dict[tuple[str, str], set[str]] = {}
@@ -83,7 +92,10 @@ def to_free(
     def goes(one: Stored) -> bool:
         if needed(one):
             return False
-        return not running(one.address.run) or (one.manifest is not None and one.address.stage in _released(plan, finished[(one.address.run, one.address.partition)]))
+        return not running(one.address.run) or (
+            one.manifest is not None
+            and one.address.stage in _released(plan, finished[(one.address.run, one.address.partition)])
+        )
 
     candidates = sorted((s for s in known if goes(s)), key=lambda s: (s.created, not s.linked))
     leavings = [s for s in candidates if s.manifest is None]
@@ -115,4 +127,8 @@ def _released(plan: Plan, finished: Collection[str]) -> set[str]:
 
 
 def _folders(path: UPath) -> list[UPath]:
-    return sorted((f for f in path.iterdir() if f.is_dir() and not f.name.startswith(".")), key=str) if path.exists() else []
+    return (
+        sorted((f for f in path.iterdir() if f.is_dir() and not f.name.startswith(".")), key=str)
+        if path.exists()
+        else []
+    )

@@ -1,7 +1,7 @@
 """Runs one stage: its region's Spark job, its output into the intermediate store, its sinks.
 
-A stage with a single sink writes it directly. A stage with several streams leaving it materializes them once, and its sinks
-are written from that, so that nothing is computed twice and a retry of a sink computes nothing again.
+A stage with a single sink writes it directly. A stage with several streams leaving it materializes them once, and its
+sinks are written from that, so that nothing is computed twice and a retry of a sink computes nothing again.
 """
 
 from __future__ import annotations
@@ -26,13 +26,36 @@ from dagster_unified.engine.job_time import JobTime
 from dagster_unified.engine.shipping import by_value_afresh
 from dagster_unified.engine.translate import input_layout
 from dagster_unified.engine.writing import write, write_parts
-from dagster_unified.errors import CarriedStateError, IntermediateLostError, PipelineError, StateError, UnifiedError, UnsupportedError
+from dagster_unified.errors import (
+    CarriedStateError,
+    IntermediateLostError,
+    PipelineError,
+    StateError,
+    UnifiedError,
+    UnsupportedError,
+)
 from dagster_unified.graph.failover import regions_to_recompute
-from dagster_unified.graph.nodes import BroadcastNode, ExchangeKind, KeyedProcessNode, NativeNode, Node, SinkNode, WindowAggregateNode
+from dagster_unified.graph.nodes import (
+    BroadcastNode,
+    ExchangeKind,
+    KeyedProcessNode,
+    NativeNode,
+    Node,
+    SinkNode,
+    WindowAggregateNode,
+)
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.graph.slices import WHOLE
 from dagster_unified.operators.key_groups import ControlEvent
-from dagster_unified.operators.layout import CARRIED, EMITTED, OUTPUT, PART, StreamLayout, combined_schema, output_column
+from dagster_unified.operators.layout import (
+    CARRIED,
+    EMITTED,
+    OUTPUT,
+    PART,
+    StreamLayout,
+    combined_schema,
+    output_column,
+)
 from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.report import Report
 from dagster_unified.operators.time import wall_clock
@@ -68,7 +91,9 @@ Lookup = Callable[[Region], Manifest | None]
 
 @dataclass(frozen=True)
 class Carrying:
-    """Where the state that a partition begins with comes from, or None where it is the first; and whether the input ends with it."""
+    """Where the state that a partition begins with comes from, or None where it is the first; and whether the input
+    ends with it.
+    """
 
     before: Lookup | None
     key_before: str
@@ -81,22 +106,26 @@ class Carrying:
         found = self.before(region)
         if found is None:
             raise CarriedStateError(
-                f"{plan.name}: stage '{region.name}' goes on from the state of partition {self.key_before}, which is not there: it has not been run, or its state was freed; "
-                f"run a backfill that begins with {self.key_before}, or with an earlier partition"
+                f"{plan.name}: stage '{region.name}' goes on from the state of partition {self.key_before}, which is"
+                " not there: it has not been run, or its state was freed; run a backfill that begins with"
+                f" {self.key_before}, or with an earlier partition"
             )
         return found
 
 
 def run_stage(run: Run, region: Region, find: Lookup) -> Manifest:
-    """Runs a stage; where an intermediate that it needs is gone or damaged, first recomputes from the nearest ancestors that stand."""
+    """Runs a stage; where an intermediate that it needs is gone or damaged, first recomputes from the nearest ancestors
+    that stand.
+    """
     return run_range([run], region.name, [find])[0]
 
 
 def run_range(runs: Sequence[Run], stage: str, finds: Sequence[Lookup]) -> list[Manifest]:
-    """Runs a stage for several partitions in one Spark job; gives each one's manifest, as if each had been run by itself, in their order.
+    """Runs a stage for several partitions in one Spark job; gives each one's manifest, as if each had been run by
+    itself, in their order.
 
-    With carried state they are consecutive. After a failure that trying again cannot mend they are run one by one: those before it
-    are finished, and the error is of one partition.
+    With carried state they are consecutive. After a failure that trying again cannot mend they are run one by one:
+    those before it are finished, and the error is of one partition.
     """
     region, begun = runs[0].plan.region(stage), now()
     try:
@@ -104,7 +133,10 @@ def run_range(runs: Sequence[Run], stage: str, finds: Sequence[Lookup]) -> list[
     except UnifiedError as error:
         if error.retryable or len(runs) == 1:
             raise
-    return [_made_since(begun, run, region) or run_range([run], stage, [find])[0] for run, find in zip(runs, finds, strict=True)]
+    return [
+        _made_since(begun, run, region) or run_range([run], stage, [find])[0]
+        for run, find in zip(runs, finds, strict=True)
+    ]
 
 
 def _made_since(begun: float, run: Run, region: Region) -> Manifest | None:
@@ -126,21 +158,31 @@ def _inputs(runs: Sequence[Run], region: Region, finds: Sequence[Lookup]) -> lis
     plan = runs[0].plan
     if plan.execution.mode != "BATCH":
         raise UnsupportedError(
-            f"{plan.name}: this job runs BATCH stages, and the pipeline resolves to {plan.execution.mode}; launch with execution.runtime-mode=BATCH and bounded sources"
+            f"{plan.name}: this job runs BATCH stages, and the pipeline resolves to {plan.execution.mode}; launch with"
+            " execution.runtime-mode=BATCH and bounded sources"
         )
-    found = [{r.id: m for r in run.plan.regions if r.id != region.id and (m := find(r)) is not None} for run, find in zip(runs, finds, strict=True)]
+    found = [
+        {r.id: m for r in run.plan.regions if r.id != region.id and (m := find(r)) is not None}
+        for run, find in zip(runs, finds, strict=True)
+    ]
     lost = [regions_to_recompute(region.id, plan.inputs, list(each)) for each in found]
     reason = f"its intermediate is gone or damaged, and '{region.name}' needs it"
     for ancestor in plan.regions:
         for needed, places in groupby(range(len(runs)), key=lambda place: ancestor.id in lost[place]):
             if needed:
                 some = list(places)
-                for place, manifest in zip(some, _run_together([runs[p] for p in some], ancestor.id, [found[p] for p in some], reason), strict=True):
+                for place, manifest in zip(
+                    some,
+                    _run_together([runs[p] for p in some], ancestor.id, [found[p] for p in some], reason),
+                    strict=True,
+                ):
                     found[place][ancestor.id] = manifest
     return found
 
 
-def _run_together(runs: Sequence[Run], region_id: int, inputs: Sequence[Mapping[int, Manifest]], reason: str = "") -> list[Manifest]:
+def _run_together(
+    runs: Sequence[Run], region_id: int, inputs: Sequence[Mapping[int, Manifest]], reason: str = ""
+) -> list[Manifest]:
     """Runs a region in one Spark job or, where an operator looks at all that there is, in one for each partition."""
     plan = runs[0].plan
     if any(_sees_all(plan.graph.node(n)) for n in plan.regions[region_id].nodes):
@@ -152,11 +194,17 @@ _OVER = re.compile(r"\bover\b", re.IGNORECASE)
 
 
 def _sees_all(node: Node) -> bool:
-    """Whether an operator would see other partitions: broadcast state, whose records travel with the program, and SQL's window functions."""
-    return isinstance(node, BroadcastNode) or (isinstance(node, NativeNode) and any(_OVER.search(str(column)) for column in getattr(node, "columns", ())))
+    """Whether an operator would see other partitions: broadcast state, whose records travel with the program, and SQL's
+    window functions.
+    """
+    return isinstance(node, BroadcastNode) or (
+        isinstance(node, NativeNode) and any(_OVER.search(str(column)) for column in getattr(node, "columns", ()))
+    )
 
 
-def _run_region(runs: Sequence[Run], region_id: int, inputs: Sequence[Mapping[int, Manifest]], reason: str) -> list[Manifest]:
+def _run_region(
+    runs: Sequence[Run], region_id: int, inputs: Sequence[Mapping[int, Manifest]], reason: str
+) -> list[Manifest]:
     """Runs a region for one partition, or for several in one Spark job."""
     first, region = runs[0], runs[0].plan.regions[region_id]
     number, of = region.id + 1, len(first.plan.regions)
@@ -170,7 +218,14 @@ def _run_region(runs: Sequence[Run], region_id: int, inputs: Sequence[Mapping[in
     def stream(port: Port) -> DataFrame:
         return _read(runs, port, inputs)
 
-    frames = RegionFrames(first.plan, region, first.spark, stream, parts, None if first.carry is None else lambda port: _before(first, before, port))
+    frames = RegionFrames(
+        first.plan,
+        region,
+        first.spark,
+        stream,
+        parts,
+        None if first.carry is None else lambda port: _before(first, before, port),
+    )
     try:
         manifests = _Job(runs, region, frames, recovering=bool(reason)).execute(begun, before)
     except Exception as error:
@@ -182,8 +237,13 @@ def _run_region(runs: Sequence[Run], region_id: int, inputs: Sequence[Mapping[in
     return manifests
 
 
-def _parts(runs: Sequence[Run], region: Region, inputs: Sequence[Mapping[int, Manifest]], before: Manifest | None) -> list[Part]:
-    """How the partitions begin and end in time. Where state is carried, each goes on from what all before it have seen."""
+def _parts(
+    runs: Sequence[Run], region: Region, inputs: Sequence[Mapping[int, Manifest]], before: Manifest | None
+) -> list[Part]:
+    """How the partitions begin and end in time.
+
+    Where state is carried, each goes on from what all before it have seen.
+    """
     seen = Metrics(last_event_times=before.last_event_times) if before is not None else Metrics()
     parts = []
     for run, manifests in zip(runs, inputs, strict=True):
@@ -197,7 +257,9 @@ def _parts(runs: Sequence[Run], region: Region, inputs: Sequence[Mapping[int, Ma
 
 
 def _time_of(plan: Plan, seen: Metrics, last: bool = False) -> ControlEvent:
-    """The control event after all that has come so far: its watermarks or, with the last partition, the end of input."""
+    """The control event after all that has come so far: its watermarks or, with the last partition, the end of
+    input.
+    """
     now = wall_clock()
     time = JobTime(plan, None, now, (KeyedProcessNode, WindowAggregateNode))
     event = time.after(Report(seen), now)
@@ -212,11 +274,13 @@ def _before(run: Run, manifest: Manifest | None, port: Port) -> DataFrame | None
     groups = run.plan.execution.streaming.max_parallelism
     if manifest.groups != groups:
         raise StateError(
-            f"{run.plan.name}: the state of the partition before is in {manifest.groups} key groups, and pipeline.max-parallelism is {groups}; set it as it was, or run a backfill from the first partition"
+            f"{run.plan.name}: the state of the partition before is in {manifest.groups} key groups, and"
+            f" pipeline.max-parallelism is {groups}; set it as it was, or run a backfill from the first partition"
         )
     if all((s.uid, s.tag) != (node.uid, port.tag) for s in manifest.streams):
         raise StateError(
-            f"{run.plan.name}: the partition before has no state of operator '{node.name}' (uid '{node.uid}'); give it the uid that it had, or run a backfill from the first partition"
+            f"{run.plan.name}: the partition before has no state of operator '{node.name}' (uid '{node.uid}'); give it"
+            " the uid that it had, or run a backfill from the first partition"
         )
     return stored.read(run.spark, run.store, [manifest], node.uid, port.tag, run.plan.layout(port))
 
@@ -226,8 +290,17 @@ def _read(runs: Sequence[Run], port: Port, inputs: Sequence[Mapping[int, Manifes
     plan = runs[0].plan
     region = plan.region_of(port.node)
     if any(region.id not in manifests for manifests in inputs):
-        raise IntermediateLostError(f"{plan.name}: the intermediate of stage '{region.name}' is gone; run that stage again")
-    return stored.read(runs[0].spark, runs[0].store, [manifests[region.id] for manifests in inputs], plan.graph.node(port.node).uid, port.tag, plan.layout(port))
+        raise IntermediateLostError(
+            f"{plan.name}: the intermediate of stage '{region.name}' is gone; run that stage again"
+        )
+    return stored.read(
+        runs[0].spark,
+        runs[0].store,
+        [manifests[region.id] for manifests in inputs],
+        plan.graph.node(port.node).uid,
+        port.tag,
+        plan.layout(port),
+    )
 
 
 @dataclass
@@ -267,10 +340,19 @@ class _Job:
             share = (now() - begun) / len(self.runs)
             for run, manifest, results in zip(self.runs, manifests, written, strict=True):
                 own = now()
-                results |= {node.name: write(node, self._rows_for(node, [manifest]), self._context(run, node)) for node in left}
+                results |= {
+                    node.name: write(node, self._rows_for(node, [manifest]), self._context(run, node)) for node in left
+                }
                 size = manifest.bytes or sum(r.bytes for r in results.values())
                 run.check()
-                done.append(msgspec.structs.replace(manifest, seconds=share + now() - own, bytes=size, sinks={name: r.location for name, r in results.items()}))
+                done.append(
+                    msgspec.structs.replace(
+                        manifest,
+                        seconds=share + now() - own,
+                        bytes=size,
+                        sinks={name: r.location for name, r in results.items()},
+                    )
+                )
                 run.store.commit(run.address(self.region), done[-1])
         except BaseException:
             for attempt in attempts[len(done) :]:
@@ -284,7 +366,9 @@ class _Job:
         frame = self.frames.sink_input(sink.id)
         result = write(sink, frame, self._context(self.run, sink))
         again = [Metrics({"sink had this execution already": 1})] if result.repeated else []
-        return _Made(frame.schema.json(), [[result.rows]], [merge([*self.frames.metrics(), *again])], [{sink.name: result}])
+        return _Made(
+            frame.schema.json(), [[result.rows]], [merge([*self.frames.metrics(), *again])], [{sink.name: result}]
+        )
 
     def _materialized(self, attempt: UPath) -> _Made:
         """All streams that leave, written into the store."""
@@ -296,7 +380,10 @@ class _Job:
         return _Made(frame.schema.json(), [self._rows(counts)], self.frames.metrics())
 
     def _materialized_together(self, attempts: Sequence[UPath]) -> _Made:
-        """The same of several partitions, in one job. Their rows are counted in what was written: to count them on the way would take a test per row and partition."""
+        """The same of several partitions, in one job.
+
+        Their rows are counted in what was written: to count them on the way would take a test per row and partition.
+        """
         from pyspark.sql import functions as F
 
         frame = self._combined()
@@ -347,11 +434,16 @@ class _Job:
 
     def _streams(self) -> list[_Stream]:
         plan = self.run.plan
-        streams = [_Stream(plan.graph.node(p.node).uid, p.tag, plan.layout(p), p) for p in (*self.region.outputs, *self.region.carried)]
+        streams = [
+            _Stream(plan.graph.node(p.node).uid, p.tag, plan.layout(p), p)
+            for p in (*self.region.outputs, *self.region.carried)
+        ]
         for sink in self.sinks:
             port = self._port_of(sink)
             if port is None:
-                streams.append(_Stream(sink.uid, None, StreamLayout(input_layout(plan, sink.id).records), None, sink.id))
+                streams.append(
+                    _Stream(sink.uid, None, StreamLayout(input_layout(plan, sink.id).records), None, sink.id)
+                )
             elif all(s.port != port for s in streams):
                 streams.append(_Stream(plan.graph.node(port.node).uid, port.tag, plan.layout(port), port))
         return streams
@@ -359,7 +451,11 @@ class _Job:
     def _port_of(self, sink: SinkNode) -> Port | None:
         """The one stream of this region that a sink writes, or None where it unites or exchanges several."""
         edges = self.run.plan.graph.inputs(sink.id)
-        if len(edges) != 1 or edges[0].partitioning.kind is not ExchangeKind.FORWARD or edges[0].source not in self.region.nodes:
+        if (
+            len(edges) != 1
+            or edges[0].partitioning.kind is not ExchangeKind.FORWARD
+            or edges[0].source not in self.region.nodes
+        ):
             return None
         return Port(edges[0].source, edges[0].tag.name if edges[0].tag else None)
 
@@ -377,7 +473,12 @@ class _Job:
 
     def _in_pass_order(self) -> None:
         """Streams that all leave one Python pass are stored in the order in which that pass emits them."""
-        order = {port: i for i, port in enumerate(next((p.outputs for p in self.frames.passes if {s.port for s in self.streams} == set(p.outputs)), ()))}
+        order = {
+            port: i
+            for i, port in enumerate(
+                next((p.outputs for p in self.frames.passes if {s.port for s in self.streams} == set(p.outputs)), ())
+            )
+        }
         if order:
             self.streams.sort(key=lambda s: order[cast("Port", s.port)])
 
@@ -410,7 +511,9 @@ class _Job:
 
         if flat:
             return frame.observe(counts, F.count(F.lit(1)).alias("rows0"))
-        return frame.observe(counts, *[F.count(F.when(F.col(OUTPUT) == i, 1)).alias(f"rows{i}") for i in range(len(self.streams))])
+        return frame.observe(
+            counts, *[F.count(F.when(F.col(OUTPUT) == i, 1)).alias(f"rows{i}") for i in range(len(self.streams))]
+        )
 
     def _written_together(self, manifests: Sequence[Manifest]) -> tuple[list[dict[str, WriteResult]], list[SinkNode]]:
         """What the sinks wrote that can write several partitions at once, by partition; and the sinks that are left."""
@@ -420,7 +523,9 @@ class _Job:
             results = None
             if len(manifests) > 1:
                 contexts = [self._context(run, node) for run in self.runs]
-                results = write_parts(node, self._rows_for(node, manifests, [EMITTED] if node.sink.upserts else []), contexts)
+                results = write_parts(
+                    node, self._rows_for(node, manifests, [EMITTED] if node.sink.upserts else []), contexts
+                )
             if results is None:
                 left.append(node)
                 continue
@@ -436,7 +541,15 @@ class _Job:
         return frame.select(*stream.layout.records.names, *further, *([PART] if len(manifests) > 1 else []))
 
     def _context(self, run: Run, node: SinkNode) -> WriteContext:
-        return WriteContext(run.spark, run.plan.name, self.region.name, run.execution, run.partition, ship=by_value_afresh, sink=node.uid)
+        return WriteContext(
+            run.spark,
+            run.plan.name,
+            self.region.name,
+            run.execution,
+            run.partition,
+            ship=by_value_afresh,
+            sink=node.uid,
+        )
 
     def _count_malformed(self, manifests: Sequence[Manifest]) -> None:
         """Counts the rows that did not fit, and keeps those that are to be set aside."""

@@ -1,8 +1,8 @@
 """The intermediate store: the materialized output of stages, in Parquet, each with a manifest.
 
-`<storage>/<pipeline>/<stage>/<partition>/<run id>/` holds the data of one attempt in a folder of its own and `manifest.json`,
-written last and atomically. A directory without a manifest does not exist for readers, and one whose files are not what the
-manifest says is damaged. Knows paths and bytes; not Spark, not Dagster.
+`<storage>/<pipeline>/<stage>/<partition>/<run id>/` holds the data of one attempt in a folder of its own and
+`manifest.json`, written last and atomically. A directory without a manifest does not exist for readers, and one whose
+files are not what the manifest says is damaged. Knows paths and bytes; not Spark, not Dagster.
 """
 
 from __future__ import annotations
@@ -95,12 +95,16 @@ class IntermediateStore:
         path = self.root
         for part in (address.pipeline, address.stage, address.partition, address.run):
             if not _SEGMENT.fullmatch(part) or part in (".", ".."):
-                raise ConfigurationError(f"'{part}' cannot be part of a storage path; use letters, digits and _ . = + : % ~ -")
+                raise ConfigurationError(
+                    f"'{part}' cannot be part of a storage path; use letters, digits and _ . = + : % ~ -"
+                )
             path = path / part
         return path
 
     def new_attempt(self, address: Address) -> UPath:
-        """A folder for one attempt's data: attempts never share one, so that one that lives on after its run was killed does no harm."""
+        """A folder for one attempt's data: attempts never share one, so that one that lives on after its run was killed
+        does no harm.
+        """
         path = self.folder(address) / f"data-{uuid4().hex[:12]}"
         path.mkdir(parents=True, exist_ok=True)
         return path
@@ -108,7 +112,9 @@ class IntermediateStore:
     def files(self, attempt: UPath) -> list[StoredFile]:
         """The data files of an attempt."""
         found = [f for f in attempt.rglob("*.parquet") if not f.name.startswith((".", "_"))]
-        return sorted((StoredFile(f.relative_to(attempt).as_posix(), int(f.stat().st_size)) for f in found), key=lambda f: f.path)
+        return sorted(
+            (StoredFile(f.relative_to(attempt).as_posix(), int(f.stat().st_size)) for f in found), key=lambda f: f.path
+        )
 
     def commit(self, address: Address, manifest: Manifest) -> None:
         """Makes an attempt the intermediate, at once and whole; other attempts' data goes."""

@@ -62,7 +62,10 @@ class Deployed(msgspec.Struct, frozen=True):
     """Which loading of the code location asked for the last start; empty where a person did."""
 
     upgrades: int = 0
-    """How often new code was started for that one loading. Its code is one: more than once says that the fingerprint is not stable."""
+    """How often new code was started for that one loading.
+
+    Its code is one: more than once says that the fingerprint is not stable.
+    """
 
     format: int = FORMAT
 
@@ -87,13 +90,22 @@ class CheckpointDirectory:
         folder = self.path / "deployment"
         found = read_latest(folder, Deployed, lambda d: d.version)
         if found is None and folder.exists() and any(folder.iterdir()):
-            raise StateError(f"the deployment record in {folder} is damaged; restore it from a copy, or remove {self.path} to start without state")
+            raise StateError(
+                f"the deployment record in {folder} is damaged; restore it from a copy, or remove {self.path} to start"
+                " without state"
+            )
         if found is not None and found.format != FORMAT:
-            raise StateError(f"{self.path} was written in format {found.format}, and this version reads {FORMAT}; use the version that wrote it")
+            raise StateError(
+                f"{self.path} was written in format {found.format}, and this version reads {FORMAT}; use the version"
+                " that wrote it"
+            )
         return found
 
     def deploy(self, wanted: Deployed, fresh: bool = False) -> Deployed:
-        """Records a start. Raises where what must not change under kept state has changed; `fresh` drops the state instead."""
+        """Records a start.
+
+        Raises where what must not change under kept state has changed; `fresh` drops the state instead.
+        """
         held = self.deployed()
         if fresh and held is not None:
             for part in ("spark", "control", "epochs", "malformed"):
@@ -132,13 +144,25 @@ class CheckpointDirectory:
             if not held.restored:
                 raise
             what = str(error).partition(";")[0]
-            raise type(error)(f"{what}; this is the state that was gone back to: start the code that it is of first, or remove {self.path} to start without state") from error
+            raise type(error)(
+                f"{what}; this is the state that was gone back to: start the code that it is of first, or remove"
+                f" {self.path} to start without state"
+            ) from error
 
     def go_back(self, record: Deployed, since: int) -> None:
         """Records that the state is that of an earlier record of this deployment again, as it was at a moment."""
         held = self.deployed() or record
         undone = [*held.undone, (since, wall_clock())]
-        self._write(msgspec.structs.replace(record, version=held.version + 1, timeline=held.timeline + 1, undone=undone, restored=True, finished=False))
+        self._write(
+            msgspec.structs.replace(
+                record,
+                version=held.version + 1,
+                timeline=held.timeline + 1,
+                undone=undone,
+                restored=True,
+                finished=False,
+            )
+        )
 
     def _write(self, record: Deployed) -> None:
         write_alternately(self.path / "deployment", record.version, msgspec.json.encode(record))
@@ -155,24 +179,33 @@ class CheckpointDirectory:
         return max((int(p.stem) for p in self._leases()), default=0)
 
     def take(self, owner: str, patience: float) -> HeldLease:
-        """Takes the lease; where another holds it, waits for it to be released or to give no sign of life for `patience` seconds.
+        """Takes the lease; where another holds it, waits for it to be released or to give no sign of life for
+        `patience` seconds.
 
         Raises `LeaseLostError` where the holder is alive.
         """
         folder = self.path / "lease"
         folder.mkdir(parents=True, exist_ok=True)
         held = self.holder()
-        if held is not None and not held.released and held.owner != owner and wall_clock() - held.beat < patience * 1000:
+        if (
+            held is not None
+            and not held.released
+            and held.owner != owner
+            and wall_clock() - held.beat < patience * 1000
+        ):
             raise LeaseLostError(
-                f"{self.path.name}: another job, {held.owner}, is writing and gave a sign of life {(wall_clock() - held.beat) / 1000:.0f} s ago; "
-                f"stop it first, or wait until it has been silent for {patience:.0f} s"
+                f"{self.path.name}: another job, {held.owner}, is writing and gave a sign of life"
+                f" {(wall_clock() - held.beat) / 1000:.0f} s ago; stop it first, or wait until it has been silent for"
+                f" {patience:.0f} s"
             )
         token = self.greatest() + 1
         try:
             with (folder / f"{token}.json").open("xb") as file:
                 file.write(msgspec.json.encode(Lease(token, owner, wall_clock())))
         except FileExistsError:
-            raise LeaseLostError(f"{self.path.name}: another job took the lease at the same moment; it runs, this one does not") from None
+            raise LeaseLostError(
+                f"{self.path.name}: another job took the lease at the same moment; it runs, this one does not"
+            ) from None
         for path in self._leases():
             if int(path.stem) < token - 8:
                 path.unlink()
@@ -200,7 +233,10 @@ class HeldLease:
     def check(self) -> None:
         """Raises `LeaseLostError` where another job has taken over. To be called before each commit."""
         if self._directory.greatest() > self.token:
-            raise LeaseLostError(f"{self._directory.path.name}: another job has taken over the checkpoint directory; this one stops and writes nothing more")
+            raise LeaseLostError(
+                f"{self._directory.path.name}: another job has taken over the checkpoint directory; this one stops and"
+                " writes nothing more"
+            )
 
     def release(self) -> None:
         """Lets others in at once."""
@@ -216,7 +252,10 @@ class HeldLease:
             self._sign(released=False)
 
     def _sign(self, released: bool) -> None:
-        """A sign of life, or of the end. Where it cannot be written, as on a full disk, others take the lease after a while: no harm, for it is fenced."""
+        """A sign of life, or of the end.
+
+        Where it cannot be written, as on a full disk, others take the lease after a while: no harm, for it is fenced.
+        """
         lease = msgspec.structs.replace(self._lease, beat=wall_clock(), released=released)
         with contextlib.suppress(OSError):
             write_atomically(self._directory.path / "lease" / f"{lease.token}.json", msgspec.json.encode(lease))
@@ -246,17 +285,18 @@ def _read(path: UPath) -> Lease | None:
 def _check(held: Deployed, wanted: Deployed) -> None:
     if held.max_parallelism != wanted.max_parallelism:
         raise ConfigurationError(
-            f"{held.pipeline}: pipeline.max-parallelism is {wanted.max_parallelism}, and the checkpoint has {held.max_parallelism} key groups; "
-            f"set it back, or start without state (upgrade mode stateless)"
+            f"{held.pipeline}: pipeline.max-parallelism is {wanted.max_parallelism}, and the checkpoint has"
+            f" {held.max_parallelism} key groups; set it back, or start without state (upgrade mode stateless)"
         )
     if held.backend != wanted.backend:
         raise ConfigurationError(
-            f"{held.pipeline}: state.backend.type is {wanted.backend}, and the checkpoint was written by {held.backend}; set it back, or start without state (upgrade mode stateless)"
+            f"{held.pipeline}: state.backend.type is {wanted.backend}, and the checkpoint was written by"
+            f" {held.backend}; set it back, or start without state (upgrade mode stateless)"
         )
     if held.levels != wanted.levels:
         raise StateError(
-            f"{held.pipeline}: the stateful operators are {_shown(wanted.levels)}, and the checkpoint has {_shown(held.levels)}; "
-            f"keep their uids and their order, or start without state (upgrade mode stateless)"
+            f"{held.pipeline}: the stateful operators are {_shown(wanted.levels)}, and the checkpoint has"
+            f" {_shown(held.levels)}; keep their uids and their order, or start without state (upgrade mode stateless)"
         )
 
 

@@ -1,7 +1,8 @@
 """The control stream: a tiny source of a query whose offsets *are* the control events.
 
-The driver writes the latest event into its checkpoint directory; Spark's planner asks this source for its latest offset, which
-is that event, and logs it. So a replayed micro-batch gets the very events that it got before, and no files pile up.
+The driver writes the latest event into its checkpoint directory; Spark's planner asks this source for its latest
+offset, which is that event, and logs it. So a replayed micro-batch gets the very events that it got before, and no
+files pile up.
 """
 
 from __future__ import annotations
@@ -63,7 +64,11 @@ class _Reader(DataSourceStreamReader):
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802 - Spark's name
         event = ControlFile(self._path).read()
-        return self.initialOffset() if event is None else {"number": event.number, "event": msgspec.json.encode(event).decode()}
+        return (
+            self.initialOffset()
+            if event is None
+            else {"number": event.number, "event": msgspec.json.encode(event).decode()}
+        )
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         return [_Events(end["event"])] if end["number"] > start["number"] else []

@@ -21,11 +21,16 @@ class Desired(msgspec.Struct, frozen=True):
     stop: int = 0
     reason: str = ""
     at: int = 0
-    """When the state was asked for, in milliseconds since the epoch: what failed before a resumption does not count any more."""
+    """When the state was asked for, in milliseconds since the epoch: what failed before a resumption does not count any
+    more.
+    """
 
 
 class Status(msgspec.Struct, frozen=True):
-    """A job's last sign: which run it is, and since when it has been busy with one epoch. Milliseconds since the epoch."""
+    """A job's last sign: which run it is, and since when it has been busy with one epoch.
+
+    Milliseconds since the epoch.
+    """
 
     number: int
     run_id: str
@@ -41,10 +46,18 @@ def read_desired(directory: CheckpointDirectory) -> Desired:
     return read_latest(directory.path / "desired", Desired, lambda d: d.number) or Desired()
 
 
-def ask(directory: CheckpointDirectory, *, state: str | None = None, stop: int | None = None, reason: str = "") -> Desired:
+def ask(
+    directory: CheckpointDirectory, *, state: str | None = None, stop: int | None = None, reason: str = ""
+) -> Desired:
     """Changes what is wanted: the state, or that one holder of the lease stops."""
     held = read_desired(directory)
-    wanted = Desired(held.number + 1, state or held.state, held.stop if stop is None else stop, reason, wall_clock() if state else held.at)
+    wanted = Desired(
+        held.number + 1,
+        state or held.state,
+        held.stop if stop is None else stop,
+        reason,
+        wall_clock() if state else held.at,
+    )
     write_alternately(directory.path / "desired", wanted.number, msgspec.json.encode(wanted))
     return wanted
 

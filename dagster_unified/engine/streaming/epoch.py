@@ -1,8 +1,8 @@
 """Commits one micro-batch: what the query computed goes to all sinks, as one epoch.
 
-The query's rows have to be computed exactly once, since that is what moves its state on. Where one sink takes everything they
-go straight to it (`engine/writing.py` computes them also where the sink has this epoch already); else they are staged in the
-checkpoint directory and each sink is written from there.
+The query's rows have to be computed exactly once, since that is what moves its state on. Where one sink takes
+everything they go straight to it (`engine/writing.py` computes them also where the sink has this epoch already); else
+they are staged in the checkpoint directory and each sink is written from there.
 """
 
 from __future__ import annotations
@@ -47,14 +47,19 @@ class EpochWriter:
     _begun: bool = False
     _shipments: Shipments = field(default_factory=Shipments)
 
-    def packed(self, frame: DataFrame, epoch: int, unpacked: Unpacked, kept: Mapping[int, Callable[[DataFrame, int], None]]) -> tuple[Report, dict[str, WriteResult]]:
+    def packed(
+        self, frame: DataFrame, epoch: int, unpacked: Unpacked, kept: Mapping[int, Callable[[DataFrame, int], None]]
+    ) -> tuple[Report, dict[str, WriteResult]]:
         """Commits packed rows. `kept` says what is done with the lanes that go to no sink, such as malformed rows."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as F
 
         self.check()
         observation = Observation()
-        counts = [F.collect_list(F.when(F.col("lane") == REPORT, F.col("data"))).alias("reports"), F.count(F.when(F.col("lane") != REPORT, 1)).alias("rows")]
+        counts = [
+            F.collect_list(F.when(F.col("lane") == REPORT, F.col("data"))).alias("reports"),
+            F.count(F.when(F.col("lane") != REPORT, 1)).alias("rows"),
+        ]
         data = frame.observe(observation, *counts).where(F.col("lane") != REPORT)
         direct = len(self.tail.sinks) == 1 and not kept
         if direct:
@@ -66,7 +71,9 @@ class EpochWriter:
         seen = observed(observation)
         rows, report = int(seen.get("rows") or 0), merge_reports(bytes(r) for r in seen.get("reports") or [])
         if not direct:
-            if rows or epoch == 0 or (self.timeline and not self._begun):  # the first epoch makes the tables, or takes back what was undone, also where it has nothing for them
+            if (
+                rows or epoch == 0 or (self.timeline and not self._begun)
+            ):  # the first epoch makes the tables, or takes back what was undone, also where it has nothing for them
                 staged = self.spark.read.schema(spark_schema(PACKED)).parquet(for_spark(target))
                 for lane, keep in kept.items():
                     keep(staged.where(F.col("lane") == lane), epoch)
@@ -115,6 +122,8 @@ class EpochWriter:
         numbers = count()
 
         def ship(function: Callable[..., Any]) -> Callable[..., Any]:
-            return self._shipments.once((uid, next(numbers), type(function).__qualname__), partial(by_value_afresh, function))
+            return self._shipments.once(
+                (uid, next(numbers), type(function).__qualname__), partial(by_value_afresh, function)
+            )
 
         return ship

@@ -55,14 +55,18 @@ class StreamFrames(RegionFrames):
     def _map(self, frame: DataFrame, ship: Program, place: Hashable) -> DataFrame:
         from pyspark.sql import functions as F
 
-        mapped = frame.mapInArrow(self.shipments.once(place, lambda: shipped(ship)), spark_schema(combined_schema(tuple(o.layout for o in ship.outputs))))
+        mapped = frame.mapInArrow(
+            self.shipments.once(place, lambda: shipped(ship)),
+            spark_schema(combined_schema(tuple(o.layout for o in ship.outputs))),
+        )
         return mapped.where(F.col(METRICS).isNull()).drop(METRICS)
 
     def _timestamps(self, node: g.AssignTimestampsNode, frame: DataFrame) -> DataFrame:
         return with_event_time(node, frame)
 
     def _timed(self, node: g.WindowAggregateNode, frame: DataFrame) -> DataFrame:
-        """With Spark's watermark, by the strategy of the one assigner; at the end of input a row of the control stream moves it to its end.
+        """With Spark's watermark, by the strategy of the one assigner; at the end of input a row of the control stream
+        moves it to its end.
 
         Spark has one watermark for a query, which is the latest of all its sources': so there can be but one assigner.
         """
@@ -73,18 +77,29 @@ class StreamFrames(RegionFrames):
         assert self.control is not None
         if len(assigners) != 1:
             raise UnsupportedError(
-                f"{where}: its event times come from {' and '.join(n.name for n in assigners)}, and a native window has one watermark in STREAMING; "
-                f"assign timestamps once, after the union, or use aggregate(...) instead of agg(...)"
+                f"{where}: its event times come from {' and '.join(n.name for n in assigners)}, and a native window has"
+                " one watermark in STREAMING; assign timestamps once, after the union, or use aggregate(...) instead"
+                " of agg(...)"
             )
         bound = assigners[0].max_out_of_orderness_ms  # type: ignore[attr-defined]
         if bound is None:
-            raise UnsupportedError(f"{where}: '{assigners[0].name}' makes no watermarks, which a native window needs in STREAMING; give the strategy a bound")
+            raise UnsupportedError(
+                f"{where}: '{assigners[0].name}' makes no watermarks, which a native window needs in STREAMING; give"
+                " the strategy a bound"
+            )
         self.spark.dataSource.register(ControlSource)
-        events = self.spark.readStream.format(NAME).option("path", str(self.control)).load().where(F.get_json_object("event", "$.end") == "true")
+        events = (
+            self.spark.readStream.format(NAME)
+            .option("path", str(self.control))
+            .load()
+            .where(F.get_json_object("event", "$.end") == "true")
+        )
         nothing = [F.lit(None).cast(f.dataType).alias(f.name) for f in frame.schema if f.name != MOMENT]
         end = events.select(*nothing, F.timestamp_millis(F.lit(END)).alias(MOMENT))
         early = self.natives.raised(
-            node, "a record is from before 1970, where Spark's watermark begins, so that its native window is lost in STREAMING; use aggregate(...) instead of agg(...)"
+            node,
+            "a record is from before 1970, where Spark's watermark begins, so that its native window is lost in"
+            " STREAMING; use aggregate(...) instead of agg(...)",
         )
         frame = frame.withColumn(MOMENT, F.when(F.col(TIMESTAMP) < 0, early.cast("timestamp")).otherwise(F.col(MOMENT)))
         both = frame.unionByName(end).withWatermark(MOMENT, f"{bound} milliseconds")
@@ -118,7 +133,9 @@ class PackedFrames:
             frame = frame.unionByName(other)
         for native in self.topology.natives[0]:
             frame = self._natively(frame, native, groups)
-        for level, tracks, natives in zip(self.topology.levels, self.topology.passes, self.topology.natives[1:], strict=True):
+        for level, tracks, natives in zip(
+            self.topology.levels, self.topology.passes, self.topology.natives[1:], strict=True
+        ):
             processor = worker.KeyGroupProcessor(level)
             frame = frame.groupBy("lane", "group").transformWithState(processor, packed, "Append", "None")
             if tracks:
@@ -128,7 +145,9 @@ class PackedFrames:
         return frame
 
     def _natively(self, frame: DataFrame, native: Native, groups: int) -> DataFrame:
-        """Native operators on one lane's rows, which for this become columns; the other lanes' rows pass beside them."""
+        """Native operators on one lane's rows, which for this become columns; the other lanes' rows pass beside
+        them.
+        """
         from pyspark.sql import functions as F
 
         schema = worker.beside(input_layout(self.plan, native.nodes[0]).schema)
@@ -153,7 +172,9 @@ class PackedFrames:
         node = self.plan.graph.node(head.source)
         assert isinstance(node, g.SourceNode)
         if not isinstance(node.source, SparkSource):
-            raise PipelineError(f"{self.plan.name}: source '{node.name}' is a {type(node.source).__name__}, which Spark cannot read")
+            raise PipelineError(
+                f"{self.plan.name}: source '{node.name}' is a {type(node.source).__name__}, which Spark cannot read"
+            )
         frame = node.source.read_stream(self.spark, self.folder / "sources" / node.uid)
         route = None
         if MALFORMED in frame.columns:
@@ -165,7 +186,9 @@ class PackedFrames:
             frame = frame.select(*node.source.records.names)
         if head.native:
             region = Region(-1, node.name, (), (head.source, *head.native), (), (), (), "")
-            native = StreamFrames(self.plan, region, self.spark, _nothing, tables=self.tables, sources=self.folder / "sources")
+            native = StreamFrames(
+                self.plan, region, self.spark, _nothing, tables=self.tables, sources=self.folder / "sources"
+            )
             frame = native.port(Port(head.native[-1])).select(*head.track.program.input.records.names)
         return frame.mapInArrow(worker.head(head.track, groups, route), spark_schema(PACKED))
 
@@ -175,15 +198,17 @@ class PackedFrames:
         self.spark.dataSource.register(ControlSource)
         events = self.spark.readStream.format(NAME).option("path", str(self.control)).load()
         lanes = F.explode(F.array(*[F.lit(lane).cast("int") for lane in sorted(self.topology.timed)])).alias("lane")
-        addressed = events.select("event", lanes).select("event", "lane", F.explode(F.sequence(F.lit(0), F.lit(groups - 1))).alias("group"))
+        addressed = events.select("event", lanes).select(
+            "event", "lane", F.explode(F.sequence(F.lit(0), F.lit(groups - 1))).alias("group")
+        )
         seq = F.lit(sequence(Place.EVENT, 0)).cast("long").alias("seq")
         return addressed.select("lane", "group", seq, F.col("event").cast("binary").alias("data"))
 
 
 def _native_behind(plan: Plan, node: g.SourceNode) -> UnsupportedError:
     return UnsupportedError(
-        f"{plan.name}: source '{node.name}' drops or diverts malformed rows and has native operators behind it, which STREAMING cannot run; "
-        f"use on_malformed='fail', or a Python operator first"
+        f"{plan.name}: source '{node.name}' drops or diverts malformed rows and has native operators behind it, which"
+        " STREAMING cannot run; use on_malformed='fail', or a Python operator first"
     )
 
 
@@ -192,20 +217,33 @@ def _nothing(port: Port) -> DataFrame:
 
 
 def read_again(tables: Iterable[DataFrame]) -> None:
-    """Lets the tables that a running query reads in each micro-batch see files that came since; Spark lists them once."""
+    """Lets the tables that a running query reads in each micro-batch see files that came since; Spark lists them
+    once.
+    """
     for table in tables:
         plan: Any = table._jdf.queryExecution().analyzed()
         leaves = plan.collectLeaves()
         for number in range(leaves.size()):
             leaf = leaves.apply(number)
-            if leaf.getClass().getSimpleName() == "LogicalRelation" and leaf.relation().getClass().getSimpleName() == "HadoopFsRelation":
+            if (
+                leaf.getClass().getSimpleName() == "LogicalRelation"
+                and leaf.relation().getClass().getSimpleName() == "HadoopFsRelation"
+            ):
                 leaf.relation().location().refresh()
 
 
 def native_frame(
-    plan: Plan, spark: SparkSession, aggregate: int, members: Sequence[int], folder: UPath, control: UPath, tables: list[DataFrame], packed: Collection[int] = ()
+    plan: Plan,
+    spark: SparkSession,
+    aggregate: int,
+    members: Sequence[int],
+    folder: UPath,
+    control: UPath,
+    tables: list[DataFrame],
+    packed: Collection[int] = (),
 ) -> DataFrame:
-    """The stream of a native aggregate, from its sources: in each micro-batch the keys that changed, or the windows that closed.
+    """The stream of a native aggregate, from its sources: in each micro-batch the keys that changed, or the windows
+    that closed.
 
     The query of lanes reads the sources in `packed` as well, and counts and keeps their malformed rows.
     """
@@ -215,7 +253,7 @@ def native_frame(
     for node, _ in frames.malformed:
         if node.id not in packed:
             raise UnsupportedError(
-                f"{plan.name}: source '{node.name}' drops or diverts malformed rows, and only native aggregates read it, which STREAMING cannot run; "
-                f"use on_malformed='fail', or aggregate with reduce(...) or a function"
+                f"{plan.name}: source '{node.name}' drops or diverts malformed rows, and only native aggregates read"
+                " it, which STREAMING cannot run; use on_malformed='fail', or aggregate with reduce(...) or a function"
             )
     return built

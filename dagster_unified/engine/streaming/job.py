@@ -1,6 +1,7 @@
 """A STREAMING job: the queries of one pipeline, started, watched, ended and stopped as one.
 
-The job holds the lease on its checkpoint directory from before its first query starts until after its last one has stopped.
+The job holds the lease on its checkpoint directory from before its first query starts until after its last one has
+stopped.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ PROVIDERS = {
     "HASHMAP": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
 }
 LOCAL_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-"""For a local disk, where Spark's own choice starts a process for every file that it renames: 29 ms for each instead of 7, several times a micro-batch."""
+"""For a local disk, where Spark's own choice starts a process for every file that it renames: 29 ms for each instead of
+7, several times a micro-batch.
+"""
 
 STALE = 1.0
 """Seconds after which a running query lists the files of a looked-up table again."""
@@ -53,7 +56,8 @@ GRACE = 20.0
 
 @dataclass(frozen=True)
 class Start:
-    """How a job starts: as whom, and from which state. `fresh` begins without any; with `savepoint` new code leaves one of what it begins from.
+    """How a job starts: as whom, and from which state. `fresh` begins without any; with `savepoint` new code leaves one
+    of what it begins from.
 
     `loaded` says which loading of a code location asked for it, if one did.
     """
@@ -70,14 +74,21 @@ class StreamingJob:
 
     def __init__(self, plan: Plan, spark: SparkSession, start: Start, observe: Observer = nobody) -> None:
         if plan.execution.mode != "STREAMING":
-            raise UnsupportedError(f"{plan.name}: this job runs in STREAMING, and the pipeline resolves to {plan.execution.mode}; launch with execution.runtime-mode=STREAMING")
+            raise UnsupportedError(
+                f"{plan.name}: this job runs in STREAMING, and the pipeline resolves to {plan.execution.mode}; launch"
+                " with execution.runtime-mode=STREAMING"
+            )
         if not hasattr(spark, "sparkContext") or is_connect(spark):
-            raise UnsupportedError(f"{plan.name}: STREAMING needs a classic Spark session, and this one is Spark Connect's; give SparkResource a master instead of a remote")
+            raise UnsupportedError(
+                f"{plan.name}: STREAMING needs a classic Spark session, and this one is Spark Connect's; give"
+                " SparkResource a master instead of a remote"
+            )
         by_group = [node.name for node in plan.graph.nodes if isinstance(node, KEYED)]
         if plan.execution.streaming.backend == "HASHMAP" and by_group:
             raise UnsupportedError(
-                f"{plan.name}: operator '{by_group[0]}' keeps its state in Spark's transformWithState, which only has rocksdb; "
-                f"leave state.backend.type out (hashmap is for pipelines whose only keyed operators are native aggregates)"
+                f"{plan.name}: operator '{by_group[0]}' keeps its state in Spark's transformWithState, which only has"
+                " rocksdb; leave state.backend.type out (hashmap is for pipelines whose only keyed operators are"
+                " native aggregates)"
             )
         self.plan, self.spark, self.start_as, self.observe = plan, spark, start, observe
         self.directory = CheckpointDirectory(plan.execution.streaming.directory, plan.name)
@@ -91,10 +102,15 @@ class StreamingJob:
         self._lease = wait_for(self.directory, self.start_as.owner, self.start_as.patience, stopped)
         try:
             before = self.directory.deployed()
-            fresh = self.start_as.fresh or (before is not None and before.finished)  # a bounded input that has ended is begun anew
+            fresh = self.start_as.fresh or (
+                before is not None and before.finished
+            )  # a bounded input that has ended is begun anew
             held = None if fresh else before
             lanes = Lanes(held.lanes if held else None)
-            built = [(name, sinks, aggregate, topology(self.plan, sinks, lanes) if aggregate is None else None) for name, sinks, aggregate in queries(self.plan)]
+            built = [
+                (name, sinks, aggregate, topology(self.plan, sinks, lanes) if aggregate is None else None)
+                for name, sinks, aggregate in queries(self.plan)
+            ]
             odd = {n.uid: lanes.of(f"{n.uid} malformed") for n in sources(self.plan.graph)}
             record = self._record(lanes, built)
             if not self.start_as.fresh:
@@ -107,7 +123,9 @@ class StreamingJob:
             forget_interrupted(self.directory)
             self._configure()
             for name, sinks, aggregate, stages in built:
-                query = _Packed(self, name, stages, odd) if stages is not None else _Native(self, name, sinks, aggregate)
+                query = (
+                    _Packed(self, name, stages, odd) if stages is not None else _Native(self, name, sinks, aggregate)
+                )
                 self._queries.append(query)
                 try:
                     query.start()
@@ -118,7 +136,10 @@ class StreamingJob:
             raise
 
     def run(self, stopped: Callable[[], bool] = lambda: False, poll: float = 0.1) -> str:
-        """Runs until the input has ended ("finished") or `stopped` says so ("stopped"). Raises what made a query fail."""
+        """Runs until the input has ended ("finished") or `stopped` says so ("stopped").
+
+        Raises what made a query fail.
+        """
         try:
             self.start(stopped)
             self._ending = self.plan.execution.boundedness is Boundedness.BOUNDED
@@ -133,7 +154,9 @@ class StreamingJob:
             self.stop()
 
     def drain(self) -> None:
-        """Ends the input here: what has arrived is processed, the watermark goes to its end, and the job finishes (Flink: `stop --drain`)."""
+        """Ends the input here: what has arrived is processed, the watermark goes to its end, and the job finishes
+        (Flink: `stop --drain`).
+        """
         self._ending = True
 
     def stop(self) -> None:
@@ -159,8 +182,14 @@ class StreamingJob:
         if self._lease is not None:
             self._lease.check()
 
-    def _record(self, lanes: Lanes, built: Sequence[tuple[str, tuple[int, ...], int | None, Topology | None]]) -> Deployed:
-        levels = {name: [sorted(track.program.steps[0].uid for track in level.values()) for level in stages.levels] for name, _, _, stages in built if stages is not None}
+    def _record(
+        self, lanes: Lanes, built: Sequence[tuple[str, tuple[int, ...], int | None, Topology | None]]
+    ) -> Deployed:
+        levels = {
+            name: [sorted(track.program.steps[0].uid for track in level.values()) for level in stages.levels]
+            for name, _, _, stages in built
+            if stages is not None
+        }
         options = self.plan.execution.streaming
         code = deployed_code(self.plan)
         return Deployed(
@@ -184,7 +213,8 @@ class StreamingJob:
             "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
             "spark.sql.streaming.minBatchesToRetain": str(options.retained),
             "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
-            "spark.sql.constraintPropagation.enabled": "false",  # over a source's checks of every column it takes minutes and gigabytes
+            # over a source's checks of every column it takes minutes and gigabytes
+            "spark.sql.constraintPropagation.enabled": "false",
         }
         if self.directory.path.protocol in ("", "file"):
             settings["spark.sql.streaming.checkpointFileManagerClass"] = LOCAL_FILES
@@ -195,7 +225,10 @@ class StreamingJob:
 
 
 def queries(plan: Plan) -> list[tuple[str, tuple[int, ...], int | None]]:
-    """The queries that a pipeline needs: one for each native aggregate, one for everything else. Gives name, sinks and aggregate."""
+    """The queries that a pipeline needs: one for each native aggregate, one for everything else.
+
+    Gives name, sinks and aggregate.
+    """
     graph = plan.graph
     found: dict[int | None, list[int]] = {}
     for node in graph.nodes:
@@ -208,15 +241,20 @@ def queries(plan: Plan) -> list[tuple[str, tuple[int, ...], int | None]]:
             others = [graph.node(n).name for n in upstream if isinstance(graph.node(n), KEYED)]
             if len(aggregates) > 1 or others:
                 raise UnsupportedError(
-                    f"{plan.name}: sink '{node.name}' comes after the native aggregate '{name}' and after '{(others or [graph.node(aggregates[1]).name])[0]}', "
-                    f"which STREAMING cannot run in one query; use reduce instead of one of them, or write a table between them"
+                    f"{plan.name}: sink '{node.name}' comes after the native aggregate '{name}' and after"
+                    f" '{(others or [graph.node(aggregates[1]).name])[0]}', which STREAMING cannot run in one query;"
+                    " use reduce instead of one of them, or write a table between them"
                 )
             if any(s not in plan.upstream(aggregates[0]) for s in upstream if isinstance(graph.node(s), g.SourceNode)):
                 raise UnsupportedError(
-                    f"{plan.name}: sink '{node.name}' unites the native aggregate '{name}' with another stream, which STREAMING cannot run; write them to two sinks"
+                    f"{plan.name}: sink '{node.name}' unites the native aggregate '{name}' with another stream, which"
+                    " STREAMING cannot run; write them to two sinks"
                 )
         found.setdefault(aggregates[0] if aggregates else None, []).append(node.id)
-    return [("main" if aggregate is None else graph.node(aggregate).uid, tuple(sinks), aggregate) for aggregate, sinks in found.items()]
+    return [
+        ("main" if aggregate is None else graph.node(aggregate).uid, tuple(sinks), aggregate)
+        for aggregate, sinks in found.items()
+    ]
 
 
 class _StoppedError(UnifiedError):
@@ -234,7 +272,15 @@ class _Query:
         assert job.deployed is not None
         self.job, self.name, self.plan = job, name, job.plan
         self.folder = job.directory.path
-        self.writer = EpochWriter(job.plan, job.spark, tail, f"{job.deployed.id}/{name}", job.deployed.timeline, self.folder / "epochs" / name, job.may_write)
+        self.writer = EpochWriter(
+            job.plan,
+            job.spark,
+            tail,
+            f"{job.deployed.id}/{name}",
+            job.deployed.timeline,
+            self.folder / "epochs" / name,
+            job.may_write,
+        )
         self.query: StreamingQuery | None = None
         self.failure: Exception | None = None
         self.epochs = 0
@@ -266,10 +312,14 @@ class _Query:
     def start(self) -> None:
         interval = self.plan.execution.streaming.interval
         writer = self.frame().writeStream.foreachBatch(self._epoch).outputMode(self.output_mode)
-        writer = writer.option("checkpointLocation", for_spark(self.folder / "spark" / self.name)).queryName(f"{self.plan.name}/{self.name}")
+        writer = writer.option("checkpointLocation", for_spark(self.folder / "spark" / self.name)).queryName(
+            f"{self.plan.name}/{self.name}"
+        )
         if interval:
             writer = writer.trigger(processingTime=f"{int(interval.total_seconds() * 1000)} milliseconds")
-        self.job.spark.conf.set("spark.sql.streaming.statefulOperator.allowMultiple", str(self.several_stateful).lower())
+        self.job.spark.conf.set(
+            "spark.sql.streaming.statefulOperator.allowMultiple", str(self.several_stateful).lower()
+        )
         self.query = writer.start()
 
     def advance(self, bounded: bool) -> bool:
@@ -304,7 +354,9 @@ class _Query:
                 raise translated(error, self.plan, self.name, self.job.spark) from error
 
     def _let_spark_commit(self) -> None:
-        """Waits until Spark has logged the epoch that the sinks have: else it would be run again, after an upgrade by other code."""
+        """Waits until Spark has logged the epoch that the sinks have: else it would be run again, after an upgrade by
+        other code.
+        """
         deadline = time.monotonic() + GRACE
         while self.busy() and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -317,7 +369,11 @@ class _Query:
         """What Spark measured in the micro-batch before: rows read, and rows and bytes of state."""
         found: Any = self.query.lastProgress if self.query is not None else None
         states = found["stateOperators"] if found is not None else []
-        return int(found["numInputRows"]) if found else 0, sum(s["numRowsTotal"] for s in states), sum(s["memoryUsedBytes"] for s in states)
+        return (
+            int(found["numInputRows"]) if found else 0,
+            sum(s["numRowsTotal"] for s in states),
+            sum(s["memoryUsedBytes"] for s in states),
+        )
 
     def _drain(self) -> None:
         assert self.query is not None
@@ -346,7 +402,9 @@ class _Query:
 
     def _error(self) -> UnifiedError:
         assert self.query is not None
-        cause: Exception = self.failure or self.query.exception() or UnifiedError(f"{self.plan.name}: query '{self.name}' has stopped")
+        cause: Exception = (
+            self.failure or self.query.exception() or UnifiedError(f"{self.plan.name}: query '{self.name}' has stopped")
+        )
         return translated(cause, self.plan, self.name, self.job.spark)
 
 
@@ -360,7 +418,11 @@ class _Packed(_Query):
         self.control = ControlFile(str(control))
         self.time = JobTime(job.plan, self.control.read(), wall_clock())
         self.stages = stages
-        self.kept = {lanes[n.uid]: self._keep(n) for n in malformed.diverting(job.plan) if any(h.source == n.id for h in stages.heads)}
+        self.kept = {
+            lanes[n.uid]: self._keep(n)
+            for n in malformed.diverting(job.plan)
+            if any(h.source == n.id for h in stages.heads)
+        }
         self.diverted: dict[str, int] = {}
 
     def frame(self) -> DataFrame:
@@ -377,7 +439,18 @@ class _Packed(_Query):
         written = {name: Written(result.rows, result.bytes) for name, result in results.items()}
         _, state_rows, state_bytes = self.measured()
         seconds = time.monotonic() - begun
-        return EpochCommitted(self.name, epoch, report.rows, seconds, self.time.watermark(), report.metrics.counters, written, state_rows, state_bytes, self.diverted)
+        return EpochCommitted(
+            self.name,
+            epoch,
+            report.rows,
+            seconds,
+            self.time.watermark(),
+            report.metrics.counters,
+            written,
+            state_rows,
+            state_bytes,
+            self.diverted,
+        )
 
     def tick(self) -> None:
         super().tick()
@@ -398,7 +471,9 @@ class _Packed(_Query):
         def keep(frame: DataFrame, epoch: int) -> None:
             rows = self.frames.lane(frame, self.frames.malformed[node.uid], frames.MALFORMED_ROW)
             self.diverted[node.source.name] = rows.count()
-            malformed.keep(rows, self.diverted[node.source.name], malformed.in_streaming(self.job.directory, node), str(epoch))
+            malformed.keep(
+                rows, self.diverted[node.source.name], malformed.in_streaming(self.job.directory, node), str(epoch)
+            )
 
         return keep
 
@@ -415,13 +490,17 @@ class _Native(_Query):
         after = sorted(job.plan.upstream(*sinks) - upstream)
         super().__init__(job, name, Region(-1, "sinks", (), tuple(after), (), (), sinks, ""))
         self.aggregate, self.members = aggregate, sorted(upstream)
-        self.packed = {node for _, others, native in queries(job.plan) if native is None for node in job.plan.upstream(*others)}
+        self.packed = {
+            node for _, others, native in queries(job.plan) if native is None for node in job.plan.upstream(*others)
+        }
         self.windowed = isinstance(job.plan.graph.node(aggregate), g.WindowAggregateNode)
         self.output_mode = "append" if self.windowed else "update"
         self.control = self.folder / "control" / name
 
     def frame(self) -> DataFrame:
-        return frames.native_frame(self.plan, self.job.spark, self.aggregate, self.members, self.folder, self.control, self.tables, self.packed)
+        return frames.native_frame(
+            self.plan, self.job.spark, self.aggregate, self.members, self.folder, self.control, self.tables, self.packed
+        )
 
     def end(self) -> bool:
         if self.windowed:
@@ -437,7 +516,17 @@ class _Native(_Query):
         written = {name: Written(r.rows, r.bytes) for name, r in results.items()}
         late = self.late()
         counters = {"late records": late} if late else {}
-        return EpochCommitted(self.name, epoch, rows, time.monotonic() - begun, self.watermark(), counters, written, state_rows, state_bytes)
+        return EpochCommitted(
+            self.name,
+            epoch,
+            rows,
+            time.monotonic() - begun,
+            self.watermark(),
+            counters,
+            written,
+            state_rows,
+            state_bytes,
+        )
 
     def late(self) -> int:
         """How many rows the micro-batch before dropped, because their windows had closed."""

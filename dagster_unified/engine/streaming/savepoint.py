@@ -1,10 +1,11 @@
-"""Savepoints: copies of a stopped job's state and source positions, kept until somebody removes them, to which it can go back.
+"""Savepoints: copies of a stopped job's state and source positions, kept until somebody removes them, to which it can
+go back.
 
     <dir>/<pipeline>/savepoints/<name>/spark/, control/   as they were
     <dir>/<pipeline>/savepoints/<name>/savepoint.json     written last: without it there is no savepoint
 
-Going back begins a new *timeline* of the deployment, so that sinks take epochs again that they had on the one before. On a local
-disk files are linked, not copied: Spark writes each once and never changes it.
+Going back begins a new *timeline* of the deployment, so that sinks take epochs again that they had on the one before.
+On a local disk files are linked, not copied: Spark writes each once and never changes it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ RESTORING = "restoring.json"
 
 
 class Savepoint(msgspec.Struct, frozen=True):
-    """What a savepoint is of. `taken` is in milliseconds since the epoch; `epochs` has the last one that each query has committed."""
+    """What a savepoint is of.
+
+    `taken` is in milliseconds since the epoch; `epochs` has the last one that each query has committed.
+    """
 
     name: str
     taken: int
@@ -41,9 +45,13 @@ class Savepoint(msgspec.Struct, frozen=True):
 
     def describe(self) -> str:
         """In words."""
-        reached = ", ".join(f"epoch {epoch} of {query}" for query, epoch in sorted(self.epochs.items())) or "before the first epoch"
+        reached = (
+            ", ".join(f"epoch {epoch} of {query}" for query, epoch in sorted(self.epochs.items()))
+            or "before the first epoch"
+        )
         return (
-            f"{self.name}: generation {self.deployed.generation}, {reached}, taken {datetime.fromtimestamp(self.taken / 1000, timezone.utc):%Y-%m-%d %H:%M:%S} UTC ({self.reason})"
+            f"{self.name}: generation {self.deployed.generation}, {reached}, taken"
+            f" {datetime.fromtimestamp(self.taken / 1000, timezone.utc):%Y-%m-%d %H:%M:%S} UTC ({self.reason})"
         )
 
 
@@ -66,10 +74,15 @@ def save(directory: CheckpointDirectory, reason: str, check: Callable[[], None])
     deployed = directory.deployed()
     if deployed is None or not deployed.id or not (directory.path / "spark").exists():
         raise StateError(f"{directory.path.name}: there is no state to save in {directory.path}; start the job first")
-    ended = [query.name for query in _folders(directory.path / "control") if (event := ControlFile(str(query)).read()) is not None and event.end]
+    ended = [
+        query.name
+        for query in _folders(directory.path / "control")
+        if (event := ControlFile(str(query)).read()) is not None and event.end
+    ]
     if deployed.finished or ended:
         raise StateError(
-            f"{directory.path.name}: its input has come to its end, and all timers have fired, so that there is nothing to go on from; take savepoints before draining"
+            f"{directory.path.name}: its input has come to its end, and all timers have fired, so that there is nothing"
+            " to go on from; take savepoints before draining"
         )
     now = wall_clock()
     name = f"g{deployed.generation}-{datetime.fromtimestamp(now / 1000, timezone.utc):%Y%m%dT%H%M%S}-{now % 1000:03d}"
@@ -85,8 +98,9 @@ def save(directory: CheckpointDirectory, reason: str, check: Callable[[], None])
 def restore(directory: CheckpointDirectory, name: str | None, check: Callable[[], None]) -> Savepoint:
     """Goes back to a savepoint, by default to the latest. Only for who holds the lease, which `check` raises about.
 
-    What is there now is dropped, and savepoints of it cannot be gone back to, since sinks take back what they got meanwhile: see each
-    sink's guarantee. Raises `StateError` where there is no such savepoint, or where it is not of the history of what is there now.
+    What is there now is dropped, and savepoints of it cannot be gone back to, since sinks take back what they got
+    meanwhile: see each sink's guarantee. Raises `StateError` where there is no such savepoint, or where it is not of
+    the history of what is there now.
     """
     known = [s for s in savepoints(directory) if name in (None, s.name)]
     held = directory.deployed()
@@ -94,12 +108,13 @@ def restore(directory: CheckpointDirectory, name: str | None, check: Callable[[]
     if not possible:
         if known:
             raise StateError(
-                f"{directory.path.name}: savepoint '{known[-1].name}' is not of the history of what runs now, which was started without state, or has gone back to before it; "
-                f"the sinks do not hold what they held then"
+                f"{directory.path.name}: savepoint '{known[-1].name}' is not of the history of what runs now, which was"
+                " started without state, or has gone back to before it; the sinks do not hold what they held then"
             )
         there = ", ".join(s.name for s in savepoints(directory))
         raise StateError(
-            f"{directory.path.name}: no savepoint{'' if name is None else f' {name!r}'} in {directory.path / 'savepoints'}; {f'there are {there}' if there else 'there is none'}"
+            f"{directory.path.name}: no savepoint{'' if name is None else f' {name!r}'} in"
+            f" {directory.path / 'savepoints'}; {f'there are {there}' if there else 'there is none'}"
         )
     chosen = possible[-1]
     check()
@@ -119,7 +134,9 @@ def restore(directory: CheckpointDirectory, name: str | None, check: Callable[[]
 
 
 def _in_history(savepoint: Savepoint, held: Deployed) -> bool:
-    return savepoint.deployed.id == held.id and not any(since < savepoint.taken <= until for since, until in held.undone)
+    return savepoint.deployed.id == held.id and not any(
+        since < savepoint.taken <= until for since, until in held.undone
+    )
 
 
 def forget_interrupted(directory: CheckpointDirectory) -> None:
@@ -132,7 +149,8 @@ def check_whole(directory: CheckpointDirectory) -> None:
     if interrupted(directory):
         name = msgspec.json.decode((directory.path / RESTORING).read_bytes())["savepoint"]
         raise StateError(
-            f"{directory.path.name}: going back to savepoint '{name}' was interrupted, and the state is not whole; restore it again, or remove {directory.path} to start without state"
+            f"{directory.path.name}: going back to savepoint '{name}' was interrupted, and the state is not whole;"
+            f" restore it again, or remove {directory.path} to start without state"
         )
 
 
@@ -150,7 +168,9 @@ def save_stopped(directory: CheckpointDirectory, owner: str, reason: str, patien
         lease.release()
 
 
-def restore_stopped(directory: CheckpointDirectory, owner: str, name: str | None, patience: float = PATIENCE) -> Savepoint:
+def restore_stopped(
+    directory: CheckpointDirectory, owner: str, name: str | None, patience: float = PATIENCE
+) -> Savepoint:
     """Goes back to a savepoint where the job does not run; raises `LeaseLostError` where it does."""
     lease = directory.take(owner, patience)
     try:

@@ -1,10 +1,11 @@
-"""From the plan to a line of stages: which keyed operators run at which level, what runs between them, and in which lanes.
+"""From the plan to a line of stages: which keyed operators run at which level, what runs between them, and in which
+lanes.
 
     sources → pass 0 → level 1 → pass 1 → level 2 → … → the sinks' part, once per epoch
 
-A *level* is one stateful Spark operator, for all keyed operators of one depth. A *pass* runs the chains between two levels.
-What comes after the last keyed operator of its path is the *tail*: it runs on each epoch's output as a BATCH region does.
-Knows the graph and the operators, not Spark.
+A *level* is one stateful Spark operator, for all keyed operators of one depth. A *pass* runs the chains between two
+levels. What comes after the last keyed operator of its path is the *tail*: it runs on each epoch's output as a BATCH
+region does. Knows the graph and the operators, not Spark.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dagster_unified.engine.translate import STEP_KINDS, broadcast_layout, input_layout, keyed_input, keyed_options, step
+from dagster_unified.engine.translate import (
+    STEP_KINDS,
+    broadcast_layout,
+    input_layout,
+    keyed_input,
+    keyed_options,
+    step,
+)
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.nodes import Edge, ExchangeKind
@@ -88,7 +96,9 @@ class _Builder:
 
     def build(self) -> Topology:
         level_of = self._levels()
-        heads = tuple(self._head(self.graph.node(n)) for n in self.members if isinstance(self.graph.node(n), g.SourceNode))
+        heads = tuple(
+            self._head(self.graph.node(n)) for n in self.members if isinstance(self.graph.node(n), g.SourceNode)
+        )
         levels: list[dict[int, Track]] = []
         passes: list[dict[int, Track]] = []
         natives = [self._natives()]
@@ -97,7 +107,11 @@ class _Builder:
             levels.append({self._lane(n): self._keyed(n) for n in mine})
             passes.append({lane: track for n in mine for lane, track in self._after(n)})
             natives.append(self._natives())
-        uids = {self._lane(n): self.graph.node(n).uid for n in self.keyed if isinstance(self.graph.node(n), g.KeyedProcessNode)}
+        uids = {
+            self._lane(n): self.graph.node(n).uid
+            for n in self.keyed
+            if isinstance(self.graph.node(n), g.KeyedProcessNode)
+        }
         tail = Region(-1, "sinks", (), tuple(self.tail), (), (), self.sinks, "")
         return Topology(heads, tuple(levels), tuple(passes), tuple(natives), tail, self.tail_lanes, uids)
 
@@ -108,7 +122,9 @@ class _Builder:
         """The sources, and what lies between a source or a keyed operator and a keyed operator."""
         found = {n for n in self.members if isinstance(self.graph.node(n), g.SourceNode)}
         for node in reversed(self.members):
-            if node not in self.keyed and any(e.target in self.keyed or (e.target in found and e.target != node) for e in self._outputs(node)):
+            if node not in self.keyed and any(
+                e.target in self.keyed or (e.target in found and e.target != node) for e in self._outputs(node)
+            ):
                 found.add(node)
         return found
 
@@ -139,7 +155,12 @@ class _Builder:
         while True:
             edges = self._outputs(current)
             following = self.graph.node(edges[0].target) if len(edges) == 1 else None
-            if following is None or following.id not in self.body or not isinstance(following, g.NativeNode) or len(self.graph.inputs(following.id)) > 1:
+            if (
+                following is None
+                or following.id not in self.body
+                or not isinstance(following, g.NativeNode)
+                or len(self.graph.inputs(following.id)) > 1
+            ):
                 return found
             found.append(following.id)
             current = following.id
@@ -195,7 +216,9 @@ class _Builder:
     def _after(self, node_id: int) -> list[tuple[int, Track]]:
         found = []
         for port in self._ports(node_id):
-            if any(e.target in self.body or e.target in self.keyed for e in self._outputs(node_id) if _tag(e) == port.tag):
+            if any(
+                e.target in self.body or e.target in self.keyed for e in self._outputs(node_id) if _tag(e) == port.tag
+            ):
                 full = self.plan.layout(port)
                 found.append((self._pass_lane(port), self._track(port, StreamLayout(full.records, full.timestamped))))
         return found
@@ -207,7 +230,8 @@ class _Builder:
         return self.lanes.of(f"{self.graph.node(port.node).uid} {port.tag or ''} onward")
 
     def _track(self, entry: Port, layout: StreamLayout) -> Track:
-        """Everything from a stream to the next keyed operators and the tail. A node with several inputs is there once for each of them.
+        """Everything from a stream to the next keyed operators and the tail. A node with several inputs is there once
+        for each of them.
 
         What a keyed operator gives to the tail goes there without a pass between.
         """
@@ -218,7 +242,11 @@ class _Builder:
         def follow(port: Port, index: int) -> None:
             edges = [e for e in self._outputs(port.node) if _tag(e) == port.tag]
             native = [e for e in edges if e.target in self.body and isinstance(self.graph.node(e.target), g.NativeNode)]
-            leaving = [e for e in edges if e in native or e.target in self.keyed or (e.target in self.tail and port.node not in self.keyed)]
+            leaving = [
+                e
+                for e in edges
+                if e in native or e.target in self.keyed or (e.target in self.tail and port.node not in self.keyed)
+            ]
             if leaving:
                 number = len(outputs)
                 outputs.append(Output(index, self.plan.layout(port), port.tag if index >= 0 else None))
@@ -236,7 +264,18 @@ class _Builder:
 
         follow(entry, -1)
         name = self.graph.node(entry.node).name
-        return Track(Program(self.plan.name, name, layout, tuple(steps), tuple(outputs), None, keyed_options(self.plan.execution, None)), tuple(routes))
+        return Track(
+            Program(
+                self.plan.name,
+                name,
+                layout,
+                tuple(steps),
+                tuple(outputs),
+                None,
+                keyed_options(self.plan.execution, None),
+            ),
+            tuple(routes),
+        )
 
     def _in_python(self, edge: Edge) -> g.Node:
         node = self.graph.node(edge.target)
@@ -247,8 +286,9 @@ class _Builder:
     def _check_exchange(self, edge: Edge, node: g.Node) -> None:
         if edge.partitioning.kind in (ExchangeKind.GLOBAL, ExchangeKind.BROADCAST, ExchangeKind.CUSTOM):
             raise UnsupportedError(
-                f"{self.plan.name}: the {edge.partitioning.kind.value} exchange before '{node.name}' stands before or at an operator with state, which STREAMING cannot run; "
-                f"leave it out, or put it behind the last operator with state"
+                f"{self.plan.name}: the {edge.partitioning.kind.value} exchange before '{node.name}' stands before or"
+                " at an operator with state, which STREAMING cannot run; leave it out, or put it behind the last"
+                " operator with state"
             )
 
     def _to_native(self, output: int, port: Port, edge: Edge) -> Route:

@@ -1,6 +1,7 @@
 """What Spark's Python workers run in STREAMING: passes over packed rows, and the processor of key groups.
 
-Knows the operators and how they get to a worker; no session. A pass or a partition of a level ends with a report in its own lane.
+Knows the operators and how they get to a worker; no session. A pass or a partition of a level ends with a report in its
+own lane.
 """
 
 from __future__ import annotations
@@ -19,7 +20,20 @@ from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.worker import partition_id
 from dagster_unified.operators.batch import spare_the_garbage_collector
 from dagster_unified.operators.key_groups import Arrived, KeyGroups, decode_event
-from dagster_unified.operators.lanes import PACKED, REPORT, ROWS, Packer, Place, Route, Track, decode, encode, packed, place_of, sequence
+from dagster_unified.operators.lanes import (
+    PACKED,
+    REPORT,
+    ROWS,
+    Packer,
+    Place,
+    Route,
+    Track,
+    decode,
+    encode,
+    packed,
+    place_of,
+    sequence,
+)
 from dagster_unified.operators.program import RunningProgram
 from dagster_unified.operators.report import Report
 from dagster_unified.operators.time import wall_clock
@@ -29,12 +43,17 @@ _row = Row("lane", "group", "seq", "data")
 
 
 def head(track: Track, groups: int, malformed: Route | None) -> Mapped:
-    """A source's rows through its track, packed. Rows that do not fit their schema go to `malformed`, or are counted only."""
+    """A source's rows through its track, packed.
+
+    Rows that do not fit their schema go to `malformed`, or are counted only.
+    """
     return functools.partial(_head, _payload((track, groups, malformed), [track]))
 
 
 def between(tracks: Mapping[int, Track], groups: int) -> Mapped:
-    """A pass between two levels: the lanes that it has a track for, unpacked, run and packed; all others as they are."""
+    """A pass between two levels: the lanes that it has a track for, unpacked, run and packed; all others as they
+    are.
+    """
     return functools.partial(_between, _payload((tracks, groups), tracks.values()))
 
 
@@ -77,7 +96,9 @@ def _between(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
         opened = {lane: (running.open(track), track.program.input.schema) for lane, track in tracks.items()}
         for batch in batches:
             passed = []
-            for i, (lane, seq) in enumerate(zip(batch.column("lane").to_pylist(), batch.column("seq").to_pylist(), strict=True)):
+            for i, (lane, seq) in enumerate(
+                zip(batch.column("lane").to_pylist(), batch.column("seq").to_pylist(), strict=True)
+            ):
                 if lane in opened:
                     push, schema = opened[lane]
                     running.ahead = place_of(seq) is Place.AHEAD
@@ -102,7 +123,9 @@ def beside(schema: pa.Schema) -> pa.Schema:
 
 
 def spread(lane: int, schema: pa.Schema) -> Mapped:
-    """The rows of one lane as columns, a row for each record with the `seq` of its own; the rows of all others as they are, with no record."""
+    """The rows of one lane as columns, a row for each record with the `seq` of its own; the rows of all others as they
+    are, with no record.
+    """
     return functools.partial(_spread, lane, schema.serialize().to_pybytes())
 
 
@@ -119,11 +142,18 @@ def _spread(lane: int, schema: bytes, batches: Iterable[pa.RecordBatch]) -> Iter
         for i in mine:
             records = decode(batch.column("data")[i].as_buffer(), record)
             size = records.num_rows
-            own = [pa.repeat(pa.scalar(lane, pa.int32()), size), pa.nulls(size, pa.int32()), pa.repeat(batch.column("seq")[i], size), pa.nulls(size, pa.binary())]
+            own = [
+                pa.repeat(pa.scalar(lane, pa.int32()), size),
+                pa.nulls(size, pa.int32()),
+                pa.repeat(batch.column("seq")[i], size),
+                pa.nulls(size, pa.binary()),
+            ]
             yield pa.RecordBatch.from_arrays([*own, *records.columns], schema=columns)
         if len(mine) < batch.num_rows:
             others = batch.take(pa.array(sorted(set(range(batch.num_rows)) - set(mine)), pa.int64()))
-            yield pa.RecordBatch.from_arrays([*others.columns, *[pa.nulls(others.num_rows, f.type) for f in record]], schema=columns)
+            yield pa.RecordBatch.from_arrays(
+                [*others.columns, *[pa.nulls(others.num_rows, f.type) for f in record]], schema=columns
+            )
 
 
 def _gather(lane: int, payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -182,9 +212,13 @@ class _Pass:
         column = batch.column(MALFORMED)
         if column.null_count < batch.num_rows:
             odd = batch.filter(column.is_valid()).column(MALFORMED)
-            self.report.metrics.count("malformed rows dropped" if route is None else "malformed rows diverted", len(odd))
+            self.report.metrics.count(
+                "malformed rows dropped" if route is None else "malformed rows diverted", len(odd)
+            )
             if route is not None:
-                self.packer.add(route, pa.RecordBatch.from_arrays([odd.field(n) for n in route.schema.names], schema=route.schema))
+                self.packer.add(
+                    route, pa.RecordBatch.from_arrays([odd.field(n) for n in route.schema.names], schema=route.schema)
+                )
             batch = batch.filter(column.is_null())
         return batch
 
@@ -232,7 +266,10 @@ class KeyGroupProcessor(StatefulProcessor):
         copied = program.broadcast.layout if program.broadcast is not None else program.input
 
         def arrived(own: Place, broadcast: Place) -> Arrived:
-            return Arrived([decode(data, program.input.schema) for data in placed[own]], [decode(data, copied.schema) for data in placed[broadcast]])
+            return Arrived(
+                [decode(data, program.input.schema) for data in placed[own]],
+                [decode(data, copied.schema) for data in placed[broadcast]],
+            )
 
         self._address, self._count = (lane, group), 0
         due = groups.run(

@@ -1,4 +1,5 @@
-"""Windows: assigners say which windows an element is in, triggers when a window gives its result, evictors what it drops (Flink: *Windows*).
+"""Windows: assigners say which windows an element is in, triggers when a window gives its result, evictors what it
+drops (Flink: *Windows*).
 
 `operator.py` drives them, over the keyed state and timers that every keyed operator has. Names are PyFlink's.
 """
@@ -30,8 +31,11 @@ from dagster_unified.operators.windows.triggers import (
 from dagster_unified.operators.windows.window import GlobalWindow, TimeWindow
 
 __all__ = [
-    "ContinuousEventTimeTrigger", "ContinuousProcessingTimeTrigger", "CountEvictor", "CountTrigger", "DeltaEvictor", "DeltaTrigger", "EventTimeSessionWindows",
-    "EventTimeTrigger", "Evictor", "GlobalWindow", "GlobalWindows", "MergingWindowAssigner", "ProcessWindowFunction", "ProcessingTimeSessionWindows",
-    "ProcessingTimeTrigger", "PurgingTrigger", "SlidingEventTimeWindows", "SlidingProcessingTimeWindows", "TimeEvictor", "TimeWindow", "Trigger", "TriggerResult",
+    "ContinuousEventTimeTrigger", "ContinuousProcessingTimeTrigger", "CountEvictor", "CountTrigger", "DeltaEvictor",
+    "DeltaTrigger", "EventTimeSessionWindows",
+    "EventTimeTrigger", "Evictor", "GlobalWindow", "GlobalWindows", "MergingWindowAssigner", "ProcessWindowFunction",
+    "ProcessingTimeSessionWindows",
+    "ProcessingTimeTrigger", "PurgingTrigger", "SlidingEventTimeWindows", "SlidingProcessingTimeWindows", "TimeEvictor",
+    "TimeWindow", "Trigger", "TriggerResult",
     "TumblingEventTimeWindows", "TumblingProcessingTimeWindows", "WindowAssigner", "WindowFunction",
 ]  # fmt: skip

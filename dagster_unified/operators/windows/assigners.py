@@ -23,7 +23,10 @@ class WindowAssigner(ABC, Generic[In, WinOut]):
 
     @abstractmethod
     def assign_windows(self, element: In, timestamp: int, now: int) -> Sequence[WinOut]:
-        """The windows of an element. `timestamp` is its event time, or `MIN_TIMESTAMP` where it has none; `now` the processing time."""
+        """The windows of an element.
+
+        `timestamp` is its event time, or `MIN_TIMESTAMP` where it has none; `now` the processing time.
+        """
 
     @abstractmethod
     def get_default_trigger(self) -> Trigger[In, WinOut]:
@@ -46,7 +49,14 @@ class _TimeWindows(WindowAssigner[Any, TimeWindow]):
         last = moment - (moment - self.offset) % slide
         if size == slide:
             return [TimeWindow(last, last + size)]
-        return [TimeWindow(start, start + size) for start in range(last - (size - 1 - (moment - last)) // slide * slide, last + slide, slide)] if size > moment - last else []
+        return (
+            [
+                TimeWindow(start, start + size)
+                for start in range(last - (size - 1 - (moment - last)) // slide * slide, last + slide, slide)
+            ]
+            if size > moment - last
+            else []
+        )
 
     def describe(self) -> str:
         every = "" if self.size == self.slide else f" every {timedelta(milliseconds=self.slide)}"
@@ -99,7 +109,9 @@ class TumblingProcessingTimeWindows(_Tumbling, _ProcessingTime):
 
 
 class SlidingEventTimeWindows(_Sliding, AlignedEventTimeWindows):
-    """Windows of one size, of which one begins every `slide`, by event time: an element is in several, or, with gaps, in none."""
+    """Windows of one size, of which one begins every `slide`, by event time: an element is in several, or, with gaps,
+    in none.
+    """
 
 
 class SlidingProcessingTimeWindows(_Sliding, _ProcessingTime):
@@ -107,10 +119,14 @@ class SlidingProcessingTimeWindows(_Sliding, _ProcessingTime):
 
 
 class MergingWindowAssigner(WindowAssigner[In, WinOut]):
-    """An assigner whose windows grow together: each element gets a window of its own, and windows that touch become one."""
+    """An assigner whose windows grow together: each element gets a window of its own, and windows that touch become
+    one.
+    """
 
     def merge_windows(self, windows: Sequence[Any]) -> list[tuple[Any, list[Any]]]:
-        """The merged windows, each with those that it is made of; windows that stay alone are merged with themselves."""
+        """The merged windows, each with those that it is made of; windows that stay alone are merged with
+        themselves.
+        """
         merged: list[tuple[Any, list[Any]]] = []
         for window in sorted(windows):
             if merged and merged[-1][0].intersects(window):
@@ -146,7 +162,10 @@ class _Sessions(MergingWindowAssigner[Any, TimeWindow]):
         return TimeWindow(moment, moment + gap)
 
     def describe(self) -> str:
-        return f"{type(self).__name__} with {'a gap that each element says' if callable(self.gap) else f'gap {timedelta(milliseconds=self.gap)}'}"
+        return (
+            f"{type(self).__name__} with"
+            f" {'a gap that each element says' if callable(self.gap) else f'gap {timedelta(milliseconds=self.gap)}'}"
+        )
 
 
 class EventTimeSessionWindows(_Sessions):

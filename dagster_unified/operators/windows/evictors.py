@@ -1,4 +1,7 @@
-"""What a window drops before or after its function sees it. A window with an evictor keeps all its elements, not an aggregate."""
+"""What a window drops before or after its function sees it.
+
+A window with an evictor keeps all its elements, not an aggregate.
+"""
 
 from __future__ import annotations
 
@@ -85,13 +88,17 @@ class TimeEvictor(_Once):
 class DeltaEvictor(_Once):
     """Keeps those that are less than a threshold from the last element."""
 
-    def __init__(self, threshold: float, delta_function: Callable[[Any, Any], float], do_evict_after: bool = False) -> None:
+    def __init__(
+        self, threshold: float, delta_function: Callable[[Any, Any], float], do_evict_after: bool = False
+    ) -> None:
         super().__init__(do_evict_after)
         self.threshold = threshold
         self.delta_function = getattr(delta_function, "get_delta", delta_function)
 
     @classmethod
-    def of(cls, threshold: float, delta_function: Callable[[T, T], float], do_evict_after: bool = False) -> Evictor[T, Window]:
+    def of(
+        cls, threshold: float, delta_function: Callable[[T, T], float], do_evict_after: bool = False
+    ) -> Evictor[T, Window]:
         """Keeps the elements for which `delta_function(element, last)` is less than `threshold`."""
         return cls(threshold, delta_function, do_evict_after)
 

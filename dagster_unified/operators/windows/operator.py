@@ -1,8 +1,9 @@
 """Drives windows: one keyed operator for every assigner, trigger, evictor and function.
 
-After Flink's `WindowOperator`. A key's windows, what they hold, their triggers' state and their timers are maps of that key's
-state, so that they live and are paged as any state. In BATCH the watermark is `MIN` until a key's end: nothing is late there,
-and windows fire in the order of time. A window that is reduced or aggregated holds one value, in every mode.
+After Flink's `WindowOperator`. A key's windows, what they hold, their triggers' state and their timers are maps of that
+key's state, so that they live and are paged as any state. In BATCH the watermark is `MIN` until a key's end: nothing is
+late there, and windows fire in the order of time. A window that is reduced or aggregated holds one value, in every
+mode.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ from dagster_unified.operators.state import (
 )
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, TimeDomain
 from dagster_unified.operators.timers import timer_time
-from dagster_unified.operators.windows.assigners import AlignedEventTimeWindows, EventTimeSessionWindows, MergingWindowAssigner, WindowAssigner
+from dagster_unified.operators.windows.assigners import (
+    AlignedEventTimeWindows,
+    EventTimeSessionWindows,
+    MergingWindowAssigner,
+    WindowAssigner,
+)
 from dagster_unified.operators.windows.evictors import Evictor
 from dagster_unified.operators.windows.functions import KeyedStateStore, ProcessWindowFunction, WindowFunction
 from dagster_unified.operators.windows.triggers import EventTimeTrigger, OnMergeContext, Trigger, TriggerResult
@@ -39,7 +45,10 @@ TIMERS = {TimeDomain.EVENT_TIME: "window timers", TimeDomain.PROCESSING_TIME: "w
 
 @dataclass(frozen=True)
 class Windowing:
-    """What an author says of a windowed stream. A window holds its elements, or what `reduce` or `aggregate` makes of them."""
+    """What an author says of a windowed stream.
+
+    A window holds its elements, or what `reduce` or `aggregate` makes of them.
+    """
 
     assigner: WindowAssigner[Any, Any]
     trigger: Trigger[Any, Any]
@@ -98,11 +107,15 @@ class Windowing:
 class WindowOperator(KeyedProcessOperator):
     """Runs a `Windowing`."""
 
-    def __init__(self, where: str, spec: Windowing, options: KeyedOptions, clock: Callable[[], int], metrics: Metrics) -> None:
+    def __init__(
+        self, where: str, spec: Windowing, options: KeyedOptions, clock: Callable[[], int], metrics: Metrics
+    ) -> None:
         super().__init__(where, spec, options, clock, metrics)  # type: ignore[arg-type]
         self.spec = spec
         self._merging = spec.assigner if isinstance(spec.assigner, MergingWindowAssigner) else None
-        self._sessions = self._merging is not None and type(self._merging).merge_windows is MergingWindowAssigner.merge_windows
+        self._sessions = (
+            self._merging is not None and type(self._merging).merge_windows is MergingWindowAssigner.merge_windows
+        )
         self._by_pane = _by_pane(spec)
         self._gap = _gap(spec)
         self._reduce = getattr(spec.reduce, "reduce", spec.reduce)
@@ -115,7 +128,9 @@ class WindowOperator(KeyedProcessOperator):
         for name in TIMERS.values():
             self.state.register(MapStateDescriptor(name, int, windows))
         made = spec.accumulator_type if spec.aggregate is not None else spec.element_type
-        self._held = Declared("the accumulator of a window" if spec.aggregate is not None else "the reduced value of a window", "", made)
+        self._held = Declared(
+            "the accumulator of a window" if spec.aggregate is not None else "the reduced value of a window", "", made
+        )
         self._triggers = _TriggerContext(self)
         self._functions = _FunctionContext(self)
 
@@ -187,10 +202,14 @@ class WindowOperator(KeyedProcessOperator):
     def _element(self, record: Any, timestamp: int | None) -> None:
         spec = self.spec
         if timestamp is None and spec.assigner.is_event_time:
-            raise RecordTypeError(f"{self.where}: a record has no event time: {record!r}; assign timestamps before the window")
+            raise RecordTypeError(
+                f"{self.where}: a record has no event time: {record!r}; assign timestamps before the window"
+            )
         self._timestamp = timestamp
         skipped = True
-        for assigned in spec.assigner.assign_windows(record, MIN_TIMESTAMP if timestamp is None else timestamp, self.clock()):
+        for assigned in spec.assigner.assign_windows(
+            record, MIN_TIMESTAMP if timestamp is None else timestamp, self.clock()
+        ):
             window = assigned if self._merging is None else self._merged(assigned)
             if self._is_late(window):
                 continue
@@ -198,7 +217,12 @@ class WindowOperator(KeyedProcessOperator):
             self._add(window, record, timestamp)
             self._act(spec.trigger.on_element(record, timestamp, window, self._triggers.of(window)), window)
             self._register_cleanup(window)
-        if skipped and spec.assigner.is_event_time and timestamp is not None and timestamp + spec.lateness <= self.watermark:
+        if (
+            skipped
+            and spec.assigner.is_event_time
+            and timestamp is not None
+            and timestamp + spec.lateness <= self.watermark
+        ):
             if spec.late_tag is not None:
                 self.out.emit_side(spec.late_tag, record, timestamp)
             else:
@@ -213,7 +237,9 @@ class WindowOperator(KeyedProcessOperator):
         if spec.evictor is not None:
             record = (record, timestamp)
         elif spec.aggregate is not None:
-            windows[window] = self._checked(spec.aggregate.add(record, spec.aggregate.create_accumulator() if held is None else held))
+            windows[window] = self._checked(
+                spec.aggregate.add(record, spec.aggregate.create_accumulator() if held is None else held)
+            )
             return
         elif spec.reduce is not None:
             windows[window] = record if held is None else self._checked(self._reduce(held, record))
@@ -237,7 +263,9 @@ class WindowOperator(KeyedProcessOperator):
                     held = add(record, held)
                 self._checked(held)
             elif spec.reduce is not None:
-                held = self._checked(reduce(self._reduce, records) if held is None else reduce(self._reduce, records, held))
+                held = self._checked(
+                    reduce(self._reduce, records) if held is None else reduce(self._reduce, records, held)
+                )
             elif held is None:
                 held = list(records)
             else:
@@ -270,7 +298,10 @@ class WindowOperator(KeyedProcessOperator):
         if parts == [cover]:
             return cover
         if self._is_late(cover):
-            raise PipelineError(f"{self.where}: {cover} came of merging and is already over; a merged window may not end before the watermark")
+            raise PipelineError(
+                f"{self.where}: {cover} came of merging and is already over; a merged window may not end before the"
+                " watermark"
+            )
         held = [h for h in (windows.pop(part, None) for part in parts) if h is not None]
         for part in parts:
             del ordered[bisect_left(ordered, part)]
@@ -382,7 +413,9 @@ class WindowOperator(KeyedProcessOperator):
                 if domain is self._cleanup_domain() and timestamp == self._cleanup_time(window):
                     self._clear(window)
         except Exception as error:
-            raise user_failure(error, self.where, _suspect(self.spec), f"windows {windows} of key {self.key!r}") from error
+            raise user_failure(
+                error, self.where, _suspect(self.spec), f"windows {windows} of key {self.key!r}"
+            ) from error
 
     def _register(self, window: Any, timestamp: int, domain: TimeDomain) -> None:
         waiting = self.state.current.setdefault(TIMERS[domain], {})
@@ -438,8 +471,14 @@ class WindowOperator(KeyedProcessOperator):
 
 
 def _by_pane(spec: Windowing) -> tuple[int, int] | None:
-    """Slide and offset, where elements of one pane may be taken in one go: windows by event time that fire once, at their end."""
-    simple = isinstance(spec.assigner, AlignedEventTimeWindows) and type(spec.trigger) is EventTimeTrigger and spec.evictor is None
+    """Slide and offset, where elements of one pane may be taken in one go: windows by event time that fire once, at
+    their end.
+    """
+    simple = (
+        isinstance(spec.assigner, AlignedEventTimeWindows)
+        and type(spec.trigger) is EventTimeTrigger
+        and spec.evictor is None
+    )
     if not simple or spec.assigner.size % spec.assigner.slide:  # type: ignore[attr-defined]
         return None
     return spec.assigner.slide, spec.assigner.offset  # type: ignore[attr-defined]
@@ -447,7 +486,11 @@ def _by_pane(spec: Windowing) -> tuple[int, int] | None:
 
 def _gap(spec: Windowing) -> int | None:
     """The gap of sessions by event time that fire once, at their end."""
-    simple = type(spec.assigner) is EventTimeSessionWindows and type(spec.trigger) is EventTimeTrigger and spec.evictor is None
+    simple = (
+        type(spec.assigner) is EventTimeSessionWindows
+        and type(spec.trigger) is EventTimeTrigger
+        and spec.evictor is None
+    )
     gap = spec.assigner.gap if simple else None  # type: ignore[attr-defined]
     return gap if isinstance(gap, int) else None
 
@@ -473,7 +516,11 @@ class _Scope(KeyedStateBackend):
 
     def register(self, descriptor: StateDescriptor[Any]) -> None:
         super().register(descriptor)
-        self._operator.state.register(MapStateDescriptor(self.name(descriptor.name), self._operator.spec.assigner.window_type, descriptor.stored_type))
+        self._operator.state.register(
+            MapStateDescriptor(
+                self.name(descriptor.name), self._operator.spec.assigner.window_type, descriptor.stored_type
+            )
+        )
 
     def name(self, name: str) -> str:
         """A state's name among the key's."""
@@ -582,7 +629,10 @@ class _TriggerContext(OnMergeContext):
         elif descriptor.kind == "aggregating":
             merged = reduce(state._function.merge, found)
         else:
-            raise UnsupportedError(f"{self._operator.where}: {descriptor.kind} state '{descriptor.name}' cannot be merged; use reducing, aggregating or list state")
+            raise UnsupportedError(
+                f"{self._operator.where}: {descriptor.kind} state '{descriptor.name}' cannot be merged; use reducing,"
+                " aggregating or list state"
+            )
         state._declared.check(merged if descriptor.kind == "list" else [merged])
         scope.current[descriptor.name] = merged
 

@@ -1,6 +1,7 @@
 """When a window gives its result, and whether it keeps its elements then.
 
-A trigger is told of each element and of each timer that it registered; what it has to remember is state of its key and window.
+A trigger is told of each element and of each timer that it registered; what it has to remember is state of its key and
+window.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ class TriggerContext(ABC):
         """State of this key and window."""
 
     def early_results(self) -> bool:
-        """Whether results before a window's end are wanted: in STREAMING they are, in BATCH not (`execution.incremental-updates`)."""
+        """Whether results before a window's end are wanted: in STREAMING they are, in BATCH not
+        (`execution.incremental-updates`).
+        """
         return True
 
 
@@ -107,7 +110,9 @@ class Trigger(ABC, Generic[In, Win]):
 
     def on_merge(self, window: Win, ctx: OnMergeContext) -> None:
         """Windows have become one: their state and timers are to become its."""
-        raise UnsupportedError(f"{type(self).__name__} does not work with windows that merge; give it can_merge() and on_merge()")
+        raise UnsupportedError(
+            f"{type(self).__name__} does not work with windows that merge; give it can_merge() and on_merge()"
+        )
 
     @abstractmethod
     def clear(self, window: Win, ctx: TriggerContext) -> None:
@@ -195,7 +200,10 @@ class NeverTrigger(_Quiet):
 
 
 class _Continuous(_Quiet):
-    """Fires again and again, at the multiples of an interval, by timers of one domain. `_next` is when it fires next."""
+    """Fires again and again, at the multiples of an interval, by timers of one domain.
+
+    `_next` is when it fires next.
+    """
 
     _next = ReducingStateDescriptor("next fire", min, int)
 
@@ -257,8 +265,8 @@ class _Continuous(_Quiet):
 class ContinuousEventTimeTrigger(_Continuous):
     """Fires each time the watermark passes a multiple of an interval, and at the window's end.
 
-    In BATCH it fires once, at the window's end. With carried state a partition is what moves the watermark, and a window that
-    stays open fires once for it.
+    In BATCH it fires once, at the window's end. With carried state a partition is what moves the watermark, and a
+    window that stays open fires once for it.
     """
 
     def register(self, time: int, ctx: TriggerContext) -> None:
@@ -349,11 +357,15 @@ class CountTrigger(_Counting):
 
 
 class SlidingCountTrigger(_Counting):
-    """Fires at the first `size` elements, and then at every `slide` more: what sliding count windows do, with an evictor for the last `size`."""
+    """Fires at the first `size` elements, and then at every `slide` more: what sliding count windows do, with an
+    evictor for the last `size`.
+    """
 
     def __init__(self, size: int, slide: int) -> None:
         if size < 1 or slide < 1:
-            raise PipelineError(f"count windows have to have a size and a slide of at least 1, and have {size} and {slide}")
+            raise PipelineError(
+                f"count windows have to have a size and a slide of at least 1, and have {size} and {slide}"
+            )
         self.size, self.slide = size, slide
 
     def on_element(self, element: Any, timestamp: int | None, window: Window, ctx: TriggerContext) -> TriggerResult:
@@ -364,15 +376,21 @@ class SlidingCountTrigger(_Counting):
 
 
 class DeltaTrigger(_Quiet):
-    """Fires when an element is further than a threshold from the one at which it fired last, the first element at first."""
+    """Fires when an element is further than a threshold from the one at which it fired last, the first element at
+    first.
+    """
 
-    def __init__(self, threshold: float, delta_function: Callable[[Any, Any], float], element_type: TypeForm[Any]) -> None:
+    def __init__(
+        self, threshold: float, delta_function: Callable[[Any, Any], float], element_type: TypeForm[Any]
+    ) -> None:
         self.threshold = threshold
         self.delta_function = getattr(delta_function, "get_delta", delta_function)
         self._last = ValueStateDescriptor("last element", element_type)
 
     @classmethod
-    def of(cls, threshold: float, delta_function: Callable[[T, T], float], element_type: TypeForm[T]) -> Trigger[T, Window]:
+    def of(
+        cls, threshold: float, delta_function: Callable[[T, T], float], element_type: TypeForm[T]
+    ) -> Trigger[T, Window]:
         """Fires where `delta_function(last, element)` is more than `threshold`."""
         return cls(threshold, delta_function, element_type)
 

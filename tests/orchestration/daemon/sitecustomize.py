@@ -1,4 +1,5 @@
-"""Lets a Dagster daemon look every two seconds. By itself it looks for backfills every 30 and for sensors every 5 seconds, and has no setting for that.
+"""Lets a Dagster daemon look every two seconds. By itself it looks for backfills every 30 and for sensors every 5
+seconds, and has no setting for that.
 
 Python imports this by itself where its folder is on PYTHONPATH.
 """
