@@ -29,8 +29,8 @@ from dagster_unified.api import (
     WatermarkStrategy,
 )
 from dagster_unified.engine import session
+from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore
 from dagster_unified.engine.batch.stage import Carrying, Run, run_range
-from dagster_unified.engine.batch.store import Address, IntermediateStore
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
 from dagster_unified.graph.slices import Slice, TimeRange, bound

@@ -21,9 +21,9 @@ from rich.table import Table
 from benchmarks.bars import Bar, Measurement, Options
 from dagster_unified.api import FileSink, ParquetSource, Pipeline
 from dagster_unified.engine import session
-from dagster_unified.engine.batch import stored
+from dagster_unified.engine.batch.intermediates import dataframes
+from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.stage import Run, run_all
-from dagster_unified.engine.batch.store import IntermediateStore
 
 PARTITIONS = 4
 CODECS = ("lz4_raw", "uncompressed", "snappy", "zstd")
@@ -88,7 +88,7 @@ def _rates(spark: SparkSession, folder: str, shape: str, records: Any, count: in
         plan = built.plan({"execution.batch-shuffle-mode": mode})
 
         def run() -> None:
-            stored.CODEC = codec  # type: ignore[misc]
+            dataframes.CODEC = codec  # type: ignore[misc]
             run_all(Run(plan, spark, IntermediateStore(f"{folder}/store"), "run", "run"))
 
         return run
@@ -107,7 +107,7 @@ def _rates(spark: SparkSession, folder: str, shape: str, records: Any, count: in
             run()
             if number:
                 seconds[name].append(time.perf_counter() - begun)
-    stored.CODEC = CODECS[0]  # type: ignore[misc]
+    dataframes.CODEC = CODECS[0]  # type: ignore[misc]
     table = Table(f"{shape}, {len(records._fields)} columns", "seconds, best", "against one Spark job")
     for name, taken in seconds.items():
         base = "one Spark job, many small files" if "many" in name else "one Spark job"
@@ -122,19 +122,21 @@ def _rates(spark: SparkSession, folder: str, shape: str, records: Any, count: in
 @contextmanager
 def _in_memory() -> Iterator[None]:
     """Stages read what the one before wrote from Spark's memory, where it is kept as it is written."""
-    write, read = stored.write, stored.read
+    write, read = dataframes.write, dataframes.read
     kept: dict[str, DataFrame] = {}
 
     def writing(frame: DataFrame, attempt: Any) -> None:
         kept[attempt.name] = frame.persist()
         write(kept[attempt.name], attempt)
 
-    stored.write = writing
-    stored.read = lambda spark, store, manifests, uid, tag, layout: kept[manifests[0].data].select(*layout.schema.names)
+    dataframes.write = writing
+    dataframes.read = lambda spark, store, manifests, uid, tag, layout: kept[manifests[0].data].select(
+        *layout.schema.names
+    )
     try:
         yield
     finally:
-        stored.write, stored.read = write, read
+        dataframes.write, dataframes.read = write, read
         for frame in kept.values():
             frame.unpersist()
 

@@ -33,8 +33,8 @@ from dagster_unified.api import (
     WatermarkStrategy,
     functions,
 )
+from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.stage import Run, run_all
-from dagster_unified.engine.batch.store import IntermediateStore
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 
 WINDOW = timedelta(milliseconds=10_000)

@@ -34,7 +34,7 @@ from dagster_unified.operators.connected import (
     CoProcessFunction,
     KeyedCoProcessFunction,
 )
-from dagster_unified.operators.functions import (
+from dagster_unified.operators.functions.base import (
     AggregateFunction,
     FilterFunction,
     FlatMapFunction,
@@ -50,7 +50,7 @@ from dagster_unified.operators.functions import (
     TimestampAssigner,
 )
 from dagster_unified.operators.joins import CoGroupFunction, FlatJoinFunction, JoinFunction, ProcessJoinFunction
-from dagster_unified.operators.state import (
+from dagster_unified.operators.state.state import (
     AggregatingState,
     AggregatingStateDescriptor,
     ListState,

@@ -9,7 +9,7 @@ from dagster_unified.api.record_types import NOT_GIVEN, main_output
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes
 from dagster_unified.operators.async_io import AsyncCalls, AsyncFunction, AsyncRetryStrategy
-from dagster_unified.operators.type_variables import R, T
+from dagster_unified.operators.functions.type_variables import R, T
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm

@@ -15,8 +15,8 @@ from dagster_unified.operators.broadcast import (
     KeyedBroadcastProcessFunction,
     checked,
 )
-from dagster_unified.operators.state import MapStateDescriptor
-from dagster_unified.operators.type_variables import A, B, K, R, T
+from dagster_unified.operators.functions.type_variables import A, B, K, R, T
+from dagster_unified.operators.state.state import MapStateDescriptor
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm

@@ -25,7 +25,7 @@ from dagster_unified.records import RecordType, record_type
 if TYPE_CHECKING:
     from dagster_unified.api.stream import Upstream
     from dagster_unified.graph.connectors import Sink
-    from dagster_unified.operators.functions import OutputTag
+    from dagster_unified.operators.functions.base import OutputTag
 
 N = TypeVar("N", bound=Node)
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

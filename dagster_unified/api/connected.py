@@ -28,7 +28,9 @@ from dagster_unified.operators.connected import (
     Tag,
     either_type,
 )
-from dagster_unified.operators.functions import KeySelector, OutputTag
+from dagster_unified.operators.functions.base import KeySelector, OutputTag
+from dagster_unified.operators.functions.keyed import KEYED_FORMS, PartlyKeyed
+from dagster_unified.operators.functions.type_variables import A, B, K, R
 from dagster_unified.operators.joins import (
     CoGroupFunction,
     FlatJoinFunction,
@@ -37,9 +39,7 @@ from dagster_unified.operators.joins import (
     ProcessJoinFunction,
     WindowedPairs,
 )
-from dagster_unified.operators.keyed_functions import KEYED_FORMS, PartlyKeyed
 from dagster_unified.operators.time import to_span
-from dagster_unified.operators.type_variables import A, B, K, R
 from dagster_unified.operators.windows import Evictor, Trigger, WindowAssigner
 from dagster_unified.records import return_type, type_name
 

@@ -11,7 +11,7 @@ from dagster_unified.api.stream import DataStream
 from dagster_unified.connectors.collection import CollectionSource
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.nodes import Naming, SourceNode
-from dagster_unified.operators.type_variables import T
+from dagster_unified.operators.functions.type_variables import T
 from dagster_unified.records import type_name
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_unified.errors import RecordTypeError
-from dagster_unified.operators.functions import OutputTag
-from dagster_unified.operators.type_variables import Out
+from dagster_unified.operators.functions.base import OutputTag
+from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.records import element_type, return_type, type_name
 
 if TYPE_CHECKING:

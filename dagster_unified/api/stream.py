@@ -36,7 +36,7 @@ from dagster_unified.graph.code import field_of
 from dagster_unified.graph.connectors import Boundedness, Sink, Source
 from dagster_unified.graph.expressions import Column, alias_of, columns_read
 from dagster_unified.graph.nodes import Chaining, ExchangeKind, Key, Naming, Node, Partitioning
-from dagster_unified.operators.functions import (
+from dagster_unified.operators.functions.base import (
     FilterFunction,
     FlatMapFunction,
     Function,
@@ -48,10 +48,10 @@ from dagster_unified.operators.functions import (
     ProcessFunction,
     ReduceFunction,
 )
-from dagster_unified.operators.keyed_functions import KEYED_FORMS, may_hold_state
+from dagster_unified.operators.functions.keyed import KEYED_FORMS, may_hold_state
+from dagster_unified.operators.functions.type_variables import B, K, KeyOut, R, T, W
 from dagster_unified.operators.layout import TIMESTAMP, ComputedKey
-from dagster_unified.operators.state import MapStateDescriptor
-from dagster_unified.operators.type_variables import B, K, KeyOut, R, T, W
+from dagster_unified.operators.state.state import MapStateDescriptor
 from dagster_unified.operators.windows import (
     CountEvictor,
     CountTrigger,

@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from typing import Any, Generic, Self, overload
 
 from dagster_unified.errors import PipelineError
-from dagster_unified.operators.functions import TimestampAssigner
-from dagster_unified.operators.type_variables import In, T
+from dagster_unified.operators.functions.base import TimestampAssigner
+from dagster_unified.operators.functions.type_variables import In, T
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from dagster_unified.api.record_types import NOT_GIVEN, itself, main_output, typ
 from dagster_unified.errors import PipelineError, RecordTypeError, UnsupportedError
 from dagster_unified.graph import nodes
 from dagster_unified.graph.expressions import Column
-from dagster_unified.operators.functions import AggregateFunction, OutputTag, ReduceFunction
+from dagster_unified.operators.functions.base import AggregateFunction, OutputTag, ReduceFunction
+from dagster_unified.operators.functions.type_variables import OUT, A, K, R, T, W
 from dagster_unified.operators.keyed import rolling
-from dagster_unified.operators.state import ListStateDescriptor, ValueStateDescriptor
+from dagster_unified.operators.state.state import ListStateDescriptor, ValueStateDescriptor
 from dagster_unified.operators.time import to_span
-from dagster_unified.operators.type_variables import OUT, A, K, R, T, W
 from dagster_unified.operators.windows import (
     EventTimeSessionWindows,
     Evictor,

@@ -38,7 +38,7 @@ def malformed(
     from rich.markup import escape
     from rich.table import Table
 
-    from dagster_unified.engine.batch.store import IntermediateStore
+    from dagster_unified.engine.batch.intermediates.store import IntermediateStore
     from dagster_unified.engine.malformed import diverting, in_batch, in_streaming
     from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 

@@ -14,8 +14,8 @@ import pyarrow as pa
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.connectors import Boundedness, Sink, Source
 from dagster_unified.graph.slices import WHOLE, Dimensions, Slice
+from dagster_unified.operators.functions.type_variables import In, Out
 from dagster_unified.operators.layout import PART
-from dagster_unified.operators.type_variables import In, Out
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds

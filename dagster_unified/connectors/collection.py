@@ -11,7 +11,7 @@ from dagster_unified.connectors.base import SparkSource, spark_schema
 from dagster_unified.connectors.paths import for_spark
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.fingerprint import fingerprint
-from dagster_unified.operators.type_variables import Out
+from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.records import RecordType
 
 if TYPE_CHECKING:

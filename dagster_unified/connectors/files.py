@@ -28,8 +28,8 @@ from dagster_unified.errors import MalformedInputError, PipelineError
 from dagster_unified.graph.connectors import Boundedness, Guarantee, Target
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.graph.slices import WHOLE, Slice
+from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.operators.layout import PART
-from dagster_unified.operators.type_variables import Out
 from dagster_unified.records import RecordType, record_type
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dagster_unified.connectors.base import SparkSink, WriteContext, WriteResult
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.connectors import Guarantee
 from dagster_unified.operators.failures import user_failure
-from dagster_unified.operators.type_variables import In
+from dagster_unified.operators.functions.type_variables import In
 from dagster_unified.records import RecordType
 
 if TYPE_CHECKING:

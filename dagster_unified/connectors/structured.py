@@ -10,7 +10,7 @@ from dagster_unified.connectors.base import SparkSource, spark_schema
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.fingerprint import digest
-from dagster_unified.operators.type_variables import Out
+from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.records import record_type
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dagster_unified.engine.batch.store import Manifest
+    from dagster_unified.engine.batch.intermediates.store import Manifest
 
 
 @dataclass(frozen=True)

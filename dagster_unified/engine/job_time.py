@@ -14,9 +14,9 @@ import msgspec
 
 from dagster_unified.graph.nodes import AssignTimestampsNode, KeyedProcessNode, Node
 from dagster_unified.graph.plan import Plan
-from dagster_unified.operators.key_groups import ControlEvent
+from dagster_unified.operators.drivers.key_groups import ControlEvent
+from dagster_unified.operators.drivers.report import Report
 from dagster_unified.operators.metrics import Metrics
-from dagster_unified.operators.report import Report
 from dagster_unified.operators.time import MIN_TIMESTAMP
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from dagster_unified.connectors.base import SparkSource
 from dagster_unified.connectors.paths import for_spark, remove_tree
-from dagster_unified.engine.batch.store import IntermediateStore
+from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.graph.mode import sources
 from dagster_unified.graph.nodes import SourceNode
 from dagster_unified.graph.plan import Plan

@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from dagster_unified.engine.shipping import by_value_bytes
 from dagster_unified.errors import PipelineError
-from dagster_unified.operators.batch import Emitted, run_batch, spare_the_garbage_collector
+from dagster_unified.operators.drivers.batch import Emitted, run_batch, spare_the_garbage_collector
+from dagster_unified.operators.drivers.ranges import run_range
 from dagster_unified.operators.layout import PART_FIELD, combine, combined_schema, metrics_row
-from dagster_unified.operators.program import FLUSH, Program
-from dagster_unified.operators.ranges import run_range
+from dagster_unified.operators.program.program import FLUSH, Program
 
 MapInArrow = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 

@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from dagster_unified.connectors.base import SparkSink, WriteContext, WriteResult
-from dagster_unified.engine.batch.frames import observed
+from dagster_unified.engine.dataframe.regions import observed
 from dagster_unified.errors import PipelineError, SinkError, UnifiedError
 from dagster_unified.graph.nodes import SinkNode
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from dagster_unified.connectors.files import FileSink
 from dagster_unified.errors import CancelledError
 from dagster_unified.execution.job import POLL, JobHandle, execute
-from dagster_unified.operators.type_variables import T
+from dagster_unified.operators.functions.type_variables import T
 from dagster_unified.records import RecordType
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from rich.console import Console
 from dagster_unified import settings
 from dagster_unified.engine import session
 from dagster_unified.engine.addresses import reach_master
+from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.stage import Run, run_all
-from dagster_unified.engine.batch.store import IntermediateStore
 from dagster_unified.engine.events import EpochCommitted, StageFinished
 from dagster_unified.engine.events import Event as JobEvent
 from dagster_unified.engine.interrupts import meanwhile

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Generic, Self
 
 from dagster_unified.errors import PipelineError
-from dagster_unified.operators.type_variables import In, Out
+from dagster_unified.operators.functions.type_variables import In, Out
 from dagster_unified.records import RecordType
 
 if TYPE_CHECKING:

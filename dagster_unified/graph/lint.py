@@ -34,7 +34,7 @@ from dagster_unified.graph.nodes import (
     WindowNode,
     functions_of,
 )
-from dagster_unified.operators.state import StateDescriptor, StateTtlConfig
+from dagster_unified.operators.state.state import StateDescriptor, StateTtlConfig
 from dagster_unified.operators.windows import (
     ContinuousEventTimeTrigger,
     ContinuousProcessingTimeTrigger,

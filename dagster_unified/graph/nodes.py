@@ -10,7 +10,7 @@ from enum import Enum, IntEnum
 from typing import Any
 
 from dagster_unified.graph.connectors import Sink, Source
-from dagster_unified.operators.functions import OutputTag
+from dagster_unified.operators.functions.base import OutputTag
 from dagster_unified.operators.layout import ComputedKey
 from dagster_unified.operators.windows.assigners import WindowAssigner
 from dagster_unified.records import RecordType

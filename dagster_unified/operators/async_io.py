@@ -11,8 +11,8 @@ from datetime import timedelta
 from typing import Any, Generic
 
 from dagster_unified.errors import PipelineError
-from dagster_unified.operators.functions import Function
-from dagster_unified.operators.type_variables import In, Out
+from dagster_unified.operators.functions.base import Function
+from dagster_unified.operators.functions.type_variables import In, Out
 
 
 class AsyncFunction(Function, ABC, Generic[In, Out]):

@@ -16,13 +16,19 @@ from typing import Any, Generic, Optional
 
 from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.operators.failures import user_failure
-from dagster_unified.operators.functions import Function, OutputTag, RuntimeContext, SideOutput, TimerService
+from dagster_unified.operators.functions.base import Function, OutputTag, RuntimeContext, SideOutput, TimerService
+from dagster_unified.operators.functions.keyed import NoKey
+from dagster_unified.operators.functions.type_variables import In1, In2, K, Key, KeyOut, Out, R, V
 from dagster_unified.operators.keyed import Collector, KeyedOptions, KeyedProcessOperator
-from dagster_unified.operators.keyed_functions import NoKey
 from dagster_unified.operators.metrics import Metrics
-from dagster_unified.operators.state import Declared, KeyedStateBackend, MapStateDescriptor, StateDescriptor, handle
+from dagster_unified.operators.state.state import (
+    Declared,
+    KeyedStateBackend,
+    MapStateDescriptor,
+    StateDescriptor,
+    handle,
+)
 from dagster_unified.operators.time import TimeDomain
-from dagster_unified.operators.type_variables import In1, In2, K, Key, KeyOut, Out, R, V
 
 
 class ReadOnlyBroadcastState(Generic[K, V]):

@@ -11,9 +11,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, NamedTuple, TypeAlias
 
-from dagster_unified.operators.functions import Function, KeyedProcessFunction, ProcessFunction, SideOutput, Wrapping
+from dagster_unified.operators.functions.base import (
+    Function,
+    KeyedProcessFunction,
+    ProcessFunction,
+    SideOutput,
+    Wrapping,
+)
+from dagster_unified.operators.functions.type_variables import In1, In2, Key, KeyOut, Out
 from dagster_unified.operators.keys import key_hash
-from dagster_unified.operators.type_variables import In1, In2, Key, KeyOut, Out
 
 
 class CoMapFunction(Function, ABC, Generic[In1, In2, Out]):

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, Generic
 
 from dagster_unified.operators.connected import KeyedCoProcessFunction
-from dagster_unified.operators.functions import (
+from dagster_unified.operators.functions.base import (
     Function,
     KeyedProcessFunction,
     OutputTag,
@@ -18,8 +18,8 @@ from dagster_unified.operators.functions import (
     SideOutput,
     Wrapping,
 )
-from dagster_unified.operators.state import MapStateDescriptor
-from dagster_unified.operators.type_variables import In1, In2, Out, R
+from dagster_unified.operators.functions.type_variables import In1, In2, Out, R
+from dagster_unified.operators.state.state import MapStateDescriptor
 from dagster_unified.operators.windows.functions import WindowFunction
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from dagster_unified.errors import StateError, UnsupportedError
 from dagster_unified.operators.failures import user_failure
-from dagster_unified.operators.functions import KeyedProcessFunction, OutputTag, RuntimeContext, TimerService
+from dagster_unified.operators.functions.base import KeyedProcessFunction, OutputTag, RuntimeContext, TimerService
 from dagster_unified.operators.metrics import Metrics
-from dagster_unified.operators.state import KeyedStateBackend, ValueStateDescriptor
+from dagster_unified.operators.state.state import KeyedStateBackend, ValueStateDescriptor
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, TimeDomain
 from dagster_unified.operators.timers import TimerQueue, timer_time
 

@@ -23,8 +23,8 @@ from dagster import (
 
 from dagster_unified.connectors.base import SparkSink
 from dagster_unified.engine import interrupts
+from dagster_unified.engine.batch.intermediates.store import Address
 from dagster_unified.engine.batch.stage import Carrying, Run, run_range
-from dagster_unified.engine.batch.store import Address
 from dagster_unified.engine.events import Event, StageFinished, StageStarted
 from dagster_unified.engine.interrupts import Interrupts
 from dagster_unified.engine.malformed import diverting, in_batch
@@ -56,7 +56,7 @@ from dagster_unified.orchestration.targets import targets_metadata
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dagster_unified.engine.batch.store import Manifest
+    from dagster_unified.engine.batch.intermediates.store import Manifest
     from dagster_unified.orchestration.batch_deployment import BatchDeployment
     from dagster_unified.orchestration.translator import StageTranslator
 

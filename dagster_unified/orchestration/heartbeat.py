@@ -27,7 +27,7 @@ from dagster import (
 )
 from upath import UPath
 
-from dagster_unified.engine.batch.store import IntermediateStore
+from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.orchestration._dagster_compat import WILL_RETRY_TAG, StepEventStatus
 from dagster_unified.orchestration.history import why_it_failed
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dagster import ConfigurableResource
 from pydantic import Field
 
-from dagster_unified.engine.batch.store import IntermediateStore
+from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 
 
 class IntermediatesResource(ConfigurableResource):  # type: ignore[type-arg]

@@ -33,8 +33,8 @@ from dagster import (
 )
 from pydantic import Field
 
-from dagster_unified.engine.batch.retention import Budget, Stored, stored, to_free
-from dagster_unified.engine.batch.store import IntermediateStore
+from dagster_unified.engine.batch.intermediates.retention import Budget, Stored, stored, to_free
+from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.graph.plan import Plan
 from dagster_unified.orchestration._dagster_compat import BACKFILL_ID_TAG, BulkActionsFilter, BulkActionStatus
 from dagster_unified.orchestration.producers import lineage_of

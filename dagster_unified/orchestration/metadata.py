@@ -20,7 +20,7 @@ from dagster import (
 )
 from upath import UPath
 
-from dagster_unified.engine.batch.store import Manifest
+from dagster_unified.engine.batch.intermediates.store import Manifest
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.drawing import as_svg
 from dagster_unified.graph.lineage import column_lineage

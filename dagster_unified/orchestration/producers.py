@@ -13,7 +13,7 @@ from functools import cached_property
 
 from dagster import AssetKey, AssetRecordsFilter, DagsterInstance, DagsterRun, DagsterRunStatus
 
-from dagster_unified.engine.batch.store import Address, IntermediateStore, Manifest
+from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore, Manifest
 from dagster_unified.graph.slices import WHOLE, Slice
 
 

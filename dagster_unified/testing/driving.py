@@ -15,10 +15,10 @@ import pyarrow as pa
 from dagster_unified.engine.translate import broadcast_layout, input_layout, keyed_input, keyed_options, step
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan
-from dagster_unified.operators.carried import Pages
-from dagster_unified.operators.key_groups import Arrived, ControlEvent, KeyGroups
+from dagster_unified.operators.drivers.carried import Pages
+from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
-from dagster_unified.operators.program import BroadcastInput, Output, Program, RunningProgram
+from dagster_unified.operators.program.program import BroadcastInput, Output, Program, RunningProgram
 
 Timed = tuple[Any, "int | None"]
 """A record and its event time."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from dagster_unified.operators.functions import KeyedProcessFunction, RuntimeContext
+from dagster_unified.operators.functions.base import KeyedProcessFunction, RuntimeContext
 from dagster_unified.operators.keyed import Collector, KeyedOptions, KeyedProcessOperator
 from dagster_unified.operators.metrics import Metrics
 

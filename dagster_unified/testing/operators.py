@@ -18,13 +18,13 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, plan
-from dagster_unified.operators.carried import Pages
-from dagster_unified.operators.functions import OutputTag
-from dagster_unified.operators.key_groups import ControlEvent
-from dagster_unified.operators.keyed_functions import PartlyKeyed
+from dagster_unified.operators.drivers.carried import Pages
+from dagster_unified.operators.drivers.key_groups import ControlEvent
+from dagster_unified.operators.functions.base import OutputTag
+from dagster_unified.operators.functions.keyed import PartlyKeyed
 from dagster_unified.operators.metrics import Metrics
-from dagster_unified.operators.state import MapStateDescriptor
-from dagster_unified.operators.state_pages import BROADCAST, Content
+from dagster_unified.operators.state.pages import BROADCAST, Content
+from dagster_unified.operators.state.state import MapStateDescriptor
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.testing.driving import Driven, Timed
 from dagster_unified.testing.harness import ManualClock

@@ -23,12 +23,12 @@ from dagster_unified.graph.mode import sources
 from dagster_unified.graph.nodes import Edge
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, Port, plan
-from dagster_unified.operators.batch import run_batch
-from dagster_unified.operators.key_groups import ControlEvent
+from dagster_unified.operators.drivers.batch import run_batch
+from dagster_unified.operators.drivers.key_groups import ControlEvent
+from dagster_unified.operators.drivers.report import Report
 from dagster_unified.operators.keys import decoded, key_columns
 from dagster_unified.operators.lanes import encode
 from dagster_unified.operators.metrics import Metrics, merge
-from dagster_unified.operators.report import Report
 from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock
 from dagster_unified.testing.driving import Driven, Timed, single, to_batch, to_timed
 from dagster_unified.testing.native import run_native

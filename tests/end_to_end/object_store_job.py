@@ -14,7 +14,7 @@ from dagster import BackfillPolicy, DagsterInstance, StaticPartitionsDefinition
 from deltalake import DeltaTable
 
 from dagster_unified.api import CsvSource, DeltaSink, Pipeline
-from dagster_unified.engine.batch.store import Address, IntermediateStore
+from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.orchestration import (

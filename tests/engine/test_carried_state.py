@@ -22,13 +22,13 @@ from dagster_unified.api import (
     WatermarkStrategy,
 )
 from dagster_unified.api import functions as F
+from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore
 from dagster_unified.engine.batch.stage import Carrying, Run, run_all, run_range
-from dagster_unified.engine.batch.store import Address, IntermediateStore
 from dagster_unified.errors import CarriedStateError, StateError, UnsupportedError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
 from dagster_unified.graph.slices import bound
-from dagster_unified.operators import carried
+from dagster_unified.operators.drivers import carried
 from dagster_unified.orchestration.partitions import slice_of
 from dagster_unified.records import record_type
 from tests.depth import examples, rotated

@@ -7,8 +7,8 @@ import pytest
 
 from dagster_unified.api import KeyedProcessFunction, Pipeline, WatermarkStrategy
 from dagster_unified.engine.job_time import JobTime
+from dagster_unified.operators.drivers.report import Report
 from dagster_unified.operators.metrics import Metrics
-from dagster_unified.operators.report import Report
 
 
 class Keep(KeyedProcessFunction):

@@ -11,8 +11,8 @@ import pytest
 from deltalake import DeltaTable
 
 from dagster_unified.api import CollectionSource, CsvSource, DeltaSink, FileSink, ParquetSource, Pipeline, RateSource
+from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.stage import Run, run_all
-from dagster_unified.engine.batch.store import IntermediateStore
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming import frames
 from dagster_unified.engine.streaming.job import Start, StreamingJob

@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 
 from dagster_unified.api import Pipeline
-from dagster_unified.engine.batch.retention import Budget, stored, to_free
-from dagster_unified.engine.batch.store import Address, IntermediateStore, Manifest, StoredFile
+from dagster_unified.engine.batch.intermediates.retention import Budget, stored, to_free
+from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore, Manifest, StoredFile
 from dagster_unified.errors import ConfigurationError
 
 #   source ─ first ─┬─ second ─ print

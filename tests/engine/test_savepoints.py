@@ -26,7 +26,7 @@ from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.savepoint import restore_stopped, save_stopped, savepoints
 from dagster_unified.errors import LeaseLostError, StateError
-from dagster_unified.operators.key_groups import ControlEvent
+from dagster_unified.operators.drivers.key_groups import ControlEvent
 
 
 class Sale(NamedTuple):

@@ -7,8 +7,8 @@ import threading
 from pyspark import cloudpickle
 
 from dagster_unified.engine.shipping import Payload, Shipments, by_value_afresh, by_value_bytes
-from dagster_unified.operators.batch import spare_the_garbage_collector
-from dagster_unified.operators.functions import MapFunction
+from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
+from dagster_unified.operators.functions.base import MapFunction
 from tests.graph.test_fingerprint import ROOT
 
 
@@ -76,10 +76,15 @@ def test_a_job_ships_each_of_its_places_once():
 
 
 def test_garbage_is_frozen_once_per_process():
-    program = (
-        "import gc\nfrom dagster_unified.operators.batch import spare_the_garbage_collector as spare\nspare()\nfrozen ="
-        " gc.get_freeze_count()\nkept = [[] for _ in range(1000)]\nspare()\nprint(gc.get_freeze_count() <= frozen)"
-    )
+    program = """
+import gc
+from dagster_unified.operators.drivers.batch import spare_the_garbage_collector as spare
+spare()
+frozen = gc.get_freeze_count()
+kept = [[] for _ in range(1000)]
+spare()
+print(gc.get_freeze_count() <= frozen)
+"""
     assert (
         subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
         == "True"

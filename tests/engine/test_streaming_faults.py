@@ -29,7 +29,7 @@ from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import ConfigurationError, LeaseLostError, StateError, UnifiedError
-from dagster_unified.operators.key_groups import ControlEvent
+from dagster_unified.operators.drivers.key_groups import ControlEvent
 from tests.depth import NIGHTLY, chance, rotated
 from tests.engine.killed_job import OPTIONS, build
 

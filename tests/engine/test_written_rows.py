@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from dagster_unified.api import DeltaSink, FileSink, ForeachSink, Pipeline, PrintSink
+from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.stage import Run, run_all
-from dagster_unified.engine.batch.store import IntermediateStore
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 
 SINKS = {

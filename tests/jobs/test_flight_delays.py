@@ -11,8 +11,8 @@ from typing import get_type_hints
 import pytest
 from deltalake import DeltaTable
 
+from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.stage import Run, run_all
-from dagster_unified.engine.batch.store import IntermediateStore
 from dagster_unified.errors import PipelineError
 from dagster_unified.testing import KeyedHarness
 from dagster_unified.testing.parity import assert_same_in_both_modes

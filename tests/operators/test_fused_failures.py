@@ -69,7 +69,7 @@ def test_a_failure_names_pipeline_operator_line_and_record(mode, method, functio
 
 
 def fused(*functions):
-    from dagster_unified.operators.fusion import Clause, fuse
+    from dagster_unified.operators.program.fusion import Clause, fuse
 
     return fuse([Clause("flat_map", f) for f in functions], False, lambda clause, seen: None)
 

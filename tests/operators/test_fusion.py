@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_unified.operators.fusion import Clause, fuse
+from dagster_unified.operators.program.fusion import Clause, fuse
 
 CLAUSES = {
     "map": Clause("map", lambda v: v * 3 - 1),

@@ -22,12 +22,12 @@ from dagster_unified.api import (
     ValueStateDescriptor,
 )
 from dagster_unified.errors import StateError
-from dagster_unified.operators.key_groups import Arrived, ControlEvent, KeyGroups
+from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups
 from dagster_unified.operators.keyed import KeyedOptions
 from dagster_unified.operators.keys import key_hash
 from dagster_unified.operators.layout import StreamLayout
-from dagster_unified.operators.program import KeyedInput, Output, Program, Step
-from dagster_unified.operators.state_pages import KEYS_PER_PAGE, decode_index
+from dagster_unified.operators.program.program import KeyedInput, Output, Program, Step
+from dagster_unified.operators.state.pages import KEYS_PER_PAGE, decode_index
 from dagster_unified.records import record_type
 
 

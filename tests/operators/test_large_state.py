@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dagster_unified.api import KeyedProcessFunction, ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
-from dagster_unified.operators import state_large
+from dagster_unified.operators.state import chunks
 from tests.operators.test_key_groups import Memory, Row, process, ran
 
 ACTIONS = ("add", "put", "remove", "clear list", "clear map", "replace list", "read")
@@ -48,7 +48,7 @@ class Collections(KeyedProcessFunction):
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    monkeypatch.setattr(state_large, "PART", 2)
+    monkeypatch.setattr(chunks, "PART", 2)
 
 
 steps = st.lists(
@@ -59,9 +59,9 @@ steps = st.lists(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps, st.integers(1, 7))
 def test_parts_change_nothing(monkeypatch, records, size):
-    monkeypatch.setattr(state_large, "PART", 1 << 30)
+    monkeypatch.setattr(chunks, "PART", 1 << 30)
     expected = ran(process(Collections()), [(records, None)])
-    monkeypatch.setattr(state_large, "PART", 2)
+    monkeypatch.setattr(chunks, "PART", 2)
     stores = defaultdict(Memory)
     cut = [(records[i : i + size], None) for i in range(0, len(records), size)]
     found = ran(process(Collections()), cut, stores=stores)
@@ -71,7 +71,7 @@ def test_parts_change_nothing(monkeypatch, records, size):
 
 
 def test_a_hot_key_costs_what_a_micro_batch_touches(monkeypatch):
-    monkeypatch.setattr(state_large, "PART", 100)
+    monkeypatch.setattr(chunks, "PART", 100)
     stores = defaultdict(Memory)
     step, put, add = process(Collections()), ACTIONS.index("put"), ACTIONS.index("add")
     ran(

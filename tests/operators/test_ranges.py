@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_unified.api import KeyedProcessFunction, ValueStateDescriptor
-from dagster_unified.operators.batch import run_batch
-from dagster_unified.operators.carried import GROUP, PAGE, STATE
-from dagster_unified.operators.key_groups import ControlEvent
+from dagster_unified.operators.drivers.batch import run_batch
+from dagster_unified.operators.drivers.carried import GROUP, PAGE, STATE
+from dagster_unified.operators.drivers.key_groups import ControlEvent
+from dagster_unified.operators.drivers.ranges import run_range
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, PART, StreamLayout
-from dagster_unified.operators.program import CarryOver, KeyedInput, Output, Program, Step
-from dagster_unified.operators.ranges import run_range
+from dagster_unified.operators.program.program import CarryOver, KeyedInput, Output, Program, Step
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.records import record_type
 

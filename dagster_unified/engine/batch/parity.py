@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dagster_unified.connectors.base import SparkSink
+from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.stage import Run, run_all
-from dagster_unified.engine.batch.store import IntermediateStore
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph.nodes import Graph, SinkNode
 from dagster_unified.graph.options import Configuration

@@ -17,9 +17,9 @@ import msgspec
 from dagster_unified.connectors.base import SparkSource, WriteContext, WriteResult, spark_schema
 from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.engine import malformed
-from dagster_unified.engine.batch import stored
-from dagster_unified.engine.batch.frames import Part, RegionFrames, observed
-from dagster_unified.engine.batch.store import Address, IntermediateStore, Manifest, StoredStream, now
+from dagster_unified.engine.batch.intermediates import dataframes
+from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore, Manifest, StoredStream, now
+from dagster_unified.engine.dataframe.regions import Part, RegionFrames, observed
 from dagster_unified.engine.events import Observer, StageFinished, StageStarted, nobody
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.job_time import JobTime
@@ -46,7 +46,8 @@ from dagster_unified.graph.nodes import (
 )
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.graph.slices import WHOLE
-from dagster_unified.operators.key_groups import ControlEvent
+from dagster_unified.operators.drivers.key_groups import ControlEvent
+from dagster_unified.operators.drivers.report import Report
 from dagster_unified.operators.layout import (
     CARRIED,
     EMITTED,
@@ -57,7 +58,6 @@ from dagster_unified.operators.layout import (
     output_column,
 )
 from dagster_unified.operators.metrics import Metrics, merge
-from dagster_unified.operators.report import Report
 from dagster_unified.operators.time import wall_clock
 
 if TYPE_CHECKING:
@@ -282,7 +282,7 @@ def _before(run: Run, manifest: Manifest | None, port: Port) -> DataFrame | None
             f"{run.plan.name}: the partition before has no state of operator '{node.name}' (uid '{node.uid}'); give it"
             " the uid that it had, or run a backfill from the first partition"
         )
-    return stored.read(run.spark, run.store, [manifest], node.uid, port.tag, run.plan.layout(port))
+    return dataframes.read(run.spark, run.store, [manifest], node.uid, port.tag, run.plan.layout(port))
 
 
 def _read(runs: Sequence[Run], port: Port, inputs: Sequence[Mapping[int, Manifest]]) -> DataFrame:
@@ -293,7 +293,7 @@ def _read(runs: Sequence[Run], port: Port, inputs: Sequence[Mapping[int, Manifes
         raise IntermediateLostError(
             f"{plan.name}: the intermediate of stage '{region.name}' is gone; run that stage again"
         )
-    return stored.read(
+    return dataframes.read(
         runs[0].spark,
         runs[0].store,
         [manifests[region.id] for manifests in inputs],
@@ -376,7 +376,7 @@ class _Job:
 
         counts = Observation()
         frame = self._counted(self._combined(), counts, flat=len(self.streams) == 1)
-        stored.write(frame, attempt)
+        dataframes.write(frame, attempt)
         return _Made(frame.schema.json(), [self._rows(counts)], self.frames.metrics())
 
     def _materialized_together(self, attempts: Sequence[UPath]) -> _Made:
@@ -390,8 +390,8 @@ class _Job:
         if any(node.sink.upserts for node in self.sinks):
             frame = frame.withColumn(EMITTED, F.monotonically_increasing_id())
         schema = frame.drop(PART).schema.json()
-        filled = stored.write_parts(frame, attempts)
-        rows = stored.counted(stored.placed(self.run.spark, schema, filled), len(self.runs), len(self.streams))
+        filled = dataframes.write_parts(frame, attempts)
+        rows = dataframes.counted(dataframes.placed(self.run.spark, schema, filled), len(self.runs), len(self.streams))
         return _Made(schema, rows, self.frames.metrics())
 
     def _rows(self, counts: Observation) -> list[int]:
@@ -537,7 +537,9 @@ class _Job:
         """What a sink is to write, as it was materialized."""
         port = self._port_of(node)
         stream = next(s for s in self.streams if (s.port == port if port is not None else s.sink == node.id))
-        frame = stored.read(self.run.spark, self.run.store, manifests, stream.uid, stream.tag, stream.layout, further)
+        frame = dataframes.read(
+            self.run.spark, self.run.store, manifests, stream.uid, stream.tag, stream.layout, further
+        )
         return frame.select(*stream.layout.records.names, *further, *([PART] if len(manifests) > 1 else []))
 
     def _context(self, run: Run, node: SinkNode) -> WriteContext:

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from dagster_unified.connectors.paths import storage_path
 from dagster_unified.engine.streaming.atomic import read_latest, write_alternately
-from dagster_unified.operators.key_groups import ControlEvent
+from dagster_unified.operators.drivers.key_groups import ControlEvent
 
 NAME = "dagster_unified_control"
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dagster_unified.connectors.base import WriteContext, WriteResult, spark_schema
 from dagster_unified.connectors.paths import for_spark, remove_tree
-from dagster_unified.engine.batch.frames import RegionFrames, observed
+from dagster_unified.engine.dataframe.regions import RegionFrames, observed
 from dagster_unified.engine.shipping import Shipments, by_value_afresh
 from dagster_unified.engine.writing import write
 from dagster_unified.graph.nodes import SinkNode
 from dagster_unified.graph.plan import Plan, Port, Region
+from dagster_unified.operators.drivers.report import Report, merge_reports
 from dagster_unified.operators.lanes import PACKED, REPORT
-from dagster_unified.operators.report import Report, merge_reports
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dagster_unified.connectors.base import MALFORMED, SparkSource, spark_schema
-from dagster_unified.engine.batch.frames import RegionFrames
-from dagster_unified.engine.batch.native import MOMENT, Natives, with_event_time
+from dagster_unified.engine.dataframe.native import MOMENT, Natives, with_event_time
+from dagster_unified.engine.dataframe.regions import RegionFrames
 from dagster_unified.engine.failures import naming_operator
 from dagster_unified.engine.streaming import worker
 from dagster_unified.engine.streaming.control import NAME, ControlSource
@@ -25,7 +25,7 @@ from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.operators.lanes import PACKED, Place, Route, sequence
 from dagster_unified.operators.layout import METRICS, TIMESTAMP, combined_schema
-from dagster_unified.operators.program import Program
+from dagster_unified.operators.program.program import Program
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -31,7 +31,7 @@ from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.mode import sources
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
-from dagster_unified.operators.key_groups import ControlEvent
+from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.time import wall_clock
 
 if TYPE_CHECKING:

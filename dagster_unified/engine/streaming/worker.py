@@ -18,8 +18,9 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from dagster_unified.connectors.base import MALFORMED
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.worker import partition_id
-from dagster_unified.operators.batch import spare_the_garbage_collector
-from dagster_unified.operators.key_groups import Arrived, KeyGroups, decode_event
+from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
+from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, decode_event
+from dagster_unified.operators.drivers.report import Report
 from dagster_unified.operators.lanes import (
     PACKED,
     REPORT,
@@ -34,8 +35,7 @@ from dagster_unified.operators.lanes import (
     place_of,
     sequence,
 )
-from dagster_unified.operators.program import RunningProgram
-from dagster_unified.operators.report import Report
+from dagster_unified.operators.program.program import RunningProgram
 from dagster_unified.operators.time import wall_clock
 
 Mapped = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]

@@ -8,8 +8,8 @@ from datetime import timedelta
 from typing import Any, Generic, Self
 
 from dagster_unified.errors import PipelineError
+from dagster_unified.operators.functions.type_variables import In, T, WinOut
 from dagster_unified.operators.time import to_span
-from dagster_unified.operators.type_variables import In, T, WinOut
 from dagster_unified.operators.windows.triggers import EventTimeTrigger, NeverTrigger, ProcessingTimeTrigger, Trigger
 from dagster_unified.operators.windows.window import GlobalWindow, TimeWindow
 

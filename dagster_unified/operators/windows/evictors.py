@@ -10,8 +10,8 @@ from datetime import timedelta
 from typing import Any, Generic, Self
 
 from dagster_unified.errors import PipelineError
+from dagster_unified.operators.functions.type_variables import T, Win
 from dagster_unified.operators.time import to_span
-from dagster_unified.operators.type_variables import T, Win
 from dagster_unified.operators.windows.window import Window
 
 Element = tuple[T, "int | None"]

@@ -6,8 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Generic
 
-from dagster_unified.operators.functions import Function, OutputTag, SideOutput
-from dagster_unified.operators.state import (
+from dagster_unified.operators.functions.base import Function, OutputTag, SideOutput
+from dagster_unified.operators.functions.type_variables import In, K, Key, Out, R, V, Win, WinOut
+from dagster_unified.operators.state.state import (
     ListState,
     ListStateDescriptor,
     MapState,
@@ -17,7 +18,6 @@ from dagster_unified.operators.state import (
     ValueState,
     ValueStateDescriptor,
 )
-from dagster_unified.operators.type_variables import In, K, Key, Out, R, V, Win, WinOut
 
 
 class KeyedStateStore(ABC):

@@ -16,10 +16,10 @@ from typing import Any
 
 from dagster_unified.errors import PipelineError, RecordTypeError, UnsupportedError
 from dagster_unified.operators.failures import user_failure
-from dagster_unified.operators.functions import AggregateFunction, Function, OutputTag, RuntimeContext
+from dagster_unified.operators.functions.base import AggregateFunction, Function, OutputTag, RuntimeContext
 from dagster_unified.operators.keyed import KeyedOptions, KeyedProcessOperator
 from dagster_unified.operators.metrics import Metrics
-from dagster_unified.operators.state import (
+from dagster_unified.operators.state.state import (
     Declared,
     KeyedStateBackend,
     MapStateDescriptor,

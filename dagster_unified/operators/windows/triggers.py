@@ -13,9 +13,9 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic
 
 from dagster_unified.errors import PipelineError, UnsupportedError
-from dagster_unified.operators.state import ReducingStateDescriptor, StateDescriptor, ValueStateDescriptor
+from dagster_unified.operators.functions.type_variables import In, R, T, W, Win
+from dagster_unified.operators.state.state import ReducingStateDescriptor, StateDescriptor, ValueStateDescriptor
 from dagster_unified.operators.time import MAX_TIMESTAMP, to_span
-from dagster_unified.operators.type_variables import In, R, T, W, Win
 from dagster_unified.operators.windows.window import Window
 
 if TYPE_CHECKING:

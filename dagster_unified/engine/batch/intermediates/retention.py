@@ -12,7 +12,7 @@ from datetime import timedelta
 
 from upath import UPath
 
-from dagster_unified.engine.batch.store import MANIFEST, Address, IntermediateStore, Manifest
+from dagster_unified.engine.batch.intermediates.store import MANIFEST, Address, IntermediateStore, Manifest
 from dagster_unified.engine.malformed import FOLDER
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.plan import Plan

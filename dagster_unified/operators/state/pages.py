@@ -16,9 +16,9 @@ from typing import Any, TypedDict
 import msgspec
 
 from dagster_unified.errors import StateError
-from dagster_unified.operators import state_large
-from dagster_unified.operators.state import StateDescriptor
-from dagster_unified.operators.state_large import LargeList, LargeMap, Write
+from dagster_unified.operators.state import chunks
+from dagster_unified.operators.state.chunks import LargeList, LargeMap, Write
+from dagster_unified.operators.state.state import StateDescriptor
 
 KEYS_PER_PAGE = 1024
 """How many keys a page holds on average before a group's pages are split."""
@@ -205,7 +205,7 @@ class PageCodec:
         for state in content.keys.values():
             for name in collections:
                 value = state.get(name)
-                if isinstance(value, (list, dict)) and len(value) > state_large.PART:
+                if isinstance(value, (list, dict)) and len(value) > chunks.PART:
                     value = state[name] = self._large(name, value, read)
                 if isinstance(value, (LargeList, LargeMap)):
                     value.save(lambda number, part: write(number, _encoder.encode(part)))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from dagster_unified.errors import UnsupportedError
-from dagster_unified.operators.functions import (
+from dagster_unified.operators.functions.base import (
     Function,
     KeyedProcessFunction,
     NoTimers,
@@ -21,7 +21,7 @@ from dagster_unified.operators.functions import (
     TimerService,
     Wrapping,
 )
-from dagster_unified.operators.state import KeyedStateBackend
+from dagster_unified.operators.state.state import KeyedStateBackend
 
 
 def may_hold_state(function: Any) -> bool:

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Generic
 
 from dagster_unified.errors import PipelineError, UnsupportedError
-from dagster_unified.operators.state import (
+from dagster_unified.operators.functions.type_variables import IN, OUT, A, In, K, Key, KeyOut, Out, R, T, V
+from dagster_unified.operators.state.state import (
     AggregatingState,
     AggregatingStateDescriptor,
     KeyedStateBackend,
@@ -23,7 +24,6 @@ from dagster_unified.operators.state import (
     ValueState,
     ValueStateDescriptor,
 )
-from dagster_unified.operators.type_variables import IN, OUT, A, In, K, Key, KeyOut, Out, R, T, V
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -18,7 +18,7 @@ from dagster_unified.errors import RecordTypeError, UserFunctionError
 from dagster_unified.operators.async_io import AsyncCalls
 from dagster_unified.operators.broadcast import BroadcastOperator
 from dagster_unified.operators.failures import user_failure
-from dagster_unified.operators.functions import (
+from dagster_unified.operators.functions.base import (
     Function,
     NoTimers,
     OutputTag,
@@ -26,7 +26,6 @@ from dagster_unified.operators.functions import (
     RuntimeContext,
     TimerService,
 )
-from dagster_unified.operators.fusion import Clause, FusedChain, fuse
 from dagster_unified.operators.keyed import (
     Collector,
     KeyedOperator,
@@ -37,7 +36,8 @@ from dagster_unified.operators.keyed import (
 )
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
 from dagster_unified.operators.metrics import Metrics
-from dagster_unified.operators.state import KeyedStateBackend
+from dagster_unified.operators.program.fusion import Clause, FusedChain, fuse
+from dagster_unified.operators.state.state import KeyedStateBackend
 from dagster_unified.operators.time import MIN_TIMESTAMP, to_millis
 from dagster_unified.operators.windows.operator import WindowOperator
 from dagster_unified.records import RecordType, shorten

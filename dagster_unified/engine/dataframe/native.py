@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dagster_unified.connectors.base import SparkSource, spark_schema
-from dagster_unified.engine.batch.aggregates import CarriedAggregate, Closing, carried_aggregate
+from dagster_unified.engine.dataframe.aggregates import CarriedAggregate, Closing, carried_aggregate
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.expressions import Column as Recorded

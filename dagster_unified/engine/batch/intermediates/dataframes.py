@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dagster_unified.connectors.paths import for_spark, remove_tree
-from dagster_unified.engine.batch.store import IntermediateStore, Manifest
+from dagster_unified.engine.batch.intermediates.store import IntermediateStore, Manifest
 from dagster_unified.operators.layout import OUTPUT, PART, StreamLayout, output_column
 
 if TYPE_CHECKING:

@@ -20,9 +20,8 @@ from dagster_unified.errors import UnifiedError
 from dagster_unified.operators.broadcast import BroadcastOperator
 from dagster_unified.operators.keys import key_hash, runs
 from dagster_unified.operators.layout import TIMESTAMP
-from dagster_unified.operators.program import FLUSH, Program, RunningProgram
-from dagster_unified.operators.state import StateDescriptor
-from dagster_unified.operators.state_pages import (
+from dagster_unified.operators.program.program import FLUSH, Program, RunningProgram
+from dagster_unified.operators.state.pages import (
     BROADCAST,
     KEYS_PER_PAGE,
     BroadcastCodec,
@@ -33,6 +32,7 @@ from dagster_unified.operators.state_pages import (
     decode_index,
     encode_index,
 )
+from dagster_unified.operators.state.state import StateDescriptor
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP
 from dagster_unified.operators.timers import TimerQueue
 

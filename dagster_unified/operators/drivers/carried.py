@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pyarrow as pa
 
-from dagster_unified.operators.key_groups import Arrived, KeyGroups, decode_event
+from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, decode_event
 from dagster_unified.operators.keys import runs, stretches
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, PART
 from dagster_unified.operators.metrics import Metrics, merge
-from dagster_unified.operators.program import Program
-from dagster_unified.operators.state_pages import Page, decode_index
+from dagster_unified.operators.program.program import Program
+from dagster_unified.operators.state.pages import Page, decode_index
 
 GROUP, PAGE, STATE = "__group", "__page", "__state"
 """The columns beside a record's own: its key group; or, in a row of state, which page of the group it is, and the page.

@@ -13,11 +13,11 @@ from operator import itemgetter
 
 import pyarrow as pa
 
-from dagster_unified.operators.batch import Emitted, run_batch
-from dagster_unified.operators.carried import run_carried
+from dagster_unified.operators.drivers.batch import Emitted, run_batch
+from dagster_unified.operators.drivers.carried import run_carried
 from dagster_unified.operators.keys import stretches
 from dagster_unified.operators.layout import PART
-from dagster_unified.operators.program import Program
+from dagster_unified.operators.program.program import Program
 from dagster_unified.operators.time import wall_clock
 
 

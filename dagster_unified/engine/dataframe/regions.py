@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_unified.connectors.base import MALFORMED, SparkSource, spark_schema
-from dagster_unified.engine.batch.aggregates import CarriedAggregate
-from dagster_unified.engine.batch.native import Natives, with_event_time
+from dagster_unified.engine.dataframe.aggregates import CarriedAggregate
+from dagster_unified.engine.dataframe.native import Natives, with_event_time
 from dagster_unified.engine.failures import naming_operator
 from dagster_unified.engine.shipping import Shipments, by_value
 from dagster_unified.engine.translate import input_layout, program, runs_in_python
@@ -26,8 +26,8 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.nodes import Edge, ExchangeKind, Key
 from dagster_unified.graph.plan import Plan, Port, Region
-from dagster_unified.operators.carried import GROUP, PAGE, STATE
-from dagster_unified.operators.key_groups import ControlEvent
+from dagster_unified.operators.drivers.carried import GROUP, PAGE, STATE
+from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.lanes import encode
 from dagster_unified.operators.layout import (
     CARRIED,
@@ -42,7 +42,7 @@ from dagster_unified.operators.layout import (
     output_column,
 )
 from dagster_unified.operators.metrics import Metrics, merge
-from dagster_unified.operators.program import BroadcastInput, CarryOver, Output, Program
+from dagster_unified.operators.program.program import BroadcastInput, CarryOver, Output, Program
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP
 
 if TYPE_CHECKING:

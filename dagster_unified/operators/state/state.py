@@ -21,14 +21,14 @@ from msgspec import inspect as mi
 from msgspec import msgpack
 
 from dagster_unified.errors import PipelineError, StateError
-from dagster_unified.operators.type_variables import IN, OUT, A, K, R, T, V
+from dagster_unified.operators.functions.type_variables import IN, OUT, A, K, R, T, V
 from dagster_unified.records import shorten, type_name
 from dagster_unified.values import Fit, fit_of, python_of
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
-    from dagster_unified.operators.functions import AggregateFunction, ReduceFunction
+    from dagster_unified.operators.functions.base import AggregateFunction, ReduceFunction
 
 
 class UpdateType(Enum):

@@ -1,0 +1,1 @@
+"""Intermediates: the materialized output of stages, stored, read back and freed."""

@@ -1,0 +1,1 @@
+"""What both modes build alike on DataFrames: native operators, aggregates, exchanges, passes through Python."""

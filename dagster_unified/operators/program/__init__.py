@@ -1,0 +1,1 @@
+"""A program: the connected Python operators of one task, run as one pass over Arrow batches."""
