@@ -1,0 +1,67 @@
+"""The logical graph as the author wrote it: frozen, typed nodes, a file for each family, and the edges between them.
+
+The authoring API builds these; planning reads them; engines interpret them through one dispatch table.
+"""
+
+from dagster_unified.graph.nodes.base import Chaining, ExchangeKind, Key, Location, Naming, Node, Partitioning
+from dagster_unified.graph.nodes.functions import (
+    AssignTimestampsNode,
+    AsyncNode,
+    FilterNode,
+    FlatMapNode,
+    FunctionNode,
+    MapBatchesNode,
+    MapNode,
+    ProcessNode,
+)
+from dagster_unified.graph.nodes.graph import Edge, Graph, functions_of
+from dagster_unified.graph.nodes.keyed import BroadcastNode, KeyedNode, KeyedProcessNode, ReduceNode, WindowNode
+from dagster_unified.graph.nodes.lookup import LookupNode
+from dagster_unified.graph.nodes.native import (
+    BOUNDS,
+    AggregateNode,
+    NativeKeyedNode,
+    NativeNode,
+    SelectNode,
+    WhereNode,
+    WindowAggregateNode,
+    WithColumnsNode,
+)
+from dagster_unified.graph.nodes.sources_and_sinks import SinkNode, SourceNode
+
+__all__ = [
+    "BOUNDS",
+    "AggregateNode",
+    "AssignTimestampsNode",
+    "AsyncNode",
+    "BroadcastNode",
+    "Chaining",
+    "Edge",
+    "ExchangeKind",
+    "FilterNode",
+    "FlatMapNode",
+    "FunctionNode",
+    "Graph",
+    "Key",
+    "KeyedNode",
+    "KeyedProcessNode",
+    "Location",
+    "LookupNode",
+    "MapBatchesNode",
+    "MapNode",
+    "Naming",
+    "NativeKeyedNode",
+    "NativeNode",
+    "Node",
+    "Partitioning",
+    "ProcessNode",
+    "ReduceNode",
+    "SelectNode",
+    "SinkNode",
+    "SourceNode",
+    "WhereNode",
+    "WindowAggregateNode",
+    "WindowNode",
+    "WithColumnsNode",
+    "functions_of",
+]

@@ -1,0 +1,69 @@
+"""The graph: nodes, and the edges between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dagster_unified.graph.nodes.base import ExchangeKind, Node, Partitioning
+from dagster_unified.graph.nodes.keyed import BroadcastNode
+from dagster_unified.graph.nodes.sources_and_sinks import SinkNode
+from dagster_unified.operators.functions.base import OutputTag
+from dagster_unified.records import RecordType
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Records of `source` (or of its side output `tag`) going to `target`."""
+
+    source: int
+    target: int
+    partitioning: Partitioning = field(default_factory=Partitioning)
+    tag: OutputTag[Any] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A pipeline's nodes in the order they were written, and its edges."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+
+    def node(self, node_id: int) -> Node:
+        """The node with this id."""
+        return self.nodes[node_id]
+
+    def inputs(self, node_id: int) -> list[Edge]:
+        """The edges that lead to a node."""
+        return [e for e in self.edges if e.target == node_id]
+
+    def main_inputs(self, node_id: int) -> list[Edge]:
+        """The edges that lead to a node, without those of a broadcast stream."""
+        broadcast = self.broadcast_inputs(node_id)
+        return [e for e in self.inputs(node_id) if e not in broadcast]
+
+    def broadcast_inputs(self, node_id: int) -> list[Edge]:
+        """The edges of a node's broadcast stream, where it has one."""
+        if not isinstance(self.node(node_id), BroadcastNode):
+            return []
+        return [e for e in self.inputs(node_id) if e.partitioning.kind is ExchangeKind.BROADCAST]
+
+    def outputs(self, node_id: int) -> list[Edge]:
+        """The edges that leave a node."""
+        return [e for e in self.edges if e.source == node_id]
+
+    def port_type(self, node_id: int, tag: str | None) -> RecordType | None:
+        """The record type of a node's output or side output."""
+        if tag is None:
+            return self.node(node_id).records
+        edge = next(e for e in self.outputs(node_id) if e.tag is not None and e.tag.name == tag)
+        found: RecordType = edge.tag.output_type  # type: ignore[union-attr]
+        return found
+
+
+def functions_of(node: Node) -> list[Any]:
+    """What a node was given of the author's code, and how it is to be called."""
+    names = ("function", "assigner", "rolling", "names")
+    holder = node.sink if isinstance(node, SinkNode) else node
+    return [found for name in names if (found := getattr(holder, name, None)) is not None]
