@@ -49,6 +49,7 @@ from dagster_unified.operators.functions.base import (
     TimerService,
     TimestampAssigner,
 )
+from dagster_unified.operators.functions.event_time import IngestionTimeAssigner
 from dagster_unified.operators.joins import CoGroupFunction, FlatJoinFunction, JoinFunction, ProcessJoinFunction
 from dagster_unified.operators.state.state import (
     AggregatingState,
@@ -104,8 +105,9 @@ __all__ = [
     "ContinuousProcessingTimeTrigger", "CountEvictor", "CountTrigger", "CsvSource", "DataStream", "DataStreamSink",
     "DeltaEvictor", "DeltaSink", "DeltaTrigger", "EventTimeSessionWindows", "EventTimeTrigger", "Evictor", "FileSink",
     "FilterFunction", "FlatJoinFunction", "FlatMapFunction", "ForeachSink", "GlobalWindow", "GlobalWindows",
-    "JoinFunction", "JoinedStreams", "JsonSource", "KeySelector", "KeyedBroadcastConnectedStream",
-    "KeyedBroadcastProcessFunction", "KeyedCoProcessFunction", "KeyedConnectedStreams", "KeyedProcessFunction",
+    "IngestionTimeAssigner", "JoinFunction", "JoinedStreams", "JsonSource", "KeySelector",
+    "KeyedBroadcastConnectedStream", "KeyedBroadcastProcessFunction", "KeyedCoProcessFunction",
+    "KeyedConnectedStreams", "KeyedProcessFunction",
     "KeyedStream", "ListState", "ListStateDescriptor", "MapFunction", "MapState", "MapStateDescriptor",
     "MergingWindowAssigner", "OutputTag", "ParquetSource", "Partitioner", "Pipeline", "PrintSink", "ProcessFunction",
     "ProcessJoinFunction", "ProcessWindowFunction", "ProcessingTimeSessionWindows", "ProcessingTimeTrigger",

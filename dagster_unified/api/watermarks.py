@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Generic, Self, overload
+from typing import Any, Generic, NoReturn, Self, overload
 
-from dagster_unified.errors import PipelineError
+from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.operators.functions.base import TimestampAssigner
 from dagster_unified.operators.functions.type_variables import In, T
 
@@ -62,3 +62,14 @@ class WatermarkStrategy(Generic[In]):
     def with_idleness(self, timeout: timedelta) -> Self:
         """In STREAMING, a source without records for `timeout` does not hold the watermark back. No effect in BATCH."""
         return replace(self, idleness=timeout)
+
+    def with_watermark_alignment(
+        self, watermark_group: str, max_allowed_watermark_drift: timedelta, update_interval: timedelta | None = None
+    ) -> NoReturn:
+        """Raises `UnsupportedError`: Spark gives no source of a query a way to wait for another (FLIP-182)."""
+        raise UnsupportedError(
+            f"watermark group '{watermark_group}': watermark alignment is not supported, because Spark fixes how much"
+            " each source reads in a micro-batch when the query starts, so that no source can wait for another; limit"
+            " the source that gets ahead, with max_files_per_trigger or an option of its format such as"
+            " maxOffsetsPerTrigger"
+        )

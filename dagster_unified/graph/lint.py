@@ -34,6 +34,7 @@ from dagster_unified.graph.nodes import (
     WindowNode,
     functions_of,
 )
+from dagster_unified.operators.functions.event_time import IngestionTimeAssigner
 from dagster_unified.operators.state.state import StateDescriptor, StateTtlConfig
 from dagster_unified.operators.windows import (
     ContinuousEventTimeTrigger,
@@ -160,10 +161,17 @@ def _other_fields(graph: Graph, node: Node, execution: Execution) -> list[tuple[
 
 
 def _clock(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
-    if not isinstance(node, (FunctionNode, KeyedProcessNode)):
+    if isinstance(node, AssignTimestampsNode):
+        function = node.assigner
+    elif isinstance(node, (FunctionNode, KeyedProcessNode)):
+        function = node.function
+    else:
         return []
-    used = names_used(node.function)
+    used = names_used(function)
     found: list[tuple[str, str]] = []
+    if isinstance(function, IngestionTimeAssigner):
+        what = f"'{node.name}' takes event times from the clock, so that windows and timers depend on when it runs"
+        found.append(("warning", f"{what}; take them from a field of the record"))
     if "current_processing_time" in used and "register_processing_time_timer" not in used:
         found.append(
             (
@@ -174,7 +182,7 @@ def _clock(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, st
                 ),
             )
         )
-    outside = reads_from_outside(node.function)
+    outside = reads_from_outside(function)
     if outside is not None:
         found.append(
             (

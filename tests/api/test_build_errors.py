@@ -22,7 +22,7 @@ from dagster_unified.api import (
     WatermarkStrategy,
 )
 from dagster_unified.api import functions as F
-from dagster_unified.errors import PipelineError, RecordTypeError
+from dagster_unified.errors import PipelineError, RecordTypeError, UnsupportedError
 from dagster_unified.graph.nodes import SinkNode
 
 
@@ -445,3 +445,8 @@ def test_one_sink_object_takes_two_streams_of_different_types():
     pipeline.from_collection(["a"], str, name="texts").sink_to(sink).name("texts")
     assert [n.sink.records.python for n in pipeline.graph().nodes if isinstance(n, SinkNode)] == [int, str]
     assert not hasattr(sink, "records")
+
+
+def test_sources_cannot_be_aligned():
+    with pytest.raises(UnsupportedError, match=r"group 'g': watermark alignment .*; limit the source that gets ahead"):
+        WatermarkStrategy.for_monotonous_timestamps().with_watermark_alignment("g", timedelta(seconds=20))

@@ -25,6 +25,7 @@ from dagster_unified.api import (
     DeltaTrigger,
     EventTimeSessionWindows,
     GlobalWindows,
+    IngestionTimeAssigner,
     KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
     KeyedProcessFunction,
@@ -48,6 +49,7 @@ from dagster_unified.api import functions as F
 from dagster_unified.cli import app
 from dagster_unified.engine.streaming.job import queries
 from dagster_unified.engine.streaming.topology import Lanes, topology
+from dagster_unified.engine.translate import runs_in_python
 from dagster_unified.errors import UnifiedError
 from dagster_unified.graph.carry import carrying
 from dagster_unified.graph.drawing import as_svg
@@ -59,6 +61,7 @@ from jobs.flight_delays import pipeline as flights
 DOCS = Path(__file__).parents[2] / "docs"
 SECOND = timedelta(seconds=1)
 IN_ORDER = WatermarkStrategy.for_bounded_out_of_orderness(SECOND).with_timestamp_assigner("at")
+BY_CLOCK = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(IngestionTimeAssigner())
 
 
 class Event(NamedTuple):
@@ -237,8 +240,19 @@ def windows(stream: DataStream, assigner: Any = TumblingEventTimeWindows.of(10 *
 
 NATIVE = (F.sum("value").alias("value"),)
 
+
+def timed(stream: DataStream, strategy: WatermarkStrategy[Any]) -> DataStream:
+    return stream.assign_timestamps_and_watermarks(strategy)
+
+
 Build = Callable[[DataStream, DataStream], DataStream]
 OPERATORS: dict[str, dict[str, Build]] = {
+    "Event time": {
+        "`for_bounded_out_of_orderness`, `for_monotonous_timestamps`": lambda s, o: timed(s, IN_ORDER),
+        "`with_idleness`": lambda s, o: timed(s, IN_ORDER.with_idleness(SECOND)),
+        "`IngestionTimeAssigner`": lambda s, o: timed(s, BY_CLOCK),
+        "`with_watermark_alignment`": lambda s, o: timed(s, IN_ORDER.with_watermark_alignment("group", SECOND)),
+    },
     "Streams without a key": {
         "`map`": lambda s, o: s.map(same),
         "`flat_map`": lambda s, o: s.flat_map(twice),
@@ -349,7 +363,7 @@ class Row(NamedTuple):
     batch: str | None
     streaming: str | None
     carried: str | None
-    native: bool
+    runs_in: str
     rules: tuple[str, ...]
 
 
@@ -366,7 +380,10 @@ def pipeline_of(build: Build) -> Pipeline:
 
 
 def row(label: str, build: Build) -> Row:
-    pipeline = pipeline_of(build)
+    try:
+        pipeline = pipeline_of(build)
+    except UnifiedError as error:
+        return Row(label, str(error), str(error), str(error), "", ())
     planned = pipeline.plan()
     warnings = sorted({finding.rule for finding in planned.findings if finding.severity == "warning"})
     return Row(
@@ -374,7 +391,7 @@ def row(label: str, build: Build) -> Row:
         refusal(lambda: run(pipeline, "BATCH")),
         refusal(lambda: streams(pipeline)),
         refusal(lambda: carrying(planned.graph, planned.execution)),
-        "Catalyst: " in pipeline.explain(),
+        "Python" if any(map(runs_in_python, planned.graph.nodes)) else "Catalyst",
         tuple(warnings),
     )
 
@@ -443,7 +460,7 @@ def support_page() -> str:
                 cell(found.batch),
                 cell(found.streaming),
                 cell(found.carried),
-                "Catalyst" if found.native else "Python",
+                found.runs_in,
                 ", ".join(found.rules),
             )
             lines.append("| " + " | ".join(cells) + " |")

@@ -11,6 +11,7 @@ import pytest
 from dagster_unified.api import (
     DeltaSink,
     FileSink,
+    IngestionTimeAssigner,
     KeyedProcessFunction,
     OutputTag,
     Pipeline,
@@ -164,6 +165,14 @@ CASES = {
     "a function that reads the watermark": (
         lambda p: sales(p).key_by("shop").process(Watermark()).print(),
         {("watermark", "warning")},
+    ),
+    "event times from the clock": (
+        lambda p: hourly(timed(p, 1, function=IngestionTimeAssigner())).sum("amount").print(),
+        {("clock", "warning"), ("late-records", "warning")},
+    ),
+    "a timestamp assigner that reads the clock": (
+        lambda p: hourly(timed(p, 1, function=lambda sale: time.time_ns())).sum("amount").print(),
+        {("clock", "warning"), ("late-records", "warning")},
     ),
     "windows over records in order": (
         lambda p: hourly(timed(p, 1, 2)).sum("amount").print(),

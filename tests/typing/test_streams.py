@@ -19,6 +19,7 @@ from dagster_unified.api import (
     FilterFunction,
     FlatMapFunction,
     ForeachSink,
+    IngestionTimeAssigner,
     JsonSource,
     KeyedProcessFunction,
     KeyedStream,
@@ -188,6 +189,8 @@ def test_time_does_not_change_the_record() -> None:
     assert_type(sales().assign_timestamps_and_watermarks(by_function), DataStream[Sale])
     lambdas = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner
     sales().assign_timestamps_and_watermarks(lambdas(lambda s: s.at))
+    by_clock = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(IngestionTimeAssigner())
+    assert_type(sales().assign_timestamps_and_watermarks(by_clock), DataStream[Sale])
 
 
 def test_exchanges_and_unions_keep_the_record() -> None:

@@ -26,6 +26,7 @@ from dagster_unified.operators.functions.base import (
     RuntimeContext,
     TimerService,
 )
+from dagster_unified.operators.functions.event_time import IngestionTimeAssigner
 from dagster_unified.operators.keyed import (
     Collector,
     KeyedOperator,
@@ -334,6 +335,8 @@ class RunningProgram:
         function = step.function
         self._open(step)
         if step.kind == "assign":
+            if isinstance(function, IngestionTimeAssigner):
+                function = function.reading(self.program.options.readable(self._clock))
             extract = getattr(function, "extract_timestamp", function)
             return lambda value, timestamp: _event_time(extract(value, timestamp))
         method: Callable[..., Any] = getattr(function, step.kind, function)
