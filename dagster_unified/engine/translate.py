@@ -14,7 +14,7 @@ from dagster_unified.graph.nodes import Edge, Key
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.operators.keyed import KeyedOptions
 from dagster_unified.operators.layout import StreamLayout, key_column
-from dagster_unified.operators.program.program import BroadcastInput, KeyedInput, Output, Program, Step
+from dagster_unified.operators.program.spec import BroadcastInput, KeyedInput, Output, Program, Step
 from dagster_unified.records import Decoder, RecordType, decoder
 
 STEP_KINDS: dict[type[g.Node], str] = {

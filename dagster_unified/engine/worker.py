@@ -16,7 +16,8 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.operators.drivers.batch import Emitted, run_batch, spare_the_garbage_collector
 from dagster_unified.operators.drivers.ranges import run_range
 from dagster_unified.operators.layout import PART_FIELD, combine, combined_schema, metrics_row
-from dagster_unified.operators.program.program import FLUSH, Program
+from dagster_unified.operators.program.run import FLUSH
+from dagster_unified.operators.program.spec import Program
 
 MapInArrow = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.layout import StreamLayout
-from dagster_unified.operators.program.program import KeyedInput
+from dagster_unified.operators.program.spec import KeyedInput
 from dagster_unified.records import shorten
 
 _encode = msgspec.msgpack.Encoder().encode

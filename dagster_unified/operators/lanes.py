@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from dagster_unified.operators.keys import groups
 from dagster_unified.operators.layout import StreamLayout
-from dagster_unified.operators.program.program import KeyedInput, Program
+from dagster_unified.operators.program.spec import KeyedInput, Program
 
 PACKED = pa.schema([("lane", pa.int32()), ("group", pa.int32()), ("seq", pa.int64()), ("data", pa.binary())])
 

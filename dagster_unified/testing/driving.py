@@ -18,7 +18,8 @@ from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.carried import Pages
 from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
-from dagster_unified.operators.program.program import BroadcastInput, Output, Program, RunningProgram
+from dagster_unified.operators.program.run import RunningProgram
+from dagster_unified.operators.program.spec import BroadcastInput, Output, Program
 
 Timed = tuple[Any, "int | None"]
 """A record and its event time."""

@@ -12,7 +12,7 @@ from dagster_unified.api import KeyedProcessFunction, ValueStateDescriptor
 from dagster_unified.errors import RecordTypeError, UserFunctionError
 from dagster_unified.operators.drivers.batch import run_batch
 from dagster_unified.operators.layout import StreamLayout
-from dagster_unified.operators.program.program import KeyedInput, Output, Program, Step
+from dagster_unified.operators.program.spec import KeyedInput, Output, Program, Step
 from dagster_unified.records import record_type
 
 

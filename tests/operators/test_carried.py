@@ -15,7 +15,7 @@ from dagster_unified.operators.drivers.carried import GROUP, PAGE, STATE
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, StreamLayout
 from dagster_unified.operators.metrics import merge
-from dagster_unified.operators.program.program import CarryOver, KeyedInput, Output, Program, Step
+from dagster_unified.operators.program.spec import CarryOver, KeyedInput, Output, Program, Step
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.records import record_type
 

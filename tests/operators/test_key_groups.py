@@ -26,7 +26,7 @@ from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, 
 from dagster_unified.operators.keyed import KeyedOptions
 from dagster_unified.operators.keys import key_hash
 from dagster_unified.operators.layout import StreamLayout
-from dagster_unified.operators.program.program import KeyedInput, Output, Program, Step
+from dagster_unified.operators.program.spec import KeyedInput, Output, Program, Step
 from dagster_unified.operators.state.pages import KEYS_PER_PAGE, decode_index
 from dagster_unified.records import record_type
 

@@ -39,7 +39,7 @@ from dagster_unified.api import (
 from dagster_unified.errors import PipelineError, RecordTypeError, UnsupportedError, UserFunctionError
 from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups
 from dagster_unified.operators.keyed import KeyedOptions
-from dagster_unified.operators.program.program import KeyedInput, Output, Program, Step
+from dagster_unified.operators.program.spec import KeyedInput, Output, Program, Step
 from dagster_unified.operators.windows.assigners import SlidingEventTimeWindows as Sliding
 from dagster_unified.operators.windows.operator import Windowing
 from dagster_unified.testing import run_pipeline

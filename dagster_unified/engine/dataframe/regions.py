@@ -42,7 +42,7 @@ from dagster_unified.operators.layout import (
     output_column,
 )
 from dagster_unified.operators.metrics import Metrics, merge
-from dagster_unified.operators.program.program import BroadcastInput, CarryOver, Output, Program
+from dagster_unified.operators.program.spec import BroadcastInput, CarryOver, Output, Program
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP
 
 if TYPE_CHECKING:

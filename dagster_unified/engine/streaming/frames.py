@@ -25,7 +25,7 @@ from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.operators.lanes import PACKED, Place, Route, sequence
 from dagster_unified.operators.layout import METRICS, TIMESTAMP, combined_schema
-from dagster_unified.operators.program.program import Program
+from dagster_unified.operators.program.spec import Program
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -27,7 +27,7 @@ from dagster_unified.graph.nodes import Edge, ExchangeKind
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.operators.lanes import Route, Track
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, key_column
-from dagster_unified.operators.program.program import BroadcastInput, Output, Program, Step
+from dagster_unified.operators.program.spec import BroadcastInput, Output, Program, Step
 
 KEYED = (g.KeyedProcessNode, g.ReduceNode)
 

@@ -35,7 +35,7 @@ from dagster_unified.operators.lanes import (
     place_of,
     sequence,
 )
-from dagster_unified.operators.program.program import RunningProgram
+from dagster_unified.operators.program.run import RunningProgram
 from dagster_unified.operators.time import wall_clock
 
 Mapped = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]

@@ -19,7 +19,8 @@ from dagster_unified.operators.drivers.carried import run_carried
 from dagster_unified.operators.keys import runs
 from dagster_unified.operators.lanes import decode
 from dagster_unified.operators.layout import TIMESTAMP
-from dagster_unified.operators.program.program import FLUSH, Program, RunningProgram
+from dagster_unified.operators.program.run import FLUSH, RunningProgram
+from dagster_unified.operators.program.spec import Program
 from dagster_unified.operators.time import wall_clock
 
 Emitted = tuple[int, pa.RecordBatch]

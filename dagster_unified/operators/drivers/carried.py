@@ -16,7 +16,7 @@ from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, dec
 from dagster_unified.operators.keys import runs, stretches
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, PART
 from dagster_unified.operators.metrics import Metrics, merge
-from dagster_unified.operators.program.program import Program
+from dagster_unified.operators.program.spec import Program
 from dagster_unified.operators.state.pages import Page, decode_index
 
 GROUP, PAGE, STATE = "__group", "__page", "__state"

@@ -20,7 +20,8 @@ from dagster_unified.errors import UnifiedError
 from dagster_unified.operators.broadcast import BroadcastOperator
 from dagster_unified.operators.keys import key_hash, runs
 from dagster_unified.operators.layout import TIMESTAMP
-from dagster_unified.operators.program.program import FLUSH, Program, RunningProgram
+from dagster_unified.operators.program.run import FLUSH, RunningProgram
+from dagster_unified.operators.program.spec import Program
 from dagster_unified.operators.state.pages import (
     BROADCAST,
     KEYS_PER_PAGE,

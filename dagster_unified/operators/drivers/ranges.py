@@ -17,7 +17,7 @@ from dagster_unified.operators.drivers.batch import Emitted, run_batch
 from dagster_unified.operators.drivers.carried import run_carried
 from dagster_unified.operators.keys import stretches
 from dagster_unified.operators.layout import PART
-from dagster_unified.operators.program.program import Program
+from dagster_unified.operators.program.spec import Program
 from dagster_unified.operators.time import wall_clock
 
 

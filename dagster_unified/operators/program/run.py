@@ -1,6 +1,6 @@
-"""A program: the connected Python operators of one task, run as one pass over Arrow batches.
+"""A program that runs: the connected Python operators of one task, as one pass over Arrow batches.
 
-`Program` is plain data that ships to workers; `open` makes it run. Its head takes the stream's batches (or, where it is
+Its head takes the stream's batches (or, where it is
 a keyed operator, runs of one key's records); records are pushed from operator to operator in whole lists, stateless
 neighbours fused into one function; outputs leave as Arrow batches. Knows no driver and no engine.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -30,14 +30,16 @@ from dagster_unified.operators.functions.event_time import IngestionTimeAssigner
 from dagster_unified.operators.keyed import (
     Collector,
     KeyedOperator,
-    KeyedOptions,
     KeyedProcessOperator,
     ReduceOperator,
     rolling,
 )
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
 from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.program.checks import checked_batch
+from dagster_unified.operators.program.chunks import Chunk, Consumer, encoded
 from dagster_unified.operators.program.fusion import Clause, FusedChain, fuse
+from dagster_unified.operators.program.spec import Output, Program, Step
 from dagster_unified.operators.state.state import KeyedStateBackend
 from dagster_unified.operators.time import MIN_TIMESTAMP, to_millis
 from dagster_unified.operators.windows.operator import WindowOperator
@@ -45,138 +47,6 @@ from dagster_unified.records import RecordType, shorten
 
 FUSED_KINDS = ("map", "filter", "flat_map", "assign")
 
-
-@dataclass(frozen=True)
-class Step:
-    """One operator of a program.
-
-    `parent` is a step's index, or -1 for the program's input; `tag` a side output of it.
-    """
-
-    kind: str
-    name: str
-    function: Any
-    uid: str = ""
-    parent: int = -1
-    tag: str | None = None
-    output: RecordType | None = None
-    rolling: tuple[str, str | int | None] | None = None
-    """For `reduce`: the kind and the field of a built-in combination, instead of a function."""
-    parallelism: int = 0
-
-
-@dataclass(frozen=True)
-class Output:
-    """A stream that leaves the program: a step's main output, or one of its side outputs."""
-
-    step: int
-    layout: StreamLayout
-    tag: str | None = None
-
-
-@dataclass(frozen=True)
-class KeyedInput:
-    """How a keyed program's input is keyed: the columns of the key, and how a key's Python value comes from them."""
-
-    columns: tuple[str, ...]
-    python: Any
-    """The key's type as the author knows it."""
-
-    decode: Callable[[Any], Any] | None = None
-
-
-@dataclass(frozen=True)
-class BroadcastInput:
-    """What a program's head is given besides its input: the records of a small stream, all of them in every
-    partition.
-    """
-
-    layout: StreamLayout
-    data: tuple[bytes, ...] = ()
-    """In BATCH, where they are there before the program starts: encoded batches."""
-
-    leads: bool = True
-    """Whether what the operator emits for them is kept; so it is in one partition of all."""
-
-    alone: bool = False
-    """Whether there is nothing else in the partition: its other input is not read."""
-
-
-@dataclass(frozen=True)
-class CarryOver:
-    """How a partition begins, with the watermark that the one before it ended with, and the control event that ends it,
-    encoded.
-    """
-
-    watermark: int
-    end: bytes
-
-
-@dataclass(frozen=True)
-class Program:
-    """Everything that a worker needs to run a task's Python operators."""
-
-    pipeline: str
-    stage: str
-    input: StreamLayout
-    steps: tuple[Step, ...]
-    outputs: tuple[Output, ...]
-    keyed: KeyedInput | None = None
-    options: KeyedOptions = field(default_factory=KeyedOptions)
-    broadcast: BroadcastInput | None = None
-    carry: tuple[CarryOver, ...] = ()
-    """In BATCH with carried state, of each partition. The input then has the columns of `carried` as well."""
-
-    parts: tuple[int | None, ...] = ()
-    """In BATCH over several partitions, the last event time of each, in their order.
-
-    The input then has the column `PART` as well.
-    """
-
-    def where(self, step: Step) -> str:
-        """How an error names the place."""
-        return f"{self.pipeline}: stage '{self.stage}', operator '{step.name}'"
-
-
-class Chunk:
-    """Some consecutive records of a stream, as Python records or as Arrow, converted when the other form is asked
-    for.
-    """
-
-    def __init__(
-        self,
-        records: list[Any] | None,
-        batch: pa.RecordBatch | None,
-        timestamps: Sequence[int | None] | None,
-        kind: RecordType | None,
-    ) -> None:
-        self._records, self._batch, self._kind = records, batch, kind
-        self.timestamps = timestamps
-
-    @property
-    def size(self) -> int:
-        """How many records."""
-        if self._records is not None:
-            return len(self._records)
-        return 0 if self._batch is None else int(self._batch.num_rows)
-
-    def records(self) -> list[Any]:
-        """As Python records."""
-        if self._records is None:
-            assert self._batch is not None
-            assert self._kind is not None
-            self._records = self._kind.from_batch(self._batch)
-        return self._records
-
-    def batch(self, kind: RecordType) -> pa.RecordBatch:
-        """As Arrow, the record's columns only."""
-        if self._batch is None:
-            assert self._records is not None
-            self._batch = kind.to_batch(self._records)
-        return self._batch
-
-
-Consumer = Callable[[Chunk], None]
 FLUSH = 8192
 """Records that a keyed operator collects before they go down the chain."""
 
@@ -390,14 +260,14 @@ class RunningProgram:
         made_by = self._made_by(before, step.tag)
 
         def consume(chunk: Chunk) -> None:
-            given = _encoded(chunk, self._kind_before(index), made_by)
+            given = encoded(chunk, self._kind_before(index), made_by)
             if chunk.timestamps is not None:
                 given = given.append_column(TIMESTAMP, pa.array(chunk.timestamps, pa.int64()))
             try:
                 result = step.function(given)
             except Exception as error:
                 raise user_failure(error, where, step.function, given.slice(0, 3).to_pylist()) from error
-            batch, timestamps = _checked_batch(result, output, chunk.timestamps, where)
+            batch, timestamps = checked_batch(result, output, chunk.timestamps, where)
             self._send(index, None, Chunk(None, batch, timestamps, output))
 
         return consume
@@ -467,7 +337,7 @@ class RunningProgram:
         where = self._made_by(output.step, output.tag)
 
         def consume(chunk: Chunk) -> None:
-            arrays = list(_encoded(chunk, layout.records, where).columns)
+            arrays = list(encoded(chunk, layout.records, where).columns)
             if layout.timestamped:
                 arrays.append(
                     pa.nulls(chunk.size, pa.int64())
@@ -509,92 +379,3 @@ def _event_time(moment: Any) -> int:
     if not isinstance(millis, int):
         raise RecordTypeError(f"a timestamp assigner must give milliseconds (int) or a datetime, not {shorten(moment)}")
     return millis
-
-
-def _encoded(chunk: Chunk, kind: RecordType, where: str) -> pa.RecordBatch:
-    try:
-        return chunk.batch(kind)
-    except RecordTypeError as error:
-        raise RecordTypeError(f"{where}: {error}") from error
-
-
-def _checked_batch(
-    result: Any, output: RecordType, timestamps: Sequence[int | None] | None, where: str
-) -> tuple[pa.RecordBatch, Sequence[int | None] | None]:
-    if not isinstance(result, pa.RecordBatch):
-        raise RecordTypeError(f"{where}: map_batches must return a pyarrow.RecordBatch, not {type(result).__name__}")
-    missing = [name for name in output.names if name not in result.schema.names]
-    if missing:
-        raise RecordTypeError(
-            f"{where}: the returned batch has no column '{missing[0]}'; it has {', '.join(result.schema.names)}"
-        )
-    if timestamps is not None:
-        if TIMESTAMP in result.schema.names:
-            timestamps = result.column(TIMESTAMP).to_pylist()
-        elif result.num_rows != len(timestamps):
-            raise RecordTypeError(
-                f"{where}: the function was given {len(timestamps)} rows and returned {result.num_rows}, so their event"
-                f" times are not known; keep the column '{TIMESTAMP}', or assign timestamps after this operator"
-            )
-    for declared in output.schema:
-        given = result.schema.field(declared.name).type
-        if not _keeps_values(given, declared.type):
-            raise RecordTypeError(
-                f"{where}: column '{declared.name}' of the returned batch is a {given}, and {output.describe()} has a"
-                f" {declared.type}; cast it in the function, or change the declared type"
-            )
-    try:
-        arrays = [result.column(f.name).cast(f.type) for f in output.schema]
-        batch = pa.RecordBatch.from_arrays(arrays, schema=output.schema)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise RecordTypeError(f"{where}: the returned batch does not fit {output.describe()}: {error}") from error
-    for column, declared in zip(arrays, output.schema, strict=True):
-        if column.null_count and not declared.nullable:
-            raise RecordTypeError(
-                f"{where}: field '{declared.name}' is None in the returned batch, and its type does not allow None;"
-                " annotate it as '| None' if it may be missing"
-            )
-    return batch, timestamps
-
-
-def _keeps_values(given: pa.DataType, declared: pa.DataType) -> bool:
-    """Whether a cast from one column type to another gives equal values, or fails: so it is within a family of
-    types.
-    """
-    if pa.types.is_dictionary(given):
-        given = given.value_type
-    if given == declared or pa.types.is_null(given):
-        return True
-    if pa.types.is_floating(declared):
-        return bool(pa.types.is_integer(given) or pa.types.is_floating(given))
-    if pa.types.is_decimal(declared):
-        return bool(pa.types.is_integer(given) or pa.types.is_decimal(given))
-    if pa.types.is_timestamp(declared):
-        return bool(pa.types.is_timestamp(given)) and (declared.tz is not None or given.tz is None)
-    if pa.types.is_list(declared):
-        listed = pa.types.is_list(given) or pa.types.is_large_list(given) or pa.types.is_fixed_size_list(given)
-        return bool(listed) and _keeps_values(given.value_type, declared.value_type)
-    if pa.types.is_struct(declared):
-        named = pa.types.is_struct(given) and [f.name for f in given] == [f.name for f in declared]
-        return named and all(_keeps_values(g.type, d.type) for g, d in zip(given, declared, strict=True))
-    if pa.types.is_map(declared):
-        return (
-            bool(pa.types.is_map(given))
-            and _keeps_values(given.key_type, declared.key_type)
-            and _keeps_values(given.item_type, declared.item_type)
-        )
-    return any(alike(given) and alike(declared) for alike in _FAMILIES)
-
-
-_FAMILIES: tuple[Callable[[pa.DataType], bool], ...] = (
-    pa.types.is_integer,
-    lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind),
-    lambda kind: (
-        pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_fixed_size_binary(kind)
-        or pa.types.is_binary_view(kind)
-    ),
-    pa.types.is_duration,
-    pa.types.is_date,
-)

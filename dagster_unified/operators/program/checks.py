@@ -1,0 +1,95 @@
+"""Whether an Arrow batch that a function returned fits the type that its operator declares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from dagster_unified.errors import RecordTypeError
+from dagster_unified.operators.layout import TIMESTAMP
+from dagster_unified.records import RecordType
+
+
+def checked_batch(
+    result: Any, output: RecordType, timestamps: Sequence[int | None] | None, where: str
+) -> tuple[pa.RecordBatch, Sequence[int | None] | None]:
+    """The returned batch in its declared type, and the event times of its rows; raises `RecordTypeError`."""
+    if not isinstance(result, pa.RecordBatch):
+        raise RecordTypeError(f"{where}: map_batches must return a pyarrow.RecordBatch, not {type(result).__name__}")
+    missing = [name for name in output.names if name not in result.schema.names]
+    if missing:
+        raise RecordTypeError(
+            f"{where}: the returned batch has no column '{missing[0]}'; it has {', '.join(result.schema.names)}"
+        )
+    if timestamps is not None:
+        if TIMESTAMP in result.schema.names:
+            timestamps = result.column(TIMESTAMP).to_pylist()
+        elif result.num_rows != len(timestamps):
+            raise RecordTypeError(
+                f"{where}: the function was given {len(timestamps)} rows and returned {result.num_rows}, so their event"
+                f" times are not known; keep the column '{TIMESTAMP}', or assign timestamps after this operator"
+            )
+    for declared in output.schema:
+        given = result.schema.field(declared.name).type
+        if not _keeps_values(given, declared.type):
+            raise RecordTypeError(
+                f"{where}: column '{declared.name}' of the returned batch is a {given}, and {output.describe()} has a"
+                f" {declared.type}; cast it in the function, or change the declared type"
+            )
+    try:
+        arrays = [result.column(f.name).cast(f.type) for f in output.schema]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=output.schema)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise RecordTypeError(f"{where}: the returned batch does not fit {output.describe()}: {error}") from error
+    for column, declared in zip(arrays, output.schema, strict=True):
+        if column.null_count and not declared.nullable:
+            raise RecordTypeError(
+                f"{where}: field '{declared.name}' is None in the returned batch, and its type does not allow None;"
+                " annotate it as '| None' if it may be missing"
+            )
+    return batch, timestamps
+
+
+def _keeps_values(given: pa.DataType, declared: pa.DataType) -> bool:
+    """Whether a cast from one column type to another gives equal values, or fails: so it is within a family of
+    types.
+    """
+    if pa.types.is_dictionary(given):
+        given = given.value_type
+    if given == declared or pa.types.is_null(given):
+        return True
+    if pa.types.is_floating(declared):
+        return bool(pa.types.is_integer(given) or pa.types.is_floating(given))
+    if pa.types.is_decimal(declared):
+        return bool(pa.types.is_integer(given) or pa.types.is_decimal(given))
+    if pa.types.is_timestamp(declared):
+        return bool(pa.types.is_timestamp(given)) and (declared.tz is not None or given.tz is None)
+    if pa.types.is_list(declared):
+        listed = pa.types.is_list(given) or pa.types.is_large_list(given) or pa.types.is_fixed_size_list(given)
+        return bool(listed) and _keeps_values(given.value_type, declared.value_type)
+    if pa.types.is_struct(declared):
+        named = pa.types.is_struct(given) and [f.name for f in given] == [f.name for f in declared]
+        return named and all(_keeps_values(g.type, d.type) for g, d in zip(given, declared, strict=True))
+    if pa.types.is_map(declared):
+        return (
+            bool(pa.types.is_map(given))
+            and _keeps_values(given.key_type, declared.key_type)
+            and _keeps_values(given.item_type, declared.item_type)
+        )
+    return any(alike(given) and alike(declared) for alike in _FAMILIES)
+
+
+_FAMILIES: tuple[Callable[[pa.DataType], bool], ...] = (
+    pa.types.is_integer,
+    lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind),
+    lambda kind: (
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+        or pa.types.is_binary_view(kind)
+    ),
+    pa.types.is_duration,
+    pa.types.is_date,
+)

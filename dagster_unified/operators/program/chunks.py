@@ -1,0 +1,60 @@
+"""What goes from operator to operator: whole lists of records, in Python's form or Arrow's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from dagster_unified.errors import RecordTypeError
+from dagster_unified.records import RecordType
+
+
+class Chunk:
+    """Some consecutive records of a stream, as Python records or as Arrow, converted when the other form is asked
+    for.
+    """
+
+    def __init__(
+        self,
+        records: list[Any] | None,
+        batch: pa.RecordBatch | None,
+        timestamps: Sequence[int | None] | None,
+        kind: RecordType | None,
+    ) -> None:
+        self._records, self._batch, self._kind = records, batch, kind
+        self.timestamps = timestamps
+
+    @property
+    def size(self) -> int:
+        """How many records."""
+        if self._records is not None:
+            return len(self._records)
+        return 0 if self._batch is None else int(self._batch.num_rows)
+
+    def records(self) -> list[Any]:
+        """As Python records."""
+        if self._records is None:
+            assert self._batch is not None
+            assert self._kind is not None
+            self._records = self._kind.from_batch(self._batch)
+        return self._records
+
+    def batch(self, kind: RecordType) -> pa.RecordBatch:
+        """As Arrow, the record's columns only."""
+        if self._batch is None:
+            assert self._records is not None
+            self._batch = kind.to_batch(self._records)
+        return self._batch
+
+
+Consumer = Callable[[Chunk], None]
+
+
+def encoded(chunk: Chunk, kind: RecordType, where: str) -> pa.RecordBatch:
+    """A chunk as Arrow; `where` names the operator whose records do not fit their type."""
+    try:
+        return chunk.batch(kind)
+    except RecordTypeError as error:
+        raise RecordTypeError(f"{where}: {error}") from error

@@ -1,0 +1,106 @@
+"""What a worker needs to run a task's Python operators: plain data that ships.
+
+Knows no driver and no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dagster_unified.operators.keyed import KeyedOptions
+from dagster_unified.operators.layout import StreamLayout
+from dagster_unified.records import RecordType
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator of a program.
+
+    `parent` is a step's index, or -1 for the program's input; `tag` a side output of it.
+    """
+
+    kind: str
+    name: str
+    function: Any
+    uid: str = ""
+    parent: int = -1
+    tag: str | None = None
+    output: RecordType | None = None
+    rolling: tuple[str, str | int | None] | None = None
+    """For `reduce`: the kind and the field of a built-in combination, instead of a function."""
+    parallelism: int = 0
+
+
+@dataclass(frozen=True)
+class Output:
+    """A stream that leaves the program: a step's main output, or one of its side outputs."""
+
+    step: int
+    layout: StreamLayout
+    tag: str | None = None
+
+
+@dataclass(frozen=True)
+class KeyedInput:
+    """How a keyed program's input is keyed: the columns of the key, and how a key's Python value comes from them."""
+
+    columns: tuple[str, ...]
+    python: Any
+    """The key's type as the author knows it."""
+
+    decode: Callable[[Any], Any] | None = None
+
+
+@dataclass(frozen=True)
+class BroadcastInput:
+    """What a program's head is given besides its input: the records of a small stream, all of them in every
+    partition.
+    """
+
+    layout: StreamLayout
+    data: tuple[bytes, ...] = ()
+    """In BATCH, where they are there before the program starts: encoded batches."""
+
+    leads: bool = True
+    """Whether what the operator emits for them is kept; so it is in one partition of all."""
+
+    alone: bool = False
+    """Whether there is nothing else in the partition: its other input is not read."""
+
+
+@dataclass(frozen=True)
+class CarryOver:
+    """How a partition begins, with the watermark that the one before it ended with, and the control event that ends it,
+    encoded.
+    """
+
+    watermark: int
+    end: bytes
+
+
+@dataclass(frozen=True)
+class Program:
+    """Everything that a worker needs to run a task's Python operators."""
+
+    pipeline: str
+    stage: str
+    input: StreamLayout
+    steps: tuple[Step, ...]
+    outputs: tuple[Output, ...]
+    keyed: KeyedInput | None = None
+    options: KeyedOptions = field(default_factory=KeyedOptions)
+    broadcast: BroadcastInput | None = None
+    carry: tuple[CarryOver, ...] = ()
+    """In BATCH with carried state, of each partition. The input then has the columns of `carried` as well."""
+
+    parts: tuple[int | None, ...] = ()
+    """In BATCH over several partitions, the last event time of each, in their order.
+
+    The input then has the column `PART` as well.
+    """
+
+    def where(self, step: Step) -> str:
+        """How an error names the place."""
+        return f"{self.pipeline}: stage '{self.stage}', operator '{step.name}'"
