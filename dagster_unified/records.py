@@ -22,7 +22,6 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec import inspect as mi
 
 from dagster_unified.errors import RecordTypeError
@@ -246,6 +245,8 @@ class _Column:
 
 def _has_moments(column: pa.Array) -> bool:
     """Whether Python's datetimes can say all of these."""
+    import pyarrow.compute as pc  # slow to load, and a pipeline is made without it
+
     first, last = pc.min_max(column).values()
     return not first.is_valid or (first.value >= _FIRST and last.value <= _LAST)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dagster_unified.connectors.base import SparkSource, spark_schema
 from dagster_unified.connectors.paths import for_spark
@@ -39,6 +38,8 @@ class CollectionSource(SparkSource[Out]):
         return fingerprint(self.data)
 
     def disorder(self, field: str) -> int | None:
+        import pyarrow.compute as pc  # slow to load, and a pipeline is made without it
+
         column = self.batch.column(field)
         if pa.types.is_timestamp(column.type):
             column = column.cast(pa.timestamp("ms", column.type.tz), safe=False)

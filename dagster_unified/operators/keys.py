@@ -7,17 +7,18 @@ the key's msgpack encoding, so it is the same in every process, and for ever: st
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.layout import StreamLayout
-from dagster_unified.operators.program.spec import KeyedInput
 from dagster_unified.records import shorten
+
+if TYPE_CHECKING:
+    from dagster_unified.operators.program.spec import KeyedInput
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -108,6 +109,8 @@ def _group(value: Any, keyed: KeyedInput, count: int, known: dict[Any, int]) -> 
 
 
 def _boundaries(columns: list[pa.Array], size: int) -> list[int]:
+    import pyarrow.compute as pc  # slow to load, and a pipeline is made without it
+
     changed = None
     for column in columns:
         differs = pc.not_equal(column.slice(1), column.slice(0, size - 1))
