@@ -6,60 +6,72 @@ Knows the graph and the operators; not Spark, so that the harness uses it with n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.mode import Execution
 from dagster_unified.graph.nodes import Edge, Key
 from dagster_unified.graph.plan import Plan, Port
-from dagster_unified.operators.keyed import KeyedOptions
+from dagster_unified.operators.async_io import AsyncStep
+from dagster_unified.operators.broadcast import BroadcastStep
+from dagster_unified.operators.keyed import KeyedOptions, KeyedProcessStep, ReduceStep
 from dagster_unified.operators.layout import StreamLayout, key_column
-from dagster_unified.operators.program.spec import BroadcastInput, KeyedInput, Output, Program, Step
+from dagster_unified.operators.map_batches import MapBatchesStep
+from dagster_unified.operators.process import ProcessStep
+from dagster_unified.operators.program.spec import BroadcastInput, KeyedInput, Output, Program
+from dagster_unified.operators.program.step import Step
+from dagster_unified.operators.stateless import AssignTimestampsStep, FilterStep, FlatMapStep, MapStep
+from dagster_unified.operators.windows.step import WindowStep
 from dagster_unified.records import Decoder, RecordType, decoder
 
-STEP_KINDS: dict[type[g.Node], str] = {
-    g.MapNode: "map",
-    g.FlatMapNode: "flat_map",
-    g.FilterNode: "filter",
-    g.MapBatchesNode: "map_batches",
-    g.ProcessNode: "process",
-    g.AsyncNode: "async",
-    g.AssignTimestampsNode: "assign",
-    g.KeyedProcessNode: "keyed_process",
-    g.WindowNode: "window",
-    g.BroadcastNode: "broadcast",
-    g.ReduceNode: "reduce",
+STEPS: dict[type[g.Node], type[Step]] = {
+    g.MapNode: MapStep,
+    g.FlatMapNode: FlatMapStep,
+    g.FilterNode: FilterStep,
+    g.MapBatchesNode: MapBatchesStep,
+    g.ProcessNode: ProcessStep,
+    g.AsyncNode: AsyncStep,
+    g.AssignTimestampsNode: AssignTimestampsStep,
+    g.KeyedProcessNode: KeyedProcessStep,
+    g.WindowNode: WindowStep,
+    g.BroadcastNode: BroadcastStep,
+    g.ReduceNode: ReduceStep,
 }
-"""The nodes that run in Python, and the operators that run them."""
+"""The nodes that run in Python, and what they become in a program."""
 
 
 def runs_in_python(node: g.Node) -> bool:
     """Whether a node needs a Python worker. An assigner that reads a field does not by itself."""
-    return type(node) in STEP_KINDS and not (
-        isinstance(node, g.AssignTimestampsNode) and isinstance(node.assigner, str)
-    )
+    return type(node) in STEPS and not (isinstance(node, g.AssignTimestampsNode) and isinstance(node.assigner, str))
 
 
-def step(node: g.Node, parent: int, tag: str | None) -> Step:
-    """The operator of one node."""
-    function = getattr(node, "function", None)
-    if isinstance(node, g.AssignTimestampsNode):
-        assert node.records is not None
-        function = (
-            FieldTimestamp(node.records.getter(node.assigner)) if isinstance(node.assigner, str) else node.assigner
-        )
-        function = function if hasattr(function, "extract_timestamp") else CallableTimestamp(function)
-    return Step(
-        kind=STEP_KINDS[type(node)],
+def step(plan: Plan, node: g.Node, parent: int, tag: str | None) -> Step:
+    """The step of one node."""
+    kind = STEPS[type(node)]
+    built = kind(
         name=node.name,
-        function=function,
+        function=getattr(node, "function", None),
         uid=node.uid,
         parent=parent,
         tag=tag,
-        output=None if isinstance(node, (g.FilterNode, g.AssignTimestampsNode)) else node.records,
-        rolling=getattr(node, "rolling", None),
+        input=input_layout(plan, node.id).records,
+        output=None if kind.passes_on else node.records,
         parallelism=node.parallelism or 0,
     )
+    if isinstance(node, g.AssignTimestampsNode):
+        return replace(built, function=_assigner(node))
+    if isinstance(built, ReduceStep) and isinstance(node, g.ReduceNode):
+        return replace(built, rolling=node.rolling)
+    return built
+
+
+def _assigner(node: g.AssignTimestampsNode) -> Any:
+    """The timestamp assigner of a node, from a field, a function or an assigner."""
+    assert node.records is not None
+    if isinstance(node.assigner, str):
+        return FieldTimestamp(node.records.getter(node.assigner))
+    return node.assigner if hasattr(node.assigner, "extract_timestamp") else CallableTimestamp(node.assigner)
 
 
 class CallableTimestamp:
@@ -151,7 +163,7 @@ def program(
         node = plan.graph.node(member)
         edge = plan.graph.main_inputs(member)[0]
         parent = index.get(edge.source, -1)
-        steps.append(step(node, parent, edge.tag.name if edge.tag is not None and parent >= 0 else None))
+        steps.append(step(plan, node, parent, edge.tag.name if edge.tag is not None and parent >= 0 else None))
     head = plan.graph.node(members[0])
     layout = input_layout(plan, members[0])
     return Program(

@@ -11,8 +11,12 @@ from datetime import timedelta
 from typing import Any, Generic
 
 from dagster_unified.errors import PipelineError
+from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.functions.base import Function
 from dagster_unified.operators.functions.type_variables import In, Out
+from dagster_unified.operators.keyed import Collector
+from dagster_unified.operators.program.chunks import Chunk, Consumer
+from dagster_unified.operators.program.step import ChunkStep, Place
 
 
 class AsyncFunction(Function, ABC, Generic[In, Out]):
@@ -141,3 +145,29 @@ class AsyncCalls:
                     return found
             await asyncio.sleep(retry.backoff.total_seconds())
         return list(await self.function.async_invoke(record))
+
+
+class AsyncStep(ChunkStep):
+    """`AsyncDataStream`'s operators: the calls of a chunk's records wait together."""
+
+    def consumer(self, place: Place) -> Consumer:
+        import asyncio
+
+        calls: AsyncCalls = self.function
+        loop = asyncio.new_event_loop()
+        place.closing.append(loop)
+        place.open(calls.function)
+
+        def failed(error: Exception, record: Any) -> Exception:
+            return user_failure(error, place.where, calls.function.async_invoke, record)
+
+        def consume(chunk: Chunk) -> None:
+            out = Collector()
+            timestamps = chunk.timestamps or [None] * chunk.size
+            loop.run_until_complete(
+                calls.run(chunk.records(), lambda number, found: out.emit_all(found, timestamps[number]), failed)
+            )
+            for tag, emitted in out.chunks():
+                place.send(tag, emitted)
+
+        return consume

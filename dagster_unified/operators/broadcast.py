@@ -21,6 +21,7 @@ from dagster_unified.operators.functions.keyed import NoKey
 from dagster_unified.operators.functions.type_variables import In1, In2, K, Key, KeyOut, Out, R, V
 from dagster_unified.operators.keyed import Collector, KeyedOptions, KeyedProcessOperator
 from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.program.step import KeyedStep, Place
 from dagster_unified.operators.state.state import (
     Declared,
     KeyedStateBackend,
@@ -308,6 +309,13 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
                 "there is no key; call key_by before connect, and use a KeyedBroadcastProcessFunction"
             )
         return self.key
+
+
+class BroadcastStep(KeyedStep):
+    """A function with broadcast state, behind `connect`."""
+
+    def operator(self, place: Place) -> BroadcastOperator:
+        return BroadcastOperator(place.where, self.function, place.options, place.clock, place.metrics)
 
 
 class _BroadcastContext(KeyedBroadcastProcessFunction.Context):

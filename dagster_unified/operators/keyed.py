@@ -7,7 +7,7 @@ FLIP-134, FLIP-140.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
@@ -17,6 +17,8 @@ from dagster_unified.errors import StateError, UnsupportedError
 from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.functions.base import KeyedProcessFunction, OutputTag, RuntimeContext, TimerService
 from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.program.chunks import Chunk
+from dagster_unified.operators.program.step import KeyedStep, Place
 from dagster_unified.operators.state.state import KeyedStateBackend, ValueStateDescriptor
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, TimeDomain
 from dagster_unified.operators.timers import TimerQueue, timer_time
@@ -75,6 +77,12 @@ class Collector:
         records.append(record)
         timestamps.append(timestamp)
 
+    def chunks(self) -> Iterator[tuple[str | None, Chunk]]:
+        """What was collected: the main output's, and each side output's with its tag."""
+        yield None, Chunk(self.records, None, self.timestamps, None)
+        for tag, (records, timestamps) in self.side.items():
+            yield tag, Chunk(records, None, timestamps, None)
+
     def take(self, other: Collector) -> None:
         """Takes all that another one collected."""
         self.records += other.records
@@ -94,6 +102,9 @@ class KeyedOperator:
     """What every keyed operator has: state, timers of both domains, a watermark, a clock, and the key that is
     current.
     """
+
+    emits_state = False
+    """Whether what it emits is its state as well."""
 
     def __init__(self, where: str, options: KeyedOptions, clock: Callable[[], int]) -> None:
         self.where = where
@@ -312,11 +323,20 @@ class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext[An
         self.processing_timers.delete(self.key, timer_time(timestamp))
 
 
+class KeyedProcessStep(KeyedStep):
+    """`process` on a keyed stream."""
+
+    def operator(self, place: Place) -> KeyedOperator:
+        return KeyedProcessOperator(place.where, self.function, place.options, place.clock, place.metrics)
+
+
 class ReduceOperator(KeyedOperator):
     """Combines a key's records. One update per record with incremental updates, else one result at the end of a bundle.
 
     The result carries the event time of the record that was combined last.
     """
+
+    emits_state = True
 
     def __init__(
         self,
@@ -412,6 +432,19 @@ class ReduceOperator(KeyedOperator):
         if not self.options.incremental_updates and "value" in self.state.current:
             self.out.records.append(self.state.current["value"])
             self.out.timestamps.append(self._last.pop(self.key, None))
+
+
+@dataclass(frozen=True)
+class ReduceStep(KeyedStep):
+    """`reduce`, and the built-in combinations."""
+
+    rolling: tuple[str, str | int | None] | None = None
+    """The kind and the field of a built-in combination, instead of a function."""
+
+    def operator(self, place: Place) -> KeyedOperator:
+        combine = rolling(*self.rolling) if self.rolling else getattr(self.function, "reduce", self.function)
+        assert self.output is not None
+        return ReduceOperator(place.where, combine, self.function, self.output.python, place.options, place.clock)
 
 
 def _operands(error: Exception, held: Any, records: Sequence[Any]) -> Any:

@@ -42,7 +42,7 @@ def single(plan: Plan, node: g.Node, last_event_time: int | None = None) -> Prog
         plan.name,
         node.name,
         layout,
-        (step(node, -1, None),),
+        (step(plan, node, -1, None),),
         tuple(outputs),
         keyed,
         keyed_options(plan.execution, last_event_time),

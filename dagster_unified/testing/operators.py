@@ -13,7 +13,7 @@ from typing import Any
 from dagster_unified.api.pipeline import Pipeline
 from dagster_unified.api.stream import DataStream
 from dagster_unified.api.watermarks import WatermarkStrategy
-from dagster_unified.engine.translate import STEP_KINDS
+from dagster_unified.engine.translate import STEPS
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.options import Configuration
@@ -306,7 +306,7 @@ def _operator(decided: Plan) -> g.Node:
     graph = decided.graph
     sink = next(n for n in graph.nodes if isinstance(n, g.SinkNode) and n.name == _OUTPUT)
     node = graph.node(graph.inputs(sink.id)[0].source)
-    if type(node) not in STEP_KINDS or isinstance(node, g.AssignTimestampsNode):
+    if type(node) not in STEPS or isinstance(node, g.AssignTimestampsNode):
         raise PipelineError(
             f"harness: '{node.name}' is no operator that runs in Python; give a window, a function or a rolling"
             " operation, or use run_pipeline"

@@ -16,7 +16,7 @@ from typing import Any
 
 from dagster_unified.connectors.collection import CollectionSource
 from dagster_unified.engine.job_time import JobTime
-from dagster_unified.engine.translate import STEP_KINDS, input_layout, keyed_input
+from dagster_unified.engine.translate import STEPS, input_layout, keyed_input
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.mode import sources
@@ -153,7 +153,7 @@ class _Batch:
                 self.streams[Port(node.id)] = [(r, None) for r in self.inputs[node.id]]
             elif isinstance(node, g.SinkNode):
                 result.sinks.setdefault(node.name, []).extend(r for r, _ in self._arriving(node.id))
-            elif type(node) in STEP_KINDS:
+            elif type(node) in STEPS:
                 self._python(node)
             else:
                 self._native(node)
@@ -249,7 +249,7 @@ class _Streaming:
     def run(self) -> Result:
         try:
             for node in self.plan.graph.nodes:
-                if type(node) in STEP_KINDS:
+                if type(node) in STEPS:
                     emit = partial(self._emit_from, node.id)
                     self.driven[node.id] = Driven(self.plan, node, emit, self.clock)
             event, waiting = None, 0
@@ -292,7 +292,7 @@ class _Streaming:
             came = self._arriving(self.plan.graph.main_inputs(node.id))
             if isinstance(node, g.SinkNode):
                 self.result.sinks[node.name] += [r for r, _ in [*came.ahead, *came.behind]]
-            elif type(node) in STEP_KINDS:
+            elif type(node) in STEPS:
                 self._python(node, came, event)
             elif isinstance(node, g.NativeKeyedNode):
                 self._native_keyed(node, came, event)

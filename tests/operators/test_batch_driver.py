@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from dagster_unified.api import KeyedProcessFunction, ValueStateDescriptor
 from dagster_unified.errors import RecordTypeError, UserFunctionError
 from dagster_unified.operators.drivers.batch import run_batch
+from dagster_unified.operators.keyed import KeyedProcessStep
 from dagster_unified.operators.layout import StreamLayout
-from dagster_unified.operators.program.spec import KeyedInput, Output, Program, Step
+from dagster_unified.operators.program.spec import KeyedInput, Output, Program
 from dagster_unified.records import record_type
 
 
@@ -45,7 +46,7 @@ def program(function, layout=ROWS, key="key"):
         "p",
         "s",
         layout,
-        (Step("keyed_process", "op", function, output=TEXTS.records),),
+        (KeyedProcessStep("op", function, output=TEXTS.records),),
         (Output(0, TEXTS),),
         KeyedInput((key,), str),
     )
@@ -128,7 +129,7 @@ def test_keys_of_two_columns_are_tuples():
         "p",
         "s",
         layout,
-        (Step("keyed_process", "op", Keys(), output=TEXTS.records),),
+        (KeyedProcessStep("op", Keys(), output=TEXTS.records),),
         (Output(0, TEXTS),),
         KeyedInput(("f0", "f1"), tuple[str, str]),
     )

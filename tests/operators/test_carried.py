@@ -13,9 +13,10 @@ from dagster_unified.operators.drivers import carried
 from dagster_unified.operators.drivers.batch import run_batch
 from dagster_unified.operators.drivers.carried import GROUP, PAGE, STATE
 from dagster_unified.operators.drivers.key_groups import ControlEvent
+from dagster_unified.operators.keyed import KeyedProcessStep, ReduceStep
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, StreamLayout
 from dagster_unified.operators.metrics import merge
-from dagster_unified.operators.program.spec import CarryOver, KeyedInput, Output, Program, Step
+from dagster_unified.operators.program.spec import CarryOver, KeyedInput, Output, Program
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.records import record_type
 
@@ -44,7 +45,7 @@ class Remember(KeyedProcessFunction):
 
 
 def program(step, event, begins):
-    outputs = (Output(0, TEXTS if step.kind == "keyed_process" else ROWS), Output(0, CARRIED_LAYOUT, CARRIED))
+    outputs = (Output(0, TEXTS if isinstance(step, KeyedProcessStep) else ROWS), Output(0, CARRIED_LAYOUT, CARRIED))
     return Program(
         "p",
         "s",
@@ -56,8 +57,8 @@ def program(step, event, begins):
     )
 
 
-REMEMBER = Step("keyed_process", "op", Remember(), uid="op", output=TEXTS.records)
-ADD = Step("reduce", "op", lambda a, b: Row(a.key, a.value + b.value), uid="op", output=ROWS.records)
+REMEMBER = KeyedProcessStep("op", Remember(), uid="op", output=TEXTS.records)
+ADD = ReduceStep("op", lambda a, b: Row(a.key, a.value + b.value), uid="op", output=ROWS.records)
 
 
 def batches(rows, state, size):
@@ -79,7 +80,7 @@ def partition(step, rows, state=(), event=None, size=1000, begins=MIN_TIMESTAMP)
         if not isinstance(item, str):
             (left if item[0] == 1 else emitted).extend(
                 (
-                    CARRIED_LAYOUT if item[0] == 1 else step and (TEXTS if step.kind == "keyed_process" else ROWS)
+                    CARRIED_LAYOUT if item[0] == 1 else step and (TEXTS if isinstance(step, KeyedProcessStep) else ROWS)
                 ).records.from_batch(item[1])
             )
     return emitted, left
@@ -100,7 +101,7 @@ def test_groups_that_hold_nothing_leave_nothing():
         def process_element(self, value, ctx):
             yield value.key
 
-    step = Step("keyed_process", "op", Nothing(), uid="op", output=TEXTS.records)
+    step = KeyedProcessStep("op", Nothing(), uid="op", output=TEXTS.records)
     assert partition(step, [Row("a", 1), Row("z", 3)]) == (["a", "z"], [])
 
 
@@ -140,7 +141,7 @@ def test_what_is_counted_as_functions_open_and_close_is_reported():
         def close(self):
             self.context.count("closed")
 
-    step = Step("keyed_process", "op", Opened(), uid="op", output=TEXTS.records)
+    step = KeyedProcessStep("op", Opened(), uid="op", output=TEXTS.records)
     for rows in ([Row("a", 1)], []):
         reports = [
             item
@@ -155,5 +156,5 @@ def test_a_group_that_holds_nothing_begins_where_the_partition_before_it_ended()
         def process_element(self, value, ctx):
             yield str(ctx.timer_service().current_watermark())
 
-    step = Step("keyed_process", "op", Clock(), uid="op", output=TEXTS.records)
+    step = KeyedProcessStep("op", Clock(), uid="op", output=TEXTS.records)
     assert partition(step, [Row("a", 1)], begins=15)[0] == ["15"]

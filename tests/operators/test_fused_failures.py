@@ -69,9 +69,10 @@ def test_a_failure_names_pipeline_operator_line_and_record(mode, method, functio
 
 
 def fused(*functions):
-    from dagster_unified.operators.program.fusion import Clause, fuse
+    from dagster_unified.operators.program.fusion import fuse
+    from dagster_unified.operators.stateless import FlatMap
 
-    return fuse([Clause("flat_map", f) for f in functions], False, lambda clause, seen: None)
+    return fuse([FlatMap(f) for f in functions], False, lambda clause, seen: None)
 
 
 def located(chain, records):

@@ -4,13 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_unified.operators.program.fusion import Clause, fuse
+from dagster_unified.operators.program.fusion import fuse
+from dagster_unified.operators.stateless import Assign, Filter, FlatMap, Map
 
 CLAUSES = {
-    "map": Clause("map", lambda v: v * 3 - 1),
-    "filter": Clause("filter", lambda v: v % 2 == 0),
-    "flat_map": Clause("flat_map", lambda v: [v, v + 1][: v % 3]),
-    "assign": Clause("assign", lambda v, t: v * 10),
+    "map": Map(lambda v: v * 3 - 1),
+    "filter": Filter(lambda v: v % 2 == 0),
+    "flat_map": FlatMap(lambda v: [v, v + 1][: v % 3]),
+    "assign": Assign(lambda v, t: v * 10),
 }
 
 
@@ -19,11 +20,11 @@ def composed(clauses, records, timestamps):
     rows = list(zip(records, timestamps or [None] * len(records), strict=True))
     for clause in clauses:
         f = clause.function
-        if clause.kind == "map":
+        if isinstance(clause, Map):
             rows = [(f(v), t) for v, t in rows]
-        elif clause.kind == "filter":
+        elif isinstance(clause, Filter):
             rows = [(v, t) for v, t in rows if f(v)]
-        elif clause.kind == "flat_map":
+        elif isinstance(clause, FlatMap):
             rows = [(o, t) for v, t in rows for o in f(v)]
         else:
             rows = [(v, f(v, t)) for v, t in rows]
@@ -55,15 +56,15 @@ def yields_then_fails(v):
 @pytest.mark.parametrize(
     ("clause", "place"),
     [
-        (Clause("map", fails_on_three), 1),
-        (Clause("filter", lambda v: fails_on_three(v) >= 0), 1),
-        (Clause("flat_map", yields_then_fails), 1),
+        (Map(fails_on_three), 1),
+        (Filter(lambda v: fails_on_three(v) >= 0), 1),
+        (FlatMap(yields_then_fails), 1),
     ],
 )
 @pytest.mark.parametrize("timestamps", [None, [10, 20, 30]])
 def test_a_failure_is_traced_to_its_operator_and_its_record(clause, place, timestamps):
     chain = fuse(
-        [Clause("map", lambda v: v + 1), clause, Clause("map", lambda v: v)],
+        [Map(lambda v: v + 1), clause, Map(lambda v: v)],
         timestamps is not None,
         lambda clause, seen: None,
     )

@@ -23,10 +23,10 @@ from dagster_unified.api import (
 )
 from dagster_unified.errors import StateError
 from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups
-from dagster_unified.operators.keyed import KeyedOptions
+from dagster_unified.operators.keyed import KeyedOptions, KeyedProcessStep, ReduceStep
 from dagster_unified.operators.keys import key_hash
 from dagster_unified.operators.layout import StreamLayout
-from dagster_unified.operators.program.spec import KeyedInput, Output, Program, Step
+from dagster_unified.operators.program.spec import KeyedInput, Output, Program
 from dagster_unified.operators.state.pages import KEYS_PER_PAGE, decode_index
 from dagster_unified.records import record_type
 
@@ -102,14 +102,14 @@ def program(step, updates=True):
         "s",
         ROWS,
         (step,),
-        (Output(0, TEXTS if step.kind == "keyed_process" else ROWS),),
+        (Output(0, TEXTS if isinstance(step, KeyedProcessStep) else ROWS),),
         KeyedInput(("key",), str),
         KeyedOptions(incremental_updates=updates),
     )
 
 
 def process(function):
-    return Step("keyed_process", "op", function, uid="op", output=TEXTS.records)
+    return KeyedProcessStep("op", function, uid="op", output=TEXTS.records)
 
 
 def batch(rows):
@@ -128,7 +128,7 @@ def ran(step, batches, groups=3, updates=True, stores=None, keys_per_page=KEYS_P
     if stores is None:
         events.append(([], ControlEvent(end=True)))
     for rows, event in events:
-        records = (TEXTS if step.kind == "keyed_process" else ROWS).records
+        records = (TEXTS if isinstance(step, KeyedProcessStep) else ROWS).records
         driver = KeyGroups(
             program(step, updates),
             lambda number, b: out.extend(records.from_batch(b)),
@@ -178,7 +178,7 @@ def test_keys_are_found_again_however_many_pages_they_fill(records, cuts):
 
 
 def test_a_rolling_reduce_emits_per_record_or_per_micro_batch():
-    step = Step("reduce", "op", lambda a, b: b._replace(amount=a.amount + b.amount), uid="op", output=ROWS.records)
+    step = ReduceStep("op", lambda a, b: b._replace(amount=a.amount + b.amount), uid="op", output=ROWS.records)
     one, two, three = Row("a", 1, 1), Row("a", 2, 2), Row("a", 3, 4)
     assert [r.amount for r in ran(step, [([one, two], None), ([three], None)])] == [1, 3, 7]
     assert [r.amount for r in ran(step, [([one, two], None), ([three], None)], updates=False)] == [3, 7]
@@ -204,7 +204,7 @@ def test_the_control_event_comes_before_the_records_behind_it_and_the_end_of_inp
 
 
 def test_a_batch_reads_and_writes_only_the_pages_it_touches():
-    step = Step("reduce", "op", lambda a, b: b._replace(amount=a.amount + b.amount), uid="op", output=ROWS.records)
+    step = ReduceStep("op", lambda a, b: b._replace(amount=a.amount + b.amount), uid="op", output=ROWS.records)
     store = defaultdict(Memory)
     ran(step, [([Row(f"k{i}", 1, 1) for i in range(200)], None)], groups=1, stores=store, keys_per_page=4)
     assert len(store[0].pages) == 64

@@ -6,8 +6,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from dagster_unified.api import KeyedProcessFunction, Pipeline, WatermarkStrategy
+from dagster_unified.api import KeyedProcessFunction, OutputTag, Pipeline, ProcessFunction, WatermarkStrategy
+from dagster_unified.engine.translate import program
 from dagster_unified.errors import RecordTypeError, UserFunctionError
+from dagster_unified.graph.options import Configuration
+from dagster_unified.graph.plan import Port, plan
+from dagster_unified.operators.drivers.batch import run_batch
 from dagster_unified.testing import run_pipeline
 
 
@@ -83,3 +87,23 @@ def test_without_event_times_any_number_of_rows_may_come_back():
 def test_a_batch_that_is_not_what_was_declared_is_an_error_that_names_the_operator(function, kind, words):
     with pytest.raises(kind, match=f"p: stage 'vector', operator 'vector'.*{words}"):
         times(function, timestamped=False)
+
+
+def test_behind_a_side_output_it_gets_batches_of_the_side_outputs_type():
+    names = OutputTag("names", str)
+
+    class Split(ProcessFunction):
+        def process_element(self, value: Row, ctx) -> list[Row]:
+            ctx.output(names, value.key)
+            return [value]
+
+    pipeline = Pipeline("p")
+    rows = pipeline.from_collection([], Row).process(Split())
+    rows.print("rows")
+    rows.get_side_output(names).map_batches(lambda batch: batch, str).print("names")
+    decided = plan(pipeline.graph(), Configuration.of({"execution.runtime-mode": "BATCH"}))
+    split, same = (node.id for node in decided.graph.nodes if node.name in ("Split", "map_batches"))
+    chained = program(decided, "stage", [split, same], [Port(same)])
+    batches = [chained.input.records.to_batch([Row("a", 1), Row("b", 2)])]
+    _, emitted = next(run_batch(chained, batches))
+    assert emitted.to_pylist() == [{"value": "a"}, {"value": "b"}]

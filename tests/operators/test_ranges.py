@@ -12,8 +12,9 @@ from dagster_unified.operators.drivers.batch import run_batch
 from dagster_unified.operators.drivers.carried import GROUP, PAGE, STATE
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.drivers.ranges import run_range
+from dagster_unified.operators.keyed import KeyedProcessStep
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, PART, StreamLayout
-from dagster_unified.operators.program.spec import CarryOver, KeyedInput, Output, Program, Step
+from dagster_unified.operators.program.spec import CarryOver, KeyedInput, Output, Program
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.records import record_type
 
@@ -47,7 +48,7 @@ class Remember(KeyedProcessFunction):
 
 
 def program(**attributes):
-    step = Step("keyed_process", "op", Remember(), uid="op", output=ROWS.records)
+    step = KeyedProcessStep("op", Remember(), uid="op", output=ROWS.records)
     outputs = (Output(0, ROWS), *([Output(0, CARRIED_LAYOUT, CARRIED)] if attributes.get("carry") else []))
     return Program("p", "s", ROWS, (step,), outputs, KeyedInput(("key",), str), **attributes)
 

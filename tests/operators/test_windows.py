@@ -39,9 +39,10 @@ from dagster_unified.api import (
 from dagster_unified.errors import PipelineError, RecordTypeError, UnsupportedError, UserFunctionError
 from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups
 from dagster_unified.operators.keyed import KeyedOptions
-from dagster_unified.operators.program.spec import KeyedInput, Output, Program, Step
+from dagster_unified.operators.program.spec import KeyedInput, Output, Program
 from dagster_unified.operators.windows.assigners import SlidingEventTimeWindows as Sliding
 from dagster_unified.operators.windows.operator import Windowing
+from dagster_unified.operators.windows.step import WindowStep
 from dagster_unified.testing import run_pipeline
 from dagster_unified.testing.harness import ManualClock
 from tests.operators.test_key_groups import ROWS, TEXTS, Memory, batch
@@ -302,7 +303,7 @@ def by_the_clock(assigner):
     out, store = [], Memory()
     driver = KeyGroups(
         Program(
-            "p", "s", ROWS, (Step("window", "op", spec, uid="op", output=TEXTS.records),), (Output(0, TEXTS),), *layouts
+            "p", "s", ROWS, (WindowStep("op", spec, uid="op", output=TEXTS.records),), (Output(0, TEXTS),), *layouts
         ),
         lambda _, b: out.extend(TEXTS.records.from_batch(b)),
         clock,
@@ -526,7 +527,7 @@ def test_a_window_that_is_over_leaves_no_state():
         "p",
         "s",
         ROWS,
-        (Step("window", "op", spec, uid="op", output=TEXTS.records),),
+        (WindowStep("op", spec, uid="op", output=TEXTS.records),),
         (Output(0, TEXTS),),
         KeyedInput(("key",), str),
         KeyedOptions(),

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dagster_unified.engine.translate import (
-    STEP_KINDS,
+    STEPS,
     broadcast_layout,
     input_layout,
     keyed_input,
@@ -27,7 +27,8 @@ from dagster_unified.graph.nodes import Edge, ExchangeKind
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.operators.lanes import Route, Track
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, key_column
-from dagster_unified.operators.program.spec import BroadcastInput, Output, Program, Step
+from dagster_unified.operators.program.spec import BroadcastInput, Output, Program
+from dagster_unified.operators.program.step import Step
 
 KEYED = (g.KeyedProcessNode, g.ReduceNode)
 
@@ -204,7 +205,7 @@ class _Builder:
                 self.plan.name,
                 node.name,
                 layout,
-                (step(node, -1, None),),
+                (step(self.plan, node, -1, None),),
                 tuple(outputs),
                 keyed_input(node, layout.records),
                 keyed_options(self.plan.execution, None),
@@ -257,7 +258,7 @@ class _Builder:
             for edge in edges:
                 if edge.target in self.body and edge not in native:
                     node = self._in_python(edge)
-                    steps.append(step(node, index, port.tag if index >= 0 else None))
+                    steps.append(step(self.plan, node, index, port.tag if index >= 0 else None))
                     mine = len(steps) - 1
                     for out in self._ports(node.id):
                         follow(out, mine)
@@ -279,7 +280,7 @@ class _Builder:
 
     def _in_python(self, edge: Edge) -> g.Node:
         node = self.graph.node(edge.target)
-        assert type(node) in STEP_KINDS
+        assert type(node) in STEPS
         self._check_exchange(edge, node)
         return node
 

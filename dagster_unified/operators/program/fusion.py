@@ -11,10 +11,11 @@ to the records that do not fail. Knows no graph, no driver, no Arrow.
 from __future__ import annotations
 
 import dis
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 MARK = "<fused chain>"
 
@@ -22,13 +23,26 @@ Fused = Callable[[Sequence[Any], "Sequence[int | None] | None"], "tuple[list[Any
 
 
 @dataclass(frozen=True)
-class Clause:
-    """One stateless operator: `map`, `filter`, `flat_map`, or `assign` (a function of record and timestamp giving the
-    timestamp).
-    """
+class Clause(ABC):
+    """One stateless operator, as the code that it becomes."""
 
-    kind: str
     function: Callable[..., Any]
+
+    one_to_one: ClassVar[bool] = False
+    """Whether each record becomes what the function returns for it."""
+
+    gives_records: ClassVar[bool] = True
+    """Whether what goes on is the function's, not the record that it was given."""
+
+    iterates: ClassVar[bool] = False
+    """Whether the code iterates the function's result."""
+
+    assigns: ClassVar[bool] = False
+    """Whether it assigns event times, to the variable `t`."""
+
+    @abstractmethod
+    def lines(self, call: str, value: str, result: str) -> list[str]:
+        """Clauses of a comprehension; `call` names the function, `value` the record, `result` what it becomes."""
 
 
 @dataclass
@@ -67,12 +81,11 @@ class FusedChain:
 
 
 def fuse(clauses: Sequence[Clause], timestamped: bool, seen: Callable[[int, list[int]], None]) -> FusedChain:
-    """Compiles `clauses`; `timestamped` says whether records come with timestamps; `seen` is given what each `assign`
-    assigned.
+    """Compiles `clauses`; `timestamped` says whether records come with timestamps; `seen` is given what each clause
+    that assigns event times assigned.
     """
-    assigns = [i for i, c in enumerate(clauses) if c.kind == "assign"]
-    reshapes = bool(assigns) or any(c.kind in ("filter", "flat_map") for c in clauses)
-    track = (timestamped and reshapes) or bool(assigns)
+    assigns = [i for i, clause in enumerate(clauses) if clause.assigns]
+    track = bool(assigns) or (timestamped and not all(clause.one_to_one for clause in clauses))
     lines: list[str] = ["def fused(records, timestamps):"]
     origin: dict[int, tuple[int, str]] = {}
     if track:
@@ -91,23 +104,18 @@ def fuse(clauses: Sequence[Clause], timestamped: bool, seen: Callable[[int, list
     element = "v0"
     for i, clause in enumerate(clauses):
         value = f"v{current}"
-        if clause.kind == "map" and i == last and not track:
+        if clause.one_to_one and i == last and not track:
             where[-1] = (i, value)
             element = f"f{i}({value})"
             break
         where[len(body)] = (i, value)
-        if clause.kind == "filter":
-            body.append(f"        if f{i}({value})")
-        elif clause.kind == "assign":
-            body.append(f"        for t in (f{i}({value}, t),)")
-            body.append(f"        if not note{i}(t)")
-        else:
-            current += 1
-            iterable = f"f{i}({value})"
-            if clause.kind == "flat_map":
-                loops.append((i, value))
-            body.append(f"        for v{current} in " + (f"({iterable},)" if clause.kind == "map" else iterable))
+        current += clause.gives_records
         element = f"v{current}"
+        body += [f"        {line}" for line in clause.lines(f"f{i}", value, element)]
+        if clause.iterates:
+            loops.append((i, value))
+        if clause.assigns:
+            body.append(f"        if not note{i}(t)")
     if track:
         body.append("        if not keep(t)")
     lines.append("    out = [")

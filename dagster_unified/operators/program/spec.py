@@ -11,26 +11,7 @@ from typing import Any
 
 from dagster_unified.operators.keyed import KeyedOptions
 from dagster_unified.operators.layout import StreamLayout
-from dagster_unified.records import RecordType
-
-
-@dataclass(frozen=True)
-class Step:
-    """One operator of a program.
-
-    `parent` is a step's index, or -1 for the program's input; `tag` a side output of it.
-    """
-
-    kind: str
-    name: str
-    function: Any
-    uid: str = ""
-    parent: int = -1
-    tag: str | None = None
-    output: RecordType | None = None
-    rolling: tuple[str, str | int | None] | None = None
-    """For `reduce`: the kind and the field of a built-in combination, instead of a function."""
-    parallelism: int = 0
+from dagster_unified.operators.program.step import Step
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Whether an Arrow batch that a function returned fits the type that its operator declares."""
+"""`map_batches`: a function of Arrow batches, and whether what it returns fits the type that it declares."""
 
 from __future__ import annotations
 
@@ -8,11 +8,37 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_unified.errors import RecordTypeError
+from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.layout import TIMESTAMP
+from dagster_unified.operators.program.chunks import Chunk, Consumer, encoded
+from dagster_unified.operators.program.step import ChunkStep, Place
 from dagster_unified.records import RecordType
 
 
-def checked_batch(
+class MapBatchesStep(ChunkStep):
+    """`map_batches`."""
+
+    def consumer(self, place: Place) -> Consumer:
+        function, records, output = self.function, self.input, self.output
+        assert records is not None
+        assert output is not None
+        place.open(function)
+
+        def consume(chunk: Chunk) -> None:
+            given = encoded(chunk, records, place.before)
+            if chunk.timestamps is not None:
+                given = given.append_column(TIMESTAMP, pa.array(chunk.timestamps, pa.int64()))
+            try:
+                result = function(given)
+            except Exception as error:
+                raise user_failure(error, place.where, function, given.slice(0, 3).to_pylist()) from error
+            batch, timestamps = _checked(result, output, chunk.timestamps, place.where)
+            place.send(None, Chunk(None, batch, timestamps, output))
+
+        return consume
+
+
+def _checked(
     result: Any, output: RecordType, timestamps: Sequence[int | None] | None, where: str
 ) -> tuple[pa.RecordBatch, Sequence[int | None] | None]:
     """The returned batch in its declared type, and the event times of its rows; raises `RecordTypeError`."""

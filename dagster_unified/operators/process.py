@@ -1,0 +1,61 @@
+"""`process` on a stream that is not keyed: side outputs and the time of each record, no state, no timers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dagster_unified.operators.failures import user_failure
+from dagster_unified.operators.functions.base import NoTimers, OutputTag, ProcessFunction, TimerService
+from dagster_unified.operators.keyed import Collector
+from dagster_unified.operators.program.chunks import Chunk, Consumer
+from dagster_unified.operators.program.step import ChunkStep, Place
+from dagster_unified.operators.time import MIN_TIMESTAMP
+
+
+class ProcessStep(ChunkStep):
+    """`process`."""
+
+    def consumer(self, place: Place) -> Consumer:
+        function: ProcessFunction[Any, Any] = self.function
+        place.open(function)
+        context = _Context(place.options.readable(place.clock))
+
+        def consume(chunk: Chunk) -> None:
+            out = context.out = Collector()
+            timestamps = chunk.timestamps or [None] * chunk.size
+            record = None
+            try:
+                for record, timestamp in zip(chunk.records(), timestamps, strict=True):
+                    context.current = timestamp
+                    out.emit_all(function.process_element(record, context), timestamp)
+            except Exception as error:
+                raise user_failure(error, place.where, function.process_element, record) from error
+            for tag, emitted in out.chunks():
+                place.send(tag, emitted)
+
+        return consume
+
+
+class _Context(ProcessFunction.Context, NoTimers):
+    """The context of a non-keyed process function: time, side outputs, and no timers."""
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self._clock = clock
+        self.current: int | None = None
+        self.out = Collector()
+
+    def timestamp(self) -> int | None:
+        return self.current
+
+    def timer_service(self) -> TimerService:
+        return self
+
+    def output(self, tag: OutputTag[Any], value: Any) -> None:
+        self.out.emit_side(tag, value, self.current)
+
+    def current_processing_time(self) -> int:
+        return self._clock()
+
+    def current_watermark(self) -> int:
+        return MIN_TIMESTAMP

@@ -1,0 +1,98 @@
+"""A step: one operator of a program, as it ships, and how it is opened where it runs.
+
+Each kind of step is a class of its own, beside its operator. A program knows the three families below and no kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dagster_unified.operators.failures import user_failure
+from dagster_unified.operators.functions.base import Function, RuntimeContext
+from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.program.chunks import Chunk, Consumer
+from dagster_unified.operators.program.fusion import Clause
+from dagster_unified.records import RecordType
+
+if TYPE_CHECKING:
+    from dagster_unified.operators.keyed import KeyedOperator, KeyedOptions
+    from dagster_unified.operators.state.state import KeyedStateBackend
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a step stands in a running program, and what it is opened with."""
+
+    where: str
+    """How an error names the step."""
+
+    before: str
+    """How an error names the operator whose function made the records that reach the step."""
+
+    options: KeyedOptions
+    clock: Callable[[], int]
+    metrics: Metrics
+    context: Callable[[KeyedStateBackend | None], RuntimeContext]
+    """Makes the context that a function is opened with."""
+
+    closing: list[Any]
+    """What is closed with the program, the last first."""
+
+    send: Callable[[str | None, Chunk], None]
+    """Takes what the step emits: on its main output (None), or on the side output of this tag."""
+
+    def open(self, function: Any) -> None:
+        """Opens an author's function, where it is one that is opened."""
+        if isinstance(function, Function):
+            self.closing.append(function)
+            try:
+                function.open(self.context(None))
+            except Exception as error:
+                raise user_failure(error, self.where, function.open, "open()") from error
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator of a program.
+
+    `parent` is a step's index, or -1 for the program's input; `tag` a side output of it.
+    """
+
+    name: str
+    function: Any
+    uid: str = ""
+    parent: int = -1
+    tag: str | None = None
+    input: RecordType | None = None
+    output: RecordType | None = None
+    """None where the records that reach the step go on as they are."""
+    parallelism: int = 0
+
+    passes_on: ClassVar[bool] = False
+    """Whether records go on as they are."""
+
+
+class FusedStep(Step):
+    """An operator of single records without state: neighbours become one function."""
+
+    def clause(self, place: Place) -> Clause:
+        """Opens the step, as a clause of the function that it becomes part of."""
+        raise NotImplementedError
+
+
+class ChunkStep(Step):
+    """An operator that takes whole chunks of records, and has no state."""
+
+    def consumer(self, place: Place) -> Consumer:
+        """Opens the step."""
+        raise NotImplementedError
+
+
+class KeyedStep(Step):
+    """An operator with state and timers, which a driver drives. It stands at the head of its program."""
+
+    def operator(self, place: Place) -> KeyedOperator:
+        """The operator, not yet open."""
+        raise NotImplementedError

@@ -1,0 +1,96 @@
+"""Operators of single records without state: `map`, `filter`, `flat_map`, and the assignment of event times."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from dagster_unified.errors import RecordTypeError
+from dagster_unified.operators.functions.event_time import IngestionTimeAssigner
+from dagster_unified.operators.program.fusion import Clause
+from dagster_unified.operators.program.step import FusedStep, Place
+from dagster_unified.operators.time import to_millis
+from dagster_unified.records import shorten
+
+
+class Map(Clause):
+    """A function of the record that gives another."""
+
+    one_to_one = True
+
+    def lines(self, call: str, value: str, result: str) -> list[str]:
+        return [f"for {result} in ({call}({value}),)"]
+
+
+class Filter(Clause):
+    """A function of the record that says whether it goes on."""
+
+    gives_records = False
+
+    def lines(self, call: str, value: str, result: str) -> list[str]:
+        return [f"if {call}({value})"]
+
+
+class FlatMap(Clause):
+    """A function of the record that gives any number of others."""
+
+    iterates = True
+
+    def lines(self, call: str, value: str, result: str) -> list[str]:
+        return [f"for {result} in {call}({value})"]
+
+
+class Assign(Clause):
+    """A function of record and timestamp that gives the timestamp."""
+
+    gives_records = False
+    assigns = True
+
+    def lines(self, call: str, value: str, result: str) -> list[str]:
+        return [f"for t in ({call}({value}, t),)"]
+
+
+class MapStep(FusedStep):
+    """`map`."""
+
+    def clause(self, place: Place) -> Clause:
+        place.open(self.function)
+        return Map(getattr(self.function, "map", self.function))
+
+
+class FilterStep(FusedStep):
+    """`filter`."""
+
+    passes_on: ClassVar[bool] = True
+
+    def clause(self, place: Place) -> Clause:
+        place.open(self.function)
+        return Filter(getattr(self.function, "filter", self.function))
+
+
+class FlatMapStep(FusedStep):
+    """`flat_map`."""
+
+    def clause(self, place: Place) -> Clause:
+        place.open(self.function)
+        return FlatMap(getattr(self.function, "flat_map", self.function))
+
+
+class AssignTimestampsStep(FusedStep):
+    """`assign_timestamps_and_watermarks`; the watermark is the drivers' affair."""
+
+    passes_on: ClassVar[bool] = True
+
+    def clause(self, place: Place) -> Clause:
+        assigner = self.function
+        place.open(assigner)
+        if isinstance(assigner, IngestionTimeAssigner):
+            assigner = assigner.reading(place.options.readable(place.clock))
+        extract = getattr(assigner, "extract_timestamp", assigner)
+        return Assign(lambda value, timestamp: _event_time(extract(value, timestamp)))
+
+
+def _event_time(moment: Any) -> int:
+    millis = to_millis(moment)
+    if not isinstance(millis, int):
+        raise RecordTypeError(f"a timestamp assigner must give milliseconds (int) or a datetime, not {shorten(moment)}")
+    return millis
