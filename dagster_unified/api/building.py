@@ -47,8 +47,9 @@ class GraphBuilder:
         self._tags: dict[tuple[int, str], RecordType] = {}
 
     def graph(self) -> Graph:
-        """The logical graph; raises `PipelineError` where it is not complete, two operators share a uid, or two sinks
-        overwrite each other.
+        """The logical graph.
+
+        Raises `PipelineError` where it is not complete, two operators share a uid, or two sinks overwrite each other.
 
         Of sinks with one name, all but the first are named by their uids.
         """

@@ -64,8 +64,9 @@ class Pipeline(GraphBuilder):
         storage: str | None = None,
         progress: bool | None = None,
     ) -> JobHandle:
-        """Starts the pipeline in a thread of this process, without Dagster, and returns at once with a handle on the
-        job.
+        """Starts the pipeline in a thread of this process, without Dagster.
+
+        Returns at once with a handle on the job.
 
         In BATCH the stages run one after another, with no retries; in STREAMING the job runs until its input has ended
         or it is cancelled, and goes on from its checkpoint the next time. PyFlink:

@@ -1,5 +1,4 @@
-"""The record type that an operator gives, from what a function's author wrote: the same annotations that a type checker
-reads.
+"""The record type of an operator's output, from the same annotations that a type checker reads.
 
 A function class says it as its base's argument, `MapFunction[Sale, int]`, or as the annotation of its method.
 """

@@ -52,8 +52,9 @@ class WatermarkStrategy(Generic[In]):
     def with_timestamp_assigner(
         self, assigner: str | Callable[[Any], int | datetime] | TimestampAssigner[Any]
     ) -> WatermarkStrategy[Any]:
-        """Where the timestamp comes from: a field's name (datetime, or int in milliseconds), a function of the record,
-        or a `TimestampAssigner`.
+        """Where the timestamp comes from.
+
+        A field's name (datetime, or int in milliseconds), a function of the record, or a `TimestampAssigner`.
 
         A field's name is the fastest: it is read in Catalyst.
         """

@@ -1,5 +1,6 @@
-"""Commands about a streaming deployment: `suspend`, `resume`, `drain`, `savepoint`, `savepoints`, `restore`,
-`stop-connect-server`.
+"""Commands about a streaming deployment.
+
+`suspend`, `resume`, `drain`, `savepoint`, `savepoints`, `restore` and `stop-connect-server`.
 """
 
 from __future__ import annotations

@@ -39,8 +39,9 @@ def load(name: str) -> Pipeline:
 
 
 def load_deployment(name: str) -> StreamingDeployment:
-    """The streaming deployment in a module or file: one that stands there, one of its `Definitions`, or that of its
-    pipeline.
+    """The streaming deployment in a module or file.
+
+    One that is defined there, one of its `Definitions`, or that of its pipeline.
 
     Raises `PipelineError` where there is none, or several and none is named.
     """

@@ -19,8 +19,9 @@ def malformed(
     define: Defines = [],  # noqa: B006
     storage: str = ".dagster_unified/intermediates",
 ) -> int:
-    """Show the malformed rows that a pipeline's sources have set aside: where each is from, what it holds, and what is
-    wrong with it.
+    """Show the malformed rows that a pipeline's sources have diverted.
+
+    Each with its file and line, its content, and what is wrong with it.
 
     Parameters
     ----------

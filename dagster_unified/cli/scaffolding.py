@@ -83,8 +83,9 @@ IGNORED = "__pycache__/\n.dagster_unified/\n.dagster_home/\n.tmp_dagster_home*/\
 
 
 def init(name: str, /) -> int:
-    """Write a new project into the folder NAME: a pipeline, its data, its test, and the definitions that `dagster dev`
-    loads.
+    """Write a new project into the folder NAME.
+
+    It has a pipeline, its data, its test, and the definitions that `dagster dev` loads.
 
     Parameters
     ----------

@@ -1,5 +1,6 @@
-"""Sources and sinks. Each says its boundedness or its guarantee, and reads or writes through Spark's public DataFrame
-API.
+"""Sources and sinks.
+
+A source says its boundedness, a sink its guarantee. Each reads or writes through Spark's public DataFrame API.
 
 pyspark is imported only when something is read or written, so that pipelines load without it.
 """

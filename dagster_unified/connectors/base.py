@@ -34,8 +34,10 @@ def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class WriteContext:
-    """Who writes. `execution` is the same for a run, its retries and its re-executions: a sink that has it does not
-    write again.
+    """Who writes.
+
+    `execution` is the same for a run, its retries and its re-executions: a sink that has committed it does not write
+    again.
 
     In STREAMING `execution` is the deployment and `epoch` the epoch: a sink that has this or a later epoch of it does
     not write again. Where the deployment went back to a savepoint, it begins a new `timeline`, on which epochs come
@@ -64,8 +66,9 @@ class WriteContext:
 
 @dataclass
 class WriteResult:
-    """What a sink wrote: where, and how many bytes. `repeated` says that this execution had written before, and nothing
-    was written now.
+    """What a sink wrote: where, and how many bytes.
+
+    `repeated` says that this execution had committed before, and that nothing was written now.
 
     The engine counts the `rows`, so a sink need not.
     """
@@ -126,9 +129,7 @@ class SparkSource(Source[Out]):
         return f"{sorted(self.partition_columns.items())} {parts}"
 
     def check_dimensions(self, known: Dimensions) -> None:
-        """Raises `PipelineError` where partitions with these dimensions do not tell what of the source belongs to
-        one.
-        """
+        """Raises `PipelineError` where these dimensions do not say which of the source's rows are in a partition."""
         from dagster_unified.connectors.bounds import check_partition_columns
 
         check_partition_columns(self.partition_columns, self.records.schema, known, f"source '{self.name}'")
@@ -153,8 +154,9 @@ class SparkSource(Source[Out]):
         )
 
     def read_parts(self, spark: SparkSession, bounded: Sequence[SparkSource[Any]]) -> DataFrame:
-        """What a BATCH run of several partitions reads: each row with the place in `bounded`, in the column `PART`, of
-        the source that is bounded to its partition.
+        """What a BATCH run of several partitions reads.
+
+        The column `PART` has the index in `bounded` of the source that is bounded to the row's partition.
         """
         from pyspark.sql import functions as F
 
@@ -167,9 +169,7 @@ class SparkSource(Source[Out]):
         return functools.reduce(lambda some, more: some.unionByName(more), frames)
 
     def reads_all(self) -> bool:
-        """Whether what `read` gives is the same for every partition, so that only the columns tell what belongs
-        to one.
-        """
+        """Whether `read` gives the same rows for every partition: only columns say which partition a row is in."""
         return True
 
     @abstractmethod
@@ -189,8 +189,9 @@ class SparkSink(Sink[In]):
         """Writes all rows, once per execution."""
 
     def write_parts(self, frame: DataFrame, contexts: Sequence[WriteContext]) -> list[WriteResult] | None:
-        """Writes several partitions at once, whose places in `contexts` the column `PART` tells; None where they have
-        to be written one by one.
+        """Writes several partitions at once, or returns None where they have to be written one by one.
+
+        The column `PART` has the index in `contexts` of a row's partition.
 
         A sink that `upserts` is also told the order of a key's rows within a partition, in the column `EMITTED`.
         """
@@ -218,8 +219,9 @@ MALFORMED = "__malformed"
 
 
 def fitting(source: str) -> Column:
-    """Of a frame with `MALFORMED`: true for a row that fits; a row that does not raises, with what is needed to find
-    it.
+    """A condition on a frame with `MALFORMED` that is true for a row that fits.
+
+    A row that does not fit raises an error that says where it is.
     """
     from pyspark.sql import functions as F
 

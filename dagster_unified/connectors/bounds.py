@@ -189,8 +189,9 @@ def _equal(value: Column, key: str) -> tuple[Column, Column]:
 
 
 def _in_time(value: Column, kind: DataType, time: TimeRange, column: str, where: str) -> tuple[Column, Column]:
-    """The moment that a column tells, and whether it is within; written so that a Parquet reader can skip what is
-    not.
+    """The moment in a column, and a condition that it is within bounds.
+
+    The condition is written so that a Parquet reader can skip row groups that are outside.
     """
     import pendulum
     from pyspark.sql import functions as F

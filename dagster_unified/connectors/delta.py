@@ -1,5 +1,6 @@
-"""A table sink that is a Delta Lake table: transactional, readable by Spark, DuckDB, Polars and pandas, with no JVM
-jar.
+"""The Delta Lake sink: transactional tables, with no JVM jar.
+
+Spark, DuckDB, Polars and pandas read them.
 
 Spark's workers write the data files; one small transaction, made with the `deltalake` package, commits them. The
 transaction carries the execution's identity as an application transaction, so that a repeated or retried run never
@@ -128,8 +129,9 @@ class DeltaSink(SparkSink[object]):
         return WriteResult(str(self.path), writing.bytes)
 
     def write_parts(self, frame: DataFrame, contexts: Sequence[WriteContext]) -> list[WriteResult] | None:
-        """In one Spark job and one transaction, which has the identity of every partition; of an upsert, the later
-        partition's row of a key is the last.
+        """Writes in one Spark job and one transaction, which has the identity of every partition.
+
+        Of an upsert's rows with one key, the later partition's is the last.
 
         One by one where there is no rename.
         """
@@ -181,8 +183,10 @@ class DeltaSink(SparkSink[object]):
         return bool(DeltaTable.is_deltatable(self._uri(), storage_options=self.storage_options))
 
     def dataset(self) -> ds.Dataset:
-        """Through a file system of Arrow's own: deltalake's calls back into Python from threads that outlive a scan,
-        which aborts, now and then, a process that ends soon after.
+        """The table, read through a file system of Arrow's own.
+
+        deltalake's calls back into Python from threads that outlive a scan, which now and then aborts a process that
+        ends soon after.
         """
         from pyarrow import fs
 
@@ -194,8 +198,9 @@ class DeltaSink(SparkSink[object]):
         return self._open().to_pyarrow_dataset(filesystem=fs.SubTreeFileSystem(self.path.path, inner))
 
     def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
-        """Read by hand: a scan that is given up leaves threads behind, which may hang a process that ends soon
-        after.
+        """Reads row by row.
+
+        A scan that is given up leaves threads behind, which may hang a process that ends soon after.
         """
         import pyarrow.parquet as pq
 
@@ -267,8 +272,10 @@ class DeltaSink(SparkSink[object]):
         return table
 
     def _last_per_key(self, frame: DataFrame) -> DataFrame:
-        """One row per key: that of the last partition, if there are several; of one, the last by event time, and of
-        equal ones the last that was emitted.
+        """One row per key: the last one.
+
+        Of several partitions, the last partition's; within one, the last by event time; of equal times, the last
+        emitted.
         """
         from pyspark.sql import functions as F
 
@@ -387,8 +394,10 @@ class DeltaSink(SparkSink[object]):
         )
 
     def _replaced(self, table: DeltaTable, adds: list[AddAction], writings: Sequence[_Writing]) -> list[RemoveAction]:
-        """Removals of what makes way: of what earlier runs of the same partitions of the pipeline had written; with
-        `overwrite` also of what no such partition has.
+        """Removals of the files that are replaced.
+
+        Those that earlier runs of the same partitions of the pipeline had written; with `overwrite` also those of no
+        such partition.
 
         With `partition_by` the latter is only what lies in the table's partitions that are written. A STREAMING job
         keeps what it wrote in earlier epochs.

@@ -164,8 +164,9 @@ class _FileSource(SparkSource[Out]):
         """The rows of files, or of folders or patterns of them."""
 
     def read_parts(self, spark: SparkSession, bounded: Sequence[SparkSource[Any]]) -> DataFrame:
-        """In one scan, where a file's path tells its partition: a scan for each would be planned and compiled by
-        itself.
+        """Reads in one scan; a file's path says which partition it is in.
+
+        A scan for each partition would be planned and compiled by itself.
         """
         from pyspark.sql import functions as F
 
@@ -292,8 +293,9 @@ class TextSource(_FileSource[Out]):
 
 
 class CsvSource(TextSource[Out]):
-    """CSV files. Bounded unless `monitor`. A row that does not fit its record type fails the run with file and line, or
-    is dropped or diverted.
+    """CSV files. Bounded unless `monitor`.
+
+    A row that does not fit its record type fails the run with file and line, or is dropped or diverted.
 
     `null_value` is the text that stands for a missing value. With `header` the first line names the columns, and must
     name them in the order of the record's fields.

@@ -36,9 +36,7 @@ def storage_path(path: str, what: str) -> UPath:
 
 
 def name_of(path: str, default: str) -> str:
-    """What a path is called: its last piece that says something, without an ending, patterns and the fields of a
-    template.
-    """
+    """A name for a path: its last meaningful piece, without suffix, patterns and a template's fields."""
     pieces = _FIELD.sub("*", path.partition("://")[2] or path).split("/")
     pieces[-1] = PurePosixPath(pieces[-1]).stem
     words = (re.sub(r"\*+", "_", piece).strip("_.-= ") for piece in reversed(pieces))
@@ -46,8 +44,9 @@ def name_of(path: str, default: str) -> str:
 
 
 def for_spark(path: UPath) -> str:
-    """The path as Spark reads it; local ones explicitly, whatever Spark's default file system is, and those of S3 by
-    Hadoop's name for it.
+    """The path as Spark reads it.
+
+    A local one starts with file://, whatever Spark's default file system is; one of S3 has Hadoop's name for it.
     """
     text = str(path)
     if path.protocol == "s3":

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 
 class StructuredSource(SparkSource[Out]):
-    """A source of Spark's `format` (such as `kafka`), whose columns are those of `record`, cast where nothing is lost.
-    Unbounded.
+    """A source of Spark's `format`, such as `kafka`. Unbounded.
+
+    Its columns are those of `record`, cast where nothing is lost.
 
     With `bounded=True` BATCH reads it with `spark.read`; `options` then have to say where it ends, such as Kafka's
     `endingOffsets`. `partition_options` gives the further options with which BATCH reads a partition, such as Kafka's

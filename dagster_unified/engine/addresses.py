@@ -1,5 +1,6 @@
-"""Addresses of Spark: checked when they are given, and tried before Spark is asked to connect, which it would try for
-minutes.
+"""Addresses of Spark: checked when they are given, and tried first.
+
+Spark itself would try to connect for minutes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""A Spark Connect server on this machine, started when the first process needs it and shared by all of this user that
-come after.
+"""A Spark Connect server on this machine, shared by all processes of this user.
+
+The first process that needs it starts it.
 
 The server is Spark's own persistent local one: it outlives the process that started it, listens on the loopback
 interface only, and takes nobody who does not know its token, which lies in a file of this user's.
@@ -25,14 +26,16 @@ _SHUTDOWN = 20.0
 """Seconds within which a server has to have ended."""
 
 _SESSION_TIMEOUT = "4h"
-"""How long the server keeps a session that nobody uses: a step of a run may have others before it that are no stages,
-and take long.
+"""How long the server keeps a session that nobody uses.
+
+A step of a run may wait long for others that are no stages.
 """
 
 
 def ensure(port: int, master: str, config: Mapping[str, str]) -> str:
-    """The address of the server of `port`, which is started where there is none; raises `StageError` with what it said
-    where it does not come up.
+    """The address of the server of `port`, which is started where there is none.
+
+    Raises `StageError` with the server's own words where it does not come up.
 
     Where the port is taken by something else, the server has another. `config` is what it starts with: one that runs
     already keeps its own.

@@ -1,5 +1,4 @@
-"""Spark's Python daemon, with what this library's workers need already imported: workers are forked from it, so that
-none imports it again.
+"""Spark's Python daemon, which imports this library once for all workers that it forks.
 
 Spark starts it as `python -m dagster_unified.engine.daemon pyspark.worker`.
 """

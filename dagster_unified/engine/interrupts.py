@@ -51,9 +51,7 @@ class Interrupts:
         return 128 + (self.signal or 0)
 
     def listen(self) -> None:
-        """Puts the handlers in place, where this is the main thread; again after something else has put its own
-        there.
-        """
+        """Installs the handlers in the main thread, again where something else has installed its own."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, self._handle)
             signal.signal(signal.SIGTERM, self._handle)
@@ -109,9 +107,7 @@ _current: Interrupts | None = None
 
 @contextmanager
 def listening(at_once: bool = False) -> Iterator[Interrupts]:
-    """What asks this process to stop, until the end of the context: that of a caller further out, where there is
-    one.
-    """
+    """Listens for signals until the context ends; an outer context that listens already is used."""
     global _current
     outer = _current
     mine = outer or Interrupts(at_once)

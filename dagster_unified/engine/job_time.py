@@ -1,5 +1,6 @@
-"""The job's time, kept on the driver: watermarks from what each micro-batch reported, processing-time timers that come
-due.
+"""The job's time, kept on the driver.
+
+Watermarks come from what each micro-batch reported, and processing-time timers from the clock.
 
 An operator's watermark is the smallest of its nearest assigners' (FLIP-27's alignment of sources is not part of it); an
 assigner's is its latest event time less the strategy's bound. An assigner that is idle for longer than its strategy

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 
 SCHEMA = pa.schema([("file", pa.string()), ("line", pa.int64()), ("content", pa.string()), ("reason", pa.string())])
-"""`line` is null where the content is not a line of the file, such as a row whose required field is empty, which Spark
-gives field by field.
+"""`line` is null where the content is not a line of the file.
+
+So it is for a row whose required field is empty, which Spark gives field by field.
 """
 
 FOLDER = "~malformed"
@@ -105,9 +106,7 @@ def in_streaming(directory: CheckpointDirectory, source: SourceNode) -> Diverted
 
 
 def keep(frame: DataFrame, rows: int, diverted: Diverted, key: str) -> None:
-    """Puts the rows (file, row, reason) of a partition or an epoch, of which there are so many, in the place of what it
-    had; looks their lines up.
-    """
+    """Replaces the malformed rows (file, row, reason) of a partition or an epoch, and finds their lines."""
     target = diverted.folder / f"{diverted.origin}={key}"
     if rows:
         frame.repartition("file").mapInArrow(_with_lines, _TYPES).write.mode("overwrite").parquet(for_spark(target))
@@ -137,8 +136,9 @@ def _with_lines(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _lines_of(file: str, contents: Mapping[int, str], taken: set[int]) -> dict[int, int]:
-    """The numbers of the lines that hold some contents, each line for one of them; none where the file cannot be read
-    from here.
+    """The numbers of the lines with these contents, each line for one of them.
+
+    There are none where the file cannot be read from here.
     """
     waiting: dict[str, list[int]] = {}
     for place, content in contents.items():

@@ -1,5 +1,6 @@
-"""Keeps from the terminal what Spark says to itself: the lines of its launcher, and its Python workers' notes on each
-step they take.
+"""Keeps Spark's own chatter from the terminal.
+
+That is its launcher's lines, and its Python workers' notes on each step.
 
 Everything else goes on to standard error: what functions of a pipeline print in a local worker, and what Spark reports
 as an error.

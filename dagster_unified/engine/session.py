@@ -112,9 +112,7 @@ def start(
 
 
 def is_connect(session: SparkSession) -> bool:
-    """Whether a session is Spark Connect's; told by its class's name, since not every machine has Connect's
-    packages.
-    """
+    """Whether a session is Spark Connect's, by its class's name: not every machine has Connect's packages."""
     return type(session).__module__.startswith("pyspark.sql.connect")
 
 

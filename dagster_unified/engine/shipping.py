@@ -85,8 +85,9 @@ def _unpickled(data: bytes) -> Any:
 
 
 def by_value_bytes(value: Any) -> bytes:
-    """Pickles something with every author's module that it refers to by value, so that workers need not be able to
-    import it.
+    """Pickles a value, and by value every author's module that it refers to.
+
+    Workers need not be able to import them.
     """
     from pyspark import cloudpickle as untyped
 
@@ -117,9 +118,7 @@ def by_value_bytes(value: Any) -> bytes:
 
 
 def _resolve_annotations(cls: type) -> None:
-    """Puts types in the place of annotations that are text: a worker has not the module in which they could be looked
-    up.
-    """
+    """Replaces annotations that are text by their types; a worker cannot look them up."""
     own = vars(cls).get("__annotations__")
     if isinstance(own, dict) and any(isinstance(a, (str, typing.ForwardRef)) for a in own.values()):
         try:

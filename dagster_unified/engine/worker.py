@@ -1,5 +1,6 @@
-"""What a Spark worker runs: a program over the batches of one partition, its outputs combined into one stream of
-batches.
+"""What a Spark worker runs in BATCH: a program over the batches of one partition.
+
+Its outputs are combined into one stream of batches.
 
 Knows the operators; no session.
 """
@@ -74,8 +75,9 @@ def run_partition(payload: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator
 
 
 def shipped(program: Program) -> MapInArrow:
-    """The program as a function for `mapInArrow`; raises `PipelineError` naming the operator that cannot be sent to
-    workers.
+    """The program as a function for `mapInArrow`.
+
+    Raises `PipelineError` naming the operator that cannot be sent to workers.
     """
     try:
         payload = by_value_bytes(program)

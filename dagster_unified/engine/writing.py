@@ -63,8 +63,9 @@ def spark_sink(pipeline: str, node: SinkNode) -> SparkSink[Any]:
 
 @contextmanager
 def _named(node: SinkNode, pipeline: str) -> Iterator[None]:
-    """Names the sink where its path cannot be written to, which is terminal: it would not be there at the next attempt
-    either.
+    """Names the sink whose path cannot be written to.
+
+    The error is terminal: the path would not be there at the next attempt either.
     """
     try:
         yield
@@ -91,9 +92,7 @@ def _tells_of(line: str, place: str) -> bool:
 
 
 def _has_no_folder(node: SinkNode) -> bool:
-    """Whether a file is where the sink's folder should be, or nothing where it could be made; else another run was at
-    work there.
-    """
+    """Whether the sink's folder cannot exist: a file has its name, or nothing can be created there."""
     target = node.sink.target()
     return target is not None and (os.path.isfile(target.place) or not os.path.isdir(os.path.dirname(target.place)))
 

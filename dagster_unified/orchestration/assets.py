@@ -239,8 +239,9 @@ class _Step:
         return found if found is not None and found.fingerprint == region.fingerprint else None
 
     def shown(self, made: "Manifest") -> dict[str, Any]:
-        """The metadata of what is there already, which becomes what this run made as well: its materialization is the
-        partition's latest.
+        """The metadata of what stands already.
+
+        A run that keeps it materializes it as well: its materialization is the partition's latest.
         """
         self.producers.store.link(
             Address(self.launched.name, made.stage, self.context.run.run_id, self.producers.partition), made
@@ -315,8 +316,9 @@ class _Step:
         return {**shown, **{f"recomputed {stage}": reason for stage, reason in self.recomputed.items()}}
 
     def _reusable(self, region: Region) -> "Manifest | None":
-        """What the stage's latest materialization made of the same code, configuration, input and state; in a
-        re-execution it is for the user to say what runs.
+        """The manifest of the stage's latest materialization, where code, configuration, input and state are the same.
+
+        In a re-execution the user says what runs, so there it is None.
         """
         if (
             self.batch.reuse == "never"

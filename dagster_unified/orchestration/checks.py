@@ -1,5 +1,6 @@
-"""Asset checks of what a pipeline's sinks hold: schema, unique keys, row counts against history, freshness, and parity
-of the two modes.
+"""Asset checks of a pipeline's sinks.
+
+Schema, unique keys, row counts against history, freshness, and parity of the two modes.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of a check's function as objects.

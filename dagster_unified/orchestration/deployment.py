@@ -33,8 +33,9 @@ STARTUP = timedelta(minutes=3)
 UPGRADES = ("stateless", "last-state", "savepoint")
 
 UPGRADES_PER_LOADING = 3
-"""How often a job is upgraded to the code of one loading of the code location, before its fingerprint is taken to be
-unstable.
+"""How often a job is upgraded for one load of the code location.
+
+After that its fingerprint is taken to be unstable.
 """
 
 
@@ -92,8 +93,9 @@ class StreamingDeployment:
 
 
 def configuration_of(deployment: StreamingDeployment, *launched: Layer) -> Configuration:
-    """The options of a deployment: those set at launch, its own, then those of the environment, the file, and the
-    defaults; the mode is STREAMING.
+    """The options of a deployment, in STREAMING.
+
+    From the strongest: those set at launch, its own, those of the environment, the file, and the defaults.
     """
     own = Layer("deployment", {"execution.runtime-mode": "STREAMING", **deployment.options})
     return Configuration([*launched, own, *settings.shared_layers()])

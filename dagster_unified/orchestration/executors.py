@@ -19,9 +19,10 @@ _PRELOADED = [
 
 
 def process_executor(max_concurrent: int = 2) -> ExecutorDefinition:
-    """Executes each stage of a run in a process of its own, at most `max_concurrent` of them at once: independent
-    stages run side by side, and one whose process dies takes no other with it. For a session that processes can share:
-    `SparkResource(remote=…)` or `SparkResource(connect=…)`.
+    """Executes each stage of a run in a process of its own, at most `max_concurrent` at once.
+
+    Independent stages run in parallel, and one whose process dies takes no other with it. It needs a session that
+    processes can share: `SparkResource(remote=…)` or `SparkResource(connect=…)`.
 
     It is Dagster's multiprocess executor, with processes that are forked from one which has imported the library.
     """

@@ -1,5 +1,6 @@
-"""Signs of life of BATCH runs. After `kill -9` Dagster takes a run for alive for ever; a sensor reports it as failed,
-and what was finished stays.
+"""Heartbeats of BATCH runs.
+
+After `kill -9` Dagster takes a run to be alive for ever. A sensor marks it failed, and finished stages stay.
 
 A process that executes a stage renews a small file beside the intermediates. Only a run that is in the middle of a
 stage is judged by it: what a run does between stages is not ours to know.
@@ -81,9 +82,7 @@ def last_beat(store: IntermediateStore, pipeline: str, run_id: str) -> Beat | No
 
 
 def heartbeat_sensor(pipeline: str, ops: set[str]) -> SensorDefinition:
-    """`<pipeline>_heartbeat_sensor`: reports runs of a pipeline's stages as failed whose process is dead, so that they
-    are retried.
-    """
+    """`<pipeline>_heartbeat_sensor`: marks runs failed whose process is dead, so that they are retried."""
 
     @sensor(
         name=f"{pipeline}_heartbeat_sensor",

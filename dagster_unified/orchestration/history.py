@@ -1,6 +1,4 @@
-"""What the event log has: of an asset's partitions, what the latest materialization of each shows; of a run that
-failed, why.
-"""
+"""Reads the event log: the latest materialization of each partition, and why a run failed."""
 
 from __future__ import annotations
 
@@ -23,8 +21,9 @@ _CHUNK = 500
 def latest_metadata(
     instance: DagsterInstance, asset: AssetKey, partitions: Iterable[str] | None = None
 ) -> dict[str, Mapping[str, Any]]:
-    """By partition key, in no order, the metadata with which each was materialized last; of some partitions only, or of
-    all.
+    """The metadata of each partition's latest materialization, by partition key.
+
+    For all partitions or some, in no order.
     """
     by_partition = instance.get_latest_storage_id_by_partition(
         asset, DagsterEventType.ASSET_MATERIALIZATION, None if partitions is None else set(partitions)

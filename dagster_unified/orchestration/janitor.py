@@ -169,9 +169,7 @@ class Readers:
 
     @cached_property
     def _to_be_re_executed(self) -> set[str]:
-        """Runs that did not succeed and that nobody has executed again with success, with what they had gone on
-        from.
-        """
+        """Failed runs that nobody has re-executed with success, and the runs that they continued."""
         found: set[str] = set()
         for run_id in {s.address.run for s in self.found}:
             run = self._run(run_id)
@@ -209,8 +207,9 @@ class Readers:
 
     @cached_property
     def _last_partition(self) -> dict[str, str]:
-        """The last partition in time of each stage, where state is carried; what is not a key of the partitions, such
-        as what a run without them wrote, is none.
+        """The last partition in time of each stage, where state is carried.
+
+        What a run without partitions wrote is not among them.
         """
         found: dict[str, tuple[float, str]] = {}
         for stage, partition in self._latest if self.carried_over is not None else ():

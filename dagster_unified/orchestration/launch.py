@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class Outcome:
-    """How a launched run ended; `error` is one sentence where it failed, and `interrupted` true where the process was
-    asked to stop.
+    """How a launched run ended.
+
+    `error` is one sentence where it failed; `interrupted` says that the process was asked to stop.
     """
 
     run_id: str

@@ -1,5 +1,6 @@
-"""The malformed rows that sources set aside, as assets of their own: each depends on its source, and shows where its
-rows are.
+"""The malformed rows that sources diverted, as assets of their own.
+
+Each depends on its source, and shows where its rows are.
 """
 
 from __future__ import annotations

@@ -41,9 +41,7 @@ def stage_metadata(
     translator: StageTranslator,
     previews: Mapping[str, pa.Table],
 ) -> dict[str, Any]:
-    """Row and byte counts, schema, duration, counters, the job graph, previews, and column lineage where it is
-    known.
-    """
+    """A stage's metadata: counts, schema, duration, counters, job graph, previews, and known column lineage."""
     metadata: dict[str, Any] = {
         "dagster/row_count": manifest.rows,
         "bytes": manifest.bytes,

@@ -18,8 +18,9 @@ def utc(timestamp: float) -> pendulum.DateTime:
 
 
 def earlier_on_the_clock(moment: datetime, by: timedelta) -> pendulum.DateTime:
-    """The moment at which the clocks of its zone showed so much less: six hours before six in the morning is midnight,
-    on every day.
+    """The moment at which the clocks of its zone showed so much less.
+
+    Six hours before six in the morning is midnight, on every day.
     """
     zoned = pendulum.instance(moment)
     return (zoned.timezone or pendulum.UTC).convert(zoned.naive() - by)

@@ -51,8 +51,9 @@ def interruptible(instance: DagsterInstance, run_id: str) -> Iterator[Interrupts
 
 
 def _check_run(instance: DagsterInstance, run_id: str) -> None:
-    """Raises where somebody has terminated the run, also while Dagster's own handler was in place and the step was to
-    be tried again.
+    """Raises where somebody has terminated the run.
+
+    Also while Dagster's own handler was installed and the step was to be retried.
     """
     run = instance.get_run_by_id(run_id)
     if run is not None and run.status is DagsterRunStatus.CANCELING:

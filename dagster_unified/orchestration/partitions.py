@@ -29,8 +29,9 @@ from dagster_unified.orchestration.translator import StageTranslator
 def in_zone(
     pipeline: str, partitions: PartitionsDefinition[str] | None, timezone: str | None
 ) -> PartitionsDefinition[str] | None:
-    """The partitions, with those in time in another zone than UTC; raises `PipelineError` where that says something
-    else than they do.
+    """The partitions, with time windows in the zone of `timezone`.
+
+    Raises `PipelineError` where they name another zone themselves.
     """
     if timezone is None:
         return partitions
@@ -147,9 +148,7 @@ def upstream_deps(
     given: Mapping[str, CoercibleToAssetDep],
     translator: StageTranslator,
 ) -> list[AssetDep]:
-    """What a stage depends on by the sources that it reads: the user's own assets, or those that stand for the
-    sources.
-    """
+    """The assets that a stage depends on through its sources: the user's own, or those that stand for them."""
     found: dict[AssetKey, AssetDep] = {}
     for node in sources:
         dep = (

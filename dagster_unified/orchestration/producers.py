@@ -64,8 +64,9 @@ class Producers:
         return self.materialized(stage, key, record.create_timestamp.timestamp() if record is not None else None)
 
     def materialized(self, stage: str, key: AssetKey, before: float | None = None) -> Manifest | None:
-        """What a stage's latest materialization wrote, if it still stands; `before` a moment, in seconds since the
-        epoch.
+        """The manifest of a stage's latest materialization, if it still stands.
+
+        `before` is a moment in seconds since the epoch.
         """
         partitions = None if self.part is None else [self.part.key]
         hits = self.instance.fetch_materializations(
@@ -74,8 +75,9 @@ class Producers:
         return self._manifest(stage, hits[0].run_id) if hits else None
 
     def execution(self, stage: str) -> str:
-        """The identity under which a stage writes to its sinks: the oldest run of this chain of re-executions in which
-        it did not finish.
+        """The identity under which a stage writes to its sinks.
+
+        It is the oldest run of this chain of re-executions in which the stage did not finish.
 
         So a retry or a re-execution from failure does not write twice, and re-executing a finished stage does write
         again.
@@ -88,8 +90,9 @@ class Producers:
         return chosen
 
     def _finished(self, stage: str, run_id: str) -> bool:
-        """Whether a run finished a stage: it left its manifest, whether or not the data stands, or succeeded, and the
-        janitor has been there.
+        """Whether a run finished a stage.
+
+        It left a manifest, whether or not the data stands, or it succeeded and the janitor has freed both.
         """
         if self.store.manifest(Address(self.pipeline, stage, run_id, self.partition)) is not None:
             return True

@@ -39,15 +39,14 @@ class SparkResource(ConfigurableResource):  # type: ignore[type-arg]
     _run: Optional[str] = PrivateAttr(default=None)
 
     def setup_for_execution(self, context: InitResourceContext) -> None:
-        """The steps of a run share a session of the server that is started on demand, whose Python workers stay
-        warm.
-        """
+        """The steps of a run share a session of a server that is started on demand; its Python workers stay warm."""
         self._run = context.run.run_id if context.run is not None else None
 
     @property
     def spark_session(self) -> SparkSession:
-        """The running session, or a new one; the name is that of dagster-pyspark's `PySparkResource`, so that an asset
-        takes either.
+        """The running session, or a new one.
+
+        The name is that of dagster-pyspark's `PySparkResource`, so that an asset takes either.
         """
         if self.connect is None:
             return session.start(self.master, self.remote, self.config)
@@ -82,15 +81,18 @@ class _Execution(ConfigurableResource):  # type: ignore[type-arg]
         return Layer("launch", {str(key): value for key, value in given.items() if value is not None})
 
     def configuration(self) -> Configuration:
-        """The options of a BATCH run: those set at launch, then those of the environment, the file, and the
-        defaults.
+        """The options of a BATCH run.
+
+        From the strongest: those set at launch, those of the environment, the file, and the defaults.
         """
         return batch_configuration(self.launched())
 
 
 def batch_configuration(*launched: Layer) -> Configuration:
-    """The options of `<pipeline>_batch`. Which mode it runs in is for its sources and the launch to say: a mode in the
-    environment or the file is for the command line, which chooses the job by it.
+    """The options of `<pipeline>_batch`.
+
+    Its sources and the launch say which mode it runs in. A mode in the environment or the file is for the command line,
+    which chooses the job by it.
     """
     return Configuration([*launched, Layer("job", {"execution.runtime-mode": "AUTOMATIC"}), *settings.shared_layers()])
 

@@ -25,8 +25,9 @@ class Failure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """When to start again, and which attempt that is; `at` is None where the strategy gives up, and `reason` says
-    why.
+    """When to restart, and which attempt that is.
+
+    `at` is None where the strategy gives up, and `reason` says why.
     """
 
     attempt: int

@@ -122,8 +122,7 @@ def due(
     instance: DagsterInstance,
     in_order: bool,
 ) -> list[str]:
-    """The partitions to run at a tick, oldest first: the newest that is complete, and what was missed of those before
-    it.
+    """The partitions to run at a tick, oldest first: the newest complete one, and those missed before it.
 
     With `in_order` all from the first that is missing, and none while one of them is on its way.
     """

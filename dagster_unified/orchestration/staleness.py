@@ -29,8 +29,9 @@ def carried_state_spec(asset: AssetKey) -> AssetCheckSpec:
 def carried_state_result(
     asset: AssetKey, keys: Sequence[str], shown: Mapping[str, Mapping[str, Any]]
 ) -> AssetCheckResult:
-    """Says which partitions a backfill has to make again, of all that `keys` are in their order, by what their
-    materializations show. They are not wrong in themselves, so it is a warning.
+    """Warns of the partitions that a backfill has to run again, by the metadata of all that `keys` name in order.
+
+    They are not wrong in themselves, so it is a warning.
     """
     stale = stale_partitions(keys, shown)
     if not stale:
@@ -56,9 +57,7 @@ def carried_state_result(
 
 
 def stale_partitions(keys: Sequence[str], shown: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """In their order: the first whose predecessor has been made again, and all that come after it; by the metadata of
-    what is materialized.
-    """
+    """The partitions to run again, in order: the first whose predecessor was materialized again, and all after it."""
     for i, (before, mine) in enumerate(pairwise(keys), 1):
         if (
             before in shown

@@ -119,9 +119,7 @@ def streaming_job(
 
 @dataclass(frozen=True)
 class _Assets:
-    """What a job tells of: the assets of its sinks, by name, and those of malformed rows, by the uid of their
-    source.
-    """
+    """The assets of a job: those of its sinks by name, those of malformed rows by their source's uid."""
 
     sinks: dict[str, AssetKey]
     malformed: dict[str, AssetKey]

@@ -1,6 +1,4 @@
-"""The last epochs of a streaming job, as what one looks at: rates, durations, watermark, a picture in one line of
-text.
-"""
+"""The last epochs of a streaming job at a glance: rates, durations, watermark, and a sparkline."""
 
 from __future__ import annotations
 
