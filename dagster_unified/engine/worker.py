@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from dagster_unified.engine.shipping import by_value_bytes
 from dagster_unified.errors import PipelineError
-from dagster_unified.operators.drivers.batch import Emitted, run_batch, spare_the_garbage_collector
+from dagster_unified.operators.drivers.batch import run_batch, spare_the_garbage_collector
 from dagster_unified.operators.drivers.ranges import run_range
 from dagster_unified.operators.layout import PART_FIELD, combine, combined_schema, metrics_row
 from dagster_unified.operators.program.run import FLUSH
@@ -40,38 +40,40 @@ def run_partition(payload: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator
     schema = combined_schema(tuple(o.layout for o in program.outputs))
     subtask = partition_id()
 
-    def row_of(emitted: Emitted | str) -> pa.RecordBatch:
-        return metrics_row(schema, emitted) if isinstance(emitted, str) else combine(schema, *emitted)
-
-    if not program.parts:
-        yield from map(row_of, run_batch(program, batches, subtask=subtask))
+    if not program.last_event_times:
+        run = run_batch(program, batches, subtask=subtask)
+        for emitted in run:
+            yield combine(schema, emitted.output, emitted.batch)
+        yield metrics_row(schema, run.metrics[0].encode())
         return
     waiting: dict[tuple[int, int], list[pa.RecordBatch]] = {}
     size = 0
 
-    def of(part: int, batch: pa.RecordBatch) -> pa.RecordBatch:
-        return batch.append_column(PART_FIELD, pa.repeat(pa.scalar(part, PART_FIELD.type), batch.num_rows))
+    def of(partition: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch.append_column(PART_FIELD, pa.repeat(pa.scalar(partition, PART_FIELD.type), batch.num_rows))
 
     def gathered() -> pa.RecordBatch:
         """What many key groups and partitions have emitted, a few rows each, in one batch."""
         found = pa.concat_batches(
-            [of(part, row_of((number, pa.concat_batches(some)))) for (part, number), some in waiting.items()]
+            [
+                of(partition, combine(schema, output, pa.concat_batches(some)))
+                for (partition, output), some in waiting.items()
+            ]
         )
         waiting.clear()
         return found
 
-    for part, emitted in run_range(lambda: cloudpickle.loads(payload), batches, subtask=subtask):
-        if isinstance(emitted, str):
-            yield of(part, row_of(emitted))
-            continue
-        number, batch = emitted
-        waiting.setdefault((part, number), []).append(batch)
-        size += batch.num_rows
+    run = run_range(lambda: cloudpickle.loads(payload), batches, subtask=subtask)
+    for emitted in run:
+        waiting.setdefault((emitted.partition, emitted.output), []).append(emitted.batch)
+        size += emitted.batch.num_rows
         if size >= FLUSH:
             yield gathered()
             size = 0
     if waiting:
         yield gathered()
+    for partition, metrics in run.metrics.items():
+        yield of(partition, metrics_row(schema, metrics.encode()))
 
 
 def shipped(program: Program) -> MapInArrow:

@@ -15,8 +15,8 @@ import pyarrow as pa
 from dagster_unified.engine.translate import broadcast_layout, input_layout, keyed_input, keyed_options, step
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan
-from dagster_unified.operators.drivers.carried import Pages
-from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups
+from dagster_unified.operators.drivers.group import MemoryStore
+from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups, MicroBatch
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
 from dagster_unified.operators.program.run import RunningProgram
 from dagster_unified.operators.program.spec import BroadcastInput, Output, Program
@@ -89,11 +89,11 @@ class Driven:
     """One Python operator of a plan, opened; `emit` is given what leaves it."""
 
     def __init__(
-        self, plan: Plan, node: g.Node, emit: Emit, clock: Callable[[], int], store: Pages | None = None
+        self, plan: Plan, node: g.Node, emit: Emit, clock: Callable[[], int], store: MemoryStore | None = None
     ) -> None:
         self.program = single(plan, node)
         self.node = node
-        self.store = store or Pages()
+        self.store = store or MemoryStore()
         self._emit = emit
         self._groups = (
             KeyGroups(self.program, self._leave, clock, keys_per_page=_KEYS_PER_PAGE)
@@ -119,7 +119,7 @@ class Driven:
         if broadcast:
             assert self.program.broadcast is not None
             around = [to_batch(self.program.pipeline, self.program.broadcast.layout, broadcast)]
-        return self._groups.run(self.store, Arrived(batches, around), event, in_order=len(own) < 2)
+        return self._groups.run(self.store, MicroBatch(Arrived(batches, around), event))
 
     @property
     def groups(self) -> KeyGroups:

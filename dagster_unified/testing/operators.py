@@ -18,7 +18,7 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, plan
-from dagster_unified.operators.drivers.carried import Pages
+from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.functions.base import OutputTag
 from dagster_unified.operators.functions.keyed import PartlyKeyed
@@ -67,7 +67,7 @@ class _Harness:
         self._node = _operator(self._plan)
         self._marks = [MIN_TIMESTAMP] * len(types)
         self._last: int | None = None
-        self._driven = self._opened(Pages())
+        self._driven = self._opened(MemoryStore())
 
     @property
     def output(self) -> list[Any]:
@@ -136,15 +136,13 @@ class _Harness:
     def restore(self, snapshot: Snapshot) -> None:
         """Goes on from a snapshot, of this harness or another of the same operator, with the function opened again."""
         self._driven.close()
-        store = Pages()
-        store.pages = dict(snapshot)
-        self._driven = self._opened(store)
+        self._driven = self._opened(MemoryStore(snapshot))
 
     def close(self) -> None:
         """Closes the function."""
         self._driven.close()
 
-    def _opened(self, store: Pages) -> Driven:
+    def _opened(self, store: MemoryStore) -> Driven:
         return Driven(self._plan, self._node, self._emit, self.clock, store)
 
     def _emit(self, tag: str | None, timed: list[Timed]) -> None:

@@ -144,7 +144,7 @@ class _Batch:
     def __init__(self, decided: Plan, inputs: dict[int, list[Any]], clock: Callable[[], int], order: _Order) -> None:
         self.plan, self.inputs, self.clock, self.order = decided, inputs, clock, order
         self.streams: dict[Port, list[Timed]] = {}
-        self.reports: list[str | Metrics] = []
+        self.reports: list[Metrics] = []
 
     def run(self) -> Result:
         result = Result()
@@ -189,12 +189,12 @@ class _Batch:
                 key=lambda i: (_sortable(keys[i]), MIN_TIMESTAMP if arriving[i][1] is None else arriving[i][1]),
             )
             arriving = [arriving[i] for i in order]
-        for item in run_batch(program, [to_batch(self.plan.name, program.input, arriving)], self.clock):
-            if isinstance(item, str):
-                self.reports.append(item)
-                continue
-            output = program.outputs[item[0]]
-            self.streams.setdefault(Port(node.id, output.tag), []).extend(to_timed(output.layout, item[1]))
+        run = run_batch(program, [to_batch(self.plan.name, program.input, arriving)], self.clock)
+        for emitted in run:
+            output = program.outputs[emitted.output]
+            records = to_timed(output.layout, emitted.batch)
+            self.streams.setdefault(Port(node.id, output.tag), []).extend(records)
+        self.reports.append(run.metrics[0])
 
     def _native(self, node: g.Node) -> None:
         arriving = self._arriving(node.id)

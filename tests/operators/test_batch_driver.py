@@ -53,12 +53,7 @@ def program(function, layout=ROWS, key="key"):
 
 
 def emitted(program, batches):
-    return [
-        r
-        for item in run_batch(program, batches)
-        if not isinstance(item, str)
-        for r in TEXTS.records.from_batch(item[1])
-    ]
+    return [r for item in run_batch(program, batches) for r in TEXTS.records.from_batch(item.batch)]
 
 
 def batch(*rows):
@@ -101,7 +96,7 @@ def test_a_long_key_leaves_in_pieces_while_it_is_read():
             read.append(n)
             yield batch(*[Row("a", n)] * 1000)
 
-    running = run_batch(program(Count()), batches())
+    running = iter(run_batch(program(Count()), batches()))
     next(running)
     assert len(read) <= 10
     running.close()

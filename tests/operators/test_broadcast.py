@@ -20,7 +20,7 @@ from dagster_unified.api import (
 from dagster_unified.engine.streaming.topology import Lanes, topology
 from dagster_unified.errors import PipelineError, UnsupportedError, UserFunctionError
 from dagster_unified.graph.nodes import SinkNode
-from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups
+from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch
 from dagster_unified.testing import run_pipeline
 from tests.operators.test_key_groups import Memory
 
@@ -264,10 +264,10 @@ def test_what_a_rule_leads_to_for_keys_comes_from_every_group_and_the_rest_from_
     stores = [Memory() for _ in range(4)]
     layout = track.program.input
     for number, key in enumerate("abcdefgh"):
-        driver.run(stores[number % 4], Arrived([layout.records.to_batch([Flight(key, 1)])]))
+        driver.run(stores[number % 4], MicroBatch(Arrived([layout.records.to_batch([Flight(key, 1)])])))
     rule = track.program.broadcast.layout.records.to_batch([Rule("a", 0)])
     for group, store in enumerate(stores):
-        driver.run(store, Arrived(broadcast=[rule]), leads=group == 0)
+        driver.run(store, MicroBatch(Arrived(broadcast=[rule]), leads=group == 0))
     outputs = {output.tag: emitted[number] for number, output in enumerate(track.program.outputs)}
     assert sorted(outputs[None]) == sorted([*(f"{c} has 1" for c in "abcdefgh"), "rule"])
     assert sorted(outputs[NEW.name]) == list("abcdefgh")

@@ -76,13 +76,12 @@ def batches(rows, state, size):
 def partition(step, rows, state=(), event=None, size=1000, begins=MIN_TIMESTAMP):
     """What a partition emits, and the state that it leaves."""
     emitted, left = [], []
-    for item in run_batch(program(step, event or ControlEvent(), begins), batches(rows, state, size)):
-        if not isinstance(item, str):
-            (left if item[0] == 1 else emitted).extend(
-                (
-                    CARRIED_LAYOUT if item[0] == 1 else step and (TEXTS if isinstance(step, KeyedProcessStep) else ROWS)
-                ).records.from_batch(item[1])
-            )
+    own = TEXTS if isinstance(step, KeyedProcessStep) else ROWS
+    for output, batch, _ in run_batch(program(step, event or ControlEvent(), begins), batches(rows, state, size)):
+        if output == 1:
+            left += CARRIED_LAYOUT.records.from_batch(batch)
+        else:
+            emitted += own.records.from_batch(batch)
     return emitted, left
 
 
@@ -111,7 +110,7 @@ def test_groups_that_hold_nothing_leave_nothing():
     st.integers(1, 40),
     st.integers(2, 12),
 )
-def test_partitions_give_the_same_however_their_rows_are_cut(step, partitions, size, chunk):
+def test_partitions_give_the_same_however_their_rows_are_cut(step, partitions, size, waiting):
     def run(size):
         found, state = [], []
         for number, rows in enumerate(partitions):
@@ -122,11 +121,11 @@ def test_partitions_give_the_same_however_their_rows_are_cut(step, partitions, s
         return found
 
     whole = run(1000)
-    held, carried.CHUNK = carried.CHUNK, chunk
+    held, carried.MOST_WAITING = carried.MOST_WAITING, waiting
     try:
         assert run(size) == whole
     finally:
-        carried.CHUNK = held
+        carried.MOST_WAITING = held
 
 
 def test_what_is_counted_as_functions_open_and_close_is_reported():
@@ -143,12 +142,9 @@ def test_what_is_counted_as_functions_open_and_close_is_reported():
 
     step = KeyedProcessStep("op", Opened(), uid="op", output=TEXTS.records)
     for rows in ([Row("a", 1)], []):
-        reports = [
-            item
-            for item in run_batch(program(step, ControlEvent(), MIN_TIMESTAMP), batches(rows, [], 10))
-            if isinstance(item, str)
-        ]
-        assert merge(reports).counters == {"opened": 1, "closed": 1}
+        run = run_batch(program(step, ControlEvent(), MIN_TIMESTAMP), batches(rows, [], 10))
+        list(run)
+        assert merge(run.metrics.values()).counters == {"opened": 1, "closed": 1}
 
 
 def test_a_group_that_holds_nothing_begins_where_the_partition_before_it_ended():

@@ -22,7 +22,7 @@ from dagster_unified.api import (
     ValueStateDescriptor,
 )
 from dagster_unified.errors import StateError
-from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups
+from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups, MicroBatch
 from dagster_unified.operators.keyed import KeyedOptions, KeyedProcessStep, ReduceStep
 from dagster_unified.operators.keys import key_hash
 from dagster_unified.operators.layout import StreamLayout
@@ -139,7 +139,8 @@ def ran(step, batches, groups=3, updates=True, stores=None, keys_per_page=KEYS_P
         for row in rows:
             by_group[key_hash(row.key) % groups].append(row)
         for group in range(groups):
-            driver.run(given[group], Arrived([batch(by_group[group])] if group in by_group else []), event)
+            arrived = Arrived([batch(by_group[group])] if group in by_group else [])
+            driver.run(given[group], MicroBatch(arrived, event))
         driver.close()
     return out
 
@@ -199,7 +200,8 @@ def test_the_control_event_comes_before_the_records_behind_it_and_the_end_of_inp
         lambda: 0,
     )
     event = ControlEvent(watermarks={"op": 11}, end=True)
-    driver.run(Memory(), Arrived([batch([Row("a", 1, 1)])]), event, Arrived([batch([Row("a", 2, 2)])]))
+    given = MicroBatch(Arrived([batch([Row("a", 1, 1)])]), event, Arrived([batch([Row("a", 2, 2)])]))
+    driver.run(Memory(), given)
     assert out == [(True, "a 1 1"), (True, "a at 11: 1 [1] [1]"), (False, "a 2 3"), (False, "a at 12: 2 [1, 2] [1, 2]")]
 
 
@@ -267,12 +269,12 @@ class Fleeting(KeyedProcessFunction):
 def test_what_has_expired_goes_with_the_next_micro_batch_of_its_page():
     store, now = Memory(), [0]
     driver = KeyGroups(program(process(Fleeting())), lambda number, b: None, lambda: now[0])
-    driver.run(store, Arrived([batch([Row("a", 0, 1)])]))
+    driver.run(store, MicroBatch(Arrived([batch([Row("a", 0, 1)])])))
     assert len(driver.codec.decode(decode_index(store.read_index()).inline, store.read_page).keys) == 1
     now[0] = 5
-    driver.run(store, Arrived([batch([Row("b", 0, 2)])]))
+    driver.run(store, MicroBatch(Arrived([batch([Row("b", 0, 2)])])))
     now[0] = 10
-    driver.run(store, Arrived([batch([Row("c", 0, 3)])]))
+    driver.run(store, MicroBatch(Arrived([batch([Row("c", 0, 3)])])))
     assert set(driver.codec.decode(decode_index(store.read_index()).inline, store.read_page).keys) == {"b", "c"}
 
 
@@ -281,7 +283,7 @@ def test_what_has_expired_goes_from_large_lists_and_maps_too():
     driver = KeyGroups(program(process(Fleeting())), lambda number, b: None, lambda: now[0])
     for moment in range(0, 60, 10):
         now[0] = moment
-        driver.run(store, Arrived([batch([Row("a", 0, moment * 1000 + i) for i in range(1500)])]))
+        driver.run(store, MicroBatch(Arrived([batch([Row("a", 0, moment * 1000 + i) for i in range(1500)])])))
     content = driver.codec.decode(decode_index(store.read_index()).inline, store.read_page)
     assert len(content.keys["a"]["map"]) == 1500
     assert len(content.keys["a"]["list"]) < 3000  # the last part of what has expired may have some that live
@@ -291,9 +293,9 @@ def test_what_has_expired_goes_from_large_lists_and_maps_too():
 def test_large_lists_of_keys_that_are_not_touched_are_not_read():
     store = Memory()
     driver = KeyGroups(program(process(Fleeting())), lambda number, b: None, lambda: 0)
-    driver.run(store, Arrived([batch([Row("a", 0, i) for i in range(3000)])]))
+    driver.run(store, MicroBatch(Arrived([batch([Row("a", 0, i) for i in range(3000)])])))
     read = []
     plain = store.read_page
     store.read_page = lambda number: read.append(number) or plain(number)
-    driver.run(store, Arrived([batch([Row("b", 0, 1)])]))
+    driver.run(store, MicroBatch(Arrived([batch([Row("b", 0, 1)])])))
     assert read == []

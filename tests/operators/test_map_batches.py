@@ -105,5 +105,5 @@ def test_behind_a_side_output_it_gets_batches_of_the_side_outputs_type():
     split, same = (node.id for node in decided.graph.nodes if node.name in ("Split", "map_batches"))
     chained = program(decided, "stage", [split, same], [Port(same)])
     batches = [chained.input.records.to_batch([Row("a", 1), Row("b", 2)])]
-    _, emitted = next(run_batch(chained, batches))
-    assert emitted.to_pylist() == [{"value": "a"}, {"value": "b"}]
+    (emitted,) = run_batch(chained, batches)
+    assert emitted.batch.to_pylist() == [{"value": "a"}, {"value": "b"}]

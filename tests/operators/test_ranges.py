@@ -25,7 +25,7 @@ class Row(NamedTuple):
 
 
 ROWS = StreamLayout(record_type(Row))
-PARTS = 3
+PARTITIONS = 3
 
 
 class Remember(KeyedProcessFunction):
@@ -57,26 +57,27 @@ def cut(rows, schema, size):
     return pa.Table.from_pylist(rows, schema).to_batches(max_chunksize=size) if rows else []
 
 
-def told(emitted):
-    """Records, state and report by partition."""
+def told(runs):
+    """Records, state and metrics by partition, of runs and the index of the first partition of each."""
     found = {}
-    for part, item in emitted:
-        records, state, reports = found.setdefault(part, ([], [], []))
-        if isinstance(item, str):
-            reports.append(item)
-        else:
-            (state if item[0] == 1 else records).extend(
-                (CARRIED_LAYOUT if item[0] == 1 else ROWS).records.from_batch(item[1])
-            )
+    for first, run in runs:
+        for output, batch, partition in run:
+            records, state, _ = found.setdefault(first + partition, ([], [], []))
+            if output == 1:
+                state += CARRIED_LAYOUT.records.from_batch(batch)
+            else:
+                records += ROWS.records.from_batch(batch)
+        for partition, metrics in run.metrics.items():
+            found.setdefault(first + partition, ([], [], []))[2].append(metrics)
     return {
-        part: (sorted(records), sorted(state), reports)
-        for part, (records, state, reports) in found.items()
+        partition: (sorted(records), sorted(state), metrics)
+        for partition, (records, state, metrics) in found.items()
         if records or state
     }
 
 
 given_rows = st.lists(
-    st.tuples(st.integers(0, PARTS - 1), st.builds(Row, st.sampled_from("abxy"), st.integers(1, 9))), max_size=30
+    st.tuples(st.integers(0, PARTITIONS - 1), st.builds(Row, st.sampled_from("abxy"), st.integers(1, 9))), max_size=30
 )
 
 
@@ -86,17 +87,16 @@ def test_each_partition_is_as_if_it_were_alone(rows, size):
     ordered = sorted(rows, key=lambda r: (r[0], r[1].key))
     together = cut([{**r._asdict(), PART: part} for part, r in ordered], plain.append(pa.field(PART, pa.int32())), size)
     alone = [
-        (part, item)
-        for part in range(PARTS)
-        for item in run_batch(program(), cut([r._asdict() for p, r in ordered if p == part], plain, size))
+        (part, run_batch(program(), cut([r._asdict() for p, r in ordered if p == part], plain, size)))
+        for part in range(PARTITIONS)
     ]
-    assert told(run_range(lambda: program(parts=(None,) * PARTS), together)) == told(alone)
+    assert told([(0, run_range(lambda: program(last_event_times=(None,) * PARTITIONS), together))]) == told(alone)
 
 
 @given(
     rows=given_rows,
     size=st.integers(1, 7),
-    marks=st.lists(st.integers(0, 60), min_size=PARTS, max_size=PARTS),
+    marks=st.lists(st.integers(0, 60), min_size=PARTITIONS, max_size=PARTITIONS),
     ends=st.booleans(),
 )
 def test_carried_state_goes_on_from_partition_to_partition(rows, size, marks, ends):
@@ -108,7 +108,8 @@ def test_carried_state_goes_on_from_partition_to_partition(rows, size, marks, en
         (STATE, pa.binary()),
     ]
     events = [
-        ControlEvent(watermarks={"op": mark}, end=ends and part == PARTS - 1) for part, mark in enumerate(sorted(marks))
+        ControlEvent(watermarks={"op": mark}, end=ends and part == PARTITIONS - 1)
+        for part, mark in enumerate(sorted(marks))
     ]
     begins = [MIN_TIMESTAMP, *sorted(marks)[:-1]]
     carry = tuple(CarryOver(begin, msgspec.json.encode(event)) for begin, event in zip(begins, events, strict=True))
@@ -131,31 +132,23 @@ def test_carried_state_goes_on_from_partition_to_partition(rows, size, marks, en
         ]
         return cut(shaped, pa.schema([*columns, *([(PART, pa.int32())] if beside else [])]), size)
 
-    alone, state = [], []
-    for part in range(PARTS):
+    expected, state = {}, []
+    for part in range(PARTITIONS):
         before = [(s.group, part, s, None) for s in state]
-        own = list(
-            run_batch(
-                program(carry=carry[part : part + 1]),
-                batches([*before, *[line for line in lines if line[1] == part]], beside=False),
-            )
+        run = run_batch(
+            program(carry=carry[part : part + 1]),
+            batches([*before, *[line for line in lines if line[1] == part]], beside=False),
         )
-        alone += [(part, item) for item in own]
-        state = [
-            s
-            for item in own
-            if not isinstance(item, str) and item[0] == 1
-            for s in CARRIED_LAYOUT.records.from_batch(item[1])
-        ]
-    found, expected = (
-        told(run_range(lambda: program(carry=carry, parts=(None,) * PARTS), batches(lines, beside=True))),
-        told(alone),
-    )
+        own = told([(part, run)])
+        expected |= own
+        state = own[part][1] if part in own else []
+    ranged = program(carry=carry, last_event_times=(None,) * PARTITIONS)
+    found = told([(0, run_range(lambda: ranged, batches(lines, beside=True)))])
 
     def calls(tables):
         return {
-            part: ([r for r in records if r.value > 0], state, reports)
-            for part, (records, state, reports) in tables.items()
+            part: ([r for r in records if r.value > 0], state, metrics)
+            for part, (records, state, metrics) in tables.items()
         }
 
     assert calls(found) == calls(expected)

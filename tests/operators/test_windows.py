@@ -37,7 +37,7 @@ from dagster_unified.api import (
     WindowFunction,
 )
 from dagster_unified.errors import PipelineError, RecordTypeError, UnsupportedError, UserFunctionError
-from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups
+from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups, MicroBatch
 from dagster_unified.operators.keyed import KeyedOptions
 from dagster_unified.operators.program.spec import KeyedInput, Output, Program
 from dagster_unified.operators.windows.assigners import SlidingEventTimeWindows as Sliding
@@ -313,7 +313,7 @@ def by_the_clock(assigner):
         out.clear()
         clock.now = now if now is not None else clock.now
         event = ControlEvent(watermarks={} if mark is None else {"op": mark}, now=clock.now, end=end)
-        driver.run(store, Arrived(), event, Arrived([batch(rows)] if rows else []))
+        driver.run(store, MicroBatch(Arrived(), event, Arrived([batch(rows)] if rows else [])))
         return list(out)
 
     return step
@@ -536,7 +536,8 @@ def test_a_window_that_is_over_leaves_no_state():
     sizes = []
     for rows, mark in (([Row("a", 1, 1), Row("a", 20, 2)], 4), ([Row("a", 4, 3)], 9), ([], 30)):
         driver = KeyGroups(program, lambda number, b: out.extend(TEXTS.records.from_batch(b)), lambda: 0)
-        driver.run(stores[0], Arrived([batch(rows)] if rows else []), ControlEvent(watermarks={"op": mark}))
+        event = ControlEvent(watermarks={"op": mark})
+        driver.run(stores[0], MicroBatch(Arrived([batch(rows)] if rows else []), event))
         driver.close()
         sizes.append(len(stores[0].index))
     assert out == ["a 1 9 [1, 3]", "a 20 25 [2]"]

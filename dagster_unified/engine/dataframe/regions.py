@@ -243,7 +243,7 @@ class RegionFrames:
     def _timed_program(self, ship: Program, times: Sequence[int | None]) -> Program:
         """A program that knows when the event times of its partitions end."""
         return (
-            replace(ship, parts=tuple(times))
+            replace(ship, last_event_times=tuple(times))
             if self.beside
             else replace(ship, options=replace(ship.options, last_event_time=times[0]))
         )

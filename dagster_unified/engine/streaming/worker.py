@@ -19,7 +19,7 @@ from dagster_unified.connectors.base import MALFORMED
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.worker import partition_id
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
-from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, decode_event
+from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch, decode_event
 from dagster_unified.operators.drivers.report import Report
 from dagster_unified.operators.lanes import (
     PACKED,
@@ -272,13 +272,13 @@ class KeyGroupProcessor(StatefulProcessor):
             )
 
         self._address, self._count = (lane, group), 0
-        due = groups.run(
-            _SparkStore(self._index, self._pages),
+        micro_batch = MicroBatch(
             arrived(Place.AHEAD, Place.BROADCAST_AHEAD),
             max(events, key=lambda e: e.number, default=None),
             arrived(Place.BEHIND, Place.BROADCAST),
             leads=group == 0,
         )
+        due = groups.run(_SparkStore(self._index, self._pages), micro_batch)
         report = Report.of(groups.running.metrics, due)
         yield from self._out
         self._out.clear()

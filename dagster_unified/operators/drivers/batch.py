@@ -15,7 +15,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_unified.operators.drivers.carried import run_carried
+from dagster_unified.operators.drivers.carried import carried
+from dagster_unified.operators.drivers.emitted import Emitted, Emitting, Run
 from dagster_unified.operators.keys import runs
 from dagster_unified.operators.lanes import decode
 from dagster_unified.operators.layout import TIMESTAMP
@@ -23,18 +24,20 @@ from dagster_unified.operators.program.run import FLUSH, RunningProgram
 from dagster_unified.operators.program.spec import Program
 from dagster_unified.operators.time import wall_clock
 
-Emitted = tuple[int, pa.RecordBatch]
-
 
 def run_batch(
-    program: Program, batches: Iterable[pa.RecordBatch], clock: Callable[[], int] = wall_clock, subtask: int = 0
-) -> Iterator[Emitted | str]:
-    """Runs a partition; yields (output number, batch), and last the partition's report as JSON."""
-    if program.carry:
-        yield from (emitted for _, emitted in run_carried(program, batches, clock, subtask))
-        return
+    program: Program,
+    batches: Iterable[pa.RecordBatch],
+    clock: Callable[[], int] = wall_clock,
+    subtask: int = 0,
+) -> Run:
+    """Runs one partition of the pipeline."""
+    return Run(carried(program, batches, clock, subtask) if program.carry else _batch(program, batches, clock, subtask))
+
+
+def _batch(program: Program, batches: Iterable[pa.RecordBatch], clock: Callable[[], int], subtask: int) -> Emitting:
     out: list[Emitted] = []
-    running = RunningProgram(program, lambda number, batch: out.append((number, batch)), clock, subtask)
+    running = RunningProgram(program, lambda number, batch: out.append(Emitted(number, batch)), clock, subtask)
     try:
         feed = _keyed(running, batches) if program.keyed is not None else _stateless(running, batches)
         for _ in feed:
@@ -43,7 +46,7 @@ def run_batch(
         yield from out
     finally:
         running.close()
-    yield running.metrics.encode()
+    return {0: running.metrics}
 
 
 @functools.cache

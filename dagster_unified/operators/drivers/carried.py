@@ -8,11 +8,13 @@ and event time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import pyarrow as pa
 
-from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, decode_event
+from dagster_unified.operators.drivers.emitted import Emitted, Emitting
+from dagster_unified.operators.drivers.group import MemoryStore
+from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch, decode_event
 from dagster_unified.operators.keys import runs, stretches
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, PART
 from dagster_unified.operators.metrics import Metrics, merge
@@ -23,43 +25,8 @@ GROUP, PAGE, STATE = "__group", "__page", "__state"
 """The columns beside a record's own: its key group; or, in a row of state, which page of the group it is, and the page.
 """
 
-CHUNK = 100_000
-"""Records of a group that are held at once, more or less."""
-
-_INDEX = 2**31 - 2
-
-
-class Pages:
-    """The pages of one group, in memory."""
-
-    def __init__(self) -> None:
-        self.pages: dict[int, bytes] = {}
-
-    def read_index(self) -> bytes | None:
-        return self.pages.get(_INDEX)
-
-    def write_index(self, data: bytes) -> None:
-        self.pages[_INDEX] = data
-
-    def read_page(self, number: int) -> bytes | None:
-        return self.pages.get(number)
-
-    def write_page(self, number: int, data: bytes) -> None:
-        self.pages[number] = data
-
-    def remove_page(self, number: int) -> None:
-        self.pages.pop(number, None)
-
-    def rows(self, group: int) -> pa.RecordBatch | None:
-        """What goes on to the next partition; None where the group holds nothing."""
-        index = self.read_index()
-        if index is None or all(page == Page() for page in decode_index(index).pages):
-            return None
-        columns = [[group] * len(self.pages), list(self.pages), list(self.pages.values())]
-        return pa.RecordBatch.from_arrays(
-            [pa.array(c, f.type) for c, f in zip(columns, CARRIED_LAYOUT.schema, strict=True)],
-            schema=CARRIED_LAYOUT.schema,
-        )
+MOST_WAITING = 100_000
+"""Records of a group that wait at once, more or less, before they are processed."""
 
 
 class _Group:
@@ -67,45 +34,40 @@ class _Group:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.part = 0
-        self.store = Pages()
+        self.partition = 0
+        self.store = MemoryStore()
         self.waiting: list[pa.RecordBatch] = []
 
 
-def run_carried(
-    program: Program, batches: Iterable[pa.RecordBatch], clock: Callable[[], int], subtask: int
-) -> Iterator[tuple[int, tuple[int, pa.RecordBatch] | str]]:
-    """Runs partitions of groups; yields (partition, (output number, batch)), and last each partition's report as
-    JSON.
-    """
-    out: list[tuple[int, tuple[int, pa.RecordBatch]]] = []
+def carried(program: Program, batches: Iterable[pa.RecordBatch], clock: Callable[[], int], subtask: int) -> Emitting:
+    """Runs the partitions of groups, one group after another."""
+    out: list[Emitted] = []
     state = next(i for i, output in enumerate(program.outputs) if output.tag == CARRIED)
     events = [decode_event(carry.end) for carry in program.carry]
-    reports = [Metrics() for _ in events]
+    metrics = [Metrics() for _ in events]
     current = _Group(-1)
-    driver = KeyGroups(program, lambda number, batch: out.append((current.part, (number, batch))), clock, subtask)
+
+    def emit(number: int, batch: pa.RecordBatch) -> None:
+        out.append(Emitted(number, batch, current.partition))
+
+    driver = KeyGroups(program, emit, clock, subtask)
 
     def finish(group: _Group, until: int) -> None:
         """Ends the partitions of a group that come before `until`."""
-        for part in range(group.part, until):
-            group.part = part
+        for partition in range(group.partition, until):
+            group.partition = partition
             if group.waiting or group.store.pages:
-                driver.run(
-                    group.store,
-                    Arrived(group.waiting),
-                    events[part],
-                    in_order=True,
-                    watermark=program.carry[part].watermark,
-                )
-                rows = group.store.rows(group.number)
+                given = MicroBatch(Arrived(group.waiting), events[partition], sorted_by_key=True)
+                driver.run(group.store, given, program.carry[partition].watermark)
+                rows = _rows(group.number, group.store)
                 if rows is not None:
-                    out.append((part, (state, rows)))
+                    out.append(Emitted(state, rows, partition))
                 else:
-                    group.store = Pages()
+                    group.store = MemoryStore()
                 group.waiting = []
-                reports[part] = merge([reports[part], driver.running.metrics])
+                metrics[partition] = merge([metrics[partition], driver.running.metrics])
                 driver.running.metrics.clear()
-        group.part = until
+        group.partition = until
 
     try:
         for batch in batches:
@@ -113,38 +75,52 @@ def run_carried(
                 if current.number != number:
                     finish(current, len(events))
                     current = _Group(number)
-                for part, own in stretches(rows, PART) if program.parts else [(0, rows)]:
-                    finish(current, part)
+                for partition, own in stretches(rows, PART) if program.last_event_times else [(0, rows)]:
+                    finish(current, partition)
                     _take(current, own, program)
-                    while sum(b.num_rows for b in current.waiting) >= CHUNK:
-                        _chunk(driver, current, program, program.carry[part].watermark)
+                    while sum(b.num_rows for b in current.waiting) >= MOST_WAITING:
+                        _run_some(driver, current, program, program.carry[partition].watermark)
                 yield from out
                 out.clear()
         finish(current, len(events))
         yield from out
     finally:
         driver.close()
-    reports[-1] = merge([reports[-1], driver.running.metrics])  # what opening and closing have counted
-    yield from ((part, report.encode()) for part, report in enumerate(reports))
+    metrics[-1] = merge([metrics[-1], driver.running.metrics])  # what opening and closing have counted
+    return dict(enumerate(metrics))
 
 
-def _take(group: _Group, part: pa.RecordBatch, program: Program) -> None:
+def _rows(group: int, store: MemoryStore) -> pa.RecordBatch | None:
+    """What goes on to the next partition; None where the group holds nothing."""
+    index = store.read_index()
+    if index is None or all(page == Page() for page in decode_index(index).pages):
+        return None
+    columns = [[group] * len(store.pages), list(store.pages), list(store.pages.values())]
+    return pa.RecordBatch.from_arrays(
+        [pa.array(c, f.type) for c, f in zip(columns, CARRIED_LAYOUT.schema, strict=True)],
+        schema=CARRIED_LAYOUT.schema,
+    )
+
+
+def _take(group: _Group, rows: pa.RecordBatch, program: Program) -> None:
     """Takes rows of state into the group's store, and records to those that wait."""
-    stored = part.num_rows - part.column(PAGE).null_count
-    for page, data in zip(part.column(PAGE)[:stored].to_pylist(), part.column(STATE)[:stored].to_pylist(), strict=True):
+    stored = rows.num_rows - rows.column(PAGE).null_count
+    for page, data in zip(rows.column(PAGE)[:stored].to_pylist(), rows.column(STATE)[:stored].to_pylist(), strict=True):
         group.store.pages[page] = data
-    if stored < part.num_rows:
-        group.waiting.append(part.slice(stored).select(program.input.schema.names))
+    if stored < rows.num_rows:
+        group.waiting.append(rows.slice(stored).select(program.input.schema.names))
 
 
-def _chunk(driver: KeyGroups, group: _Group, program: Program, watermark: int) -> None:
-    """Processes what waits, but for the last key's records, which may go on; where there is no other, all but the last
-    of them.
+def _run_some(driver: KeyGroups, group: _Group, program: Program, watermark: int) -> None:
+    """Processes what waits, but for the last key's records, which may go on; where there is no other key, all but the
+    last record.
     """
     (batch,) = pa.Table.from_batches(group.waiting).combine_chunks().to_batches()
     _, starts = runs(batch, driver.keyed, program.input, driver.operator.where)
-    cut = starts[-1] or batch.num_rows - 1
-    driver.run(
-        group.store, Arrived([batch.slice(0, cut)]), in_order=True, unfinished=starts[-1] == 0, watermark=watermark
-    )
-    group.waiting = [batch.slice(cut)]
+    last = starts[-1]
+    if last == 0:
+        last = batch.num_rows - 1
+        driver.run_unfinished(group.store, batch.slice(0, last), watermark)
+    else:
+        driver.run(group.store, MicroBatch(Arrived([batch.slice(0, last)]), sorted_by_key=True), watermark)
+    group.waiting = [batch.slice(last)]

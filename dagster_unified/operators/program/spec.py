@@ -76,7 +76,7 @@ class Program:
     carry: tuple[CarryOver, ...] = ()
     """In BATCH with carried state, of each partition. The input then has the columns of `carried` as well."""
 
-    parts: tuple[int | None, ...] = ()
+    last_event_times: tuple[int | None, ...] = ()
     """In BATCH over several partitions, the last event time of each, in their order.
 
     The input then has the column `PART` as well.
