@@ -467,7 +467,7 @@ class DataStream(Generic[T]):
                 f"got {tag!r}"
             )
         node = self._operator("get_side_output")
-        if not isinstance(node, (nodes.ProcessNode, nodes.KeyedProcessNode)):
+        if not node.has_side_outputs:
             raise PipelineError(
                 f"{self._where('get_side_output')}: '{node.name}' is a {type(node).__name__.removesuffix('Node')} and "
                 "has no side outputs; use process(...)"
@@ -731,10 +731,6 @@ class DataStream(Generic[T]):
             known.add((given[place] if given else alias_of(column) or "").lower())
 
 
-_FORMS = {nodes.MapNode: "map", nodes.FlatMapNode: "flat_map", nodes.FilterNode: "filter", nodes.ProcessNode: "process"}
-"""The operators whose function may hold state on a keyed stream."""
-
-
 class KeyedStream(DataStream[T], Generic[K, T]):
     """A stream partitioned by key: what state, timers and rolling operations need.
 
@@ -912,7 +908,7 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         return self._keyed(nodes.ReduceNode, name, records=self._records(name), **attributes)
 
     def _function(self, kind: type[nodes.FunctionNode], name: str, function: Any, **attributes: Any) -> DataStream[Any]:
-        form = KEYED_FORMS.get(_FORMS.get(kind, "")) if may_hold_state(function) else None
+        form = KEYED_FORMS.get(kind.keyed_form) if may_hold_state(function) else None
         if form is None:
             return super()._function(kind, name, function, **attributes)
         timers = {"timestamped": True} if kind is nodes.ProcessNode else {}

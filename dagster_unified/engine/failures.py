@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from dagster_unified import errors
 from dagster_unified.connectors.files import CsvSource, TextSource
-from dagster_unified.graph.nodes import LookupNode, Node, SourceNode
+from dagster_unified.graph.nodes import Node
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,8 +101,7 @@ def _sentence(error: Exception, text: str) -> str:
 
 def _header(file: str, plan: Plan, spark: SparkSession) -> errors.UnifiedError:
     """The error for a CSV file whose first line does not name the fields of its source's record."""
-    readers = [n.source for n in plan.graph.nodes if isinstance(n, (SourceNode, LookupNode))]
-    sources = [s for s in readers if isinstance(s, CsvSource) and s.header]
+    sources = [n.source for n in plan.graph.readers if isinstance(n.source, CsvSource) and n.source.header]
     source = next((s for s in sources if any(file.endswith(str(f).split("://")[-1]) for f in s.files())), sources[0])
     return errors.MalformedInputError(f"{plan.name}: {source.odd_header(spark, file)}")
 
@@ -114,9 +113,7 @@ def _malformed(message: str, plan: Plan, spark: SparkSession) -> errors.UnifiedE
         details = {}
     if not {"source", "file", "row", "reason"} <= set(details):  # raised by an author's function, or cut short
         return errors.MalformedInputError(f"{plan.name}: {message}")
-    source = next(
-        (n.source for n in plan.graph.nodes if isinstance(n, SourceNode) and n.source.name == details["source"]), None
-    )
+    source = next((n.source for n in plan.graph.sources if n.source.name == details["source"]), None)
     if isinstance(source, TextSource) and details["file"]:
         return errors.MalformedInputError(
             f"{plan.name}: {source.locate(spark, details['file'], details['row'], details['reason'])}"

@@ -13,7 +13,7 @@ from threading import Lock
 
 import msgspec
 
-from dagster_unified.graph.nodes import AssignTimestampsNode, KeyedProcessNode, Node
+from dagster_unified.graph.nodes import AssignTimestampsNode
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.drivers.report import Report
@@ -24,12 +24,14 @@ from dagster_unified.operators.time import MIN_TIMESTAMP
 class JobTime:
     """Makes control events out of reports and the wall clock. Safe for several threads."""
 
-    def __init__(
-        self, plan: Plan, latest: ControlEvent | None, now: int, waiting: tuple[type[Node], ...] = (KeyedProcessNode,)
-    ) -> None:
+    def __init__(self, plan: Plan, latest: ControlEvent | None, now: int, native_windows: bool = False) -> None:
+        """With `native_windows` also the watermarks of windows that Catalyst collects, which in a streaming query are
+        Spark's own.
+        """
         graph = plan.graph
         self._assigners = {n.uid: n for n in graph.nodes if isinstance(n, AssignTimestampsNode)}
-        self._before = {n.uid: plan.assigners_before(n.id) for n in graph.nodes if isinstance(n, waiting)}
+        waiting = [n for n in graph.nodes if n.has_timers or (native_windows and n.has_native_windows)]
+        self._before = {n.uid: plan.assigners_before(n.id) for n in waiting}
         self._latest = latest or ControlEvent()
         self._moved = dict.fromkeys(self._assigners, now)
         self._seen = Metrics(last_event_times=dict(self._latest.assigned))

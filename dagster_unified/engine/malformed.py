@@ -18,7 +18,6 @@ import pyarrow as pa
 from dagster_unified.connectors.base import SparkSource
 from dagster_unified.connectors.paths import for_spark, remove_tree
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
-from dagster_unified.graph.mode import sources
 from dagster_unified.graph.nodes import SourceNode
 from dagster_unified.graph.plan import Plan
 
@@ -91,7 +90,7 @@ class Diverted:
 def diverting(plan: Plan) -> list[SourceNode]:
     """The sources that set malformed rows aside."""
     return [
-        node for node in sources(plan.graph) if isinstance(node.source, SparkSource) and node.source.keeps_malformed()
+        node for node in plan.graph.sources if isinstance(node.source, SparkSource) and node.source.keeps_malformed()
     ]
 
 

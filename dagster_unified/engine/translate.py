@@ -5,93 +5,38 @@ Knows the graph and the operators; not Spark, so that the harness uses it with n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
 
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.mode import Execution
 from dagster_unified.graph.nodes import Edge, Key
 from dagster_unified.graph.plan import Plan, Port
-from dagster_unified.operators.async_io import AsyncStep
-from dagster_unified.operators.broadcast import BroadcastStep
-from dagster_unified.operators.keyed import KeyedOptions, KeyedProcessStep, ReduceStep
+from dagster_unified.operators.keyed import KeyedOptions
 from dagster_unified.operators.layout import StreamLayout, key_column
-from dagster_unified.operators.map_batches import MapBatchesStep
-from dagster_unified.operators.process import ProcessStep
 from dagster_unified.operators.program.spec import BroadcastInput, KeyedInput, Output, Program
 from dagster_unified.operators.program.step import Step
-from dagster_unified.operators.stateless import AssignTimestampsStep, FilterStep, FlatMapStep, MapStep
-from dagster_unified.operators.windows.step import WindowStep
 from dagster_unified.records import Decoder, RecordType, decoder
-
-STEPS: dict[type[g.Node], type[Step]] = {
-    g.MapNode: MapStep,
-    g.FlatMapNode: FlatMapStep,
-    g.FilterNode: FilterStep,
-    g.MapBatchesNode: MapBatchesStep,
-    g.ProcessNode: ProcessStep,
-    g.AsyncNode: AsyncStep,
-    g.AssignTimestampsNode: AssignTimestampsStep,
-    g.KeyedProcessNode: KeyedProcessStep,
-    g.WindowNode: WindowStep,
-    g.BroadcastNode: BroadcastStep,
-    g.ReduceNode: ReduceStep,
-}
-"""The nodes that run in Python, and what they become in a program."""
-
-
-def runs_in_python(node: g.Node) -> bool:
-    """Whether a node needs a Python worker. An assigner that reads a field does not by itself."""
-    return type(node) in STEPS and not (isinstance(node, g.AssignTimestampsNode) and isinstance(node.assigner, str))
 
 
 def step(plan: Plan, node: g.Node, parent: int, tag: str | None) -> Step:
-    """The step of one node."""
-    kind = STEPS[type(node)]
-    built = kind(
+    """The step of one node that runs in Python."""
+    assert node.step is not None
+    return node.step(
         name=node.name,
-        function=getattr(node, "function", None),
+        function=node.runnable,
         uid=node.uid,
         parent=parent,
         tag=tag,
         input=input_layout(plan, node.id).records,
-        output=None if kind.passes_on else node.records,
+        output=None if node.keeps_records else node.records,
         parallelism=node.parallelism or 0,
+        **node.step_arguments(),
     )
-    if isinstance(node, g.AssignTimestampsNode):
-        return replace(built, function=_assigner(node))
-    if isinstance(built, ReduceStep) and isinstance(node, g.ReduceNode):
-        return replace(built, rolling=node.rolling)
-    return built
 
 
-def _assigner(node: g.AssignTimestampsNode) -> Any:
-    """The timestamp assigner of a node, from a field, a function or an assigner."""
-    assert node.records is not None
-    if isinstance(node.assigner, str):
-        return FieldTimestamp(node.records.getter(node.assigner))
-    return node.assigner if hasattr(node.assigner, "extract_timestamp") else CallableTimestamp(node.assigner)
-
-
-class CallableTimestamp:
-    """A timestamp assigner from a function of the record."""
-
-    def __init__(self, function: Any) -> None:
-        self.function = function
-
-    def extract_timestamp(self, value: Any, record_timestamp: int | None) -> Any:
-        return self.function(value)
-
-
-class FieldTimestamp:
-    """A timestamp assigner that reads a field."""
-
-    def __init__(self, get: Callable[[Any], Any]) -> None:
-        self._get = get
-
-    def extract_timestamp(self, value: Any, record_timestamp: int | None) -> Any:
-        return self._get(value)
+def runs_in_python(node: g.Node) -> bool:
+    """Whether a node needs a Python worker. An assigner that reads a field does not by itself."""
+    return node.needs_worker
 
 
 def keyed_options(execution: Execution, last_event_time: int | None) -> KeyedOptions:
@@ -109,7 +54,7 @@ def keyed_options(execution: Execution, last_event_time: int | None) -> KeyedOpt
 def input_layout(plan: Plan, node: int) -> StreamLayout:
     """The columns of what reaches a node: its inputs united, with the computed key it is partitioned by, if any."""
     bare = _united(plan, plan.graph.main_inputs(node))
-    key = getattr(plan.graph.node(node), "key", None)
+    key = plan.graph.node(node).key
     computed = (key.computed,) if key is not None and key.computed is not None else ()
     return StreamLayout(bare.records, bare.timestamped, computed)
 
@@ -119,6 +64,11 @@ def broadcast_layout(plan: Plan, node: int) -> StreamLayout:
     return _united(plan, plan.graph.broadcast_inputs(node))
 
 
+def broadcast_input(plan: Plan, node: g.Node) -> BroadcastInput | None:
+    """What a node is given besides its main input, if anything."""
+    return BroadcastInput(broadcast_layout(plan, node.id)) if node.has_broadcast_input else None
+
+
 def _united(plan: Plan, edges: Sequence[Edge]) -> StreamLayout:
     first = edges[0]
     records = plan.graph.port_type(first.source, first.tag.name if first.tag else None)
@@ -126,18 +76,20 @@ def _united(plan: Plan, edges: Sequence[Edge]) -> StreamLayout:
     return StreamLayout(records, any(plan.graph.node(e.source).timestamped for e in edges))
 
 
-def keyed_input(node: g.KeyedNode, records: RecordType) -> KeyedInput:
+def keyed_input(node: g.Node, records: RecordType) -> KeyedInput:
     """How a keyed node's input, of these records, is keyed. A key of no fields is 0 for every record."""
-    if node.key == Key():
+    key = node.key
+    assert key is not None
+    if key == Key():
         return KeyedInput((), int)
-    computed = node.key.computed
+    computed = key.computed
     if computed is not None:
         return KeyedInput((key_column(0),), computed.python, decoder(computed.python))
-    types = tuple(records.type_of(f) for f in node.key.fields)
+    types = tuple(records.type_of(f) for f in key.fields)
     return KeyedInput(
-        node.key.fields,
+        key.fields,
         types[0] if len(types) == 1 else tuple.__class_getitem__(types),
-        _fields_decoder(node.key.fields, records),
+        _fields_decoder(key.fields, records),
     )
 
 
@@ -172,7 +124,7 @@ def program(
         input=layout,
         steps=tuple(steps),
         outputs=tuple(Output(index[p.node], plan.layout(p), p.tag) for p in outputs),
-        keyed=keyed_input(head, layout.records) if isinstance(head, g.KeyedNode) else None,
+        keyed=keyed_input(head, layout.records) if head.key is not None else None,
         options=keyed_options(plan.execution, last_event_time),
-        broadcast=BroadcastInput(broadcast_layout(plan, head.id)) if isinstance(head, g.BroadcastNode) else None,
+        broadcast=broadcast_input(plan, head),
     )

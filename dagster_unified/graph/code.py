@@ -4,9 +4,12 @@ reads.
 
 from __future__ import annotations
 
+import ast
 import dis
+import inspect
 import sys
 import sysconfig
+import textwrap
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -176,3 +179,27 @@ def _closed_over(function: types.FunctionType) -> Iterator[Any]:
             yield cell.cell_contents
         except ValueError:  # a cell that is not filled yet
             continue
+
+
+def declared_states(function: Any) -> list[dict[str, str]]:
+    """The state descriptors that the classes of an author's functions make: the name and kind of each."""
+    found = []
+    for call in (call for part in authors(function) for call in _calls(type(part))):
+        name = _called(call)
+        if name.endswith("StateDescriptor") and call.args and isinstance(call.args[0], ast.Constant):
+            found.append({"name": str(call.args[0].value), "kind": name.removesuffix("StateDescriptor").lower()})
+    return found
+
+
+def _called(call: ast.Call) -> str:
+    if isinstance(call.func, ast.Name):
+        return call.func.id
+    return call.func.attr if isinstance(call.func, ast.Attribute) else ""
+
+
+def _calls(cls: type) -> list[ast.Call]:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    except (OSError, TypeError, SyntaxError):
+        return []
+    return [n for n in ast.walk(tree) if isinstance(n, ast.Call)]

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from dagster_unified.graph.explain import kind
 from dagster_unified.graph.nodes import Node
 from dagster_unified.graph.plan import Plan, Region
 
@@ -78,7 +77,7 @@ def as_svg(plan: Plan, highlighted: Region) -> str:
 
 def _operator(node: Node) -> str:
     name = node.name if len(node.name) <= LONGEST else node.name[: LONGEST - 1] + "…"
-    return f"{kind(node)} {name}"
+    return f"{node.kind} {name}"
 
 
 def _label(plan: Plan, source: int, target: int) -> str:

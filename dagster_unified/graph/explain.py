@@ -5,31 +5,12 @@ Prints the very objects that the engines execute, and decides nothing itself.
 
 from __future__ import annotations
 
-import ast
-import inspect
 import json
-import textwrap
 from typing import Any
 
-from dagster_unified.graph.code import authors
-from dagster_unified.graph.nodes import (
-    AssignTimestampsNode,
-    BroadcastNode,
-    KeyedNode,
-    KeyedProcessNode,
-    LookupNode,
-    NativeKeyedNode,
-    NativeNode,
-    Node,
-    ReduceNode,
-    SinkNode,
-    SourceNode,
-    WindowAggregateNode,
-    WindowNode,
-)
+from dagster_unified.graph.nodes import Graph
 from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.graph.regions import Exchange
-from dagster_unified.operators.windows.operator import CONTENTS
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
@@ -52,10 +33,10 @@ def as_json(plan: Plan) -> dict[str, Any]:
                 "id": n.id,
                 "uid": n.uid,
                 "name": n.name,
-                "kind": kind(n),
-                "describes": describe(n),
+                "kind": n.kind,
+                "describes": n.describe(),
                 "output": n.records.describe() if n.records else None,
-                "state": state(n),
+                "state": n.state(),
                 "parallelism": n.parallelism,
                 "location": str(n.location) if n.location else None,
             }
@@ -93,70 +74,6 @@ def as_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def kind(node: Node) -> str:
-    """`map`, `keyed process`, `source`: what a node is, in words."""
-    name = type(node).__name__.removesuffix("Node")
-    return "".join(f" {c.lower()}" if c.isupper() else c for c in name).strip()
-
-
-def describe(node: Node) -> str:
-    """What a node does, beyond its name."""
-    if isinstance(node, SourceNode):
-        return f"{node.source.describe()}, {node.source.boundedness.value}"
-    if isinstance(node, SinkNode):
-        return f"{node.sink.describe()}, {node.sink.guarantee.value}"
-    if isinstance(node, LookupNode):
-        return (
-            f"Catalyst: {', '.join(f'{a} = {b}' for a, b in node.on)} in"
-            f" {node.source.describe()}{', inner' if node.inner else ''}"
-        )
-    if isinstance(node, (NativeNode, NativeKeyedNode)):
-        windows = f" in {node.assigner.describe()}" if isinstance(node, WindowAggregateNode) else ""
-        return "Catalyst: " + ", ".join(map(str, node.columns)) + windows
-    if isinstance(node, ReduceNode) and node.rolling is not None:
-        return f"{node.rolling[0]}({'' if node.rolling[1] is None else node.rolling[1]})"
-    if isinstance(node, WindowNode):
-        return str(node.function.describe())
-    if isinstance(node, AssignTimestampsNode):
-        bound = node.max_out_of_orderness_ms
-        return "event time, no watermarks" if bound is None else f"event time, out of order by up to {bound} ms"
-    return ""
-
-
-def state(node: Node) -> list[dict[str, str]]:
-    """The keyed state of an operator, as far as its code shows it."""
-    if isinstance(node, NativeKeyedNode):
-        return [{"name": "aggregates", "kind": "aggregating"}]
-    if isinstance(node, ReduceNode):
-        return [{"name": "value", "kind": "value"}]
-    if isinstance(node, WindowNode):
-        return [{"name": CONTENTS, "kind": "map"}]
-    if not isinstance(node, KeyedProcessNode):
-        return []
-    found = []
-    if isinstance(node, BroadcastNode):
-        found += [{"name": d.name, "kind": "broadcast"} for d in node.function.descriptors]
-    for call in (call for function in authors(node.function) for call in _calls(type(function))):
-        name = (
-            call.func.id
-            if isinstance(call.func, ast.Name)
-            else call.func.attr
-            if isinstance(call.func, ast.Attribute)
-            else ""
-        )
-        if name.endswith("StateDescriptor") and call.args and isinstance(call.args[0], ast.Constant):
-            found.append({"name": str(call.args[0].value), "kind": name.removesuffix("StateDescriptor").lower()})
-    return found
-
-
-def _calls(cls: type) -> list[ast.Call]:
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except (OSError, TypeError, SyntaxError):
-        return []
-    return [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
-
-
 def as_text(plan: Plan) -> str:
     """The plan for people, stage by stage."""
     execution = plan.execution
@@ -183,12 +100,12 @@ def _region_text(plan: Plan, region: Region) -> list[str]:
         lines += [f"    {_exchange_text(plan, e)}" for e in plan.exchanges if e.target == task_id]
         for operator in plan.tasks[task_id].operators:
             node = plan.graph.node(operator)
-            text = f"    {kind(node)} '{node.name}'"
-            if isinstance(node, KeyedNode):
+            text = f"    {node.kind} '{node.name}'"
+            if node.key is not None:
                 text += f" by {node.key.describe()}"
-            if describe(node):
-                text += f": {describe(node)}"
-            for held in state(node):
+            if node.describe():
+                text += f": {node.describe()}"
+            for held in node.state():
                 text += f"; {held['kind']} state '{held['name']}'"
             if node.records is not None:
                 text += f" → {node.records.describe()}"
@@ -222,13 +139,7 @@ def as_mermaid(plan: Plan) -> str:
         lines.append(f'  subgraph r{region.id}["{_escape(region.name)}"]')
         for operator in region.nodes:
             node = graph.node(operator)
-            left, right = (
-                ("([", "])")
-                if isinstance(node, SourceNode)
-                else ("[(", ")]")
-                if isinstance(node, SinkNode)
-                else ("[", "]")
-            )
+            left, right = _shape(graph, operator)
             lines.append(f'    n{operator}{left}"{_escape(node.name)}"{right}')
         lines.append("  end")
     crossing = {id(e.edge): e for e in plan.exchanges}
@@ -241,6 +152,13 @@ def as_mermaid(plan: Plan) -> str:
         arrow = f'== "{_escape(label)}" ==>' if exchange.blocking else f'-- "{_escape(label)}" -->'
         lines.append(f"  n{edge.source} {arrow} n{edge.target}")
     return "\n".join(lines)
+
+
+def _shape(graph: Graph, operator: int) -> tuple[str, str]:
+    """Mermaid's brackets: round for what begins, a drum for what ends, a box for all between."""
+    if not graph.inputs(operator):
+        return "([", "])"
+    return ("[", "]") if graph.outputs(operator) else ("[(", ")]")
 
 
 def _escape(text: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dagster_unified.graph.code import field_of
-from dagster_unified.graph.nodes import AssignTimestampsNode, Edge, Graph, Node, SourceNode
+from dagster_unified.graph.nodes import AssignTimestampsNode, Edge, Graph, Node
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,19 @@ class Assigned:
 def nearest_assigners(graph: Graph, edges: Sequence[Edge]) -> list[AssignTimestampsNode]:
     """The nearest timestamp assigners upstream of what comes over some edges."""
     pending: list[Edge] = list(edges)
-    found: dict[int, Node] = {}
+    seen: set[int] = set()
+    found: list[AssignTimestampsNode] = []
     while pending:
         source = pending.pop().source
-        if source not in found:
-            found[source] = graph.node(source)
-            if not isinstance(found[source], AssignTimestampsNode):
-                pending += graph.inputs(source)
-    return [node for node in found.values() if isinstance(node, AssignTimestampsNode)]
+        if source in seen:
+            continue
+        seen.add(source)
+        node = graph.node(source)
+        if isinstance(node, AssignTimestampsNode):
+            found.append(node)
+        else:
+            pending += graph.inputs(source)
+    return found
 
 
 def assigners(graph: Graph, node: Node) -> list[Assigned]:
@@ -58,7 +63,6 @@ def _disorder(graph: Graph, node: AssignTimestampsNode) -> int | None:
     inputs: list[Edge] = graph.inputs(node.id)
     source = graph.node(inputs[0].source) if len(inputs) == 1 else None
     fields = (node.assigner,) if isinstance(node.assigner, str) else field_of(node.assigner)
-    if not isinstance(source, SourceNode) or fields is None or len(fields) != 1:
+    if source is None or fields is None or len(fields) != 1:
         return None
-    field = fields[0]
-    return source.source.disorder(source.source.records.names[field] if isinstance(field, int) else field)
+    return source.disorder(fields[0])

@@ -6,35 +6,14 @@ STREAMING may end differently; a *note* says what the lint cannot promise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from dagster_unified.graph.code import names_used, reads_from_outside, refers_to
+from dagster_unified.graph.findings import Finding
 from dagster_unified.graph.fingerprint import fingerprint_of
 from dagster_unified.graph.lateness import assigners
 from dagster_unified.graph.mode import Execution
-from dagster_unified.graph.nodes import (
-    AggregateNode,
-    AssignTimestampsNode,
-    AsyncNode,
-    BroadcastNode,
-    FilterNode,
-    FlatMapNode,
-    FunctionNode,
-    Graph,
-    KeyedProcessNode,
-    LookupNode,
-    MapBatchesNode,
-    NativeKeyedNode,
-    Node,
-    ProcessNode,
-    ReduceNode,
-    SinkNode,
-    WhereNode,
-    WindowAggregateNode,
-    WindowNode,
-    functions_of,
-)
-from dagster_unified.operators.functions.event_time import IngestionTimeAssigner
+from dagster_unified.graph.nodes import Graph, Node, SinkNode, WindowNode
 from dagster_unified.operators.state.state import StateDescriptor, StateTtlConfig
 from dagster_unified.operators.windows import (
     ContinuousEventTimeTrigger,
@@ -49,44 +28,25 @@ from dagster_unified.operators.windows import (
 )
 from dagster_unified.operators.windows.triggers import SlidingCountTrigger
 
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing the lint found: its rule, its severity (`warning` or `note`), the operator, and what to do.
-
-    `node` is None where the operator leads to no sink, and so is not in the plan.
-    """
-
-    rule: str
-    severity: str
-    node: int | None
-    message: str
+Rule = Callable[[Graph, Node, Execution], list[tuple[str, str]]]
 
 
 def lint(graph: Graph, execution: Execution) -> tuple[Finding, ...]:
     """All findings, in the order of the operators."""
     found: list[Finding] = []
     for node in graph.nodes:
-        for rule in (
-            _counts_updates,
-            _other_fields,
-            _clock,
-            _watermark,
-            _windows,
-            _late_records,
-            _broadcast,
-            _lookup,
-            _expiry,
-            _order,
-            _null_key,
-            _left_out,
-            _unused,
-        ):
-            found += [
-                Finding(rule.__name__.strip("_").replace("_", "-"), severity, node.id, message)
-                for severity, message in rule(graph, node, execution)
-            ]
+        found += _found(_BEFORE, graph, node, execution)
+        found += node.parity(graph)
+        found += _found(_AFTER, graph, node, execution)
     return tuple(found)
+
+
+def _found(rules: Sequence[Rule], graph: Graph, node: Node, execution: Execution) -> list[Finding]:
+    return [
+        Finding(rule.__name__.strip("_").replace("_", "-"), severity, node.id, message)
+        for rule in rules
+        for severity, message in rule(graph, node, execution)
+    ]
 
 
 def _rolling_upstream(graph: Graph, node: Node) -> Node | None:
@@ -94,29 +54,15 @@ def _rolling_upstream(graph: Graph, node: Node) -> Node | None:
     pending = [e.source for e in graph.inputs(node.id) if e.tag is None]
     while pending:
         upstream = graph.node(pending.pop())
-        if isinstance(upstream, (ReduceNode, AggregateNode)):
+        if upstream.emits_updates:
             return upstream
         pending += [e.source for e in graph.inputs(upstream.id)]
     return None
 
 
 def _counts_updates(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
-    keeps = isinstance(
-        node,
-        (
-            ReduceNode,
-            NativeKeyedNode,
-            KeyedProcessNode,
-            FilterNode,
-            WhereNode,
-            FlatMapNode,
-            ProcessNode,
-            AsyncNode,
-            MapBatchesNode,
-        ),
-    )
-    appends = isinstance(node, SinkNode) and not node.sink.upserts
-    if not (keeps or appends):
+    appends = isinstance(node, SinkNode)
+    if not node.counts_records:
         return []
     rolling = _rolling_upstream(graph, node)
     if rolling is None:
@@ -138,40 +84,12 @@ def _counts_updates(graph: Graph, node: Node, execution: Execution) -> list[tupl
     ]
 
 
-def _other_fields(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
-    if not isinstance(node, ReduceNode) or node.rolling is None or node.records is None:
-        return []
-    kind, field = node.rolling
-    if kind not in ("sum", "min", "max") or field is None:
-        return []
-    name = node.records.names[field] if isinstance(field, int) else field
-    others = [n for n in node.records.names if n != name and n not in node.key.fields]
-    if not others:
-        return []
-    instead = "reduce" if kind == "sum" else f"{kind}_by or reduce"
-    return [
-        (
-            "warning",
-            (
-                f"'{node.name}' keeps {', '.join(others)} of whichever record comes first, which is the earliest in"
-                f" BATCH and the first to arrive in STREAMING; use {instead}"
-            ),
-        )
-    ]
-
-
 def _clock(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
-    if isinstance(node, AssignTimestampsNode):
-        function = node.assigner
-    elif isinstance(node, (FunctionNode, KeyedProcessNode)):
-        function = node.function
-    else:
+    function = node.user_function
+    if function is None:
         return []
     used = names_used(function)
     found: list[tuple[str, str]] = []
-    if isinstance(function, IngestionTimeAssigner):
-        what = f"'{node.name}' takes event times from the clock, so that windows and timers depend on when it runs"
-        found.append(("warning", f"{what}; take them from a field of the record"))
     if "current_processing_time" in used and "register_processing_time_timer" not in used:
         found.append(
             (
@@ -197,10 +115,8 @@ def _clock(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, st
 
 
 def _watermark(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
-    if not isinstance(node, (FunctionNode, KeyedProcessNode)) or not names_used(node.function) & {
-        "current_watermark",
-        "get_current_watermark",
-    }:
+    function = node.user_function
+    if function is None or not names_used(function) & {"current_watermark", "get_current_watermark"}:
         return []
     what = (
         f"'{node.name}' reads the watermark, which stands at its beginning in BATCH and follows the records in"
@@ -266,8 +182,8 @@ def _windows(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, 
 
 
 def _late_records(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
-    function = _dropping(getattr(node, "function", None))
-    if function is None and not isinstance(node, WindowAggregateNode):
+    dropping = node.drops_late_records
+    if dropping is None:
         return []
     found = assigners(graph, node)
     if not found:
@@ -278,8 +194,8 @@ def _late_records(graph: Graph, node: Node, execution: Execution) -> list[tuple[
         )
         return [("note", f"no record can be late for '{node.name}': they are out of order {covered}")]
     bounds = ", ".join(f"{a.bound} ms of '{a.name}'" for a in found if not a.covered)
-    lateness = getattr(function, "lateness", 0)
-    tags = [tag for tag in getattr(function, "late_tags", ()) if tag is not None]
+    lateness = getattr(dropping, "lateness", 0)
+    tags = [tag for tag in getattr(dropping, "late_tags", ()) if tag is not None]
     if tags or lateness:
         what = f"side output '{tags[0].name}'" if tags else "allowed lateness"
         return [("warning", f"'{node.name}': nothing is late in BATCH, so that its {what} is of STREAMING only")]
@@ -294,64 +210,8 @@ def _late_records(graph: Graph, node: Node, execution: Execution) -> list[tuple[
     ]
 
 
-def _dropping(function: object) -> object | None:
-    """The function that drops late records: itself, or one that it wraps."""
-    if getattr(function, "drops_late_records", False):
-        return function
-    return next((f for f in map(_dropping, getattr(function, "wrapped_functions", ())) if f is not None), None)
-
-
-def _broadcast(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
-    if not isinstance(node, BroadcastNode):
-        return []
-    found = [
-        (
-            "warning",
-            (
-                f"'{node.name}' sees every broadcast record before its other records in BATCH, and in STREAMING only"
-                " those that came before; make its result independent of that, or join with an interval"
-            ),
-        )
-    ]
-    if not any(graph.node(e.source).timestamped for e in graph.broadcast_inputs(node.id)):
-        found.append(
-            (
-                "warning",
-                (
-                    f"'{node.name}' gets its broadcast records in no defined order in BATCH, since they have no event"
-                    " times; if a later one replaces an earlier, assign timestamps to them"
-                ),
-            )
-        )
-    if "apply_to_keyed_state" in names_used(node.function):
-        found.append(
-            (
-                "warning",
-                (
-                    f"'{node.name}' uses apply_to_keyed_state, which in BATCH is called for no key: there is none yet"
-                    " when broadcast records come"
-                ),
-            )
-        )
-    return found
-
-
-def _lookup(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
-    if not isinstance(node, LookupNode):
-        return []
-    return [
-        (
-            "note",
-            (
-                f"'{node.name}' reads '{node.source.name}' as it is when the stage runs in BATCH, and as it is at each"
-                " micro-batch in STREAMING; while it changes, results differ"
-            ),
-        )
-    ]
-
-
 def _expiry(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
-    if not isinstance(node, KeyedProcessNode) or not refers_to(node.function, _lives_for_a_time):
+    if not node.holds_state or not refers_to(node.user_function, _lives_for_a_time):
         return []
     return [
         (
@@ -373,11 +233,7 @@ def _lives_for_a_time(value: object) -> bool:
 
 
 def _order(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
-    if (
-        isinstance(node, WindowNode)
-        or not isinstance(node, KeyedProcessNode)
-        or getattr(node.function, "requires_time_sorted_input", False)
-    ):
+    if not node.depends_on_order:
         return []
     return [
         (
@@ -391,7 +247,7 @@ def _order(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, st
 
 
 def _null_key(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
-    key = getattr(node, "key", None)
+    key = node.key
     if key is None or not key.fields:
         return []
     found = []
@@ -413,7 +269,7 @@ def _null_key(graph: Graph, node: Node, execution: Execution) -> list[tuple[str,
 
 
 def _left_out(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
-    found = fingerprint_of(*functions_of(node)).left_out
+    found = fingerprint_of(*node.code()).left_out
     return [
         (
             "note",
@@ -429,5 +285,9 @@ def _left_out(graph: Graph, node: Node, execution: Execution) -> list[tuple[str,
 def _unused(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
     if isinstance(node, SinkNode) or graph.outputs(node.id):
         return []
-    what = "its timestamps are" if isinstance(node, AssignTimestampsNode) else "its output is"
-    return [("note", f"{what} not used: '{node.name}' leads to no sink, and it does not run")]
+    return [("note", f"its {node.product} not used: '{node.name}' leads to no sink, and it does not run")]
+
+
+_BEFORE: tuple[Rule, ...] = (_counts_updates, _clock, _watermark)
+_AFTER: tuple[Rule, ...] = (_windows, _late_records, _expiry, _order, _null_key, _left_out, _unused)
+"""What is asked of every operator, before and after what its node says itself."""

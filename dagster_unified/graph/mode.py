@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from dagster_unified.errors import ConfigurationError, PipelineError
 from dagster_unified.graph.connectors import Boundedness
-from dagster_unified.graph.nodes import AggregateNode, Graph, SourceNode
+from dagster_unified.graph.nodes import Graph
 from dagster_unified.graph.options import Configuration
 
 
@@ -48,13 +48,8 @@ class Execution:
 
 def boundedness(graph: Graph) -> Boundedness:
     """Bounded when all sources are."""
-    unbounded = any(s.source.boundedness is Boundedness.UNBOUNDED for s in sources(graph))
+    unbounded = any(s.source.boundedness is Boundedness.UNBOUNDED for s in graph.sources)
     return Boundedness.UNBOUNDED if unbounded else Boundedness.BOUNDED
-
-
-def sources(graph: Graph) -> list[SourceNode]:
-    """The graph's sources."""
-    return [n for n in graph.nodes if isinstance(n, SourceNode)]
 
 
 def resolve(graph: Graph, configuration: Configuration) -> Execution:
@@ -64,7 +59,7 @@ def resolve(graph: Graph, configuration: Configuration) -> Execution:
     if mode == "AUTOMATIC":
         mode = "BATCH" if bound is Boundedness.BOUNDED else "STREAMING"
     if mode == "BATCH":
-        for node in sources(graph):
+        for node in graph.sources:
             if node.source.boundedness is Boundedness.UNBOUNDED:
                 raise PipelineError(
                     f"{graph.name}: source '{node.name}' is unbounded, and BATCH needs bounded sources; "
@@ -94,7 +89,7 @@ def resolve(graph: Graph, configuration: Configuration) -> Execution:
             f" {expected}; remove the option"
         )
     updates = configuration["execution.incremental-updates"]
-    native = next((n for n in graph.nodes if isinstance(n, AggregateNode)), None)
+    native = next((n for n in graph.nodes if n.native and n.emits_updates), None)
     if mode == "BATCH" and updates and native is not None:
         raise ConfigurationError(
             f"{graph.name}: execution.incremental-updates=true cannot be honoured in BATCH by '{native.name}', which"

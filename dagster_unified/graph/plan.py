@@ -13,21 +13,12 @@ from importlib.metadata import PackageNotFoundError, version
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.carry import carrying
 from dagster_unified.graph.chaining import Task, resolve_forward, tasks
+from dagster_unified.graph.findings import Finding
 from dagster_unified.graph.fingerprint import digest, fingerprint_of
 from dagster_unified.graph.lateness import nearest_assigners
-from dagster_unified.graph.lint import Finding, lint
+from dagster_unified.graph.lint import lint
 from dagster_unified.graph.mode import Execution, resolve
-from dagster_unified.graph.nodes import (
-    Edge,
-    Graph,
-    KeyedNode,
-    LookupNode,
-    Naming,
-    Node,
-    SinkNode,
-    SourceNode,
-    functions_of,
-)
+from dagster_unified.graph.nodes import Edge, Graph, Naming, Node
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.regions import Exchange, exchanges, regions
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, ComputedKey, StreamLayout
@@ -100,8 +91,8 @@ class Plan:
 
     def tells_input(self, region: Region) -> bool:
         """Whether a region's fingerprint changes with all that its sources hold."""
-        nodes = [self.graph.node(n) for n in self.upstream(*region.nodes)]
-        return all(n.source.tells_input() for n in nodes if isinstance(n, (SourceNode, LookupNode)))
+        nodes = self.upstream(*region.nodes)
+        return all(n.source.tells_input() for n in self.graph.readers if n.id in nodes)
 
     def assigners_before(self, node: int) -> tuple[str, ...]:
         """The uids of the nearest timestamp assigners upstream of a node, whose last event time is the last of its
@@ -167,7 +158,7 @@ def plan(graph: Graph, configuration: Configuration | None = None, carry_state: 
 
 def _used(graph: Graph) -> dict[int, int]:
     """The nodes that lead to a sink, with the numbers that they have in the plan."""
-    needed = {n.id for n in graph.nodes if isinstance(n, SinkNode)}
+    needed = {n.id for n in graph.sinks}
     for node in reversed(graph.nodes):
         if any(e.target in needed for e in graph.outputs(node.id)):
             needed.add(node.id)
@@ -192,6 +183,7 @@ def _regions(
     carrying_nodes: tuple[int, ...],
 ) -> tuple[Region, ...]:
     region_of = {task: i for i, group in enumerate(groups) for task in group}
+    writing = {n.id for n in graph.sinks}
     names: list[str] = []
     found: list[Region] = []
     for i, group in enumerate(groups):
@@ -200,7 +192,7 @@ def _regions(
         entering = [e for e in all_exchanges if e.blocking and region_of[e.target] == i != region_of[e.source]]
         inputs = tuple(sorted({region_of[e.source] for e in entering}))
         outputs = tuple(dict.fromkeys(Port(e.edge.source, e.edge.tag.name if e.edge.tag else None) for e in leaving))
-        sinks = tuple(n for n in nodes if isinstance(graph.node(n), SinkNode))
+        sinks = tuple(n for n in nodes if n in writing)
         name = _stage_name(graph, nodes, outputs, sinks, names)
         names.append(name)
         carried = tuple(Port(n, CARRIED) for n in nodes if n in carrying_nodes)
@@ -265,21 +257,8 @@ def own_parts(node: Node, with_input: bool = True) -> dict[str, str]:
         node.timestamped,
         node.parallelism,
     ]
-    if isinstance(node, SourceNode):
-        described.append(node.source.describe())
-        if with_input:
-            described += [node.source.settings(), node.source.snapshot()]
-    elif isinstance(node, LookupNode):
-        described += [node.source.describe(), node.on, node.found, node.inner]
-        if with_input:
-            described.append(node.source.snapshot())
-    elif isinstance(node, SinkNode):
-        described.append(node.sink.describe())
-    elif isinstance(node, KeyedNode):
-        described.append(node.key.fields)
-    described += [repr(getattr(node, name, None)) for name in ("columns", "max_out_of_orderness_ms", "idleness_ms")]
-    parts = {"": digest(*described)}
-    return {**parts, **fingerprint_of(*functions_of(node)).parts}
+    parts = {"": digest(*described, *node.settings(with_input))}
+    return {**parts, **fingerprint_of(*node.code()).parts}
 
 
 def _describe_edge(edge: Edge) -> str:

@@ -11,7 +11,7 @@ from datetime import datetime
 from urllib.parse import quote
 
 from dagster_unified.errors import PipelineError
-from dagster_unified.graph.nodes import Graph, SourceNode
+from dagster_unified.graph.nodes import Graph
 
 WHOLE = "all"
 """The name under which a run without partitions is stored."""
@@ -73,9 +73,7 @@ def bound(graph: Graph, part: Slice | Dimensions) -> Graph:
     Tables of lookups are read whole. Raises `PipelineError` that names the source which cannot be bounded.
     """
     try:
-        nodes = tuple(
-            replace(n, source=n.source.bounded_to(part)) if isinstance(n, SourceNode) else n for n in graph.nodes
-        )
+        bounded = {n.id: replace(n, source=n.source.bounded_to(part)) for n in graph.sources}
     except PipelineError as error:
         raise PipelineError(f"{graph.name}: {error}") from error
-    return replace(graph, nodes=nodes)
+    return replace(graph, nodes=tuple(bounded.get(n.id, n) for n in graph.nodes))

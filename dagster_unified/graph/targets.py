@@ -29,8 +29,7 @@ class Written:
 
 def written(graph: Graph) -> list[Written]:
     """The places that a pipeline writes to."""
-    sinks = [node for node in graph.nodes if isinstance(node, SinkNode)]
-    targets = [(node, node.sink.target()) for node in sinks]
+    targets = [(node, node.sink.target()) for node in graph.sinks]
     return [Written(graph.name, n.name, _described(n), target) for n, target in targets if target is not None]
 
 

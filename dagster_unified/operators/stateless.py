@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.functions.event_time import IngestionTimeAssigner
@@ -60,8 +60,6 @@ class MapStep(FusedStep):
 class FilterStep(FusedStep):
     """`filter`."""
 
-    passes_on: ClassVar[bool] = True
-
     def clause(self, place: Place) -> Clause:
         place.open(self.function)
         return Filter(getattr(self.function, "filter", self.function))
@@ -77,8 +75,6 @@ class FlatMapStep(FusedStep):
 
 class AssignTimestampsStep(FusedStep):
     """`assign_timestamps_and_watermarks`; the watermark is the drivers' affair."""
-
-    passes_on: ClassVar[bool] = True
 
     def clause(self, place: Place) -> Clause:
         assigner = self.function

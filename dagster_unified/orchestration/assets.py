@@ -28,7 +28,6 @@ from dagster_unified.engine.batch.stage import Carrying, Run, run_range
 from dagster_unified.engine.events import Event, StageFinished, StageStarted
 from dagster_unified.engine.interrupts import Interrupts
 from dagster_unified.engine.malformed import diverting, in_batch
-from dagster_unified.graph.nodes import LookupNode, SinkNode, SourceNode
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.graph.slices import Slice
@@ -67,11 +66,7 @@ def source_specs(
     loaded: Plan, upstream: Mapping[str, CoercibleToAssetDep], translator: "StageTranslator"
 ) -> list[AssetSpec]:
     """The external assets that stand for the sources, where there is no asset of the user's."""
-    nodes = {
-        translator.get_source_key(loaded, n): n
-        for n in loaded.graph.nodes
-        if isinstance(n, (SourceNode, LookupNode)) and name_of(n) not in upstream
-    }
+    nodes = {translator.get_source_key(loaded, n): n for n in loaded.graph.readers if name_of(n) not in upstream}
     return [
         AssetSpec(
             key,
@@ -96,7 +91,7 @@ def stage_asset(
     """
     inputs = [AssetDep(translator.get_asset_key(loaded, loaded.regions[r])) for r in region.inputs]
     before = [partition_before(translator.get_asset_key(loaded, region))] if batch.carry_state else []
-    read = [n for n in (loaded.graph.node(i) for i in region.nodes) if isinstance(n, (SourceNode, LookupNode))]
+    read = [n for n in loaded.graph.readers if n.id in region.nodes]
 
     @asset(
         key=translator.get_asset_key(loaded, region),
@@ -329,7 +324,7 @@ class _Step:
         found = self.producers.materialized(region.name, self.translator.get_asset_key(self.launched, region))
         if found is None or found.fingerprint != region.fingerprint:
             return None
-        sinks = [n.sink for n in map(self.launched.graph.node, region.sinks) if isinstance(n, SinkNode)]
+        sinks = [n.sink for n in self.launched.graph.sinks if n.id in region.sinks]
         if not all(s.exists() for s in sinks if isinstance(s, SparkSink)):
             return None
         carry = self._carrying()
@@ -397,9 +392,8 @@ def batched(steps: "Sequence[_Step]", size: int) -> "Iterator[Sequence[_Step]]":
 
 def _previews(run: Run, region: Region) -> "dict[str, pa.Table]":
     found = {}
-    for node_id in region.sinks:
-        node = run.plan.graph.node(node_id)
-        if isinstance(node, SinkNode) and isinstance(node.sink, SparkSink):
+    for node in run.plan.graph.sinks:
+        if node.id in region.sinks and isinstance(node.sink, SparkSink):
             table = node.sink.preview(run.spark, PREVIEW_ROWS)
             if table is not None:
                 found[node.name] = table

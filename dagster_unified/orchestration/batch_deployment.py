@@ -19,7 +19,6 @@ from dagster import (
 
 from dagster_unified.errors import ConfigurationError, PipelineError
 from dagster_unified.graph.connectors import Boundedness
-from dagster_unified.graph.mode import sources
 from dagster_unified.graph.plan import Plan, plan
 from dagster_unified.graph.slices import Slice, bound
 from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
@@ -103,7 +102,7 @@ class BatchDeployment:
         """Plan the stages that become assets; raises `PipelineError` for a source that stays unbounded."""
         found = self.plan(batch_configuration())
         if found.execution.mode != "BATCH":
-            unbounded = next(n for n in sources(found.graph) if n.source.boundedness is Boundedness.UNBOUNDED)
+            unbounded = next(n for n in found.graph.sources if n.source.boundedness is Boundedness.UNBOUNDED)
             raise PipelineError(
                 f"{found.name}: source '{unbounded.name}' is unbounded, and a BatchDeployment needs bounded sources; "
                 f"use a StreamingDeployment, or read the source from a bounded one"

@@ -81,8 +81,7 @@ def sink_checks(
 ) -> list[AssetChecksDefinition]:
     """The checks of a pipeline. `assets` are those of its sinks, by name."""
     found: list[AssetChecksDefinition] = []
-    sinks = [n for n in planned.graph.nodes if isinstance(n, SinkNode)]
-    for node in sinks:
+    for node in planned.graph.sinks:
         key = assets[node.name]
         if isinstance(node.sink, SparkSink) and node.sink.elsewhere("/") is not None:
             if checks.schema:

@@ -18,7 +18,6 @@ from dagster import DagsterInstance
 from dagster_unified import settings
 from dagster_unified.connectors.base import SparkSink
 from dagster_unified.engine import interrupts, session
-from dagster_unified.graph.nodes import SinkNode
 from dagster_unified.graph.options import Configuration, Layer
 from dagster_unified.graph.plan import plan
 from dagster_unified.orchestration import progress
@@ -53,8 +52,8 @@ class Outcome:
         """The first rows of each result table."""
         spark = session.start(self.spark.master, self.spark.remote, self.spark.config)
         found = {}
-        for node in planned.graph.nodes:
-            if isinstance(node, SinkNode) and isinstance(node.sink, SparkSink):
+        for node in planned.graph.sinks:
+            if isinstance(node.sink, SparkSink):
                 table = node.sink.preview(spark, rows)
                 if table is not None:
                     found[f"{node.name} ({node.sink.describe()})"] = table

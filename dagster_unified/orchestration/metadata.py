@@ -21,7 +21,6 @@ from dagster import (
 from upath import UPath
 
 from dagster_unified.engine.batch.intermediates.store import Manifest
-from dagster_unified.graph import nodes as g
 from dagster_unified.graph.drawing import as_svg
 from dagster_unified.graph.lineage import column_lineage
 from dagster_unified.graph.plan import Plan, Region
@@ -133,7 +132,7 @@ def dagster_lineage(plan: Plan, region: Region, translator: StageTranslator) -> 
 
 
 def _key(plan: Plan, region: Region, node_id: int, translator: StageTranslator) -> AssetKey:
-    node = plan.graph.node(node_id)
-    if isinstance(node, g.SourceNode) and node_id in region.nodes:
-        return translator.get_source_key(plan, node)
+    source = next((n for n in plan.graph.sources if n.id == node_id), None)
+    if source is not None and node_id in region.nodes:
+        return translator.get_source_key(plan, source)
     return translator.get_asset_key(plan, plan.region_of(node_id))

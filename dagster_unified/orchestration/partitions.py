@@ -19,7 +19,7 @@ from dagster import (
 )
 
 from dagster_unified.errors import PipelineError, nearest
-from dagster_unified.graph.nodes import LookupNode, SourceNode
+from dagster_unified.graph.nodes import ReadingNode
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.slices import Dimensions, Slice, TimeRange
 from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
@@ -144,7 +144,7 @@ def checked_carrying(pipeline: str, partitions: PartitionsDefinition[str] | None
 
 def upstream_deps(
     loaded: Plan,
-    sources: Sequence[SourceNode | LookupNode],
+    sources: Sequence[ReadingNode],
     given: Mapping[str, CoercibleToAssetDep],
     translator: StageTranslator,
 ) -> list[AssetDep]:
@@ -160,14 +160,14 @@ def upstream_deps(
     return list(found.values())
 
 
-def name_of(node: SourceNode | LookupNode) -> str:
+def name_of(node: ReadingNode) -> str:
     """The name of what a node reads."""
     return node.source.name
 
 
 def checked_upstream(loaded: Plan, given: Mapping[str, CoercibleToAssetDep]) -> None:
     """Raises where `upstream` names a source that the pipeline does not have."""
-    names = {name_of(n) for n in loaded.graph.nodes if isinstance(n, (SourceNode, LookupNode))}
+    names = {name_of(n) for n in loaded.graph.readers}
     for name in given:
         if name not in names:
             raise PipelineError(

@@ -40,8 +40,7 @@ from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.savepoint import interrupted
 from dagster_unified.errors import UnifiedError
 from dagster_unified.graph.connectors import Boundedness
-from dagster_unified.graph.mode import sources
-from dagster_unified.graph.nodes import LookupNode, SinkNode, SourceNode
+from dagster_unified.graph.nodes import ReadingNode, SinkNode
 from dagster_unified.graph.plan import Plan, plan
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 from dagster_unified.operators.time import wall_clock
@@ -340,7 +339,7 @@ def _may_start(
     since = max((r.ended or r.created for r in runs), default=None)
     watched = [
         n.source
-        for n in sources(planned.graph)
+        for n in planned.graph.sources
         if n.source.boundedness is Boundedness.UNBOUNDED and hasattr(n.source, "files")
     ]
     return any(since is None or f.stat().st_mtime > since.timestamp() for source in watched for f in source.files())
@@ -349,14 +348,13 @@ def _may_start(
 def sink_assets(planned: Plan, translator: StageTranslator) -> dict[str, AssetKey]:
     """The asset of each sink, by the sink's name: that of the stage that writes it in BATCH, or one of its own."""
     found = {}
-    for node in planned.graph.nodes:
-        if isinstance(node, SinkNode):
-            staged = planned.execution.mode == "BATCH"
-            found[node.name] = (
-                translator.get_asset_key(planned, planned.region_of(node.id))
-                if staged
-                else translator.get_sink_key(planned, node)
-            )
+    for node in planned.graph.sinks:
+        staged = planned.execution.mode == "BATCH"
+        found[node.name] = (
+            translator.get_asset_key(planned, planned.region_of(node.id))
+            if staged
+            else translator.get_sink_key(planned, node)
+        )
     return found
 
 
@@ -365,9 +363,9 @@ def sink_specs(
 ) -> list[AssetSpec]:
     """The external assets that stand for the sinks of a pipeline that has no BATCH stages."""
 
-    def read_by(node: SinkNode) -> list[SourceNode | LookupNode]:
+    def read_by(node: SinkNode) -> list[ReadingNode]:
         before = planned.upstream(node.id)
-        return [n for n in planned.graph.nodes if isinstance(n, (SourceNode, LookupNode)) and n.id in before]
+        return [n for n in planned.graph.readers if n.id in before]
 
     return [
         AssetSpec(
@@ -380,6 +378,5 @@ def sink_specs(
             kinds={"spark", "streaming"},
             metadata=targets_metadata(planned, [node.id]),
         )
-        for node in planned.graph.nodes
-        if isinstance(node, SinkNode)
+        for node in planned.graph.sinks
     ]

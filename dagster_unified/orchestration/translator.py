@@ -9,7 +9,7 @@ from dagster import AssetKey
 
 from dagster_unified.connectors.collection import CollectionSource
 from dagster_unified.connectors.delta import DeltaSink
-from dagster_unified.graph.nodes import KeyedProcessNode, LookupNode, NativeKeyedNode, SinkNode, SourceNode
+from dagster_unified.graph.nodes import ReadingNode, SinkNode, SourceNode
 from dagster_unified.graph.plan import Plan, Region
 
 
@@ -20,11 +20,9 @@ class StageTranslator:
         """`<pipeline>/<stage>`."""
         return AssetKey([plan.name, region.name])
 
-    def get_source_key(self, plan: Plan, source: SourceNode | LookupNode) -> AssetKey:
+    def get_source_key(self, plan: Plan, source: ReadingNode) -> AssetKey:
         """The external asset that stands for a source, or for the table of a lookup."""
-        return AssetKey(
-            [plan.name, "sources", _word(source.name if isinstance(source, SourceNode) else source.source.name)]
-        )
+        return AssetKey([plan.name, "sources", _word(source.reads)])
 
     def get_malformed_key(self, plan: Plan, source: SourceNode) -> AssetKey:
         """The asset that stands for the malformed rows which a source has set aside."""
@@ -45,14 +43,13 @@ class StageTranslator:
     def get_kinds(self, plan: Plan, region: Region) -> set[str]:
         """`spark`, and what the stage writes or reads."""
         kinds = {"spark"}
-        nodes = [plan.graph.node(n) for n in region.nodes]
-        if any(isinstance(n, SinkNode) and isinstance(n.sink, DeltaSink) for n in nodes):
+        if any(n.id in region.sinks and isinstance(n.sink, DeltaSink) for n in plan.graph.sinks):
             kinds.add("deltalake")
-        if any(isinstance(n, (KeyedProcessNode, NativeKeyedNode)) for n in nodes):
+        if any(plan.graph.node(n).holds_state for n in region.nodes):
             kinds.add("stateful")
-        for node in nodes:
+        for node in plan.graph.readers:
             if (
-                isinstance(node, (SourceNode, LookupNode))
+                node.id in region.nodes
                 and not isinstance(node.source, CollectionSource)
                 and hasattr(node.source, "format")
             ):

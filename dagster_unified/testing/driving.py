@@ -12,14 +12,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_unified.engine.translate import broadcast_layout, input_layout, keyed_input, keyed_options, step
+from dagster_unified.engine.translate import broadcast_input, input_layout, keyed_input, keyed_options, step
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups, MicroBatch
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
 from dagster_unified.operators.program.run import RunningProgram
-from dagster_unified.operators.program.spec import BroadcastInput, Output, Program
+from dagster_unified.operators.program.spec import Output, Program
 
 Timed = tuple[Any, "int | None"]
 """A record and its event time."""
@@ -36,8 +36,7 @@ def single(plan: Plan, node: g.Node, last_event_time: int | None = None) -> Prog
         records = plan.graph.port_type(node.id, tag) if tag or node.records else layout.records
         assert records is not None
         outputs.append(Output(0, StreamLayout(records, node.timestamped), tag))
-    keyed = keyed_input(node, layout.records) if isinstance(node, g.KeyedNode) else None
-    broadcast = BroadcastInput(broadcast_layout(plan, node.id)) if isinstance(node, g.BroadcastNode) else None
+    keyed = keyed_input(node, layout.records) if node.key is not None else None
     return Program(
         plan.name,
         node.name,
@@ -46,7 +45,7 @@ def single(plan: Plan, node: g.Node, last_event_time: int | None = None) -> Prog
         tuple(outputs),
         keyed,
         keyed_options(plan.execution, last_event_time),
-        broadcast,
+        broadcast_input(plan, node),
     )
 
 

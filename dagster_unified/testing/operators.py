@@ -13,7 +13,6 @@ from typing import Any
 from dagster_unified.api.pipeline import Pipeline
 from dagster_unified.api.stream import DataStream
 from dagster_unified.api.watermarks import WatermarkStrategy
-from dagster_unified.engine.translate import STEPS
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.options import Configuration
@@ -166,7 +165,7 @@ class _Harness:
 
     def _contents(self) -> list[Content]:
         """The pages of the operator's state; none where it has no key."""
-        return self._driven.groups.contents(self._driven.store) if isinstance(self._node, g.KeyedNode) else []
+        return self._driven.groups.contents(self._driven.store) if self._node.key is not None else []
 
     def _shown(self, key: Any) -> Any:
         """A key as the author knows it."""
@@ -302,9 +301,9 @@ class BroadcastHarness(_Harness):
 def _operator(decided: Plan) -> g.Node:
     """The one operator between the harness's inputs and its outputs."""
     graph = decided.graph
-    sink = next(n for n in graph.nodes if isinstance(n, g.SinkNode) and n.name == _OUTPUT)
+    sink = next(n for n in graph.sinks if n.name == _OUTPUT)
     node = graph.node(graph.inputs(sink.id)[0].source)
-    if type(node) not in STEPS or isinstance(node, g.AssignTimestampsNode):
+    if node.step is None or isinstance(node, g.AssignTimestampsNode):
         raise PipelineError(
             f"harness: '{node.name}' is no operator that runs in Python; give a window, a function or a rolling"
             " operation, or use run_pipeline"

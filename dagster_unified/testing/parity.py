@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dagster_unified.connectors.delta import DeltaSink
-from dagster_unified.graph.nodes import AggregateNode, Graph, ReduceNode, SinkNode
+from dagster_unified.graph.nodes import Graph, SinkNode
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.testing.run import Result, run_pipeline
 
@@ -43,13 +43,12 @@ def assert_same_in_both_modes(
 def final_result(graph: Graph, result: Result) -> dict[str, Counter[str]]:
     """What each sink holds in the end, records as text."""
     final = {}
-    for node in graph.nodes:
-        if isinstance(node, SinkNode):
-            records = result.sinks[node.name]
-            get = _key(graph, node)
-            if get is not None:
-                records = list({repr(get(r)): r for r in records}.values())
-            final[node.name] = Counter(map(repr, records))
+    for node in graph.sinks:
+        records = result.sinks[node.name]
+        get = _key(graph, node)
+        if get is not None:
+            records = list({repr(get(r)): r for r in records}.values())
+        final[node.name] = Counter(map(repr, records))
     return final
 
 
@@ -59,7 +58,7 @@ def _key(graph: Graph, node: SinkNode) -> Callable[[Any], Any] | None:
         return lambda r: [getattr(r, k) for k in node.sink.key]  # type: ignore[attr-defined]
     edge = graph.inputs(node.id)[0]
     before = graph.node(edge.source)
-    if not isinstance(before, (ReduceNode, AggregateNode)):
+    if before.key is None or not before.emits_updates:
         return None
     computed, records = before.key.computed, before.records
     if computed is not None:

@@ -16,10 +16,9 @@ from typing import Any
 
 from dagster_unified.connectors.collection import CollectionSource
 from dagster_unified.engine.job_time import JobTime
-from dagster_unified.engine.translate import STEPS, input_layout, keyed_input
+from dagster_unified.engine.translate import input_layout, keyed_input
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.mode import sources
 from dagster_unified.graph.nodes import Edge
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, Port, plan
@@ -105,14 +104,13 @@ class _Order:
 
 def _inputs(decided: Plan, inputs: Mapping[str, Sequence[Any]]) -> dict[int, list[Any]]:
     found: dict[int, list[Any]] = {}
-    tables = [n for n in decided.graph.nodes if isinstance(n, g.LookupNode)]
-    reading: list[g.SourceNode | g.LookupNode] = [*sources(decided.graph), *tables]
-    names = [*(s.name for s in sources(decided.graph)), *(n.source.name for n in tables)]
+    reading = decided.graph.readers
+    names = [n.reads for n in reading]
     for name in inputs:
         if name not in names:
             raise PipelineError(f"{decided.name} has no source '{name}'; its sources are {', '.join(names)}")
     for node in reading:
-        name = node.source.name if isinstance(node, g.LookupNode) else node.name
+        name = node.reads
         if name in inputs:
             found[node.id] = list(inputs[name])
         elif isinstance(node.source, CollectionSource):
@@ -129,7 +127,7 @@ def _tag(edge: Edge) -> str | None:
     return edge.tag.name if edge.tag else None
 
 
-def _keys(decided: Plan, node: g.KeyedNode, timed: Sequence[Timed]) -> list[Any]:
+def _keys(decided: Plan, node: g.Node, timed: Sequence[Timed]) -> list[Any]:
     """The keys of some records; raises `RecordTypeError` for one that is None."""
     layout = input_layout(decided, node.id)
     keyed = keyed_input(node, layout.records)
@@ -153,7 +151,7 @@ class _Batch:
                 self.streams[Port(node.id)] = [(r, None) for r in self.inputs[node.id]]
             elif isinstance(node, g.SinkNode):
                 result.sinks.setdefault(node.name, []).extend(r for r, _ in self._arriving(node.id))
-            elif type(node) in STEPS:
+            elif node.step is not None:
                 self._python(node)
             else:
                 self._native(node)
@@ -182,7 +180,7 @@ class _Batch:
             data = tuple(encode(to_batch(self.plan.name, program.broadcast.layout, [timed])) for timed in records)
             program = replace(program, broadcast=replace(program.broadcast, data=data))
         arriving = self._arriving(node.id)
-        if isinstance(node, g.KeyedNode) and node.key != g.Key() and arriving:
+        if node.key not in (None, g.Key()) and arriving:
             keys = _keys(self.plan, node, arriving)
             order = sorted(
                 range(len(arriving)),
@@ -198,7 +196,7 @@ class _Batch:
 
     def _native(self, node: g.Node) -> None:
         arriving = self._arriving(node.id)
-        if isinstance(node, g.NativeKeyedNode) and arriving:
+        if node.aggregates_natively and arriving:
             _keys(self.plan, node, arriving)
         self.streams[Port(node.id)] = run_native(
             self.plan.name, node, input_layout(self.plan, node.id), arriving, self.inputs.get(node.id, ())
@@ -235,8 +233,8 @@ class _Streaming:
     ) -> None:
         self.plan, self.inputs, self.clock, self.order = decided, inputs, clock, order
         self.interval, self.size = interval, size
-        self.result = Result(sinks={n.name: [] for n in decided.graph.nodes if isinstance(n, g.SinkNode)})
-        self.time = JobTime(decided, None, clock(), (g.KeyedProcessNode, g.WindowAggregateNode))
+        self.result = Result(sinks={n.name: [] for n in decided.graph.sinks})
+        self.time = JobTime(decided, None, clock(), native_windows=True)
         self.driven: dict[int, Driven] = {}
         self.streams: dict[Port, _Stream] = {}
         self.ahead = False
@@ -249,7 +247,7 @@ class _Streaming:
     def run(self) -> Result:
         try:
             for node in self.plan.graph.nodes:
-                if type(node) in STEPS:
+                if node.step is not None:
                     emit = partial(self._emit_from, node.id)
                     self.driven[node.id] = Driven(self.plan, node, emit, self.clock)
             event, waiting = None, 0
@@ -271,7 +269,7 @@ class _Streaming:
 
     def _micro_batches(self) -> Iterator[dict[int, list[Any]]]:
         """One source after another, a micro-batch's number of records at a time; with no number, everything at once."""
-        reading = {n.id: self.inputs[n.id] for n in sources(self.plan.graph)}
+        reading = {n.id: self.inputs[n.id] for n in self.plan.graph.sources}
         if self.size is None:
             yield {n: self.order.shuffled(records) for n, records in reading.items()}
             return
@@ -292,7 +290,7 @@ class _Streaming:
             came = self._arriving(self.plan.graph.main_inputs(node.id))
             if isinstance(node, g.SinkNode):
                 self.result.sinks[node.name] += [r for r, _ in [*came.ahead, *came.behind]]
-            elif type(node) in STEPS:
+            elif node.step is not None:
                 self._python(node, came, event)
             elif isinstance(node, g.NativeKeyedNode):
                 self._native_keyed(node, came, event)
@@ -330,7 +328,7 @@ class _Streaming:
             (True, came.ahead, rules.ahead, moved),
             (False, came.behind, rules.behind, end),
         ):
-            if own or broadcast or (told is not None and isinstance(node, g.KeyedNode)):
+            if own or broadcast or (told is not None and node.key is not None):
                 dues.append(self.driven[node.id].run(own, told, broadcast))
         if dues and dues[-1] is not None:
             self.due.append(dues[-1])
@@ -342,11 +340,7 @@ class _Streaming:
             _keys(self.plan, node, timed)
         kept = self.kept.setdefault(node.id, [])
         for record, time in timed:
-            windows = (
-                node.assigner.assign_windows(record, time, time)
-                if isinstance(node, g.WindowAggregateNode) and time is not None
-                else ()
-            )
+            windows = node.windows_of(record, time)
             if windows and all(w.max_timestamp() <= mark for w in windows):
                 self.late.count("late records")
             else:

@@ -53,7 +53,6 @@ from dagster_unified.engine.translate import runs_in_python
 from dagster_unified.errors import UnifiedError
 from dagster_unified.graph.carry import carrying
 from dagster_unified.graph.drawing import as_svg
-from dagster_unified.graph.mode import sources
 from dagster_unified.graph.options import OPTIONS, Option, written
 from dagster_unified.testing import run_pipeline
 from jobs.flight_delays import pipeline as flights
@@ -405,7 +404,7 @@ def refusal(attempt: Callable[[], object]) -> str | None:
 
 
 def run(pipeline: Pipeline, mode: str) -> None:
-    present = {node.name for node in sources(pipeline.plan().graph)}
+    present = {node.name for node in pipeline.plan().graph.sources}
     run_pipeline(pipeline, mode, inputs={name: EVENTS for name in ("events", "others") if name in present})
 
 

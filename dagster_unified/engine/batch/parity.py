@@ -13,7 +13,7 @@ from dagster_unified.connectors.base import SparkSink
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.stage import Run, run_all
 from dagster_unified.errors import UnsupportedError
-from dagster_unified.graph.nodes import Graph, SinkNode
+from dagster_unified.graph.nodes import Graph
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
 from dagster_unified.graph.slices import Slice, bound
@@ -50,17 +50,15 @@ def batch_tables(
     sink's.
     """
     sinks = {}
-    nodes = []
-    for node in graph.nodes:
-        if isinstance(node, SinkNode):
-            moved = node.sink.elsewhere(f"{folder}/{node.uid}") if isinstance(node.sink, SparkSink) else None
-            if moved is None:
-                raise UnsupportedError(
-                    f"{graph.name}: sink '{node.name}' ({node.sink.describe()}) cannot be read back and compared; leave"
-                    " parity out, or write to a table"
-                )
-            node, sinks[node.name] = replace(node, sink=moved), moved
-        nodes.append(node)
+    nodes = list(graph.nodes)
+    for node in graph.sinks:
+        moved = node.sink.elsewhere(f"{folder}/{node.uid}") if isinstance(node.sink, SparkSink) else None
+        if moved is None:
+            raise UnsupportedError(
+                f"{graph.name}: sink '{node.name}' ({node.sink.describe()}) cannot be read back and compared; leave"
+                " parity out, or write to a table"
+            )
+        nodes[node.id], sinks[node.name] = replace(node, sink=moved), moved
     moved_graph = replace(graph, nodes=tuple(nodes))
     planned = plan(
         moved_graph if part is None else bound(moved_graph, part),

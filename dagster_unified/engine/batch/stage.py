@@ -6,7 +6,6 @@ sinks are written from that, so that nothing is computed twice and a retry of a 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -36,13 +35,8 @@ from dagster_unified.errors import (
 )
 from dagster_unified.graph.failover import regions_to_recompute
 from dagster_unified.graph.nodes import (
-    BroadcastNode,
     ExchangeKind,
-    KeyedProcessNode,
-    NativeNode,
-    Node,
     SinkNode,
-    WindowAggregateNode,
 )
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.graph.slices import WHOLE
@@ -185,21 +179,9 @@ def _run_together(
 ) -> list[Manifest]:
     """Runs a region in one Spark job or, where an operator looks at all that there is, in one for each partition."""
     plan = runs[0].plan
-    if any(_sees_all(plan.graph.node(n)) for n in plan.regions[region_id].nodes):
+    if any(plan.graph.node(n).sees_all_partitions for n in plan.regions[region_id].nodes):
         return [_run_region([run], region_id, [own], reason)[0] for run, own in zip(runs, inputs, strict=True)]
     return _run_region(runs, region_id, inputs, reason)
-
-
-_OVER = re.compile(r"\bover\b", re.IGNORECASE)
-
-
-def _sees_all(node: Node) -> bool:
-    """Whether an operator would see other partitions: broadcast state, whose records travel with the program, and SQL's
-    window functions.
-    """
-    return isinstance(node, BroadcastNode) or (
-        isinstance(node, NativeNode) and any(_OVER.search(str(column)) for column in getattr(node, "columns", ()))
-    )
 
 
 def _run_region(
@@ -261,7 +243,7 @@ def _time_of(plan: Plan, seen: Metrics, last: bool = False) -> ControlEvent:
     input.
     """
     now = wall_clock()
-    time = JobTime(plan, None, now, (KeyedProcessNode, WindowAggregateNode))
+    time = JobTime(plan, None, now, native_windows=True)
     event = time.after(Report(seen), now)
     return time.end(now) if last else event or ControlEvent(now=now)
 

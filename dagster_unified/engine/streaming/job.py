@@ -24,11 +24,10 @@ from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDire
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.epoch import EpochWriter
 from dagster_unified.engine.streaming.savepoint import check_whole, forget_interrupted, save
-from dagster_unified.engine.streaming.topology import KEYED, Lanes, Topology, topology
+from dagster_unified.engine.streaming.topology import Lanes, Topology, topology
 from dagster_unified.errors import UnifiedError, UnsupportedError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.connectors import Boundedness
-from dagster_unified.graph.mode import sources
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 from dagster_unified.operators.drivers.key_groups import ControlEvent
@@ -83,7 +82,7 @@ class StreamingJob:
                 f"{plan.name}: STREAMING needs a classic Spark session, and this one is Spark Connect's; give"
                 " SparkResource a master instead of a remote"
             )
-        by_group = [node.name for node in plan.graph.nodes if isinstance(node, KEYED)]
+        by_group = [node.name for node in plan.graph.nodes if node.runs_by_key]
         if plan.execution.streaming.backend == "HASHMAP" and by_group:
             raise UnsupportedError(
                 f"{plan.name}: operator '{by_group[0]}' keeps its state in Spark's transformWithState, which only has"
@@ -111,7 +110,7 @@ class StreamingJob:
                 (name, sinks, aggregate, topology(self.plan, sinks, lanes) if aggregate is None else None)
                 for name, sinks, aggregate in queries(self.plan)
             ]
-            odd = {n.uid: lanes.of(f"{n.uid} malformed") for n in sources(self.plan.graph)}
+            odd = {n.uid: lanes.of(f"{n.uid} malformed") for n in self.plan.graph.sources}
             record = self._record(lanes, built)
             if not self.start_as.fresh:
                 check_whole(self.directory)
@@ -231,21 +230,19 @@ def queries(plan: Plan) -> list[tuple[str, tuple[int, ...], int | None]]:
     """
     graph = plan.graph
     found: dict[int | None, list[int]] = {}
-    for node in graph.nodes:
-        if not isinstance(node, g.SinkNode):
-            continue
+    for node in graph.sinks:
         upstream = plan.upstream(node.id)
-        aggregates = [n for n in upstream if isinstance(graph.node(n), g.NativeKeyedNode)]
+        aggregates = [n for n in upstream if graph.node(n).aggregates_natively]
         if aggregates:
             name = graph.node(aggregates[0]).name
-            others = [graph.node(n).name for n in upstream if isinstance(graph.node(n), KEYED)]
+            others = [graph.node(n).name for n in upstream if graph.node(n).runs_by_key]
             if len(aggregates) > 1 or others:
                 raise UnsupportedError(
                     f"{plan.name}: sink '{node.name}' comes after the native aggregate '{name}' and after"
                     f" '{(others or [graph.node(aggregates[1]).name])[0]}', which STREAMING cannot run in one query;"
                     " use reduce instead of one of them, or write a table between them"
                 )
-            if any(s not in plan.upstream(aggregates[0]) for s in upstream if isinstance(graph.node(s), g.SourceNode)):
+            if any(s.id in upstream and s.id not in plan.upstream(aggregates[0]) for s in graph.sources):
                 raise UnsupportedError(
                     f"{plan.name}: sink '{node.name}' unites the native aggregate '{name}' with another stream, which"
                     " STREAMING cannot run; write them to two sinks"
@@ -493,7 +490,7 @@ class _Native(_Query):
         self.packed = {
             node for _, others, native in queries(job.plan) if native is None for node in job.plan.upstream(*others)
         }
-        self.windowed = isinstance(job.plan.graph.node(aggregate), g.WindowAggregateNode)
+        self.windowed = job.plan.graph.node(aggregate).has_native_windows
         self.output_mode = "append" if self.windowed else "update"
         self.control = self.folder / "control" / name
 

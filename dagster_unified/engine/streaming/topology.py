@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dagster_unified.engine.translate import (
-    STEPS,
+    broadcast_input,
     broadcast_layout,
     input_layout,
     keyed_input,
@@ -27,10 +27,8 @@ from dagster_unified.graph.nodes import Edge, ExchangeKind
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.operators.lanes import Route, Track
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, key_column
-from dagster_unified.operators.program.spec import BroadcastInput, Output, Program
+from dagster_unified.operators.program.spec import Output, Program
 from dagster_unified.operators.program.step import Step
-
-KEYED = (g.KeyedProcessNode, g.ReduceNode)
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ class _Builder:
     def __init__(self, plan: Plan, sinks: tuple[int, ...], lanes: Lanes) -> None:
         self.plan, self.graph, self.sinks, self.lanes = plan, plan.graph, sinks, lanes
         self.members = sorted(plan.upstream(*sinks))
-        self.keyed = [n for n in self.members if isinstance(self.graph.node(n), KEYED)]
+        self.keyed = [n for n in self.members if self.graph.node(n).runs_by_key]
         self.body = self._body()
         self.tail = [n for n in self.members if n not in self.body and n not in self.keyed]
         self.tail_lanes: dict[Port, int] = {}
@@ -97,9 +95,7 @@ class _Builder:
 
     def build(self) -> Topology:
         level_of = self._levels()
-        heads = tuple(
-            self._head(self.graph.node(n)) for n in self.members if isinstance(self.graph.node(n), g.SourceNode)
-        )
+        heads = tuple(self._head(node) for node in self.graph.sources if node.id in self.members)
         levels: list[dict[int, Track]] = []
         passes: list[dict[int, Track]] = []
         natives = [self._natives()]
@@ -108,11 +104,7 @@ class _Builder:
             levels.append({self._lane(n): self._keyed(n) for n in mine})
             passes.append({lane: track for n in mine for lane, track in self._after(n)})
             natives.append(self._natives())
-        uids = {
-            self._lane(n): self.graph.node(n).uid
-            for n in self.keyed
-            if isinstance(self.graph.node(n), g.KeyedProcessNode)
-        }
+        uids = {self._lane(n): self.graph.node(n).uid for n in self.keyed if self.graph.node(n).has_timers}
         tail = Region(-1, "sinks", (), tuple(self.tail), (), (), self.sinks, "")
         return Topology(heads, tuple(levels), tuple(passes), tuple(natives), tail, self.tail_lanes, uids)
 
@@ -121,7 +113,7 @@ class _Builder:
 
     def _body(self) -> set[int]:
         """The sources, and what lies between a source or a keyed operator and a keyed operator."""
-        found = {n for n in self.members if isinstance(self.graph.node(n), g.SourceNode)}
+        found = {node.id for node in self.graph.sources if node.id in self.members}
         for node in reversed(self.members):
             if node not in self.keyed and any(
                 e.target in self.keyed or (e.target in found and e.target != node) for e in self._outputs(node)
@@ -159,7 +151,7 @@ class _Builder:
             if (
                 following is None
                 or following.id not in self.body
-                or not isinstance(following, g.NativeNode)
+                or not following.native
                 or len(self.graph.inputs(following.id)) > 1
             ):
                 return found
@@ -186,7 +178,6 @@ class _Builder:
     def _keyed(self, node_id: int) -> Track:
         """A keyed operator alone: what it emits goes to the pass after it, or straight to the tail."""
         node = self.graph.node(node_id)
-        assert isinstance(node, g.KeyedNode)
         layout = input_layout(self.plan, node_id)
         outputs: list[Output] = []
         routes: list[Route] = []
@@ -209,7 +200,7 @@ class _Builder:
                 tuple(outputs),
                 keyed_input(node, layout.records),
                 keyed_options(self.plan.execution, None),
-                BroadcastInput(broadcast_layout(self.plan, node_id)) if isinstance(node, g.BroadcastNode) else None,
+                broadcast_input(self.plan, node),
             ),
             tuple(routes),
         )
@@ -242,7 +233,7 @@ class _Builder:
 
         def follow(port: Port, index: int) -> None:
             edges = [e for e in self._outputs(port.node) if _tag(e) == port.tag]
-            native = [e for e in edges if e.target in self.body and isinstance(self.graph.node(e.target), g.NativeNode)]
+            native = [e for e in edges if e.target in self.body and self.graph.node(e.target).native]
             leaving = [
                 e
                 for e in edges
@@ -280,7 +271,7 @@ class _Builder:
 
     def _in_python(self, edge: Edge) -> g.Node:
         node = self.graph.node(edge.target)
-        assert type(node) in STEPS
+        assert node.step is not None
         self._check_exchange(edge, node)
         return node
 
@@ -300,7 +291,6 @@ class _Builder:
     def _route(self, output: int, port: Port, edge: Edge) -> Route:
         """From a stream to the lane of a keyed operator, in the columns of that operator's input."""
         node = self.graph.node(edge.target)
-        assert isinstance(node, g.KeyedNode)
         own = self.plan.layout(port)
         if edge in self.graph.broadcast_inputs(node.id):
             copied = broadcast_layout(self.plan, node.id)

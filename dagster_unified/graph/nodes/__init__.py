@@ -3,7 +3,7 @@
 The authoring API builds these; planning reads them; engines interpret them through one dispatch table.
 """
 
-from dagster_unified.graph.nodes.base import Chaining, ExchangeKind, Key, Location, Naming, Node, Partitioning
+from dagster_unified.graph.nodes.base import Chaining, ExchangeKind, Key, Lineage, Location, Naming, Node, Partitioning
 from dagster_unified.graph.nodes.functions import (
     AssignTimestampsNode,
     AsyncNode,
@@ -14,7 +14,7 @@ from dagster_unified.graph.nodes.functions import (
     MapNode,
     ProcessNode,
 )
-from dagster_unified.graph.nodes.graph import Edge, Graph, functions_of
+from dagster_unified.graph.nodes.graph import Edge, Graph
 from dagster_unified.graph.nodes.keyed import BroadcastNode, KeyedNode, KeyedProcessNode, ReduceNode, WindowNode
 from dagster_unified.graph.nodes.lookup import LookupNode
 from dagster_unified.graph.nodes.native import (
@@ -27,7 +27,7 @@ from dagster_unified.graph.nodes.native import (
     WindowAggregateNode,
     WithColumnsNode,
 )
-from dagster_unified.graph.nodes.sources_and_sinks import SinkNode, SourceNode
+from dagster_unified.graph.nodes.sources_and_sinks import ReadingNode, SinkNode, SourceNode
 
 __all__ = [
     "BOUNDS",
@@ -45,6 +45,7 @@ __all__ = [
     "Key",
     "KeyedNode",
     "KeyedProcessNode",
+    "Lineage",
     "Location",
     "LookupNode",
     "MapBatchesNode",
@@ -55,6 +56,7 @@ __all__ = [
     "Node",
     "Partitioning",
     "ProcessNode",
+    "ReadingNode",
     "ReduceNode",
     "SelectNode",
     "SinkNode",
@@ -63,5 +65,4 @@ __all__ = [
     "WindowAggregateNode",
     "WindowNode",
     "WithColumnsNode",
-    "functions_of",
 ]

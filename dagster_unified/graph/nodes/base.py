@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum, IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from dagster_unified.graph.findings import Finding
 from dagster_unified.operators.layout import ComputedKey
 from dagster_unified.records import RecordType
+
+if TYPE_CHECKING:
+    from dagster_unified.graph.nodes.graph import Graph
+    from dagster_unified.operators.program.step import Step
 
 
 @dataclass(frozen=True)
@@ -82,9 +87,17 @@ class Partitioning:
     explicit: bool = False
 
 
+Lineage = dict[str, frozenset[tuple[int, str]]]
+"""For each column, the (node of an earlier region or source, column) pairs that it comes from."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Node:
-    """A transformation. `records` is its output type; `timestamped` says whether its records carry event times."""
+    """A transformation. `records` is its output type; `timestamped` says whether its records carry event times.
+
+    What the rest of the library asks of an operator it asks of its node: these are its traits. A class of nodes states
+    those in which it differs from what stands here.
+    """
 
     id: int
     name: str
@@ -96,3 +109,151 @@ class Node:
     timestamped: bool = False
     parallelism: int | None = None
     chaining: Chaining = Chaining.ALWAYS
+    key: Key | None = None
+    """What its input is keyed by, where a driver gives it one key after another. A key of no fields is the same for all
+    records.
+    """
+
+    # Who runs it
+
+    step: ClassVar[type[Step] | None] = None
+    """What it becomes in a program, if it runs in Python."""
+
+    native: ClassVar[bool] = False
+    """Whether Catalyst runs it, on columns."""
+
+    # What it does to records
+
+    keeps_records: ClassVar[bool] = False
+    """Whether it emits only records that it was given, unchanged."""
+
+    emits_updates: ClassVar[bool] = False
+    """Whether in STREAMING it emits a key's result again with each record, so that only the last one is final."""
+
+    keyed_form: ClassVar[str] = ""
+    """What runs it on a keyed stream if its function holds state, in `KEYED_FORMS`."""
+
+    has_side_outputs: ClassVar[bool] = False
+    has_broadcast_input: ClassVar[bool] = False
+    """Whether what comes over BROADCAST exchanges is a stream of its own, beside its main input."""
+
+    product: ClassVar[str] = "output is"
+    """What it makes, and the verb."""
+
+    # What it knows of time
+
+    has_timers: ClassVar[bool] = False
+    """Whether it may register timers, and so has to know the time."""
+
+    has_native_windows: ClassVar[bool] = False
+    """Whether Catalyst collects its input in windows, which the watermark closes."""
+
+    @property
+    def kind(self) -> str:
+        """`map`, `keyed process`, `source`: what it is, in words."""
+        name = type(self).__name__.removesuffix("Node")
+        return "".join(f" {c.lower()}" if c.isupper() else c for c in name).strip()
+
+    @property
+    def holds_state(self) -> bool:
+        """Whether it holds state of keys."""
+        return self.key is not None
+
+    @property
+    def runs_by_key(self) -> bool:
+        """Whether a driver runs it key by key."""
+        return self.key is not None and not self.native
+
+    @property
+    def aggregates_natively(self) -> bool:
+        """Whether Catalyst aggregates its input by key."""
+        return self.key is not None and self.native
+
+    @property
+    def user_function(self) -> Any:
+        """What it calls of the author's code for each record, if anything."""
+        return None
+
+    @property
+    def runnable(self) -> Any:
+        """What its operator in Python calls: the author's function, or what wraps it."""
+        return self.user_function
+
+    @property
+    def needs_worker(self) -> bool:
+        """Whether it needs a Python worker also where it stands alone between operators of Catalyst."""
+        return self.step is not None
+
+    @property
+    def counts_records(self) -> bool:
+        """Whether its result depends on how many records reach it, also where these are updates of one result."""
+        return True
+
+    @property
+    def sees_all_partitions(self) -> bool:
+        """Whether it would see the records of all partitions that run in one Spark job."""
+        return False
+
+    @property
+    def not_carried(self) -> str | None:
+        """What of its state cannot go on from partition to partition, and what to do instead; None where all can."""
+        return None
+
+    @property
+    def depends_on_order(self) -> bool:
+        """Whether its result may depend on the order of a key's records."""
+        return False
+
+    @property
+    def drops_late_records(self) -> object | None:
+        """What of it drops late records in STREAMING, if anything does: itself, or its function."""
+        return None
+
+    def step_arguments(self) -> dict[str, Any]:
+        """What its step is made with, beyond what all steps have."""
+        return {}
+
+    def code(self) -> tuple[Any, ...]:
+        """What it was given of the author's code, and what says how that is called."""
+        return () if self.user_function is None else (self.user_function,)
+
+    def settings(self, with_input: bool = True) -> list[object]:
+        """What else decides its result, as text or as what prints the same in every process.
+
+        Without `with_input` not what a source holds just now.
+        """
+        given = [getattr(self, f.name) for f in fields(self) if f.name not in _COMMON]
+        code = [id(value) for value in self.code()]
+        return [self.key.fields if self.key else (), *(repr(value) for value in given if id(value) not in code)]
+
+    def describe(self) -> str:
+        """What it does beyond its name, for `explain`."""
+        return ""
+
+    def state(self) -> list[dict[str, str]]:
+        """The state that it holds, as far as its code shows it: name and kind of each."""
+        return []
+
+    def disorder(self, field: str | int) -> int | None:
+        """By how many milliseconds a record comes, at most, after one whose time in `field` is later.
+
+        None where it does not know.
+        """
+        return None
+
+    def lineage(self, before: Lineage) -> Lineage | None:
+        """Where its columns come from, if its input's come from `before`; None where that is not known."""
+        return before if self.keeps_records else None
+
+    def parity(self, graph: Graph) -> list[Finding]:
+        """How its result differs by mode, beyond what the lint finds out for all operators."""
+        return []
+
+    def _warning(self, rule: str, message: str) -> Finding:
+        return Finding(rule, "warning", self.id, f"'{self.name}' {message}")
+
+    def _note(self, rule: str, message: str) -> Finding:
+        return Finding(rule, "note", self.id, f"'{self.name}' {message}")
+
+
+_COMMON = frozenset(f.name for f in fields(Node))

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dagster_unified.graph.findings import Finding
 from dagster_unified.graph.nodes.base import Node
+from dagster_unified.operators.async_io import AsyncStep
+from dagster_unified.operators.functions.event_time import CallableTimestamp, FieldTimestamp, IngestionTimeAssigner
+from dagster_unified.operators.map_batches import MapBatchesStep
+from dagster_unified.operators.process import ProcessStep
+from dagster_unified.operators.stateless import AssignTimestampsStep, FilterStep, FlatMapStep, MapStep
+
+if TYPE_CHECKING:
+    from dagster_unified.graph.nodes.graph import Graph
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -16,6 +25,41 @@ class AssignTimestampsNode(Node):
     max_out_of_orderness_ms: int | None
     idleness_ms: int | None = None
 
+    step = AssignTimestampsStep
+    keeps_records = True
+    counts_records = False
+    product = "timestamps are"
+
+    @property
+    def user_function(self) -> Any:
+        return self.assigner
+
+    @property
+    def runnable(self) -> Any:
+        if isinstance(self.assigner, str):
+            assert self.records is not None
+            return FieldTimestamp(self.records.getter(self.assigner))
+        return self.assigner if hasattr(self.assigner, "extract_timestamp") else CallableTimestamp(self.assigner)
+
+    @property
+    def needs_worker(self) -> bool:
+        return not isinstance(self.assigner, str)
+
+    def describe(self) -> str:
+        bound = self.max_out_of_orderness_ms
+        return "event time, no watermarks" if bound is None else f"event time, out of order by up to {bound} ms"
+
+    def parity(self, graph: Graph) -> list[Finding]:
+        if not isinstance(self.assigner, IngestionTimeAssigner):
+            return []
+        return [
+            self._warning(
+                "clock",
+                "takes event times from the clock, so that windows and timers depend on when it runs; take them from a"
+                " field of the record",
+            )
+        ]
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FunctionNode(Node):
@@ -23,26 +67,49 @@ class FunctionNode(Node):
 
     function: Any
 
+    @property
+    def user_function(self) -> Any:
+        return self.function
+
 
 class MapNode(FunctionNode):
     """One record in, one out."""
+
+    step = MapStep
+    keyed_form = "map"
+    counts_records = False
 
 
 class FlatMapNode(FunctionNode):
     """One record in, any number out."""
 
+    step = FlatMapStep
+    keyed_form = "flat_map"
+
 
 class FilterNode(FunctionNode):
     """Keeps or drops a record."""
+
+    step = FilterStep
+    keyed_form = "filter"
+    keeps_records = True
 
 
 class MapBatchesNode(FunctionNode):
     """An Arrow batch in, an Arrow batch out."""
 
+    step = MapBatchesStep
+
 
 class ProcessNode(FunctionNode):
     """A `ProcessFunction` on a stream that is not keyed."""
 
+    step = ProcessStep
+    keyed_form = "process"
+    has_side_outputs = True
+
 
 class AsyncNode(FunctionNode):
     """Asynchronous calls; `function` is their `AsyncCalls`."""
+
+    step = AsyncStep

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dagster_unified.graph.nodes.base import ExchangeKind, Node, Partitioning
-from dagster_unified.graph.nodes.keyed import BroadcastNode
-from dagster_unified.graph.nodes.sources_and_sinks import SinkNode
+from dagster_unified.graph.nodes.sources_and_sinks import ReadingNode, SinkNode, SourceNode
 from dagster_unified.operators.functions.base import OutputTag
 from dagster_unified.records import RecordType
 
@@ -30,6 +29,21 @@ class Graph:
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
 
+    @property
+    def sources(self) -> list[SourceNode]:
+        """Its sources."""
+        return [n for n in self.nodes if isinstance(n, SourceNode)]
+
+    @property
+    def sinks(self) -> list[SinkNode]:
+        """Its sinks."""
+        return [n for n in self.nodes if isinstance(n, SinkNode)]
+
+    @property
+    def readers(self) -> list[ReadingNode]:
+        """The operators that read a source: its sources, and lookups."""
+        return [n for n in self.nodes if isinstance(n, ReadingNode)]
+
     def node(self, node_id: int) -> Node:
         """The node with this id."""
         return self.nodes[node_id]
@@ -45,7 +59,7 @@ class Graph:
 
     def broadcast_inputs(self, node_id: int) -> list[Edge]:
         """The edges of a node's broadcast stream, where it has one."""
-        if not isinstance(self.node(node_id), BroadcastNode):
+        if not self.node(node_id).has_broadcast_input:
             return []
         return [e for e in self.inputs(node_id) if e.partitioning.kind is ExchangeKind.BROADCAST]
 
@@ -60,10 +74,3 @@ class Graph:
         edge = next(e for e in self.outputs(node_id) if e.tag is not None and e.tag.name == tag)
         found: RecordType = edge.tag.output_type  # type: ignore[union-attr]
         return found
-
-
-def functions_of(node: Node) -> list[Any]:
-    """What a node was given of the author's code, and how it is to be called."""
-    names = ("function", "assigner", "rolling", "names")
-    holder = node.sink if isinstance(node, SinkNode) else node
-    return [found for name in names if (found := getattr(holder, name, None)) is not None]

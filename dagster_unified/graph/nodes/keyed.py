@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from dagster_unified.graph.nodes.base import Key, Node
+from dagster_unified.graph.code import declared_states, names_used
+from dagster_unified.graph.findings import Finding
+from dagster_unified.graph.nodes.base import Key, Lineage, Node
+from dagster_unified.operators.broadcast import BroadcastStep
+from dagster_unified.operators.keyed import KeyedProcessStep, ReduceStep
+from dagster_unified.operators.program.step import Step
+from dagster_unified.operators.windows.operator import CONTENTS
+from dagster_unified.operators.windows.step import WindowStep
+
+if TYPE_CHECKING:
+    from dagster_unified.graph.nodes.graph import Graph
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeyedNode(Node):
     """An operator on a keyed stream."""
 
-    key: Key
+    key: Key = field()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -20,6 +30,25 @@ class KeyedProcessNode(KeyedNode):
     """A `KeyedProcessFunction`."""
 
     function: Any
+
+    step: ClassVar[type[Step] | None] = KeyedProcessStep
+    has_side_outputs = True
+    has_timers = True
+
+    @property
+    def user_function(self) -> Any:
+        return self.function
+
+    @property
+    def depends_on_order(self) -> bool:
+        return not getattr(self.function, "requires_time_sorted_input", False)
+
+    @property
+    def drops_late_records(self) -> object | None:
+        return _dropping(self.function)
+
+    def state(self) -> list[dict[str, str]]:
+        return declared_states(self.function)
 
 
 class BroadcastNode(KeyedProcessNode):
@@ -29,9 +58,57 @@ class BroadcastNode(KeyedProcessNode):
     What comes over BROADCAST exchanges is its broadcast stream.
     """
 
+    step = BroadcastStep
+    has_broadcast_input = True
+
+    sees_all_partitions = True  # its broadcast records travel with the program
+
+    @property
+    def not_carried(self) -> str | None:
+        return f"the broadcast state of '{self.name}'; run it in STREAMING, or without carry_state"
+
+    def state(self) -> list[dict[str, str]]:
+        return [{"name": d.name, "kind": "broadcast"} for d in self.function.descriptors] + super().state()
+
+    def parity(self, graph: Graph) -> list[Finding]:
+        found = [
+            self._warning(
+                "broadcast",
+                "sees every broadcast record before its other records in BATCH, and in STREAMING only those that came"
+                " before; make its result independent of that, or join with an interval",
+            )
+        ]
+        if not any(graph.node(e.source).timestamped for e in graph.broadcast_inputs(self.id)):
+            found.append(
+                self._warning(
+                    "broadcast",
+                    "gets its broadcast records in no defined order in BATCH, since they have no event times; if a"
+                    " later one replaces an earlier, assign timestamps to them",
+                )
+            )
+        if "apply_to_keyed_state" in names_used(self.function):
+            found.append(
+                self._warning(
+                    "broadcast",
+                    "uses apply_to_keyed_state, which in BATCH is called for no key: there is none yet when broadcast"
+                    " records come",
+                )
+            )
+        return found
+
 
 class WindowNode(KeyedProcessNode):
     """Windows; `function` is their `Windowing`."""
+
+    step = WindowStep
+
+    depends_on_order = False  # each kind of window says itself what it depends on
+
+    def describe(self) -> str:
+        return str(self.function.describe())
+
+    def state(self) -> list[dict[str, str]]:
+        return [{"name": CONTENTS, "kind": "map"}]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,3 +117,51 @@ class ReduceNode(KeyedNode):
 
     function: Any = None
     rolling: tuple[str, str | int | None] | None = None
+
+    step: ClassVar[type[Step] | None] = ReduceStep
+    emits_updates = True
+
+    @property
+    def user_function(self) -> Any:
+        return self.function
+
+    def step_arguments(self) -> dict[str, Any]:
+        return {"rolling": self.rolling}
+
+    def describe(self) -> str:
+        if self.rolling is None:
+            return ""
+        kind, field = self.rolling
+        return f"{kind}({'' if field is None else field})"
+
+    def state(self) -> list[dict[str, str]]:
+        return [{"name": "value", "kind": "value"}]
+
+    def lineage(self, before: Lineage) -> Lineage | None:
+        return None if self.rolling is None else before
+
+    def parity(self, graph: Graph) -> list[Finding]:
+        if self.rolling is None or self.records is None:
+            return []
+        kind, field = self.rolling
+        if kind not in ("sum", "min", "max") or field is None:
+            return []
+        name = self.records.names[field] if isinstance(field, int) else field
+        others = [n for n in self.records.names if n != name and n not in self.key.fields]
+        if not others:
+            return []
+        instead = "reduce" if kind == "sum" else f"{kind}_by or reduce"
+        return [
+            self._warning(
+                "other-fields",
+                f"keeps {', '.join(others)} of whichever record comes first, which is the earliest in BATCH and the"
+                f" first to arrive in STREAMING; use {instead}",
+            )
+        ]
+
+
+def _dropping(function: object) -> object | None:
+    """The function that drops late records: itself, or one that it wraps."""
+    if getattr(function, "drops_late_records", False):
+        return function
+    return next((f for f in map(_dropping, getattr(function, "wrapped_functions", ())) if f is not None), None)

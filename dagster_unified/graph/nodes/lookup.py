@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
-from dagster_unified.graph.connectors import Source
+from dagster_unified.graph.findings import Finding
+from dagster_unified.graph.nodes.base import Lineage
 from dagster_unified.graph.nodes.native import NativeNode
+from dagster_unified.graph.nodes.sources_and_sinks import ReadingNode
+
+if TYPE_CHECKING:
+    from dagster_unified.graph.nodes.graph import Graph
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LookupNode(NativeNode):
-    """Joins each record with the rows of a small table that have its key."""
-
-    source: Source[Any]
-    """The table."""
+class LookupNode(NativeNode, ReadingNode):
+    """Joins each record with the rows of a small table, its `source`, that have its key."""
 
     on: tuple[tuple[str, str], ...]
     """The record's fields and the table's columns that have to be equal."""
@@ -24,3 +26,25 @@ class LookupNode(NativeNode):
 
     inner: bool
     """Whether a record without a row is dropped."""
+
+    counts_records = False
+
+    def settings(self, with_input: bool = True) -> list[object]:
+        found: list[object] = [self.source.describe(), self.on, self.found, self.inner]
+        return [*found, self.source.snapshot()] if with_input else found
+
+    def describe(self) -> str:
+        equal = ", ".join(f"{field} = {column}" for field, column in self.on)
+        return f"Catalyst: {equal} in {self.source.describe()}{', inner' if self.inner else ''}"
+
+    def lineage(self, before: Lineage) -> Lineage | None:
+        return None
+
+    def parity(self, graph: Graph) -> list[Finding]:
+        return [
+            self._note(
+                "lookup",
+                f"reads '{self.source.name}' as it is when the stage runs in BATCH, and as it is at each micro-batch in"
+                " STREAMING; while it changes, results differ",
+            )
+        ]

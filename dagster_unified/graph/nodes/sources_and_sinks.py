@@ -10,10 +10,36 @@ from dagster_unified.graph.nodes.base import Node
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SourceNode(Node):
-    """Where records come from."""
+class ReadingNode(Node):
+    """An operator that reads a source, as its input or beside it."""
 
     source: Source[Any]
+
+    @property
+    def reads(self) -> str:
+        """What it reads is called this, in assets and in the harness."""
+        return self.source.name
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SourceNode(ReadingNode):
+    """Where records come from."""
+
+    counts_records = False
+
+    @property
+    def reads(self) -> str:
+        return self.name
+
+    def settings(self, with_input: bool = True) -> list[object]:
+        found: list[object] = [self.source.describe()]
+        return [*found, self.source.settings(), self.source.snapshot()] if with_input else found
+
+    def describe(self) -> str:
+        return f"{self.source.describe()}, {self.source.boundedness.value}"
+
+    def disorder(self, field: str | int) -> int | None:
+        return self.source.disorder(self.source.records.names[field] if isinstance(field, int) else field)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -21,3 +47,18 @@ class SinkNode(Node):
     """Where records go."""
 
     sink: Sink[Any]
+    keeps_records = True
+
+    @property
+    def counts_records(self) -> bool:
+        return not self.sink.upserts  # of updates, an upserted table holds the last for each key
+
+    def code(self) -> tuple[Any, ...]:
+        function = getattr(self.sink, "function", None)
+        return () if function is None else (function,)
+
+    def settings(self, with_input: bool = True) -> list[object]:
+        return [self.sink.describe()]
+
+    def describe(self) -> str:
+        return f"{self.sink.describe()}, {self.sink.guarantee.value}"

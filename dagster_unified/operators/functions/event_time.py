@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from dagster_unified.operators.functions.base import TimestampAssigner
 from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock
@@ -35,3 +36,23 @@ class IngestionTimeAssigner(TimestampAssigner[object]):
     def extract_timestamp(self, value: object, record_timestamp: int | None) -> int:
         self._latest = max(self._clock(), self._latest)
         return self._latest
+
+
+class CallableTimestamp(TimestampAssigner[Any]):
+    """A timestamp assigner from a function of the record."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+    def extract_timestamp(self, value: Any, record_timestamp: int | None) -> Any:
+        return self.function(value)
+
+
+class FieldTimestamp(TimestampAssigner[Any]):
+    """A timestamp assigner that reads a field."""
+
+    def __init__(self, get: Callable[[Any], Any]) -> None:
+        self._get = get
+
+    def extract_timestamp(self, value: Any, record_timestamp: int | None) -> Any:
+        return self._get(value)

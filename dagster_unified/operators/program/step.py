@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.functions.base import Function, RuntimeContext
@@ -69,9 +69,6 @@ class Step:
     output: RecordType | None = None
     """None where the records that reach the step go on as they are."""
     parallelism: int = 0
-
-    passes_on: ClassVar[bool] = False
-    """Whether records go on as they are."""
 
 
 class FusedStep(Step):
