@@ -5,6 +5,7 @@ and DuckDB runs it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import singledispatch
 from typing import Any
 
 import pyarrow as pa
@@ -40,16 +41,11 @@ def run_native(
     duckdb, sql = _libraries()
     batch = layout.records.to_batch([r for r, _ in arriving])
     table = pa.Table.from_batches([batch.append_column(TIMESTAMP, pa.array([t for _, t in arriving], pa.int64()))])
-    if isinstance(node, g.WindowAggregateNode):
-        table = _in_windows(pipeline, node, table, arriving, marks or [MIN_TIMESTAMP] * len(arriving))
     columns = [sql(c, pipeline, node) for c in getattr(node, "columns", ())]
     with duckdb.connect() as connection:
-        connection.register(_TABLE, table)
-        if isinstance(node, g.LookupNode):
-            connection.register(_LOOKED_UP, pa.Table.from_batches([node.source.records.to_batch(list(looked_up))]))
-        result = connection.sql(_statement(pipeline, node, layout, columns)).to_arrow_table()
-    if isinstance(node, g.SelectNode):
-        result = result.rename_columns([*node.records.names, TIMESTAMP])
+        for name, given in _tables(node, pipeline, table, arriving, looked_up, marks).items():
+            connection.register(name, given)
+        result = connection.sql(_statement(node, pipeline, layout, columns)).to_arrow_table()
     wanted = pa.Table.from_arrays(
         [result.column(f.name).cast(f.type) for f in node.records.schema], names=list(node.records.names)
     ).combine_chunks()
@@ -58,39 +54,104 @@ def run_native(
     return list(zip(records, times, strict=True))
 
 
-def _statement(pipeline: str, node: g.Node, layout: StreamLayout, columns: list[str]) -> str:
-    kept = [f'"{name}"' for name in layout.records.names]
-    if isinstance(node, g.WhereNode):
-        return f'SELECT {", ".join(kept)}, "{TIMESTAMP}" FROM {_TABLE} WHERE {columns[0]}'
-    if isinstance(node, g.SelectNode):
-        return f'SELECT {", ".join(columns)}, "{TIMESTAMP}" FROM {_TABLE}'
-    if isinstance(node, g.WithColumnsNode):
-        added = [f'{column} AS "{name}"' for name, column in zip(node.names, columns, strict=True)]
-        others = [name for name in kept if name.strip('"') not in node.names]
-        return f'SELECT {", ".join([*others, *added])}, "{TIMESTAMP}" FROM {_TABLE}'
-    if isinstance(node, g.LookupNode):
-        given = {name: f't."{column}"' for name, column in node.found}
-        fields = [
-            f'{given.get(name) or "r." + chr(34) + name + chr(34)} AS "{name}"'
-            for name in (node.records.names if node.records else ())
-        ]
-        condition = " AND ".join(f'r."{name}" = t."{column}"' for name, column in node.on)
-        return (
-            f'SELECT {", ".join(fields)}, r."{TIMESTAMP}" FROM {_TABLE} r {"INNER" if node.inner else "LEFT"} JOIN'
-            f" {_LOOKED_UP} t ON {condition}"
-        )
-    if isinstance(node, g.AggregateNode):
-        keys = ", ".join(f'"{k}"' for k in node.key.fields)
-        return f'SELECT {keys}, {", ".join(columns)}, max("{TIMESTAMP}") AS "{TIMESTAMP}" FROM {_TABLE} GROUP BY {keys}'
-    if isinstance(node, g.WindowAggregateNode):
-        assert node.records is not None
-        keys = ", ".join(f'"{k}"' for k in node.key.fields)
-        told = [f'any_value("__{b}") AS "{b}"' for b in BOUNDS if b in node.records.names]
-        return (
-            f'SELECT {", ".join([keys, *told, *columns])}, "{END}" - 1 AS "{TIMESTAMP}" FROM {_TABLE} GROUP BY {keys},'
-            f' "{START}", "{END}"'
-        )
+@singledispatch
+def _tables(
+    node: g.Node,
+    pipeline: str,
+    table: pa.Table,
+    arriving: list[Timed],
+    looked_up: Sequence[Any],
+    marks: Sequence[int] | None,
+) -> dict[str, pa.Table]:
+    """What a native operation's statement reads, by name."""
+    return {_TABLE: table}
+
+
+@_tables.register(g.LookupNode)
+def _looked_up_tables(
+    node: g.LookupNode,
+    pipeline: str,
+    table: pa.Table,
+    arriving: list[Timed],
+    looked_up: Sequence[Any],
+    marks: Sequence[int] | None,
+) -> dict[str, pa.Table]:
+    return {_TABLE: table, _LOOKED_UP: pa.Table.from_batches([node.source.records.to_batch(list(looked_up))])}
+
+
+@_tables.register(g.WindowAggregateNode)
+def _windowed_tables(
+    node: g.WindowAggregateNode,
+    pipeline: str,
+    table: pa.Table,
+    arriving: list[Timed],
+    looked_up: Sequence[Any],
+    marks: Sequence[int] | None,
+) -> dict[str, pa.Table]:
+    return {_TABLE: _in_windows(pipeline, node, table, arriving, marks or [MIN_TIMESTAMP] * len(arriving))}
+
+
+@singledispatch
+def _statement(node: g.Node, pipeline: str, layout: StreamLayout, columns: list[str]) -> str:
+    """The SQL of a native operation; `columns` are its expressions."""
     raise UnsupportedError(f"{pipeline}: the harness cannot run '{node.name}'; run the pipeline on Spark instead")
+
+
+@_statement.register(g.WhereNode)
+def _where(node: g.WhereNode, pipeline: str, layout: StreamLayout, columns: list[str]) -> str:
+    kept = ", ".join(_quoted(layout.records.names))
+    return f'SELECT {kept}, "{TIMESTAMP}" FROM {_TABLE} WHERE {columns[0]}'
+
+
+@_statement.register(g.SelectNode)
+def _select(node: g.SelectNode, pipeline: str, layout: StreamLayout, columns: list[str]) -> str:
+    names = ", ".join(_quoted([*_names(node), TIMESTAMP]))
+    return f'SELECT * FROM (SELECT {", ".join(columns)}, "{TIMESTAMP}" FROM {_TABLE}) AS projected({names})'
+
+
+@_statement.register(g.WithColumnsNode)
+def _with_columns(node: g.WithColumnsNode, pipeline: str, layout: StreamLayout, columns: list[str]) -> str:
+    added = [f'{column} AS "{name}"' for name, column in zip(node.names, columns, strict=True)]
+    others = _quoted([name for name in layout.records.names if name not in node.names])
+    return f'SELECT {", ".join([*others, *added])}, "{TIMESTAMP}" FROM {_TABLE}'
+
+
+@_statement.register(g.LookupNode)
+def _lookup(node: g.LookupNode, pipeline: str, layout: StreamLayout, columns: list[str]) -> str:
+    found = {name: f't."{column}"' for name, column in node.found}
+    kept = {name: f'r."{name}"' for name in _names(node)}
+    fields = [f'{column} AS "{name}"' for name, column in {**kept, **found}.items()]
+    condition = " AND ".join(f'r."{name}" = t."{column}"' for name, column in node.on)
+    return (
+        f'SELECT {", ".join(fields)}, r."{TIMESTAMP}" FROM {_TABLE} r {"INNER" if node.inner else "LEFT"} JOIN'
+        f" {_LOOKED_UP} t ON {condition}"
+    )
+
+
+@_statement.register(g.AggregateNode)
+def _aggregate(node: g.AggregateNode, pipeline: str, layout: StreamLayout, columns: list[str]) -> str:
+    keys = ", ".join(_quoted(node.key.fields))
+    return f'SELECT {keys}, {", ".join(columns)}, max("{TIMESTAMP}") AS "{TIMESTAMP}" FROM {_TABLE} GROUP BY {keys}'
+
+
+@_statement.register(g.WindowAggregateNode)
+def _window_aggregate(node: g.WindowAggregateNode, pipeline: str, layout: StreamLayout, columns: list[str]) -> str:
+    keys = ", ".join(_quoted(node.key.fields))
+    told = [f'any_value("__{b}") AS "{b}"' for b in BOUNDS if b in _names(node)]
+    return (
+        f'SELECT {", ".join([keys, *told, *columns])}, "{END}" - 1 AS "{TIMESTAMP}" FROM {_TABLE} GROUP BY {keys},'
+        f' "{START}", "{END}"'
+    )
+
+
+def _names(node: g.Node) -> tuple[str, ...]:
+    """The fields of what a node emits."""
+    assert node.records is not None
+    return node.records.names
+
+
+def _quoted(names: Sequence[str]) -> list[str]:
+    return [f'"{name}"' for name in names]
 
 
 def _in_windows(

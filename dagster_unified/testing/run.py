@@ -292,7 +292,7 @@ class _Streaming:
                 self.result.sinks[node.name] += [r for r, _ in [*came.ahead, *came.behind]]
             elif node.step is not None:
                 self._python(node, came, event)
-            elif isinstance(node, g.NativeKeyedNode):
+            elif node.aggregates_natively:
                 self._native_keyed(node, came, event)
             else:
                 for self.ahead, records in ((True, came.ahead), (False, came.behind)):
@@ -333,7 +333,7 @@ class _Streaming:
         if dues and dues[-1] is not None:
             self.due.append(dues[-1])
 
-    def _native_keyed(self, node: g.NativeKeyedNode, came: _Stream, event: ControlEvent | None) -> None:
+    def _native_keyed(self, node: g.Node, came: _Stream, event: ControlEvent | None) -> None:
         mark = self.time.latest.watermarks.get(node.uid, MIN_TIMESTAMP)
         timed = [*came.ahead, *came.behind]
         if timed:

@@ -158,6 +158,10 @@ CASES = {
         lambda p: sales(p).filter(lambda s: random.random() < 0.5).print(),
         {("clock", "warning")},
     ),
+    "a combination by chance": (
+        lambda p: sales(p).key_by("shop").reduce(lambda a, b: a if random.random() < 0.5 else b).print(),
+        {("clock", "warning")},
+    ),
     "a function that only parses times": (
         lambda p: sales(p).filter(lambda s: datetime.fromtimestamp(s.amount).year > 2000).print(),
         set(),

@@ -83,3 +83,10 @@ def test_a_translator_changes_keys_groups_tags_kinds_descriptions_and_metadata_a
             == 1
         )
     assert DeltaTable(str(tmp_path / "totals")).to_pyarrow_table().to_pylist() == [{"shop": "north", "amount": 3}]
+
+
+def test_a_stage_that_holds_state_of_keys_is_of_the_kind_stateful():
+    pipeline = Pipeline("counts")
+    pipeline.from_collection([("a", 1)]).key_by(0).sum(1).print()
+    plan = pipeline.plan()
+    assert [StageTranslator().get_kinds(plan, region) for region in plan.regions] == [{"spark"}, {"spark", "stateful"}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -212,6 +213,9 @@ class Node:
     def step_arguments(self) -> dict[str, Any]:
         """What its step is made with, beyond what all steps have."""
         return {}
+    def windows_of(self, record: Any, timestamp: int | None) -> Sequence[Any]:
+        """The windows in which Catalyst collects a record."""
+        return ()
 
     def code(self) -> tuple[Any, ...]:
         """What it was given of the author's code, and what says how that is called."""

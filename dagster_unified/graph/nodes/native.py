@@ -24,10 +24,6 @@ class NativeKeyedNode(KeyedNode):
 
     native = True
 
-    def windows_of(self, record: Any, timestamp: int | None) -> Sequence[Any]:
-        """The windows that a record belongs to; none where its key is aggregated as a whole."""
-        return ()
-
     def describe(self) -> str:
         return f"Catalyst: {', '.join(map(str, self.columns))}"
 
