@@ -213,6 +213,7 @@ class Node:
     def step_arguments(self) -> dict[str, Any]:
         """What its step is made with, beyond what all steps have."""
         return {}
+
     def windows_of(self, record: Any, timestamp: int | None) -> Sequence[Any]:
         """The windows in which Catalyst collects a record."""
         return ()
@@ -253,10 +254,10 @@ class Node:
         """How its result differs by mode, beyond what the lint finds out for all operators."""
         return []
 
-    def _warning(self, rule: str, message: str) -> Finding:
+    def warning(self, rule: str, message: str) -> Finding:
         return Finding(rule, "warning", self.id, f"'{self.name}' {message}")
 
-    def _note(self, rule: str, message: str) -> Finding:
+    def note(self, rule: str, message: str) -> Finding:
         return Finding(rule, "note", self.id, f"'{self.name}' {message}")
 
 

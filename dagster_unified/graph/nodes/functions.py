@@ -53,7 +53,7 @@ class AssignTimestampsNode(Node):
         if not isinstance(self.assigner, IngestionTimeAssigner):
             return []
         return [
-            self._warning(
+            self.warning(
                 "clock",
                 "takes event times from the clock, so that windows and timers depend on when it runs; take them from a"
                 " field of the record",

@@ -72,7 +72,7 @@ class BroadcastNode(KeyedProcessNode):
 
     def parity(self, graph: Graph) -> list[Finding]:
         found = [
-            self._warning(
+            self.warning(
                 "broadcast",
                 "sees every broadcast record before its other records in BATCH, and in STREAMING only those that came"
                 " before; make its result independent of that, or join with an interval",
@@ -80,7 +80,7 @@ class BroadcastNode(KeyedProcessNode):
         ]
         if not any(graph.node(e.source).timestamped for e in graph.broadcast_inputs(self.id)):
             found.append(
-                self._warning(
+                self.warning(
                     "broadcast",
                     "gets its broadcast records in no defined order in BATCH, since they have no event times; if a"
                     " later one replaces an earlier, assign timestamps to them",
@@ -88,7 +88,7 @@ class BroadcastNode(KeyedProcessNode):
             )
         if "apply_to_keyed_state" in names_used(self.function):
             found.append(
-                self._warning(
+                self.warning(
                     "broadcast",
                     "uses apply_to_keyed_state, which in BATCH is called for no key: there is none yet when broadcast"
                     " records come",
@@ -152,7 +152,7 @@ class ReduceNode(KeyedNode):
             return []
         instead = "reduce" if kind == "sum" else f"{kind}_by or reduce"
         return [
-            self._warning(
+            self.warning(
                 "other-fields",
                 f"keeps {', '.join(others)} of whichever record comes first, which is the earliest in BATCH and the"
                 f" first to arrive in STREAMING; use {instead}",

@@ -42,7 +42,7 @@ class LookupNode(NativeNode, ReadingNode):
 
     def parity(self, graph: Graph) -> list[Finding]:
         return [
-            self._note(
+            self.note(
                 "lookup",
                 f"reads '{self.source.name}' as it is when the stage runs in BATCH, and as it is at each micro-batch in"
                 " STREAMING; while it changes, results differ",
