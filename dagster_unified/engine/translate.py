@@ -1,4 +1,4 @@
-"""From the graph's nodes to the operators that run: the one dispatch table, for every driver.
+"""From the graph's nodes to programs of the steps that they name, for every driver.
 
 Knows the graph and the operators; not Spark, so that the harness uses it with no JVM.
 """

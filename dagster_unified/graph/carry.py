@@ -19,5 +19,5 @@ def carrying(graph: Graph, execution: Execution) -> tuple[int, ...]:
         )
     for node in graph.nodes:
         if node.not_carried is not None:
-            raise UnsupportedError(f"{graph.name}: carry_state cannot hand on {node.not_carried}")
+            raise UnsupportedError(f"{graph.name}: carry_state {node.not_carried}")
     return tuple(n.id for n in graph.nodes if n.holds_state)

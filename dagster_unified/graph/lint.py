@@ -13,20 +13,8 @@ from dagster_unified.graph.findings import Finding
 from dagster_unified.graph.fingerprint import fingerprint_of
 from dagster_unified.graph.lateness import assigners
 from dagster_unified.graph.mode import Execution
-from dagster_unified.graph.nodes import Graph, Node, SinkNode, WindowNode
+from dagster_unified.graph.nodes import Graph, Node, SinkNode
 from dagster_unified.operators.state.state import StateDescriptor, StateTtlConfig
-from dagster_unified.operators.windows import (
-    ContinuousEventTimeTrigger,
-    ContinuousProcessingTimeTrigger,
-    CountTrigger,
-    DeltaTrigger,
-    ProcessingTimeSessionWindows,
-    ProcessingTimeTrigger,
-    PurgingTrigger,
-    SlidingProcessingTimeWindows,
-    TumblingProcessingTimeWindows,
-)
-from dagster_unified.operators.windows.triggers import SlidingCountTrigger
 
 Rule = Callable[[Graph, Node, Execution], list[tuple[str, str]]]
 
@@ -123,62 +111,6 @@ def _watermark(graph: Graph, node: Node, execution: Execution) -> list[tuple[str
         " STREAMING"
     )
     return [("warning", f"{what}; use ctx.timestamp(), or an event-time timer")]
-
-
-def _windows(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
-    if not isinstance(node, WindowNode):
-        return []
-    spec, found = node.function, []
-    trigger = spec.trigger.nested if isinstance(spec.trigger, PurgingTrigger) else spec.trigger
-    if isinstance(trigger, (CountTrigger, SlidingCountTrigger, DeltaTrigger)):
-        found.append(
-            (
-                "warning",
-                (
-                    f"'{node.name}' closes its windows by the elements that have come, which come in event-time order"
-                    " in BATCH and as they arrive in STREAMING; use windows by event time"
-                ),
-            )
-        )
-    if isinstance(
-        spec.assigner, (TumblingProcessingTimeWindows, SlidingProcessingTimeWindows, ProcessingTimeSessionWindows)
-    ) or isinstance(trigger, (ProcessingTimeTrigger, ContinuousProcessingTimeTrigger)):
-        found.append(
-            (
-                "warning",
-                (
-                    f"'{node.name}' goes by processing time, so that its windows depend on when it runs; use windows by"
-                    " event time"
-                ),
-            )
-        )
-    if isinstance(trigger, ContinuousProcessingTimeTrigger) and spec.assigner.is_event_time:
-        what = (
-            f"'{node.name}' gives the results that the clock fires and none at a window's end, and so none at all in"
-            " BATCH"
-        )
-        found.append(("warning", f"{what}; use ContinuousEventTimeTrigger"))
-    if isinstance(trigger, ContinuousEventTimeTrigger):
-        found.append(
-            (
-                "warning",
-                (
-                    f"'{node.name}' gives early results in STREAMING and each window's last one in BATCH; use a sink"
-                    " that upserts by key and window"
-                ),
-            )
-        )
-    if spec.evictor is not None or (spec.reduce is None and spec.aggregate is None):
-        found.append(
-            (
-                "note",
-                (
-                    f"'{node.name}' is given a window's elements in event-time order in BATCH and as they arrived in"
-                    " STREAMING; sort them if its result depends on order"
-                ),
-            )
-        )
-    return found
 
 
 def _late_records(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
@@ -289,5 +221,7 @@ def _unused(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, s
 
 
 _BEFORE: tuple[Rule, ...] = (_counts_updates, _clock, _watermark)
-_AFTER: tuple[Rule, ...] = (_windows, _late_records, _expiry, _order, _null_key, _left_out, _unused)
-"""What is asked of every operator, before and after what its node says itself."""
+"""What is asked of every operator, before what its node says itself."""
+
+_AFTER: tuple[Rule, ...] = (_late_records, _expiry, _order, _null_key, _left_out, _unused)
+"""The same, after it."""

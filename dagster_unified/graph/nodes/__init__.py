@@ -1,6 +1,6 @@
 """The logical graph as the author wrote it: frozen, typed nodes, a file for each family, and the edges between them.
 
-The authoring API builds these; planning reads them; engines interpret them through one dispatch table.
+The authoring API builds these; planning reads them; engines ask them what they are.
 """
 
 from dagster_unified.graph.nodes.base import Chaining, ExchangeKind, Key, Lineage, Location, Naming, Node, Partitioning

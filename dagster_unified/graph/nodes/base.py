@@ -197,7 +197,9 @@ class Node:
 
     @property
     def not_carried(self) -> str | None:
-        """What of its state cannot go on from partition to partition, and what to do instead; None where all can."""
+        """What carry_state cannot do for it, and what to do instead; None where its state goes on to the next
+        partition.
+        """
         return None
 
     @property

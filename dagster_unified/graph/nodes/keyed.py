@@ -11,8 +11,20 @@ from dagster_unified.graph.nodes.base import Key, Lineage, Node
 from dagster_unified.operators.broadcast import BroadcastStep
 from dagster_unified.operators.keyed import KeyedProcessStep, ReduceStep
 from dagster_unified.operators.program.step import Step
+from dagster_unified.operators.windows import (
+    ContinuousEventTimeTrigger,
+    ContinuousProcessingTimeTrigger,
+    CountTrigger,
+    DeltaTrigger,
+    ProcessingTimeSessionWindows,
+    ProcessingTimeTrigger,
+    PurgingTrigger,
+    SlidingProcessingTimeWindows,
+    TumblingProcessingTimeWindows,
+)
 from dagster_unified.operators.windows.operator import CONTENTS
 from dagster_unified.operators.windows.step import WindowStep
+from dagster_unified.operators.windows.triggers import SlidingCountTrigger
 
 if TYPE_CHECKING:
     from dagster_unified.graph.nodes.graph import Graph
@@ -65,7 +77,7 @@ class BroadcastNode(KeyedProcessNode):
 
     @property
     def not_carried(self) -> str | None:
-        return f"the broadcast state of '{self.name}'; run it in STREAMING, or without carry_state"
+        return f"cannot hand on the broadcast state of '{self.name}'; run it in STREAMING, or without carry_state"
 
     def state(self) -> list[dict[str, str]]:
         return [{"name": d.name, "kind": "broadcast"} for d in self.function.descriptors] + super().state()
@@ -109,6 +121,53 @@ class WindowNode(KeyedProcessNode):
 
     def state(self) -> list[dict[str, str]]:
         return [{"name": CONTENTS, "kind": "map"}]
+
+    def parity(self, graph: Graph) -> list[Finding]:
+        spec, found = self.function, []
+        trigger = spec.trigger.nested if isinstance(spec.trigger, PurgingTrigger) else spec.trigger
+        if isinstance(trigger, (CountTrigger, SlidingCountTrigger, DeltaTrigger)):
+            found.append(
+                self.warning(
+                    "windows",
+                    "closes its windows by the elements that have come, which come in event-time order in BATCH and as"
+                    " they arrive in STREAMING; use windows by event time",
+                )
+            )
+        by_clock = isinstance(trigger, (ProcessingTimeTrigger, ContinuousProcessingTimeTrigger))
+        if by_clock or isinstance(
+            spec.assigner, (TumblingProcessingTimeWindows, SlidingProcessingTimeWindows, ProcessingTimeSessionWindows)
+        ):
+            found.append(
+                self.warning(
+                    "windows",
+                    "goes by processing time, so that its windows depend on when it runs; use windows by event time",
+                )
+            )
+        if isinstance(trigger, ContinuousProcessingTimeTrigger) and spec.assigner.is_event_time:
+            found.append(
+                self.warning(
+                    "windows",
+                    "gives the results that the clock fires and none at a window's end, and so none at all in BATCH;"
+                    " use ContinuousEventTimeTrigger",
+                )
+            )
+        if isinstance(trigger, ContinuousEventTimeTrigger):
+            found.append(
+                self.warning(
+                    "windows",
+                    "gives early results in STREAMING and each window's last one in BATCH; use a sink that upserts by"
+                    " key and window",
+                )
+            )
+        if spec.evictor is not None or (spec.reduce is None and spec.aggregate is None):
+            found.append(
+                self.note(
+                    "windows",
+                    "is given a window's elements in event-time order in BATCH and as they arrived in STREAMING; sort"
+                    " them if its result depends on order",
+                )
+            )
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

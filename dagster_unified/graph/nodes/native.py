@@ -59,8 +59,8 @@ class WindowAggregateNode(NativeKeyedNode):
         if isinstance(self.assigner, AlignedEventTimeWindows):
             return None
         return (
-            f"the open sessions of '{self.name}', which Catalyst runs; use window(...).aggregate(...) or .reduce(...)"
-            " with a function"
+            f"cannot hand on the open sessions of '{self.name}', which Catalyst runs; use window(...).aggregate(...) or"
+            " .reduce(...) with a function"
         )
 
     def windows_of(self, record: Any, timestamp: int | None) -> Sequence[Any]:
