@@ -16,6 +16,7 @@ from dagster_unified.engine.shipping import by_value_bytes
 from dagster_unified.errors import PipelineError
 from dagster_unified.operators.drivers.batch import run_batch, spare_the_garbage_collector
 from dagster_unified.operators.drivers.ranges import run_range
+from dagster_unified.operators.functions.base import FIRST, Subtask
 from dagster_unified.operators.layout import PART_FIELD, combine, combined_schema, metrics_row
 from dagster_unified.operators.program.run import FLUSH
 from dagster_unified.operators.program.spec import Program
@@ -23,12 +24,12 @@ from dagster_unified.operators.program.spec import Program
 MapInArrow = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-def partition_id() -> int:
-    """The number of the partition that this task works on; 0 outside of a task."""
+def this_subtask() -> Subtask:
+    """The partition that this task works on, and its attempt; the first of both outside of a task."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    return context.partitionId() if context is not None else 0
+    return Subtask(context.partitionId(), context.attemptNumber()) if context is not None else FIRST
 
 
 def run_partition(payload: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -38,7 +39,7 @@ def run_partition(payload: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator
     program: Program = cloudpickle.loads(payload)
     spare_the_garbage_collector()
     schema = combined_schema(tuple(o.layout for o in program.outputs))
-    subtask = partition_id()
+    subtask = this_subtask()
 
     if not program.last_event_times:
         run = run_batch(program, batches, subtask=subtask)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from dagster_unified.operators.functions.base import KeyedProcessFunction, RuntimeContext
+from dagster_unified.operators.functions.base import FIRST, KeyedProcessFunction, RuntimeContext
 from dagster_unified.operators.keyed import Collector, KeyedOptions, KeyedProcessOperator
 from dagster_unified.operators.metrics import Metrics
 
@@ -61,7 +61,7 @@ class KeyedHarness:
             self.clock,
             self.metrics,
         )
-        self._operator.open(lambda state: RuntimeContext(type(function).__name__, 0, 1, self.metrics, state))
+        self._operator.open(lambda state: RuntimeContext(type(function).__name__, FIRST, 1, self.metrics, state))
 
     def element(self, key: Hashable, value: Any, timestamp: int | None = None) -> list[Any]:
         """Processes one record; gives what the function emitted."""

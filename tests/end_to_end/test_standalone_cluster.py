@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from dagster_unified.api import DeltaSink, Pipeline
+from dagster_unified.api import DeltaSink, MapFunction, Pipeline, RuntimeContext
 
 SEEN = Path("{folder}/seen")
 
@@ -33,16 +33,21 @@ SEEN = Path("{folder}/seen")
 class Done(NamedTuple):
     number: int
     worker: int
+    attempt: int
 
 
-def slow(number: int) -> Done:
-    time.sleep(0.05)
-    (SEEN / f"{{number}}.{{os.getppid()}}").touch()
-    return Done(number, os.getppid())
+class Slow(MapFunction):
+    def open(self, context: RuntimeContext) -> None:
+        self.attempt = context.get_attempt_number()
+
+    def map(self, number: int) -> Done:
+        time.sleep(0.05)
+        (SEEN / f"{{number}}.{{os.getppid()}}").touch()
+        return Done(number, os.getppid(), self.attempt)
 
 
 pipeline = Pipeline("spread")
-numbers = pipeline.from_collection(range({records})).rebalance().map(slow).set_parallelism(8).name("slow")
+numbers = pipeline.from_collection(range({records})).rebalance().map(Slow()).set_parallelism(8).name("slow")
 numbers.key_by("number").reduce(lambda a, b: a).set_parallelism(4).sink_to(DeltaSink("{folder}/table", name="table"))
 """
 
@@ -133,3 +138,4 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_stage_costs_a_retry_and_not_
         running.kill()
     rows = DeltaTable(str(tmp_path / "table")).to_pyarrow_table().to_pylist()
     assert sorted(r["number"] for r in rows) == list(range(RECORDS))
+    assert {r["attempt"] for r in rows} == {0, 1}

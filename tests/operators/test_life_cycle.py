@@ -120,3 +120,17 @@ def test_counters_reach_the_result(mode):
     pipeline = Pipeline("p")
     pipeline.from_collection([1, 2]).map(Count()).print()
     assert run_pipeline(pipeline, mode).metrics.counters == {"seen": 3}
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_a_function_learns_its_partition_and_attempt(mode):
+    class Where(MapFunction):
+        def open(self, context):
+            self.here = context.get_index_of_this_subtask(), context.get_attempt_number()
+
+        def map(self, value) -> tuple[int, int]:
+            return self.here
+
+    pipeline = Pipeline("p")
+    pipeline.from_collection([1]).map(Where()).print()
+    assert run_pipeline(pipeline, mode).only() == [(0, 0)]

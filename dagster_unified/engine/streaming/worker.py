@@ -17,7 +17,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from dagster_unified.connectors.base import MALFORMED
 from dagster_unified.engine.shipping import Payload
-from dagster_unified.engine.worker import partition_id
+from dagster_unified.engine.worker import this_subtask
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
 from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch, decode_event
 from dagster_unified.operators.drivers.report import Report
@@ -181,8 +181,8 @@ class _Pass:
     """The programs of one partition of a pass, and what they packed."""
 
     def __init__(self, groups: int) -> None:
-        self.partition = partition_id()
-        self.packer = Packer(self.partition, groups)
+        self.subtask = this_subtask()
+        self.packer = Packer(self.subtask.number, groups)
         self._running: list[RunningProgram] = []
         self.report = Report()
         self.ahead = False
@@ -203,7 +203,7 @@ class _Pass:
             for route in routes[number]:
                 self.packer.add(route, batch, self.ahead)
 
-        running = RunningProgram(track.program, emit, wall_clock, self.partition)
+        running = RunningProgram(track.program, emit, wall_clock, self.subtask)
         self._running.append(running)
         return running.push
 
@@ -227,7 +227,7 @@ class _Pass:
         yield from self.packer.flush()
         for running in self._running:
             self.report.add(running.metrics)
-        yield from _reported(self.report, self.partition)
+        yield from _reported(self.report, self.subtask.number)
 
 
 def _reported(report: Report, partition: int) -> Iterator[pa.RecordBatch]:
@@ -301,7 +301,7 @@ class KeyGroupProcessor(StatefulProcessor):
                     group = self._address[1]
                     self._out.append(_row(route.lane, group, sequence(place, (group << 40) + self._count), data))
 
-            self._opened[lane] = KeyGroups(track.program, emit, wall_clock, partition_id())
+            self._opened[lane] = KeyGroups(track.program, emit, wall_clock, this_subtask())
         return self._opened[lane]
 
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from dagster_unified.operators.drivers.carried import carried
 from dagster_unified.operators.drivers.emitted import Emitted, Emitting, Run
+from dagster_unified.operators.functions.base import FIRST, Subtask
 from dagster_unified.operators.keys import runs
 from dagster_unified.operators.lanes import decode
 from dagster_unified.operators.layout import TIMESTAMP
@@ -29,13 +30,13 @@ def run_batch(
     program: Program,
     batches: Iterable[pa.RecordBatch],
     clock: Callable[[], int] = wall_clock,
-    subtask: int = 0,
+    subtask: Subtask = FIRST,
 ) -> Run:
     """Runs one partition of the pipeline."""
     return Run(carried(program, batches, clock, subtask) if program.carry else _batch(program, batches, clock, subtask))
 
 
-def _batch(program: Program, batches: Iterable[pa.RecordBatch], clock: Callable[[], int], subtask: int) -> Emitting:
+def _batch(program: Program, batches: Iterable[pa.RecordBatch], clock: Callable[[], int], subtask: Subtask) -> Emitting:
     out: list[Emitted] = []
     running = RunningProgram(program, lambda number, batch: out.append(Emitted(number, batch)), clock, subtask)
     try:

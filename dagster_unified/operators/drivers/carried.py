@@ -15,6 +15,7 @@ import pyarrow as pa
 from dagster_unified.operators.drivers.emitted import Emitted, Emitting
 from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch, decode_event
+from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.keys import runs, stretches
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, PART
 from dagster_unified.operators.metrics import Metrics, merge
@@ -39,7 +40,9 @@ class _Group:
         self.waiting: list[pa.RecordBatch] = []
 
 
-def carried(program: Program, batches: Iterable[pa.RecordBatch], clock: Callable[[], int], subtask: int) -> Emitting:
+def carried(
+    program: Program, batches: Iterable[pa.RecordBatch], clock: Callable[[], int], subtask: Subtask
+) -> Emitting:
     """Runs the partitions of groups, one group after another."""
     out: list[Emitted] = []
     state = next(i for i, output in enumerate(program.outputs) if output.tag == CARRIED)

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from dagster_unified.operators.broadcast import BroadcastOperator
 from dagster_unified.operators.drivers.group import Group, GroupStore
+from dagster_unified.operators.functions.base import FIRST, Subtask
 from dagster_unified.operators.keys import runs
 from dagster_unified.operators.layout import TIMESTAMP
 from dagster_unified.operators.program.run import FLUSH, RunningProgram
@@ -81,7 +82,7 @@ class KeyGroups:
         program: Program,
         emit: Callable[[int, pa.RecordBatch], None],
         clock: Callable[[], int],
-        subtask: int = 0,
+        subtask: Subtask = FIRST,
         keys_per_page: int = KEYS_PER_PAGE,
     ) -> None:
         assert program.keyed is not None

@@ -17,6 +17,7 @@ import pyarrow as pa
 from dagster_unified.operators.drivers.batch import run_batch
 from dagster_unified.operators.drivers.carried import carried
 from dagster_unified.operators.drivers.emitted import Emitting, Run
+from dagster_unified.operators.functions.base import FIRST, Subtask
 from dagster_unified.operators.keys import stretches
 from dagster_unified.operators.layout import PART
 from dagster_unified.operators.program.spec import Program
@@ -27,7 +28,7 @@ def run_range(
     fresh: Callable[[], Program],
     batches: Iterable[pa.RecordBatch],
     clock: Callable[[], int] = wall_clock,
-    subtask: int = 0,
+    subtask: Subtask = FIRST,
 ) -> Run:
     """Runs partitions one after another.
 
@@ -46,7 +47,7 @@ def _each(
     fresh: Callable[[], Program],
     batches: Iterable[pa.RecordBatch],
     clock: Callable[[], int],
-    subtask: int,
+    subtask: Subtask,
 ) -> Emitting:
     metrics = {}
     rows = (stretch for batch in batches for stretch in stretches(batch, PART))

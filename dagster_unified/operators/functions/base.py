@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.operators.functions.type_variables import IN, OUT, A, In, K, Key, KeyOut, Out, R, T, V
@@ -60,11 +60,21 @@ SideOutput = tuple[OutputTag[Any], Any]
 """A record for a side output, as a function yields it: its tag, and the record."""
 
 
+class Subtask(NamedTuple):
+    """A parallel instance of a task: the partition that it works on, and which attempt at it this is. Both from 0."""
+
+    number: int = 0
+    attempt: int = 0
+
+
+FIRST = Subtask()
+
+
 class RuntimeContext:
     """What a function learns about where it runs; with keyed state where its stream is keyed."""
 
     def __init__(
-        self, task_name: str, subtask: int, parallelism: int, metrics: Metrics, state: KeyedStateBackend | None
+        self, task_name: str, subtask: Subtask, parallelism: int, metrics: Metrics, state: KeyedStateBackend | None
     ) -> None:
         self._task_name = task_name
         self._subtask = subtask
@@ -78,7 +88,15 @@ class RuntimeContext:
 
     def get_index_of_this_subtask(self) -> int:
         """The index of the partition that this instance works on, from 0."""
-        return self._subtask
+        return self._subtask.number
+
+    def get_attempt_number(self) -> int:
+        """How often this partition has been tried before, 0 for the first attempt.
+
+        Spark counts: it tries a failed task again within its job. When Dagster retries a stage, or a STREAMING job is
+        restarted, a new Spark job starts, and the count starts from 0 again. In the harness it is always 0.
+        """
+        return self._subtask.attempt
 
     def get_number_of_parallel_subtasks(self) -> int:
         """The operator's parallelism; 0 where the engine decides it while the job runs."""

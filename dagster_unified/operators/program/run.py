@@ -16,7 +16,7 @@ import pyarrow as pa
 from dagster_unified.errors import RecordTypeError, UserFunctionError
 from dagster_unified.operators.broadcast import BroadcastOperator
 from dagster_unified.operators.failures import user_failure
-from dagster_unified.operators.functions.base import RuntimeContext
+from dagster_unified.operators.functions.base import FIRST, RuntimeContext, Subtask
 from dagster_unified.operators.keyed import Collector, KeyedOperator
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
 from dagster_unified.operators.metrics import Metrics
@@ -34,7 +34,11 @@ class RunningProgram:
     """A program opened for one partition. `emit` is given (output number, batch) for whatever leaves it."""
 
     def __init__(
-        self, program: Program, emit: Callable[[int, pa.RecordBatch], None], clock: Callable[[], int], subtask: int = 0
+        self,
+        program: Program,
+        emit: Callable[[int, pa.RecordBatch], None],
+        clock: Callable[[], int],
+        subtask: Subtask = FIRST,
     ) -> None:
         self.program = program
         self.metrics = Metrics()
