@@ -17,6 +17,7 @@ import types
 import typing
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from enum import Enum
 from functools import lru_cache
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
@@ -170,8 +171,26 @@ class RecordType:
         columns = []
         for i, decode in enumerate(_decoders(self.python)):
             values = batch.column(i).to_pylist()
-            columns.append(values if decode is None else [None if v is None else decode(v) for v in values])
+            columns.append(values if decode is None else self._decoded(i, decode, values))
         return self.records(columns)
+
+    def check_members(self, batch: pa.RecordBatch) -> None:
+        """Raises `RecordTypeError` for a value of an enum's column that is no member's."""
+        for i, (info, decode) in enumerate(zip(_column_types(self.python), _decoders(self.python), strict=True)):
+            if decode is not None and _holds_enum(info):
+                column = batch.column(i)
+                self._decoded(i, decode, (column if pa.types.is_nested(column.type) else column.unique()).to_pylist())
+
+    def members(self) -> dict[str, type[Enum]]:
+        """The enum of each column that is one's."""
+        columns = zip(self.names, _column_types(self.python), strict=True)
+        return {name: found for name, info in columns if (found := _enum(info)) is not None}
+
+    def _decoded(self, index: int, decode: Decoder, values: list[Any]) -> list[Any]:
+        try:
+            return [None if v is None else decode(v) for v in values]
+        except RecordTypeError as error:
+            raise RecordTypeError(f"field '{self.names[index]}' of {type_name(self.python)}: {error}") from error
 
     def type_of(self, name: str) -> Any:
         """One field's annotation."""
@@ -310,8 +329,16 @@ def _encoder(info: mi.Type) -> Decoder | None:
         item = _encoder(info.item_type)
         return None if item is None else lambda v: None if v is None else [item(x) for x in v]
     if isinstance(info, mi.DictType):
-        value = _encoder(info.value_type)
-        return None if value is None else lambda v: None if v is None else {k: value(x) for k, x in v.items()}
+        key, value = _encoder(info.key_type), _encoder(info.value_type)
+        if key is None and value is None:
+            return None
+        return lambda v: (
+            None
+            if v is None
+            else {(k if key is None else key(k)): x if value is None else value(x) for k, x in v.items()}
+        )
+    if isinstance(info, mi.EnumType):
+        return lambda v: None if v is None else v._value_
     return None
 
 
@@ -336,6 +363,8 @@ def _decoder(info: mi.Type) -> Decoder | None:
     if isinstance(info, mi.DictType):
         key, value = _decoder(info.key_type), _decoder(info.value_type)
         return lambda v: {(k if key is None else key(k)): x if value is None or x is None else value(x) for k, x in v}
+    if isinstance(info, mi.EnumType):
+        return _Members(info.cls).__getitem__
     return None
 
 
@@ -434,11 +463,52 @@ def arrow_type(info: mi.Type, where: str) -> pa.DataType:
         return pa.struct([_field(f"f{i}", t, where) for i, t in enumerate(info.item_types)])
     if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)):
         return pa.struct([_field(f.name, f.type, f"{where}.{f.name}") for f in info.fields])
-    if isinstance(info, (mi.EnumType, mi.LiteralType)):
-        raise RecordTypeError(
-            f"{where}: an enum or literal has no column type of its own; store its value as str or int"
-        )
+    if isinstance(info, mi.EnumType):
+        return pa.string() if isinstance(next(iter(info.cls)).value, str) else pa.int64()  # msgspec takes no others
+    if isinstance(info, mi.LiteralType):
+        raise RecordTypeError(f"{where}: a Literal has no column type; declare an Enum, or str or int")
     raise RecordTypeError(f"{where}: no column type for {described(info)}; use one of {', '.join(SUPPORTED)}")
+
+
+def _enum(info: mi.Type) -> type[Enum] | None:
+    """The enum that a type is, which may be None as well."""
+    if isinstance(info, mi.UnionType):
+        return _enum(next(t for t in info.types if not isinstance(t, mi.NoneType)))
+    return info.cls if isinstance(info, mi.EnumType) else None
+
+
+def _holds_enum(info: mi.Type) -> bool:
+    """Whether there is an enum in values of a type."""
+    if isinstance(info, mi.EnumType):
+        return True
+    return any(_holds_enum(inner) for inner in _inner(info))
+
+
+def _inner(info: mi.Type) -> tuple[mi.Type, ...]:
+    if isinstance(info, mi.UnionType):
+        return info.types
+    if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)):
+        return tuple(field.type for field in info.fields)
+    if isinstance(info, mi.TupleType):
+        return info.item_types
+    if isinstance(info, (mi.ListType, mi.VarTupleType)):
+        return (info.item_type,)
+    return (info.key_type, info.value_type) if isinstance(info, mi.DictType) else ()
+
+
+class _Members(dict[Any, Enum]):
+    """The members of an enum by value."""
+
+    def __init__(self, cls: type[Enum]) -> None:
+        super().__init__((member.value, member) for member in cls)
+        self._cls = cls
+
+    def __missing__(self, value: Any) -> Enum:
+        try:
+            return self._cls(value)  # what `_missing_` gives, and combined flags
+        except ValueError:
+            listed = ", ".join(map(repr, self))
+            raise RecordTypeError(f"{value!r} is not a value of {self._cls.__name__}, which has {listed}") from None
 
 
 SUPPORTED = (
@@ -454,6 +524,7 @@ SUPPORTED = (
     "list[...]",
     "dict[..., ...]",
     "tuple[...]",
+    "an Enum of str or int values",
     "a nested annotated class",
 )
 

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from enum import Enum
 from itertools import chain
 from numbers import Integral, Rational, Real
 from operator import attrgetter
@@ -35,6 +36,7 @@ class Misfit:
     value: Any
     declared: str
     path: str = ""
+    advice: str = ""
 
     def at(self, path: str) -> Misfit:
         """The same, seen from outside."""
@@ -45,6 +47,8 @@ class Misfit:
         given = type(self.value)
         if self.value is None:
             return "annotate it as '| None' if it may be missing"
+        if self.advice:
+            return self.advice
         wanted = self.declared.removesuffix(" | None").split("[")[0]
         for declared, types, remedy in _REMEDIES:
             if wanted == declared and issubclass(given, types):
@@ -336,6 +340,20 @@ class _ChoiceFit(Fit):
         )
 
 
+class _EnumFit(Fit):
+    """Members of an enum: a plain value is none, also where it is one's value."""
+
+    scalar = True
+
+    def __init__(self, cls: type[Enum], nullable: bool) -> None:
+        super().__init__(cls.__name__, nullable, {cls})
+        self._cls = cls
+
+    def _misfit(self, values: Collection[Any], kinds: set[type]) -> Misfit | None:
+        found = self._refused(values, kinds - self.exact)
+        return None if found is None else replace(found, advice=f"use a member, such as {next(iter(self._cls))}")
+
+
 class _LiteralFit(Fit):
     scalar = True
 
@@ -403,7 +421,7 @@ class _Builder:
         if isinstance(info, mi.NoneType):
             return _LiteralFit("None", True, ())
         if isinstance(info, mi.EnumType):
-            return _ScalarFit(info, nullable, {info.cls}, self._codec, lambda kind: False)
+            return _EnumFit(info.cls, nullable)
         if isinstance(info, mi.LiteralType):
             return _LiteralFit(described(info), nullable, info.values)
         # Anything else says nothing of what it holds: then a value is as good as what is read back of it.

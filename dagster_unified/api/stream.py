@@ -890,6 +890,12 @@ class KeyedStream(DataStream[T], Generic[K, T]):
                 f"{self._where(kind)}: no field '{field}' in {records.describe()}{nearest(str(field), records.names)}"
             )
         kind_of = records.schema.field(name).type
+        enum = records.members().get(name)
+        if enum is not None and (kind == "sum" or not issubclass(enum, (str, int))):
+            raise PipelineError(
+                f"{self._where(kind)}: field '{name}' is a {enum.__name__}, an enum, which has no {kind}; "
+                "map it to a number, or use reduce"
+            )
         if kind == "sum" and not (
             pa.types.is_integer(kind_of)
             or pa.types.is_floating(kind_of)

@@ -268,6 +268,13 @@ class TextSource(_FileSource[Out]):
         for field in self.records.schema:
             if not field.nullable:
                 reason = reason.when(F.col(field.name).isNull(), F.lit(f"field '{field.name}' is missing"))
+        for name, enum in self.records.members().items():
+            values = [member.value for member in enum]
+            listed = ", ".join(map(repr, values))
+            reason = reason.when(
+                ~F.col(name).isin(values),
+                F.lit(f"field '{name}' is not a value of {enum.__name__}, which has {listed}"),
+            )
         text = F.coalesce(F.col(_CORRUPT), F.to_json(F.struct(*names)))
         problem = F.when(
             reason.isNotNull(),

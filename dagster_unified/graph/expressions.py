@@ -8,6 +8,7 @@ JVM.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def _parsed(text: str) -> Expr | None:
 
 
 def _show(value: Any) -> str:
-    return repr(value)
+    return f"{type(value).__name__}.{value.name}" if isinstance(value, Enum) else repr(value)
 
 
 def replay(value: Any, functions: Any) -> Any:
@@ -162,4 +163,6 @@ def replay(value: Any, functions: Any) -> Any:
         return value.replay(functions)
     if isinstance(value, (list, tuple)):
         return type(value)(replay(v, functions) for v in value)
+    if isinstance(value, Enum):
+        return value.value  # as its column has it
     return value

@@ -7,13 +7,26 @@ Knows no driver; called only when something has already failed.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-from dagster_unified.errors import UnifiedError, UserFunctionError
+from dagster_unified.errors import RecordTypeError, UnifiedError, UserFunctionError
 from dagster_unified.records import shorten
 
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+@contextmanager
+def placed(where: str) -> Iterator[None]:
+    """Says the place of a `RecordTypeError` that does not say it: of a value that was read."""
+    try:
+        yield
+    except RecordTypeError as error:
+        if str(error).startswith(where):
+            raise
+        raise RecordTypeError(f"{where}: {error}") from error
 
 
 def user_failure(error: Exception, where: str, function: Any, record: Any) -> UnifiedError:

@@ -14,6 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from dagster_unified.errors import RecordTypeError
+from dagster_unified.operators.failures import placed
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.records import shorten
 
@@ -28,9 +29,12 @@ def key_hash(key: Hashable) -> int:
     return crc32(_encode(key))
 
 
-def decoded(keyed: KeyedInput, values: list[Any]) -> list[Any]:
+def decoded(keyed: KeyedInput, values: list[Any], where: str) -> list[Any]:
     """Keys as the author knows them, from their values as Arrow gives them."""
-    return values if keyed.decode is None else [keyed.decode(v) for v in values]
+    if keyed.decode is None:
+        return values
+    with placed(where):
+        return [keyed.decode(v) for v in values]
 
 
 def runs(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: str) -> tuple[list[Any], list[int]]:
@@ -48,7 +52,7 @@ def runs(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: 
         starts = _boundaries(columns, batch.num_rows)
     firsts = pa.array(starts, pa.int64())
     picked = [column.take(firsts).to_pylist() for column in columns]
-    return decoded(keyed, picked[0] if len(columns) == 1 else list(zip(*picked, strict=True))), starts
+    return decoded(keyed, picked[0] if len(columns) == 1 else list(zip(*picked, strict=True)), where), starts
 
 
 def stretches(batch: pa.RecordBatch, column: str) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -69,13 +73,13 @@ def groups(
         values = spread.dictionary.to_pylist()
         hardly_any_twice = 2 * len(values) > batch.num_rows  # then remembering would cost more than it saves
         found = (
-            [h % count for h in map(crc32, map(_encode, decoded(keyed, values)))]
+            [h % count for h in map(crc32, map(_encode, decoded(keyed, values, where)))]
             if hardly_any_twice
-            else [_group(key, keyed, count, known) for key in values]
+            else [_group(key, keyed, count, known, where) for key in values]
         )
         return pa.array(found, pa.int32()).take(spread.indices)
     values = columns[0].to_pylist() if len(columns) == 1 else list(zip(*[c.to_pylist() for c in columns], strict=True))
-    return pa.array([key_hash(k) % count for k in decoded(keyed, values)], pa.int32())
+    return pa.array([key_hash(k) % count for k in decoded(keyed, values, where)], pa.int32())
 
 
 def key_columns(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: str) -> list[pa.Array]:
@@ -99,12 +103,13 @@ _REMEMBERED = 1_000_000
 """Keys whose group a worker remembers; beyond it, it forgets them all and begins again."""
 
 
-def _group(value: Any, keyed: KeyedInput, count: int, known: dict[Any, int]) -> int:
+def _group(value: Any, keyed: KeyedInput, count: int, known: dict[Any, int], where: str) -> int:
     found = known.get(value)
     if found is None:
         if len(known) >= _REMEMBERED:
             known.clear()
-        found = known[value] = key_hash(value if keyed.decode is None else keyed.decode(value)) % count
+        (key,) = decoded(keyed, [value], where)
+        found = known[value] = key_hash(key) % count
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_unified.errors import RecordTypeError
-from dagster_unified.operators.failures import user_failure
+from dagster_unified.operators.failures import placed, user_failure
 from dagster_unified.operators.layout import TIMESTAMP
 from dagster_unified.operators.program.chunks import Chunk, Consumer, encoded
 from dagster_unified.operators.program.step import ChunkStep, Place
@@ -75,6 +75,8 @@ def _checked(
                 f"{where}: field '{declared.name}' is None in the returned batch, and its type does not allow None;"
                 " annotate it as '| None' if it may be missing"
             )
+    with placed(where):
+        output.check_members(batch)
     return batch, timestamps
 
 

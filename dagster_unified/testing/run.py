@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import partial
 from random import Random
 from typing import Any
@@ -133,7 +134,7 @@ def _keys(decided: Plan, node: g.Node, timed: Sequence[Timed]) -> list[Any]:
     keyed = keyed_input(node, layout.records)
     where = f"{decided.name}: operator '{node.name}'"
     columns = [c.to_pylist() for c in key_columns(to_batch(decided.name, layout, timed), keyed, layout, where)]
-    return decoded(keyed, columns[0] if len(columns) == 1 else list(zip(*columns, strict=True)))
+    return decoded(keyed, columns[0] if len(columns) == 1 else list(zip(*columns, strict=True)), where)
 
 
 class _Batch:
@@ -205,7 +206,7 @@ class _Batch:
 
 def _sortable(key: Any) -> Any:
     """Keys in an order of their own kind; None and mixed kinds sort by text."""
-    parts = key if isinstance(key, tuple) else (key,)
+    parts = [p.value if isinstance(p, Enum) else p for p in (key if isinstance(key, tuple) else (key,))]
     return tuple((type(p).__name__, "" if p is None else p) for p in parts)
 
 

@@ -4,8 +4,7 @@ import pickle
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
-from enum import Enum
-from typing import NamedTuple, Optional
+from typing import Literal, NamedTuple, Optional
 
 import msgspec
 import pytest
@@ -170,8 +169,8 @@ def test_a_record_of_another_class_is_named():
         (NamedTuple("A", [("x", complex)]), "p: field 'x' of A: no column type for complex; use one of str, int"),
         (NamedTuple("A", [("x", int | str)]), "p: field 'x' of A: a union of several types"),
         (
-            NamedTuple("A", [("x", Enum("Kind", ["ONE"]))]),
-            "p: field 'x' of A: an enum or literal has no column type of its own; store its value as str or int",
+            NamedTuple("A", [("x", Literal["one"])]),
+            "p: field 'x' of A: a Literal has no column type; declare an Enum, or str or int",
         ),
         (NamedTuple("A", [("x", list)]), "p: field 'x' of A: no column type for Any; use one of str, int"),
         (tuple[int, set[int]], r"p: item 1 of tuple\[int, set\[int\]\]: no column type for set"),

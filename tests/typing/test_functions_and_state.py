@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import timedelta
+from enum import Enum
 from typing import Any, NamedTuple, assert_type
 
 from pyspark import cloudpickle
@@ -14,6 +15,7 @@ from dagster_unified.api import (
     BroadcastProcessFunction,
     EventTimeTrigger,
     KeyedProcessFunction,
+    KeyedStream,
     ListState,
     ListStateDescriptor,
     MapFunction,
@@ -184,3 +186,21 @@ def test_triggers_are_created_as_in_pyflink() -> None:
     assert_type(EventTimeTrigger.create(), EventTimeTrigger)
     assert type(EventTimeTrigger.create()) is EventTimeTrigger
     assert type(ProcessingTimeTrigger.create()) is ProcessingTimeTrigger
+
+
+class Kind(Enum):
+    SALE = "sale"
+    RETURN = "return"
+
+
+class Entry(NamedTuple):
+    kind: Kind
+    amount: int
+
+
+def test_an_enum_is_typed_as_itself_in_fields_keys_and_state() -> None:
+    entries = Pipeline("p").from_collection([Entry(Kind.SALE, 1)])
+    keyed = entries.key_by(lambda entry: entry.kind, key_type=Kind)
+    assert_type(keyed, KeyedStream[Kind, Entry])
+    assert_type(ValueStateDescriptor("kind", Kind), ValueStateDescriptor[Kind])
+    entries.map(lambda entry: Entry("sale", 1), Entry)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

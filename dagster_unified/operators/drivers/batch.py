@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from dagster_unified.operators.drivers.carried import carried
 from dagster_unified.operators.drivers.emitted import Emitted, Emitting, Run
+from dagster_unified.operators.failures import placed
 from dagster_unified.operators.functions.base import FIRST, Subtask
 from dagster_unified.operators.keys import runs
 from dagster_unified.operators.lanes import decode
@@ -89,7 +90,8 @@ def _keyed(running: RunningProgram, batches: Iterable[pa.RecordBatch]) -> Iterat
         if not size:
             continue
         keys, starts = runs(batch, keyed, layout, where)
-        records = layout.records.from_batch(batch.select(list(layout.records.names)))
+        with placed(where):
+            records = layout.records.from_batch(batch.select(list(layout.records.names)))
         timestamps = batch.column(TIMESTAMP).to_pylist() if layout.timestamped else [None] * size
         for key, start, end in zip(keys, starts, [*starts[1:], size], strict=True):
             if key != current:

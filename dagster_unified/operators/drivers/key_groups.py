@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from dagster_unified.operators.broadcast import BroadcastOperator
 from dagster_unified.operators.drivers.group import Group, GroupStore
+from dagster_unified.operators.failures import placed
 from dagster_unified.operators.functions.base import FIRST, Subtask
 from dagster_unified.operators.keys import runs
 from dagster_unified.operators.layout import TIMESTAMP
@@ -219,7 +220,8 @@ class KeyGroups:
         """
         layout = self.program.input
         keys, starts = runs(batch, self.keyed, layout, self.operator.where)
-        records = layout.records.from_batch(batch.select(list(layout.records.names)))
+        with placed(self.operator.where):
+            records = layout.records.from_batch(batch.select(list(layout.records.names)))
         timestamps: Sequence[int | None] = [None] * len(records)
         if layout.timestamped:
             timestamps = batch.column(TIMESTAMP).to_pylist()

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_unified.errors import RecordTypeError
+from dagster_unified.operators.failures import placed
 from dagster_unified.records import RecordType
 
 
@@ -22,8 +23,10 @@ class Chunk:
         batch: pa.RecordBatch | None,
         timestamps: Sequence[int | None] | None,
         kind: RecordType | None,
+        where: str = "",
     ) -> None:
         self._records, self._batch, self._kind = records, batch, kind
+        self._where = where
         self.timestamps = timestamps
 
     @property
@@ -38,7 +41,8 @@ class Chunk:
         if self._records is None:
             assert self._batch is not None
             assert self._kind is not None
-            self._records = self._kind.from_batch(self._batch)
+            with placed(self._where):
+                self._records = self._kind.from_batch(self._batch)
         return self._records
 
     def batch(self, kind: RecordType) -> pa.RecordBatch:

@@ -43,6 +43,7 @@ class RunningProgram:
         self.program = program
         self.metrics = Metrics()
         self._emit, self._clock, self._subtask = emit, clock, subtask
+        self._first = program.where(program.steps[0]) if program.steps else program.pipeline
         self._closing: list[Any] = []
         self._consumers: dict[tuple[int, str | None], list[Consumer]] = {}
         self.keyed: KeyedOperator | None = None
@@ -111,7 +112,7 @@ class RunningProgram:
 
     def _chunk(self, batch: pa.RecordBatch, layout: StreamLayout) -> Chunk:
         timestamps = batch.column(TIMESTAMP).to_pylist() if layout.timestamped else None
-        return Chunk(None, batch.select(list(layout.records.names)), timestamps, layout.records)
+        return Chunk(None, batch.select(list(layout.records.names)), timestamps, layout.records, self._first)
 
     def _send(self, step: int, tag: str | None, chunk: Chunk) -> None:
         if chunk.size:
