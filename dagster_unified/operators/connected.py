@@ -140,8 +140,8 @@ class OneSidesKey:
         if record.side != self.side:
             return (-1 - key_hash(own) % _SPREAD, *[None] * self.width)
         key = self.get(own)
-        parts = key if isinstance(key, tuple) else (key,)
-        return None if None in parts else (0, *parts)
+        fields = key if isinstance(key, tuple) else (key,)
+        return None if None in fields else (0, *fields)
 
 
 class _Both(Wrapping):

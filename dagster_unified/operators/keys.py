@@ -56,14 +56,14 @@ def runs(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: 
 
 
 def stretches(batch: pa.RecordBatch, column: str) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The parts of a batch in which a column of numbers keeps its value, with that value."""
+    """The stretches of a batch in which a column of numbers keeps its value, each with that value."""
     if batch.num_rows:
         starts = _boundaries([batch.column(column)], batch.num_rows)
         for start, end in zip(starts, [*starts[1:], batch.num_rows], strict=True):
             yield batch.column(column)[start].as_py(), batch.slice(start, end - start)
 
 
-def groups(
+def key_groups(
     batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: str, count: int, known: dict[Any, int]
 ) -> pa.Array:
     """The key group of every row, of `count`. `known` remembers those of the keys met before."""

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dagster_unified.operators.keys import groups
+from dagster_unified.operators.keys import key_groups
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.program.spec import KeyedInput, Program
 
@@ -136,8 +136,8 @@ class Packer:
                 rows += [(route.lane, group, seq, data) for group in range(self._groups)]
                 continue
             first = sequence(Place.AHEAD if ahead else Place.BEHIND, 0)
-            for group, part in self._parts(route, batch):
-                rows.append((route.lane, group, first + self._next(), encode(part)))
+            for group, own in self._by_group(route, batch):
+                rows.append((route.lane, group, first + self._next(), encode(own)))
         self._waiting, self._rows = {}, 0
         yield packed(rows)
 
@@ -145,7 +145,7 @@ class Packer:
         self._seq += 1
         return self._seq
 
-    def _parts(self, route: Route, batch: pa.RecordBatch) -> Iterable[tuple[int, pa.RecordBatch]]:
+    def _by_group(self, route: Route, batch: pa.RecordBatch) -> Iterable[tuple[int, pa.RecordBatch]]:
         if route.keyed is None or route.layout is None:
             yield self._partition % self._groups, batch
             return
@@ -154,7 +154,7 @@ class Packer:
                 yield self._next() % self._groups, batch.slice(start, SPREAD)
             return
         known = self._known.setdefault(route.keyed.columns, {})
-        found = groups(batch, route.keyed, route.layout, route.where, self._groups, known)
+        found = key_groups(batch, route.keyed, route.layout, route.where, self._groups, known)
         order = pc.sort_indices(found)
         batch, found = batch.take(order), found.take(order)
         start = 0

@@ -7,9 +7,20 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
+import msgspec
+
+from dagster_unified.errors import PipelineError
+from dagster_unified.operators.drivers.group import Group, MemoryStore
+from dagster_unified.operators.drivers.grouped import GroupedOperator
 from dagster_unified.operators.functions.base import FIRST, KeyedProcessFunction, RuntimeContext
 from dagster_unified.operators.keyed import Collector, KeyedOptions, KeyedProcessOperator
 from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.time import MIN_TIMESTAMP
+
+_Key = bool | int | float | str | tuple[object, ...] | None
+"""The keys that come back from state as they went, without a type that says what they are."""
+
+_keys = msgspec.msgpack.Decoder(_Key)
 
 
 class ManualClock:
@@ -28,6 +39,8 @@ class ManualClock:
 
 class KeyedHarness:
     """One `KeyedProcessFunction` with its state and timers, in STREAMING semantics.
+
+    State and timers go through the encoding of a checkpoint after every call.
 
     >>> from dagster_unified.api import KeyedProcessFunction, ValueStateDescriptor
     >>> class Count(KeyedProcessFunction):
@@ -54,47 +67,70 @@ class KeyedHarness:
         self.clock = clock or ManualClock()
         self.metrics = Metrics()
         self.side_outputs: dict[str, list[Any]] = {}
-        self._operator = KeyedProcessOperator(
-            type(function).__name__,
-            function,
-            options or KeyedOptions(incremental_updates=True),
-            self.clock,
-            self.metrics,
+        name = type(function).__name__
+        operator = KeyedProcessOperator(
+            name, function, options or KeyedOptions(incremental_updates=True), self.clock, self.metrics
         )
-        self._operator.open(lambda state: RuntimeContext(type(function).__name__, FIRST, 1, self.metrics, state))
+        if operator.time_sorted:
+            raise PipelineError(
+                f"{name}: requires_time_sorted_input makes elements wait in state until the watermark passes them,"
+                " which needs their type; use OneInputHarness, which knows it"
+            )
+        operator.open(lambda state: RuntimeContext(name, FIRST, 1, self.metrics, state))
+        self._operator = operator
+        self._grouped = GroupedOperator(operator, _Key, object, holds_back=False, after=lambda: None)
+        self._store = MemoryStore()
 
     def element(self, key: Hashable, value: Any, timestamp: int | None = None) -> list[Any]:
-        """Processes one record; gives what the function emitted."""
-        self._operator.select(key)
-        self._operator.process([value], [timestamp])
-        return self._taken()
+        """Processes one record; returns what the function emits."""
+        self._check(key)
+        with self._grouped.opened(self._store) as group:
+            self._grouped.process(group, [key], [0], [value], [timestamp])
+            return self._taken(group)
 
     def watermark(self, timestamp: int) -> list[Any]:
-        """Moves event time forward; gives what timers emitted."""
-        self._operator.advance_watermark(timestamp)
-        return self._taken()
+        """Moves event time forward; returns what timers emit."""
+        with self._grouped.opened(self._store) as group:
+            self._grouped.advance(group, timestamp, MIN_TIMESTAMP)
+            return self._taken(group)
 
     def processing_time(self, now: int) -> list[Any]:
-        """Sets the clock; gives what timers emitted."""
+        """Sets the clock; returns what timers emit."""
         self.clock.now = now
-        self._operator.advance_processing_time(now)
-        return self._taken()
+        with self._grouped.opened(self._store) as group:
+            self._grouped.advance(group, MIN_TIMESTAMP, now)
+            return self._taken(group)
 
     def end_of_input(self) -> list[Any]:
         """Ends the input: all timers fire, as configured."""
-        self._operator.end_of_input()
-        return self._taken()
+        with self._grouped.opened(self._store) as group:
+            self._grouped.end(group, self._operator.last_event_time)
+            return self._taken(group)
 
     def state(self, key: Hashable) -> dict[str, Any]:
         """The raw state of a key, by state name."""
-        return dict(self._operator.state.keys.get(key, {}))
+        return next((dict(c.keys[key]) for c in self._grouped.contents(self._store) if key in c.keys), {})
 
     def close(self) -> None:
         """Closes the function."""
         self._operator.close()
 
-    def _taken(self) -> list[Any]:
+    def _check(self, key: Hashable) -> None:
+        """Raises for a key that is another one when it comes back from state, of which the harness has no type."""
+        try:
+            stored = _keys.decode(msgspec.msgpack.encode(key))
+        except (TypeError, ValueError):
+            stored = None
+        if type(stored) is not type(key) or stored != key:
+            raise PipelineError(
+                f"{self._operator.where}: a {type(key).__name__} as a key needs its type; use OneInputHarness, which"
+                " knows it"
+            )
+
+    def _taken(self, group: Group) -> list[Any]:
+        """What was emitted; the state goes back to its pages."""
         self._operator.check_state()
+        self._grouped.save(group)
         out, self._operator.out = self._operator.out, Collector()
         for tag, (records, _) in out.side.items():
             self.side_outputs.setdefault(tag, []).extend(records)

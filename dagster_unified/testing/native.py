@@ -137,10 +137,10 @@ def _aggregate(node: g.AggregateNode, pipeline: str, layout: StreamLayout, colum
 @_statement.register(g.WindowAggregateNode)
 def _window_aggregate(node: g.WindowAggregateNode, pipeline: str, layout: StreamLayout, columns: list[str]) -> str:
     keys = ", ".join(_quoted(node.key.fields))
-    told = [f'any_value("__{b}") AS "{b}"' for b in BOUNDS if b in _names(node)]
+    bounds = [f'any_value("__{b}") AS "{b}"' for b in BOUNDS if b in _names(node)]
     return (
-        f'SELECT {", ".join([keys, *told, *columns])}, "{END}" - 1 AS "{TIMESTAMP}" FROM {_TABLE} GROUP BY {keys},'
-        f' "{START}", "{END}"'
+        f'SELECT {", ".join([keys, *bounds, *columns])}, "{END}" - 1 AS "{TIMESTAMP}" FROM {_TABLE} GROUP BY'
+        f' {keys}, "{START}", "{END}"'
     )
 
 
@@ -200,9 +200,9 @@ def _merged(assigner: MergingWindowAssigner[Any, Any], elements: list[tuple[Any,
     for window, row, mark in elements:
         for passed in [w for w in growing if w.max_timestamp() <= mark]:
             over += [(passed, earlier) for earlier in growing.pop(passed)]
-        for cover, parts in assigner.merge_windows([*growing, window]):
-            rows = [earlier for part in parts for earlier in growing.pop(part, [])]
-            growing[cover] = [*rows, row] if window in parts else rows
+        for cover, merged in assigner.merge_windows([*growing, window]):
+            rows = [earlier for old in merged for earlier in growing.pop(old, [])]
+            growing[cover] = [*rows, row] if window in merged else rows
     return over + [(window, row) for window, rows in growing.items() for row in rows]
 
 

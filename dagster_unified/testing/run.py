@@ -206,8 +206,9 @@ class _Batch:
 
 def _sortable(key: Any) -> Any:
     """Keys in an order of their own kind; None and mixed kinds sort by text."""
-    parts = [p.value if isinstance(p, Enum) else p for p in (key if isinstance(key, tuple) else (key,))]
-    return tuple((type(p).__name__, "" if p is None else p) for p in parts)
+    fields = key if isinstance(key, tuple) else (key,)
+    plain = [field.value if isinstance(field, Enum) else field for field in fields]
+    return tuple((type(field).__name__, "" if field is None else field) for field in plain)
 
 
 @dataclass
@@ -325,12 +326,12 @@ class _Streaming:
         end = event if event is not None and event.end else None
         moved = event if end is None else None
         dues = []
-        for self.ahead, own, broadcast, told in (
+        for self.ahead, own, broadcast, given in (
             (True, came.ahead, rules.ahead, moved),
             (False, came.behind, rules.behind, end),
         ):
-            if own or broadcast or (told is not None and node.key is not None):
-                dues.append(self.driven[node.id].run(own, told, broadcast))
+            if own or broadcast or (given is not None and node.key is not None):
+                dues.append(self.driven[node.id].run(own, given, broadcast))
         if dues and dues[-1] is not None:
             self.due.append(dues[-1])
 

@@ -14,11 +14,11 @@ from deltalake import DeltaTable
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.stage import Run, run_all
 from dagster_unified.errors import PipelineError
-from dagster_unified.testing import KeyedHarness
+from dagster_unified.testing import OneInputHarness
 from dagster_unified.testing.parity import assert_same_in_both_modes
 from jobs.data import flights_csv
 from jobs.flight_delays import AircraftDay, Leg, build, pipeline
-from jobs.flights import RawFlight, clean
+from jobs.flights import Flight, RawFlight, clean
 
 # Busy on the first days of January; quiet for more than a month, and back; shared by two flights with one schedule; a
 # handful more.
@@ -118,13 +118,15 @@ def test_a_day_of_one_aircraft_checked_by_hand(rows):
     13:31, 90 late, which is 187 minutes after landing, 61 of them the way back; it landed at 14:19, 83 late. It left
     for Washington at 17:28, 133 late, 189 minutes after landing, 48 of them the way back.
     """
-    harness = KeyedHarness(AircraftDay())
+    harness = OneInputHarness(lambda flights: flights.key_by("tail").process(AircraftDay()), Flight)
     day = sorted(
         (f for row in rows if row["tailnum"] == "N13975" for f in clean(_raw(row)) if f.day == date(2013, 1, 2)),
         key=lambda f: f.departed,
     )
-    legs = [leg for flight in day for leg in harness.element("N13975", flight, int(flight.departed.timestamp() * 1000))]
-    assert legs == [
+    departures = [int(flight.departed.timestamp() * 1000) for flight in day]
+    for flight, departure in zip(day, departures, strict=True):
+        harness.process_element(flight, departure)
+    assert harness.process_watermark(departures[-1]) == [
         Leg("EV", "N13975", month=1, ground=187 - 61, inherited=90, own=0),
         Leg("EV", "N13975", month=1, ground=189 - 48, inherited=83, own=50),
     ]

@@ -27,7 +27,7 @@ from dagster_unified.operators.keyed import KeyedOptions, KeyedProcessStep, Redu
 from dagster_unified.operators.keys import key_hash
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.program.spec import KeyedInput, Output, Program
-from dagster_unified.operators.state.pages import KEYS_PER_PAGE, decode_index
+from dagster_unified.operators.state.pages import KEYS_PER_PAGE
 from dagster_unified.records import record_type
 
 
@@ -270,12 +270,12 @@ def test_what_has_expired_goes_with_the_next_micro_batch_of_its_page():
     store, now = Memory(), [0]
     driver = KeyGroups(program(process(Fleeting())), lambda number, b: None, lambda: now[0])
     driver.run(store, MicroBatch(Arrived([batch([Row("a", 0, 1)])])))
-    assert len(driver.codec.decode(decode_index(store.read_index()).inline, store.read_page).keys) == 1
+    assert [len(page.keys) for page in driver.contents(store)] == [1]
     now[0] = 5
     driver.run(store, MicroBatch(Arrived([batch([Row("b", 0, 2)])])))
     now[0] = 10
     driver.run(store, MicroBatch(Arrived([batch([Row("c", 0, 3)])])))
-    assert set(driver.codec.decode(decode_index(store.read_index()).inline, store.read_page).keys) == {"b", "c"}
+    assert [set(page.keys) for page in driver.contents(store)] == [{"b", "c"}]
 
 
 def test_what_has_expired_goes_from_large_lists_and_maps_too():
@@ -284,7 +284,7 @@ def test_what_has_expired_goes_from_large_lists_and_maps_too():
     for moment in range(0, 60, 10):
         now[0] = moment
         driver.run(store, MicroBatch(Arrived([batch([Row("a", 0, moment * 1000 + i) for i in range(1500)])])))
-    content = driver.codec.decode(decode_index(store.read_index()).inline, store.read_page)
+    (content,) = driver.contents(store)
     assert len(content.keys["a"]["map"]) == 1500
     assert len(content.keys["a"]["list"]) < 3000  # the last part of what has expired may have some that live
     assert len([n for n in store.pages if n < 0]) == len(content.parts())  # and nothing of it is left in the store

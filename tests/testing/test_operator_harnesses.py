@@ -2,7 +2,7 @@
 
 import doctest
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import date, timedelta
 from typing import NamedTuple
 
 import pytest
@@ -20,7 +20,7 @@ from dagster_unified.api import (
     ValueStateDescriptor,
 )
 from dagster_unified.errors import PipelineError, UnifiedError
-from dagster_unified.testing import BroadcastHarness, OneInputHarness, TwoInputHarness, harness, operators
+from dagster_unified.testing import BroadcastHarness, KeyedHarness, OneInputHarness, TwoInputHarness, harness, operators
 
 
 class Order(NamedTuple):
@@ -190,3 +190,37 @@ def test_a_harness_drives_one_operator():
         OneInputHarness(lambda s: s.filter(lambda o: True).key_by("shop").process(Latest()), Order)
     with pytest.raises(PipelineError, match="'where' is no operator that runs in Python"):
         OneInputHarness(lambda s: s.where("amount > 1"), Order)
+
+
+def test_state_of_the_keyed_harness_is_what_was_written_and_not_what_became_of_it_since():
+    class Shared(KeyedProcessFunction):
+        def open(self, context):
+            self.kept = context.get_state(ValueStateDescriptor("kept", list[int]))
+            self.seen = []
+
+        def process_element(self, value, ctx):
+            yield list(self.kept.value() or [])
+            if not self.seen:
+                self.kept.update(self.seen)
+            self.seen.append(value)
+
+    keyed = KeyedHarness(Shared())
+    assert [keyed.element(("a", 1), value) for value in (1, 2, 3)] == [[[]], [[1]], [[1]]]
+    assert keyed.state(("a", 1)) == {"kept": [1]}
+
+
+def test_the_keyed_harness_refuses_what_needs_a_type_that_it_does_not_know():
+    class Waits(KeyedProcessFunction):
+        requires_time_sorted_input = True
+
+        def process_element(self, value, ctx):
+            return []
+
+    class Passes(KeyedProcessFunction):
+        def process_element(self, value, ctx):
+            return []
+
+    with pytest.raises(PipelineError, match=r"Waits: requires_time_sorted_input makes .* OneInputHarness"):
+        KeyedHarness(Waits())
+    with pytest.raises(PipelineError, match="Passes: a date as a key needs its type; use OneInputHarness"):
+        KeyedHarness(Passes()).element(date(2026, 1, 2), 1)

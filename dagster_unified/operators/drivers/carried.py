@@ -23,7 +23,10 @@ from dagster_unified.operators.program.spec import Program
 from dagster_unified.operators.state.pages import Page, decode_index
 
 GROUP, PAGE, STATE = "__group", "__page", "__state"
-"""The columns beside a record's own: its key group; or, in a row of state, which page of the group it is, and the page.
+"""The columns beside a record's own: its group; or, in a row of state, which page of the group it is, and the page.
+
+A group of carried state is chosen by Spark's hash of the key, a key group of STREAMING by that of `operators/keys.py`;
+the two never meet.
 """
 
 MOST_WAITING = 100_000

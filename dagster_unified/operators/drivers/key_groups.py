@@ -2,14 +2,13 @@
 written once.
 
 A micro-batch brings a group records and possibly a control event: the watermark has moved, the clock has, the input has
-ended. The event tells what the micro-batches before led to, so it comes first; ahead of it come only the records that
+ended. The event says what the micro-batches before led to, so it comes first; ahead of it come only the records that
 operators upstream emitted for it, and the end of the input comes last. Knows no engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,16 +17,15 @@ import pyarrow.compute as pc
 
 from dagster_unified.operators.broadcast import BroadcastOperator
 from dagster_unified.operators.drivers.group import Group, GroupStore
+from dagster_unified.operators.drivers.grouped import GroupedOperator
 from dagster_unified.operators.failures import placed
 from dagster_unified.operators.functions.base import FIRST, Subtask
 from dagster_unified.operators.keys import runs
 from dagster_unified.operators.layout import TIMESTAMP
 from dagster_unified.operators.program.run import FLUSH, RunningProgram
 from dagster_unified.operators.program.spec import Program
-from dagster_unified.operators.state.pages import BROADCAST, KEYS_PER_PAGE, BroadcastCodec, Content, PageCodec
-from dagster_unified.operators.state.state import StateDescriptor
-from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP
-from dagster_unified.operators.timers import TimerQueue
+from dagster_unified.operators.state.pages import BROADCAST, KEYS_PER_PAGE, BroadcastCodec, Content
+from dagster_unified.operators.time import MIN_TIMESTAMP
 
 
 class ControlEvent(msgspec.Struct, frozen=True):
@@ -87,86 +85,62 @@ class KeyGroups:
         keys_per_page: int = KEYS_PER_PAGE,
     ) -> None:
         assert program.keyed is not None
-        self.keys_per_page = keys_per_page
         self.program, self.keyed = program, program.keyed
         self.running = RunningProgram(program, emit, clock, subtask)
         operator = self.running.keyed
         assert operator is not None
         self.operator = operator
-        self.codec = PageCodec(
-            operator.where, self.keyed.python, program.input.records.python, operator.state.descriptors
+        self.grouped = GroupedOperator(
+            operator,
+            self.keyed.python,
+            program.input.records.python,
+            holds_back=operator.time_sorted and program.input.timestamped,
+            after=lambda: self.running.drain(FLUSH),
+            keys_per_page=keys_per_page,
         )
-        self.broadcast = (
-            BroadcastCodec(operator.where, operator.descriptors) if isinstance(operator, BroadcastOperator) else None
-        )
-        operator.state.on_register = self._declared_late
+        self.broadcast: BroadcastCodec | None = None
+        if isinstance(operator, BroadcastOperator):
+            self.broadcast = BroadcastCodec(operator.where, operator.descriptors)
         self.ahead = False
         """Whether what is emitted now is ahead of the micro-batch's control event for the operators downstream."""
-
-        self._group: Group | None = None
 
     def run(self, store: GroupStore, given: MicroBatch, watermark: int = MIN_TIMESTAMP) -> int | None:
         """Processes a micro-batch of one group, and returns when its earliest processing-time timer is due.
 
         A group that has not seen a later one begins with `watermark`.
         """
-        with self._opened(store, watermark) as group:
+        event, uid = given.event, self.program.steps[0].uid
+        with self.grouped.opened(store, watermark) as group:
+            if isinstance(self.operator, BroadcastOperator):
+                self._begin_broadcast(self.operator, group)
             self.ahead = True
             self._take(group, given.ahead, given)
-            if given.event is not None:
-                self._advance(group, given.event)
+            if event is not None:
+                self.grouped.advance(group, event.watermarks.get(uid, MIN_TIMESTAMP), event.now)
             self.running.drain()
             self.ahead = False
             self._take(group, given.behind, given)
-            if given.event is not None and given.event.end:
-                self._end(group, given.event)
-            self._save(group)
+            if event is not None and event.end:
+                self.grouped.end(group, event.last_event_times.get(uid))
+            self.running.drain()
+            self.grouped.save(group)
         return min((p.processing_timer for p in group.index.pages if p.processing_timer is not None), default=None)
 
     def run_unfinished(self, store: GroupStore, batch: pa.RecordBatch, watermark: int = MIN_TIMESTAMP) -> None:
         """Processes some records of one key, of which more follow, so that its bundle is not over."""
-        with self._opened(store, watermark) as group:
-            keys, starts, records, timestamps = self._read(group, batch)
-            if self._holds_back:
-                self._hold_early(group, keys, starts, records, timestamps)
-            else:
-                self.operator.select(keys[0])
-                self.operator.process(records, timestamps)
-                self.running.drain(FLUSH)
-            self._save(group)
+        with self.grouped.opened(store, watermark) as group:
+            (key,), _, records, timestamps = self._read(batch)
+            self.grouped.process_unfinished(group, key, records, timestamps)
+            self.running.drain()
+            self.grouped.save(group)
 
     def contents(self, store: GroupStore) -> list[Content]:
         """What a group's pages hold: state, timers and held-back elements of its keys."""
-        group = Group(store, self.codec, self.keys_per_page)
-        return group.load(range(len(group.index.pages)))
+        return self.grouped.contents(store)
 
     def close(self) -> None:
         """Closes the operator's functions."""
         self.running.close()
-
-    @contextmanager
-    def _opened(self, store: GroupStore, watermark: int) -> Iterator[Group]:
-        """Makes a group the current one."""
-        group = self._group = Group(store, self.codec, self.keys_per_page)
-        operator = self.operator
-        operator.state.keys, operator.state.created = group.keys, group.created
-        operator.event_timers, operator.processing_timers = TimerQueue(), TimerQueue()
-        operator.watermark = max(group.index.watermark, watermark)
-        operator.at_end = operator.ended = False
-        try:
-            if isinstance(operator, BroadcastOperator):
-                self._begin_broadcast(operator, group)
-            yield group
-        finally:
-            operator.state.keys = {}
-            self._group = None
-
-    def _save(self, group: Group) -> None:
-        """Emits what is left, and writes the group's state back."""
-        operator = self.operator
-        self.running.drain()
-        operator.state.forget_expired(group.keys.values())
-        group.save(operator.event_timers, operator.processing_timers, operator.watermark)
 
     def _take(self, group: Group, arrived: Arrived, given: MicroBatch) -> None:
         """Processes broadcast records, then the group's own."""
@@ -182,7 +156,7 @@ class KeyGroups:
         operator.broadcast = {} if data is None else self.broadcast.decode(data)
 
         def all_keys() -> Iterable[Hashable]:
-            self._load(group, range(len(group.index.pages)))
+            self.grouped.load(group, range(len(group.index.pages)))
             return group.keys
 
         operator.keys = all_keys
@@ -198,11 +172,7 @@ class KeyGroups:
 
     def _records(self, group: Group, batches: Sequence[pa.RecordBatch], sorted_by_key: bool) -> None:
         (batch,) = self._by_key(pa.Table.from_batches(batches), sorted_by_key).combine_chunks().to_batches()
-        keys, starts, records, timestamps = self._read(group, batch)
-        if self._holds_back:
-            self._hold_early(group, keys, starts, records, timestamps)
-        else:
-            self.operator.process_runs(keys, starts, records, timestamps, lambda: self.running.drain(FLUSH))
+        self.grouped.process(group, *self._read(batch))
 
     def _by_key(self, records: pa.Table, sorted_by_key: bool) -> pa.Table:
         if sorted_by_key or records.num_rows < 2 or not self.keyed.columns:
@@ -213,11 +183,9 @@ class KeyGroups:
         return records.take(pc.sort_indices(records, by_key))
 
     def _read(
-        self, group: Group, batch: pa.RecordBatch
+        self, batch: pa.RecordBatch
     ) -> tuple[Sequence[Hashable], Sequence[int], Sequence[Any], Sequence[int | None]]:
-        """The keys of a sorted batch, where each one's run begins, its records and their event times; loads the
-        keys' pages.
-        """
+        """The keys of a sorted batch, where each one's run begins, its records and their event times."""
         layout = self.program.input
         keys, starts = runs(batch, self.keyed, layout, self.operator.where)
         with placed(self.operator.where):
@@ -229,71 +197,7 @@ class KeyGroups:
             late = sum(1 for t in timestamps if t is not None and t <= self.operator.watermark)
             if late:
                 self.running.metrics.count("late records", late)
-        self._load(group, group.pages_of(keys))
         return keys, starts, records, timestamps
-
-    @property
-    def _holds_back(self) -> bool:
-        """Whether elements wait until the watermark passes them."""
-        return self.operator.time_sorted and self.program.input.timestamped
-
-    def _hold_early(
-        self,
-        group: Group,
-        keys: Sequence[Hashable],
-        starts: Sequence[int],
-        records: Sequence[Any],
-        timestamps: Sequence[int | None],
-    ) -> None:
-        """Elements before the watermark, and those without a time, are processed at once; the others wait for it."""
-        operator = self.operator
-        for key, start, end in zip(keys, starts, [*starts[1:], len(records)], strict=True):
-            timed = list(zip(records[start:end], timestamps[start:end], strict=True))
-            early = [(t, r) for r, t in timed if t is not None and t > operator.watermark]
-            if early:
-                group.hold(key, early)
-            now = [(r, t) for r, t in timed if t is None or t <= operator.watermark]
-            if now:
-                operator.select(key)
-                operator.process([r for r, _ in now], [t for _, t in now])
-                operator.finish_bundle()
-                self.running.drain(FLUSH)
-
-    def _advance(self, group: Group, event: ControlEvent) -> None:
-        """Moves event time and the clock to where the event says they are."""
-        operator = self.operator
-        watermark = max(event.watermarks.get(self.program.steps[0].uid, MIN_TIMESTAMP), operator.watermark)
-        self._load(group, group.pages_due(watermark, event.now))
-        self._release(group, watermark)
-        if watermark > operator.watermark:
-            operator.advance_watermark(watermark)
-        operator.advance_processing_time(event.now)
-
-    def _end(self, group: Group, event: ControlEvent) -> None:
-        """Ends the input: what is held back is processed, and all timers fire."""
-        self._load(group, group.pages_due(MAX_TIMESTAMP, MAX_TIMESTAMP))
-        self._release(group, MAX_TIMESTAMP)
-        self.operator.last_event_time = event.last_event_times.get(self.program.steps[0].uid)
-        self.operator.end_of_input()
-
-    def _release(self, group: Group, watermark: int) -> None:
-        """Processes the held-back elements that the watermark passes."""
-        for timestamp, key, record in group.release(watermark):
-            self.operator.process_in_time_order(key, [record], [timestamp])
-            self.operator.finish_bundle()
-            self.running.drain(FLUSH)
-
-    def _load(self, group: Group, pages: Iterable[int]) -> None:
-        for content in group.load(pages):
-            for timestamp, key, generation in content.event_timers:
-                self.operator.event_timers.register(key, timestamp, generation)
-            for timestamp, key, generation in content.processing_timers:
-                self.operator.processing_timers.register(key, timestamp, generation)
-
-    def _declared_late(self, descriptor: StateDescriptor[Any]) -> None:
-        """A state that is declared only now: what was read of it before is decoded."""
-        for state in self._group.keys.values() if self._group is not None else ():
-            self.codec.declare(descriptor, state)
 
     def _sortable(self, batch: pa.Table) -> bool:
         return not any(pa.types.is_nested(batch.schema.field(name).type) for name in self.keyed.columns)

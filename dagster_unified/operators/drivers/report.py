@@ -1,4 +1,4 @@
-"""What a partition of a STREAMING micro-batch tells the driver: metrics, and when its processing-time timers are
+"""What a partition of a STREAMING micro-batch reports to the driver: metrics, and when its processing-time timers are
 due.
 """
 
@@ -24,7 +24,7 @@ class Report(msgspec.Struct):
 
     @staticmethod
     def of(metrics: Metrics, due: int | None) -> Report:
-        """A report that takes the counts out of `metrics`, so that they are told once."""
+        """A report that takes the counts out of `metrics`, so that they are reported once."""
         report = Report(Metrics(dict(metrics.counters), dict(metrics.last_event_times)), due)
         metrics.clear()
         return report

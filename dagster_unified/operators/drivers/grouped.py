@@ -1,0 +1,144 @@
+"""A keyed operator, driven over one key group after another as in STREAMING.
+
+What is current is a group: its keys' state, its timers, and the elements that wait for the watermark come from its
+pages, and go back when it is left. Knows operators and pages; no program, no Arrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from dagster_unified.operators.drivers.group import Group, GroupStore
+from dagster_unified.operators.keyed import KeyedOperator
+from dagster_unified.operators.state.pages import KEYS_PER_PAGE, Content, PageCodec
+from dagster_unified.operators.state.state import StateDescriptor
+from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP
+from dagster_unified.operators.timers import TimerQueue
+
+
+class GroupedOperator:
+    """A keyed operator and the group that is current; `after` is called when a key's records are processed."""
+
+    def __init__(
+        self,
+        operator: KeyedOperator,
+        key_type: Any,
+        record_type: Any,
+        holds_back: bool,
+        after: Callable[[], None],
+        keys_per_page: int = KEYS_PER_PAGE,
+    ) -> None:
+        self.operator, self.holds_back, self.after = operator, holds_back, after
+        self.codec = PageCodec(operator.where, key_type, record_type, operator.state.descriptors)
+        self.keys_per_page = keys_per_page
+        operator.state.on_register = self._declared_late
+        self._group: Group | None = None
+
+    @contextmanager
+    def opened(self, store: GroupStore, watermark: int = MIN_TIMESTAMP) -> Iterator[Group]:
+        """Makes a group current. One that has not seen a later one begins with `watermark`."""
+        group = self._group = Group(store, self.codec, self.keys_per_page)
+        operator = self.operator
+        operator.state.keys, operator.state.created = group.keys, group.created
+        operator.event_timers, operator.processing_timers = TimerQueue(), TimerQueue()
+        operator.watermark = max(group.index.watermark, watermark)
+        operator.at_end = operator.ended = False
+        try:
+            yield group
+        finally:
+            operator.state.keys = {}
+            self._group = None
+
+    def process(
+        self,
+        group: Group,
+        keys: Sequence[Hashable],
+        starts: Sequence[int],
+        records: Sequence[Any],
+        timestamps: Sequence[int | None],
+    ) -> None:
+        """Processes runs of several keys' records, each of which begins where `starts` says."""
+        self.load(group, group.pages_of(keys))
+        if not self.holds_back:
+            self.operator.process_runs(keys, starts, records, timestamps, self.after)
+            return
+        for key, start, end in zip(keys, starts, [*starts[1:], len(records)], strict=True):
+            self._hold_early(group, key, records[start:end], timestamps[start:end])
+
+    def process_unfinished(
+        self, group: Group, key: Hashable, records: Sequence[Any], timestamps: Sequence[int | None]
+    ) -> None:
+        """Processes some of one key's records, of which more follow, so that its bundle is not over."""
+        self.load(group, group.pages_of([key]))
+        if self.holds_back:
+            self._hold_early(group, key, records, timestamps)
+            return
+        self.operator.select(key)
+        self.operator.process(records, timestamps)
+        self.after()
+
+    def advance(self, group: Group, watermark: int, now: int) -> None:
+        """Moves event time and the clock forward."""
+        operator = self.operator
+        watermark = max(watermark, operator.watermark)
+        self.load(group, group.pages_due(watermark, now))
+        self._release(group, watermark)
+        if watermark > operator.watermark:
+            operator.advance_watermark(watermark)
+        operator.advance_processing_time(now)
+
+    def end(self, group: Group, last_event_time: int | None) -> None:
+        """Ends the input: what is held back is processed, and all timers fire."""
+        self.load(group, group.pages_due(MAX_TIMESTAMP, MAX_TIMESTAMP))
+        self._release(group, MAX_TIMESTAMP)
+        self.operator.last_event_time = last_event_time
+        self.operator.end_of_input()
+
+    def save(self, group: Group) -> None:
+        """Writes back what has changed."""
+        operator = self.operator
+        operator.state.forget_expired(group.keys.values())
+        group.save(operator.event_timers, operator.processing_timers, operator.watermark)
+
+    def load(self, group: Group, pages: Iterable[int]) -> None:
+        """Reads pages that have not been read."""
+        for content in group.load(pages):
+            for timestamp, key, generation in content.event_timers:
+                self.operator.event_timers.register(key, timestamp, generation)
+            for timestamp, key, generation in content.processing_timers:
+                self.operator.processing_timers.register(key, timestamp, generation)
+
+    def contents(self, store: GroupStore) -> list[Content]:
+        """What a group's pages hold: state, timers and held-back elements of its keys."""
+        group = Group(store, self.codec, self.keys_per_page)
+        return group.load(range(len(group.index.pages)))
+
+    def _hold_early(
+        self, group: Group, key: Hashable, records: Sequence[Any], timestamps: Sequence[int | None]
+    ) -> None:
+        """Elements before the watermark, and those without a time, are processed at once; the others wait for it."""
+        operator = self.operator
+        timed = list(zip(records, timestamps, strict=True))
+        early = [(t, r) for r, t in timed if t is not None and t > operator.watermark]
+        if early:
+            group.hold(key, early)
+        now = [(r, t) for r, t in timed if t is None or t <= operator.watermark]
+        if now:
+            operator.select(key)
+            operator.process([r for r, _ in now], [t for _, t in now])
+            operator.finish_bundle()
+            self.after()
+
+    def _release(self, group: Group, watermark: int) -> None:
+        """Processes the held-back elements that the watermark passes."""
+        for timestamp, key, record in group.release(watermark):
+            self.operator.process_in_time_order(key, [record], [timestamp])
+            self.operator.finish_bundle()
+            self.after()
+
+    def _declared_late(self, descriptor: StateDescriptor[Any]) -> None:
+        """A state that is declared only now: what was read of it before is decoded."""
+        for state in self._group.keys.values() if self._group is not None else ():
+            self.codec.declare(descriptor, state)
