@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from threading import Event
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,8 +36,8 @@ from tests.engine.killed_job import OPTIONS, build
 
 ROOT = Path(__file__).parents[2]
 POINTS = ("before", "staged", "committed")
-KILLS = 20 if NIGHTLY else 3
-"""Each takes as long as Spark takes to start."""
+KILLS, FILES = (20, 24) if NIGHTLY else (3, 6)
+"""A kill takes as long as Spark takes to start, and a file as long as a micro-batch."""
 
 
 def table(path):
@@ -45,7 +46,7 @@ def table(path):
 
 def test_a_job_that_is_killed_again_and_again_loses_nothing_and_doubles_nothing(tmp_path):
     epochs = chance("kills")
-    rows = inputs(tmp_path / "in", 24)
+    rows = inputs(tmp_path / "in", FILES)
     killed = 0
     for _ in range(KILLS + 2):
         point = POINTS[killed % 3] if killed < KILLS else "never"
@@ -106,7 +107,7 @@ def fill(folder):
 
 @pytest.mark.parametrize("epochs", rotated([1, 3], 1))
 def test_a_full_disk_fails_the_job_and_once_there_is_room_it_goes_on(spark, tmp_path, small_disk, epochs):
-    rows = inputs(tmp_path / "in", 8)
+    rows = inputs(tmp_path / "in", 5)
     plan = build(tmp_path, small_disk).plan({**OPTIONS, "execution.checkpointing.dir": str(small_disk / "checkpoints")})
     committed = []
 
@@ -213,7 +214,7 @@ def stopped_after_an_epoch(job):
 
 def test_a_bounded_input_has_not_ended_because_its_job_was_stopped(spark, tmp_path):
     (tmp_path / "in").mkdir()
-    for number in range(12):
+    for number in range(4):
         pq.write_table(pa.table({"f0": ["a"], "f1": [number]}), tmp_path / f"in/{number:02}.parquet")
     pipeline = Pipeline("p")
     source = pipeline.from_source(
@@ -229,13 +230,23 @@ def test_a_bounded_input_has_not_ended_because_its_job_was_stopped(spark, tmp_pa
             "pipeline.max-parallelism": 2,
         }
     )
-    epochs = []
-    assert StreamingJob(plan, spark, Start("one"), epochs.append).run(lambda: bool(epochs)) == "stopped"
-    assert len(epochs) < 12
+    epochs, asked = [], Event()
+
+    def observe(event):
+        epochs.append(event)
+        asked.wait()  # so that the job is stopped here, however slow this machine is
+
+    def stopped():
+        if epochs:
+            asked.set()
+        return bool(epochs)
+
+    assert StreamingJob(plan, spark, Start("one"), observe).run(stopped) == "stopped"
+    assert len(epochs) < 4
     assert not ControlFile(str(tmp_path / "checkpoints/p/control/main")).read().end
     assert table(tmp_path / "out").num_rows == 0
     assert StreamingJob(plan, spark, Start("two")).run() == "finished"
-    assert table(tmp_path / "out").to_pylist() == [{"f0": "a", "f1": 12}]
+    assert table(tmp_path / "out").to_pylist() == [{"f0": "a", "f1": 4}]
 
 
 class Silence(KeyedProcessFunction):
