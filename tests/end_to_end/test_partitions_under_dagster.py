@@ -1,6 +1,6 @@
 """Partitions with carried state under a real daemon: a backfill whose run worker is killed, the pages of Dagster's UI
-in a real browser, a day that is made again, and a re-execution after an intermediate is gone. One Dagster instance and
-one Spark Connect server serve all tests, which go on from each other.
+in a real browser, a day that is made again, a re-execution after an intermediate is gone, and a backfill of several
+runs at once. One Dagster instance and one Spark Connect server serve all tests, which go on from each other.
 """
 
 import os
@@ -8,7 +8,7 @@ import random
 import shutil
 import signal
 from contextlib import suppress
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from unittest import mock
 
 import pytest
@@ -21,6 +21,21 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 LOCATION = "/locations/tests.orchestration.backfill_job"
 DAYS = [f"2024-01-0{n}" for n in range(1, 5)]
 AMOUNTS = {day: [10 * n + 1, 10 * n + 2] for n, day in enumerate(DAYS)}
+SETTINGS = """
+nux:
+  enabled: false
+run_retries:
+  enabled: true
+  max_retries: 3
+  retry_on_asset_or_op_failure: false
+concurrency:
+  runs:
+    max_concurrent_runs: 2
+  pools:
+    default_limit: 1
+    granularity: op
+    op_granularity_run_buffer: 1
+"""
 STAGES = [["totals", name] for name in ("sales", "running", "table")]
 
 pytestmark = pytest.mark.spark
@@ -82,6 +97,16 @@ class Dagster(DagsterDev):
     def complete(self, backfill):
         self.until(lambda: self.backfill_status(backfill) == "COMPLETED_SUCCESS", "the backfill is complete")
 
+    def spans(self, backfill):
+        """From when until when each run of a backfill was, and each step."""
+        found = self.ask(
+            'query($b: String!) { runsOrError(filter: {tags: [{key: "dagster/backfill", value: $b}]}) { ... on Runs {'
+            " results { startTime endTime stepStats { startTime endTime } } } } }",
+            b=backfill,
+        )["runsOrError"]["results"]
+        steps = [step for run in found for step in run["stepStats"]]
+        return [sorted((span["startTime"], span["endTime"]) for span in spans) for spans in (found, steps)]
+
     def backfills(self):
         found = self.ask("{ partitionBackfillsOrError { ... on PartitionBackfills { results { id status } } } }")
         return {b["id"]: b["status"] for b in found["partitionBackfillsOrError"]["results"]}
@@ -102,11 +127,7 @@ class Dagster(DagsterDev):
 @pytest.fixture(scope="module")
 def dagster(tmp_path_factory):
     folder = tmp_path_factory.mktemp("partitions")
-    settings = (
-        "nux:\n  enabled: false\nrun_retries:\n  enabled: true\n  max_retries: 3\n  retry_on_asset_or_op_failure:"
-        " false\n"
-    )
-    running = Dagster(folder, settings)
+    running = Dagster(folder, SETTINGS)
     (folder / "in").mkdir()
     for day, amounts in AMOUNTS.items():
         (folder / "in" / f"{day}.csv").write_text("shop,amount\n" + "".join(f"a,{n}\n" for n in amounts))
@@ -249,3 +270,15 @@ def test_re_execution_from_failure_after_an_intermediate_is_gone(dagster, killed
     made = dagster.metadata(again)
     assert "recomputed running" in made[DAYS[1]], (made, dagster.said(again))
     assert dagster.table() == expected(DAYS[:2])
+
+
+def test_the_runs_of_a_backfill_overlap_and_their_stages_keep_within_the_pool(dagster):
+    days = DAYS[:2]
+    backfill = dagster.backfill([["doubles", name] for name in ("doubled", "written")], days)
+    dagster.complete(backfill)
+    runs, steps = dagster.spans(backfill)
+    assert (len(runs), len(steps)) == (2, 4)
+    assert any(end > start for (_, end), (start, _) in pairwise(runs))
+    assert all(end <= start for (_, end), (start, _) in pairwise(steps))
+    rows = DeltaTable(str(dagster.folder / "doubles")).to_pyarrow_table()
+    assert sorted(rows["amount"].to_pylist()) == sorted(4 * amount for day in days for amount in AMOUNTS[day])

@@ -1,4 +1,5 @@
-"""Running totals by shop over daily partitions that hand their state on; for the tests under `dagster dev`.
+"""Running totals by shop over daily partitions that hand their state on, and sales doubled day by day, with a pool for
+the stages; for the tests under `dagster dev`.
 
 At module scope, since runs import it.
 """
@@ -8,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from dagster import DailyPartitionsDefinition
+from dagster import BackfillPolicy, DailyPartitionsDefinition
 
 from dagster_unified.api import CsvSource, DeltaSink, KeyedProcessFunction, Pipeline, ValueStateDescriptor
 from dagster_unified.orchestration import (
@@ -54,13 +55,22 @@ def same(total: Total) -> Total:
     return total
 
 
+def doubled(sale: Sale) -> Sale:
+    return Sale(sale.shop, 2 * sale.amount)
+
+
 pipeline = Pipeline("totals")
 sales = pipeline.from_source(CsvSource(f"{HOME}/in/{{key}}.csv", Sale, name="sales"))
 running = sales.key_by("shop").process(Running(), output_type=Total).name("running").uid("running")
 running.rebalance().map(same).name("same").sink_to(DeltaSink(str(HOME / "table"), name="table", mode="append"))
 
+doubles = Pipeline("doubles")
+incoming = doubles.from_source(CsvSource(f"{HOME}/in/{{key}}.csv", Sale, name="incoming")).map(doubled).name("doubled")
+incoming.rebalance().map(doubled).sink_to(DeltaSink(str(HOME / "doubles"), name="written", mode="append"))
+
 defs = unified_definitions(
     BatchDeployment(pipeline, partitions=DAYS, carry_state=True, retry_policy=None),
+    BatchDeployment(doubles, partitions=DAYS, backfill_policy=BackfillPolicy.multi_run(1), pool="spark"),
     resources={
         "spark": SparkResource(master="local[2]", connect=int(CONNECT) if CONNECT else None),
         "intermediates": IntermediatesResource(path=str(HOME / "store")),
