@@ -45,6 +45,9 @@ class DagsterDev:
     mark: str
     """The environment variable that tells the code location its folder."""
 
+    look_every = 0.3
+    """Seconds between two looks; each costs the webserver some of its own."""
+
     def __init__(self, folder, settings=""):
         self.folder = folder
         home = folder / "home"
@@ -126,7 +129,7 @@ class DagsterDev:
                 raise AssertionError(
                     f"not within {DEADLINE} s: {what}\n{(self.folder / 'dev.log').read_text()[-3000:]}"
                 )
-            time.sleep(0.3)
+            time.sleep(self.look_every)
 
     def said(self, run_id):
         """All messages of a run's log, one after another."""

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.spark
 class Dagster(DagsterDev):
     module = "tests.orchestration.streaming_job"
     mark = "STREAMING_TEST_FOLDER"
+    look_every = 1.0
 
     def sensor(self, on):
         if on:
