@@ -49,7 +49,7 @@ from dagster_unified.operators.functions.base import (
     TimerService,
     TimestampAssigner,
 )
-from dagster_unified.operators.functions.event_time import IngestionTimeAssigner
+from dagster_unified.operators.functions.event_time import IngestionTimeAssigner, WatermarkGenerator, WatermarkOutput
 from dagster_unified.operators.joins import CoGroupFunction, FlatJoinFunction, JoinFunction, ProcessJoinFunction
 from dagster_unified.operators.state.state import (
     AggregatingState,
@@ -115,6 +115,7 @@ __all__ = [
     "ReducingStateDescriptor", "RuntimeContext", "SlidingEventTimeWindows", "SlidingProcessingTimeWindows",
     "StateTtlConfig", "StateVisibility", "StructuredSource", "TimeDomain", "TimeEvictor", "TimeWindow",
     "TimerService", "TimestampAssigner", "Trigger", "TriggerResult", "TumblingEventTimeWindows",
-    "TumblingProcessingTimeWindows", "UpdateType", "ValueState", "ValueStateDescriptor", "WatermarkStrategy",
-    "WindowAssigner", "WindowFunction", "WindowedStream", "functions",
+    "TumblingProcessingTimeWindows", "UpdateType", "ValueState", "ValueStateDescriptor",
+    "WatermarkGenerator", "WatermarkOutput", "WatermarkStrategy", "WindowAssigner", "WindowFunction",
+    "WindowedStream", "functions",
 ]  # fmt: skip

@@ -307,6 +307,7 @@ class DataStream(Generic[T]):
             assigner=assigner,
             max_out_of_orderness_ms=_millis(strategy.max_out_of_orderness),
             idleness_ms=_millis(strategy.idleness),
+            generator=strategy.generator,
         )
 
     # Exchanges

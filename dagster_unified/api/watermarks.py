@@ -9,6 +9,7 @@ from typing import Any, Generic, NoReturn, Self, overload
 
 from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.operators.functions.base import TimestampAssigner
+from dagster_unified.operators.functions.event_time import WatermarkGenerator
 from dagster_unified.operators.functions.type_variables import In, T
 
 
@@ -23,6 +24,7 @@ class WatermarkStrategy(Generic[In]):
     max_out_of_orderness: timedelta | None
     assigner: Any = None
     idleness: timedelta | None = None
+    generator: Callable[[], WatermarkGenerator[In]] | None = None
 
     @staticmethod
     def for_bounded_out_of_orderness(max_out_of_orderness: timedelta) -> WatermarkStrategy[object]:
@@ -43,12 +45,33 @@ class WatermarkStrategy(Generic[In]):
         """Timestamps only; event-time timers fire at the end of input."""
         return WatermarkStrategy(None)
 
+    @staticmethod
+    def for_generator(supplier: Callable[[], WatermarkGenerator[T]]) -> WatermarkStrategy[T]:
+        """Watermarks come from a `WatermarkGenerator`, which `supplier` (its class, or a function) makes.
+
+        In STREAMING each task makes one for each micro-batch. In BATCH none is made: nothing is late (FLIP-134).
+
+        >>> class Complete(WatermarkGenerator[int]):
+        ...     def on_event(self, event, event_timestamp, output):
+        ...         if event % 100 == 0:
+        ...             output.emit_watermark(event_timestamp)
+        >>> strategy = WatermarkStrategy.for_generator(Complete).with_timestamp_assigner(lambda event: event)
+        """
+        if isinstance(supplier, WatermarkGenerator) or not callable(supplier):
+            raise PipelineError(
+                "for_generator needs what makes a watermark generator, since each task has its own: the class, or a"
+                f" function such as `lambda: {type(supplier).__name__}(...)`, not {supplier!r}"
+            )
+        return WatermarkStrategy(None, generator=supplier)
+
     @overload
     def with_timestamp_assigner(self, assigner: str) -> Self: ...
     @overload
     def with_timestamp_assigner(
-        self, assigner: Callable[[T], int | datetime] | TimestampAssigner[T]
+        self: WatermarkStrategy[object], assigner: Callable[[T], int | datetime] | TimestampAssigner[T]
     ) -> WatermarkStrategy[T]: ...
+    @overload
+    def with_timestamp_assigner(self, assigner: Callable[[In], int | datetime] | TimestampAssigner[In]) -> Self: ...
     def with_timestamp_assigner(
         self, assigner: str | Callable[[Any], int | datetime] | TimestampAssigner[Any]
     ) -> WatermarkStrategy[Any]:

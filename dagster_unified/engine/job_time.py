@@ -3,8 +3,9 @@
 Watermarks come from what each micro-batch reported, and processing-time timers from the clock.
 
 An operator's watermark is the smallest of its nearest assigners' (FLIP-27's alignment of sources is not part of it); an
-assigner's is its latest event time less the strategy's bound. An assigner that is idle for longer than its strategy
-allows does not hold others back. Knows the plan, not Spark; a control event is what it makes.
+assigner's is its latest event time less the strategy's bound, or what its watermark generator emitted. An assigner that
+is idle, by its generator or for longer than its strategy allows, does not hold others back. Knows the plan, not Spark;
+a control event is what it makes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.drivers.report import Report
 from dagster_unified.operators.metrics import Metrics
-from dagster_unified.operators.time import MIN_TIMESTAMP
+from dagster_unified.operators.time import MIN_TIMESTAMP, to_span
+from dagster_unified.operators.watermarks import Generated, Mark
 
 
 class JobTime:
@@ -35,6 +37,15 @@ class JobTime:
         self._latest = latest or ControlEvent()
         self._moved = dict.fromkeys(self._assigners, now)
         self._seen = Metrics(last_event_times=dict(self._latest.assigned))
+        self._generated = dict(self._latest.generated)
+        self._idle: set[str] = set()
+        self._periodic = {
+            uid: Generated(f"{plan.name}: operator '{n.name}'", n.generator)
+            for uid, n in self._assigners.items()
+            if n.generator is not None
+        }
+        self._interval = to_span(plan.execution.streaming.watermark_interval)
+        self._asked = now
         self._due: set[int] = set()
         self._lock = Lock()
         self._wake = latest is not None  # after a restart every group is asked once when its timers are due
@@ -52,10 +63,15 @@ class JobTime:
     def after(self, report: Report, now: int) -> ControlEvent | None:
         """What is to be told after a micro-batch, if anything."""
         with self._lock:
+            if report.metrics.last_event_times:
+                self._asked = now
             for uid, moment in report.metrics.last_event_times.items():
                 if moment > self._seen.last_event_times.get(uid, MIN_TIMESTAMP):
                     self._seen.saw_event_time(uid, moment)
                     self._moved[uid] = now
+            for uid, mark in report.marks.items():
+                (self._idle.add if mark.idle else self._idle.discard)(uid)
+                self._emitted(uid, mark)
             if report.due is not None:
                 self._due.add(report.due)
             return self._next(now)
@@ -63,7 +79,17 @@ class JobTime:
     def tick(self, now: int) -> ControlEvent | None:
         """What is to be told because time has passed, if anything."""
         with self._lock:
+            if self._periodic and self._interval and now - self._asked >= self._interval:
+                self._ask(now)
             return self._next(now)
+
+    def _ask(self, now: int) -> None:
+        """Takes the periodic watermarks of generators that see no records, and so cannot know whether to be idle."""
+        self._asked = now
+        for uid, generated in self._periodic.items():
+            mark = generated.periodic()
+            if mark is not None:
+                self._emitted(uid, mark)
 
     def end(self, now: int) -> ControlEvent:
         """The input has ended."""
@@ -74,7 +100,13 @@ class JobTime:
                 if (moment := self._seen.last_event_time(before)) is not None
             }
             self._latest = ControlEvent(
-                self._latest.number + 1, self._latest.watermarks, now, True, last, dict(self._seen.last_event_times)
+                self._latest.number + 1,
+                self._latest.watermarks,
+                now,
+                True,
+                last,
+                dict(self._seen.last_event_times),
+                dict(self._generated),
             )
             return self._latest
 
@@ -96,21 +128,31 @@ class JobTime:
             watermarks=marks,
             now=now,
             assigned=dict(self._seen.last_event_times),
+            generated=dict(self._generated),
         )
         return self._latest
+
+    def _emitted(self, uid: str, mark: Mark) -> None:
+        if mark.watermark is not None:
+            self._generated[uid] = max(mark.watermark, self._generated.get(uid, MIN_TIMESTAMP))
 
     def _mark(self, assigners: tuple[str, ...], now: int) -> int:
         marks: list[int] = []
         idle: list[int] = []
         for uid in assigners:
-            node = self._assigners[uid]
-            seen = self._seen.last_event_times.get(uid)
-            mark = (
-                MIN_TIMESTAMP
-                if seen is None or node.max_out_of_orderness_ms is None
-                else seen - node.max_out_of_orderness_ms - 1
-            )
-            (idle if node.idleness_ms is not None and now - self._moved[uid] >= node.idleness_ms else marks).append(
-                mark
-            )
+            (idle if self._is_idle(uid, now) else marks).append(self._own_mark(uid))
         return min(marks) if marks else max(idle, default=MIN_TIMESTAMP)
+
+    def _own_mark(self, uid: str) -> int:
+        """The watermark of one assigner."""
+        node = self._assigners[uid]
+        if node.generator is not None:
+            return self._generated.get(uid, MIN_TIMESTAMP)
+        seen = self._seen.last_event_times.get(uid)
+        if seen is None or node.max_out_of_orderness_ms is None:
+            return MIN_TIMESTAMP
+        return seen - node.max_out_of_orderness_ms - 1
+
+    def _is_idle(self, uid: str, now: int) -> bool:
+        timeout = self._assigners[uid].idleness_ms
+        return uid in self._idle or (timeout is not None and now - self._moved[uid] >= timeout)

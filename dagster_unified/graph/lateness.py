@@ -18,8 +18,8 @@ class Assigned:
     """A timestamp assigner upstream. Times are in milliseconds."""
 
     name: str
-    bound: int
-    """How far out of order its records may be before they are late."""
+    bound: int | None
+    """How far out of order its records may be before they are late; None where a watermark generator decides."""
 
     disorder: int | None
     """How far they are, at most; None where nobody knows."""
@@ -27,7 +27,7 @@ class Assigned:
     @property
     def covered(self) -> bool:
         """Whether none of its records can be late."""
-        return self.disorder is not None and self.disorder <= self.bound
+        return self.disorder is not None and self.bound is not None and self.disorder <= self.bound
 
 
 def nearest_assigners(graph: Graph, edges: Sequence[Edge]) -> list[AssignTimestampsNode]:
@@ -54,7 +54,7 @@ def assigners(graph: Graph, node: Node) -> list[Assigned]:
     return [
         Assigned(n.name, n.max_out_of_orderness_ms, _disorder(graph, n))
         for n in found
-        if n.max_out_of_orderness_ms is not None
+        if n.max_out_of_orderness_ms is not None or n.generator is not None
     ]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dagster_unified.graph.code import names_used, reads_from_outside, refers_to
 from dagster_unified.graph.findings import Finding
 from dagster_unified.graph.fingerprint import fingerprint_of
-from dagster_unified.graph.lateness import assigners
+from dagster_unified.graph.lateness import Assigned, assigners
 from dagster_unified.graph.mode import Execution
 from dagster_unified.graph.nodes import Graph, Node, SinkNode
 from dagster_unified.operators.state.state import StateDescriptor, StateTtlConfig
@@ -125,7 +125,7 @@ def _late_records(graph: Graph, node: Node, execution: Execution) -> list[tuple[
             f"those of '{a.name}' by {a.disorder} ms at most, with a bound of {a.bound} ms" for a in found
         )
         return [("note", f"no record can be late for '{node.name}': they are out of order {covered}")]
-    bounds = ", ".join(f"{a.bound} ms of '{a.name}'" for a in found if not a.covered)
+    bounds = ", ".join(map(_allowed, (a for a in found if not a.covered)))
     lateness = getattr(dropping, "lateness", 0)
     tags = [tag for tag in getattr(dropping, "late_tags", ()) if tag is not None]
     if tags or lateness:
@@ -140,6 +140,13 @@ def _late_records(graph: Graph, node: Node, execution: Execution) -> list[tuple[
             ),
         )
     ]
+
+
+def _allowed(assigner: Assigned) -> str:
+    """How far out of order an assigner's records may be."""
+    if assigner.bound is None:
+        return f"what the watermark generator of '{assigner.name}' allows"
+    return f"{assigner.bound} ms of '{assigner.name}'"
 
 
 def _expiry(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:

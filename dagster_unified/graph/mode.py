@@ -26,6 +26,7 @@ class Streaming:
     retained: int
     backend: str
     max_parallelism: int
+    watermark_interval: timedelta
 
 
 @dataclass(frozen=True)
@@ -114,5 +115,6 @@ def resolve(graph: Graph, configuration: Configuration) -> Execution:
             retained=configuration["execution.checkpointing.num-retained"],
             backend=configuration["state.backend.type"],
             max_parallelism=configuration["pipeline.max-parallelism"],
+            watermark_interval=configuration["pipeline.auto-watermark-interval"],
         ),
     )

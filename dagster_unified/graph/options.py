@@ -247,6 +247,13 @@ OPTIONS: tuple[Option, ...] = (
         ("FIRE_AND_QUIESCE", "IGNORE"),
     ),
     Option(
+        "pipeline.auto-watermark-interval",
+        "duration",
+        timedelta(seconds=1),
+        "How often STREAMING asks a watermark generator for its periodic watermark while no records come; 0 s, never."
+        " It is asked at the end of each micro-batch in any case.",
+    ),
+    Option(
         "pipeline.event-time.end-of-input-chain",
         "size",
         16,

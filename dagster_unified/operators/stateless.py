@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from dagster_unified.errors import RecordTypeError
@@ -9,6 +10,7 @@ from dagster_unified.operators.functions.event_time import IngestionTimeAssigner
 from dagster_unified.operators.program.fusion import Clause
 from dagster_unified.operators.program.step import FusedStep, Place
 from dagster_unified.operators.time import to_millis
+from dagster_unified.operators.watermarks import Generated, Supplier
 from dagster_unified.records import shorten
 
 
@@ -73,8 +75,12 @@ class FlatMapStep(FusedStep):
         return FlatMap(getattr(self.function, "flat_map", self.function))
 
 
+@dataclass(frozen=True)
 class AssignTimestampsStep(FusedStep):
     """`assign_timestamps_and_watermarks`; the watermark is the drivers' affair."""
+
+    generator: Supplier | None = None
+    """What makes its watermark generator, if it has one."""
 
     def clause(self, place: Place) -> Clause:
         assigner = self.function
@@ -82,7 +88,17 @@ class AssignTimestampsStep(FusedStep):
         if isinstance(assigner, IngestionTimeAssigner):
             assigner = assigner.reading(place.options.readable(place.clock))
         extract = getattr(assigner, "extract_timestamp", assigner)
-        return Assign(lambda value, timestamp: _event_time(extract(value, timestamp)))
+        if self.generator is None or place.generated is None:
+            return Assign(lambda value, timestamp: _event_time(extract(value, timestamp)))
+        generated = Generated(place.where, self.generator)
+        place.generated.append((self.uid, generated))
+
+        def assign(value: Any, timestamp: int | None) -> int:
+            moment = _event_time(extract(value, timestamp))
+            generated.on_event(value, moment)
+            return moment
+
+        return Assign(assign)
 
 
 def _event_time(moment: Any) -> int:

@@ -100,7 +100,9 @@ class Driven:
             else None
         )
         self.running = (
-            RunningProgram(self.program, self._leave, clock) if self._groups is None else self._groups.running
+            RunningProgram(self.program, self._leave, clock, generating=True)
+            if self._groups is None
+            else self._groups.running
         )
 
     def run(

@@ -281,6 +281,8 @@ class _Streaming:
 
     def _after(self) -> ControlEvent | None:
         report = Report(merge(d.running.metrics for d in self.driven.values()), min(self.due, default=None))
+        for driven in self.driven.values():
+            report.mark(driven.running.end_of_batch())
         return self.time.after(report, self.clock())
 
     def _micro_batch(self, arriving: Mapping[int, list[Any]], event: ControlEvent | None) -> None:

@@ -19,6 +19,8 @@ from dagster_unified.api import (
     Pipeline,
     PrintSink,
     ProcessFunction,
+    WatermarkGenerator,
+    WatermarkOutput,
     WatermarkStrategy,
 )
 from dagster_unified.api import functions as F
@@ -30,6 +32,11 @@ class Row(NamedTuple):
     shop: str
     amount: int
     note: str | None
+
+
+class Complete(WatermarkGenerator[Row]):
+    def on_event(self, event: Row, event_timestamp: int, output: WatermarkOutput) -> None:
+        output.emit_watermark(event_timestamp)
 
 
 class Other(NamedTuple):
@@ -247,6 +254,10 @@ ERRORS = {
     "negative out-of-orderness": (
         lambda: WatermarkStrategy.for_bounded_out_of_orderness(timedelta(-1)),
         "must be a timedelta that is not negative",
+    ),
+    "a watermark generator that each task would share": (
+        lambda: WatermarkStrategy.for_generator(Complete()),
+        r"for_generator needs what makes a watermark generator.*: the class, or a function such as `lambda: Complete\(",
     ),
     "empty collection": (
         lambda: Pipeline("p").from_collection([]),

@@ -5,10 +5,11 @@ from datetime import timedelta
 
 import pytest
 
-from dagster_unified.api import KeyedProcessFunction, Pipeline, WatermarkStrategy
+from dagster_unified.api import KeyedProcessFunction, Pipeline, WatermarkGenerator, WatermarkStrategy
 from dagster_unified.engine.job_time import JobTime
-from dagster_unified.operators.drivers.report import Report
+from dagster_unified.operators.drivers.report import Report, merge_reports
 from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.watermarks import Mark
 
 
 class Keep(KeyedProcessFunction):
@@ -30,6 +31,38 @@ def joined(**idle):
 
     source("left").union(source("right")).key_by(lambda v: v, key_type=int).process(Keep()).uid("keep").print()
     return pipeline.plan({"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": "/nowhere"})
+
+
+class Lagging(WatermarkGenerator[int]):
+    """Ten behind the clock, which its tests set."""
+
+    now = 0
+
+    def on_event(self, event, event_timestamp, output):
+        """Tells nothing."""
+
+    def on_periodic_emit(self, output):
+        output.emit_watermark(self.now - 10)
+
+
+def generated(**options):
+    """Two sources, the left one with a watermark generator."""
+    pipeline = Pipeline("p")
+
+    def source(name, strategy):
+        timed = strategy.with_timestamp_assigner(lambda v: v)
+        return pipeline.from_collection([1], int).assign_timestamps_and_watermarks(timed).uid(name)
+
+    left = source("left", WatermarkStrategy.for_generator(Lagging))
+    right = source("right", WatermarkStrategy.for_monotonous_timestamps())
+    left.union(right).key_by(lambda v: v, key_type=int).process(Keep()).uid("keep").print()
+    return pipeline.plan({"execution.runtime-mode": "STREAMING", **options})
+
+
+def marked(*marks, right=None):
+    """What the tasks of a micro-batch report together, each with the mark of its generator."""
+    seen = {} if right is None else {"right": right}
+    return merge_reports(Report(Metrics(last_event_times=seen), marks={"left": m}).encode() for m in marks)
 
 
 def saw(due=None, **moments):
@@ -89,3 +122,42 @@ def test_a_restart_wakes_every_group_once_and_goes_on_from_the_same_watermark(no
     assert (woken.number, woken.watermarks) == (before.number + 1, before.watermarks)
     assert second.tick(now + 1) is None
     assert second.after(saw(right=300), now + 2).watermarks == {"keep": 89}
+
+
+def test_of_parallel_generators_the_slowest_counts():
+    time = JobTime(generated(), None, now=0)
+    assert time.after(marked(Mark(50), Mark(20), Mark(), right=100), 1).watermarks == {"keep": 20}
+    assert time.after(marked(Mark(30, idle=True), Mark(40)), 2).watermarks == {"keep": 40}
+    assert time.after(marked(Mark(10)), 3) is None  # it never goes back
+    assert time.after(saw(left=500), 4) is None  # the generator decides, not the records
+
+
+def test_a_generator_that_is_idle_holds_nothing_back_until_it_emits_again():
+    time = JobTime(generated(), None, now=0)
+    assert time.after(marked(Mark(50), right=100), 1).watermarks == {"keep": 50}
+    assert time.after(marked(Mark(60, idle=True), Mark(70, idle=True)), 2).watermarks == {"keep": 99}
+    assert time.after(saw(left=80, right=200), 3).watermarks == {"keep": 199}
+    assert time.after(marked(Mark(90), right=300), 4) is None
+
+
+def test_a_restart_goes_on_from_what_a_generator_has_emitted():
+    before = JobTime(generated(), None, now=0).after(marked(Mark(50), right=20), 1)
+    time = JobTime(generated(), before, now=2)
+    assert time.after(saw(right=100), 3).watermarks == {"keep": 50}
+
+
+def test_a_generator_is_asked_for_periodic_watermarks_while_no_records_come(monkeypatch):
+    monkeypatch.setattr(Lagging, "now", 500)
+    time = JobTime(generated(**{"pipeline.auto-watermark-interval": "200 ms"}), None, now=0)
+    assert time.after(saw(right=1_000), 100) is None
+    assert time.tick(299) is None
+    assert time.tick(300).watermarks == {"keep": 490}
+    monkeypatch.setattr(Lagging, "now", 600)
+    assert time.tick(499) is None
+    assert time.tick(500).watermarks == {"keep": 590}
+
+
+def test_with_no_interval_no_generator_is_asked_while_no_records_come():
+    time = JobTime(generated(**{"pipeline.auto-watermark-interval": "0 s"}), None, now=0)
+    assert time.after(saw(right=1_000), 100) is None
+    assert time.tick(1_000_000) is None

@@ -21,6 +21,7 @@ from dagster_unified.api import (
     ProcessWindowFunction,
     SlidingEventTimeWindows,
     TumblingEventTimeWindows,
+    WatermarkGenerator,
     WatermarkStrategy,
 )
 from dagster_unified.api import functions as F
@@ -45,6 +46,11 @@ class Total(NamedTuple):
     window_end: int
     total: int
     most: int
+
+
+class Complete(WatermarkGenerator[Event]):
+    def on_event(self, event, event_timestamp, output):
+        output.emit_watermark(event_timestamp)
 
 
 class Totals(ProcessWindowFunction):
@@ -383,6 +389,7 @@ def test_several_watermarks_or_none_are_errors_in_streaming(spark, tmp_path):
             StreamingJob(plan, spark, Start("one")).run()
 
     run([BY_AT, BY_AT], "one watermark in STREAMING; assign timestamps once, after the union, or use aggregate")
+    run([WatermarkStrategy.for_generator(Complete).with_timestamp_assigner("at")], "has a watermark generator, and")
     run(
         [WatermarkStrategy.no_watermarks().with_timestamp_assigner("at")],
         "makes no watermarks, which a native window needs in STREAMING",

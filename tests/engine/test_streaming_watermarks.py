@@ -19,6 +19,7 @@ from dagster_unified.api import (
     Pipeline,
     TumblingEventTimeWindows,
     ValueStateDescriptor,
+    WatermarkGenerator,
     WatermarkStrategy,
 )
 from dagster_unified.api import functions as F
@@ -89,6 +90,19 @@ def windowed(stream):
     )
 
 
+class Tens(WatermarkGenerator[Row]):
+    """A record two after a ten says that all before that ten have come."""
+
+    def on_event(self, event, event_timestamp, output):
+        if event.at % 10 == 2:
+            output.emit_watermark(event.at - 3)
+
+
+def punctuated(rows):
+    strategy = WatermarkStrategy.for_generator(Tens).with_timestamp_assigner("at")
+    return windowed(rows.assign_timestamps_and_watermarks(strategy))
+
+
 def totals(rows):
     return rows.key_by("key").process(Total())
 
@@ -99,6 +113,8 @@ STREAMS = {
     "rules": lambda rows: rows.key_by("key").connect(rows.broadcast(RULES)).process(LastRule()),
     "windows": windowed,
     "late": lambda rows: windowed(rows).get_side_output(LATE),
+    "punctuated": punctuated,
+    "punctuated late": lambda rows: punctuated(rows).get_side_output(LATE),
     "chained": lambda rows: windowed(totals(rows)),
     "chained late": lambda rows: windowed(totals(rows)).get_side_output(LATE),
     "chained through a reduce": lambda rows: windowed(windowed(rows).key_by("key").reduce(lambda a, b: b)),
@@ -148,6 +164,22 @@ def test_a_due_timer_fires_before_the_records_of_the_next_micro_batch(streamed):
 def test_a_record_is_late_by_the_watermark_of_the_micro_batches_before(streamed):
     assert streamed("windows") == [("a", 1, 1), ("a", 12, 2), ("a", 20, 4), ("a", 31, 16)]
     assert streamed("late") == [("a", 3, 8), ("a", 13, 32)]
+
+
+def test_a_record_is_late_by_the_watermark_that_a_generator_emitted(streamed):
+    assert streamed("punctuated") == [("a", 1, 1), ("a", 13, 34), ("a", 20, 4), ("a", 31, 16)]
+    assert streamed("punctuated late") == [("a", 3, 8)]
+
+
+def test_in_batch_no_record_is_late_for_a_generator(run_on_spark, tmp_path):
+    pipeline = Pipeline("p")
+    windows = punctuated(timed(pipeline.from_collection([row for part in PARTS for row in part], Row)))
+    windows.sink_to(FileSink(str(tmp_path / "windows")))
+    windows.get_side_output(LATE).sink_to(FileSink(str(tmp_path / "late")))
+    run_on_spark(pipeline)
+    rows = pq.read_table(tmp_path / "windows").to_pylist()
+    assert [tuple(row.values()) for row in rows] == [("a", 3, 9), ("a", 13, 34), ("a", 20, 4), ("a", 31, 16)]
+    assert pq.read_table(tmp_path / "late").num_rows == 0
 
 
 def test_time_sorted_input_is_released_before_the_records_of_the_next_micro_batch(streamed):

@@ -4,7 +4,13 @@ from collections.abc import Iterable
 
 import pytest
 
-from dagster_unified.api import BroadcastProcessFunction, MapStateDescriptor, Pipeline
+from dagster_unified.api import (
+    BroadcastProcessFunction,
+    MapStateDescriptor,
+    Pipeline,
+    WatermarkGenerator,
+    WatermarkStrategy,
+)
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
@@ -44,3 +50,17 @@ def test_one_job_for_all_stages_hands_nothing_on():
             Configuration.of({"execution.batch-shuffle-mode": "ALL_EXCHANGES_PIPELINED"}),
             carry_state=True,
         )
+
+
+class Complete(WatermarkGenerator[int]):
+    def on_event(self, event, event_timestamp, output):
+        output.emit_watermark(event_timestamp)
+
+
+def test_a_partition_does_not_end_with_the_watermark_of_a_generator():
+    pipeline = Pipeline("p")
+    strategy = WatermarkStrategy.for_generator(Complete).with_timestamp_assigner(lambda n: n)
+    timed = pipeline.from_collection([1]).assign_timestamps_and_watermarks(strategy)
+    timed.key_by(lambda n: n, key_type=int).sum().print()
+    with pytest.raises(UnsupportedError, match=r"hand on the watermark of 'timestamps', because BATCH asks no"):
+        plan(pipeline.graph(), carry_state=True)

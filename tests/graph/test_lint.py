@@ -17,6 +17,7 @@ from dagster_unified.api import (
     Pipeline,
     ProcessJoinFunction,
     TumblingEventTimeWindows,
+    WatermarkGenerator,
     WatermarkStrategy,
 )
 from dagster_unified.api import functions as F
@@ -77,6 +78,11 @@ LATE = OutputTag("late", Sale)
 
 def at(sale):
     return int(str(sale.amount))
+
+
+class Complete(WatermarkGenerator[Sale]):
+    def on_event(self, event, event_timestamp, output):
+        output.emit_watermark(event_timestamp)
 
 
 def timed(p, *amounts, bound=0, function="amount", strategy=None):
@@ -177,6 +183,10 @@ CASES = {
     "a timestamp assigner that reads the clock": (
         lambda p: hourly(timed(p, 1, function=lambda sale: time.time_ns())).sum("amount").print(),
         {("clock", "warning"), ("late-records", "warning")},
+    ),
+    "windows by the watermarks of a generator": (
+        lambda p: hourly(timed(p, 1, 2, strategy=WatermarkStrategy.for_generator(Complete))).sum("amount").print(),
+        {("late-records", "warning")},
     ),
     "windows over records in order": (
         lambda p: hourly(timed(p, 1, 2)).sum("amount").print(),

@@ -33,6 +33,8 @@ from dagster_unified.api import (
     Rate,
     RateSource,
     ReduceFunction,
+    WatermarkGenerator,
+    WatermarkOutput,
     WatermarkStrategy,
 )
 from dagster_unified.errors import RecordTypeError
@@ -191,6 +193,36 @@ def test_time_does_not_change_the_record() -> None:
     sales().assign_timestamps_and_watermarks(lambdas(lambda s: s.at))
     by_clock = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(IngestionTimeAssigner())
     assert_type(sales().assign_timestamps_and_watermarks(by_clock), DataStream[Sale])
+
+
+class OfSales(WatermarkGenerator[Sale]):
+    def on_event(self, event: Sale, event_timestamp: int, output: WatermarkOutput) -> None:
+        output.emit_watermark(event.at)
+        output.emit_watermark(event_timestamp - event.amount)
+
+
+class OfAnything(WatermarkGenerator[object]):
+    def on_event(self, event: object, event_timestamp: int, output: WatermarkOutput) -> None:
+        output.emit_watermark(event_timestamp)
+
+
+def test_a_watermark_generator_is_of_the_record() -> None:
+    def of_total(total: Total) -> int:
+        return total.amount
+
+    strategy = WatermarkStrategy.for_generator(OfSales)
+    assert_type(strategy, WatermarkStrategy[Sale])
+    assert_type(strategy.with_timestamp_assigner("at"), WatermarkStrategy[Sale])
+    assert_type(strategy.with_timestamp_assigner(lambda s: s.at), WatermarkStrategy[Sale])
+    by_clock = strategy.with_timestamp_assigner(IngestionTimeAssigner()).with_idleness(timedelta(minutes=1))
+    assert_type(sales().assign_timestamps_and_watermarks(by_clock), DataStream[Sale])
+    anything = WatermarkStrategy.for_generator(lambda: OfAnything())
+    assert_type(anything, WatermarkStrategy[object])
+    assert_type(anything.with_timestamp_assigner(of_total), WatermarkStrategy[Total])
+    strategy.with_timestamp_assigner(of_total)  # type: ignore[arg-type]  # pyright: ignore
+    strategy.with_timestamp_assigner(lambda s: s.moment)  # type: ignore[attr-defined]  # pyright: ignore
+    totals = Pipeline("p").from_collection([Total("a", 1)])
+    totals.assign_timestamps_and_watermarks(strategy.with_timestamp_assigner("amount"))  # type: ignore[arg-type]  # pyright: ignore
 
 
 def test_exchanges_and_unions_keep_the_record() -> None:

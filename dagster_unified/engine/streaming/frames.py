@@ -73,7 +73,8 @@ class StreamFrames(RegionFrames):
         from pyspark.sql import functions as F
 
         where = f"{self.plan.name}: operator '{node.name}'"
-        assigners = [n for n in self.plan.graph.nodes if n.uid in self.plan.assigners_before(node.id)]
+        before = self.plan.assigners_before(node.id)
+        assigners = [n for n in self.plan.graph.nodes if isinstance(n, g.AssignTimestampsNode) and n.uid in before]
         assert self.control is not None
         if len(assigners) != 1:
             raise UnsupportedError(
@@ -81,7 +82,12 @@ class StreamFrames(RegionFrames):
                 " one watermark in STREAMING; assign timestamps once, after the union, or use aggregate(...) instead"
                 " of agg(...)"
             )
-        bound = assigners[0].max_out_of_orderness_ms  # type: ignore[attr-defined]
+        if assigners[0].generator is not None:
+            raise UnsupportedError(
+                f"{where}: '{assigners[0].name}' has a watermark generator, and a native window goes by Spark's"
+                " watermark in STREAMING, which has a bound; use aggregate(...) instead of agg(...)"
+            )
+        bound = assigners[0].max_out_of_orderness_ms
         if bound is None:
             raise UnsupportedError(
                 f"{where}: '{assigners[0].name}' makes no watermarks, which a native window needs in STREAMING; give"

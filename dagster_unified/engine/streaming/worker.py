@@ -203,7 +203,7 @@ class _Pass:
             for route in routes[number]:
                 self.packer.add(route, batch, self.ahead)
 
-        running = RunningProgram(track.program, emit, wall_clock, self.subtask)
+        running = RunningProgram(track.program, emit, wall_clock, self.subtask, generating=True)
         self._running.append(running)
         return running.push
 
@@ -227,6 +227,7 @@ class _Pass:
         yield from self.packer.flush()
         for running in self._running:
             self.report.add(running.metrics)
+            self.report.mark(running.end_of_batch())
         yield from _reported(self.report, self.subtask.number)
 
 

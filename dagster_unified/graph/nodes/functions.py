@@ -12,6 +12,7 @@ from dagster_unified.operators.functions.event_time import CallableTimestamp, Fi
 from dagster_unified.operators.map_batches import MapBatchesStep
 from dagster_unified.operators.process import ProcessStep
 from dagster_unified.operators.stateless import AssignTimestampsStep, FilterStep, FlatMapStep, MapStep
+from dagster_unified.operators.watermarks import Supplier
 
 if TYPE_CHECKING:
     from dagster_unified.graph.nodes.graph import Graph
@@ -24,6 +25,8 @@ class AssignTimestampsNode(Node):
     assigner: Any
     max_out_of_orderness_ms: int | None
     idleness_ms: int | None = None
+    generator: Supplier | None = None
+    """What makes a watermark generator, instead of a bound."""
 
     step = AssignTimestampsStep
     keeps_records = True
@@ -45,7 +48,25 @@ class AssignTimestampsNode(Node):
     def needs_worker(self) -> bool:
         return not isinstance(self.assigner, str)
 
+    @property
+    def not_carried(self) -> str | None:
+        if self.generator is None:
+            return None
+        return (
+            f"the watermark of '{self.name}', because BATCH asks no watermark generator; use"
+            " for_bounded_out_of_orderness, or run it in STREAMING"
+        )
+
+    def step_arguments(self) -> dict[str, Any]:
+        return {"generator": self.generator}
+
+    def code(self) -> tuple[Any, ...]:
+        return tuple(given for given in (self.assigner, self.generator) if given is not None)
+
     def describe(self) -> str:
+        if self.generator is not None:
+            made_by = getattr(self.generator, "__name__", type(self.generator).__name__)
+            return f"event time, watermarks of {made_by}"
         bound = self.max_out_of_orderness_ms
         return "event time, no watermarks" if bound is None else f"event time, out of order by up to {bound} ms"
 

@@ -32,7 +32,8 @@ class ControlEvent(msgspec.Struct, frozen=True):
     """What a driver tells all key groups between micro-batches. Times are milliseconds since the epoch, by operator
     uid.
 
-    `assigned` is the driver's own: the latest event time of each assigner, from which it goes on after a restart.
+    `assigned` and `generated` are the driver's own, from which it goes on after a restart: each assigner's latest event
+    time, and the watermark that its generator has emitted, if it has one.
     """
 
     number: int = 0
@@ -41,6 +42,7 @@ class ControlEvent(msgspec.Struct, frozen=True):
     end: bool = False
     last_event_times: dict[str, int] = {}
     assigned: dict[str, int] = {}
+    generated: dict[str, int] = {}
 
 
 def decode_event(data: bytes) -> ControlEvent:

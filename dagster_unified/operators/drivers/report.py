@@ -4,11 +4,12 @@ due.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from dagster_unified.operators.metrics import Metrics, merge
+from dagster_unified.operators.watermarks import Mark, slowest
 
 
 class Report(msgspec.Struct):
@@ -22,6 +23,9 @@ class Report(msgspec.Struct):
     rows: int = 0
     """Records read from sources."""
 
+    marks: dict[str, Mark] = {}
+    """What watermark generators emitted, by their assigner's uid."""
+
     @staticmethod
     def of(metrics: Metrics, due: int | None) -> Report:
         """A report that takes the counts out of `metrics`, so that they are reported once."""
@@ -33,9 +37,14 @@ class Report(msgspec.Struct):
         """Counts some more."""
         self.metrics = merge([self.metrics, metrics])
 
+    def mark(self, marks: Mapping[str, Mark]) -> None:
+        """Takes what some more watermark generators emitted."""
+        self.marks = {uid: slowest(m[uid] for m in (self.marks, marks) if uid in m) for uid in {**self.marks, **marks}}
+
     def empty(self) -> bool:
         """Whether there is nothing to tell."""
-        return self.due is None and not self.rows and not self.metrics.counters and not self.metrics.last_event_times
+        counted = self.rows or self.metrics.counters or self.metrics.last_event_times or self.marks
+        return self.due is None and not counted
 
     def encode(self) -> bytes:
         """As JSON."""
@@ -45,8 +54,11 @@ class Report(msgspec.Struct):
 def merge_reports(reports: Iterable[bytes]) -> Report:
     """The totals over several reports."""
     found = [msgspec.json.decode(r, type=Report) for r in reports]
-    return Report(
+    merged = Report(
         merge([r.metrics for r in found]),
         min((r.due for r in found if r.due is not None), default=None),
         sum(r.rows for r in found),
     )
+    for report in found:
+        merged.mark(report.marks)
+    return merged

@@ -2,11 +2,56 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from datetime import datetime
+from typing import Any, Generic
 
 from dagster_unified.operators.functions.base import TimestampAssigner
+from dagster_unified.operators.functions.type_variables import In
 from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock
+
+
+class WatermarkOutput(ABC):
+    """Where a `WatermarkGenerator` says how far event time has come."""
+
+    @abstractmethod
+    def emit_watermark(self, watermark: int | datetime) -> None:
+        """Says that no record up to this time is still to come; one before an earlier watermark changes nothing."""
+
+    @abstractmethod
+    def mark_idle(self) -> None:
+        """Lets other inputs' watermarks move without this one, until it emits a watermark or is active."""
+
+    @abstractmethod
+    def mark_active(self) -> None:
+        """Ends `mark_idle`."""
+
+
+class WatermarkGenerator(ABC, Generic[In]):
+    """Makes watermarks from records (`on_event`) or from time to time (`on_periodic_emit`).
+
+    In STREAMING the watermark moves between two micro-batches. Each task of a micro-batch has a generator of its own,
+    which it asks for a periodic watermark after its last record. Of what they emitted last, the smallest counts, and
+    the watermark never goes back. So a field of a generator lasts for one micro-batch: a generator that has to know
+    more takes it from the record, where a `KeyedProcessFunction` before it can have put it from its state. While no
+    records come, the job asks another one for periodic watermarks, every `pipeline.auto-watermark-interval`.
+
+    In BATCH no generator is asked: nothing is late (FLIP-134).
+
+    >>> class Complete(WatermarkGenerator[int]):
+    ...     def on_event(self, event: int, event_timestamp: int, output: WatermarkOutput) -> None:
+    ...         if event % 100 == 0:
+    ...             output.emit_watermark(event_timestamp)
+    """
+
+    @abstractmethod
+    def on_event(self, event: In, event_timestamp: int, output: WatermarkOutput) -> None:
+        """Called for each record, with its event time in milliseconds."""
+
+    def on_periodic_emit(self, output: WatermarkOutput) -> None:
+        """Called at the end of each micro-batch, and periodically while no records come."""
+        return
 
 
 class IngestionTimeAssigner(TimestampAssigner[object]):

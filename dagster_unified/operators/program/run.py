@@ -25,13 +25,17 @@ from dagster_unified.operators.program.fusion import FusedChain, fuse
 from dagster_unified.operators.program.spec import Output, Program
 from dagster_unified.operators.program.step import ChunkStep, FusedStep, KeyedStep, Place
 from dagster_unified.operators.state.state import KeyedStateBackend
+from dagster_unified.operators.watermarks import Generated, Mark, slowest
 
 FLUSH = 8192
 """Records that a keyed operator collects before they go down the chain."""
 
 
 class RunningProgram:
-    """A program opened for one partition. `emit` is given (output number, batch) for whatever leaves it."""
+    """A program opened for one partition. `emit` is given (output number, batch) for whatever leaves it.
+
+    With `generating` watermark generators run, and their driver calls `end_of_batch`.
+    """
 
     def __init__(
         self,
@@ -39,12 +43,14 @@ class RunningProgram:
         emit: Callable[[int, pa.RecordBatch], None],
         clock: Callable[[], int],
         subtask: Subtask = FIRST,
+        generating: bool = False,
     ) -> None:
         self.program = program
         self.metrics = Metrics()
         self._emit, self._clock, self._subtask = emit, clock, subtask
         self._first = program.where(program.steps[0]) if program.steps else program.pipeline
         self._closing: list[Any] = []
+        self._generated: list[tuple[str, Generated]] | None = [] if generating else None
         self._consumers: dict[tuple[int, str | None], list[Consumer]] = {}
         self.keyed: KeyedOperator | None = None
         for number, output in enumerate(program.outputs):
@@ -105,6 +111,15 @@ class RunningProgram:
         except RecordTypeError as error:
             raise RecordTypeError(f"{self.program.where(head)}: {error}") from error
 
+    def end_of_batch(self) -> dict[str, Mark]:
+        """What watermark generators emitted in a micro-batch that ends now, by their assigner's uid."""
+        found: dict[str, list[Mark]] = {}
+        for uid, generated in self._generated or ():
+            mark = generated.end_of_batch()
+            if mark is not None:
+                found.setdefault(uid, []).append(mark)
+        return {uid: slowest(marks) for uid, marks in found.items()}
+
     def close(self) -> None:
         """Closes every function that was opened, also after a failure."""
         while self._closing:
@@ -150,6 +165,7 @@ class RunningProgram:
             metrics=self.metrics,
             context=context,
             closing=self._closing,
+            generated=self._generated,
             send=partial(self._send, index),
         )
 

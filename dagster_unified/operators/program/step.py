@@ -14,6 +14,7 @@ from dagster_unified.operators.functions.base import Function, RuntimeContext
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.program.chunks import Chunk, Consumer
 from dagster_unified.operators.program.fusion import Clause
+from dagster_unified.operators.watermarks import Generated
 from dagster_unified.records import RecordType
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ class Place:
 
     closing: list[Any]
     """What is closed with the program, the last first."""
+
+    generated: list[tuple[str, Generated]] | None
+    """Takes the watermark generators that run, by the uid of their assigner; None where no driver asks them."""
 
     send: Callable[[str | None, Chunk], None]
     """Takes what the step emits: on its main output (None), or on the side output of this tag."""
