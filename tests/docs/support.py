@@ -43,6 +43,8 @@ from dagster_unified.api import (
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
     ValueStateDescriptor,
+    WatermarkGenerator,
+    WatermarkOutput,
     WatermarkStrategy,
 )
 from dagster_unified.api import functions as F
@@ -240,6 +242,14 @@ def windows(stream: DataStream, assigner: Any = TumblingEventTimeWindows.of(10 *
 NATIVE = (F.sum("value").alias("value"),)
 
 
+class Complete(WatermarkGenerator[Event]):
+    def on_event(self, event: Event, event_timestamp: int, output: WatermarkOutput) -> None:
+        output.emit_watermark(event_timestamp)
+
+
+GENERATED = WatermarkStrategy.for_generator(Complete).with_timestamp_assigner("at")
+
+
 def timed(stream: DataStream, strategy: WatermarkStrategy[Any]) -> DataStream:
     return stream.assign_timestamps_and_watermarks(strategy)
 
@@ -249,6 +259,7 @@ OPERATORS: dict[str, dict[str, Build]] = {
     "Event time": {
         "`for_bounded_out_of_orderness`, `for_monotonous_timestamps`": lambda s, o: timed(s, IN_ORDER),
         "`with_idleness`": lambda s, o: timed(s, IN_ORDER.with_idleness(SECOND)),
+        "`for_generator`": lambda s, o: timed(s, GENERATED),
         "`IngestionTimeAssigner`": lambda s, o: timed(s, BY_CLOCK),
         "`with_watermark_alignment`": lambda s, o: timed(s, IN_ORDER.with_watermark_alignment("group", SECOND)),
     },
