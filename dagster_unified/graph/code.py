@@ -53,6 +53,30 @@ def refers_to(value: Any, wanted: Callable[[Any], bool]) -> bool:
     return any(wanted(found) for found in held)
 
 
+def fields_set(cls: type) -> set[str]:
+    """The attributes that the methods of an author's class set, beside those that only `__init__` does."""
+    return {
+        op.argval
+        for parent in cls.__mro__
+        if not is_installed(parent.__module__)
+        for name, member in vars(parent).items()
+        if isinstance(member, types.FunctionType) and name != "__init__"
+        for op in dis.get_instructions(member)
+        if op.opname == "STORE_ATTR"
+    }
+
+
+def classes_used(value: Any) -> list[type]:
+    """A class itself, or the classes that a function refers to."""
+    if isinstance(value, type):
+        return [value]
+    found: list[Any] = []
+    for function in _functions(value):
+        found += [function.__globals__[n] for n in sorted(_names(function) & set(function.__globals__))]
+        found += _closed_over(function)
+    return [one for one in found if isinstance(one, type)]
+
+
 _CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "now", "utcnow", "today"}
 _CLOCK_MODULES = ("time", "datetime", "pendulum")
 _CHANCE_MODULES = ("random", "secrets", "uuid", "numpy.random")

@@ -99,11 +99,10 @@ class Driven:
             if self.program.keyed is not None
             else None
         )
-        self.running = (
-            RunningProgram(self.program, self._leave, clock, generating=True)
-            if self._groups is None
-            else self._groups.running
-        )
+        if self._groups is not None:
+            self.running = self._groups.running
+        else:
+            self.running = RunningProgram(self.program, self._leave, clock, generating=True)
 
     def run(
         self, own: Sequence[Timed], event: ControlEvent | None = None, broadcast: Sequence[Timed] = ()

@@ -85,6 +85,16 @@ class Complete(WatermarkGenerator[Sale]):
         output.emit_watermark(event_timestamp)
 
 
+class EverySecond(WatermarkGenerator[Sale]):
+    def __init__(self, seen):
+        self.seen = seen
+
+    def on_event(self, event, event_timestamp, output):
+        self.seen += 1
+        if self.seen % 2 == 0:
+            output.emit_watermark(event_timestamp)
+
+
 def timed(p, *amounts, bound=0, function="amount", strategy=None):
     strategy = strategy or WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=bound))
     return p.from_collection([Sale("a", amount) for amount in amounts]).assign_timestamps_and_watermarks(
@@ -183,6 +193,10 @@ CASES = {
     "a timestamp assigner that reads the clock": (
         lambda p: hourly(timed(p, 1, function=lambda sale: time.time_ns())).sum("amount").print(),
         {("clock", "warning"), ("late-records", "warning")},
+    ),
+    "a watermark generator that counts": (
+        lambda p: timed(p, 1, strategy=WatermarkStrategy.for_generator(lambda: EverySecond(0))).print(),
+        {("generator", "note")},
     ),
     "windows by the watermarks of a generator": (
         lambda p: hourly(timed(p, 1, 2, strategy=WatermarkStrategy.for_generator(Complete))).sum("amount").print(),

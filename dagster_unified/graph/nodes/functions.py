@@ -5,10 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dagster_unified.graph.code import classes_used, fields_set
 from dagster_unified.graph.findings import Finding
 from dagster_unified.graph.nodes.base import Node
 from dagster_unified.operators.async_io import AsyncStep
-from dagster_unified.operators.functions.event_time import CallableTimestamp, FieldTimestamp, IngestionTimeAssigner
+from dagster_unified.operators.functions.event_time import (
+    CallableTimestamp,
+    FieldTimestamp,
+    IngestionTimeAssigner,
+    WatermarkGenerator,
+)
 from dagster_unified.operators.map_batches import MapBatchesStep
 from dagster_unified.operators.process import ProcessStep
 from dagster_unified.operators.stateless import AssignTimestampsStep, FilterStep, FlatMapStep, MapStep
@@ -71,15 +77,16 @@ class AssignTimestampsNode(Node):
         return "event time, no watermarks" if bound is None else f"event time, out of order by up to {bound} ms"
 
     def parity(self, graph: Graph) -> list[Finding]:
-        if not isinstance(self.assigner, IngestionTimeAssigner):
-            return []
-        return [
-            self.warning(
-                "clock",
-                "takes event times from the clock, so that windows and timers depend on when it runs; take them from a"
-                " field of the record",
-            )
-        ]
+        found = []
+        if isinstance(self.assigner, IngestionTimeAssigner):
+            what = "takes event times from the clock, so that windows and timers depend on when it runs"
+            found.append(self.warning("clock", f"{what}; take them from a field of the record"))
+        for cls in classes_used(self.generator):
+            fields = fields_set(cls) if issubclass(cls, WatermarkGenerator) else set()
+            if fields:
+                what = f"has a {cls.__name__}, whose {', '.join(sorted(fields))} last for one micro-batch of one task"
+                found.append(self.note("generator", f"{what}; take what has to last longer from the record"))
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
