@@ -59,7 +59,7 @@ class AssignTimestampsNode(Node):
         if self.generator is None:
             return None
         return (
-            f"the watermark of '{self.name}', because BATCH asks no watermark generator; use"
+            f"cannot hand on the watermark of '{self.name}', because BATCH asks no watermark generator; use"
             " for_bounded_out_of_orderness, or run it in STREAMING"
         )
 
