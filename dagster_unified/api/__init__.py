@@ -51,21 +51,12 @@ from dagster_unified.operators.functions.base import (
 )
 from dagster_unified.operators.functions.event_time import IngestionTimeAssigner, WatermarkGenerator, WatermarkOutput
 from dagster_unified.operators.joins import CoGroupFunction, FlatJoinFunction, JoinFunction, ProcessJoinFunction
-from dagster_unified.operators.state.state import (
-    AggregatingState,
-    AggregatingStateDescriptor,
-    ListState,
-    ListStateDescriptor,
-    MapState,
-    MapStateDescriptor,
-    ReducingState,
-    ReducingStateDescriptor,
-    StateTtlConfig,
-    StateVisibility,
-    UpdateType,
-    ValueState,
-    ValueStateDescriptor,
-)
+from dagster_unified.operators.state.aggregating import AggregatingState, AggregatingStateDescriptor
+from dagster_unified.operators.state.list import ListState, ListStateDescriptor
+from dagster_unified.operators.state.map import MapState, MapStateDescriptor
+from dagster_unified.operators.state.reducing import ReducingState, ReducingStateDescriptor
+from dagster_unified.operators.state.ttl import StateTtlConfig, StateVisibility, UpdateType
+from dagster_unified.operators.state.value import ValueState, ValueStateDescriptor
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, TimeDomain
 from dagster_unified.operators.windows import (
     ContinuousEventTimeTrigger,

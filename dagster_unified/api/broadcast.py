@@ -16,7 +16,7 @@ from dagster_unified.operators.broadcast import (
     checked,
 )
 from dagster_unified.operators.functions.type_variables import A, B, K, R, T
-from dagster_unified.operators.state.state import MapStateDescriptor
+from dagster_unified.operators.state.map import MapStateDescriptor
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm

@@ -51,7 +51,7 @@ from dagster_unified.operators.functions.base import (
 from dagster_unified.operators.functions.keyed import KEYED_FORMS, may_hold_state
 from dagster_unified.operators.functions.type_variables import B, K, KeyOut, R, T, W
 from dagster_unified.operators.layout import TIMESTAMP, ComputedKey
-from dagster_unified.operators.state.state import MapStateDescriptor
+from dagster_unified.operators.state.map import MapStateDescriptor
 from dagster_unified.operators.windows import (
     CountEvictor,
     CountTrigger,

@@ -19,7 +19,8 @@ from dagster_unified.graph.expressions import Column
 from dagster_unified.operators.functions.base import AggregateFunction, OutputTag, ReduceFunction
 from dagster_unified.operators.functions.type_variables import OUT, A, K, R, T, W
 from dagster_unified.operators.keyed import rolling
-from dagster_unified.operators.state.state import ListStateDescriptor, ValueStateDescriptor
+from dagster_unified.operators.state.list import ListStateDescriptor
+from dagster_unified.operators.state.value import ValueStateDescriptor
 from dagster_unified.operators.time import to_span
 from dagster_unified.operators.windows import (
     EventTimeSessionWindows,

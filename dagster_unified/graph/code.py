@@ -4,12 +4,9 @@ reads.
 
 from __future__ import annotations
 
-import ast
 import dis
-import inspect
 import sys
 import sysconfig
-import textwrap
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,17 +37,22 @@ def authors(value: Any) -> Iterator[Any]:
 
 
 def refers_to(value: Any, wanted: Callable[[Any], bool]) -> bool:
-    """Whether a function, or the methods of an object's class, refer to something of a kind: as a global, in a closure,
-    or as an attribute of the object.
+    """Whether a function, or the methods of an object's class, refer to something of a kind."""
+    return any(wanted(found) for found in held_by(value))
+
+
+def held_by(value: Any) -> list[Any]:
+    """What a function, or the methods of an object's class, refer to: as a global, in a closure, or as an attribute of
+    the object.
     """
     held = [
         attribute for part in (value, *authors(value)) if hasattr(part, "__dict__") for attribute in vars(part).values()
     ]
     for function in _functions(value):
         names = _names(function)
-        held += [function.__globals__[n] for n in names & set(function.__globals__)]
+        held += [function.__globals__[n] for n in sorted(names & set(function.__globals__))]
         held += _closed_over(function)
-    return any(wanted(found) for found in held)
+    return held
 
 
 def fields_set(cls: type) -> set[str]:
@@ -203,27 +205,3 @@ def _closed_over(function: types.FunctionType) -> Iterator[Any]:
             yield cell.cell_contents
         except ValueError:  # a cell that is not filled yet
             continue
-
-
-def declared_states(function: Any) -> list[dict[str, str]]:
-    """The state descriptors that the classes of an author's functions make: the name and kind of each."""
-    found = []
-    for call in (call for part in authors(function) for call in _calls(type(part))):
-        name = _called(call)
-        if name.endswith("StateDescriptor") and call.args and isinstance(call.args[0], ast.Constant):
-            found.append({"name": str(call.args[0].value), "kind": name.removesuffix("StateDescriptor").lower()})
-    return found
-
-
-def _called(call: ast.Call) -> str:
-    if isinstance(call.func, ast.Name):
-        return call.func.id
-    return call.func.attr if isinstance(call.func, ast.Attribute) else ""
-
-
-def _calls(cls: type) -> list[ast.Call]:
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except (OSError, TypeError, SyntaxError):
-        return []
-    return [n for n in ast.walk(tree) if isinstance(n, ast.Call)]

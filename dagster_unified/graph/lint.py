@@ -14,7 +14,8 @@ from dagster_unified.graph.fingerprint import fingerprint_of
 from dagster_unified.graph.lateness import Assigned, assigners
 from dagster_unified.graph.mode import Execution
 from dagster_unified.graph.nodes import Graph, Node, SinkNode
-from dagster_unified.operators.state.state import StateDescriptor, StateTtlConfig
+from dagster_unified.operators.state.descriptors import StateDescriptor
+from dagster_unified.operators.state.ttl import StateTtlConfig
 
 Rule = Callable[[Graph, Node, Execution], list[tuple[str, str]]]
 

@@ -22,13 +22,9 @@ from dagster_unified.operators.functions.type_variables import In1, In2, K, Key,
 from dagster_unified.operators.keyed import Collector, KeyedOptions, KeyedProcessOperator
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.program.step import KeyedStep, Place
-from dagster_unified.operators.state.state import (
-    Declared,
-    KeyedStateBackend,
-    MapStateDescriptor,
-    StateDescriptor,
-    handle,
-)
+from dagster_unified.operators.state.backend import Declared, KeyedStateBackend
+from dagster_unified.operators.state.descriptors import StateDescriptor
+from dagster_unified.operators.state.map import MapStateDescriptor
 from dagster_unified.operators.time import TimeDomain
 
 
@@ -349,7 +345,7 @@ class _BroadcastContext(KeyedBroadcastProcessFunction.Context):
         self, descriptor: StateDescriptor[R], function: Callable[[Any, R], Iterable[Any] | None]
     ) -> None:
         operator = self._operator
-        state = handle(operator.state, descriptor)
+        state = operator.state.bind(descriptor)
         before = operator.counters()
         self._applying = True
         try:

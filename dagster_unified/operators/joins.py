@@ -19,7 +19,7 @@ from dagster_unified.operators.functions.base import (
     Wrapping,
 )
 from dagster_unified.operators.functions.type_variables import In1, In2, Out, R
-from dagster_unified.operators.state.state import MapStateDescriptor
+from dagster_unified.operators.state.map import MapStateDescriptor
 from dagster_unified.operators.windows.functions import WindowFunction
 
 

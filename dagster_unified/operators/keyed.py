@@ -19,7 +19,8 @@ from dagster_unified.operators.functions.base import KeyedProcessFunction, Outpu
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.program.chunks import Chunk
 from dagster_unified.operators.program.step import KeyedStep, Place
-from dagster_unified.operators.state.state import KeyedStateBackend, ValueStateDescriptor
+from dagster_unified.operators.state.backend import KeyedStateBackend
+from dagster_unified.operators.state.value import ValueStateDescriptor
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, TimeDomain
 from dagster_unified.operators.timers import TimerQueue, timer_time
 

@@ -78,7 +78,8 @@ class Totals(KeyedProcessFunction[str, Sale, Total]):
         self.by_day = runtime_context.get_map_state(MapStateDescriptor("by day", str, int))
         self.largest = runtime_context.get_reducing_state(ReducingStateDescriptor("largest", max, int))
         self.mean = runtime_context.get_aggregating_state(AggregatingStateDescriptor("mean", Mean(), tuple[int, int]))
-        runtime_context.get_state(ListStateDescriptor("seen", Sale))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        assert_type(runtime_context.get_state(ListStateDescriptor("seen", Sale)), ListState[Sale])
+        runtime_context.get_list_state(ValueStateDescriptor("total", int))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
     def process_element(
         self, value: Sale, ctx: KeyedProcessFunction.Context[str]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dagster_unified.graph.code import declared_states, names_used
+from dagster_unified.graph.code import names_used
 from dagster_unified.graph.findings import Finding
+from dagster_unified.graph.keyed_state import declared_states
 from dagster_unified.graph.nodes.base import Key, Lineage, Node
 from dagster_unified.operators.broadcast import BroadcastStep
 from dagster_unified.operators.keyed import KeyedProcessStep, ReduceStep
@@ -80,7 +81,9 @@ class BroadcastNode(KeyedProcessNode):
         return f"cannot hand on the broadcast state of '{self.name}'; run it in STREAMING, or without carry_state"
 
     def state(self) -> list[dict[str, str]]:
-        return [{"name": d.name, "kind": "broadcast"} for d in self.function.descriptors] + super().state()
+        broadcast = {d.name for d in self.function.descriptors}
+        own = [state for state in super().state() if state["name"] not in broadcast]
+        return [{"name": d.name, "kind": "broadcast"} for d in self.function.descriptors] + own
 
     def parity(self, graph: Graph) -> list[Finding]:
         found = [

@@ -12,8 +12,8 @@ from typing import Any
 
 from dagster_unified.operators.drivers.group import Group, GroupStore
 from dagster_unified.operators.keyed import KeyedOperator
+from dagster_unified.operators.state.descriptors import StateDescriptor
 from dagster_unified.operators.state.pages import KEYS_PER_PAGE, Content, PageCodec
-from dagster_unified.operators.state.state import StateDescriptor
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP
 from dagster_unified.operators.timers import TimerQueue
 

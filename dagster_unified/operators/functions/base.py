@@ -10,20 +10,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from dagster_unified.errors import PipelineError, UnsupportedError
-from dagster_unified.operators.functions.type_variables import IN, OUT, A, In, K, Key, KeyOut, Out, R, T, V
-from dagster_unified.operators.state.state import (
-    AggregatingState,
-    AggregatingStateDescriptor,
-    KeyedStateBackend,
-    ListState,
-    ListStateDescriptor,
-    MapState,
-    MapStateDescriptor,
-    ReducingState,
-    ReducingStateDescriptor,
-    ValueState,
-    ValueStateDescriptor,
-)
+from dagster_unified.operators.functions.type_variables import A, In, Key, KeyOut, Out, R, T
+from dagster_unified.operators.state.backend import KeyedStateBackend
+from dagster_unified.operators.state.descriptors import StateDescriptor
+from dagster_unified.operators.state.store import KeyedStateStore
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -70,7 +60,7 @@ class Subtask(NamedTuple):
 FIRST = Subtask()
 
 
-class RuntimeContext:
+class RuntimeContext(KeyedStateStore):
     """What a function learns about where it runs; with keyed state where its stream is keyed."""
 
     def __init__(
@@ -106,32 +96,13 @@ class RuntimeContext:
         """Adds to a counter whose total appears in the run's metadata."""
         self._metrics.count(name, amount)
 
-    def _keyed(self, name: str) -> KeyedStateBackend:
+    def get_state(self, descriptor: StateDescriptor[R]) -> R:
         if self.keyed_state is None:
             raise UnsupportedError(
-                f"operator '{self._task_name}': state '{name}' needs a keyed stream; call key_by before this operator"
+                f"operator '{self._task_name}': state '{descriptor.name}' needs a keyed stream; call key_by before this"
+                " operator"
             )
-        return self.keyed_state
-
-    def get_state(self, descriptor: ValueStateDescriptor[V]) -> ValueState[V]:
-        """The value state that `descriptor` names."""
-        return ValueState(self._keyed(descriptor.name), descriptor)
-
-    def get_list_state(self, descriptor: ListStateDescriptor[V]) -> ListState[V]:
-        """The list state that `descriptor` names."""
-        return ListState(self._keyed(descriptor.name), descriptor)
-
-    def get_map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
-        """The map state that `descriptor` names."""
-        return MapState(self._keyed(descriptor.name), descriptor)
-
-    def get_reducing_state(self, descriptor: ReducingStateDescriptor[V]) -> ReducingState[V]:
-        """The reducing state that `descriptor` names."""
-        return ReducingState(self._keyed(descriptor.name), descriptor)
-
-    def get_aggregating_state(self, descriptor: AggregatingStateDescriptor[IN, A, OUT]) -> AggregatingState[IN, OUT]:
-        """The aggregating state that `descriptor` names."""
-        return AggregatingState(self._keyed(descriptor.name), descriptor)
+        return self.keyed_state.bind(descriptor)
 
 
 class Function:

@@ -21,7 +21,7 @@ from dagster_unified.operators.functions.base import (
     TimerService,
     Wrapping,
 )
-from dagster_unified.operators.state.state import KeyedStateBackend
+from dagster_unified.operators.state.backend import KeyedStateBackend
 
 
 def may_hold_state(function: Any) -> bool:

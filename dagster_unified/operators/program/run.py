@@ -24,7 +24,7 @@ from dagster_unified.operators.program.chunks import Chunk, Consumer, encoded
 from dagster_unified.operators.program.fusion import FusedChain, fuse
 from dagster_unified.operators.program.spec import Output, Program
 from dagster_unified.operators.program.step import ChunkStep, FusedStep, KeyedStep, Place
-from dagster_unified.operators.state.state import KeyedStateBackend
+from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.watermarks import Generated, Mark, slowest
 
 FLUSH = 8192

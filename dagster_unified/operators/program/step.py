@@ -19,7 +19,7 @@ from dagster_unified.records import RecordType
 
 if TYPE_CHECKING:
     from dagster_unified.operators.keyed import KeyedOperator, KeyedOptions
-    from dagster_unified.operators.state.state import KeyedStateBackend
+    from dagster_unified.operators.state.backend import KeyedStateBackend
 
 
 @dataclass(frozen=True)

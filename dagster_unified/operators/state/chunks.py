@@ -2,51 +2,106 @@
 
 They are read when they are used, and written where they have changed: a list grows by parts at its end, a map is spread
 over buckets by its keys' hashes. So one hot key costs a micro-batch what it touches. They stand in for a plain list and
-a plain dict, as far as the state handles use those. Knows no store: `read` gives a part by its number.
+a plain dict, as far as the state handles use those; a descriptor says which of them its state takes (`chunks`). Knows
+no store: `read` gives a part by its number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Sized
+from typing import Any, ClassVar, Self
 
 from dagster_unified.operators.keys import key_hash
 
 PART = 1024
 """Elements of a part; what is not larger stays in its key's page."""
 
+Read = Callable[[int], Any]
+"""Reads a part by its number."""
+
 Write = Callable[[int | None, Any], int]
 """Writes a part under its number, unless it is as it was, or under a new one where that is None; gives the number."""
 
 
-class LargeList:
+class Chunked(ABC):
+    """The entries of one state of one key, in parts."""
+
+    kind: ClassVar[str]
+    """How a page names it."""
+
+    plain: ClassVar[type[Sized]]
+    """What it stands in for."""
+
+    parts: Sequence[int | None]
+    """The numbers of its parts."""
+
+    size: int
+    """How many entries are in parts."""
+
+    inline: Any
+    """What is left to the key's page."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, entries: Any, read: Read) -> Self:
+        """A plain list or dict that has become large."""
+
+    @classmethod
+    @abstractmethod
+    def restored(cls, parts: list[int | None], size: int, inline: Any, read: Read) -> Self:
+        """What a page says of it."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def forget(self, expired: Callable[[Any], bool]) -> None:
+        """Removes what has expired, if it was used."""
+
+    @abstractmethod
+    def save(self, write: Write) -> None:
+        """Writes the parts that have changed."""
+
+
+class LargeList(Chunked):
     """A list whose beginning is in parts, and whose end is in memory."""
 
     kind = "list"
+    plain = list
+    parts: list[int]
 
-    def __init__(self, parts: list[int], size: int, tail: Any, read: Callable[[int], list[Any]]) -> None:
-        self.parts, self.size, self.tail = parts, size, tail
+    def __init__(self, parts: list[int], size: int, inline: Any, read: Read) -> None:
+        self.parts, self.size, self.inline = parts, size, inline
         self._read = read
         self._used = False
 
+    @classmethod
+    def of(cls, entries: Any, read: Read) -> Self:
+        return cls([], 0, entries, read)
+
+    @classmethod
+    def restored(cls, parts: list[int | None], size: int, inline: Any, read: Read) -> Self:
+        return cls([part for part in parts if part is not None], size, inline, read)
+
     def __len__(self) -> int:
-        return self.size + len(self.tail)
+        return self.size + len(self.inline)
 
     def __iter__(self) -> Iterator[Any]:
         self._used = True
         for number in self.parts:
             yield from self._read(number)
-        yield from self.tail
+        yield from self.inline
 
     def append(self, value: Any) -> None:
         """As a list's."""
         self._used = True
-        self.tail.append(value)
+        self.inline.append(value)
 
     def extend(self, values: Iterable[Any]) -> None:
         """As a list's."""
         self._used = True
-        self.tail.extend(values)
+        self.inline.extend(values)
 
     def forget(self, expired: Callable[[Any], bool]) -> None:
         """Removes what has expired, if it was used: the beginning, part by part, and of the end what is in memory."""
@@ -56,39 +111,39 @@ class LargeList:
                 return
             self.size -= len(part)
             del self.parts[0]
-        self.tail = [value for value in self.tail if not expired(value)]
+        self.inline = [value for value in self.inline if not expired(value)]
 
     def save(self, write: Write) -> None:
         """Writes full parts of what was added."""
-        while len(self.tail) > PART:
-            self.parts.append(write(None, self.tail[:PART]))
+        while len(self.inline) > PART:
+            self.parts.append(write(None, self.inline[:PART]))
             self.size += PART
-            self.tail = self.tail[PART:]
-
-    @property
-    def inline(self) -> Any:
-        """What is left to the key's page."""
-        return self.tail
+            self.inline = self.inline[PART:]
 
 
-class LargeMap:
+class LargeMap(Chunked):
     """A map in buckets, each of them a part. A bucket that holds nothing has no part."""
 
     kind = "map"
+    plain = dict
     inline: dict[Any, Any] = {}
+    parts: list[int | None]
 
-    def __init__(self, parts: list[int | None], size: int, read: Callable[[int], dict[Any, Any]]) -> None:
+    def __init__(self, parts: list[int | None], size: int, read: Read) -> None:
         self.parts, self.size = parts, size
         self._read = read
         self._buckets: dict[int, dict[Any, Any]] = {}
 
-    @staticmethod
-    def of(values: dict[Any, Any], read: Callable[[int], dict[Any, Any]]) -> LargeMap:
-        """A map that has become large."""
-        made = LargeMap([None], 0, read)
-        for key, value in values.items():
+    @classmethod
+    def of(cls, entries: Any, read: Read) -> Self:
+        made = cls([None], 0, read)
+        for key, value in entries.items():
             made[key] = value
         return made
+
+    @classmethod
+    def restored(cls, parts: list[int | None], size: int, inline: Any, read: Read) -> Self:
+        return cls(parts, size, read)
 
     def __len__(self) -> int:
         return self.size
@@ -152,3 +207,7 @@ class LargeMap:
             part = self.parts[number]
             self._buckets[number] = {} if part is None else self._read(part)
         return self._buckets[number]
+
+
+CHUNKED: dict[str, type[Chunked]] = {kind.kind: kind for kind in (LargeList, LargeMap)}
+"""What a page's entries are restored as, also those of states that nobody declares any more."""

@@ -17,8 +17,8 @@ import msgspec
 
 from dagster_unified.errors import StateError
 from dagster_unified.operators.state import chunks
-from dagster_unified.operators.state.chunks import LargeList, LargeMap, Write
-from dagster_unified.operators.state.state import StateDescriptor
+from dagster_unified.operators.state.chunks import CHUNKED, Chunked, Write
+from dagster_unified.operators.state.descriptors import StateDescriptor
 
 KEYS_PER_PAGE = 1024
 """How many keys a page holds on average before a group's pages are split."""
@@ -86,7 +86,7 @@ class Content:
         """The parts of its large lists and maps."""
         if not self.large:
             return set()
-        found = (v for state in self.keys.values() for v in state.values() if isinstance(v, (LargeList, LargeMap)))
+        found = (v for state in self.keys.values() for v in state.values() if isinstance(v, Chunked))
         return {number for value in found for number in value.parts if number is not None}
 
     def entry(self) -> Page:
@@ -176,7 +176,7 @@ class PageCodec:
             for state, name, value in large:
                 state[name] = value
 
-    def _encode(self, content: Content, large: list[tuple[dict[str, Any], str, LargeList | LargeMap]]) -> bytes:
+    def _encode(self, content: Content, large: list[tuple[dict[str, Any], str, Chunked]]) -> bytes:
         places = {id(state): place for place, state in enumerate(content.keys.values())} if large else {}
         apart = [
             _Large(places[id(state)], name, value.kind, value.size, list(value.parts)) for state, name, value in large
@@ -196,28 +196,24 @@ class PageCodec:
 
     def _set_apart(
         self, content: Content, write: Write, read: Callable[[int], bytes]
-    ) -> list[tuple[dict[str, Any], str, LargeList | LargeMap]]:
+    ) -> list[tuple[dict[str, Any], str, Chunked]]:
         """The large lists and maps of a page, with what has changed of them written."""
-        collections = [name for name, d in self.declared.items() if d.kind in ("list", "map")]
-        found: list[tuple[dict[str, Any], str, LargeList | LargeMap]] = []
+        collections = [(name, d.chunks) for name, d in self.declared.items() if d.chunks is not None]
+        found: list[tuple[dict[str, Any], str, Chunked]] = []
         if not collections and not content.large:
             return found
         for state in content.keys.values():
-            for name in collections:
+            for name, kind in collections:
                 value = state.get(name)
-                if isinstance(value, (list, dict)) and len(value) > chunks.PART:
-                    value = state[name] = self._large(name, value, read)
-                if isinstance(value, (LargeList, LargeMap)):
+                if isinstance(value, kind.plain) and len(value) > chunks.PART:
+                    value = state[name] = kind.of(value, self._reader(name, read))
+                if isinstance(value, Chunked):
                     value.save(lambda number, part: write(number, _encoder.encode(part)))
                     if not len(value):
                         del state[name]
-            found += [(state, name, value) for name, value in state.items() if isinstance(value, (LargeList, LargeMap))]
+            found += [(state, name, value) for name, value in state.items() if isinstance(value, Chunked)]
         content.large = bool(found)
         return found
-
-    def _large(self, name: str, value: Any, read: Callable[[int], bytes]) -> LargeList | LargeMap:
-        part = self._reader(name, read)
-        return LargeList([], 0, value, part) if isinstance(value, list) else LargeMap.of(value, part)
 
     def _reader(self, name: str, read: Callable[[int], bytes]) -> Callable[[int], Any]:
         return lambda number: self._part(name, read(number))
@@ -259,19 +255,16 @@ class PageCodec:
         for entry in large:
             state, name = states[entry.key], entry.name
             content.large = True
-            part = self._reader(name, read)
-            if entry.kind == "list":
-                state[name] = LargeList([p for p in entry.parts if p is not None], entry.size, state.get(name), part)
-            else:
-                state[name] = LargeMap(entry.parts, entry.size, part)
+            kind = CHUNKED[entry.kind]
+            state[name] = kind.restored(entry.parts, entry.size, state.get(name), self._reader(name, read))
 
     def declare(self, descriptor: StateDescriptor[Any], state: dict[str, Any]) -> None:
         """Decodes one state of a key that was read before it was declared."""
         held = state.get(descriptor.name)
         if isinstance(held, msgspec.Raw):
             state[descriptor.name] = self._decoder(descriptor.name, descriptor.stored_type).decode(held)
-        elif isinstance(held, LargeList) and isinstance(held.tail, msgspec.Raw):
-            held.tail = self._decoder(descriptor.name, descriptor.stored_type).decode(held.tail)
+        elif isinstance(held, Chunked) and isinstance(held.inline, msgspec.Raw):
+            held.inline = self._decoder(descriptor.name, descriptor.stored_type).decode(held.inline)
 
     def _keys_decoder(self, names: tuple[str, ...]) -> msgspec.msgpack.Decoder[Any]:
         """For one set of names; those that are not declared are left as they are."""

@@ -7,37 +7,8 @@ from collections.abc import Iterable
 from typing import Generic
 
 from dagster_unified.operators.functions.base import Function, OutputTag, SideOutput
-from dagster_unified.operators.functions.type_variables import In, K, Key, Out, R, V, Win, WinOut
-from dagster_unified.operators.state.state import (
-    ListState,
-    ListStateDescriptor,
-    MapState,
-    MapStateDescriptor,
-    ReducingState,
-    ReducingStateDescriptor,
-    ValueState,
-    ValueStateDescriptor,
-)
-
-
-class KeyedStateStore(ABC):
-    """Where a window function gets its state: of this window, or of the key over all its windows."""
-
-    @abstractmethod
-    def get_state(self, descriptor: ValueStateDescriptor[V]) -> ValueState[V]:
-        """Value state."""
-
-    @abstractmethod
-    def get_list_state(self, descriptor: ListStateDescriptor[V]) -> ListState[V]:
-        """List state."""
-
-    @abstractmethod
-    def get_map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
-        """Map state."""
-
-    @abstractmethod
-    def get_reducing_state(self, descriptor: ReducingStateDescriptor[V]) -> ReducingState[V]:
-        """Reducing state."""
+from dagster_unified.operators.functions.type_variables import In, Key, Out, R, Win, WinOut
+from dagster_unified.operators.state.store import KeyedStateStore
 
 
 class WindowFunction(Function, ABC, Generic[In, Out, Key, Win]):

@@ -19,13 +19,11 @@ from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.functions.base import AggregateFunction, Function, OutputTag, RuntimeContext
 from dagster_unified.operators.keyed import KeyedOptions, KeyedProcessOperator
 from dagster_unified.operators.metrics import Metrics
-from dagster_unified.operators.state.state import (
-    Declared,
-    KeyedStateBackend,
-    MapStateDescriptor,
-    StateDescriptor,
-    handle,
-)
+from dagster_unified.operators.state.backend import Declared, KeyedStateBackend, StateBackend
+from dagster_unified.operators.state.descriptors import StateDescriptor
+from dagster_unified.operators.state.handles import State
+from dagster_unified.operators.state.map import MapStateDescriptor
+from dagster_unified.operators.state.store import BackendStore, KeyedStateStore
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, TimeDomain
 from dagster_unified.operators.timers import timer_time
 from dagster_unified.operators.windows.assigners import (
@@ -35,7 +33,7 @@ from dagster_unified.operators.windows.assigners import (
     WindowAssigner,
 )
 from dagster_unified.operators.windows.evictors import Evictor
-from dagster_unified.operators.windows.functions import KeyedStateStore, ProcessWindowFunction, WindowFunction
+from dagster_unified.operators.windows.functions import ProcessWindowFunction, WindowFunction
 from dagster_unified.operators.windows.triggers import EventTimeTrigger, OnMergeContext, Trigger, TriggerResult
 from dagster_unified.operators.windows.window import TimeWindow
 
@@ -503,24 +501,24 @@ def _suspect(spec: Windowing) -> Any:
     return spec.trigger.on_element
 
 
-class _Scope(KeyedStateBackend):
+class _Scope(StateBackend):
     """State of one window of the current key: each state is a map by window in the key's own state."""
 
     def __init__(self, operator: WindowOperator, prefix: str) -> None:
         super().__init__(operator.clock)
         self._operator, self._prefix = operator, prefix
-        self.look = operator.state.look  # type: ignore[method-assign]
-        self.look_at_latest = operator.state.look  # type: ignore[method-assign]  # a key has one value for each window
         self.window: Any = None
-        self.current = _Scoped(self)  # type: ignore[assignment]
+        self.current = _WindowCells(self)
 
-    def register(self, descriptor: StateDescriptor[Any]) -> None:
-        super().register(descriptor)
-        self._operator.state.register(
-            MapStateDescriptor(
-                self.name(descriptor.name), self._operator.spec.assigner.window_type, descriptor.stored_type
-            )
-        )
+    def look(self, declared: Declared, value: Any) -> None:
+        self._operator.state.look(declared, value)
+
+    def look_at_latest(self, declared: Declared, value: Any) -> None:
+        self._operator.state.look(declared, value)  # the latest is by key, and a key has one value for each window
+
+    def on_first(self, descriptor: StateDescriptor[Any]) -> None:
+        window = self._operator.spec.assigner.window_type
+        self._operator.state.register(MapStateDescriptor(self.name(descriptor.name), window, descriptor.stored_type))
 
     def name(self, name: str) -> str:
         """A state's name among the key's."""
@@ -532,15 +530,15 @@ class _Scope(KeyedStateBackend):
         return self._operator.state.current
 
 
-class _Scoped:
-    """As much of a dict as the state handles use."""
+class _WindowCells:
+    """The states of a scope's window, each an entry of a map in the key's state."""
 
     def __init__(self, scope: _Scope) -> None:
         self._scope = scope
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str) -> Any:
         held = self._scope.of_key.get(self._scope.name(name))
-        return held.get(self._scope.window, default) if held else default
+        return held.get(self._scope.window) if held else None
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._scope.of_key.setdefault(self._scope.name(name), {})[self._scope.window] = value
@@ -551,7 +549,7 @@ class _Scoped:
             self[name] = held = value
         return held
 
-    def pop(self, name: str, default: Any = None) -> Any:
+    def pop(self, name: str, default: Any) -> Any:
         full = self._scope.name(name)
         held = self._scope.of_key.get(full)
         if not held:
@@ -562,25 +560,10 @@ class _Scoped:
         return value
 
 
-class _Handles:
-    """The handles of a scope, made once for each descriptor."""
-
-    def __init__(self, backend: KeyedStateBackend) -> None:
-        self._backend = backend
-        self._made: dict[str, Any] = {}
-
-    def of(self, descriptor: StateDescriptor[Any]) -> Any:
-        held = self._made.get(descriptor.name)
-        if held is None:
-            held = self._made[descriptor.name] = handle(self._backend, descriptor)
-        return held
-
-
 class _TriggerContext(OnMergeContext):
     def __init__(self, operator: WindowOperator) -> None:
         self._operator = operator
         self._scope = _Scope(operator, "trigger")
-        self._handles = _Handles(self._scope)
         self._merged: Sequence[Any] = ()
 
     def of(self, window: Any, merged: Sequence[Any] = ()) -> _TriggerContext:
@@ -606,52 +589,34 @@ class _TriggerContext(OnMergeContext):
         self._operator._unregister(self._scope.window, timestamp, TimeDomain.PROCESSING_TIME)
 
     def get_partitioned_state(self, descriptor: StateDescriptor[Any]) -> Any:
-        return self._handles.of(descriptor)
+        return self._scope.bind(descriptor)
 
     def early_results(self) -> bool:
         return self._operator.options.incremental_updates
 
     def merge_partitioned_state(self, descriptor: StateDescriptor[Any]) -> None:
-        state, scope, into = self._handles.of(descriptor), self._scope, self._scope.window
+        scope, into = self._scope, self._scope.window
         found = []
         for window in self._merged:
             scope.window = window
-            value = scope.current.pop(descriptor.name)
+            value = scope.current.pop(descriptor.name, None)
             if value is not None:
                 found.append(value)
         scope.window = into
         if not found:
             return
-        if descriptor.kind == "list":
-            merged: Any = [e for values in found for e in values]
-        elif descriptor.kind == "reducing":
-            merged = reduce(state._reduce, found)
-        elif descriptor.kind == "aggregating":
-            merged = reduce(state._function.merge, found)
-        else:
-            raise UnsupportedError(
-                f"{self._operator.where}: {descriptor.kind} state '{descriptor.name}' cannot be merged; use reducing,"
-                " aggregating or list state"
-            )
-        state._declared.check(merged if descriptor.kind == "list" else [merged])
-        scope.current[descriptor.name] = merged
-
-
-class _Store(KeyedStateStore):
-    def __init__(self, backend: KeyedStateBackend) -> None:
-        self._handles = _Handles(backend)
-
-    def get_state(self, descriptor: Any) -> Any:
-        return self._handles.of(descriptor)
-
-    get_list_state = get_map_state = get_reducing_state = get_state
+        state: State = scope.bind(descriptor)
+        try:
+            state.merge(found)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{self._operator.where}: {error}") from error
 
 
 class _FunctionContext(ProcessWindowFunction.Context[Any]):
     def __init__(self, operator: WindowOperator) -> None:
         self._operator = operator
         self._scope = _Scope(operator, "window")
-        self._of_window, self._of_key = _Store(self._scope), _Store(operator.state)
+        self._of_window, self._of_key = BackendStore(self._scope), BackendStore(operator.state)
 
     def of(self, window: Any) -> _FunctionContext:
         self._scope.window = window

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.operators.functions.type_variables import In, R, T, W, Win
-from dagster_unified.operators.state.state import ReducingStateDescriptor, StateDescriptor, ValueStateDescriptor
+from dagster_unified.operators.state.descriptors import StateDescriptor
+from dagster_unified.operators.state.reducing import ReducingStateDescriptor
+from dagster_unified.operators.state.value import ValueStateDescriptor
 from dagster_unified.operators.time import MAX_TIMESTAMP, to_span
 from dagster_unified.operators.windows.window import Window
 

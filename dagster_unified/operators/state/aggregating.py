@@ -1,0 +1,58 @@
+"""Aggregating state: one accumulator per key, to which every added value is aggregated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Generic
+
+from dagster_unified.operators.functions.type_variables import IN, OUT, A
+from dagster_unified.operators.state.backend import StateBackend
+from dagster_unified.operators.state.descriptors import OneTypeDescriptor
+from dagster_unified.operators.state.handles import State
+from dagster_unified.operators.state.ttl import StateTtlConfig
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
+    from dagster_unified.operators.functions.base import AggregateFunction
+
+
+class AggregatingState(State, Generic[IN, OUT]):
+    """The accumulator of the current key's added values, read as the aggregate function's result."""
+
+    def __init__(self, backend: StateBackend, descriptor: AggregatingStateDescriptor[IN, Any, OUT]) -> None:
+        super().__init__(backend, descriptor)
+        self._function = descriptor.aggregate_function
+
+    def get(self) -> OUT | None:
+        """The result over all that was added, or None where nothing was."""
+        held = self._get()
+        return None if held is None else self._function.get_result(held)
+
+    def add(self, value: IN) -> None:
+        """Aggregates one more value."""
+        held = self._get(give_expired=False)
+        self._put(self._function.add(value, self._function.create_accumulator() if held is None else held))
+
+    def merge(self, entries: Sequence[Any]) -> None:
+        self._merge_values(entries, self._function.merge)
+
+
+class AggregatingStateDescriptor(OneTypeDescriptor[AggregatingState[IN, OUT]], Generic[IN, A, OUT]):
+    """One accumulator per key, to which every added value is aggregated by an `AggregateFunction`.
+
+    `type` is the accumulator's.
+    """
+
+    kind = "aggregating"
+    handle_type = AggregatingState
+
+    def __init__(
+        self,
+        name: str,
+        aggregate_function: AggregateFunction[IN, A, OUT],
+        type: TypeForm[A],  # noqa: A002
+        ttl: StateTtlConfig | None = None,
+    ) -> None:
+        super().__init__(name, type, ttl)
+        self.aggregate_function = aggregate_function

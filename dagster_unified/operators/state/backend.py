@@ -1,0 +1,204 @@
+"""Keyed state in memory: what handles read and write, and the check of what was written.
+
+State is kept per key in a plain dict (`KeyedStateBackend`); a driver decides how long it lives: BATCH drops it at the
+end of its key (FLIP-140), STREAMING keeps it in the key group's checkpointed state.
+
+What is written is held to the descriptor's type in every driver, before anything is committed: scalars at once, other
+values many at a time, at the latest when a bundle of records is over, so that also those that were changed in their
+place are seen.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import inspect as mi
+from msgspec import msgpack
+
+from dagster_unified.errors import PipelineError, StateError
+from dagster_unified.operators.functions.type_variables import R
+from dagster_unified.records import shorten, type_name
+from dagster_unified.values import Fit, fit_of, python_of
+
+if TYPE_CHECKING:
+    from dagster_unified.operators.state.descriptors import StateDescriptor
+    from dagster_unified.operators.state.handles import State
+
+
+def _through_msgpack(info: mi.Type, values: list[Any]) -> list[Any]:
+    found: list[Any] = msgpack.decode(msgpack.encode(values), type=list.__class_getitem__(python_of(info)))
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _fit(python: Any) -> Fit:
+    return fit_of(mi.type_info(python), _through_msgpack, widens=False)
+
+
+class Declared:
+    """What values of a state have to be. `what` and `name` name it in errors: `state 'mean'`."""
+
+    def __init__(self, what: str, name: str, python: Any) -> None:
+        self._what, self._name = what, name
+        self.latest: dict[Hashable, Any] = {}
+        """Of a state of one value, what was written last for each key and has not been checked."""
+        self.fit = _fit(python)
+
+    def check(self, values: list[Any], keys: list[Hashable] | None = None) -> None:
+        """Raises `StateError` for a value of another type; `keys` are those whose state the values are."""
+        misfit = self.fit.misfit(values)
+        if misfit is None:
+            return
+        number = next(i for i, value in enumerate(values) if self.fit.misfit((value,)) is not None)
+        owner = "" if keys is None else f" of key {shorten(keys[number])}"
+        whole = f" in {shorten(values[number])}" if misfit.path else ""
+        place = f"{self._what} '{self._name}{misfit.path}'" if self._name else f"{self._what}{misfit.path}"
+        raise StateError(
+            f"{place}{owner} is declared {misfit.declared}, and was given {shorten(misfit.value)}"
+            f" ({type_name(type(misfit.value))}){whole}; {misfit.remedy()}"
+        )
+
+
+AT_ONCE = 1024
+"""Values that are gathered before they are checked."""
+
+
+class StateCells(Protocol):
+    """The states of one scope, by name; a dict is one. What is kept of a state is its kind's affair."""
+
+    def get(self, name: str, /) -> Any: ...
+    def setdefault(self, name: str, value: Any, /) -> Any: ...
+    def pop(self, name: str, default: Any, /) -> Any: ...
+    def __setitem__(self, name: str, value: Any, /) -> None: ...
+
+
+class StateBackend(ABC):
+    """What handles read and write: the states of one scope at a time, such as a key, or a window of it."""
+
+    current: StateCells
+    """The states of the current scope."""
+
+    key: Hashable
+    """The key that is current."""
+
+    def __init__(self, now: Callable[[], int]) -> None:
+        self.now = now
+        self.descriptors: dict[str, StateDescriptor[Any]] = {}
+        self._handles: dict[str, State] = {}
+
+    @abstractmethod
+    def look(self, declared: Declared, value: Any) -> None:
+        """Takes a value of the current key to be checked; `StateError` is raised now or before a commit."""
+
+    @abstractmethod
+    def look_at_latest(self, declared: Declared, value: Any) -> None:
+        """As `look`, where a scope has one value: one that is replaced need not be checked."""
+
+    def bind(self, descriptor: StateDescriptor[R]) -> R:
+        """The handle that reads and writes the state which a descriptor names."""
+        held = self._handles.get(descriptor.name)
+        if held is None or (held.descriptor is not descriptor and not held.descriptor.same_as(descriptor)):
+            self.register(descriptor)
+            held = self._handles[descriptor.name] = descriptor.handle_type(self, descriptor)
+        found: Any = held
+        bound: R = found
+        return bound
+
+    def register(self, descriptor: StateDescriptor[Any]) -> None:
+        """Remembers a descriptor; the same name twice must be the same state."""
+        held = self.descriptors.setdefault(descriptor.name, descriptor)
+        if held is descriptor:
+            self.on_first(descriptor)
+        elif held.kind != descriptor.kind or held.stored_type != descriptor.stored_type:
+            raise PipelineError(
+                f"state '{descriptor.name}' is declared as {held.describe()} and as {descriptor.describe()}; give one"
+                " of them another name"
+            )
+
+    @abstractmethod
+    def on_first(self, descriptor: StateDescriptor[Any]) -> None:
+        """A state is declared that was not before."""
+
+
+class KeyedStateBackend(StateBackend):
+    """All keyed state of one operator: a dict of state name to value for each key, and the key that is current."""
+
+    current: dict[str, Any]
+
+    def __init__(self, now: Callable[[], int]) -> None:
+        super().__init__(now)
+        self.keys: dict[Hashable, dict[str, Any]] = {}
+        self.created: list[Hashable] = []
+        """The keys that had no state when they were selected; a driver that cares empties it."""
+
+        self.current = {}
+        self.key = None
+        self._unchecked: list[tuple[Declared, Hashable, Any]] = []
+        self._waiting: list[Declared] = []
+        self.on_register: Callable[[StateDescriptor[Any]], None] | None = None
+
+    def select(self, key: Hashable) -> None:
+        """Makes `key` the one that every handle reads and writes."""
+        current = self.keys.get(key)
+        if current is None:
+            current = self.keys[key] = {}
+            self.created.append(key)
+        self.current = current
+        self.key = key
+
+    def look(self, declared: Declared, value: Any) -> None:
+        """Takes a value of the current key to be checked; `StateError` is raised now or by `check`."""
+        if declared.fit.scalar:
+            declared.check([value], [self.key])
+            return
+        self._unchecked.append((declared, self.key, value))
+        if len(self._unchecked) >= AT_ONCE:
+            self.check()
+
+    def look_at_latest(self, declared: Declared, value: Any) -> None:
+        """As `look`, where a key has one value: one that is replaced is never stored, and so needs no check."""
+        if declared.fit.scalar:
+            declared.check([value], [self.key])
+            return
+        latest = declared.latest
+        if not latest:
+            self._waiting.append(declared)
+        latest[self.key] = value
+        if len(latest) >= AT_ONCE:
+            self.check()
+
+    def check(self) -> None:
+        """Checks the values that were taken. A driver calls it before it commits anything."""
+        waiting, self._waiting = self._waiting, []
+        for declared in waiting:
+            latest, declared.latest = declared.latest, {}
+            declared.check(list(latest.values()), list(latest))
+        if not self._unchecked:
+            return
+        taken, self._unchecked = self._unchecked, []
+        found: dict[Declared, dict[int, tuple[Hashable, Any]]] = {}
+        for declared, key, value in taken:
+            found.setdefault(declared, {})[id(value)] = (key, value)
+        for declared, entries in found.items():
+            declared.check([value for _, value in entries.values()], [key for key, _ in entries.values()])
+
+    def forget_expired(self, states: Iterable[dict[str, Any]]) -> None:
+        """Removes what has expired of some keys' states."""
+        timed: list[State] = [self.bind(d) for d in list(self.descriptors.values()) if d.ttl is not None]
+        if timed:
+            for state in states:
+                self.current = state
+                for one in timed:
+                    one.forget_expired()
+
+    def drop(self, key: Hashable) -> None:
+        """Forgets all state of `key`."""
+        self.keys.pop(key, None)
+        self.created.clear()
+
+    def on_first(self, descriptor: StateDescriptor[Any]) -> None:
+        if self.on_register is not None:
+            self.on_register(descriptor)

@@ -1,0 +1,93 @@
+"""What every state descriptor has: a name, types and a time to live. The kinds have files of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
+
+from msgspec import inspect as mi
+
+from dagster_unified.errors import PipelineError
+from dagster_unified.operators.functions.type_variables import R
+from dagster_unified.operators.state.ttl import StateTtlConfig
+from dagster_unified.records import type_name
+
+if TYPE_CHECKING:
+    from dagster_unified.operators.state.chunks import Chunked
+    from dagster_unified.operators.state.handles import State
+
+
+class StateDescriptor(Generic[R]):
+    """The name, type and time to live of one state of an operator; `R` is the handle that reads and writes it.
+
+    Names are unique within an operator. A kind of state is a subclass, which says `kind`, `handle_type` and
+    `stored_type`.
+    """
+
+    kind: ClassVar[str]
+    """What messages and plans call it: `value`."""
+
+    handle_type: ClassVar[type[State]]
+
+    chunks: ClassVar[type[Chunked] | None] = None
+    """What holds the entries of one key once they are many, where a state has many entries."""
+
+    trusted = False
+    """Whether the library itself writes it, lists of an operator's input, which need no check."""
+
+    def __init__(self, name: str, types: tuple[Any, ...], ttl: StateTtlConfig | None) -> None:
+        if not name:
+            raise PipelineError("a state descriptor needs a name")
+        for python in types:
+            _check_type(name, python)
+        self.name = name
+        self.ttl = ttl
+        self._types = types
+
+    def describe(self) -> str:
+        """`map state of str and int`, for messages."""
+        return (
+            f"{self.kind} state of"
+            f" {' and '.join(map(type_name, self._types))}{'' if self.ttl is None else ' with a time to live'}"
+        )
+
+    @property
+    def stored_type(self) -> Any:
+        """The type of what is kept for one key: with a time to live, beside each value the moment of its last
+        renewal.
+        """
+        raise NotImplementedError
+
+    def _timed(self, python: Any) -> Any:
+        return python if self.ttl is None else tuple[python, int]
+
+    def same_as(self, other: StateDescriptor[Any]) -> bool:
+        """Whether another descriptor says the same in every respect, so that one handle does for both."""
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def enable_time_to_live(self, ttl: StateTtlConfig) -> None:
+        """PyFlink's spelling of giving a descriptor its time to live."""
+        self.ttl = ttl
+
+
+def _check_type(name: str, python: Any) -> None:
+    if isinstance(python, str):
+        raise PipelineError(f"state '{name}': the type is the text {python!r}; give the type itself, without quotes")
+    try:
+        if isinstance(mi.type_info(python), (mi.AnyType, mi.CustomType)):
+            raise TypeError(f"{type_name(python)} does not say what it holds")
+    except (TypeError, NameError) as error:
+        raise PipelineError(
+            f"state '{name}': {error}; state is stored typed, so give a type such as int, list[str] or a NamedTuple"
+        ) from error
+
+
+class OneTypeDescriptor(StateDescriptor[R]):
+    """A state of values of one type."""
+
+    def __init__(self, name: str, type: Any, ttl: StateTtlConfig | None) -> None:  # noqa: A002 - Flink's name
+        super().__init__(name, (type,), ttl)
+        self.type = type
+
+    @property
+    def stored_type(self) -> Any:
+        return self._timed(self.type)

@@ -1,0 +1,56 @@
+"""Reducing state: one value per key, to which every added value is combined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic
+
+from dagster_unified.operators.functions.type_variables import T, V
+from dagster_unified.operators.state.backend import StateBackend
+from dagster_unified.operators.state.descriptors import OneTypeDescriptor
+from dagster_unified.operators.state.handles import State
+from dagster_unified.operators.state.ttl import StateTtlConfig
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
+    from dagster_unified.operators.functions.base import ReduceFunction
+
+
+class ReducingState(State, Generic[T]):
+    """One value of the current key, combined from all that was added."""
+
+    def __init__(self, backend: StateBackend, descriptor: ReducingStateDescriptor[T]) -> None:
+        super().__init__(backend, descriptor)
+        self._reduce = descriptor.reduce_function
+
+    def get(self) -> T | None:
+        """The combined value, or None where nothing was added."""
+        found: T | None = self._get()
+        return self._given(found) if self._mutable else found
+
+    def add(self, value: T) -> None:
+        """Combines one more value."""
+        held = self._get(give_expired=False)
+        self._put(value if held is None else self._reduce(held, value))
+
+    def merge(self, entries: Sequence[Any]) -> None:
+        self._merge_values(entries, self._reduce)
+
+
+class ReducingStateDescriptor(OneTypeDescriptor[ReducingState[V]], Generic[V]):
+    """One value per key, to which every added value is combined by `reduce_function(a, b)`."""
+
+    kind = "reducing"
+    handle_type = ReducingState
+
+    def __init__(
+        self,
+        name: str,
+        reduce_function: Callable[[V, V], V] | ReduceFunction[V],
+        type: TypeForm[V],  # noqa: A002
+        ttl: StateTtlConfig | None = None,
+    ) -> None:
+        super().__init__(name, type, ttl)
+        function: Any = reduce_function
+        self.reduce_function: Callable[[V, V], V] = getattr(function, "reduce", function)

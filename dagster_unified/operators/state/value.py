@@ -1,0 +1,46 @@
+"""Value state: one value per key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic
+
+from dagster_unified.operators.functions.type_variables import T, V
+from dagster_unified.operators.state.backend import AT_ONCE
+from dagster_unified.operators.state.descriptors import OneTypeDescriptor
+from dagster_unified.operators.state.handles import State
+from dagster_unified.operators.state.ttl import StateTtlConfig
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
+
+class ValueState(State, Generic[T]):
+    """One value of the current key."""
+
+    def value(self) -> T | None:
+        """The value, or None where there is none or it has expired."""
+        found: T | None = self._get()
+        return self._given(found) if self._mutable else found
+
+    def update(self, value: T | None) -> None:
+        """Replaces the value; None clears it."""
+        if value is None:
+            self.clear()
+        else:
+            if type(value) not in self._plain:
+                latest = self._declared.latest
+                if 0 < len(latest) < AT_ONCE:  # as look_at_latest, without a call for each record
+                    latest[self._backend.key] = value
+                else:
+                    self._backend.look_at_latest(self._declared, value)
+            self._set(value)
+
+
+class ValueStateDescriptor(OneTypeDescriptor[ValueState[V]], Generic[V]):
+    """One value per key."""
+
+    kind = "value"
+    handle_type = ValueState
+
+    def __init__(self, name: str, type: TypeForm[V], ttl: StateTtlConfig | None = None) -> None:  # noqa: A002
+        super().__init__(name, type, ttl)
