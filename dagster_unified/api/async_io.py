@@ -32,7 +32,15 @@ class AsyncDataStream:
         capacity: int = 100,
         output_type: TypeForm[R] = NOT_GIVEN,
     ) -> DataStream[R]:
-        """Results in the order of their records."""
+        """Results in the order of their records.
+
+        Examples:
+            >>> class Lookup(AsyncFunction):
+            ...     async def async_invoke(self, value: int) -> list[str]:
+            ...         return [f"record {value}"]
+            >>> collect(AsyncDataStream.ordered_wait(numbers, Lookup(), timedelta(seconds=1)))
+            ['record 1', 'record 2', 'record 3']
+        """
         return _calls(data_stream, async_function, timeout, capacity, output_type, ordered=True)
 
     @staticmethod

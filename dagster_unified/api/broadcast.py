@@ -96,6 +96,19 @@ class BroadcastConnectedStream(_BroadcastConnected[A, B]):
 
         In BATCH all broadcast records come first; they travel with the program to each partition, so that they have to
         fit into memory. In STREAMING each key group holds a copy of the state in its checkpoint.
+
+        Examples:
+            >>> LIMITS = MapStateDescriptor("limits", str, int)
+            >>> class Above(BroadcastProcessFunction):
+            ...     def process_element(self, value: Sale, ctx) -> list[int]:
+            ...         limit = ctx.get_broadcast_state(LIMITS).get("limit")
+            ...         return [value.amount] if limit is not None and value.amount > limit else []
+            ...     def process_broadcast_element(self, value: int, ctx) -> list[int]:
+            ...         ctx.get_broadcast_state(LIMITS).put("limit", value)
+            ...         return []
+            >>> limit = numbers.filter(lambda n: n == 3)
+            >>> sorted(collect(sales.connect(limit.broadcast(LIMITS)).process(Above())))
+            [4, 5]
         """
         return self._process(self._stream, None, function, output_type)
 

@@ -109,7 +109,17 @@ class ConnectedStreams(Generic[A, B]):
         return self._apply("map", CoMap(function), output_type, itself)
 
     def flat_map(self, function: CoFlatMapFunction[A, B, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
-        """Any number of records out for each record of either stream."""
+        """Any number of records out for each record of either stream.
+
+        Examples:
+            >>> class Both(CoFlatMapFunction):
+            ...     def flat_map1(self, value: int) -> list[str]:
+            ...         return ["number"] * value
+            ...     def flat_map2(self, value: Sale) -> list[str]:
+            ...         return [value.shop]
+            >>> len(collect(numbers.connect(sales).flat_map(Both())))
+            9
+        """
         self._expect(function, (CoFlatMapFunction,), "flat_map")
         return self._apply("flat_map", CoFlatMap(function), output_type, main_output)
 
@@ -196,7 +206,25 @@ class KeyedConnectedStreams(ConnectedStreams[A, B], Generic[K, A, B]):
         function: KeyedCoProcessFunction[K, A, B, R] | CoProcessFunction[A, B, R],
         output_type: TypeForm[R] = NOT_GIVEN,
     ) -> DataStream[R]:
-        """Runs a `KeyedCoProcessFunction` or a `CoProcessFunction`."""
+        """Runs a `KeyedCoProcessFunction` or a `CoProcessFunction`.
+
+        Examples:
+            >>> class Matched(KeyedCoProcessFunction):
+            ...     def open(self, runtime_context):
+            ...         self.seen = runtime_context.get_state(ValueStateDescriptor("seen", int))
+            ...     def process_element1(self, value: Sale, ctx) -> list[str]:
+            ...         self.seen.update((self.seen.value() or 0) + 1)
+            ...         return []
+            ...     def process_element2(self, value: str, ctx) -> list[str]:
+            ...         ctx.timer_service().register_event_time_timer(0)
+            ...         return []
+            ...     def on_timer(self, timestamp, ctx) -> list[str]:
+            ...         return [f"{ctx.get_current_key()}: {self.seen.value()} sales"]
+            >>> shops = sales.map(lambda sale: sale.shop, str)
+            >>> connected = sales.connect(shops).key_by("shop", lambda shop: shop, str)
+            >>> sorted(collect(connected.process(Matched())))
+            ['north: 2 sales', 'south: 1 sales']
+        """
         self._expect(function, (KeyedCoProcessFunction, CoProcessFunction), "process")
         return self._apply("process", CoProcess(function), output_type, main_output)
 
@@ -335,6 +363,14 @@ class IntervalJoined(Generic[A, B]):
         """Pairs a left record with the right ones from `lower` to `upper` after it, both included.
 
         Negative is before.
+
+        Examples:
+            >>> class Later(ProcessJoinFunction):
+            ...     def process_element(self, left: Sale, right: Sale, ctx) -> list[int]:
+            ...         return [right.amount - left.amount]
+            >>> joined = timed.key_by("shop").interval_join(timed.key_by("shop"))
+            >>> collect(joined.between(timedelta(minutes=1), timedelta(hours=2)).process(Later()))
+            [2]
         """
         low, high = map(to_span, (lower, upper))
         if low > high:

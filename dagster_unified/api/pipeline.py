@@ -46,7 +46,12 @@ class Pipeline(GraphBuilder):
         type_info: TypeForm[T] = NOT_GIVEN,
         name: str = "collection",
     ) -> DataStream[T]:
-        """A bounded stream of the given records; `type_info` is their type, by default that of the first record."""
+        """A bounded stream of the given records; `type_info` is their type, by default that of the first record.
+
+        Examples:
+            >>> collect(Pipeline("words").from_collection(["a", "b"]).map(str.upper, str))
+            ['A', 'B']
+        """
         records = list(collection)
         if type_info is None:
             if not records:

@@ -116,7 +116,12 @@ class DataStream(Generic[T]):
     def map(
         self, function: Callable[[T], R] | MapFunction[T, R], output_type: TypeForm[R] = NOT_GIVEN
     ) -> DataStream[R]:
-        """One record in, one record out. In both modes a call per record, in one pass with its neighbours."""
+        """One record in, one record out. In both modes a call per record, in one pass with its neighbours.
+
+        Examples:
+            >>> collect(numbers.map(lambda n: n * 2, int))
+            [2, 4, 6]
+        """
         return self._apply(nodes.MapNode, function, "map", output_type, itself)
 
     def flat_map(
@@ -125,11 +130,20 @@ class DataStream(Generic[T]):
         """One record in, any number out.
 
         In both modes a call per record; each result carries the record's event time.
+
+        Examples:
+            >>> collect(numbers.flat_map(lambda n: [n] * n, int))
+            [1, 2, 2, 3, 3, 3]
         """
         return self._apply(nodes.FlatMapNode, function, "flat_map", output_type, main_output)
 
     def filter(self, function: Callable[[T], bool] | FilterFunction[T]) -> DataStream[T]:
-        """Keeps the records for which the function is true, in both modes."""
+        """Keeps the records for which the function is true, in both modes.
+
+        Examples:
+            >>> collect(numbers.filter(lambda n: n % 2 == 1))
+            [1, 3]
+        """
         name = _name_of(function, "filter")
         self._check_function(name, getattr(function, "filter", function))
         return self._function(nodes.FilterNode, name, function, records=self._records(name))
@@ -141,6 +155,13 @@ class DataStream(Generic[T]):
         defined, in either mode.
 
         A stream with event times has them in the column `__ts`; keep it where the number of rows changes.
+
+        Examples:
+            >>> import pyarrow.compute as pc
+            >>> def with_tax(batch):
+            ...     return batch.set_column(1, "amount", pc.multiply(batch["amount"], 2))
+            >>> [sale.amount for sale in collect(sales.map_batches(with_tax, Sale))]
+            [6, 8, 10]
         """
         name = _name_of(function, "map_batches")
         self._check_function(name, function)
@@ -151,7 +172,20 @@ class DataStream(Generic[T]):
         return self._next(nodes.MapBatchesNode, name, naming=_naming(function), records=records, function=function)
 
     def process(self, function: ProcessFunction[T, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
-        """Runs a `ProcessFunction`: a record in, any number out, with timestamps and side outputs."""
+        """Runs a `ProcessFunction`: a record in, any number out, with timestamps and side outputs.
+
+        Examples:
+            >>> odd = OutputTag("odd", int)
+            >>> class Split(ProcessFunction):
+            ...     def process_element(self, value: int, ctx) -> list[int]:
+            ...         if value % 2 == 0:
+            ...             return [value]
+            ...         ctx.output(odd, value)
+            ...         return []
+            >>> even = numbers.process(Split())
+            >>> collect(even), collect(even.get_side_output(odd))
+            ([2], [1, 3])
+        """
         if not isinstance(function, ProcessFunction):
             raise PipelineError(
                 f"{self._where(_name_of(function, 'process'))}: process needs a ProcessFunction; "
@@ -169,6 +203,13 @@ class DataStream(Generic[T]):
         """Projects to columns: SQL expressions as text, or `functions`. Runs in Catalyst, with no Python worker.
 
         `output_type` names the resulting record; it may be left out where the columns are plain names.
+
+        Examples:
+            >>> class Amount(NamedTuple):
+            ...     shop: str
+            ...     cents: int
+            >>> collect(sales.select("shop", "amount * 100", output_type=Amount))[0]
+            Amount(shop='north', cents=300)
         """
         if not columns:
             raise PipelineError(f"{self._where('select')}: select needs at least one column")
@@ -197,6 +238,14 @@ class DataStream(Generic[T]):
         """Adds or replaces columns, each a SQL expression as text or `functions`.
 
         `output_type` is the whole resulting record.
+
+        Examples:
+            >>> class Taxed(NamedTuple):
+            ...     shop: str
+            ...     amount: int
+            ...     tax: int
+            >>> collect(sales.with_columns({"tax": "amount * 2"}, Taxed))[0]
+            Taxed(shop='north', amount=3, tax=6)
         """
         before = self._records("with_columns")
         self._check_columns(columns.values(), "with_columns", tuple(columns))
@@ -223,7 +272,12 @@ class DataStream(Generic[T]):
         )
 
     def where(self, condition: str | Column) -> DataStream[T]:
-        """Keeps the rows for which a SQL condition, or one made with `functions`, holds. Runs in Catalyst."""
+        """Keeps the rows for which a SQL condition, or one made with `functions`, holds. Runs in Catalyst.
+
+        Examples:
+            >>> collect(sales.where("amount > 4"))[0].amount
+            5
+        """
         self._check_columns((condition,), "where")
         return self._next(nodes.WhereNode, "where", records=self._records("where"), columns=(condition,))
 
@@ -283,6 +337,13 @@ class DataStream(Generic[T]):
         """Gives records their event times.
 
         In STREAMING also makes watermarks; in BATCH those are not needed (FLIP-134).
+
+        Examples:
+            >>> strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(minutes=1))
+            >>> timed = sales.assign_timestamps_and_watermarks(strategy.with_timestamp_assigner("at"))
+            >>> windows = timed.key_by("shop").window(TumblingEventTimeWindows.of(timedelta(hours=1)))
+            >>> sorted(sale.amount for sale in collect(windows.sum("amount")))
+            [3, 4, 5]
         """
         records = self._records("timestamps")
         assigner = strategy.assigner
@@ -326,13 +387,25 @@ class DataStream(Generic[T]):
 
         A None key is an error. In BATCH the exchange is a barrier and a key's records come together, sorted by event
         time.
+
+        Examples:
+            >>> totals = sales.key_by("shop").sum("amount")
+            >>> sorted((sale.shop, sale.amount) for sale in collect(totals))
+            [('north', 8), ('south', 4)]
+            >>> [sale.amount for sale in collect(totals, "STREAMING")]
+            [3, 4, 8]
         """
         if not key:
             raise PipelineError(f"{self._where('key_by')}: give a field's name or a function")
         return KeyedStream(self._pipeline, self._upstream, self._key(key, key_type))
 
     def union(self, *streams: DataStream[T]) -> DataStream[T]:
-        """Records of several streams of one type, in no particular order."""
+        """Records of several streams of one type, in no particular order.
+
+        Examples:
+            >>> sorted(collect(numbers.union(numbers.map(lambda n: -n, int))))
+            [-3, -2, -1, 1, 2, 3]
+        """
         untyped = next((s for s in streams if isinstance(s, UntypedStream)), None)
         if untyped is not None:
             return untyped
@@ -405,6 +478,11 @@ class DataStream(Generic[T]):
         """Sends a record to partition `partitioner(key, number of partitions)`.
 
         The next operator needs `set_parallelism`.
+
+        Examples:
+            >>> spread = sales.partition_custom(lambda shop, count: len(shop) % count, "shop")
+            >>> len(collect(spread.map(lambda sale: sale.amount, int).set_parallelism(2)))
+            3
         """
         key = self._key((key_selector,), key_type)
         return self._exchange(ExchangeKind.CUSTOM, key, getattr(partitioner, "partition", partitioner))
@@ -421,6 +499,15 @@ class DataStream(Generic[T]):
         """Brings two streams of different types to one operator, with keyed state where they are keyed.
 
         The other one may be broadcast with state.
+
+        Examples:
+            >>> class Either(CoMapFunction):
+            ...     def map1(self, value: int) -> str:
+            ...         return f"number {value}"
+            ...     def map2(self, value: Sale) -> str:
+            ...         return f"sale in {value.shop}"
+            >>> sorted(collect(numbers.connect(sales).map(Either())))[:4]
+            ['number 1', 'number 2', 'number 3', 'sale in north']
         """
         if isinstance(other, UntypedStream):
             return other  # type: ignore[return-value]
@@ -432,13 +519,26 @@ class DataStream(Generic[T]):
         """Joins with another stream: pairs of one key and window.
 
         `where(key).equal_to(key).window(assigner).apply(function)`.
+
+        Examples:
+            >>> hours = TumblingEventTimeWindows.of(timedelta(hours=1))
+            >>> pairs = timed.join(timed).where("shop").equal_to("shop").window(hours)
+            >>> sorted(collect(pairs.apply(lambda a, b: a.amount * b.amount, int)))
+            [9, 16, 25]
         """
         if isinstance(other, UntypedStream):
             return other  # type: ignore[return-value]
         return JoinedStreams(self, other)
 
     def co_group(self, other: DataStream[B]) -> CoGroupedStreams[T, B]:
-        """Groups with another stream: all records of one key and window of both, also where one of them has none."""
+        """Groups with another stream: all records of one key and window of both, also where one of them has none.
+
+        Examples:
+            >>> hours = TumblingEventTimeWindows.of(timedelta(hours=1))
+            >>> groups = timed.co_group(timed.where("amount > 3")).where("shop").equal_to("shop").window(hours)
+            >>> sorted(collect(groups.apply(lambda all, large: [(len(all), len(large))], tuple[int, int])))
+            [(1, 0), (1, 1), (1, 1)]
+        """
         if isinstance(other, UntypedStream):
             return other  # type: ignore[return-value]
         return CoGroupedStreams(self, other)
@@ -446,11 +546,22 @@ class DataStream(Generic[T]):
     # Windows over everything
 
     def window_all(self, assigner: WindowAssigner[T, W]) -> WindowedStream[int, T, W]:
-        """Puts all elements into windows, whatever their key; runs on one partition."""
+        """Puts all elements into windows, whatever their key; runs on one partition.
+
+        Examples:
+            >>> hours = timed.window_all(TumblingEventTimeWindows.of(timedelta(hours=1)))
+            >>> [sale.amount for sale in collect(hours.sum("amount"))]
+            [7, 5]
+        """
         return WindowedStream(self.key_by(_everything), assigner, alone=True)
 
     def count_window_all(self, size: int, slide: int | None = None) -> WindowedStream[int, T, GlobalWindow]:
-        """Windows of `size` elements, whatever their key; runs on one partition."""
+        """Windows of `size` elements, whatever their key; runs on one partition.
+
+        Examples:
+            >>> collect(numbers.count_window_all(3).sum())
+            [6]
+        """
         windows = self.key_by(_everything).count_window(size, slide)
         windows._alone = True
         return windows
@@ -461,6 +572,12 @@ class DataStream(Generic[T]):
         """The records that the operator emitted to a side output.
 
         In BATCH the stage materializes once and both streams read it.
+
+        Examples:
+            >>> late = OutputTag("late", Sale)
+            >>> hours = timed.key_by("shop").window(TumblingEventTimeWindows.of(timedelta(hours=1)))
+            >>> collect(hours.side_output_late_data(late).sum("amount").get_side_output(late), "STREAMING")
+            []
         """
         if not isinstance(tag, OutputTag):
             raise PipelineError(
@@ -753,6 +870,16 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         In BATCH a key's records come in event-time order with the watermark at `MIN`, then its timers fire. In
         STREAMING records come as they arrive, and timers fire as the watermark passes them. A `ProcessFunction` with
         `open` or `on_timer` has state and timers as well.
+
+        Examples:
+            >>> class Count(KeyedProcessFunction):
+            ...     def open(self, runtime_context):
+            ...         self.count = runtime_context.get_state(ValueStateDescriptor("count", int))
+            ...     def process_element(self, value: Sale, ctx) -> list[str]:
+            ...         self.count.update((self.count.value() or 0) + 1)
+            ...         return [f"{ctx.get_current_key()}: {self.count.value()}"]
+            >>> sorted(collect(sales.key_by("shop").process(Count())))
+            ['north: 1', 'north: 2', 'south: 1']
         """
         if isinstance(function, ProcessFunction):
             return super().process(function, output_type)
@@ -793,13 +920,31 @@ class KeyedStream(DataStream[T], Generic[K, T]):
 
         In STREAMING emits the combination so far with every record; in BATCH one final record per key
         (`execution.incremental-updates`).
+
+        Examples:
+            >>> def add(a: Sale, b: Sale) -> Sale:
+            ...     return b._replace(amount=a.amount + b.amount)
+            >>> sorted(sale.amount for sale in collect(sales.key_by("shop").reduce(add)))
+            [4, 8]
+            >>> [sale.amount for sale in collect(sales.key_by("shop").reduce(add), "STREAMING")]
+            [3, 4, 8]
         """
         name = _name_of(function, "reduce")
         self._check_function(name, getattr(function, "reduce", function))
         return self._rolling(name, naming=_naming(function), function=function)
 
     def interval_join(self, other: KeyedStream[K, B]) -> IntervalJoined[T, B]:
-        """Joins each record with those of another keyed stream whose event times are in an interval around its own."""
+        """Joins each record with those of another keyed stream whose event times are in an interval around its own.
+
+        Examples:
+            >>> class Pair(ProcessJoinFunction):
+            ...     def process_element(self, left: Sale, right: Sale, ctx) -> list[tuple[int, int]]:
+            ...         return [(left.amount, right.amount)]
+            >>> joined = timed.key_by("shop").interval_join(timed.key_by("shop"))
+            >>> near = joined.between(timedelta(0), timedelta(hours=2))
+            >>> sorted(collect(near.process(Pair())))
+            [(3, 3), (3, 5), (4, 4), (5, 5)]
+        """
         if isinstance(other, UntypedStream):
             return other  # type: ignore[return-value]
         if not isinstance(other, KeyedStream):
@@ -812,6 +957,11 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         """Puts a key's elements into windows.
 
         Go on with a trigger, an evictor, allowed lateness, and at last a function.
+
+        Examples:
+            >>> hours = timed.key_by("shop").window(TumblingEventTimeWindows.of(timedelta(hours=1)))
+            >>> sorted((sale.shop, sale.amount) for sale in collect(hours.max_by("amount")))
+            [('north', 3), ('north', 5), ('south', 4)]
         """
         return WindowedStream(self, assigner)
 
@@ -821,6 +971,10 @@ class KeyedStream(DataStream[T], Generic[K, T]):
 
         What is left at the end of the input gives nothing. Which elements are together depends on their order, and so
         on the mode.
+
+        Examples:
+            >>> [sale.amount for sale in collect(timed.key_by("shop").count_window(2).sum("amount"))]
+            [8]
         """
         windows = WindowedStream(self, GlobalWindows.create())
         if slide is None:
@@ -828,7 +982,12 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         return windows.trigger(SlidingCountTrigger(size, slide)).evictor(CountEvictor.of(size))
 
     def sum(self, field: str | int = 0) -> DataStream[T]:
-        """The sum of a field; the other fields are the first record's. Emits as `reduce` does."""
+        """The sum of a field; the other fields are the first record's. Emits as `reduce` does.
+
+        Examples:
+            >>> sorted(sale.amount for sale in collect(sales.key_by("shop").sum("amount")))
+            [4, 8]
+        """
         return self._builtin("sum", field)
 
     def min(self, field: str | int = 0) -> DataStream[T]:
@@ -844,13 +1003,26 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         return self._builtin("min_by", field)
 
     def max_by(self, field: str | int = 0) -> DataStream[T]:
-        """The record with the largest value of a field, the first of equal ones. Emits as `reduce` does."""
+        """The record with the largest value of a field, the first of equal ones. Emits as `reduce` does.
+
+        Examples:
+            >>> sorted(sale.amount for sale in collect(sales.key_by("shop").max_by("amount")))
+            [4, 5]
+        """
         return self._builtin("max_by", field)
 
     def agg(self, *columns: str | Column, output_type: TypeForm[R]) -> DataStream[R]:
         """Column aggregates per key, such as `F.sum("delay").alias("delay")`.
 
         The result has the key's fields first. Runs in Catalyst.
+
+        Examples:
+            >>> class Total(NamedTuple):
+            ...     shop: str
+            ...     total: int
+            >>> totals = sales.key_by("shop").agg(F.sum("amount").alias("total"), output_type=Total)
+            >>> sorted(collect(totals))
+            [Total(shop='north', total=8), Total(shop='south', total=4)]
         """
         records = self._aggregated(columns, output_type)
         return self._keyed(nodes.AggregateNode, "agg", records=records, columns=columns, timestamped=False)

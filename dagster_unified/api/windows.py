@@ -67,7 +67,13 @@ class WindowedStream(Generic[K, T, W]):
             )
 
     def trigger(self, trigger: Trigger[T, W]) -> Self:
-        """When windows give their results, in place of the assigner's own trigger."""
+        """When windows give their results, in place of the assigner's own trigger.
+
+        Examples:
+            >>> windows = sales.key_by("shop").window(GlobalWindows.create()).trigger(CountTrigger.of(2))
+            >>> [sale.amount for sale in collect(windows.sum("amount"), "STREAMING")]
+            [8]
+        """
         if not isinstance(trigger, Trigger):
             raise PipelineError(f"{self._where()}: expected a Trigger, got {trigger!r}")
         if isinstance(self._assigner, MergingWindowAssigner) and not trigger.can_merge():
@@ -122,7 +128,14 @@ class WindowedStream(Generic[K, T, W]):
         window_function: Any = None,
         output_type: Any = None,
     ) -> DataStream[Any]:
-        """Reduces each window's elements with `function(a, b)`; `window_function` is then given the one result."""
+        """Reduces each window's elements with `function(a, b)`; `window_function` is then given the one result.
+
+        Examples:
+            >>> hours = timed.key_by("shop").window(SlidingEventTimeWindows.of(timedelta(hours=2), timedelta(hours=1)))
+            >>> largest = hours.reduce(lambda a, b: a if a.amount >= b.amount else b)
+            >>> sorted((sale.shop, sale.amount) for sale in collect(largest))
+            [('north', 3), ('north', 5), ('north', 5), ('south', 4), ('south', 4)]
+        """
         self._stream._check_function("reduce", getattr(function, "reduce", function))
         return self._with(window_function, output_type, self._stream._records("reduce"), "reduce", reduce=function)
 
@@ -152,6 +165,19 @@ class WindowedStream(Generic[K, T, W]):
         """Aggregates each window's elements; `window_function` is then given the one result.
 
         `accumulator_type` is the accumulator's, as state keeps it, where `create_accumulator` is not annotated.
+
+        Examples:
+            >>> class Mean(AggregateFunction):
+            ...     def create_accumulator(self) -> tuple[int, int]:
+            ...         return 0, 0
+            ...     def add(self, value: Sale, accumulator: tuple[int, int]) -> tuple[int, int]:
+            ...         return accumulator[0] + value.amount, accumulator[1] + 1
+            ...     def get_result(self, accumulator: tuple[int, int]) -> float:
+            ...         return accumulator[0] / accumulator[1]
+            ...     def merge(self, a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+            ...         return a[0] + b[0], a[1] + b[1]
+            >>> collect(timed.window_all(TumblingEventTimeWindows.of(timedelta(hours=1))).aggregate(Mean()))
+            [3.5, 5.0]
         """
         if not isinstance(function, AggregateFunction):
             raise PipelineError(f"{self._where('aggregate')}: expected an AggregateFunction, got {function!r}")
@@ -181,6 +207,14 @@ class WindowedStream(Generic[K, T, W]):
         """Gives each window's elements to a `ProcessWindowFunction`.
 
         In BATCH they come in event-time order, in STREAMING as they arrived.
+
+        Examples:
+            >>> class Count(ProcessWindowFunction):
+            ...     def process(self, key: str, context, elements: list[Sale]) -> list[str]:
+            ...         return [f"{key}: {len(elements)}"]
+            >>> sessions = timed.key_by("shop").window(EventTimeSessionWindows.with_gap(timedelta(hours=2)))
+            >>> sorted(collect(sessions.process(Count())))
+            ['north: 2', 'south: 1']
         """
         if not isinstance(function, ProcessWindowFunction):
             raise PipelineError(
@@ -228,6 +262,16 @@ class WindowedStream(Generic[K, T, W]):
         `window_end` (datetimes, or milliseconds), and the aggregates. In both modes each window gives one result: in
         BATCH when its key is over, in STREAMING once the watermark has passed its end; what comes later is dropped and
         counted.
+
+        Examples:
+            >>> class Hour(NamedTuple):
+            ...     shop: str
+            ...     window_start: datetime
+            ...     total: int
+            >>> hours = timed.key_by("shop").window(TumblingEventTimeWindows.of(timedelta(hours=1)))
+            >>> found = collect(hours.agg(F.sum("amount").alias("total"), output_type=Hour))
+            >>> sorted((hour.shop, hour.window_start.hour, hour.total) for hour in found)
+            [('north', 9, 3), ('north', 10, 5), ('south', 9, 4)]
         """
         assigner, where = self._assigner, self._where("agg")
         said = [

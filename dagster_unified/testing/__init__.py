@@ -3,6 +3,7 @@
 The operators are the very ones that Spark's workers run; only the driver differs.
 """
 
+from dagster_unified.testing.collecting import collect
 from dagster_unified.testing.harness import KeyedHarness, ManualClock
 from dagster_unified.testing.operators import BroadcastHarness, OneInputHarness, TwoInputHarness
 from dagster_unified.testing.parity import assert_same_in_both_modes, final_result
@@ -16,6 +17,7 @@ __all__ = [
     "Result",
     "TwoInputHarness",
     "assert_same_in_both_modes",
+    "collect",
     "final_result",
     "run_pipeline",
 ]

@@ -42,20 +42,21 @@ class KeyedHarness:
 
     State and timers go through the encoding of a checkpoint after every call.
 
-    >>> from dagster_unified.api import KeyedProcessFunction, ValueStateDescriptor
-    >>> class Count(KeyedProcessFunction):
-    ...     def open(self, context):
-    ...         self.count = context.get_state(ValueStateDescriptor("count", int))
-    ...     def process_element(self, value, ctx):
-    ...         self.count.update((self.count.value() or 0) + 1)
-    ...         ctx.timer_service().register_event_time_timer(ctx.timestamp() + 10)
-    ...     def on_timer(self, timestamp, ctx):
-    ...         yield f"{ctx.get_current_key()}: {self.count.value()} at {timestamp}"
-    >>> harness = KeyedHarness(Count())
-    >>> harness.element("a", "x", timestamp=5)
-    []
-    >>> harness.watermark(15)
-    ['a: 1 at 15']
+    Examples:
+        >>> from dagster_unified.api import KeyedProcessFunction, ValueStateDescriptor
+        >>> class Count(KeyedProcessFunction):
+        ...     def open(self, context):
+        ...         self.count = context.get_state(ValueStateDescriptor("count", int))
+        ...     def process_element(self, value, ctx):
+        ...         self.count.update((self.count.value() or 0) + 1)
+        ...         ctx.timer_service().register_event_time_timer(ctx.timestamp() + 10)
+        ...     def on_timer(self, timestamp, ctx):
+        ...         yield f"{ctx.get_current_key()}: {self.count.value()} at {timestamp}"
+        >>> harness = KeyedHarness(Count())
+        >>> harness.element("a", "x", timestamp=5)
+        []
+        >>> harness.watermark(15)
+        ['a: 1 at 15']
     """
 
     def __init__(

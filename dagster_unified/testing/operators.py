@@ -178,22 +178,23 @@ class OneInputHarness(_Harness):
     """One operator of one stream: a keyed process function, `map` or `flat_map` with state, a window, a rolling
     `reduce`.
 
-    >>> from datetime import timedelta
-    >>> from typing import NamedTuple
-    >>> from dagster_unified.api import TumblingEventTimeWindows
-    >>> class Order(NamedTuple):
-    ...     shop: str
-    ...     amount: int
-    >>> hourly = TumblingEventTimeWindows.of(timedelta(hours=1))
-    >>> harness = OneInputHarness(lambda orders: orders.key_by("shop").window(hourly).sum("amount"), Order)
-    >>> harness.process_element(Order("north", 3), timestamp=1_000)
-    []
-    >>> harness.process_element(Order("north", 4), timestamp=2_000)
-    []
-    >>> harness.num_event_time_timers()
-    1
-    >>> harness.process_watermark(3_600_000)
-    [Order(shop='north', amount=7)]
+    Examples:
+        >>> from datetime import timedelta
+        >>> from typing import NamedTuple
+        >>> from dagster_unified.api import TumblingEventTimeWindows
+        >>> class Order(NamedTuple):
+        ...     shop: str
+        ...     amount: int
+        >>> hourly = TumblingEventTimeWindows.of(timedelta(hours=1))
+        >>> harness = OneInputHarness(lambda orders: orders.key_by("shop").window(hourly).sum("amount"), Order)
+        >>> harness.process_element(Order("north", 3), timestamp=1_000)
+        []
+        >>> harness.process_element(Order("north", 4), timestamp=2_000)
+        []
+        >>> harness.num_event_time_timers()
+        1
+        >>> harness.process_watermark(3_600_000)
+        [Order(shop='north', amount=7)]
     """
 
     def __init__(
@@ -214,15 +215,16 @@ class OneInputHarness(_Harness):
 class TwoInputHarness(_Harness):
     """One operator of two streams: a function behind `connect`, keyed or not, a join, a co-group, an interval join.
 
-    >>> from dagster_unified.api import CoMapFunction
-    >>> class Sides(CoMapFunction):
-    ...     def map1(self, value: int) -> str:
-    ...         return f"first {value}"
-    ...     def map2(self, value: str) -> str:
-    ...         return f"second {value}"
-    >>> harness = TwoInputHarness(lambda numbers, words: numbers.connect(words).map(Sides()), int, str)
-    >>> harness.process_element1(7), harness.process_element2("x")
-    (['first 7'], ['second x'])
+    Examples:
+        >>> from dagster_unified.api import CoMapFunction
+        >>> class Sides(CoMapFunction):
+        ...     def map1(self, value: int) -> str:
+        ...         return f"first {value}"
+        ...     def map2(self, value: str) -> str:
+        ...         return f"second {value}"
+        >>> harness = TwoInputHarness(lambda numbers, words: numbers.connect(words).map(Sides()), int, str)
+        >>> harness.process_element1(7), harness.process_element2("x")
+        (['first 7'], ['second x'])
     """
 
     def __init__(
@@ -257,20 +259,21 @@ class TwoInputHarness(_Harness):
 class BroadcastHarness(_Harness):
     """One operator of a stream, keyed or not, and a broadcast one.
 
-    >>> from dagster_unified.api import BroadcastProcessFunction, MapStateDescriptor
-    >>> NAMES = MapStateDescriptor("names", int, str)
-    >>> class Named(BroadcastProcessFunction):
-    ...     def process_element(self, value: int, ctx) -> list[str]:
-    ...         return [ctx.get_broadcast_state(NAMES).get(value) or "?"]
-    ...     def process_broadcast_element(self, value: tuple[int, str], ctx):
-    ...         ctx.get_broadcast_state(NAMES).put(*value)
-    >>> def named(numbers, names):
-    ...     return numbers.connect(names.broadcast(NAMES)).process(Named())
-    >>> harness = BroadcastHarness(named, int, tuple[int, str])
-    >>> harness.process_element(1), harness.process_broadcast_element((1, "one")), harness.process_element(1)
-    (['?'], [], ['one'])
-    >>> harness.broadcast_state(NAMES)
-    {1: 'one'}
+    Examples:
+        >>> from dagster_unified.api import BroadcastProcessFunction, MapStateDescriptor
+        >>> NAMES = MapStateDescriptor("names", int, str)
+        >>> class Named(BroadcastProcessFunction):
+        ...     def process_element(self, value: int, ctx) -> list[str]:
+        ...         return [ctx.get_broadcast_state(NAMES).get(value) or "?"]
+        ...     def process_broadcast_element(self, value: tuple[int, str], ctx):
+        ...         ctx.get_broadcast_state(NAMES).put(*value)
+        >>> def named(numbers, names):
+        ...     return numbers.connect(names.broadcast(NAMES)).process(Named())
+        >>> harness = BroadcastHarness(named, int, tuple[int, str])
+        >>> harness.process_element(1), harness.process_broadcast_element((1, "one")), harness.process_element(1)
+        (['?'], [], ['one'])
+        >>> harness.broadcast_state(NAMES)
+        {1: 'one'}
     """
 
     def __init__(
