@@ -70,3 +70,23 @@ def test_only_one_module_knows_what_dagster_does_not_publish():
     package = Path(dagster_unified.__file__).parent
     reaching = [f.name for f in package.rglob("*.py") if re.search(r"dagster\._", f.read_text())]
     assert reaching == ["_dagster_compat.py"]
+
+
+def test_asking_a_level_for_its_state_loads_no_operators():
+    """Spark does that at the start of a query, in a Python process for each level."""
+    asked = """
+import pickle, sys
+from dagster_unified.engine.shipping import Payload
+from dagster_unified.engine.streaming.processor import KeyGroupProcessor
+
+class Handle:
+    def getValueState(self, name, schema): print(name)
+    def getMapState(self, name, key, value): print(name)
+
+processor = pickle.loads(pickle.dumps(KeyGroupProcessor(Payload(b"", fresh=True))))
+processor.init(Handle())
+processor.close()
+print([m for m in sys.modules if m.startswith(("pyarrow", "dagster_unified.operators"))])
+"""
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=600, check=True)
+    assert done.stdout.splitlines() == ["index", "pages", "[]"]

@@ -5,6 +5,7 @@ Spark starts it as `python -m dagster_unified.engine.daemon pyspark.worker`.
 
 from pyspark import daemon
 
+import dagster_unified.engine.streaming.processor
 import dagster_unified.engine.streaming.worker
 import dagster_unified.engine.worker  # noqa: F401
 

@@ -17,6 +17,7 @@ from dagster_unified.engine.dataframe.regions import RegionFrames
 from dagster_unified.engine.failures import naming_operator
 from dagster_unified.engine.streaming import worker
 from dagster_unified.engine.streaming.control import NAME, ControlSource
+from dagster_unified.engine.streaming.processor import KeyGroupProcessor
 from dagster_unified.engine.streaming.topology import Head, Native, Topology
 from dagster_unified.engine.translate import input_layout
 from dagster_unified.engine.worker import shipped
@@ -142,7 +143,7 @@ class PackedFrames:
         for level, tracks, natives in zip(
             self.topology.levels, self.topology.passes, self.topology.natives[1:], strict=True
         ):
-            processor = worker.KeyGroupProcessor(level)
+            processor = KeyGroupProcessor(worker.payload_of(dict(level), level.values()))
             frame = frame.groupBy("lane", "group").transformWithState(processor, packed, "Append", "None")
             if tracks:
                 frame = frame.mapInArrow(worker.between(tracks, groups), packed)

@@ -1,4 +1,4 @@
-"""What Spark's Python workers run in STREAMING: passes over packed rows, and the processor of key groups.
+"""What Spark's Python workers run in STREAMING: passes over packed rows, and the key groups of a level.
 
 Knows the operators and how they get to a worker; no session. A pass or a partition of a level ends with a report in its
 own lane.
@@ -13,7 +13,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from dagster_unified.connectors.base import MALFORMED
 from dagster_unified.engine.shipping import Payload
@@ -47,17 +46,18 @@ def head(track: Track, groups: int, malformed: Route | None) -> Mapped:
 
     Rows that do not fit their schema go to `malformed`, or are counted only.
     """
-    return functools.partial(_head, _payload((track, groups, malformed), [track]))
+    return functools.partial(_head, payload_of((track, groups, malformed), [track]))
 
 
 def between(tracks: Mapping[int, Track], groups: int) -> Mapped:
     """A pass between two levels: the lanes that it has a track for, unpacked, run and packed; all others as they
     are.
     """
-    return functools.partial(_between, _payload((tracks, groups), tracks.values()))
+    return functools.partial(_between, payload_of((tracks, groups), tracks.values()))
 
 
-def _payload(value: Any, tracks: Iterable[Track]) -> Payload:
+def payload_of(value: Any, tracks: Iterable[Track]) -> Payload:
+    """What ships `value`, which holds these tracks."""
     return Payload.of(value, [step.function for track in tracks for step in track.program.steps])
 
 
@@ -131,7 +131,7 @@ def spread(lane: int, schema: pa.Schema) -> Mapped:
 
 def gather(lane: int, track: Track, groups: int) -> Mapped:
     """The inverse: the records of one lane through its track, packed."""
-    return functools.partial(_gather, lane, _payload((track, groups), [track]))
+    return functools.partial(_gather, lane, payload_of((track, groups), [track]))
 
 
 def _spread(lane: int, schema: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -236,24 +236,20 @@ def _reported(report: Report, partition: int) -> Iterator[pa.RecordBatch]:
         yield packed([(REPORT, partition, 0, report.encode())])
 
 
-class KeyGroupProcessor(StatefulProcessor):
-    """Runs the keyed operators of one level, each with the state of the key group that Spark hands over."""
+class LevelTask:
+    """Runs the keyed operators of one level in one task, each with the state of the key group that Spark hands over."""
 
-    def __init__(self, tracks: Mapping[int, Track]) -> None:
-        self._payload = _payload(dict(tracks), tracks.values())
-
-    def init(self, handle: Any) -> None:
-        self._tracks: Mapping[int, Track] = self._payload.load()
-        self._index = handle.getValueState("index", "data binary")
-        self._pages = handle.getMapState("pages", "number int", "data binary")
+    def __init__(self, tracks: Mapping[int, Track], index: Any, pages: Any) -> None:
+        self._tracks = tracks
+        self._store = _SparkStore(index, pages)
         self._out: list[Row] = []
         self._opened: dict[int, KeyGroups] = {}
         self._address = (0, 0)
         self._count = 0
         spare_the_garbage_collector()
 
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:  # noqa: N802 - Spark's names
-        lane, group = key
+    def run(self, lane: int, group: int, rows: Iterator[Any]) -> Iterator[Row]:
+        """What the rows of one key group of one lane give, packed."""
         if lane not in self._tracks:
             yield from (_row(*row) for row in rows)
             return
@@ -279,7 +275,7 @@ class KeyGroupProcessor(StatefulProcessor):
             arrived(Place.BEHIND, Place.BROADCAST),
             leads=group == 0,
         )
-        due = groups.run(_SparkStore(self._index, self._pages), micro_batch)
+        due = groups.run(self._store, micro_batch)
         report = Report.of(groups.running.metrics, due)
         yield from self._out
         self._out.clear()
@@ -287,6 +283,7 @@ class KeyGroupProcessor(StatefulProcessor):
             yield _row(REPORT, group, 0, report.encode())
 
     def close(self) -> None:
+        """Closes the author's functions."""
         for groups in self._opened.values():
             groups.close()
 
