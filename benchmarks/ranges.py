@@ -30,7 +30,8 @@ from dagster_unified.api import (
 )
 from dagster_unified.engine import session
 from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore
-from dagster_unified.engine.batch.stage import Carrying, Run, run_range
+from dagster_unified.engine.batch.run import Carrying, Run
+from dagster_unified.engine.batch.stage import run_partitions
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
 from dagster_unified.graph.slices import Slice, TimeRange, bound
@@ -137,5 +138,5 @@ def _run(spark: SparkSession, folder: str, name: str, days: int, together: int, 
         runs = [run(day) for day in range(start, start + together)]
         finds = [lambda region, of=of: store.find(of.address(region)) for of in runs]
         for region in runs[0].plan.regions:
-            run_range(runs, region.name, finds)
+            run_partitions(runs, region.name, finds)
     return time.perf_counter() - begun

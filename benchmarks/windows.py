@@ -34,7 +34,8 @@ from dagster_unified.api import (
     functions,
 )
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
-from dagster_unified.engine.batch.stage import Run, run_all
+from dagster_unified.engine.batch.run import Run
+from dagster_unified.engine.batch.stage import run_all
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 
 WINDOW = timedelta(milliseconds=10_000)

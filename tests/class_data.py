@@ -35,7 +35,8 @@ def write() -> None:
     from dagster_unified.api import DeltaSink, ParquetSource, Pipeline
     from dagster_unified.engine import session
     from dagster_unified.engine.batch.intermediates.store import IntermediateStore
-    from dagster_unified.engine.batch.stage import Run, run_all
+    from dagster_unified.engine.batch.run import Run
+    from dagster_unified.engine.batch.stage import run_all
     from dagster_unified.engine.streaming.job import Start, StreamingJob
 
     spark = session.start("local[2]", config={"spark.sql.shuffle.partitions": "2"})

@@ -15,7 +15,7 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.graph.connectors import Boundedness, Sink, Source
 from dagster_unified.graph.slices import WHOLE, Dimensions, Slice
 from dagster_unified.operators.functions.type_variables import In, Out
-from dagster_unified.operators.layout import PART
+from dagster_unified.operators.layout import PARTITION_INDEX
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -117,7 +117,7 @@ class SparkSource(Source[Out]):
                 f"source '{self.name}' ({self.describe()}) does not say what of it belongs to a partition;"
                 f" {self.how_to_bound()}"
             )
-        known = part.dimensions if isinstance(part, Slice) else part
+        known = part.shape if isinstance(part, Slice) else part
         self.check_dimensions(known)
         changed = copy.copy(self)
         changed.part = part if isinstance(part, Slice) else None
@@ -125,8 +125,8 @@ class SparkSource(Source[Out]):
         return changed
 
     def settings(self) -> str:
-        parts = sorted(self.part.parts.items()) if self.part is not None else None
-        return f"{sorted(self.partition_columns.items())} {parts}"
+        dimensions = sorted(self.part.dimensions.items()) if self.part is not None else None
+        return f"{sorted(self.partition_columns.items())} {dimensions}"
 
     def check_dimensions(self, known: Dimensions) -> None:
         """Raises `PipelineError` where these dimensions do not say which of the source's rows are in a partition."""
@@ -142,7 +142,7 @@ class SparkSource(Source[Out]):
         """What an author can do about that."""
         return "name the field that tells, with .partitioned_by(field)"
 
-    def read_part(self, spark: SparkSession) -> DataFrame:
+    def read_partition(self, spark: SparkSession) -> DataFrame:
         """What a BATCH run reads: all, or the partition that the source is bounded to."""
         from dagster_unified.connectors.bounds import within
 
@@ -153,10 +153,10 @@ class SparkSource(Source[Out]):
             else within(frame, self.partition_columns, [self.part], self.name)
         )
 
-    def read_parts(self, spark: SparkSession, bounded: Sequence[SparkSource[Any]]) -> DataFrame:
+    def read_partitions(self, spark: SparkSession, bounded: Sequence[SparkSource[Any]]) -> DataFrame:
         """What a BATCH run of several partitions reads.
 
-        The column `PART` has the index in `bounded` of the source that is bounded to the row's partition.
+        The column `PARTITION_INDEX` has the index in `bounded` of the source that is bounded to the row's partition.
         """
         from pyspark.sql import functions as F
 
@@ -165,7 +165,10 @@ class SparkSource(Source[Out]):
         slices = [source.part for source in bounded if source.part is not None]
         if self.partition_columns and self.reads_all():
             return within(self.read(spark), self.partition_columns, slices, self.name)
-        frames = [source.read_part(spark).withColumn(PART, F.lit(number)) for number, source in enumerate(bounded)]
+        frames = [
+            source.read_partition(spark).withColumn(PARTITION_INDEX, F.lit(number))
+            for number, source in enumerate(bounded)
+        ]
         return functools.reduce(lambda some, more: some.unionByName(more), frames)
 
     def reads_all(self) -> bool:
@@ -188,12 +191,12 @@ class SparkSink(Sink[In]):
     def write(self, frame: DataFrame, context: WriteContext) -> WriteResult:
         """Writes all rows, once per execution."""
 
-    def write_parts(self, frame: DataFrame, contexts: Sequence[WriteContext]) -> list[WriteResult] | None:
+    def write_partitions(self, frame: DataFrame, contexts: Sequence[WriteContext]) -> list[WriteResult] | None:
         """Writes several partitions at once, or returns None where they have to be written one by one.
 
-        The column `PART` has the index in `contexts` of a row's partition.
+        The column `PARTITION_INDEX` has the index in `contexts` of a row's partition.
 
-        A sink that `upserts` is also told the order of a key's rows within a partition, in the column `EMITTED`.
+        For a sink that `upserts` the column `EMITTED` has the order of a key's rows within a partition.
         """
         return None
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from dagster_unified.connectors.base import MALFORMED, fitting
 from dagster_unified.errors import PipelineError, nearest
 from dagster_unified.graph.slices import Dimensions, Slice, TimeRange
-from dagster_unified.operators.layout import PART
+from dagster_unified.operators.layout import PARTITION_INDEX
 from dagster_unified.operators.time import to_millis
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class PathTemplate:
             "key": part.key,
             **({"start": time.start, "end": time.end} if time is not None else {}),
         }
-        known |= {n: p.start if isinstance(p, TimeRange) else p for n, p in part.parts.items() if n}
+        known |= {n: p.start if isinstance(p, TimeRange) else p for n, p in part.dimensions.items() if n}
         value = known[name]
         text = value.strftime(form or "%Y-%m-%d") if isinstance(value, datetime) else str(value)
         if not all(
@@ -142,7 +142,7 @@ _TELL_TIME = (pa.types.is_timestamp, pa.types.is_date, pa.types.is_int64, pa.typ
 
 
 def within(frame: DataFrame, columns: Mapping[str, str], parts: Sequence[Slice], source: str) -> DataFrame:
-    """The rows of a partition or, of several, with the place of each row's own in the column `PART`.
+    """The rows of a partition or, of several, with the place of each row's own in the column `PARTITION_INDEX`.
 
     A row whose partition cannot be told is malformed: put with the others, for every partition that it may belong to,
     or an error.
@@ -169,7 +169,7 @@ def within(frame: DataFrame, columns: Mapping[str, str], parts: Sequence[Slice],
     found = frame.where(functools.reduce(lambda one, other: one | other, kept))
     if len(parts) > 1:
         places = F.array_compact(F.array(*[F.when(belongs, F.lit(place)) for place, belongs in enumerate(kept)]))
-        found = found.withColumn(PART, F.explode(places))
+        found = found.withColumn(PARTITION_INDEX, F.explode(places))
     found = found.withColumn(MALFORMED, problem)
     return found if diverts else found.where(fitting(source)).drop(MALFORMED)
 
@@ -178,7 +178,7 @@ def _test(frame: DataFrame, dimension: str, column: str, part: Slice, where: str
     """What a column tells of the partition, and whether it is this one."""
     from pyspark.sql import functions as F
 
-    bounds = part.parts[dimension]
+    bounds = part.dimensions[dimension]
     if isinstance(bounds, TimeRange):
         return _in_time(F.col(column), frame.schema[column].dataType, bounds, column, where)
     return _equal(F.col(column), bounds)

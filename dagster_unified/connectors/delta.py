@@ -25,7 +25,7 @@ from dagster_unified.errors import PipelineError, SinkError, nearest
 from dagster_unified.graph.connectors import Guarantee, Target
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.graph.slices import WHOLE
-from dagster_unified.operators.layout import EMITTED, PART, TIMESTAMP
+from dagster_unified.operators.layout import EMITTED, PARTITION_INDEX, TIMESTAMP
 from dagster_unified.records import RecordType
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class DeltaSink(SparkSink[object]):
             remove_tree(staged)
         return WriteResult(str(self.path), writing.bytes)
 
-    def write_parts(self, frame: DataFrame, contexts: Sequence[WriteContext]) -> list[WriteResult] | None:
+    def write_partitions(self, frame: DataFrame, contexts: Sequence[WriteContext]) -> list[WriteResult] | None:
         """Writes in one Spark job and one transaction, which has the identity of every partition.
 
         Of an upsert's rows with one key, the later partition's is the last.
@@ -139,7 +139,7 @@ class DeltaSink(SparkSink[object]):
 
         if self.mode != "upsert" and self.path.protocol not in ("", "file"):
             return None
-        table = self._table(frame.drop(PART, EMITTED))
+        table = self._table(frame.drop(PARTITION_INDEX, EMITTED))
         writings = [_Writing.of(context) for context in contexts]
         due = {
             place: writing for place, writing in enumerate(writings) if table.transaction_version(writing.app) is None
@@ -151,16 +151,16 @@ class DeltaSink(SparkSink[object]):
         committed: list[_Writing] = []
         try:
             if due:
-                rows = frame.where(F.col(PART).isin(*due))
+                rows = frame.where(F.col(PARTITION_INDEX).isin(*due))
                 writer = (
                     self._last_per_key(rows).write
                     if self.mode == "upsert"
-                    else rows.write.partitionBy(PART, *self.partition_by)
+                    else rows.write.partitionBy(PARTITION_INDEX, *self.partition_by)
                 )
                 writer.mode("overwrite").parquet(for_spark(staged))
                 for place, folder in folders.items():
-                    if (staged / f"{PART}={place}").exists():
-                        (staged / f"{PART}={place}").rename(folder)
+                    if (staged / f"{PARTITION_INDEX}={place}").exists():
+                        (staged / f"{PARTITION_INDEX}={place}").rename(folder)
                         due[place].add(folder)
                 for place in due:
                     contexts[place].before_commit()
@@ -279,8 +279,8 @@ class DeltaSink(SparkSink[object]):
         """
         from pyspark.sql import functions as F
 
-        columns = [c for c in frame.columns if c not in (PART, TIMESTAMP, EMITTED)]
-        order = [F.col(name) for name in (PART, TIMESTAMP) if name in frame.columns]
+        columns = [c for c in frame.columns if c not in (PARTITION_INDEX, TIMESTAMP, EMITTED)]
+        order = [F.col(name) for name in (PARTITION_INDEX, TIMESTAMP) if name in frame.columns]
         numbered = frame if EMITTED in frame.columns else frame.withColumn(EMITTED, F.monotonically_increasing_id())
         last = numbered.groupBy(*self.key).agg(
             F.max_by(F.struct(*columns), F.struct(*order, F.col(EMITTED))).alias("__row")

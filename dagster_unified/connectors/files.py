@@ -29,7 +29,7 @@ from dagster_unified.graph.connectors import Boundedness, Guarantee, Target
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.graph.slices import WHOLE, Slice
 from dagster_unified.operators.functions.type_variables import Out
-from dagster_unified.operators.layout import PART
+from dagster_unified.operators.layout import PARTITION_INDEX
 from dagster_unified.records import RecordType, record_type
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class _FileSource(SparkSource[Out]):
     def _read(self, spark: SparkSession, paths: list[str]) -> DataFrame:
         """The rows of files, or of folders or patterns of them."""
 
-    def read_parts(self, spark: SparkSession, bounded: Sequence[SparkSource[Any]]) -> DataFrame:
+    def read_partitions(self, spark: SparkSession, bounded: Sequence[SparkSource[Any]]) -> DataFrame:
         """Reads in one scan; a file's path says which partition it is in.
 
         A scan for each partition would be planned and compiled by itself.
@@ -171,7 +171,7 @@ class _FileSource(SparkSource[Out]):
         from pyspark.sql import functions as F
 
         if self.template is None or self.partition_columns:
-            return super().read_parts(spark, bounded)
+            return super().read_partitions(spark, bounded)
         places: dict[str, int] = {}
         files: list[UPath] = []
         folders = False
@@ -188,7 +188,7 @@ class _FileSource(SparkSource[Out]):
             or not all(map(_PLAIN.fullmatch, places))
             or not self._alike(files)
         ):
-            return super().read_parts(spark, bounded)
+            return super().read_partitions(spark, bounded)
         by_path = F.create_map(*[F.lit(v) for path, place in places.items() for v in (path, place)])
         own = F.try_element_at(
             by_path, F.regexp_replace("_metadata.file_path", _SCHEME.pattern, "/" if not self.path.protocol else "")
@@ -196,7 +196,7 @@ class _FileSource(SparkSource[Out]):
         unknown = F.raise_error(
             F.concat(F.lit(f"source '{self.name}': a file of no partition: "), "_metadata.file_path")
         ).cast("int")
-        return self._read(spark, list(map(for_spark, files))).withColumn(PART, F.coalesce(own, unknown))
+        return self._read(spark, list(map(for_spark, files))).withColumn(PARTITION_INDEX, F.coalesce(own, unknown))
 
     def _alike(self, files: list[UPath]) -> bool:
         """Whether these are files, which can be read as one table."""
@@ -459,18 +459,18 @@ class FileSink(SparkSink[object]):
                 whole.unlink()
         return WriteResult(str(target), size_of(target))
 
-    def write_parts(self, frame: DataFrame, contexts: Sequence[WriteContext]) -> list[WriteResult] | None:
+    def write_partitions(self, frame: DataFrame, contexts: Sequence[WriteContext]) -> list[WriteResult] | None:
         staged = self.path / f".{uuid4().hex}"
         try:
-            self._writer(frame.write.partitionBy(PART)).save(for_spark(staged))
+            self._writer(frame.write.partitionBy(PARTITION_INDEX)).save(for_spark(staged))
             results = []
             for number, context in enumerate(contexts):
-                own = staged / f"{PART}={number}"
+                own = staged / f"{PARTITION_INDEX}={number}"
                 if own.exists():
                     (own / "_SUCCESS").touch()  # as Spark leaves it of a single one
                     results.append(self._put(own, context))
                 else:
-                    results.append(self.write(frame.drop(PART).limit(0), context))
+                    results.append(self.write(frame.drop(PARTITION_INDEX).limit(0), context))
             return results
         finally:
             remove_tree(staged)

@@ -61,7 +61,7 @@ class JobTime:
         return min(marks, default=None)
 
     def after(self, report: Report, now: int) -> ControlEvent | None:
-        """What is to be told after a micro-batch, if anything."""
+        """The control event to emit after a micro-batch, if any."""
         with self._lock:
             if report.metrics.last_event_times:
                 self._asked = now
@@ -77,7 +77,7 @@ class JobTime:
             return self._next(now)
 
     def tick(self, now: int) -> ControlEvent | None:
-        """What is to be told because time has passed, if anything."""
+        """The control event to emit because time has passed, if any."""
         with self._lock:
             if self._periodic and self._interval and now - self._asked >= self._interval:
                 self._ask(now)

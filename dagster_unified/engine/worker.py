@@ -17,7 +17,7 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.operators.drivers.batch import run_batch, spare_the_garbage_collector
 from dagster_unified.operators.drivers.ranges import run_range
 from dagster_unified.operators.functions.base import FIRST, Subtask
-from dagster_unified.operators.layout import PART_FIELD, combine, combined_schema, metrics_row
+from dagster_unified.operators.layout import PARTITION_INDEX_FIELD, combine, combined_schema, metrics_row
 from dagster_unified.operators.program.run import FLUSH
 from dagster_unified.operators.program.spec import Program
 
@@ -51,7 +51,9 @@ def run_partition(payload: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator
     size = 0
 
     def of(partition: int, batch: pa.RecordBatch) -> pa.RecordBatch:
-        return batch.append_column(PART_FIELD, pa.repeat(pa.scalar(partition, PART_FIELD.type), batch.num_rows))
+        return batch.append_column(
+            PARTITION_INDEX_FIELD, pa.repeat(pa.scalar(partition, PARTITION_INDEX_FIELD.type), batch.num_rows)
+        )
 
     def gathered() -> pa.RecordBatch:
         """What many key groups and partitions have emitted, a few rows each, in one batch."""

@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from dagster_unified.connectors.base import SparkSink, WriteContext, WriteResult
-from dagster_unified.engine.dataframe.regions import observed
+from dagster_unified.engine.dataframe.observations import observed
 from dagster_unified.errors import PipelineError, SinkError, UnifiedError
 from dagster_unified.graph.nodes import SinkNode
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR}
-"""Errors of a path that no further attempt mends, unlike a full disk or a lost connection."""
+"""Errors of a path that no further attempt fixes, unlike a full disk or a lost connection."""
 
 _CLOSED_IN_JAVA = re.compile(
     r"Mkdirs failed to create|mkdir of .* failed|Permission denied|Read-only file system|[Nn]ot a"
@@ -48,10 +48,10 @@ def write(node: SinkNode, frame: DataFrame, context: WriteContext) -> WriteResul
     return replace(result, rows=int(observed(counts).get("rows") or 0))
 
 
-def write_parts(node: SinkNode, frame: DataFrame, contexts: Sequence[WriteContext]) -> list[WriteResult] | None:
+def write_partitions(node: SinkNode, frame: DataFrame, contexts: Sequence[WriteContext]) -> list[WriteResult] | None:
     """Writes several partitions at once; None where the sink has to write them one by one."""
     with _named(node, contexts[0].pipeline):
-        return spark_sink(contexts[0].pipeline, node).write_parts(frame, contexts)
+        return spark_sink(contexts[0].pipeline, node).write_partitions(frame, contexts)
 
 
 def spark_sink(pipeline: str, node: SinkNode) -> SparkSink[Any]:

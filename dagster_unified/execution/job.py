@@ -18,7 +18,8 @@ from dagster_unified import settings
 from dagster_unified.engine import session
 from dagster_unified.engine.addresses import reach_master
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
-from dagster_unified.engine.batch.stage import Run, run_all
+from dagster_unified.engine.batch.run import Run
+from dagster_unified.engine.batch.stage import run_all
 from dagster_unified.engine.events import EpochCommitted, StageFinished
 from dagster_unified.engine.events import Event as JobEvent
 from dagster_unified.engine.interrupts import meanwhile

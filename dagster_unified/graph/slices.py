@@ -1,6 +1,6 @@
-"""The part of a pipeline's input that one run is for: what a partition is to the graph.
+"""The slice of a pipeline's input that one run is for: what a partition is to the graph.
 
-Knows neither Dagster's partitions nor how a source reads less than all of itself: it hands every source its part.
+Knows neither Dagster's partitions nor how a source reads less than all of itself: it bounds every source to the slice.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Slice:
     """
 
     key: str
-    parts: Mapping[str, TimeRange | str]
+    dimensions: Mapping[str, TimeRange | str]
 
     @property
     def name(self) -> str:
@@ -56,24 +56,23 @@ class Slice:
         return "%61ll" if self.key == WHOLE else quote(self.key, safe="=+")
 
     @property
-    def dimensions(self) -> Dimensions:
+    def shape(self) -> Dimensions:
         """What it has in common with the other partitions."""
-        return Dimensions(
-            tuple(self.parts), frozenset(name for name, part in self.parts.items() if isinstance(part, TimeRange))
-        )
+        in_time = (name for name, value in self.dimensions.items() if isinstance(value, TimeRange))
+        return Dimensions(tuple(self.dimensions), frozenset(in_time))
 
     def time(self) -> TimeRange | None:
         """Its range of time, where it has one."""
-        return next((p for p in self.parts.values() if isinstance(p, TimeRange)), None)
+        return next((value for value in self.dimensions.values() if isinstance(value, TimeRange)), None)
 
 
-def bound(graph: Graph, part: Slice | Dimensions) -> Graph:
+def bound(graph: Graph, partition: Slice | Dimensions) -> Graph:
     """The graph with every source bounded to a partition, or to one of which only the dimensions are known yet.
 
     Tables of lookups are read whole. Raises `PipelineError` that names the source which cannot be bounded.
     """
     try:
-        bounded = {n.id: replace(n, source=n.source.bounded_to(part)) for n in graph.sources}
+        bounded = {n.id: replace(n, source=n.source.bounded_to(partition)) for n in graph.sources}
     except PipelineError as error:
         raise PipelineError(f"{graph.name}: {error}") from error
     return replace(graph, nodes=tuple(bounded.get(n.id, n) for n in graph.nodes))

@@ -24,8 +24,8 @@ TIMESTAMP = "__ts"
 OUTPUT = "__o"
 """Which of several outputs a row belongs to."""
 
-PART = "__part"
-"""Where several partitions of the pipeline are processed together, the place among them of a row's own."""
+PARTITION_INDEX = "__partition"
+"""Where one job processes several partitions of the pipeline, the index of a row's own among them."""
 
 EMITTED = "__n"
 """In which order a task emitted its rows, where they are put into another and it matters."""
@@ -34,7 +34,7 @@ METRICS = "__m"
 """A partition's report, JSON, in a row of its own; null in every other row."""
 
 
-PART_FIELD = pa.field(PART, pa.int32())
+PARTITION_INDEX_FIELD = pa.field(PARTITION_INDEX, pa.int32())
 
 
 def key_column(index: int) -> str:

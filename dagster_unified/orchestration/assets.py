@@ -24,7 +24,8 @@ from dagster import (
 from dagster_unified.connectors.base import SparkSink
 from dagster_unified.engine import interrupts
 from dagster_unified.engine.batch.intermediates.store import Address
-from dagster_unified.engine.batch.stage import Carrying, Run, run_range
+from dagster_unified.engine.batch.run import Carrying, Run
+from dagster_unified.engine.batch.stage import run_partitions
 from dagster_unified.engine.events import Event, StageFinished, StageStarted
 from dagster_unified.engine.interrupts import Interrupts
 from dagster_unified.engine.malformed import diverting, in_batch
@@ -356,7 +357,7 @@ def run_steps(steps: "Sequence[_Step]") -> list[dict[str, Any]]:
     assert last.launched_region is not None
     with interrupts.listening() as asked:
         runs = [step.as_run(asked) for step in steps]
-        manifests = run_range(runs, last.launched_region.name, [step.find for step in steps])
+        manifests = run_partitions(runs, last.launched_region.name, [step.find for step in steps])
     previews = _previews(runs[-1], last.launched_region)  # of the table as it is now
     return [
         step.told(run, manifest, previews if step is last else {})

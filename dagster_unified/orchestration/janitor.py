@@ -33,7 +33,12 @@ from dagster import (
 )
 from pydantic import Field
 
-from dagster_unified.engine.batch.intermediates.retention import Budget, Stored, stored, to_free
+from dagster_unified.engine.batch.intermediates.retention import (
+    Budget,
+    StoredIntermediate,
+    stored_intermediates,
+    to_free,
+)
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.graph.plan import Plan
 from dagster_unified.orchestration._dagster_compat import BACKFILL_ID_TAG, BulkActionsFilter, BulkActionStatus
@@ -83,7 +88,11 @@ def janitor_job(
     def free(context: OpExecutionContext, config: JanitorConfig) -> None:
         store: IntermediateStore = context.resources.intermediates.store()
         readers = Readers(
-            context.instance, loaded.name, retention.failed_for, carried_over, list(stored(store, loaded.name))
+            context.instance,
+            loaded.name,
+            retention.failed_for,
+            carried_over,
+            list(stored_intermediates(store, loaded.name)),
         )
         freed = to_free(readers.found, loaded, retention.budget, time.time(), readers.may_write, readers.needs)
         for one in [] if config.dry_run else freed:
@@ -134,7 +143,7 @@ class Readers:
     carried_over: TimeWindowPartitionsDefinition | None
     """The partitions, where state is carried."""
 
-    found: list[Stored]
+    found: list[StoredIntermediate]
     _runs: dict[str, DagsterRun | None] = field(default_factory=dict)
 
     def may_write(self, run_id: str) -> bool:
@@ -142,7 +151,7 @@ class Readers:
         run = self._run(run_id)
         return run is not None and run.status in _UNFINISHED
 
-    def needs(self, one: Stored) -> bool:
+    def needs(self, one: StoredIntermediate) -> bool:
         """Whether somebody may still read an intermediate."""
         run = one.address.run
         others = [r for r in self._living if r.run_id != run]
@@ -198,9 +207,9 @@ class Readers:
         return run is not None and run.tags.get(BACKFILL_ID_TAG) in self._backfills
 
     @cached_property
-    def _latest(self) -> dict[tuple[str, str], Stored]:
+    def _latest(self) -> dict[tuple[str, str], StoredIntermediate]:
         """The newest intermediate of each stage and partition."""
-        found: dict[tuple[str, str], Stored] = {}
+        found: dict[tuple[str, str], StoredIntermediate] = {}
         for one in sorted((s for s in self.found if s.manifest is not None), key=lambda s: s.committed):
             found[(one.address.stage, one.address.partition)] = one
         return found
@@ -224,7 +233,7 @@ class Readers:
         return self._runs[run_id]
 
 
-def _table(freed: list[Stored]) -> MetadataValue:
+def _table(freed: list[StoredIntermediate]) -> MetadataValue:
     columns = [TableColumn("stage"), TableColumn("partition"), TableColumn("run"), TableColumn("bytes", "int")]
     records = [
         TableRecord(

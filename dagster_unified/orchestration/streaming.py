@@ -35,7 +35,7 @@ from dagster_unified.engine.events import EpochCommitted, Event
 from dagster_unified.engine.interrupts import Interrupts
 from dagster_unified.engine.malformed import Diverted, diverting, in_streaming
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory
-from dagster_unified.engine.streaming.desired import Status, ask, read_desired, read_status, tell
+from dagster_unified.engine.streaming.desired import Status, ask, read_desired, read_status, write_status
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.savepoint import interrupted
 from dagster_unified.errors import UnifiedError
@@ -228,7 +228,7 @@ class _Watcher:
         last = read_status(directory)
         self._signs = max(self._signs, last.number if last else 0) + 1
         busy = self._busy[1] if self._busy else None
-        tell(
+        write_status(
             directory,
             Status(self._signs, self._context.run_id, running.token, wall_clock(), epochs, busy, self._trend.watermark),
         )

@@ -40,7 +40,7 @@ def csv(folder, name, *lines):
 
 
 def amounts(spark, source, part):
-    return sorted(r.amount for r in source.bounded_to(part).read_part(spark).collect())
+    return sorted(r.amount for r in source.bounded_to(part).read_partition(spark).collect())
 
 
 def test_a_path_template_names_the_files_of_a_partition(spark, tmp_path):
@@ -83,7 +83,7 @@ def test_a_text_field_tells_the_partition_in_its_time_zone(spark, tmp_path):
     source = CsvSource(csv(tmp_path, "sales.csv", *lines), Sale).partitioned_by("at")
     assert amounts(spark, source, MAY) == [2, 3]
     assert amounts(spark, source, slice_of(DAILY, "2013-05-02")) == [4, 5]
-    assert sorted(r.amount for r in source.read_part(spark).collect()) == [1, 2, 3, 4, 5]
+    assert sorted(r.amount for r in source.read_partition(spark).collect()) == [1, 2, 3, 4, 5]
 
 
 def test_every_row_is_in_one_partition_when_clocks_change(spark, tmp_path):
@@ -120,7 +120,7 @@ def test_datetimes_dates_and_milliseconds_tell_the_partition_and_parquet_skips_t
     rows = [Typed(m, m.date(), int(m.timestamp() * 1000)) for m in moments]
     kind = record_type(Typed, "here")
     pq.write_table(pa.Table.from_batches([kind.to_batch(rows)]), tmp_path / "t.parquet", row_group_size=1)
-    frame = ParquetSource(str(tmp_path), Typed).partitioned_by(field).bounded_to(MAY).read_part(spark)
+    frame = ParquetSource(str(tmp_path), Typed).partitioned_by(field).bounded_to(MAY).read_partition(spark)
     assert [r.day for r in frame.collect()] == [date(2013, 5, 1)]
     assert "PushedFilters: [Or(" in frame._jdf.queryExecution().toString()
 
@@ -140,7 +140,7 @@ def test_dates_do_not_tell_hours_and_numbers_of_the_wrong_kind_do_not_tell_time(
     with pytest.raises(
         PipelineError, match="field 'day' is a date, which cannot tell partitions that are shorter than a day"
     ):
-        ParquetSource(str(tmp_path), Typed).partitioned_by("day").bounded_to(hour).read_part(spark)
+        ParquetSource(str(tmp_path), Typed).partitioned_by("day").bounded_to(hour).read_partition(spark)
 
 
 def test_static_keys_and_several_dimensions(spark, tmp_path):
@@ -167,14 +167,14 @@ def test_static_keys_and_several_dimensions(spark, tmp_path):
 def test_a_row_whose_partition_cannot_be_told_is_malformed_and_not_lost(spark, tmp_path):
     folder = csv(tmp_path, "s.csv", "north,2013-05-01T12:00:00Z,1", "south,soon,2")
     diverting = CsvSource(folder, Sale, on_malformed="divert").partitioned_by("at").bounded_to(MAY)
-    rows = diverting.read_part(spark).collect()
+    rows = diverting.read_partition(spark).collect()
     assert [(r.amount, r[MALFORMED].reason if r[MALFORMED] else None) for r in sorted(rows)] == [
         (1, None),
         (2, "field 'at' does not tell the partition"),
     ]
     failing = CsvSource(folder, Sale, name="sales").partitioned_by("at").bounded_to(MAY)
     with pytest.raises(Exception, match="field 'at' does not tell the partition") as raised:
-        failing.read_part(spark).collect()
+        failing.read_partition(spark).collect()
     pipeline = Pipeline("daily")
     pipeline.from_source(failing).print()
     error = translated(raised.value, pipeline.plan(), "sales", spark)

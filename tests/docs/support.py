@@ -49,8 +49,7 @@ from dagster_unified.api import (
 )
 from dagster_unified.api import functions as F
 from dagster_unified.cli import app
-from dagster_unified.engine.streaming.job import queries
-from dagster_unified.engine.streaming.topology import Lanes, topology
+from dagster_unified.engine.streaming.topology import Lanes, queries, topology
 from dagster_unified.engine.translate import runs_in_python
 from dagster_unified.errors import UnifiedError
 from dagster_unified.graph.carry import carrying

@@ -11,7 +11,8 @@ import pytest
 from deltalake import DeltaTable
 
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
-from dagster_unified.engine.batch.stage import Run, run_all
+from dagster_unified.engine.batch.run import Run
+from dagster_unified.engine.batch.stage import run_all
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from jobs.data import flights_csv
 

@@ -23,7 +23,8 @@ from dagster_unified.api import (
 )
 from dagster_unified.api import functions as F
 from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore
-from dagster_unified.engine.batch.stage import Carrying, Run, run_all, run_range
+from dagster_unified.engine.batch.run import Carrying, Run
+from dagster_unified.engine.batch.stage import run_all, run_partitions
 from dagster_unified.errors import CarriedStateError, StateError, UnsupportedError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
@@ -201,7 +202,7 @@ class Days:
         runs = [self._run(pipeline, day, run_id) for day in days]
         finds = [lambda region, run=run: self.store.find(run.address(region)) for run in runs]
         for region in runs[0].plan.regions:
-            run_range(runs, region.name, finds)
+            run_partitions(runs, region.name, finds)
 
     def _run(self, pipeline, day, run_id):
         part = slice_of(PARTITIONS, day)

@@ -12,9 +12,10 @@ from deltalake import DeltaTable
 
 from dagster_unified.api import CollectionSource, CsvSource, DeltaSink, FileSink, ParquetSource, Pipeline, RateSource
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
-from dagster_unified.engine.batch.stage import Run, run_all
+from dagster_unified.engine.batch.run import Run
+from dagster_unified.engine.batch.stage import run_all
 from dagster_unified.engine.events import EpochCommitted
-from dagster_unified.engine.streaming import frames
+from dagster_unified.engine.streaming import tables
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import PipelineError, RecordTypeError
 from dagster_unified.records import record_type
@@ -140,13 +141,13 @@ def test_a_table_that_changes_is_seen_by_the_micro_batches_after(spark, tmp_path
         lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None,
     )
     listed = []
-    read_again = frames.read_again
+    refresh = tables.refresh
 
-    def listening(tables):
-        read_again(tables)
+    def listening(read):
+        refresh(read)
         listed.append((tmp_path / "airports/1.parquet").exists())
 
-    monkeypatch.setattr(frames, "read_again", listening)
+    monkeypatch.setattr(tables, "refresh", listening)
     changed, asked = [], []
 
     def stopped():

@@ -30,7 +30,8 @@ from dagster_unified.api import (
 )
 from dagster_unified.api import functions as F
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
-from dagster_unified.engine.batch.stage import Run, run_all, run_range
+from dagster_unified.engine.batch.run import Run
+from dagster_unified.engine.batch.stage import run_all, run_partitions
 from dagster_unified.engine.events import StageFinished
 from dagster_unified.errors import MalformedInputError, PipelineError, UserFunctionError
 from dagster_unified.graph.options import Configuration
@@ -246,7 +247,7 @@ class Range:
     def together(self, pipeline, keys, run_id="run"):
         runs = self.runs(pipeline, keys, run_id)
         finds = [lambda region, run=run: self.store.find(run.address(region)) for run in runs]
-        return {region.name: run_range(runs, region.name, finds) for region in runs[0].plan.regions}
+        return {region.name: run_partitions(runs, region.name, finds) for region in runs[0].plan.regions}
 
     def one_by_one(self, pipeline, keys, run_id="run"):
         each = [run_all(run) for run in self.runs(pipeline, keys, run_id)]
@@ -409,9 +410,9 @@ def test_intermediates_that_are_lost_are_made_again_for_their_partitions(spark, 
         shutil.rmtree(tmp_path / "store" / "ranges" / first / day)
     runs = [replace(run, observe=observe, execution=f"again {run.partition}") for run in ranges.runs(pipeline, DAYS)]
     finds = [lambda region, run=run: ranges.store.find(run.address(region)) for run in runs]
-    run_range(runs, second, finds)
+    run_partitions(runs, second, finds)
     assert made == [(first, DAYS[0], 2), (first, DAYS[1], 2), (first, DAYS[3], 1)]
-    run_range(runs, last, finds)
+    run_partitions(runs, last, finds)
     assert files(tmp_path / "out") == whole
 
 

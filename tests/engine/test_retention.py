@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from dagster_unified.api import Pipeline
-from dagster_unified.engine.batch.intermediates.retention import Budget, stored, to_free
+from dagster_unified.engine.batch.intermediates.retention import Budget, stored_intermediates, to_free
 from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore, Manifest, StoredFile
 from dagster_unified.errors import ConfigurationError
 
@@ -46,7 +46,7 @@ def put(store, stage, run, size=10, created=0.0, partition="all"):
 
 
 def freed(store, budget, now=100.0, running=(), needed=lambda one: False):
-    found = to_free(stored(store, "p"), PLAN, budget, now, lambda run: run in running, needed)
+    found = to_free(stored_intermediates(store, "p"), PLAN, budget, now, lambda run: run in running, needed)
     return [(s.address.run, s.address.stage) for s in found]
 
 
@@ -107,9 +107,9 @@ def test_what_a_dead_run_left_of_an_attempt_goes_at_once_and_that_of_a_living_on
 
 def test_removal_leaves_nothing(store):
     put(store, "first", "run")
-    (one,) = stored(store, "p")
+    (one,) = stored_intermediates(store, "p")
     store.remove(one.address)
-    assert list(stored(store, "p")) == []
+    assert list(stored_intermediates(store, "p")) == []
 
 
 def test_a_budget_that_cannot_be_is_an_error():

@@ -6,7 +6,7 @@ import pytest
 
 from dagster_unified.api import Pipeline
 from dagster_unified.api import functions as F
-from dagster_unified.engine.streaming.job import queries
+from dagster_unified.engine.streaming.topology import queries
 from dagster_unified.errors import UnsupportedError
 
 STREAMING = {"execution.runtime-mode": "STREAMING"}

@@ -13,7 +13,7 @@ from dagster_unified.operators.drivers.carried import GROUP, PAGE, STATE
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.drivers.ranges import run_range
 from dagster_unified.operators.keyed import KeyedProcessStep
-from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, PART, StreamLayout
+from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, PARTITION_INDEX, StreamLayout
 from dagster_unified.operators.program.spec import CarryOver, KeyedInput, Output, Program
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.records import record_type
@@ -85,7 +85,11 @@ given_rows = st.lists(
 def test_each_partition_is_as_if_it_were_alone(rows, size):
     plain = pa.schema([("key", pa.string()), ("value", pa.int64())])
     ordered = sorted(rows, key=lambda r: (r[0], r[1].key))
-    together = cut([{**r._asdict(), PART: part} for part, r in ordered], plain.append(pa.field(PART, pa.int32())), size)
+    together = cut(
+        [{**r._asdict(), PARTITION_INDEX: part} for part, r in ordered],
+        plain.append(pa.field(PARTITION_INDEX, pa.int32())),
+        size,
+    )
     alone = [
         (part, run_batch(program(), cut([r._asdict() for p, r in ordered if p == part], plain, size)))
         for part in range(PARTITIONS)
@@ -126,11 +130,11 @@ def test_carried_state_goes_on_from_partition_to_partition(rows, size, marks, en
                 GROUP: g,
                 PAGE: s and s.page,
                 STATE: s and s.state,
-                **({PART: p} if beside else {}),
+                **({PARTITION_INDEX: p} if beside else {}),
             }
             for g, p, s, r in ordered
         ]
-        return cut(shaped, pa.schema([*columns, *([(PART, pa.int32())] if beside else [])]), size)
+        return cut(shaped, pa.schema([*columns, *([(PARTITION_INDEX, pa.int32())] if beside else [])]), size)
 
     expected, state = {}, []
     for part in range(PARTITIONS):

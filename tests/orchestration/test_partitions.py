@@ -220,13 +220,13 @@ def test_definitions_name_a_source_that_cannot_be_bounded_and_an_upstream_that_i
 def test_a_time_zone_may_be_given_beside_the_partitions():
     daily = in_zone("days", DailyPartitionsDefinition("2013-03-09", end_date="2013-03-12"), "America/New_York")
     assert daily.get_partition_keys() == DAYS
-    day = slice_of(daily, "2013-03-10").parts[""]
+    day = slice_of(daily, "2013-03-10").dimensions[""]
     assert (day.start.isoformat(), day.end - day.start) == ("2013-03-10T00:00:00-05:00", timedelta(hours=23))
     both = MultiPartitionsDefinition(
         {"day": DailyPartitionsDefinition("2013-03-09"), "shop": StaticPartitionsDefinition(["north"])}
     )
     part = slice_of(in_zone("days", both, "Europe/Vienna"), "2013-03-31|north")
-    assert part.parts["day"].end.isoformat() == "2013-04-01T00:00:00+02:00"
+    assert part.dimensions["day"].end.isoformat() == "2013-04-01T00:00:00+02:00"
     assert in_zone("days", DAILY, "America/New_York") is DAILY
 
 

@@ -1,4 +1,4 @@
-"""Holds what a streaming sink has against what BATCH makes of the same slice of the input: two tables, row by row."""
+"""Compares what a streaming sink holds with what BATCH computes from the same slice of the input, row by row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from dagster_unified.connectors.base import SparkSink
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
-from dagster_unified.engine.batch.stage import Run, run_all
+from dagster_unified.engine.batch.run import Run
+from dagster_unified.engine.batch.stage import run_all
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph.nodes import Graph
 from dagster_unified.graph.options import Configuration
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Difference:
-    """A row that the tables do not share, by what identifies it: as BATCH has it, and as the sink's table does; None
-    where there is none.
+    """A row that only one of the tables has, or that differs, by its key.
+
+    `batch` is the row as BATCH has it, `table` as the sink's table has it; None where there is none.
     """
 
     key: str
@@ -44,11 +46,9 @@ class Comparison:
 
 
 def batch_tables(
-    graph: Graph, part: Slice | None, options: Mapping[str, Any], spark: SparkSession, folder: str
+    graph: Graph, partition: Slice | None, options: Mapping[str, Any], spark: SparkSession, folder: str
 ) -> dict[str, pa.Table]:
-    """Runs the pipeline in BATCH over a slice of its input, into tables of its own below `folder`; gives each
-    sink's.
-    """
+    """Run the pipeline in BATCH over a slice of its input, into tables of its own below `folder`, by sink."""
     sinks = {}
     nodes = list(graph.nodes)
     for node in graph.sinks:
@@ -61,7 +61,7 @@ def batch_tables(
         nodes[node.id], sinks[node.name] = replace(node, sink=moved), moved
     moved_graph = replace(graph, nodes=tuple(nodes))
     planned = plan(
-        moved_graph if part is None else bound(moved_graph, part),
+        moved_graph if partition is None else bound(moved_graph, partition),
         Configuration.of({**options, "execution.runtime-mode": "BATCH"}),
     )
     run_all(Run(planned, spark, IntermediateStore(f"{folder}/intermediates"), "parity", "parity"))

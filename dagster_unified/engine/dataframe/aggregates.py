@@ -1,19 +1,22 @@
-"""Column aggregates that go on from partition to partition: taken apart into parts that can be merged, such as a sum
-and a count.
+"""Column aggregates that go on from partition to partition.
 
-Knows expressions and Spark's DataFrame API. The parts of a key lie in a row of state as JSON, by name, so that they can
-be read.
+They are split into partials that can be merged, such as a sum and a count.
+
+Knows expressions and Spark's DataFrame API. The partials of a key are stored in a row of state as JSON, by name, so
+that people can read them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dagster_unified.engine.dataframe.columns import spark_column
+from dagster_unified.engine.dataframe.partitions import PartitionAxis
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph.expressions import Column as Recorded
-from dagster_unified.operators.layout import CARRIED_LAYOUT, PART
+from dagster_unified.operators.layout import CARRIED_LAYOUT, PARTITION_INDEX
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -23,14 +26,19 @@ MERGED_BY = {
     "bool_or",
     "some": "bool_or", "bit_and": "bit_and", "bit_or": "bit_or", "bit_xor": "bit_xor", "count_if": "sum",
 }  # fmt: skip
-"""Aggregates whose results over parts give the one over all, and by what."""
+"""How the results of an aggregate over subsets merge into the result over all."""
 
 _MEANS = ("avg", "mean")
 _FORMAT = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"}
-_TOLD, _TOLD_IN, _UNTIL = "__told", "__told_in", "__until"
-"""Of the merged parts of a key after some partition: whether its aggregates are told, in which partition, and the first
-partition that they are not the state before.
-"""
+
+_EMIT = "__emit"
+"""Of a key's merged partials as of some partition: whether a partition emits their aggregates."""
+
+_EMIT_IN = "__emit_in"
+"""The index of the partition that emits them."""
+
+_STATE_UNTIL = "__state_until"
+"""The first partition that does not begin with them as its state."""
 
 
 @dataclass(frozen=True)
@@ -38,49 +46,46 @@ class Closing:
     """When keys are complete, as windows are by event time. Milliseconds since the epoch."""
 
     last: Column
-    """A key's last moment."""
+    """The last moment that belongs to a key."""
 
     begin: int
-    """The watermark that the partition before ended with."""
+    """The watermark at the end of the partition before the first."""
 
     ends: Sequence[int]
-    """The watermarks that the partitions end with."""
+    """The watermark at the end of each partition."""
 
 
 @dataclass(frozen=True)
 class CarriedAggregate:
-    """The merged parts of every key, and what the aggregates are in terms of them."""
+    """The merged partials of every key, and the aggregates in terms of them."""
 
     frame: DataFrame
     keys: Sequence[str]
-    parts: Sequence[str]
+    partials: Sequence[str]
     results: Sequence[Recorded]
-    beside: Sequence[str] = ()
+    axis: PartitionAxis
 
-    def finished(self, column: Callable[[object], Column]) -> DataFrame:
-        """The aggregates of the keys that a partition has; or, where keys are completed, of those that it completes."""
+    def finished(self) -> DataFrame:
+        """The aggregates that partitions emit: of the keys in them or, with `Closing`, of those that they complete."""
         from pyspark.sql import functions as F
 
-        told = self.frame.where(_TOLD)
-        return told.select(
-            *self.keys, *map(column, self.results), *(F.col(_TOLD_IN).alias(name) for name in self.beside)
+        emitted = self.frame.where(_EMIT)
+        return emitted.select(
+            *self.keys, *map(spark_column, self.results), *(F.col(_EMIT_IN).alias(name) for name in self.axis.columns)
         )
 
     def state(self) -> DataFrame:
-        """What goes on to the next partition, in the columns of `CARRIED_LAYOUT`; of several partitions, what goes on
-        from each.
-        """
+        """The state after each partition, in the columns of `CARRIED_LAYOUT`."""
         from pyspark.sql import functions as F
 
-        first = F.greatest(F.col(PART), F.lit(0))
-        frame = self.frame.where(F.col(_UNTIL) > first).withColumn(
-            PART, F.explode(F.sequence(first, F.col(_UNTIL) - 1))
+        first = F.greatest(F.col(PARTITION_INDEX), F.lit(0))
+        frame = self.frame.where(F.col(_STATE_UNTIL) > first).withColumn(
+            PARTITION_INDEX, F.explode(F.sequence(first, F.col(_STATE_UNTIL) - 1))
         )
-        whole = F.to_json(F.struct(*self.keys, *self.parts), _FORMAT).cast("binary")
+        whole = F.to_json(F.struct(*self.keys, *self.partials), _FORMAT).cast("binary")
         columns = (F.lit(0).cast("bigint"), F.lit(0).cast("bigint"), whole)
-        return frame.select(
-            *[c.alias(name) for c, name in zip(columns, CARRIED_LAYOUT.schema.names, strict=True)], *self.beside
-        )
+        named = [c.alias(name) for c, name in zip(columns, CARRIED_LAYOUT.schema.names, strict=True)]
+        return frame.select(*named, *self.axis.columns)
 
 
 def carried_aggregate(
@@ -88,61 +93,65 @@ def carried_aggregate(
     frame: DataFrame,
     keys: Sequence[str],
     columns: Sequence[object],
-    column: Callable[[object], Column],
     before: DataFrame | None,
-    several: int,
+    axis: PartitionAxis,
     closing: Closing | None = None,
 ) -> CarriedAggregate:
-    """Aggregates a partition, or `several`, and merges what the partition before left.
+    """Aggregate the rows of each partition, and merge the state `before` the first.
 
-    With `closing`, keys are told and forgotten when they are complete, and rows that come later are dropped; else every
-    partition tells the keys that it has, and all are kept. Raises `UnsupportedError` naming an aggregate that has no
-    such parts.
+    With `closing`, a key is emitted and forgotten once it is complete, and its later rows are dropped. Without it, each
+    partition emits the keys that it has rows of, and all keys are kept. Raises `UnsupportedError` for an aggregate
+    without partials, naming it.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    beside = [PART] if several > 1 else []
-    parts: dict[str, tuple[Recorded, str]] = {}
-    results = [_apart(c, parts, where) for c in columns]
-    own = frame.groupBy(*keys, *beside).agg(*[column(part).alias(name) for name, (part, _) in parts.items()])
-    if not beside:
-        own = own.withColumn(PART, F.lit(0))
-    complete = F.lit(several)
+    partials: dict[str, tuple[Recorded, str]] = {}
+    results = [_split(c, partials, where) for c in columns]
+    sums = [spark_column(partial).alias(name) for name, (partial, _) in partials.items()]
+    own = frame.groupBy(*keys, *axis.columns).agg(*sums)
+    if not axis.enabled:
+        own = own.withColumn(PARTITION_INDEX, F.lit(0))
+    complete = F.lit(axis.count)
     if closing is not None:
-        for place, end in reversed(list(enumerate(closing.ends))):
-            complete = F.when(closing.last <= end, place).otherwise(complete)
-        own = own.where((closing.last > closing.begin) & (F.col(PART) <= complete))
+        for index, end in reversed(list(enumerate(closing.ends))):
+            complete = F.when(closing.last <= end, index).otherwise(complete)
+        own = own.where((closing.last > closing.begin) & (F.col(PARTITION_INDEX) <= complete))
     merged = own
     if before is not None:
         held = before.select(
-            F.from_json(F.col("state").cast("string"), own.drop(PART).schema, _FORMAT).alias("s")
+            F.from_json(F.col("state").cast("string"), own.drop(PARTITION_INDEX).schema, _FORMAT).alias("s")
         ).select("s.*")
-        merged = own.unionByName(held.withColumn(PART, F.lit(-1)))
-    in_order = Window.partitionBy(*keys).orderBy(PART)
+        merged = own.unionByName(held.withColumn(PARTITION_INDEX, F.lit(-1)))
+    in_order = Window.partitionBy(*keys).orderBy(PARTITION_INDEX)
     so_far = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     values = [
-        getattr(F, by)(name).over(so_far).cast(own.schema[name].dataType).alias(name) for name, (_, by) in parts.items()
+        getattr(F, by)(name).over(so_far).cast(own.schema[name].dataType).alias(name)
+        for name, (_, by) in partials.items()
     ]
-    following = F.lead(PART).over(in_order)
-    told = F.col(PART) >= 0 if closing is None else following.isNull() & (complete < several)
-    told_in = F.col(PART) if closing is None else complete
-    until = F.least(F.coalesce(following, F.lit(several)), complete)
-    rows = merged.select(*keys, PART, *values, told.alias(_TOLD), told_in.alias(_TOLD_IN), until.alias(_UNTIL))
-    return CarriedAggregate(rows, keys, list(parts), results, beside)
+    following = F.lead(PARTITION_INDEX).over(in_order)
+    if closing is None:
+        emit, emit_in = F.col(PARTITION_INDEX) >= 0, F.col(PARTITION_INDEX)
+    else:
+        emit, emit_in = following.isNull() & (complete < axis.count), complete
+    until = F.least(F.coalesce(following, F.lit(axis.count)), complete)
+    rows = merged.select(
+        *keys, PARTITION_INDEX, *values, emit.alias(_EMIT), emit_in.alias(_EMIT_IN), until.alias(_STATE_UNTIL)
+    )
+    return CarriedAggregate(rows, keys, list(partials), results, axis)
 
 
-def _apart(expression: object, parts: dict[str, tuple[Recorded, str]], where: str) -> Recorded:
-    """The expression over merged parts, which are collected in `parts` with what merges them."""
+def _split(expression: object, partials: dict[str, tuple[Recorded, str]], where: str) -> Recorded:
+    """The expression over merged partials; adds them to `partials`, each with the function that merges it."""
     if not isinstance(expression, Recorded):
         raise UnsupportedError(
             f"{where}: carry_state cannot take apart {expression!r}; write it with dagster_unified.api.functions"
         )
     if expression.target is None and expression.name in MERGED_BY:
-        return _part(expression, MERGED_BY[expression.name], parts)
+        return _partial(expression, MERGED_BY[expression.name], partials)
     if expression.target is None and expression.name in _MEANS:
         total, count = (Recorded(None, name, expression.arguments) for name in ("sum", "count"))
-        return Recorded(_part(total, "sum", parts), "__truediv__", (_part(count, "sum", parts),))
+        return Recorded(_partial(total, "sum", partials), "__truediv__", (_partial(count, "sum", partials),))
     if expression.target is None and expression.name in ("lit", "expr", "col", "column"):
         if expression.name == "lit":
             return expression
@@ -155,19 +164,19 @@ def _apart(expression: object, parts: dict[str, tuple[Recorded, str]], where: st
             f"{where}: carry_state cannot hand on {expression!r} from partition to partition; it can {known}, or use"
             " reduce or process"
         )
-    target = None if expression.target is None else _apart(expression.target, parts, where)
-    arguments = tuple(_apart(a, parts, where) if isinstance(a, Recorded) else a for a in expression.arguments)
+    target = None if expression.target is None else _split(expression.target, partials, where)
+    arguments = tuple(_split(a, partials, where) if isinstance(a, Recorded) else a for a in expression.arguments)
     return Recorded(target, expression.name, arguments, expression.options)
 
 
 def _aggregates(expression: Recorded) -> bool:
-    """Whether there is an aggregate in it that has parts."""
+    """Whether it contains an aggregate that has partials."""
     if expression.target is None and expression.name in (*MERGED_BY, *_MEANS):
         return True
     return any(_aggregates(e) for e in (expression.target, *expression.arguments) if isinstance(e, Recorded))
 
 
-def _part(expression: Recorded, by: str, parts: dict[str, tuple[Recorded, str]]) -> Recorded:
+def _partial(expression: Recorded, by: str, partials: dict[str, tuple[Recorded, str]]) -> Recorded:
     name = repr(expression)
-    parts.setdefault(name, (expression, by))
+    partials.setdefault(name, (expression, by))
     return Recorded(None, "col", (f"`{name.replace('`', '``')}`",))

@@ -5,7 +5,7 @@ Knows nodes and Spark's DataFrame API; not how a node's input comes to be, nor r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,10 @@ import pyarrow as pa
 
 from dagster_unified.connectors.base import SparkSource, spark_schema
 from dagster_unified.engine.dataframe.aggregates import CarriedAggregate, Closing, carried_aggregate
+from dagster_unified.engine.dataframe.columns import all_set, spark_column
+from dagster_unified.engine.dataframe.partitions import PartitionAxis
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.expressions import Column as Recorded
 from dagster_unified.graph.nodes import BOUNDS
 from dagster_unified.operators.layout import TIMESTAMP
 from dagster_unified.operators.windows.assigners import AlignedEventTimeWindows, EventTimeSessionWindows, WindowAssigner
@@ -39,77 +40,68 @@ class Natives:
     tables: list[DataFrame] = field(default_factory=list)
     """What lookups read."""
 
-    def aggregate(self, node: g.AggregateNode, frame: DataFrame, beside: Sequence[str] = ()) -> DataFrame:
-        """Column aggregates per key, and per value of the columns `beside`, which stay."""
-        checked = self._checked(frame, node, node.key.fields, "a key is None; filter such records out before key_by")
-        return self._typed(node, checked.groupBy(*node.key.fields, *beside).agg(*map(_column, node.columns)), beside)
+    def aggregate(self, node: g.AggregateNode, frame: DataFrame, pass_through: Sequence[str] = ()) -> DataFrame:
+        """Column aggregates per key, and per value of the pass-through columns."""
+        checked = self._keyed(node, frame)
+        found = checked.groupBy(*node.key.fields, *pass_through).agg(*map(spark_column, node.columns))
+        return self._typed(node, found, pass_through)
 
     def carried_aggregate(
-        self, node: g.AggregateNode, frame: DataFrame, before: DataFrame | None, parts: int
+        self, node: g.AggregateNode, frame: DataFrame, before: DataFrame | None, axis: PartitionAxis
     ) -> CarriedAggregate:
-        """Column aggregates per key that go on from what the partition before left, over one or several `parts`."""
-        checked = self._checked(frame, node, node.key.fields, "a key is None; filter such records out before key_by")
-        return carried_aggregate(
-            f"{self.pipeline}: operator '{node.name}'", checked, node.key.fields, node.columns, _column, before, parts
-        )
+        """Column aggregates per key that start from the state `before` the first partition."""
+        where = f"{self.pipeline}: operator '{node.name}'"
+        return carried_aggregate(where, self._keyed(node, frame), node.key.fields, node.columns, before, axis)
 
     def finished(self, node: g.AggregateNode, held: CarriedAggregate) -> DataFrame:
-        """The aggregates of the keys that this partition has."""
-        return self._typed(node, held.finished(_column), held.beside)
+        """The aggregates of the keys that a partition has."""
+        return self._typed(node, held.finished(), held.axis.columns)
 
-    def windows(
+    def windows(self, node: g.WindowAggregateNode, moments: DataFrame, pass_through: Sequence[str] = ()) -> DataFrame:
+        """Column aggregates per key and window, of rows with their `moments`.
+
+        There is one result for each value of the pass-through columns as well.
+
+        A result has the window's last moment as its event time.
+        """
+        window = _window(node.assigner).alias(WINDOW)
+        found = moments.groupBy(*node.key.fields, *pass_through, window).agg(*map(spark_column, node.columns))
+        return self._with_bounds(node, found, pass_through)
+
+    def carried_windows(
         self,
         node: g.WindowAggregateNode,
         frame: DataFrame,
-        timed: Callable[[DataFrame], DataFrame],
-        beside: Sequence[str] = (),
-    ) -> DataFrame:
-        """Column aggregates per key and window, and per value of the columns `beside`. A result has the window's last
-        moment as its event time.
-
-        `timed` is given the rows with their moments, before they are put into windows.
-        """
-        rows = timed(self._moments(node, frame))
-        found = rows.groupBy(*node.key.fields, *beside, _window(node.assigner).alias(WINDOW)).agg(
-            *map(_column, node.columns)
-        )
-        return self._with_bounds(node, found, beside)
-
-    def carried_windows(
-        self, node: g.WindowAggregateNode, frame: DataFrame, before: DataFrame | None, begin: int, ends: Sequence[int]
+        before: DataFrame | None,
+        begin: int,
+        ends: Sequence[int],
+        axis: PartitionAxis,
     ) -> CarriedAggregate:
-        """Column aggregates per key and window, of windows that may be open from partition to partition; `begin` and
-        `ends` are the partitions' watermarks.
+        """Column aggregates per key and window, of windows that may stay open from partition to partition.
+
+        `begin` and `ends` are the partitions' watermarks.
         """
         from pyspark.sql import functions as F
 
-        rows = self._moments(node, frame).withColumn(WINDOW, _window(node.assigner))
+        rows = self.moments(node, frame).withColumn(WINDOW, _window(node.assigner))
+        where, keys = f"{self.pipeline}: operator '{node.name}'", [*node.key.fields, WINDOW]
         closing = Closing(F.unix_millis(f"{WINDOW}.end") - 1, begin, ends)
-        return carried_aggregate(
-            f"{self.pipeline}: operator '{node.name}'",
-            rows,
-            [*node.key.fields, WINDOW],
-            node.columns,
-            _column,
-            before,
-            len(ends),
-            closing,
-        )
+        return carried_aggregate(where, rows, keys, node.columns, before, axis, closing)
 
     def closed(self, node: g.WindowAggregateNode, held: CarriedAggregate) -> DataFrame:
         """The windows that a partition closes."""
-        return self._with_bounds(node, held.finished(_column), held.beside)
+        return self._with_bounds(node, held.finished(), held.axis.columns)
 
-    def _moments(self, node: g.WindowAggregateNode, frame: DataFrame) -> DataFrame:
-        """Rows with what puts them into windows."""
+    def moments(self, node: g.WindowAggregateNode, frame: DataFrame) -> DataFrame:
+        """Rows with `MOMENT`, by which Catalyst puts them into windows."""
         from pyspark.sql import functions as F
 
-        checked = self._checked(frame, node, node.key.fields, "a key is None; filter such records out before key_by")
+        checked = self._keyed(node, frame)
         # Not as a condition: Spark drops rows without a moment itself, before conditions that come after its own.
         missing = self.raised(node, "a record has no event time; assign timestamps before the window")
         return checked.withColumn(MOMENT, F.coalesce(F.timestamp_millis(TIMESTAMP), missing.cast("timestamp")))
 
-    def _with_bounds(self, node: g.WindowAggregateNode, found: DataFrame, beside: Sequence[str]) -> DataFrame:
+    def _with_bounds(self, node: g.WindowAggregateNode, found: DataFrame, pass_through: Sequence[str]) -> DataFrame:
         """Results with the bounds of their windows, as far as the records have them."""
         from pyspark.sql import functions as F
 
@@ -120,36 +112,36 @@ class Natives:
                 found = found.withColumn(
                     name, F.unix_millis(bound) if pa.types.is_integer(node.records.schema.field(name).type) else bound
                 )
-        return self._typed(node, found.withColumn(TIMESTAMP, F.unix_millis(f"{WINDOW}.end") - 1), [TIMESTAMP, *beside])
+        timed = found.withColumn(TIMESTAMP, F.unix_millis(f"{WINDOW}.end") - 1)
+        return self._typed(node, timed, [TIMESTAMP, *pass_through])
 
     def operation(
-        self, node: g.NativeNode, frame: DataFrame, kept: Sequence[str], others: Column | None = None
+        self, node: g.NativeNode, frame: DataFrame, pass_through: Sequence[str] = (), others: Column | None = None
     ) -> DataFrame:
         """A native operator on columns.
 
-        The columns `kept` stay beside the result; rows for which `others` holds are not its rows, and stay.
+        The event time and the pass-through columns stay; rows for which `others` holds are not its rows, and stay.
         """
         from pyspark.sql import functions as F
 
         assert node.records is not None
+        timestamp = [TIMESTAMP] if node.timestamped and TIMESTAMP in frame.columns else []
+        kept = [*timestamp, *pass_through]
         if isinstance(node, g.WhereNode):
-            condition = _column(node.columns[0])
+            condition = spark_column(node.columns[0])
             return frame.where(condition if others is None else others | condition)
         if isinstance(node, g.SelectNode):
-            named = [*node.records.names, *kept]
-            return self._typed(node, frame.select(*map(_column, node.columns), *map(F.col, kept)).toDF(*named), kept)
+            selected = frame.select(*map(spark_column, node.columns), *map(F.col, kept))
+            return self._typed(node, selected.toDF(*node.records.names, *kept), kept)
         if isinstance(node, g.WithColumnsNode):
-            return self._typed(
-                node,
-                frame.withColumns({name: _column(c) for name, c in zip(node.names, node.columns, strict=True)}),
-                kept,
-            )
+            added = {name: spark_column(c) for name, c in zip(node.names, node.columns, strict=True)}
+            return self._typed(node, frame.withColumns(added), kept)
         if isinstance(node, g.LookupNode):
             return self._typed(node, self._looked_up(node, frame, others), kept)
         raise PipelineError(f"{self.pipeline}: '{node.name}' is not an operation on columns")
 
     def _looked_up(self, node: g.LookupNode, frame: DataFrame, others: Column | None) -> DataFrame:
-        """A broadcast join with the table."""
+        """A broadcast join with the table of a lookup."""
         from pyspark.sql import functions as F
 
         if not isinstance(node.source, SparkSource):
@@ -171,13 +163,12 @@ class Natives:
             joined = joined.where(matched if others is None else others | matched)
         return joined.withColumns({name: F.col(f"__value{i}") for i, (name, _) in enumerate(node.found)})
 
-    def _checked(self, frame: DataFrame, node: g.Node, columns: Sequence[str], otherwise: str) -> DataFrame:
-        """The rows; one that has no value in one of these columns is an error."""
+    def _keyed(self, node: g.KeyedNode, frame: DataFrame) -> DataFrame:
+        """The rows; evaluating one whose key is None raises."""
         from pyspark.sql import functions as F
 
-        return frame.where(
-            F.when(_all_set(columns), F.lit(True)).otherwise(self.raised(node, otherwise).cast("boolean"))
-        )
+        missing = self.raised(node, "a key is None; filter such records out before key_by").cast("boolean")
+        return frame.where(F.when(all_set(node.key.fields), F.lit(True)).otherwise(missing))
 
     def raised(self, node: g.Node, what: str) -> Column:
         """An expression whose evaluation is a `RecordTypeError`."""
@@ -191,7 +182,7 @@ class Natives:
         )
 
     def _typed(self, node: g.Node, frame: DataFrame, kept: Sequence[str]) -> DataFrame:
-        """Holds a native result against the declared record: columns by name, cast only where nothing can be lost."""
+        """Check a native result against the declared record: columns by name, cast only where nothing can be lost."""
         from pyspark.sql import functions as F
 
         assert node.records is not None
@@ -214,7 +205,7 @@ class Natives:
 
 
 def with_event_time(node: g.AssignTimestampsNode, frame: DataFrame) -> DataFrame:
-    """Rows with the event time that a field of them says."""
+    """Rows with the value of a field as their event time."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import LongType
 
@@ -256,21 +247,3 @@ def _widens(given: str, wanted: str) -> bool:
 
 def _shape(simple: str) -> str:
     return simple.replace("int>", "bigint>").replace("bigbigint", "bigint")
-
-
-def _column(expression: object) -> Column:
-    from pyspark.sql import functions as F
-
-    if isinstance(expression, Recorded):
-        column: Column = expression.replay(F)
-        return column
-    return F.expr(expression) if isinstance(expression, str) else expression  # type: ignore[return-value]
-
-
-def _all_set(keys: Sequence[str]) -> Column:
-    from pyspark.sql import functions as F
-
-    condition = F.col(keys[0]).isNotNull()
-    for key in keys[1:]:
-        condition = condition & F.col(key).isNotNull()
-    return condition

@@ -1,4 +1,4 @@
-"""Small files that are either old or new, never half: for the checkpoint directory's own metadata."""
+"""Small files that are replaced atomically, for the metadata of the checkpoint directory."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ T = TypeVar("T")
 
 
 def write_atomically(path: UPath, data: bytes) -> None:
-    """Writes a file at once: by rename where there is one; an object store's put is atomic as it is."""
+    """Write a file atomically: by rename on a file system; an object store's put is atomic already."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.protocol not in ("", "file"):
         path.write_bytes(data)
         return
-    beside = path.parent / f".{path.name}.new"
-    beside.write_bytes(data)
-    beside.replace(path)
+    staged = path.parent / f".{path.name}.new"
+    staged.write_bytes(data)
+    staged.replace(path)
 
 
 def write_alternately(folder: UPath, number: int, data: bytes) -> None:
-    """Writes one of two files in turn, so that if one is torn the other is whole."""
+    """Write one of two files in turn, so that if one is torn the other is whole."""
     write_atomically(folder / f"{number % 2}.json", data)
 
 

@@ -30,7 +30,7 @@ from dagster_unified.operators.time import wall_clock
 FORMAT = 1
 
 PATIENCE = 20.0
-"""Seconds of silence after which a job is taken to be dead."""
+"""Seconds without a heartbeat after which a lease expires."""
 
 
 class Deployed(msgspec.Struct, frozen=True):
@@ -47,19 +47,19 @@ class Deployed(msgspec.Struct, frozen=True):
     levels: dict[str, list[list[str]]]
     finished: bool = False
     timeline: int = 0
-    """How often this directory went back to a savepoint: sinks keep the epochs of each timeline apart."""
+    """How often a savepoint was restored: sinks keep the epochs of each timeline apart."""
 
     undone: list[tuple[int, int]] = []
-    """From when to when what was done is not part of its history, since it went back. Milliseconds since the epoch."""
+    """The spans of time that restoring a savepoint undid. Milliseconds since the epoch."""
 
     restored: bool = False
-    """Whether it has not been started since it went back."""
+    """Whether a savepoint was restored since the last start."""
 
     code: dict[str, dict[str, str]] = {}
-    """What the fingerprint is made of, operator by operator: see `graph/upgrade.py`."""
+    """What the fingerprint covers, operator by operator: see `graph/upgrade.py`."""
 
     loaded: str = ""
-    """Which loading of the code location asked for the last start; empty where a person did."""
+    """Which loading of the code location requested the last start; empty where a person did."""
 
     upgrades: int = 0
     """How often new code was started for that one loading.
@@ -71,7 +71,7 @@ class Deployed(msgspec.Struct, frozen=True):
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """Who may write, and until when others wait for a sign of life. Milliseconds since the epoch."""
+    """Who may write, by which fencing token, and when its last heartbeat was, in milliseconds since the epoch."""
 
     token: int
     owner: str
@@ -86,7 +86,7 @@ class CheckpointDirectory:
         self.path = storage_path(root, "execution.checkpointing.dir") / pipeline
 
     def deployed(self) -> Deployed | None:
-        """What was deployed here, or None."""
+        """The record of the deployment, or None."""
         folder = self.path / "deployment"
         found = read_latest(folder, Deployed, lambda d: d.version)
         if found is None and folder.exists() and any(folder.iterdir()):
@@ -102,9 +102,9 @@ class CheckpointDirectory:
         return found
 
     def deploy(self, wanted: Deployed, fresh: bool = False) -> Deployed:
-        """Records a start.
+        """Record a start.
 
-        Raises where what must not change under kept state has changed; `fresh` drops the state instead.
+        Raises where something has changed that must not change while state is kept; `fresh` drops the state instead.
         """
         held = self.deployed()
         if fresh and held is not None:
@@ -128,13 +128,13 @@ class CheckpointDirectory:
         return record
 
     def finish(self) -> None:
-        """Records that a bounded pipeline has come to its end."""
+        """Record that a bounded pipeline has finished."""
         held = self.deployed()
         if held is not None:
             self._write(msgspec.structs.replace(held, version=held.version + 1, finished=True))
 
     def check(self, wanted: Deployed) -> None:
-        """Raises where what must not change under kept state has changed."""
+        """Raise where something has changed that must not change while state is kept."""
         held = self.deployed()
         if held is None or not held.id:
             return
@@ -150,7 +150,7 @@ class CheckpointDirectory:
             ) from error
 
     def go_back(self, record: Deployed, since: int) -> None:
-        """Records that the state is that of an earlier record of this deployment again, as it was at a moment."""
+        """Record that a savepoint was restored, which was taken of `record` at the moment `since`."""
         held = self.deployed() or record
         undone = [*held.undone, (since, wall_clock())]
         self._write(
@@ -175,12 +175,11 @@ class CheckpointDirectory:
         return max(found, key=lambda lease: lease.token, default=None)
 
     def greatest(self) -> int:
-        """The greatest token that was ever given."""
+        """The greatest fencing token so far."""
         return max((int(p.stem) for p in self._leases()), default=0)
 
     def take(self, owner: str, patience: float) -> HeldLease:
-        """Takes the lease; where another holds it, waits for it to be released or to give no sign of life for
-        `patience` seconds.
+        """Take the lease, if nobody holds it or its last heartbeat is `patience` seconds ago.
 
         Raises `LeaseLostError` where the holder is alive.
         """
@@ -231,7 +230,7 @@ class HeldLease:
         return self._lease.token
 
     def check(self) -> None:
-        """Raises `LeaseLostError` where another job has taken over. To be called before each commit."""
+        """Raise `LeaseLostError` where another job has taken over; call it before each commit."""
         if self._directory.greatest() > self.token:
             raise LeaseLostError(
                 f"{self._directory.path.name}: another job has taken over the checkpoint directory; this one stops and"
@@ -239,7 +238,7 @@ class HeldLease:
             )
 
     def release(self) -> None:
-        """Lets others in at once."""
+        """Release the lease, so that others need not wait until it expires."""
         self._stopped.set()
         self._thread.join(timeout=10)
         if self._directory.greatest() == self.token:
@@ -252,9 +251,9 @@ class HeldLease:
             self._sign(released=False)
 
     def _sign(self, released: bool) -> None:
-        """A sign of life, or of the end.
+        """Write a heartbeat, or the release.
 
-        Where it cannot be written, as on a full disk, others take the lease after a while: no harm, for it is fenced.
+        Where it cannot be written, as on a full disk, the lease expires: no harm, for its holder is fenced.
         """
         lease = msgspec.structs.replace(self._lease, beat=wall_clock(), released=released)
         with contextlib.suppress(OSError):
@@ -262,7 +261,7 @@ class HeldLease:
 
 
 def wait_for(directory: CheckpointDirectory, owner: str, patience: float, stopped: Callable[[], bool]) -> HeldLease:
-    """Takes the lease, waiting for a holder that has gone silent, as after `kill -9`; raises where it stays alive."""
+    """Take the lease; wait for one to expire whose holder was killed, and raise where the holder stays alive."""
     begun = time.monotonic()
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What operators ask of a deployment, and what the job says of itself: two small records in the checkpoint directory.
+"""The desired state of a deployment and the status of its job: two small records in the checkpoint directory.
 
 Both outlive any process: a sensor whose cursor was reset, or a job that was killed, finds them again.
 """
@@ -13,21 +13,19 @@ from dagster_unified.operators.time import wall_clock
 
 
 class Desired(msgspec.Struct, frozen=True):
-    """What is wanted. `stop` is the token of a lease whose holder is to stop, and `reason` says why."""
+    """The desired state. `stop` is the fencing token of the job that is to stop, and `reason` says why."""
 
     number: int = 0
     state: str | None = None
-    """`running`, `suspended` or `drained`; None where the program's word stands."""
+    """`running`, `suspended` or `drained`; None where the program decides."""
     stop: int = 0
     reason: str = ""
     at: int = 0
-    """When the state was asked for, in milliseconds since the epoch: what failed before a resumption does not count any
-    more.
-    """
+    """When the state was requested, in milliseconds since the epoch; failures before a resumption do not count."""
 
 
 class Status(msgspec.Struct, frozen=True):
-    """A job's last sign: which run it is, and since when it has been busy with one epoch.
+    """The last status of a job: which run it is, and since when it has been busy with one epoch.
 
     Milliseconds since the epoch.
     """
@@ -42,14 +40,14 @@ class Status(msgspec.Struct, frozen=True):
 
 
 def read_desired(directory: CheckpointDirectory) -> Desired:
-    """What is wanted now."""
+    """The desired state now."""
     return read_latest(directory.path / "desired", Desired, lambda d: d.number) or Desired()
 
 
 def ask(
     directory: CheckpointDirectory, *, state: str | None = None, stop: int | None = None, reason: str = ""
 ) -> Desired:
-    """Changes what is wanted: the state, or that one holder of the lease stops."""
+    """Change the desired state, or request that one holder of the lease stops."""
     held = read_desired(directory)
     wanted = Desired(
         held.number + 1,
@@ -63,10 +61,10 @@ def ask(
 
 
 def read_status(directory: CheckpointDirectory) -> Status | None:
-    """The last sign of the last job."""
+    """The last status of the last job."""
     return read_latest(directory.path / "status", Status, lambda s: s.number)
 
 
-def tell(directory: CheckpointDirectory, status: Status) -> None:
-    """Leaves a sign."""
+def write_status(directory: CheckpointDirectory, status: Status) -> None:
+    """Write the status of a job."""
     write_alternately(directory.path / "status", status.number, msgspec.json.encode(status))

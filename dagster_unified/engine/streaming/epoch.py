@@ -1,8 +1,8 @@
 """Commits one micro-batch: what the query computed goes to all sinks, as one epoch.
 
-The query's rows have to be computed exactly once, since that is what moves its state on. Where one sink takes
-everything they go straight to it (`engine/writing.py` computes them also where the sink has this epoch already); else
-they are staged in the checkpoint directory and each sink is written from there.
+The query's rows have to be computed exactly once, since that is what advances its state. If one sink takes everything,
+they go straight to it (`engine/writing.py` computes them also where the sink has this epoch already). Otherwise they
+are staged in the checkpoint directory, and each sink is written from there.
 """
 
 from __future__ import annotations
@@ -13,22 +13,28 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
-from dagster_unified.connectors.base import WriteContext, WriteResult, spark_schema
+from dagster_unified.connectors.base import WriteContext, WriteResult
 from dagster_unified.connectors.paths import for_spark, remove_tree
-from dagster_unified.engine.dataframe.regions import RegionFrames, observed
+from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.shipping import Shipments, by_value_afresh
+from dagster_unified.engine.streaming.tail import Tail
 from dagster_unified.engine.writing import write
 from dagster_unified.graph.nodes import SinkNode
-from dagster_unified.graph.plan import Plan, Port, Region
-from dagster_unified.operators.drivers.report import Report, merge_reports
-from dagster_unified.operators.lanes import PACKED, REPORT
+from dagster_unified.graph.plan import Plan, Port
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from upath import UPath
 
-Unpacked = Callable[["DataFrame", Port], "DataFrame"]
-"""One stream of a query's output."""
+StreamOf = Callable[["DataFrame", Port], "DataFrame"]
+"""Gives one stream out of the rows of a query."""
+
+Keep = Callable[["DataFrame", int], None]
+"""Keeps rows of an epoch that go to no sink."""
+
+
+def _never() -> bool:
+    return False
 
 
 @dataclass
@@ -37,7 +43,7 @@ class EpochWriter:
 
     plan: Plan
     spark: SparkSession
-    tail: Region
+    tail: Fragment
     deployment: str
     timeline: int
     staging: UPath
@@ -47,78 +53,63 @@ class EpochWriter:
     _begun: bool = False
     _shipments: Shipments = field(default_factory=Shipments)
 
-    def packed(
-        self, frame: DataFrame, epoch: int, unpacked: Unpacked, kept: Mapping[int, Callable[[DataFrame, int], None]]
-    ) -> tuple[Report, dict[str, WriteResult]]:
-        """Commits packed rows. `kept` says what is done with the lanes that go to no sink, such as malformed rows."""
-        from pyspark.sql import Observation
-        from pyspark.sql import functions as F
+    def commit(
+        self,
+        frame: DataFrame,
+        epoch: int,
+        stream_of: StreamOf,
+        kept: Mapping[int, Keep] | None = None,
+        is_empty: Callable[[], bool] = _never,
+    ) -> dict[str, WriteResult]:
+        """Commit the rows of a micro-batch; returns what each sink wrote.
 
+        `kept` says what happens to the lanes that go to no sink, such as malformed rows. `is_empty` says, once the rows
+        are computed, whether sinks may be spared an epoch without rows.
+        """
         self.check()
-        observation = Observation()
-        counts = [
-            F.collect_list(F.when(F.col("lane") == REPORT, F.col("data"))).alias("reports"),
-            F.count(F.when(F.col("lane") != REPORT, 1)).alias("rows"),
-        ]
-        data = frame.observe(observation, *counts).where(F.col("lane") != REPORT)
-        direct = len(self.tail.sinks) == 1 and not kept
-        if direct:
-            results = self._write(epoch, lambda port: unpacked(data, port))
-        else:
-            target = self.staging / f"epoch-{epoch}"
-            data.write.mode("overwrite").option("compression", "lz4_raw").parquet(for_spark(target))
-            results = {}
-        seen = observed(observation)
-        rows, report = int(seen.get("rows") or 0), merge_reports(bytes(r) for r in seen.get("reports") or [])
-        if not direct:
-            if (
-                rows or epoch == 0 or (self.timeline and not self._begun)
-            ):  # the first epoch makes the tables, or takes back what was undone, also where it has nothing for them
-                staged = self.spark.read.schema(spark_schema(PACKED)).parquet(for_spark(target))
-                for lane, keep in kept.items():
-                    keep(staged.where(F.col("lane") == lane), epoch)
-                results = self._write(epoch, lambda port: unpacked(staged, port))
-                self._begun = True
-            remove_tree(target)
-        return report, results
-
-    def plain(self, frame: DataFrame, epoch: int) -> dict[str, WriteResult]:
-        """Commits the rows of one stream in its own columns."""
-        self.check()
-        if len(self.tail.sinks) == 1:
-            return self._write(epoch, lambda port: frame)
+        if len(self.tail.sinks) == 1 and not kept:
+            return self._write(epoch, partial(stream_of, frame))
         target = self.staging / f"epoch-{epoch}"
         frame.write.mode("overwrite").option("compression", "lz4_raw").parquet(for_spark(target))
-        staged = self.spark.read.schema(frame.schema).parquet(for_spark(target))
-        results = self._write(epoch, lambda port: staged)
+        results: dict[str, WriteResult] = {}
+        # The first epoch creates the tables, or undoes what went back to a savepoint, even if it has no rows.
+        is_first = epoch == 0 or (self.timeline and not self._begun)
+        if is_first or not is_empty():
+            staged = self.spark.read.schema(frame.schema).parquet(for_spark(target))
+            for lane, keep in (kept or {}).items():
+                keep(staged.where(f"lane = {lane}"), epoch)
+            results = self._write(epoch, partial(stream_of, staged))
+            self._begun = True
         remove_tree(target)
         return results
 
-    def _write(self, epoch: int, stream: Callable[[Port], DataFrame]) -> dict[str, WriteResult]:
-        frames = RegionFrames(self.plan, self.tail, self.spark, stream, shipments=self._shipments)
+    def _write(self, epoch: int, output: Callable[[Port], DataFrame]) -> dict[str, WriteResult]:
+        tail = Tail(self.plan, self.tail, self.spark, output, self._shipments)
         results = {}
         try:
             for number in self.tail.sinks:
                 node = cast("SinkNode", self.plan.graph.node(number))
-                context = WriteContext(
-                    self.spark,
-                    self.plan.name,
-                    self.tail.name,
-                    self.deployment,
-                    "streaming",
-                    epoch,
-                    self.timeline,
-                    self.check,
-                    self._shipping(node.uid),
-                    node.uid,
-                )
-                results[node.name] = write(node, frames.sink_input(number), context)
+                results[node.name] = write(node, tail.sink_input(number), self._context(node, epoch))
         finally:
-            frames.release()
+            tail.release()
         return results
 
+    def _context(self, node: SinkNode, epoch: int) -> WriteContext:
+        return WriteContext(
+            self.spark,
+            self.plan.name,
+            self.tail.name,
+            self.deployment,
+            "streaming",
+            epoch,
+            self.timeline,
+            self.check,
+            self._shipping(node.uid),
+            node.uid,
+        )
+
     def _shipping(self, uid: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Ships a sink's functions: those of the first epoch, each epoch again."""
+        """Ships a sink's functions: in every epoch those of the first."""
         numbers = count()
 
         def ship(function: Callable[..., Any]) -> Callable[..., Any]:

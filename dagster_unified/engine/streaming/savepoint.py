@@ -1,10 +1,9 @@
-"""Savepoints: copies of a stopped job's state and source positions, kept until somebody removes them, to which it can
-go back.
+"""Savepoints: copies of a stopped job's state and source positions, which can be restored until somebody removes them.
 
     <dir>/<pipeline>/savepoints/<name>/spark/, control/   as they were
     <dir>/<pipeline>/savepoints/<name>/savepoint.json     written last: without it there is no savepoint
 
-Going back begins a new *timeline* of the deployment, so that sinks take epochs again that they had on the one before.
+Restoring one starts a new *timeline* of the deployment, on which sinks take epochs that they had on the one before.
 On a local disk files are linked, not copied: Spark writes each once and never changes it.
 """
 
@@ -26,13 +25,13 @@ from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.errors import StateError
 from dagster_unified.operators.time import wall_clock
 
-PARTS = ("spark", "control")
+FOLDERS = ("spark", "control")
 MANIFEST = "savepoint.json"
 RESTORING = "restoring.json"
 
 
 class Savepoint(msgspec.Struct, frozen=True):
-    """What a savepoint is of.
+    """The manifest of a savepoint.
 
     `taken` is in milliseconds since the epoch; `epochs` has the last one that each query has committed.
     """
@@ -44,7 +43,7 @@ class Savepoint(msgspec.Struct, frozen=True):
     epochs: dict[str, int]
 
     def describe(self) -> str:
-        """In words."""
+        """The savepoint in words."""
         reached = (
             ", ".join(f"epoch {epoch} of {query}" for query, epoch in sorted(self.epochs.items()))
             or "before the first epoch"
@@ -56,7 +55,7 @@ class Savepoint(msgspec.Struct, frozen=True):
 
 
 def savepoints(directory: CheckpointDirectory) -> list[Savepoint]:
-    """Those that there are, the oldest first."""
+    """The savepoints of a deployment, the oldest first."""
     folder = directory.path / "savepoints"
     found = []
     for path in folder.iterdir() if folder.exists() else ():
@@ -66,7 +65,7 @@ def savepoints(directory: CheckpointDirectory) -> list[Savepoint]:
 
 
 def save(directory: CheckpointDirectory, reason: str, check: Callable[[], None]) -> Savepoint:
-    """Takes a savepoint. Only for who holds the lease, which `check` raises about: nothing may be written meanwhile.
+    """Take a savepoint. The caller holds the lease, and `check` raises where it lost it; no job may write meanwhile.
 
     Raises `StateError` where there is no state.
     """
@@ -87,20 +86,20 @@ def save(directory: CheckpointDirectory, reason: str, check: Callable[[], None])
     now = wall_clock()
     name = f"g{deployed.generation}-{datetime.fromtimestamp(now / 1000, timezone.utc):%Y%m%dT%H%M%S}-{now % 1000:03d}"
     target = directory.path / "savepoints" / name
-    for part in PARTS:
-        _copy(directory.path / part, target / part)
-    made = Savepoint(name, now, reason, deployed, _epochs(directory))
+    for folder in FOLDERS:
+        _copy(directory.path / folder, target / folder)
+    savepoint = Savepoint(name, now, reason, deployed, _epochs(directory))
     check()
-    write_atomically(target / MANIFEST, msgspec.json.encode(made))
-    return made
+    write_atomically(target / MANIFEST, msgspec.json.encode(savepoint))
+    return savepoint
 
 
 def restore(directory: CheckpointDirectory, name: str | None, check: Callable[[], None]) -> Savepoint:
-    """Goes back to a savepoint, by default to the latest. Only for who holds the lease, which `check` raises about.
+    """Restore a savepoint, by default the latest. The caller holds the lease, and `check` raises where it lost it.
 
-    What is there now is dropped, and savepoints of it cannot be gone back to, since sinks take back what they got
-    meanwhile: see each sink's guarantee. Raises `StateError` where there is no such savepoint, or where it is not of
-    the history of what is there now.
+    The present state is dropped. Sinks undo what they got since the savepoint (see each sink's guarantee), so that
+    later savepoints cannot be restored any more. Raises `StateError` where there is no such savepoint, or where it is
+    not of the history of the present state.
     """
     known = [s for s in savepoints(directory) if name in (None, s.name)]
     held = directory.deployed()
@@ -119,10 +118,10 @@ def restore(directory: CheckpointDirectory, name: str | None, check: Callable[[]
     chosen = possible[-1]
     check()
     write_atomically(directory.path / RESTORING, msgspec.json.encode({"savepoint": chosen.name}))
-    for part in (*PARTS, "epochs"):
-        remove_tree(directory.path / part)
-    for part in PARTS:
-        _copy(directory.path / "savepoints" / chosen.name / part, directory.path / part)
+    for folder in (*FOLDERS, "epochs"):
+        remove_tree(directory.path / folder)
+    for folder in FOLDERS:
+        _copy(directory.path / "savepoints" / chosen.name / folder, directory.path / folder)
     reached = chosen.epochs.get("main", -1)
     for diverted in (f for source in _folders(directory.path / "malformed") for f in _folders(source)):
         if int(diverted.name.removeprefix("epoch=")) > reached:
@@ -140,12 +139,12 @@ def _in_history(savepoint: Savepoint, held: Deployed) -> bool:
 
 
 def forget_interrupted(directory: CheckpointDirectory) -> None:
-    """What was not whole has been begun anew."""
+    """Forget that restoring was interrupted, once the state was started anew."""
     (directory.path / RESTORING).unlink(missing_ok=True)
 
 
 def check_whole(directory: CheckpointDirectory) -> None:
-    """Raises `StateError` where going back to a savepoint was interrupted."""
+    """Raise `StateError` where restoring a savepoint was interrupted."""
     if interrupted(directory):
         name = msgspec.json.decode((directory.path / RESTORING).read_bytes())["savepoint"]
         raise StateError(
@@ -155,12 +154,12 @@ def check_whole(directory: CheckpointDirectory) -> None:
 
 
 def interrupted(directory: CheckpointDirectory) -> bool:
-    """Whether going back to a savepoint was interrupted."""
+    """Whether restoring a savepoint was interrupted."""
     return bool((directory.path / RESTORING).exists())
 
 
 def save_stopped(directory: CheckpointDirectory, owner: str, reason: str, patience: float = PATIENCE) -> Savepoint:
-    """Takes a savepoint of a job that does not run; raises `LeaseLostError` where it does."""
+    """Take a savepoint of a job that does not run; raises `LeaseLostError` where it does."""
     lease = directory.take(owner, patience)
     try:
         return save(directory, reason, lease.check)
@@ -171,7 +170,7 @@ def save_stopped(directory: CheckpointDirectory, owner: str, reason: str, patien
 def restore_stopped(
     directory: CheckpointDirectory, owner: str, name: str | None, patience: float = PATIENCE
 ) -> Savepoint:
-    """Goes back to a savepoint where the job does not run; raises `LeaseLostError` where it does."""
+    """Restore a savepoint of a job that does not run; raises `LeaseLostError` where it does."""
     lease = directory.take(owner, patience)
     try:
         return restore(directory, name, lease.check)

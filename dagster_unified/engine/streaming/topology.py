@@ -1,5 +1,4 @@
-"""From the plan to a line of stages: which keyed operators run at which level, what runs between them, and in which
-lanes.
+"""From the plan to the queries of a STREAMING job, each a line of stages.
 
     sources → pass 0 → level 1 → pass 1 → level 2 → … → the sinks' part, once per epoch
 
@@ -12,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.translate import (
     broadcast_input,
     broadcast_layout,
@@ -24,11 +25,14 @@ from dagster_unified.engine.translate import (
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.nodes import Edge, ExchangeKind
-from dagster_unified.graph.plan import Plan, Port, Region
+from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.operators.lanes import Route, Track
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, key_column
 from dagster_unified.operators.program.spec import Output, Program
 from dagster_unified.operators.program.step import Step
+
+TAIL = "sinks"
+"""How errors name the operators behind the last one with state."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Native:
-    """Native operators in the middle: the rows of one lane become columns, Catalyst runs them, and a track goes on."""
+    """Native operators between levels: Catalyst runs them on one lane's rows as columns, and a track goes on."""
 
     lane: int
     nodes: tuple[int, ...]
@@ -60,14 +64,50 @@ class Topology:
 
     natives: tuple[tuple[Native, ...], ...]
     """The native operators after the heads, and after each pass, in the order in which they run."""
-    tail: Region
+    tail: Fragment
     tail_lanes: Mapping[Port, int]
     timed: Mapping[int, str]
-    """The lanes of operators that have to be told of time, and their uids."""
+    """The lanes of operators that wait for control events, and their uids."""
+
+
+class QuerySpec(NamedTuple):
+    """One query that a pipeline needs: its sinks and, for a query of its own, the native aggregate before them."""
+
+    name: str
+    sinks: tuple[int, ...]
+    aggregate: int | None
+
+
+def queries(plan: Plan) -> list[QuerySpec]:
+    """The queries that a pipeline needs: one for each native aggregate, one for everything else."""
+    graph = plan.graph
+    found: dict[int | None, list[int]] = {}
+    for node in graph.sinks:
+        upstream = plan.upstream(node.id)
+        aggregates = [n for n in upstream if graph.node(n).aggregates_natively]
+        if aggregates:
+            name = graph.node(aggregates[0]).name
+            others = [graph.node(n).name for n in upstream if graph.node(n).runs_by_key]
+            if len(aggregates) > 1 or others:
+                raise UnsupportedError(
+                    f"{plan.name}: sink '{node.name}' comes after the native aggregate '{name}' and after"
+                    f" '{(others or [graph.node(aggregates[1]).name])[0]}', which STREAMING cannot run in one query;"
+                    " use reduce instead of one of them, or write a table between them"
+                )
+            if any(s.id in upstream and s.id not in plan.upstream(aggregates[0]) for s in graph.sources):
+                raise UnsupportedError(
+                    f"{plan.name}: sink '{node.name}' unites the native aggregate '{name}' with another stream, which"
+                    " STREAMING cannot run; write them to two sinks"
+                )
+        found.setdefault(aggregates[0] if aggregates else None, []).append(node.id)
+    return [
+        QuerySpec("main" if aggregate is None else graph.node(aggregate).uid, tuple(sinks), aggregate)
+        for aggregate, sinks in found.items()
+    ]
 
 
 class Lanes:
-    """Numbers of lanes, which stay with what they were given to: state is found by them."""
+    """Numbers of lanes. A name keeps its number for ever, since state is found by it."""
 
     def __init__(self, known: Mapping[str, int] | None = None) -> None:
         self.numbers = dict(known or {})
@@ -105,7 +145,7 @@ class _Builder:
             passes.append({lane: track for n in mine for lane, track in self._after(n)})
             natives.append(self._natives())
         uids = {self._lane(n): self.graph.node(n).uid for n in self.keyed if self.graph.node(n).has_timers}
-        tail = Region(-1, "sinks", (), tuple(self.tail), (), (), self.sinks, "")
+        tail = Fragment(TAIL, tuple(self.tail), sinks=self.sinks)
         return Topology(heads, tuple(levels), tuple(passes), tuple(natives), tail, self.tail_lanes, uids)
 
     def _outputs(self, node: int) -> list[Edge]:
@@ -222,10 +262,11 @@ class _Builder:
         return self.lanes.of(f"{self.graph.node(port.node).uid} {port.tag or ''} onward")
 
     def _track(self, entry: Port, layout: StreamLayout) -> Track:
-        """Everything from a stream to the next keyed operators and the tail. A node with several inputs is there once
-        for each of them.
+        """Everything from a stream to the next keyed operators and the tail.
 
-        What a keyed operator gives to the tail goes there without a pass between.
+        A node with several inputs is there once for each of them.
+
+        What a keyed operator emits to the tail goes there without a pass between.
         """
         steps: list[Step] = []
         outputs: list[Output] = []

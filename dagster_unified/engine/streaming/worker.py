@@ -50,8 +50,9 @@ def head(track: Track, groups: int, malformed: Route | None) -> Mapped:
 
 
 def between(tracks: Mapping[int, Track], groups: int) -> Mapped:
-    """A pass between two levels: the lanes that it has a track for, unpacked, run and packed; all others as they
-    are.
+    """A pass between two levels.
+
+    The lanes that it has a track for are unpacked, run and packed; all others pass through.
     """
     return functools.partial(_between, payload_of((tracks, groups), tracks.values()))
 
@@ -112,19 +113,20 @@ def _between(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
 
 
 LANE, SEQ = "__lane", "__seq"
-BESIDE = (LANE, "__group", SEQ, "__data")
-"""The columns of packed rows, where they stand beside a record's."""
+PASS_THROUGH = (LANE, "__group", SEQ, "__data")
+"""The columns of packed rows, where they pass through operators on a record's columns."""
 
 
-def beside(schema: pa.Schema) -> pa.Schema:
+def with_pass_through(schema: pa.Schema) -> pa.Schema:
     """The columns of packed rows, and those of a record."""
-    own = [pa.field(name, f.type) for name, f in zip(BESIDE, PACKED, strict=True)]
+    own = [pa.field(name, f.type) for name, f in zip(PASS_THROUGH, PACKED, strict=True)]
     return pa.schema([*own, *[f.with_nullable(True) for f in schema]])
 
 
 def spread(lane: int, schema: pa.Schema) -> Mapped:
-    """The rows of one lane as columns, a row for each record with the `seq` of its own; the rows of all others as they
-    are, with no record.
+    """The rows of one lane as columns.
+
+    Each record is a row with the `seq` of its packed row; the rows of all other lanes pass through, with no record.
     """
     return functools.partial(_spread, lane, schema.serialize().to_pybytes())
 
@@ -136,7 +138,7 @@ def gather(lane: int, track: Track, groups: int) -> Mapped:
 
 def _spread(lane: int, schema: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     columns = pa.ipc.read_schema(pa.py_buffer(schema))
-    record = pa.schema(list(columns)[len(BESIDE) :])
+    record = pa.schema(list(columns)[len(PASS_THROUGH) :])
     for batch in batches:
         mine = [i for i, found in enumerate(batch.column("lane").to_pylist()) if found == lane]
         for i in mine:
@@ -171,7 +173,7 @@ def _gather(lane: int, payload: Payload, batches: Iterable[pa.RecordBatch]) -> I
                 if part.num_rows:
                     push(part)
             if records.num_rows < batch.num_rows:
-                others = batch.filter(pc.invert(mine)).select(list(BESIDE))
+                others = batch.filter(pc.invert(mine)).select(list(PASS_THROUGH))
                 yield pa.RecordBatch.from_arrays(others.columns, schema=PACKED)
             yield from running.packer.flush(ROWS)
         yield from running.finish()
@@ -196,7 +198,7 @@ class _Pass:
             running.close()
 
     def open(self, track: Track) -> Callable[[pa.RecordBatch], None]:
-        """Opens a track's program; gives what takes its input."""
+        """Open a track's program; returns the function that takes its input."""
         routes = [[r for r in track.routes if r.output == number] for number in range(len(track.program.outputs))]
 
         def emit(number: int, batch: pa.RecordBatch) -> None:
@@ -211,13 +213,13 @@ class _Pass:
         """The rows that fit."""
         column = batch.column(MALFORMED)
         if column.null_count < batch.num_rows:
-            odd = batch.filter(column.is_valid()).column(MALFORMED)
+            unfit = batch.filter(column.is_valid()).column(MALFORMED)
             self.report.metrics.count(
-                "malformed rows dropped" if route is None else "malformed rows diverted", len(odd)
+                "malformed rows dropped" if route is None else "malformed rows diverted", len(unfit)
             )
             if route is not None:
                 self.packer.add(
-                    route, pa.RecordBatch.from_arrays([odd.field(n) for n in route.schema.names], schema=route.schema)
+                    route, pa.RecordBatch.from_arrays([unfit.field(n) for n in route.schema.names], schema=route.schema)
                 )
             batch = batch.filter(column.is_null())
         return batch

@@ -17,7 +17,7 @@ from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch, decode_event
 from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.keys import runs, stretches
-from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, PART
+from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, PARTITION_INDEX
 from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.program.spec import Program
 from dagster_unified.operators.state.pages import Page, decode_index
@@ -81,7 +81,7 @@ def carried(
                 if current.number != number:
                     finish(current, len(events))
                     current = _Group(number)
-                for partition, own in stretches(rows, PART) if program.last_event_times else [(0, rows)]:
+                for partition, own in stretches(rows, PARTITION_INDEX) if program.last_event_times else [(0, rows)]:
                     finish(current, partition)
                     _take(current, own, program)
                     while sum(b.num_rows for b in current.waiting) >= MOST_WAITING:

@@ -19,7 +19,7 @@ from dagster_unified.operators.drivers.carried import carried
 from dagster_unified.operators.drivers.emitted import Emitting, Run
 from dagster_unified.operators.functions.base import FIRST, Subtask
 from dagster_unified.operators.keys import stretches
-from dagster_unified.operators.layout import PART
+from dagster_unified.operators.layout import PARTITION_INDEX
 from dagster_unified.operators.program.spec import Program
 from dagster_unified.operators.time import wall_clock
 
@@ -50,7 +50,7 @@ def _each(
     subtask: Subtask,
 ) -> Emitting:
     metrics = {}
-    rows = (stretch for batch in batches for stretch in stretches(batch, PART))
+    rows = (stretch for batch in batches for stretch in stretches(batch, PARTITION_INDEX))
     for partition, own in groupby(rows, key=itemgetter(0)):
         program = fresh()
         options = replace(program.options, last_event_time=last_event_times[partition])

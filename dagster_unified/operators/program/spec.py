@@ -79,7 +79,7 @@ class Program:
     last_event_times: tuple[int | None, ...] = ()
     """In BATCH over several partitions, the last event time of each, in their order.
 
-    The input then has the column `PART` as well.
+    The input then has the column `PARTITION_INDEX` as well.
     """
 
     def where(self, step: Step) -> str:

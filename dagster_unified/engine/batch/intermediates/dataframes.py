@@ -1,5 +1,4 @@
-"""Intermediates as DataFrames: written for one partition or for several at once, and read back in the columns of a
-stream.
+"""Intermediates as DataFrames, for one partition or several at once.
 
 Knows the store and Spark; not what a stage computes.
 """
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from dagster_unified.connectors.paths import for_spark, remove_tree
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore, Manifest
-from dagster_unified.operators.layout import OUTPUT, PART, StreamLayout, output_column
+from dagster_unified.engine.dataframe.partitions import PartitionAxis
+from dagster_unified.operators.layout import OUTPUT, PARTITION_INDEX, StreamLayout, output_column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,21 +30,23 @@ def write(frame: DataFrame, attempt: UPath) -> None:
     frame.write.mode("overwrite").option("compression", CODEC).parquet(for_spark(attempt))
 
 
-def write_parts(frame: DataFrame, attempts: Sequence[UPath]) -> dict[int, UPath]:
-    """Writes several partitions, whose places the column `PART` tells, into the folders of their attempts, in one job;
-    gives those that have rows.
+def write_partitions(frame: DataFrame, attempts: Sequence[UPath]) -> dict[int, UPath]:
+    """Write the rows of several partitions, by their partition index, into the folders of their attempts, in one job.
+
+    Returns the folders that got rows.
     """
     together = attempts[0].with_name(f"{attempts[0].name}-and-others")
     try:
-        frame.hint("rebalance", PART).write.mode("overwrite").option("compression", CODEC).partitionBy(PART).parquet(
-            for_spark(together)
-        )
-        filled = {place: attempt for place, attempt in enumerate(attempts) if (together / f"{PART}={place}").exists()}
-        for place, attempt in filled.items():
-            for file in (
-                together / f"{PART}={place}"
-            ).iterdir():  # file by file: not every file system can move a folder
+        writer = frame.hint("rebalance", PARTITION_INDEX).write.mode("overwrite").option("compression", CODEC)
+        writer.partitionBy(PARTITION_INDEX).parquet(for_spark(together))
+        filled = {}
+        for index, attempt in enumerate(attempts):
+            written = together / f"{PARTITION_INDEX}={index}"
+            if not written.exists():
+                continue
+            for file in written.iterdir():  # file by file: not every file system can move a folder
                 file.rename(attempt / file.name)
+            filled[index] = attempt
         return filled
     finally:
         remove_tree(together)
@@ -59,55 +61,53 @@ def read(
     layout: StreamLayout,
     further: Sequence[str] = (),
 ) -> DataFrame:
-    """A stream of an intermediate in the columns of its layout, and `further` ones; of several partitions' together
-    with the place of a row's own, in the column `PART`.
-    """
-    from pyspark.sql import functions as F
+    """A stream of an intermediate in the columns of its layout, and `further` ones.
 
-    beside = [*further, *([PART] if len(manifests) > 1 else [])]
+    Of several partitions' intermediates, each row has its partition index.
+    """
+    axis = PartitionAxis(len(manifests))
+    pass_through = [*further, *axis.columns]
     alike: dict[tuple[str, int, bool], dict[int, UPath]] = {}
-    for place, manifest in enumerate(manifests):
+    for index, manifest in enumerate(manifests):
         number = next(i for i, s in enumerate(manifest.streams) if (s.uid, s.tag) == (uid, tag))
         folders = alike.setdefault((manifest.schema, number, len(manifest.streams) == 1), {})
         if manifest.files:
-            folders[place] = store.data(manifest)
+            folders[index] = store.data(manifest)
     frames = []
     for (schema, number, alone), folders in alike.items():
-        rows = placed(spark, schema, folders) if len(manifests) > 1 else _parquet(spark, schema, list(folders.values()))
+        rows = indexed(spark, schema, folders) if axis.enabled else _parquet(spark, schema, list(folders.values()))
         names = layout.schema.names
-        column = output_column(number)
-        frames.append(
-            rows.select(*names, *beside)
-            if alone
-            else rows.where(F.col(OUTPUT) == number).select(*[f"{column}.{name}" for name in names], *beside)
-        )
+        if not alone:
+            rows = rows.where(f"{OUTPUT} = {number}")
+            names = [f"{output_column(number)}.{name}" for name in names]
+        frames.append(rows.select(*names, *pass_through))
     return functools.reduce(lambda some, more: some.unionByName(more), frames)
 
 
-def placed(spark: SparkSession, schema: str, folders: Mapping[int, UPath]) -> DataFrame:
-    """The rows of several partitions' folders as they were written, each with the place of its folder: no two attempts'
-    have one name.
+def indexed(spark: SparkSession, schema: str, folders: Mapping[int, UPath]) -> DataFrame:
+    """The rows of several partitions' folders as they were written, with their partition index.
+
+    The name of a row's folder says which it is: no two attempts share one.
     """
     from pyspark.sql import functions as F
 
     rows = _parquet(spark, schema, list(folders.values()))
     if not folders:
-        return rows.withColumn(PART, F.lit(0))
-    places = F.create_map(*[F.lit(v) for place, folder in folders.items() for v in (folder.name, place)])
-    own = F.try_element_at(places, F.regexp_extract("_metadata.file_path", r"/(data-[0-9a-f]+)/[^/]*$", 1))
-    return rows.withColumn(
-        PART,
-        F.coalesce(own, F.raise_error(F.concat(F.lit("a file of no partition: "), "_metadata.file_path")).cast("int")),
-    )
+        return rows.withColumn(PARTITION_INDEX, F.lit(0))
+    indexes = F.create_map(*[F.lit(v) for index, folder in folders.items() for v in (folder.name, index)])
+    own = F.try_element_at(indexes, F.regexp_extract("_metadata.file_path", r"/(data-[0-9a-f]+)/[^/]*$", 1))
+    unknown = F.raise_error(F.concat(F.lit("a file of no partition: "), "_metadata.file_path")).cast("int")
+    return rows.withColumn(PARTITION_INDEX, F.coalesce(own, unknown))
 
 
-def counted(rows: DataFrame, parts: int, streams: int) -> list[list[int]]:
+def counted(rows: DataFrame, partitions: int, streams: int) -> list[list[int]]:
     """How many rows each stream has in each partition."""
-    by = [PART] if streams == 1 else [PART, OUTPUT]
+    alone = streams == 1
+    by = [PARTITION_INDEX] if alone else [PARTITION_INDEX, OUTPUT]
     found = {
-        (row[PART], 0 if streams == 1 else row[OUTPUT]): row["count"] for row in rows.groupBy(*by).count().collect()
+        (row[PARTITION_INDEX], 0 if alone else row[OUTPUT]): row["count"] for row in rows.groupBy(*by).count().collect()
     }
-    return [[found.get((part, stream), 0) for stream in range(streams)] for part in range(parts)]
+    return [[found.get((index, stream), 0) for stream in range(streams)] for index in range(partitions)]
 
 
 def _parquet(spark: SparkSession, schema: str, folders: Sequence[UPath]) -> DataFrame:

@@ -1,7 +1,7 @@
 """Which intermediates go, and which stay: the release rule, then budgets of age and bytes, the oldest first.
 
-Knows what is stored; who still needs it is told. What is freed too early is not lost: a stage that needs it recomputes
-it.
+Knows what is stored; the caller knows who still needs it. What is freed too early is not lost: a stage that needs it
+recomputes it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from dagster_unified.graph.release import releasable
 
 @dataclass(frozen=True)
 class Budget:
-    """How long intermediates are kept that nobody needs any more: at most `max_age`, and at most `max_bytes` of a
-    pipeline's in all. None does not limit.
+    """How long intermediates are kept that nobody needs any more.
+
+    At most `max_age`, and of one pipeline at most `max_bytes` in all. None does not limit.
     """
 
     max_age: timedelta | None = timedelta(days=7)
@@ -36,8 +37,8 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Stored:
-    """An intermediate in the store, with its manifest; None for what a run that has died left of an attempt."""
+class StoredIntermediate:
+    """An intermediate in the store, with its manifest; None for an attempt that a killed run left uncommitted."""
 
     address: Address
     manifest: Manifest | None
@@ -54,7 +55,7 @@ class Stored:
         return self.manifest is not None and self.manifest.run != self.address.run
 
 
-def stored(store: IntermediateStore, pipeline: str) -> Iterator[Stored]:
+def stored_intermediates(store: IntermediateStore, pipeline: str) -> Iterator[StoredIntermediate]:
     """Everything that is stored of a pipeline."""
     for stage in (f for f in _folders(store.root / pipeline) if f.name != FOLDER):
         for partition in _folders(stage):
@@ -67,17 +68,19 @@ def stored(store: IntermediateStore, pipeline: str) -> Iterator[Stored]:
                     else sum(int(f.stat().st_size) for f in run.rglob("*") if f.is_file())
                 )
                 written = float((run / MANIFEST if manifest is not None else run).stat().st_mtime)
-                yield Stored(address, manifest, size, manifest.created if manifest is not None else written, written)
+                yield StoredIntermediate(
+                    address, manifest, size, manifest.created if manifest is not None else written, written
+                )
 
 
 def to_free(
-    found: Iterable[Stored],
+    found: Iterable[StoredIntermediate],
     plan: Plan,
     budget: Budget,
     now: float,
     running: Callable[[str], bool],
-    needed: Callable[[Stored], bool],
-) -> list[Stored]:
+    needed: Callable[[StoredIntermediate], bool],
+) -> list[StoredIntermediate]:
     """What goes now, the oldest first.
 
     `running` says whether a run may still write; `needed` whether somebody may still read an intermediate. An
@@ -89,7 +92,7 @@ def to_free(
         if one.manifest is not None:
             finished.setdefault((one.address.run, one.address.partition), set()).add(one.address.stage)
 
-    def goes(one: Stored) -> bool:
+    def goes(one: StoredIntermediate) -> bool:
         if needed(one):
             return False
         return not running(one.address.run) or (
@@ -105,9 +108,9 @@ def to_free(
     for one in known:
         if one.linked and one.manifest is not None:
             links.setdefault(replace(one.address, run=one.manifest.run), set()).add(one.address)
-    going: dict[Address, Stored] = {}
+    going: dict[Address, StoredIntermediate] = {}
 
-    def stays_for_a_link(one: Stored) -> bool:
+    def stays_for_a_link(one: StoredIntermediate) -> bool:
         return not links.get(one.address, set()) <= going.keys()
 
     held -= sum(s.bytes for s in leavings)

@@ -65,7 +65,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """How many key groups carried state is spread over."""
 
     together: int = 1
-    """How many partitions one Spark job made; `seconds` are this one's share."""
+    """How many partitions one Spark job materialized; `seconds` are this one's share."""
 
     diverted: dict[str, int] = {}
     """The malformed rows that each source has set aside, by its uid; 0 where all rows fit."""
@@ -91,20 +91,18 @@ class IntermediateStore:
         self.root = storage_path(root, "intermediate storage")
 
     def folder(self, address: Address) -> UPath:
-        """The folder of one stage of one run; raises where a part of the address is no safe path segment."""
+        """The folder of one stage of one run; raises where a segment of the address is not safe in a path."""
         path = self.root
-        for part in (address.pipeline, address.stage, address.partition, address.run):
-            if not _SEGMENT.fullmatch(part) or part in (".", ".."):
+        for segment in (address.pipeline, address.stage, address.partition, address.run):
+            if not _SEGMENT.fullmatch(segment) or segment in (".", ".."):
                 raise ConfigurationError(
-                    f"'{part}' cannot be part of a storage path; use letters, digits and _ . = + : % ~ -"
+                    f"'{segment}' cannot be part of a storage path; use letters, digits and _ . = + : % ~ -"
                 )
-            path = path / part
+            path = path / segment
         return path
 
     def new_attempt(self, address: Address) -> UPath:
-        """A folder for one attempt's data: attempts never share one, so that one that lives on after its run was killed
-        does no harm.
-        """
+        """A folder for one attempt's data: no two share one, so that a worker that outlives its run does no harm."""
         path = self.folder(address) / f"data-{uuid4().hex[:12]}"
         path.mkdir(parents=True, exist_ok=True)
         return path
@@ -117,7 +115,7 @@ class IntermediateStore:
         )
 
     def commit(self, address: Address, manifest: Manifest) -> None:
-        """Makes an attempt the intermediate, at once and whole; other attempts' data goes."""
+        """Commit an attempt atomically as the intermediate; the data of other attempts is removed."""
         folder = self.folder(address)
         folder.mkdir(parents=True, exist_ok=True)
         _put(folder / MANIFEST, manifest)
@@ -144,7 +142,7 @@ class IntermediateStore:
             return None
 
     def link(self, address: Address, manifest: Manifest) -> None:
-        """Makes what another run produced the intermediate of this one as well; the data stays where it is."""
+        """Make another run's intermediate that of this one as well; the data stays where it is."""
         folder = self.folder(address)
         folder.mkdir(parents=True, exist_ok=True)
         _put(folder / MANIFEST, manifest)

@@ -1,0 +1,169 @@
+"""State that goes on from one partition to the next in BATCH.
+
+Says where a partition starts, and runs keyed operators from the state before it.
+
+Knows the plan, the intermediate store and Spark's DataFrame API. Lazy: nothing runs here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dagster_unified.engine.batch.intermediates import dataframes
+from dagster_unified.engine.batch.intermediates.store import Manifest
+from dagster_unified.engine.batch.run import Run
+from dagster_unified.engine.dataframe.aggregates import CarriedAggregate
+from dagster_unified.engine.dataframe.exchanges import key_columns
+from dagster_unified.engine.dataframe.native import Natives
+from dagster_unified.engine.dataframe.streams import Streams
+from dagster_unified.engine.job_time import JobTime
+from dagster_unified.errors import StateError
+from dagster_unified.graph import nodes as g
+from dagster_unified.graph.plan import Plan, Port, Region
+from dagster_unified.operators.drivers.carried import GROUP, PAGE, STATE
+from dagster_unified.operators.drivers.key_groups import ControlEvent
+from dagster_unified.operators.drivers.report import Report
+from dagster_unified.operators.layout import CARRIED, TIMESTAMP, StreamLayout
+from dagster_unified.operators.metrics import Metrics, merge
+from dagster_unified.operators.program.spec import CarryOver
+from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, wall_clock
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+StateBefore = Callable[[Port], "DataFrame | None"]
+"""Gives the state that the partition before left of an operator, or None where there is none."""
+
+
+@dataclass(frozen=True)
+class PartitionStart:
+    """Where one partition's run of a region starts.
+
+    That is the plan, the last event time of each input and, with carried state, the control events before and after it.
+    """
+
+    plan: Plan
+    upstream: Metrics = field(default_factory=Metrics)
+    """From the manifests of the inputs."""
+
+    begin: ControlEvent = field(default_factory=ControlEvent)
+    end: ControlEvent = field(default_factory=ControlEvent)
+
+    def over(self, node: g.Node) -> CarryOver:
+        """How one operator begins and ends."""
+        return CarryOver(self.watermark(node), msgspec.json.encode(self.end))
+
+    def watermark(self, node: g.Node) -> int:
+        """An operator's watermark before the partition."""
+        return self.begin.watermarks.get(node.uid, MIN_TIMESTAMP)
+
+    def last_watermark(self, node: g.Node) -> int:
+        """An operator's watermark after the partition."""
+        return MAX_TIMESTAMP if self.end.end else self.end.watermarks.get(node.uid, MIN_TIMESTAMP)
+
+
+def partition_starts(
+    runs: Sequence[Run], region: Region, inputs: Sequence[Mapping[int, Manifest]], before: Manifest | None
+) -> list[PartitionStart]:
+    """Where the partitions start; with carried state, each goes on from what all before it have seen."""
+    seen = Metrics(last_event_times=before.last_event_times) if before is not None else Metrics()
+    starts = []
+    for run, manifests in zip(runs, inputs, strict=True):
+        upstream = merge(Metrics(last_event_times=manifests[i].last_event_times) for i in region.inputs)
+        if run.carry is None:
+            starts.append(PartitionStart(run.plan, upstream))
+            continue
+        begin, seen = _time_after(run.plan, seen), merge([seen, upstream])
+        starts.append(PartitionStart(run.plan, seen, begin, _time_after(run.plan, upstream, run.carry.last)))
+    return starts
+
+
+def _time_after(plan: Plan, seen: Metrics, last: bool = False) -> ControlEvent:
+    """The control event after all records so far: watermarks or, after the last partition, the end of input."""
+    now = wall_clock()
+    time = JobTime(plan, None, now, native_windows=True)
+    event = time.after(Report(seen), now)
+    return time.end(now) if last else event or ControlEvent(now=now)
+
+
+def state_before(run: Run, manifest: Manifest | None, port: Port) -> DataFrame | None:
+    """The state of an operator in the manifest of the partition before; raises `StateError` where it does not fit."""
+    if manifest is None:
+        return None
+    node = run.plan.graph.node(port.node)
+    groups = run.plan.execution.streaming.max_parallelism
+    if manifest.groups != groups:
+        raise StateError(
+            f"{run.plan.name}: the state of the partition before is in {manifest.groups} key groups, and"
+            f" pipeline.max-parallelism is {groups}; set it as it was, or run a backfill from the first partition"
+        )
+    if all((s.uid, s.tag) != (node.uid, port.tag) for s in manifest.streams):
+        raise StateError(
+            f"{run.plan.name}: the partition before has no state of operator '{node.name}' (uid '{node.uid}'); give it"
+            " the uid that it had, or run a backfill from the first partition"
+        )
+    return dataframes.read(run.spark, run.store, [manifest], node.uid, port.tag, run.plan.layout(port))
+
+
+class CarriedState:
+    """The keyed operators of a region that start from the state of the partition before."""
+
+    def __init__(
+        self,
+        streams: Streams,
+        natives: Natives,
+        starts: Sequence[PartitionStart],
+        before: StateBefore,
+        persist: Callable[[DataFrame], DataFrame],
+    ) -> None:
+        self._streams, self._natives, self._starts = streams, natives, starts
+        self._before, self._persist = before, persist
+        self._aggregates: dict[int, CarriedAggregate] = {}
+
+    def records(self, node: g.KeyedNode, layout: StreamLayout) -> DataFrame:
+        """A keyed node's records by key group, each group after its state."""
+        from pyspark.sql import functions as F
+
+        plan, axis, state = self._streams.plan, self._streams.axis, self._before(Port(node.id, CARRIED))
+        edges = plan.graph.main_inputs(node.id)
+        keys = key_columns(edges[0])
+        group = F.pmod(F.hash(*keys), F.lit(plan.execution.streaming.max_parallelism)).alias(GROUP)
+        records = self._streams.inputs.united(edges, layout).select(*layout.schema.names, group, *axis.columns)
+        if state is None:
+            frame = records.withColumns({PAGE: F.lit(None).cast("bigint"), STATE: F.lit(None).cast("binary")})
+        else:
+            kept = (F.col("group").cast("int").alias(GROUP), F.col("page").alias(PAGE), F.col("state").alias(STATE))
+            first = state.select(*kept, *(F.lit(0).alias(name) for name in axis.columns))
+            frame = records.unionByName(first, allowMissingColumns=True)
+        count = self._streams.exchanges.parallelism(node)
+        if axis.enabled and not count:
+            # Adaptive execution goes by bytes, and every partition has its state to write, however few its records are.
+            count = int(self._natives.spark.conf.get("spark.sql.shuffle.partitions") or 1)
+        spread = frame.repartition(count, GROUP) if count else frame.repartition(GROUP)
+        time = [TIMESTAMP] if layout.timestamped else []
+        return spread.sortWithinPartitions(GROUP, *axis.columns, F.col(PAGE).asc_nulls_last(), *keys, *time)
+
+    def aggregate(self, node: g.AggregateNode | g.WindowAggregateNode, port: Port) -> DataFrame:
+        """The aggregates of the keys that a partition has, or of the windows that it closes; or the state after it."""
+        merged = self._aggregates.get(node.id)
+        if merged is None:
+            found = self._merged(node)
+            merged = self._aggregates[node.id] = replace(found, frame=self._persist(found.frame))
+        if port.tag == CARRIED:
+            return merged.state()
+        if isinstance(node, g.AggregateNode):
+            return self._natives.finished(node, merged)
+        return self._natives.closed(node, merged)
+
+    def _merged(self, node: g.AggregateNode | g.WindowAggregateNode) -> CarriedAggregate:
+        frame, before = self._streams.inputs.of(node.id), self._before(Port(node.id, CARRIED))
+        axis = self._streams.axis
+        if isinstance(node, g.AggregateNode):
+            return self._natives.carried_aggregate(node, frame, before, axis)
+        begin = self._starts[0].watermark(node)
+        ends = [start.last_watermark(node) for start in self._starts]
+        return self._natives.carried_windows(node, frame, before, begin, ends, axis)

@@ -1,0 +1,230 @@
+"""Builds the DataFrames of a region in BATCH, for one partition or several.
+
+Knows the plan and Spark's DataFrame API (no RDDs, no JVM handles: it runs on Connect as well). Lazy: nothing runs here,
+except the probe for the last event time that a fully pipelined job with timers needs, and the collecting of broadcast
+records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dagster_unified.connectors.base import MALFORMED, SparkSource, spark_schema
+from dagster_unified.engine.batch.carried import CarriedState, PartitionStart, StateBefore
+from dagster_unified.engine.dataframe.fragment import Fragment
+from dagster_unified.engine.dataframe.inputs import spark_source, split_malformed
+from dagster_unified.engine.dataframe.native import Natives, with_event_time
+from dagster_unified.engine.dataframe.partitions import PartitionAxis
+from dagster_unified.engine.dataframe.passes import Pass, Reports, is_computed_again, mapped
+from dagster_unified.engine.dataframe.streams import Streams
+from dagster_unified.engine.translate import program
+from dagster_unified.errors import PipelineError
+from dagster_unified.graph import nodes as g
+from dagster_unified.graph.nodes import Key
+from dagster_unified.graph.plan import Plan, Port, Region
+from dagster_unified.operators.lanes import encode
+from dagster_unified.operators.layout import TIMESTAMP
+from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.program.spec import BroadcastInput, Program
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+class RegionFrames:
+    """The lazy DataFrames of one region.
+
+    `intermediate` gives the streams of other regions. `state` gives what the partition before the first left, where
+    state is carried.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        region: Region,
+        spark: SparkSession,
+        intermediate: Callable[[Port], DataFrame],
+        starts: Sequence[PartitionStart],
+        state: StateBefore | None = None,
+    ) -> None:
+        self.plan, self.spark, self.starts = plan, spark, starts
+        self.fragment = Fragment.of(region)
+        self.axis = PartitionAxis(len(starts))
+        self.malformed: list[tuple[g.SourceNode, DataFrame]] = []
+        """The rows that do not fit, by source."""
+
+        self._streams = Streams(plan, self.fragment, self, intermediate, self.axis)
+        self._natives = Natives(plan.name, region.name, spark)
+        self._reports = Reports(self.axis)
+        self._persisted: list[DataFrame] = []
+        self._carried = (
+            None if state is None else CarriedState(self._streams, self._natives, starts, state, self._persist)
+        )
+
+    def port(self, port: Port) -> DataFrame:
+        """A stream of the region, in the columns of its layout."""
+        return self._streams.port(port)
+
+    def sink_input(self, sink: int) -> DataFrame:
+        """What a sink writes."""
+        return self._streams.inputs.of_sink(sink)
+
+    def combined(self, ports: Collection[Port]) -> tuple[DataFrame, tuple[Port, ...]] | None:
+        """Several streams in one DataFrame, in the order of their numbers, if one pass emits exactly these."""
+        one = self._streams.pass_of(ports)
+        return None if one is None else (self._streams.combined(one), one.outputs)
+
+    def metrics(self) -> list[Metrics]:
+        """The totals that operators reported, by partition; call it after the region's job has run."""
+        return self._reports.metrics()
+
+    def release(self) -> None:
+        """Free the DataFrames that were persisted for several readers."""
+        for frame in self._persisted:
+            frame.unpersist()
+
+    def _persist(self, frame: DataFrame) -> DataFrame:
+        self._persisted.append(frame.persist())
+        return self._persisted[-1]
+
+    # How BATCH runs operators
+
+    def run_pass(self, one: Pass) -> DataFrame:
+        node = self.plan.graph.node(one.members[0])
+        ship = program(self.plan, self.fragment.name, one.members, one.outputs)
+        if self._carried is not None and isinstance(node, g.KeyedNode):
+            ship = replace(self.axis.timed(ship), carry=tuple(start.over(node) for start in self.starts))
+            frame = self._carried.records(node, ship.input)
+        else:
+            frame = self._streams.inputs.of(node.id)
+            ship = self.axis.timed(ship, self._last_event_times(node, frame))
+            frame = frame.select(*ship.input.schema.names, *self.axis.columns)
+            frame = frame if isinstance(node, g.KeyedNode) else self.axis.in_order(frame)
+        if ship.broadcast is None:
+            combined = self.run_program(frame, ship, one.members)
+        else:
+            combined = self._with_broadcast(frame, ship, ship.broadcast, node.id)
+        return self._persist(combined) if is_computed_again(self.plan, self.fragment, one) else combined
+
+    def run_program(self, frame: DataFrame, program: Program, place: Hashable) -> DataFrame:
+        return self._reports.taken_from(mapped(frame, program, self._streams.shipments, place, self.axis))
+
+    def run_natively(self, node: g.Node, port: Port) -> DataFrame:
+        if isinstance(node, g.SourceNode):
+            return self._source(node)
+        if self._carried is not None and isinstance(node, (g.AggregateNode, g.WindowAggregateNode)):
+            return self._carried.aggregate(node, port)
+        frame = self._streams.inputs.of(node.id)
+        if isinstance(node, g.AssignTimestampsNode):
+            return self._timestamps(node, frame)
+        if isinstance(node, g.NativeNode):
+            return self._natives.operation(node, frame, self.axis.columns)
+        if isinstance(node, g.AggregateNode):
+            return self._natives.aggregate(node, frame, self.axis.columns)
+        if isinstance(node, g.WindowAggregateNode):
+            return self._natives.windows(node, self._natives.moments(node, frame), self.axis.columns)
+        raise PipelineError(f"{self.plan.name}: '{node.name}' cannot run in BATCH")
+
+    def _source(self, node: g.SourceNode) -> DataFrame:
+        source = spark_source(self.plan.name, node)
+        rows, unfit = split_malformed(self._read(source, node))
+        if unfit is not None:
+            self.malformed.append((node, unfit.select(f"{MALFORMED}.*", *self.axis.columns)))
+        return rows.select(*source.records.names, *self.axis.columns)
+
+    def _read(self, source: SparkSource[Any], node: g.SourceNode) -> DataFrame:
+        if not self.axis.enabled:
+            return source.read_partition(self.spark)
+        bounded = [cast("g.SourceNode", start.plan.graph.node(node.id)).source for start in self.starts]
+        return source.read_partitions(self.spark, cast("list[SparkSource[Any]]", bounded))
+
+    # Event time
+
+    def _timestamps(self, node: g.AssignTimestampsNode, frame: DataFrame) -> DataFrame:
+        """Event times from a field.
+
+        The last of them is observed only where timers depend on it, since observing costs Catalyst its fused code.
+        """
+        from pyspark.sql import functions as F
+
+        timed = (g.KeyedProcessNode,) if self._carried is None else (g.KeyedProcessNode, g.WindowAggregateNode)
+        waiting = [n.id for n in self.plan.graph.nodes if isinstance(n, timed)]
+        if not any(node.uid in self.plan.assigners_before(n) for n in waiting):
+            return with_event_time(node, frame)
+
+        def report(index: int) -> Column:
+            moment = F.when(self.axis.index == index, F.col(TIMESTAMP)) if self.axis.enabled else F.col(TIMESTAMP)
+            last = F.max(moment)
+            times = F.when(last.isNotNull(), F.create_map(F.lit(node.uid), last))
+            none = F.create_map().cast("map<string,int>")
+            content = F.struct(none.alias("counters"), times.alias("last_event_times"))
+            return F.struct(F.lit(index).alias("partition"), F.to_json(content).alias("report"))
+
+        reports = F.array(*map(report, range(self.axis.count)))
+        return self._reports.observe(with_event_time(node, frame), reports)
+
+    def _last_event_times(self, node: g.Node, frame: DataFrame) -> dict[int, int]:
+        """The last event times of what reaches a node that may have timers, by partition.
+
+        They come from the manifests of what the region reads or, where those do not say, from the records.
+        """
+        if not isinstance(node, g.KeyedProcessNode) or node.key == Key():
+            return {}
+        before = self.plan.assigners_before(node.id)
+        known = {index: start.upstream.last_event_time(before) for index, start in enumerate(self.starts)}
+        found = {index: time for index, time in known.items() if time is not None}
+        assigners = set(self.plan.assigners_of(self.plan.graph.main_inputs(node.id)))
+        missing = any(assigners - set(start.upstream.last_event_times) for start in self.starts)
+        if missing and TIMESTAMP in frame.columns:
+            for index, time in self._probe(frame).items():
+                found[index] = max(time, found.get(index, time))
+        return found
+
+    def _probe(self, frame: DataFrame) -> dict[int, int]:
+        """The last event times of an input that is not materialized, by partition.
+
+        This takes a job of its own; its input is persisted for the main one.
+        """
+        from pyspark.sql import functions as F
+
+        persisted = self._persist(frame)
+        rows = persisted.groupBy(*self.axis.columns).agg(F.max(TIMESTAMP).alias("last")).collect()
+        return {self.axis.index_of(row): row["last"] for row in rows if row["last"] is not None}
+
+    # Broadcast state
+
+    def _with_broadcast(self, frame: DataFrame, ship: Program, given: BroadcastInput, node_id: int) -> DataFrame:
+        """A pass whose head has broadcast state.
+
+        The broadcast records travel with the program to every partition, and to one partition of no other records,
+        which alone keeps what the operator emits for them.
+        """
+        from pyspark.sql import functions as F
+
+        records = self._streams.inputs.united(self.plan.graph.broadcast_inputs(node_id), given.layout)
+        if given.layout.timestamped:
+            records = records.orderBy(TIMESTAMP)
+        table = records.toArrow().cast(given.layout.schema)
+        if given.layout.timestamped:
+            ship = _lasting_until(ship, pc.max(table.column(TIMESTAMP)).as_py())
+        data = tuple(
+            encode(pa.RecordBatch.from_arrays(b.columns, schema=given.layout.schema)) for b in table.to_batches()
+        )
+        followers = replace(ship, broadcast=replace(given, data=data, leads=False))
+        leader = replace(ship, broadcast=replace(given, data=data, alone=True))
+        columns = spark_schema(ship.input.schema)
+        nothing = self.spark.range(0, 1, 1, 1).select(*[F.lit(None).cast(f.dataType).alias(f.name) for f in columns])
+        return self.run_program(frame, followers, node_id).unionByName(
+            self.run_program(nothing, leader, (node_id, "leader"))
+        )
+
+
+def _lasting_until(ship: Program, moment: int | None) -> Program:
+    """A program whose event time ends no earlier than at a moment."""
+    moments = [t for t in (ship.options.last_event_time, moment) if t is not None]
+    return replace(ship, options=replace(ship.options, last_event_time=max(moments, default=None)))

@@ -1,0 +1,64 @@
+"""A run of a pipeline's stages: where it runs, as whom, and which state it goes on from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore, Manifest
+from dagster_unified.engine.events import Observer, nobody
+from dagster_unified.errors import CarriedStateError
+from dagster_unified.graph.plan import Plan, Region
+from dagster_unified.graph.slices import WHOLE
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Lookup = Callable[[Region], Manifest | None]
+"""Finds the manifest of a region's intermediate, if its data still stands."""
+
+
+@dataclass(frozen=True)
+class Carrying:
+    """Where the state before a partition comes from: nowhere for the first partition.
+
+    `last` says that the input ends with this partition.
+    """
+
+    before: Lookup | None
+    key_before: str
+    last: bool = False
+
+    def manifest(self, plan: Plan, region: Region) -> Manifest | None:
+        """The manifest of the partition before; raises `CarriedStateError` where there is none."""
+        if self.before is None:
+            return None
+        found = self.before(region)
+        if found is None:
+            raise CarriedStateError(
+                f"{plan.name}: stage '{region.name}' goes on from the state of partition {self.key_before}, which is"
+                " not there: it has not been run, or its state was freed; run a backfill that begins with"
+                f" {self.key_before}, or with an earlier partition"
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where and as whom stages run. A run, its retries and its re-executions share one `execution`."""
+
+    plan: Plan
+    spark: SparkSession
+    store: IntermediateStore
+    run_id: str
+    execution: str
+    partition: str = WHOLE
+    observe: Observer = nobody
+    carry: Carrying | None = None
+    check: Callable[[], None] = lambda: None
+    """Raises where the run is to stop; called before anything is written or committed."""
+
+    def address(self, region: Region) -> Address:
+        """Where this run puts a region's intermediate."""
+        return Address(self.plan.name, region.name, self.run_id, self.partition)

@@ -1,0 +1,80 @@
+"""What reaches an operator: its inputs united and exchanged; and what a source yields.
+
+Knows the plan, connectors and Spark's DataFrame API. Lazy: nothing runs here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dagster_unified.connectors.base import MALFORMED, SparkSource
+from dagster_unified.engine.dataframe.exchanges import Exchanges
+from dagster_unified.engine.translate import input_layout
+from dagster_unified.errors import PipelineError
+from dagster_unified.graph import nodes as g
+from dagster_unified.graph.nodes import Edge
+from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, key_column
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The inputs of the operators of a fragment."""
+
+    plan: Plan
+    exchanges: Exchanges
+    port: Callable[[Port], DataFrame]
+    """Gives a stream, in the columns of its layout."""
+
+    def of(self, node_id: int) -> DataFrame:
+        """A node's inputs united, partitioned as their exchange says, and sorted where the node is keyed."""
+        node = self.plan.graph.node(node_id)
+        layout = input_layout(self.plan, node_id)
+        edges = self.plan.graph.main_inputs(node_id)
+        return self.exchanges.apply(self.united(edges, layout), edges[0], node, layout)
+
+    def of_sink(self, sink: int) -> DataFrame:
+        """What a sink writes: the columns of the records, and the pass-through columns."""
+        return self.of(sink).select(*input_layout(self.plan, sink).records.names, *self.exchanges.axis.columns)
+
+    def united(self, edges: Sequence[Edge], layout: StreamLayout) -> DataFrame:
+        """The streams that come over some edges, in the columns of one layout."""
+        frame = self._aligned(edges[0], layout)
+        for edge in edges[1:]:
+            frame = frame.unionByName(self._aligned(edge, layout))
+        return frame
+
+    def _aligned(self, edge: Edge, layout: StreamLayout) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        port = Port(edge.source, edge.tag.name if edge.tag else None)
+        frame = self.port(port)
+        own = self.plan.layout(port)
+        columns: list[Column] = [F.col(name) for name in own.records.names]
+        if layout.timestamped:
+            columns.append(F.col(TIMESTAMP) if own.timestamped else F.lit(None).cast("long").alias(TIMESTAMP))
+        computed = edge.partitioning.key.computed if edge.partitioning.key is not None else None
+        if computed is not None:
+            columns.append(F.col(key_column(own.keys.index(computed))).alias(key_column(0)))
+        return frame.select(*columns, *self.exchanges.axis.columns)
+
+
+def spark_source(pipeline: str, node: g.SourceNode) -> SparkSource[Any]:
+    """The source of a node; raises `PipelineError` where Spark cannot read it."""
+    if not isinstance(node.source, SparkSource):
+        raise PipelineError(
+            f"{pipeline}: source '{node.name}' is a {type(node.source).__name__}, which Spark cannot read"
+        )
+    return node.source
+
+
+def split_malformed(frame: DataFrame) -> tuple[DataFrame, DataFrame | None]:
+    """What a source read: the rows that fit its schema, and those that do not, where it distinguishes them."""
+    if MALFORMED not in frame.columns:
+        return frame, None
+    return frame.where(f"{MALFORMED} is null"), frame.where(f"{MALFORMED} is not null")

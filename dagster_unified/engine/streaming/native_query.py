@@ -1,0 +1,93 @@
+"""The query of one native aggregate: each epoch has the keys that changed, or the windows that closed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from dagster_unified.engine.dataframe.fragment import Fragment
+from dagster_unified.engine.events import EpochCommitted
+from dagster_unified.engine.streaming.control import ControlFile
+from dagster_unified.engine.streaming.native_streams import NativeStreams
+from dagster_unified.engine.streaming.query import Deployment, Query, written
+from dagster_unified.engine.streaming.topology import TAIL
+from dagster_unified.errors import UnsupportedError
+from dagster_unified.graph.plan import Port
+from dagster_unified.operators.drivers.key_groups import ControlEvent
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class NativeQuery(Query):
+    """The query of one native aggregate.
+
+    The query of lanes reads the sources in `packed` as well, and counts and keeps their malformed rows.
+    """
+
+    several_stateful = False
+    """With more than one Spark would take late records for a micro-batch longer."""
+
+    def __init__(
+        self, deployment: Deployment, name: str, sinks: tuple[int, ...], aggregate: int, packed: Collection[int]
+    ) -> None:
+        upstream = deployment.plan.upstream(aggregate)
+        after = sorted(deployment.plan.upstream(*sinks) - upstream)
+        super().__init__(deployment, name, Fragment(TAIL, tuple(after), sinks=sinks))
+        node = self.plan.graph.node(aggregate)
+        self.aggregate, self.packed = aggregate, packed
+        self.fragment = Fragment(node.name, tuple(sorted(upstream)))
+        self.windowed = node.has_native_windows
+        self.output_mode = "append" if self.windowed else "update"
+        self.control = self.folder / "control" / name
+
+    def frame(self) -> DataFrame:
+        sources = self.folder / "sources"
+        streams = NativeStreams(self.plan, self.fragment, self.spark, sources, self.tables, self.control)
+        built = streams.port(Port(self.aggregate))
+        for node in streams.drops_malformed:
+            if node.id not in self.packed:
+                raise UnsupportedError(
+                    f"{self.plan.name}: source '{node.name}' drops or diverts malformed rows, and only native"
+                    " aggregates read it, which STREAMING cannot run; use on_malformed='fail', or aggregate with"
+                    " reduce(...) or a function"
+                )
+        return built
+
+    def commit(self, frame: DataFrame, epoch: int) -> EpochCommitted:
+        begun = time.monotonic()
+        results = self.writer.commit(frame, epoch, lambda rows, port: rows)
+        rows, state_rows, state_bytes = self.measured()
+        late = self._late()
+        return EpochCommitted(
+            self.name,
+            epoch,
+            rows,
+            time.monotonic() - begun,
+            self._watermark(),
+            {"late records": late} if late else {},
+            written(results),
+            state_rows,
+            state_bytes,
+        )
+
+    def end(self) -> bool:
+        if self.windowed:
+            control = ControlFile(str(self.control))
+            before = control.read() or ControlEvent()
+            control.write(ControlEvent(before.number + 1, end=True))
+        return self.windowed
+
+    def _late(self) -> int:
+        """How many rows the micro-batch before dropped because their windows had closed."""
+        progress = self.progress()
+        return 0 if progress is None else sum(s["numRowsDroppedByWatermark"] for s in progress["stateOperators"])
+
+    def _watermark(self) -> int | None:
+        """Spark's watermark in the micro-batch before; None before the first, for which Spark says 1970."""
+        progress = self.progress()
+        text = None if progress is None else progress["eventTime"].get("watermark")
+        millis = None if text is None else int(datetime.fromisoformat(text).timestamp() * 1000)
+        return millis or None

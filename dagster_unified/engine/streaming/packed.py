@@ -1,0 +1,229 @@
+"""The query of everything but native aggregates: packed rows in lanes, through levels of keyed operators.
+
+Knows Spark's DataFrame API, the line of stages and the job's time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from dagster_unified.connectors.base import MALFORMED, spark_schema
+from dagster_unified.engine import malformed
+from dagster_unified.engine.dataframe.fragment import Fragment
+from dagster_unified.engine.dataframe.inputs import spark_source
+from dagster_unified.engine.dataframe.native import Natives
+from dagster_unified.engine.dataframe.observations import observed
+from dagster_unified.engine.events import EpochCommitted
+from dagster_unified.engine.failures import naming_operator
+from dagster_unified.engine.job_time import JobTime
+from dagster_unified.engine.streaming import worker
+from dagster_unified.engine.streaming.control import NAME, ControlFile, ControlSource
+from dagster_unified.engine.streaming.native_streams import NativeStreams
+from dagster_unified.engine.streaming.processor import KeyGroupProcessor
+from dagster_unified.engine.streaming.query import Deployment, Query, written
+from dagster_unified.engine.streaming.topology import Head, Native, Topology
+from dagster_unified.engine.translate import input_layout
+from dagster_unified.errors import UnsupportedError
+from dagster_unified.graph import nodes as g
+from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.operators.drivers.report import Report, merge_reports
+from dagster_unified.operators.lanes import PACKED, REPORT, Place, Route, sequence
+from dagster_unified.operators.time import wall_clock
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from upath import UPath
+
+MALFORMED_ROW = pa.schema([("file", pa.string()), ("row", pa.string()), ("reason", pa.string())])
+
+
+@dataclass
+class PackedFrames:
+    """The line of stages of one query."""
+
+    plan: Plan
+    topology: Topology
+    spark: SparkSession
+    folder: UPath
+    control: UPath
+    malformed: Mapping[str, int] = field(default_factory=dict)
+    """The lane of each source's malformed rows, by the source's uid."""
+
+    tables: list[DataFrame] = field(default_factory=list)
+    """What lookups read."""
+
+    def build(self) -> DataFrame:
+        """Every row of the query's output, packed, with its reports."""
+        groups = self.plan.execution.streaming.max_parallelism
+        packed = spark_schema(PACKED)
+        frames = [self._head(head, groups) for head in self.topology.heads]
+        if self.topology.timed:
+            frames.append(self._control(groups))
+        frame = frames[0]
+        for other in frames[1:]:
+            frame = frame.unionByName(other)
+        for native in self.topology.natives[0]:
+            frame = self._natively(frame, native, groups)
+        for level, tracks, natives in zip(
+            self.topology.levels, self.topology.passes, self.topology.natives[1:], strict=True
+        ):
+            processor = KeyGroupProcessor(worker.payload_of(dict(level), level.values()))
+            frame = frame.groupBy("lane", "group").transformWithState(processor, packed, "Append", "None")
+            if tracks:
+                frame = frame.mapInArrow(worker.between(tracks, groups), packed)
+            for native in natives:
+                frame = self._natively(frame, native, groups)
+        return frame
+
+    def lane(self, frame: DataFrame, lane: int, schema: pa.Schema) -> DataFrame:
+        """One stream out of packed rows, in its own columns."""
+        from pyspark.sql import functions as F
+
+        return frame.where(F.col("lane") == lane).select("data").mapInArrow(worker.unpack(schema), spark_schema(schema))
+
+    def _natively(self, frame: DataFrame, native: Native, groups: int) -> DataFrame:
+        """Native operators on the rows of one lane, which become columns for them; all other rows pass through."""
+        from pyspark.sql import functions as F
+
+        schema = worker.with_pass_through(input_layout(self.plan, native.nodes[0]).schema)
+        wide = frame.mapInArrow(worker.spread(native.lane, schema), spark_schema(schema))
+        natives = Natives(self.plan.name, self.plan.graph.node(native.nodes[0]).name, self.spark, self.tables)
+        others = F.col(worker.LANE) != native.lane
+        for number in native.nodes:
+            node = self.plan.graph.node(number)
+            assert isinstance(node, g.NativeNode)
+            with naming_operator(self.plan.name, node):
+                wide = natives.operation(node, wide, worker.PASS_THROUGH, others)
+        return wide.mapInArrow(worker.gather(native.lane, native.track, groups), spark_schema(PACKED))
+
+    def _head(self, head: Head, groups: int) -> DataFrame:
+        node = self.plan.graph.node(head.source)
+        assert isinstance(node, g.SourceNode)
+        if head.native:
+            return self._native_head(node, head).mapInArrow(worker.head(head.track, groups, None), spark_schema(PACKED))
+        source = spark_source(self.plan.name, node)
+        frame, route = source.read_stream(self.spark, self.folder / "sources" / node.uid), None
+        if MALFORMED not in frame.columns:
+            frame = frame.select(*source.records.names)
+        elif source.keeps_malformed():
+            route = Route(0, self.malformed[node.uid], MALFORMED_ROW, tuple(MALFORMED_ROW.names))
+        return frame.mapInArrow(worker.head(head.track, groups, route), spark_schema(PACKED))
+
+    def _native_head(self, node: g.SourceNode, head: Head) -> DataFrame:
+        """A source's rows after the native operators directly behind it."""
+        fragment = Fragment(node.name, (node.id, *head.native))
+        streams = NativeStreams(self.plan, fragment, self.spark, self.folder / "sources", self.tables)
+        frame = streams.port(Port(head.native[-1]))
+        if streams.drops_malformed:
+            raise UnsupportedError(
+                f"{self.plan.name}: source '{node.name}' drops or diverts malformed rows and has native operators"
+                " behind it, which STREAMING cannot run; use on_malformed='fail', or a Python operator first"
+            )
+        return frame.select(*head.track.program.input.records.names)
+
+    def _control(self, groups: int) -> DataFrame:
+        """The control events, a row for each key group of each operator that waits for them."""
+        from pyspark.sql import functions as F
+
+        self.spark.dataSource.register(ControlSource)
+        events = self.spark.readStream.format(NAME).option("path", str(self.control)).load()
+        lanes = F.explode(F.array(*[F.lit(lane).cast("int") for lane in sorted(self.topology.timed)])).alias("lane")
+        addressed = events.select("event", lanes).select(
+            "event", "lane", F.explode(F.sequence(F.lit(0), F.lit(groups - 1))).alias("group")
+        )
+        seq = F.lit(sequence(Place.EVENT, 0)).cast("long").alias("seq")
+        return addressed.select("lane", "group", seq, F.col("event").cast("binary").alias("data"))
+
+
+class PackedRows:
+    """The rows of one micro-batch without their reports, which Spark observes while it computes them."""
+
+    def __init__(self, frame: DataFrame) -> None:
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as F
+
+        self._observation = Observation()
+        is_report = F.col("lane") == REPORT
+        counts = [
+            F.collect_list(F.when(is_report, F.col("data"))).alias("reports"),
+            F.count(F.when(F.col("lane") != REPORT, 1)).alias("rows"),
+        ]
+        self.frame = frame.observe(self._observation, *counts).where(F.col("lane") != REPORT)
+
+    def are_none(self) -> bool:
+        """Whether there were no rows; call it after they were computed."""
+        return not int(observed(self._observation).get("rows") or 0)
+
+    def report(self) -> Report:
+        """What the operators reported; call it after the rows were computed."""
+        return merge_reports(bytes(r) for r in observed(self._observation).get("reports") or [])
+
+
+class PackedQuery(Query):
+    """The query of lanes. `lanes` are those of the sources' malformed rows, by uid."""
+
+    def __init__(self, deployment: Deployment, name: str, stages: Topology, lanes: Mapping[str, int]) -> None:
+        super().__init__(deployment, name, stages.tail)
+        control = self.folder / "control" / name
+        self.frames = PackedFrames(self.plan, stages, self.spark, self.folder, control, lanes, self.tables)
+        self.control = ControlFile(str(control))
+        self.time = JobTime(self.plan, self.control.read(), wall_clock())
+        self.stages = stages
+        read = {head.source for head in stages.heads}
+        self.kept = {lanes[n.uid]: self._keep(n) for n in malformed.diverting(self.plan) if n.id in read}
+        self.diverted: dict[str, int] = {}
+
+    def frame(self) -> DataFrame:
+        return self.frames.build()
+
+    def commit(self, frame: DataFrame, epoch: int) -> EpochCommitted:
+        begun = time.monotonic()
+        self.diverted = {}
+        rows = PackedRows(frame)
+        results = self.writer.commit(rows.frame, epoch, self._unpacked, self.kept, rows.are_none)
+        report = rows.report()
+        if self.stages.timed:
+            event = self.time.after(report, wall_clock())
+            if event is not None:
+                self.control.write(event)
+        _, state_rows, state_bytes = self.measured()
+        return EpochCommitted(
+            self.name,
+            epoch,
+            report.rows,
+            time.monotonic() - begun,
+            self.time.watermark(),
+            report.metrics.counters,
+            written(results),
+            state_rows,
+            state_bytes,
+            self.diverted,
+        )
+
+    def tick(self) -> None:
+        super().tick()
+        if self.stages.timed:
+            event = self.time.tick(wall_clock())
+            if event is not None:
+                self.control.write(event)
+
+    def end(self) -> bool:
+        if self.stages.timed:
+            self.control.write(self.time.end(wall_clock()))
+        return bool(self.stages.timed)
+
+    def _unpacked(self, frame: DataFrame, port: Port) -> DataFrame:
+        return self.frames.lane(frame, self.stages.tail_lanes[port], self.plan.layout(port).schema)
+
+    def _keep(self, node: g.SourceNode) -> Callable[[DataFrame, int], None]:
+        def keep(frame: DataFrame, epoch: int) -> None:
+            rows = self.frames.lane(frame, self.frames.malformed[node.uid], MALFORMED_ROW)
+            count = self.diverted[node.source.name] = rows.count()
+            malformed.keep(rows, count, malformed.in_streaming(self.directory, node), str(epoch))
+
+        return keep

@@ -1,0 +1,69 @@
+"""The operators between the last operator with state and the sinks, over the output of one epoch.
+
+Knows Spark's DataFrame API. Lazy: nothing runs here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING
+
+from dagster_unified.engine.dataframe.fragment import Fragment
+from dagster_unified.engine.dataframe.native import Natives, with_event_time
+from dagster_unified.engine.dataframe.passes import Pass, Reports, is_computed_again, mapped
+from dagster_unified.engine.dataframe.streams import Streams
+from dagster_unified.engine.shipping import Shipments
+from dagster_unified.errors import PipelineError
+from dagster_unified.graph import nodes as g
+from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.operators.program.spec import Program
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class Tail:
+    """The lazy DataFrames of one epoch's tail. `output` gives the streams of the query's output.
+
+    Epochs share their `shipments`, so that each program is sent to workers once.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        fragment: Fragment,
+        spark: SparkSession,
+        output: Callable[[Port], DataFrame],
+        shipments: Shipments,
+    ) -> None:
+        self.plan, self.fragment = plan, fragment
+        self._streams = Streams(plan, fragment, self, output, shipments=shipments)
+        self._natives = Natives(plan.name, fragment.name, spark)
+        self._reports = Reports()
+        self._persisted: list[DataFrame] = []
+
+    def sink_input(self, sink: int) -> DataFrame:
+        """What a sink writes."""
+        return self._streams.inputs.of_sink(sink)
+
+    def release(self) -> None:
+        """Free the DataFrames that were persisted for several readers."""
+        for frame in self._persisted:
+            frame.unpersist()
+
+    def run_pass(self, one: Pass) -> DataFrame:
+        combined = self.run_program(*self._streams.head_of(one), one.members)
+        if is_computed_again(self.plan, self.fragment, one):
+            self._persisted.append(combined.persist())
+        return combined
+
+    def run_program(self, frame: DataFrame, program: Program, place: Hashable) -> DataFrame:
+        return self._reports.taken_from(mapped(frame, program, self._streams.shipments, place, self._streams.axis))
+
+    def run_natively(self, node: g.Node, port: Port) -> DataFrame:
+        frame = self._streams.inputs.of(node.id)
+        if isinstance(node, g.AssignTimestampsNode):
+            return with_event_time(node, frame)
+        if isinstance(node, g.NativeNode):
+            return self._natives.operation(node, frame)
+        raise PipelineError(f"{self.plan.name}: '{node.name}' cannot run in STREAMING behind an operator with state")
