@@ -17,6 +17,7 @@ from dagster_unified.api import (
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
     ValueStateDescriptor,
+    WatermarkGenerator,
     WatermarkStrategy,
 )
 from tests.conformance.programs import Row, WindowDump, combine, seconds, wm
@@ -47,6 +48,25 @@ def timed(stream):
     strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(seconds=2)).with_timestamp_assigner(
         lambda r: r[2]
     )
+    return stream.assign_timestamps_and_watermarks(strategy)
+
+
+class Behind(WatermarkGenerator[Row]):
+    """Two seconds behind the latest event time, after every `count` records: the generator that Flink ran."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.seen, self.latest = count, 0, 0
+
+    def on_event(self, event, event_timestamp, output):
+        self.latest = max(self.latest, event_timestamp)
+        self.seen += 1
+        if self.seen % self.count == 0:
+            output.emit_watermark(self.latest - 2000 - 1)
+
+
+def generated(stream, count):
+    """As `timed`, with the watermarks of a generator."""
+    strategy = WatermarkStrategy.for_generator(lambda: Behind(count)).with_timestamp_assigner(lambda r: r[2])
     return stream.assign_timestamps_and_watermarks(strategy)
 
 

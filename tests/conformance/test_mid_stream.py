@@ -17,7 +17,7 @@ from dagster_unified.api import FileSink, ParquetSource, Pipeline
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.records import record_type
 from dagster_unified.testing import run_pipeline
-from tests.conformance.mid_stream import BUNDLE, PROGRAMS, ROWS, timed
+from tests.conformance.mid_stream import BUNDLE, PROGRAMS, ROWS, generated, timed
 from tests.conformance.programs import Row
 from tests.conformance.test_conformance import HERE, Clock, per_key
 
@@ -79,6 +79,16 @@ def test_the_harness_emits_what_flink_emits(mode, watermarks, program):
     result = run_pipeline(
         pipeline, mode, options=options, clock=Clock(), watermark_interval=1 if watermarks == "record" else BUNDLE
     )
+    assert comparable(program, result.only()) == comparable(program, expected(mode, watermarks, program))
+
+
+@pytest.mark.parametrize(("mode", "watermarks", "program"), CASES)
+def test_with_flinks_watermark_generator_the_harness_emits_the_same(mode, watermarks, program):
+    count = 1 if watermarks == "record" else BUNDLE
+    pipeline = Pipeline("conformance")
+    PROGRAMS[program](generated(pipeline.from_collection(ROWS, Row), count)).print("out")
+    options = {"pipeline.processing-time.end-of-input": "IGNORE"} if mode == "STREAMING" else {}
+    result = run_pipeline(pipeline, mode, options=options, clock=Clock(), watermark_interval=count)
     assert comparable(program, result.only()) == comparable(program, expected(mode, watermarks, program))
 
 
