@@ -86,6 +86,9 @@ class JobHandle:
         self._thread = Thread(target=self._run, name=f"{plan.name} {self.job_id[:8]}")
         self._thread.start()
 
+    def __repr__(self) -> str:
+        return f"<{self.plan.name}: {self.plan.execution.mode} job {self.job_id}, {self._status}>"
+
     @property
     def status(self) -> JobStatus:
         """Whether the job runs, or how it has ended."""

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dagster_unified import UnifiedPipelineComponent
 from dagster_unified.api import (
     AggregateFunction,
     AsyncDataStream,
@@ -532,6 +534,38 @@ def commands_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def component_page() -> str:
+    """The page `reference/component.md`."""
+    schema = UnifiedPipelineComponent.get_model_cls().model_json_schema()
+    models = schema["$defs"]
+    lines = [
+        "# Component",
+        "",
+        "This page is generated. It lists what a `defs.yaml` of `dagster_unified.UnifiedPipelineComponent` may say."
+        " [Coming from Dagster](../coming-from/dagster.md#in-a-project-of-dg) shows how to write one with `dg`, and a"
+        " whole example.",
+    ]
+    for title, properties in (
+        ("attributes", schema["properties"]),
+        ("batch", models["BatchModel"]["properties"]),
+        ("batch.schedule", models["ScheduleModel"]["properties"]),
+        ("batch.retention", models["KeptModel"]["properties"]),
+        ("streaming", models["StreamingModel"]["properties"]),
+        ("checks", models["SinkChecksModel"]["properties"]),
+    ):
+        lines += ["", f"## `{title}`", "", "| attribute | default | what it says |", "|---|---|---|"]
+        lines += [
+            f"| `{name}` | {_default_of(attribute)} | {attribute['description']} |"
+            for name, attribute in properties.items()
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _default_of(attribute: Mapping[str, Any]) -> str:
+    default = attribute.get("default")
+    return "" if default in (None, "__DAGSTER_UNSET_DEFAULT__") else f"`{json.dumps(default)}`"
+
+
 def picture() -> str:
     """The stages of the example pipeline, as Dagster shows them beside one of them."""
     plan = flights.plan({"execution.runtime-mode": "BATCH"})
@@ -541,6 +575,7 @@ def picture() -> str:
 PAGES = {
     DOCS / "images" / "flights.svg": picture,
     DOCS / "reference" / "commands.md": commands_page,
+    DOCS / "reference" / "component.md": component_page,
     DOCS / "reference" / "options.md": options_page,
     DOCS / "reference" / "support.md": support_page,
 }
