@@ -32,7 +32,7 @@ from dagster_unified.operators.windows import (
     WindowFunction,
 )
 from dagster_unified.operators.windows.assigners import AlignedEventTimeWindows
-from dagster_unified.operators.windows.operator import Windowing
+from dagster_unified.operators.windows.spec import Windowing
 from dagster_unified.records import RecordType, return_type
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from dagster_unified.graph.nodes import BOUNDS
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.operators.windows.assigners import MergingWindowAssigner
+from dagster_unified.operators.windows.context import ByEventTime
 
 _TABLE = "dagster_unified_input"
 _LOOKED_UP = "dagster_unified_looked_up"
@@ -166,7 +167,7 @@ def _in_windows(
             raise RecordTypeError(
                 f"{pipeline}: operator '{node.name}': a record has no event time; assign timestamps before the window"
             )
-        assigned = node.assigner.assign_windows(record, timestamp, timestamp)
+        assigned = node.assigner.assign_windows(record, timestamp, ByEventTime())
         found.setdefault(keys[row], []).extend(
             (window, row, mark) for window in assigned if window.max_timestamp() > mark
         )

@@ -102,7 +102,7 @@ def program(step, updates=True):
         "s",
         ROWS,
         (step,),
-        (Output(0, TEXTS if isinstance(step, KeyedProcessStep) else ROWS),),
+        (Output(0, TEXTS if step.output is TEXTS.records else ROWS),),
         KeyedInput(("key",), str),
         KeyedOptions(incremental_updates=updates),
     )
@@ -128,7 +128,7 @@ def ran(step, batches, groups=3, updates=True, stores=None, keys_per_page=KEYS_P
     if stores is None:
         events.append(([], ControlEvent(end=True)))
     for rows, event in events:
-        records = (TEXTS if isinstance(step, KeyedProcessStep) else ROWS).records
+        records = (TEXTS if step.output is TEXTS.records else ROWS).records
         driver = KeyGroups(
             program(step, updates),
             lambda number, b: out.extend(records.from_batch(b)),

@@ -41,7 +41,7 @@ from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, 
 from dagster_unified.operators.keyed import KeyedOptions
 from dagster_unified.operators.program.spec import KeyedInput, Output, Program
 from dagster_unified.operators.windows.assigners import SlidingEventTimeWindows as Sliding
-from dagster_unified.operators.windows.operator import Windowing
+from dagster_unified.operators.windows.spec import Windowing
 from dagster_unified.operators.windows.step import WindowStep
 from dagster_unified.testing import run_pipeline
 from dagster_unified.testing.harness import ManualClock

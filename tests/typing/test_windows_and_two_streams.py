@@ -14,7 +14,10 @@ from dagster_unified.api import (
     ConnectedStreams,
     CoProcessFunction,
     CountEvictor,
+    CountSlidingWindowAssigner,
     CountTrigger,
+    CountTumblingWindowAssigner,
+    CountWindow,
     DataStream,
     DeltaEvictor,
     DeltaTrigger,
@@ -179,6 +182,10 @@ def test_an_assigner_says_the_window() -> None:
     dynamic = sales.window(EventTimeSessionWindows.with_dynamic_gap(lambda s: s.amount))
     assert_type(dynamic, WindowedStream[str, Sale, TimeWindow])
     assert_type(sales.count_window(2), WindowedStream[str, Sale, GlobalWindow])
+    assert_type(sales.window(CountTumblingWindowAssigner.of(2)), WindowedStream[str, Sale, CountWindow])
+    by_count = sales.window(CountSlidingWindowAssigner.of(3, 1))
+    assert_type(by_count, WindowedStream[str, Sale, CountWindow])
+    by_count.process(Spread())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     assert_type(streams()[0].window_all(sliding), WindowedStream[int, Sale, TimeWindow])
 
 

@@ -12,20 +12,9 @@ from dagster_unified.graph.nodes.base import Key, Lineage, Node
 from dagster_unified.operators.broadcast import BroadcastStep
 from dagster_unified.operators.keyed import KeyedProcessStep, ReduceStep
 from dagster_unified.operators.program.step import Step
-from dagster_unified.operators.windows import (
-    ContinuousEventTimeTrigger,
-    ContinuousProcessingTimeTrigger,
-    CountTrigger,
-    DeltaTrigger,
-    ProcessingTimeSessionWindows,
-    ProcessingTimeTrigger,
-    PurgingTrigger,
-    SlidingProcessingTimeWindows,
-    TumblingProcessingTimeWindows,
-)
-from dagster_unified.operators.windows.operator import CONTENTS
+from dagster_unified.operators.windows import Firing
+from dagster_unified.operators.windows.spec import CONTENTS
 from dagster_unified.operators.windows.step import WindowStep
-from dagster_unified.operators.windows.triggers import SlidingCountTrigger
 
 if TYPE_CHECKING:
     from dagster_unified.graph.nodes.graph import Graph
@@ -127,8 +116,17 @@ class WindowNode(KeyedProcessNode):
 
     def parity(self, graph: Graph) -> list[Finding]:
         spec, found = self.function, []
-        trigger = spec.trigger.nested if isinstance(spec.trigger, PurgingTrigger) else spec.trigger
-        if isinstance(trigger, (CountTrigger, SlidingCountTrigger, DeltaTrigger)):
+        firing, assigner = spec.trigger.firing, spec.assigner
+        if firing is Firing.UNDECLARED:
+            name = type(spec.trigger).__name__
+            found.append(
+                self.note(
+                    "windows",
+                    f"has the trigger {name}, which does not say whether it fires alike in BATCH and STREAMING; set"
+                    f" {name}.firing",
+                )
+            )
+        if firing is Firing.ELEMENTS or assigner.is_by_order:
             found.append(
                 self.warning(
                     "windows",
@@ -136,25 +134,22 @@ class WindowNode(KeyedProcessNode):
                     " they arrive in STREAMING; use windows by event time",
                 )
             )
-        by_clock = isinstance(trigger, (ProcessingTimeTrigger, ContinuousProcessingTimeTrigger))
-        if by_clock or isinstance(
-            spec.assigner, (TumblingProcessingTimeWindows, SlidingProcessingTimeWindows, ProcessingTimeSessionWindows)
-        ):
+        if firing is Firing.CLOCK or assigner.is_processing_time:
             found.append(
                 self.warning(
                     "windows",
                     "goes by processing time, so that its windows depend on when it runs; use windows by event time",
                 )
             )
-        if isinstance(trigger, ContinuousProcessingTimeTrigger) and spec.assigner.is_event_time:
+        if firing is Firing.CLOCK and assigner.is_event_time:
             found.append(
                 self.warning(
                     "windows",
                     "gives the results that the clock fires and none at a window's end, and so none at all in BATCH;"
-                    " use ContinuousEventTimeTrigger",
+                    " use a trigger by event time, such as ContinuousEventTimeTrigger",
                 )
             )
-        if isinstance(trigger, ContinuousEventTimeTrigger):
+        if firing is Firing.EARLY:
             found.append(
                 self.warning(
                     "windows",

@@ -11,6 +11,7 @@ from dagster_unified.graph.expressions import Column
 from dagster_unified.graph.nodes.base import Lineage, Node
 from dagster_unified.graph.nodes.keyed import KeyedNode
 from dagster_unified.operators.windows.assigners import AlignedEventTimeWindows, WindowAssigner
+from dagster_unified.operators.windows.context import ByEventTime
 
 BOUNDS = ("window_start", "window_end")
 """The fields of a record in which a native window tells its bounds."""
@@ -64,7 +65,7 @@ class WindowAggregateNode(NativeKeyedNode):
         )
 
     def windows_of(self, record: Any, timestamp: int | None) -> Sequence[Any]:
-        return () if timestamp is None else list(self.assigner.assign_windows(record, timestamp, timestamp))
+        return () if timestamp is None else list(self.assigner.assign_windows(record, timestamp, ByEventTime()))
 
     def code(self) -> tuple[Any, ...]:
         return (self.assigner,)

@@ -5,6 +5,8 @@ drops (Flink: *Windows*).
 """
 
 from dagster_unified.operators.windows.assigners import (
+    CountSlidingWindowAssigner,
+    CountTumblingWindowAssigner,
     EventTimeSessionWindows,
     GlobalWindows,
     MergingWindowAssigner,
@@ -23,19 +25,21 @@ from dagster_unified.operators.windows.triggers import (
     CountTrigger,
     DeltaTrigger,
     EventTimeTrigger,
+    Firing,
+    NeverTrigger,
     ProcessingTimeTrigger,
     PurgingTrigger,
     Trigger,
     TriggerResult,
 )
-from dagster_unified.operators.windows.window import GlobalWindow, TimeWindow
+from dagster_unified.operators.windows.window import CountWindow, GlobalWindow, TimeWindow
 
 __all__ = [
-    "ContinuousEventTimeTrigger", "ContinuousProcessingTimeTrigger", "CountEvictor", "CountTrigger", "DeltaEvictor",
-    "DeltaTrigger", "EventTimeSessionWindows",
-    "EventTimeTrigger", "Evictor", "GlobalWindow", "GlobalWindows", "MergingWindowAssigner", "ProcessWindowFunction",
-    "ProcessingTimeSessionWindows",
+    "ContinuousEventTimeTrigger", "ContinuousProcessingTimeTrigger", "CountEvictor", "CountSlidingWindowAssigner",
+    "CountTrigger", "CountTumblingWindowAssigner", "CountWindow", "DeltaEvictor", "DeltaTrigger",
+    "EventTimeSessionWindows", "EventTimeTrigger", "Evictor", "Firing", "GlobalWindow", "GlobalWindows",
+    "MergingWindowAssigner", "NeverTrigger", "ProcessWindowFunction", "ProcessingTimeSessionWindows",
     "ProcessingTimeTrigger", "PurgingTrigger", "SlidingEventTimeWindows", "SlidingProcessingTimeWindows", "TimeEvictor",
-    "TimeWindow", "Trigger", "TriggerResult",
-    "TumblingEventTimeWindows", "TumblingProcessingTimeWindows", "WindowAssigner", "WindowFunction",
+    "TimeWindow", "Trigger", "TriggerResult", "TumblingEventTimeWindows", "TumblingProcessingTimeWindows",
+    "WindowAssigner", "WindowFunction",
 ]  # fmt: skip

@@ -5,28 +5,47 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Generic, Self
+from typing import Any, Generic, Self, TypeAlias
 
 from dagster_unified.errors import PipelineError
 from dagster_unified.operators.functions.type_variables import In, T, WinOut
+from dagster_unified.operators.state.value import ValueStateDescriptor
 from dagster_unified.operators.time import to_span
-from dagster_unified.operators.windows.triggers import EventTimeTrigger, NeverTrigger, ProcessingTimeTrigger, Trigger
-from dagster_unified.operators.windows.window import GlobalWindow, TimeWindow
+from dagster_unified.operators.windows import context
+from dagster_unified.operators.windows.context import WindowAssignerContext
+from dagster_unified.operators.windows.triggers import (
+    CountTrigger,
+    EventTimeTrigger,
+    NeverTrigger,
+    ProcessingTimeTrigger,
+    PurgingTrigger,
+    Trigger,
+)
+from dagster_unified.operators.windows.window import CountWindow, GlobalWindow, TimeWindow
 
 
 class WindowAssigner(ABC, Generic[In, WinOut]):
     """Says which windows an element is in. `window_type` is what it gives: a NamedTuple with a `max_timestamp()`."""
 
+    WindowAssignerContext: TypeAlias = context.WindowAssignerContext
+
     window_type: Any = TimeWindow
     is_event_time: bool = True
     """Whether windows go by event time: then elements have to have one, and may be late."""
+    is_processing_time: bool = False
+    """Whether windows go by the clock."""
+    is_by_order: bool = False
+    """Whether an element's windows depend on the elements that came before it."""
 
     @abstractmethod
-    def assign_windows(self, element: In, timestamp: int, now: int) -> Sequence[WinOut]:
-        """The windows of an element.
+    def assign_windows(self, element: In, timestamp: int, context: WindowAssignerContext) -> Sequence[WinOut]:
+        """The windows of an element. `timestamp` is its event time, or `MIN_TIMESTAMP` where it has none."""
 
-        `timestamp` is its event time, or `MIN_TIMESTAMP` where it has none; `now` the processing time.
+    def panes(self) -> tuple[int, int] | None:
+        """Length and offset of panes, in milliseconds, if elements of one pane are in the same windows, whatever they
+        are. None where that is not so.
         """
+        return None
 
     @abstractmethod
     def get_default_trigger(self) -> Trigger[In, WinOut]:
@@ -83,8 +102,12 @@ class _Sliding(_TimeWindows):
 class AlignedEventTimeWindows(_TimeWindows):
     """Tumbling and sliding windows by event time."""
 
-    def assign_windows(self, element: Any, timestamp: int, now: int) -> Sequence[TimeWindow]:
+    def assign_windows(self, element: Any, timestamp: int, context: WindowAssignerContext) -> Sequence[TimeWindow]:
         return self.windows_at(timestamp)
+
+    def panes(self) -> tuple[int, int] | None:
+        regular = self.size % self.slide == 0 and _keeps(self, AlignedEventTimeWindows, "assign_windows", "windows_at")
+        return (self.slide, self.offset) if regular else None
 
     def get_default_trigger(self) -> Trigger[Any, Any]:
         return EventTimeTrigger()
@@ -92,9 +115,10 @@ class AlignedEventTimeWindows(_TimeWindows):
 
 class _ProcessingTime(_TimeWindows):
     is_event_time = False
+    is_processing_time = True
 
-    def assign_windows(self, element: Any, timestamp: int, now: int) -> Sequence[TimeWindow]:
-        return self.windows_at(now)
+    def assign_windows(self, element: Any, timestamp: int, context: WindowAssignerContext) -> Sequence[TimeWindow]:
+        return self.windows_at(context.get_current_processing_time())
 
     def get_default_trigger(self) -> Trigger[Any, Any]:
         return ProcessingTimeTrigger()
@@ -122,6 +146,12 @@ class MergingWindowAssigner(WindowAssigner[In, WinOut]):
     """An assigner whose windows grow together: each element gets a window of its own, and windows that touch become
     one.
     """
+
+    def fixed_gap(self) -> int | None:
+        """Milliseconds for which an element's window lasts after its event time, where that is all there is to its
+        windows: they touch or overlap, and so become one. None where that is not so.
+        """
+        return None
 
     def merge_windows(self, windows: Sequence[Any]) -> list[tuple[Any, list[Any]]]:
         """The merged windows, each with those that it is made of; windows that stay alone are merged with
@@ -171,8 +201,12 @@ class _Sessions(MergingWindowAssigner[Any, TimeWindow]):
 class EventTimeSessionWindows(_Sessions):
     """Sessions by event time: elements that are less than the gap apart are together."""
 
-    def assign_windows(self, element: Any, timestamp: int, now: int) -> Sequence[TimeWindow]:
+    def assign_windows(self, element: Any, timestamp: int, context: WindowAssignerContext) -> Sequence[TimeWindow]:
         return [self.session_at(element, timestamp)]
+
+    def fixed_gap(self) -> int | None:
+        regular = _keeps(self, EventTimeSessionWindows, "assign_windows", "session_at", "merge_windows")
+        return self.gap if regular and isinstance(self.gap, int) else None
 
     def get_default_trigger(self) -> Trigger[Any, Any]:
         return EventTimeTrigger()
@@ -182,9 +216,10 @@ class ProcessingTimeSessionWindows(_Sessions):
     """Sessions by processing time."""
 
     is_event_time = False
+    is_processing_time = True
 
-    def assign_windows(self, element: Any, timestamp: int, now: int) -> Sequence[TimeWindow]:
-        return [self.session_at(element, now)]
+    def assign_windows(self, element: Any, timestamp: int, context: WindowAssignerContext) -> Sequence[TimeWindow]:
+        return [self.session_at(element, context.get_current_processing_time())]
 
     def get_default_trigger(self) -> Trigger[Any, Any]:
         return ProcessingTimeTrigger()
@@ -201,11 +236,79 @@ class GlobalWindows(WindowAssigner[Any, GlobalWindow]):
         """The assigner."""
         return cls()
 
-    def assign_windows(self, element: Any, timestamp: int, now: int) -> Sequence[GlobalWindow]:
+    def assign_windows(self, element: Any, timestamp: int, context: WindowAssignerContext) -> Sequence[GlobalWindow]:
         return (GlobalWindow(),)
 
     def get_default_trigger(self) -> Trigger[Any, Any]:
         return NeverTrigger()
+
+
+class _ByCount(WindowAssigner[Any, CountWindow]):
+    """Windows of `size` elements of a key, of which one begins at every `slide` elements."""
+
+    window_type = CountWindow
+    is_event_time = False
+    is_by_order = True
+    _count: ValueStateDescriptor[int]
+
+    def __init__(self, size: int, slide: int) -> None:
+        if size < 1 or slide < 1:
+            raise PipelineError(
+                f"{type(self).__name__}: size and slide have to be at least 1, and are {size} and {slide}"
+            )
+        self.size, self.slide = size, slide
+
+    def assign_windows(self, element: Any, timestamp: int, context: WindowAssignerContext) -> Sequence[CountWindow]:
+        state = context.get_runtime_context().get_state(self._count)
+        before = state.value() or 0
+        state.update(before + 1)
+        last = before // self.slide
+        first = max((before - self.size) // self.slide + 1, 0)
+        return [CountWindow(number) for number in range(first, last + 1)]
+
+    def get_default_trigger(self) -> Trigger[Any, Any]:
+        return PurgingTrigger.of(CountTrigger.of(self.size))
+
+
+class CountTumblingWindowAssigner(_ByCount):
+    """Windows of so many elements of a key, one after another, as the elements come.
+
+    A window fires when it is full; what is left at the end of the input gives nothing. Which elements are together
+    depends on their order, and so on the mode.
+    """
+
+    _count = ValueStateDescriptor("tumble-count-assigner", int)
+
+    @classmethod
+    def of(cls, window_size: int) -> Self:
+        """Windows of `window_size` elements."""
+        return cls(window_size, window_size)
+
+    def describe(self) -> str:
+        return f"{type(self).__name__} of {self.size}"
+
+
+class CountSlidingWindowAssigner(_ByCount):
+    """Windows of so many elements of a key, of which one begins at every so many elements.
+
+    A window fires when it is full; what is left at the end of the input gives nothing. Which elements are together
+    depends on their order, and so on the mode.
+    """
+
+    _count = ValueStateDescriptor("slide-count-assigner", int)
+
+    @classmethod
+    def of(cls, window_size: int, window_slide: int) -> Self:
+        """Windows of `window_size` elements, of which one begins at every `window_slide` elements."""
+        return cls(window_size, window_slide)
+
+    def describe(self) -> str:
+        return f"{type(self).__name__} of {self.size} every {self.slide}"
+
+
+def _keeps(assigner: object, base: type, *methods: str) -> bool:
+    """Whether an assigner's class has these methods as `base` has them."""
+    return all(getattr(type(assigner), name) is getattr(base, name) for name in methods)
 
 
 def _offset(kind: type, offset: timedelta, period: int) -> int:

@@ -39,3 +39,13 @@ class GlobalWindow(NamedTuple):
     def max_timestamp(self) -> int:
         """The end of time."""
         return MAX_TIMESTAMP
+
+
+class CountWindow(NamedTuple):
+    """A window of so many elements: the `id`th of its key."""
+
+    id: int
+
+    def max_timestamp(self) -> int:
+        """The end of time: event time does not close it."""
+        return MAX_TIMESTAMP

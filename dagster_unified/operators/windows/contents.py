@@ -1,0 +1,203 @@
+"""What a window holds: its elements, or what they are reduced or aggregated to.
+
+Knows neither windows nor time. What a window holds is None where nothing has come.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from typing import Any
+
+from dagster_unified.operators.failures import user_failure
+from dagster_unified.operators.state.backend import Declared, KeyedStateBackend
+from dagster_unified.operators.windows.spec import Windowing
+
+
+class Contents(ABC):
+    """How elements are added to a window, and what its function is given."""
+
+    stored_type: Any
+    """What one window holds."""
+
+    @abstractmethod
+    def add(self, held: Any, record: Any, timestamp: int | None) -> Any:
+        """What a window holds with one more element."""
+
+    @abstractmethod
+    def add_all(self, held: Any, records: Sequence[Any]) -> Any:
+        """What a window holds with some more elements."""
+
+    @abstractmethod
+    def combined(self, held: list[Any]) -> Any:
+        """What merged windows hold together."""
+
+    @abstractmethod
+    def empty(self) -> Any:
+        """What a window holds that was purged and stays."""
+
+    @abstractmethod
+    def elements(self, held: Any) -> Iterable[Any]:
+        """What the window's function is given."""
+
+
+class Elements(Contents):
+    """All elements, in the order in which they came."""
+
+    def __init__(self, element_type: Any) -> None:
+        self.stored_type = list[element_type]
+
+    def add(self, held: Any, record: Any, timestamp: int | None) -> Any:
+        if held is None:
+            return [record]
+        held.append(record)
+        return held
+
+    def add_all(self, held: Any, records: Sequence[Any]) -> Any:
+        if held is None:
+            return list(records)
+        held += records
+        return held
+
+    def combined(self, held: list[Any]) -> Any:
+        if not held:
+            return []
+        whole = held[0]
+        for more in held[1:]:
+            whole += more
+        return whole
+
+    def empty(self) -> Any:
+        return []
+
+    def elements(self, held: Any) -> Iterable[Any]:
+        whole: Iterable[Any] = held
+        return whole
+
+
+class _OneValue(Contents):
+    """One value, which an author's function makes of the elements, and which is state of a declared type."""
+
+    def __init__(self, spec: Windowing, where: str, state: KeyedStateBackend, what: str, python: Any) -> None:
+        self.stored_type = python | None
+        self._spec, self._where, self._look = spec, where, state.look
+        self._declared = Declared(what, "", python)
+        self._exact = self._declared.fit.exact
+
+    def _checked(self, held: Any) -> Any:
+        if type(held) not in self._exact:
+            self._look(self._declared, held)
+        return held
+
+    def _failed(self, error: Exception, record: Any) -> Exception:
+        return user_failure(error, self._where, self._spec.suspect, record)
+
+    def empty(self) -> Any:
+        return None
+
+
+class Reduced(_OneValue):
+    """The elements, reduced by a function."""
+
+    def __init__(self, spec: Windowing, where: str, state: KeyedStateBackend) -> None:
+        super().__init__(spec, where, state, "the reduced value of a window", spec.element_type)
+        self._reduce = getattr(spec.reduce, "reduce", spec.reduce)
+
+    def add(self, held: Any, record: Any, timestamp: int | None) -> Any:
+        return record if held is None else self._checked(self._reduce(held, record))
+
+    def add_all(self, held: Any, records: Sequence[Any]) -> Any:
+        try:
+            made = reduce(self._reduce, records) if held is None else reduce(self._reduce, records, held)
+            return self._checked(made)
+        except Exception as error:
+            raise self._failed(error, records[0]) from error
+
+    def combined(self, held: list[Any]) -> Any:
+        return self._checked(reduce(self._reduce, held)) if held else None
+
+    def elements(self, held: Any) -> Iterable[Any]:
+        return [held]
+
+    def folded(self, elements: list[Any]) -> list[Any]:
+        """The one value of some elements."""
+        return [reduce(self._reduce, elements)]
+
+
+class Aggregated(_OneValue):
+    """The elements' accumulator."""
+
+    def __init__(self, spec: Windowing, where: str, state: KeyedStateBackend) -> None:
+        super().__init__(spec, where, state, "the accumulator of a window", spec.accumulator_type)
+        assert spec.aggregate is not None
+        self._function = spec.aggregate
+
+    def add(self, held: Any, record: Any, timestamp: int | None) -> Any:
+        function = self._function
+        return self._checked(function.add(record, function.create_accumulator() if held is None else held))
+
+    def add_all(self, held: Any, records: Sequence[Any]) -> Any:
+        add, record = self._function.add, None
+        try:
+            if held is None:
+                held = self._function.create_accumulator()
+            for record in records:
+                held = add(record, held)
+            return self._checked(held)
+        except Exception as error:
+            raise self._failed(error, records[0] if record is None else record) from error
+
+    def combined(self, held: list[Any]) -> Any:
+        return self._checked(reduce(self._function.merge, held)) if held else None
+
+    def elements(self, held: Any) -> Iterable[Any]:
+        return [self._function.get_result(held)]
+
+    def folded(self, elements: list[Any]) -> list[Any]:
+        """The one result of some elements."""
+        accumulator = self._function.create_accumulator()
+        for element in elements:
+            accumulator = self._function.add(element, accumulator)
+        return [self._function.get_result(accumulator)]
+
+
+class Evicted(Elements):
+    """All elements with their event times, of which an evictor drops some before or after the function sees them.
+
+    A window that is reduced or aggregated is so only then.
+    """
+
+    def __init__(self, spec: Windowing, value: Reduced | Aggregated | None) -> None:
+        element: Any = spec.element_type
+        super().__init__(tuple[element, int | None])
+        self._evictor, self._value = spec.evictor, value
+
+    def add(self, held: Any, record: Any, timestamp: int | None) -> Any:
+        return super().add(held, (record, timestamp), timestamp)
+
+    def before(self, held: Any, window: Any) -> Any:
+        """What the function sees, and what stays."""
+        assert self._evictor is not None
+        return self._evictor.evict_before(held, window)
+
+    def after(self, kept: Any, window: Any) -> Any:
+        """What stays once the function has seen it."""
+        assert self._evictor is not None
+        return list(self._evictor.evict_after(kept, window))
+
+    def elements(self, held: Any) -> Iterable[Any]:
+        elements = [record for record, _ in held]
+        return self._value.folded(elements) if elements and self._value is not None else elements
+
+
+def contents_of(spec: Windowing, where: str, state: KeyedStateBackend) -> Contents:
+    """What the windows of a stream hold."""
+    value: Reduced | Aggregated | None = None
+    if spec.aggregate is not None:
+        value = Aggregated(spec, where, state)
+    elif spec.reduce is not None:
+        value = Reduced(spec, where, state)
+    if spec.evictor is not None:
+        return Evicted(spec, value)
+    return Elements(spec.element_type) if value is None else value

@@ -1,0 +1,69 @@
+"""State of one window: what handles of window and trigger state read and write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dagster_unified.operators.keyed import KeyedOperator
+from dagster_unified.operators.state.backend import Declared, StateBackend
+from dagster_unified.operators.state.descriptors import StateDescriptor
+from dagster_unified.operators.state.map import MapStateDescriptor
+
+
+class WindowScope(StateBackend):
+    """State of one window of the current key: each state is a map by window in the key's own state."""
+
+    def __init__(self, operator: KeyedOperator, window_type: Any, prefix: str) -> None:
+        super().__init__(operator.clock)
+        self._operator, self._prefix, self._window_type = operator, prefix, window_type
+        self.window: Any = None
+        self.current = _WindowCells(self)
+
+    def look(self, declared: Declared, value: Any) -> None:
+        self._operator.state.look(declared, value)
+
+    def look_at_latest(self, declared: Declared, value: Any) -> None:
+        self._operator.state.look(declared, value)  # the latest is by key, and a key has one value for each window
+
+    def on_first(self, descriptor: StateDescriptor[Any]) -> None:
+        stored = MapStateDescriptor(self.name(descriptor.name), self._window_type, descriptor.stored_type)
+        self._operator.state.register(stored)
+
+    def name(self, name: str) -> str:
+        """A state's name among the key's."""
+        return f"{self._prefix} {name}"
+
+    @property
+    def of_key(self) -> dict[str, Any]:
+        """The state of the current key."""
+        return self._operator.state.current
+
+
+class _WindowCells:
+    """The states of a scope's window, each an entry of a map in the key's state."""
+
+    def __init__(self, scope: WindowScope) -> None:
+        self._scope = scope
+
+    def get(self, name: str) -> Any:
+        held = self._scope.of_key.get(self._scope.name(name))
+        return held.get(self._scope.window) if held else None
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._scope.of_key.setdefault(self._scope.name(name), {})[self._scope.window] = value
+
+    def setdefault(self, name: str, value: Any) -> Any:
+        held = self.get(name)
+        if held is None:
+            self[name] = held = value
+        return held
+
+    def pop(self, name: str, default: Any) -> Any:
+        full = self._scope.name(name)
+        held = self._scope.of_key.get(full)
+        if not held:
+            return default
+        value = held.pop(self._scope.window, default)
+        if not len(held):
+            self._scope.of_key.pop(full, None)
+        return value
