@@ -23,7 +23,7 @@ PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20
 	@$(BIN)/python -m dagster_unified.cli check-java
 	@touch $@
 
-.venv/spark.jsa: .venv/java
+.venv/spark/classes.jsa: .venv/java
 	@echo "archiving Spark's classes, for the JVMs of tests"
 	@$(BIN)/python -m tests.class_data
 
@@ -40,16 +40,16 @@ demo-backfill: .venv/java $(DAGSTER_HOME)/dagster.yaml ## backfill the year by d
 	@$(BIN)/dagster-unified run jobs.flight_delays -D execution.runtime-mode=BATCH --rows 0
 	@$(BIN)/python -m jobs.backfill_demo
 
-test: .venv/spark.jsa ## the whole test suite; long tests run a part that changes from day to day
+test: .venv/spark/classes.jsa ## the whole test suite; long tests run a part that changes from day to day
 	@$(PYTEST) $(PARALLEL)
 
 test-fast: .venv/ready ## harness, graph, API and operators: no JVM
 	@$(PYTEST) $(PARALLEL) -m "not spark" tests/api tests/graph tests/operators tests/records tests/testing tests/conformance tests/typing tests/test_records.py
 
-test-all: .venv/spark.jsa ## the whole test suite, and the long tests in full: some hours
+test-all: .venv/spark/classes.jsa ## the whole test suite, and the long tests in full: some hours
 	@UNIFIED_TESTS=nightly $(PYTEST) $(PARALLEL)
 
-faults: .venv/spark.jsa ## kill a streaming job at twenty points
+faults: .venv/spark/classes.jsa ## kill a streaming job at twenty points
 	@UNIFIED_TESTS=nightly $(PYTEST) tests/engine/test_streaming_faults.py
 
 check: .venv/ready ## format, lint, types, architecture
@@ -68,7 +68,7 @@ dev: .venv/java $(DAGSTER_HOME)/dagster.yaml ## the Dagster UI with the code loc
 	@$(BIN)/python -m jobs.data
 	@$(BIN)/dagster dev -w workspace.yaml -h 127.0.0.1
 
-docs: .venv/spark.jsa ## build the documentation into site/, and run its examples
+docs: .venv/spark/classes.jsa ## build the documentation into site/, and run its examples
 	@$(BIN)/python -m tests.docs.support
 	@$(BIN)/zensical build --strict --clean
 	@$(PYTEST) tests/docs

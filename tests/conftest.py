@@ -5,8 +5,9 @@ import sys
 from collections import Counter
 from itertools import chain
 
-from tests.class_data import SMALL, options
+from tests.class_data import SMALL, home, options
 
+os.environ.setdefault("SPARK_HOME", home())
 os.environ.setdefault("SPARK_SUBMIT_OPTS", options())
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", SMALL)
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
