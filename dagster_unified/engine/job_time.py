@@ -14,7 +14,6 @@ from threading import Lock
 
 import msgspec
 
-from dagster_unified.graph.nodes import AssignTimestampsNode
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.drivers.report import Report
@@ -31,7 +30,7 @@ class JobTime:
         Spark's own.
         """
         graph = plan.graph
-        self._assigners = {n.uid: n for n in graph.nodes if isinstance(n, AssignTimestampsNode)}
+        self._assigners = {n.uid: n for n in graph.assigners}
         waiting = [n for n in graph.nodes if n.has_timers or (native_windows and n.has_native_windows)]
         self._before = {n.uid: plan.assigners_before(n.id) for n in waiting}
         self._latest = latest or ControlEvent()

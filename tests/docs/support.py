@@ -54,7 +54,6 @@ from dagster_unified.api import (
 from dagster_unified.api import functions as F
 from dagster_unified.cli import app
 from dagster_unified.engine.streaming.topology import Lanes, queries, topology
-from dagster_unified.engine.translate import runs_in_python
 from dagster_unified.errors import UnifiedError
 from dagster_unified.graph.carry import carrying
 from dagster_unified.graph.drawing import as_svg
@@ -406,7 +405,7 @@ def row(label: str, build: Build) -> Row:
         refusal(lambda: run(pipeline, "BATCH")),
         refusal(lambda: streams(pipeline)),
         refusal(lambda: carrying(planned.graph, planned.execution)),
-        "Python" if any(map(runs_in_python, planned.graph.nodes)) else "Catalyst",
+        "Python" if any(node.needs_worker for node in planned.graph.nodes) else "Catalyst",
         tuple(warnings),
     )
 

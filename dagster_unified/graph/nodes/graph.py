@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dagster_unified.graph.nodes.base import ExchangeKind, Node, Partitioning
+from dagster_unified.graph.nodes.functions import AssignTimestampsNode
 from dagster_unified.graph.nodes.sources_and_sinks import ReadingNode, SinkNode, SourceNode
 from dagster_unified.operators.functions.base import OutputTag
 from dagster_unified.records import RecordType
@@ -38,6 +39,11 @@ class Graph:
     def sinks(self) -> list[SinkNode]:
         """Its sinks."""
         return [n for n in self.nodes if isinstance(n, SinkNode)]
+
+    @property
+    def assigners(self) -> list[AssignTimestampsNode]:
+        """Its timestamp assigners."""
+        return [n for n in self.nodes if isinstance(n, AssignTimestampsNode)]
 
     @property
     def readers(self) -> list[ReadingNode]:
