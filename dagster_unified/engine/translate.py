@@ -34,11 +34,6 @@ def step(plan: Plan, node: g.Node, parent: int, tag: str | None) -> Step:
     )
 
 
-def runs_in_python(node: g.Node) -> bool:
-    """Whether a node needs a Python worker. An assigner that reads a field does not by itself."""
-    return node.needs_worker
-
-
 def keyed_options(execution: Execution, last_event_time: int | None) -> KeyedOptions:
     """The options of keyed operators."""
     return KeyedOptions(

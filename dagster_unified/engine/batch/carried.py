@@ -18,7 +18,7 @@ from dagster_unified.engine.batch.intermediates.store import Manifest
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.dataframe.aggregates import CarriedAggregate
 from dagster_unified.engine.dataframe.exchanges import key_columns
-from dagster_unified.engine.dataframe.native import Natives
+from dagster_unified.engine.dataframe.native import Natives, Span
 from dagster_unified.engine.dataframe.streams import Streams
 from dagster_unified.engine.job_time import JobTime
 from dagster_unified.errors import StateError
@@ -124,7 +124,7 @@ class CarriedState:
         self._before, self._persist = before, persist
         self._aggregates: dict[int, CarriedAggregate] = {}
 
-    def records(self, node: g.KeyedNode, layout: StreamLayout) -> DataFrame:
+    def records(self, node: g.Node, layout: StreamLayout) -> DataFrame:
         """A keyed node's records by key group, each group after its state."""
         from pyspark.sql import functions as F
 
@@ -147,7 +147,7 @@ class CarriedState:
         time = [TIMESTAMP] if layout.timestamped else []
         return spread.sortWithinPartitions(GROUP, *axis.columns, F.col(PAGE).asc_nulls_last(), *keys, *time)
 
-    def aggregate(self, node: g.AggregateNode | g.WindowAggregateNode, port: Port) -> DataFrame:
+    def aggregate(self, node: g.Node, port: Port) -> DataFrame:
         """The aggregates of the keys that a partition has, or of the windows that it closes; or the state after it."""
         merged = self._aggregates.get(node.id)
         if merged is None:
@@ -155,15 +155,9 @@ class CarriedState:
             merged = self._aggregates[node.id] = replace(found, frame=self._persist(found.frame))
         if port.tag == CARRIED:
             return merged.state()
-        if isinstance(node, g.AggregateNode):
-            return self._natives.finished(node, merged)
-        return self._natives.closed(node, merged)
+        return self._natives.finished(node, merged)
 
-    def _merged(self, node: g.AggregateNode | g.WindowAggregateNode) -> CarriedAggregate:
+    def _merged(self, node: g.Node) -> CarriedAggregate:
         frame, before = self._streams.inputs.of(node.id), self._before(Port(node.id, CARRIED))
-        axis = self._streams.axis
-        if isinstance(node, g.AggregateNode):
-            return self._natives.carried_aggregate(node, frame, before, axis)
-        begin = self._starts[0].watermark(node)
-        ends = [start.last_watermark(node) for start in self._starts]
-        return self._natives.carried_windows(node, frame, before, begin, ends, axis)
+        time = Span(self._starts[0].watermark(node), [start.last_watermark(node) for start in self._starts])
+        return self._natives.carried(node, frame, before, time, self._streams.axis)

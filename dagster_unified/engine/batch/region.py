@@ -18,12 +18,11 @@ from dagster_unified.connectors.base import MALFORMED, SparkSource, spark_schema
 from dagster_unified.engine.batch.carried import CarriedState, PartitionStart, StateBefore
 from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.dataframe.inputs import spark_source, split_malformed
-from dagster_unified.engine.dataframe.native import Natives, with_event_time
+from dagster_unified.engine.dataframe.native import Natives
 from dagster_unified.engine.dataframe.partitions import PartitionAxis
 from dagster_unified.engine.dataframe.passes import Pass, Reports, is_computed_again, mapped
 from dagster_unified.engine.dataframe.streams import Streams
 from dagster_unified.engine.translate import program
-from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.nodes import Key
 from dagster_unified.graph.plan import Plan, Port, Region
@@ -97,14 +96,14 @@ class RegionFrames:
     def run_pass(self, one: Pass) -> DataFrame:
         node = self.plan.graph.node(one.members[0])
         ship = program(self.plan, self.fragment.name, one.members, one.outputs)
-        if self._carried is not None and isinstance(node, g.KeyedNode):
+        if self._carried is not None and node.runs_by_key:
             ship = replace(self.axis.timed(ship), carry=tuple(start.over(node) for start in self.starts))
             frame = self._carried.records(node, ship.input)
         else:
             frame = self._streams.inputs.of(node.id)
             ship = self.axis.timed(ship, self._last_event_times(node, frame))
             frame = frame.select(*ship.input.schema.names, *self.axis.columns)
-            frame = frame if isinstance(node, g.KeyedNode) else self.axis.in_order(frame)
+            frame = frame if node.runs_by_key else self.axis.in_order(frame)
         if ship.broadcast is None:
             combined = self.run_program(frame, ship, one.members)
         else:
@@ -117,18 +116,10 @@ class RegionFrames:
     def run_natively(self, node: g.Node, port: Port) -> DataFrame:
         if isinstance(node, g.SourceNode):
             return self._source(node)
-        if self._carried is not None and isinstance(node, (g.AggregateNode, g.WindowAggregateNode)):
+        if self._carried is not None and node.aggregates_natively:
             return self._carried.aggregate(node, port)
-        frame = self._streams.inputs.of(node.id)
-        if isinstance(node, g.AssignTimestampsNode):
-            return self._timestamps(node, frame)
-        if isinstance(node, g.NativeNode):
-            return self._natives.operation(node, frame, self.axis.columns)
-        if isinstance(node, g.AggregateNode):
-            return self._natives.aggregate(node, frame, self.axis.columns)
-        if isinstance(node, g.WindowAggregateNode):
-            return self._natives.windows(node, self._natives.moments(node, frame), self.axis.columns)
-        raise PipelineError(f"{self.plan.name}: '{node.name}' cannot run in BATCH")
+        frame = self._natives.run(node, self._streams.inputs.of(node.id), self.axis.columns)
+        return self._with_last_event_times(node, frame)
 
     def _source(self, node: g.SourceNode) -> DataFrame:
         source = spark_source(self.plan.name, node)
@@ -145,17 +136,17 @@ class RegionFrames:
 
     # Event time
 
-    def _timestamps(self, node: g.AssignTimestampsNode, frame: DataFrame) -> DataFrame:
-        """Event times from a field.
+    def _with_last_event_times(self, node: g.Node, frame: DataFrame) -> DataFrame:
+        """What a node emits; the last of the event times that it assigns is observed.
 
-        The last of them is observed only where timers depend on it, since observing costs Catalyst its fused code.
+        Only where timers depend on it, since observing costs Catalyst its fused code.
         """
         from pyspark.sql import functions as F
 
-        timed = (g.KeyedProcessNode,) if self._carried is None else (g.KeyedProcessNode, g.WindowAggregateNode)
-        waiting = [n.id for n in self.plan.graph.nodes if isinstance(n, timed)]
+        windows = self._carried is not None
+        waiting = [n.id for n in self.plan.graph.nodes if n.has_timers or (windows and n.has_native_windows)]
         if not any(node.uid in self.plan.assigners_before(n) for n in waiting):
-            return with_event_time(node, frame)
+            return frame
 
         def report(index: int) -> Column:
             moment = F.when(self.axis.index == index, F.col(TIMESTAMP)) if self.axis.enabled else F.col(TIMESTAMP)
@@ -166,14 +157,14 @@ class RegionFrames:
             return F.struct(F.lit(index).alias("partition"), F.to_json(content).alias("report"))
 
         reports = F.array(*map(report, range(self.axis.count)))
-        return self._reports.observe(with_event_time(node, frame), reports)
+        return self._reports.observe(frame, reports)
 
     def _last_event_times(self, node: g.Node, frame: DataFrame) -> dict[int, int]:
         """The last event times of what reaches a node that may have timers, by partition.
 
         They come from the manifests of what the region reads or, where those do not say, from the records.
         """
-        if not isinstance(node, g.KeyedProcessNode) or node.key == Key():
+        if not node.has_timers or node.key == Key():
             return {}
         before = self.plan.assigners_before(node.id)
         known = {index: start.upstream.last_event_time(before) for index, start in enumerate(self.starts)}

@@ -54,11 +54,11 @@ class Exchanges:
         return node.parallelism or self.plan.execution.parallelism
 
     def _by_key(self, frame: DataFrame, edge: Edge, node: g.Node, layout: StreamLayout, count: int | None) -> DataFrame:
-        if isinstance(node, g.NativeKeyedNode):
+        if node.aggregates_natively:
             return frame  # Catalyst shuffles by itself, after it has aggregated in part
         keys = [*self.axis.columns, *key_columns(edge)]
         spread = frame.repartition(count, *keys) if count else frame.repartition(*keys)
-        if not isinstance(node, g.KeyedNode):
+        if node.key is None:
             return spread
         order = [*keys, TIMESTAMP] if layout.timestamped else keys
         return spread.sortWithinPartitions(*order)
@@ -70,7 +70,7 @@ class Exchanges:
         """
         while edge.source in self.fragment.nodes:
             node, inputs = self.plan.graph.node(edge.source), self.plan.graph.main_inputs(edge.source)
-            if len(inputs) != 1 or self.parallelism(node) != count or isinstance(node, g.NativeKeyedNode):
+            if len(inputs) != 1 or self.parallelism(node) != count or node.aggregates_natively:
                 return False
             edge = inputs[0]
             if edge.partitioning.kind is not ExchangeKind.FORWARD:

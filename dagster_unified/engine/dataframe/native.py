@@ -5,8 +5,9 @@ Knows nodes and Spark's DataFrame API; not how a node's input comes to be, nor r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import singledispatch
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -30,6 +31,18 @@ MOMENT = "__moment"
 WINDOW = "__window"
 
 
+@dataclass(frozen=True)
+class Span:
+    """The watermark that partitions with carried state begin with, and those that each of them ends with."""
+
+    begin: int
+    ends: Sequence[int]
+
+
+def _as_they_are(node: g.Node, moments: DataFrame) -> DataFrame:
+    return moments
+
+
 @dataclass
 class Natives:
     """The native operations of one stage of a pipeline, which are named in errors."""
@@ -40,22 +53,33 @@ class Natives:
     tables: list[DataFrame] = field(default_factory=list)
     """What lookups read."""
 
+    before_windows: Callable[[g.Node, DataFrame], DataFrame] = _as_they_are
+    """What is done to rows with their moments before they go into windows."""
+
+    def run(
+        self, node: g.Node, frame: DataFrame, pass_through: Sequence[str] = (), others: Column | None = None
+    ) -> DataFrame:
+        """What an operator on columns emits.
+
+        The event time and the pass-through columns stay; rows for which `others` holds are not its rows, and stay.
+        """
+        return _run(node, self, frame, pass_through, others)
+
+    def carried(
+        self, node: g.Node, frame: DataFrame, before: DataFrame | None, time: Span, axis: PartitionAxis
+    ) -> CarriedAggregate:
+        """The aggregates of a node that start from the state `before` the first partition."""
+        return _carried(node, self, frame, before, time, axis)
+
+    def finished(self, node: g.Node, held: CarriedAggregate) -> DataFrame:
+        """The aggregates of the keys that a partition has, or of the windows that it closes."""
+        return _finished(node, self, held)
+
     def aggregate(self, node: g.AggregateNode, frame: DataFrame, pass_through: Sequence[str] = ()) -> DataFrame:
         """Column aggregates per key, and per value of the pass-through columns."""
-        checked = self._keyed(node, frame)
+        checked = self.keyed(node, frame)
         found = checked.groupBy(*node.key.fields, *pass_through).agg(*map(spark_column, node.columns))
-        return self._typed(node, found, pass_through)
-
-    def carried_aggregate(
-        self, node: g.AggregateNode, frame: DataFrame, before: DataFrame | None, axis: PartitionAxis
-    ) -> CarriedAggregate:
-        """Column aggregates per key that start from the state `before` the first partition."""
-        where = f"{self.pipeline}: operator '{node.name}'"
-        return carried_aggregate(where, self._keyed(node, frame), node.key.fields, node.columns, before, axis)
-
-    def finished(self, node: g.AggregateNode, held: CarriedAggregate) -> DataFrame:
-        """The aggregates of the keys that a partition has."""
-        return self._typed(node, held.finished(), held.axis.columns)
+        return self.typed(node, found, pass_through)
 
     def windows(self, node: g.WindowAggregateNode, moments: DataFrame, pass_through: Sequence[str] = ()) -> DataFrame:
         """Column aggregates per key and window, of rows with their `moments`.
@@ -66,42 +90,18 @@ class Natives:
         """
         window = _window(node.assigner).alias(WINDOW)
         found = moments.groupBy(*node.key.fields, *pass_through, window).agg(*map(spark_column, node.columns))
-        return self._with_bounds(node, found, pass_through)
-
-    def carried_windows(
-        self,
-        node: g.WindowAggregateNode,
-        frame: DataFrame,
-        before: DataFrame | None,
-        begin: int,
-        ends: Sequence[int],
-        axis: PartitionAxis,
-    ) -> CarriedAggregate:
-        """Column aggregates per key and window, of windows that may stay open from partition to partition.
-
-        `begin` and `ends` are the partitions' watermarks.
-        """
-        from pyspark.sql import functions as F
-
-        rows = self.moments(node, frame).withColumn(WINDOW, _window(node.assigner))
-        where, keys = f"{self.pipeline}: operator '{node.name}'", [*node.key.fields, WINDOW]
-        closing = Closing(F.unix_millis(f"{WINDOW}.end") - 1, begin, ends)
-        return carried_aggregate(where, rows, keys, node.columns, before, axis, closing)
-
-    def closed(self, node: g.WindowAggregateNode, held: CarriedAggregate) -> DataFrame:
-        """The windows that a partition closes."""
-        return self._with_bounds(node, held.finished(), held.axis.columns)
+        return self.with_bounds(node, found, pass_through)
 
     def moments(self, node: g.WindowAggregateNode, frame: DataFrame) -> DataFrame:
         """Rows with `MOMENT`, by which Catalyst puts them into windows."""
         from pyspark.sql import functions as F
 
-        checked = self._keyed(node, frame)
+        checked = self.keyed(node, frame)
         # Not as a condition: Spark drops rows without a moment itself, before conditions that come after its own.
         missing = self.raised(node, "a record has no event time; assign timestamps before the window")
         return checked.withColumn(MOMENT, F.coalesce(F.timestamp_millis(TIMESTAMP), missing.cast("timestamp")))
 
-    def _with_bounds(self, node: g.WindowAggregateNode, found: DataFrame, pass_through: Sequence[str]) -> DataFrame:
+    def with_bounds(self, node: g.WindowAggregateNode, found: DataFrame, pass_through: Sequence[str]) -> DataFrame:
         """Results with the bounds of their windows, as far as the records have them."""
         from pyspark.sql import functions as F
 
@@ -113,34 +113,9 @@ class Natives:
                     name, F.unix_millis(bound) if pa.types.is_integer(node.records.schema.field(name).type) else bound
                 )
         timed = found.withColumn(TIMESTAMP, F.unix_millis(f"{WINDOW}.end") - 1)
-        return self._typed(node, timed, [TIMESTAMP, *pass_through])
+        return self.typed(node, timed, [TIMESTAMP, *pass_through])
 
-    def operation(
-        self, node: g.NativeNode, frame: DataFrame, pass_through: Sequence[str] = (), others: Column | None = None
-    ) -> DataFrame:
-        """A native operator on columns.
-
-        The event time and the pass-through columns stay; rows for which `others` holds are not its rows, and stay.
-        """
-        from pyspark.sql import functions as F
-
-        assert node.records is not None
-        timestamp = [TIMESTAMP] if node.timestamped and TIMESTAMP in frame.columns else []
-        kept = [*timestamp, *pass_through]
-        if isinstance(node, g.WhereNode):
-            condition = spark_column(node.columns[0])
-            return frame.where(condition if others is None else others | condition)
-        if isinstance(node, g.SelectNode):
-            selected = frame.select(*map(spark_column, node.columns), *map(F.col, kept))
-            return self._typed(node, selected.toDF(*node.records.names, *kept), kept)
-        if isinstance(node, g.WithColumnsNode):
-            added = {name: spark_column(c) for name, c in zip(node.names, node.columns, strict=True)}
-            return self._typed(node, frame.withColumns(added), kept)
-        if isinstance(node, g.LookupNode):
-            return self._typed(node, self._looked_up(node, frame, others), kept)
-        raise PipelineError(f"{self.pipeline}: '{node.name}' is not an operation on columns")
-
-    def _looked_up(self, node: g.LookupNode, frame: DataFrame, others: Column | None) -> DataFrame:
+    def looked_up(self, node: g.LookupNode, frame: DataFrame, others: Column | None) -> DataFrame:
         """A broadcast join with the table of a lookup."""
         from pyspark.sql import functions as F
 
@@ -163,7 +138,7 @@ class Natives:
             joined = joined.where(matched if others is None else others | matched)
         return joined.withColumns({name: F.col(f"__value{i}") for i, (name, _) in enumerate(node.found)})
 
-    def _keyed(self, node: g.KeyedNode, frame: DataFrame) -> DataFrame:
+    def keyed(self, node: g.KeyedNode, frame: DataFrame) -> DataFrame:
         """The rows; evaluating one whose key is None raises."""
         from pyspark.sql import functions as F
 
@@ -181,7 +156,7 @@ class Natives:
             )
         )
 
-    def _typed(self, node: g.Node, frame: DataFrame, kept: Sequence[str]) -> DataFrame:
+    def typed(self, node: g.Node, frame: DataFrame, kept: Sequence[str]) -> DataFrame:
         """Check a native result against the declared record: columns by name, cast only where nothing can be lost."""
         from pyspark.sql import functions as F
 
@@ -202,6 +177,129 @@ class Natives:
                 )
             columns.append(F.col(declared.name).cast(declared.dataType))
         return frame.select(*columns, *kept)
+
+
+@singledispatch
+def _run(
+    node: g.Node, natives: Natives, frame: DataFrame, pass_through: Sequence[str], others: Column | None
+) -> DataFrame:
+    """What a node emits: the table of the operators that Catalyst runs."""
+    raise PipelineError(f"{natives.pipeline}: '{node.name}' is not an operation on columns")
+
+
+@_run.register(g.AssignTimestampsNode)
+def _assign_timestamps(
+    node: g.AssignTimestampsNode,
+    natives: Natives,
+    frame: DataFrame,
+    pass_through: Sequence[str],
+    others: Column | None,
+) -> DataFrame:
+    return with_event_time(node, frame)
+
+
+@_run.register(g.WhereNode)
+def _where(
+    node: g.WhereNode, natives: Natives, frame: DataFrame, pass_through: Sequence[str], others: Column | None
+) -> DataFrame:
+    condition = spark_column(node.columns[0])
+    return frame.where(condition if others is None else others | condition)
+
+
+@_run.register(g.SelectNode)
+def _select(
+    node: g.SelectNode, natives: Natives, frame: DataFrame, pass_through: Sequence[str], others: Column | None
+) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    assert node.records is not None
+    kept = _kept(node, frame, pass_through)
+    selected = frame.select(*map(spark_column, node.columns), *map(F.col, kept))
+    return natives.typed(node, selected.toDF(*node.records.names, *kept), kept)
+
+
+@_run.register(g.WithColumnsNode)
+def _with_columns(
+    node: g.WithColumnsNode, natives: Natives, frame: DataFrame, pass_through: Sequence[str], others: Column | None
+) -> DataFrame:
+    added = {name: spark_column(c) for name, c in zip(node.names, node.columns, strict=True)}
+    return natives.typed(node, frame.withColumns(added), _kept(node, frame, pass_through))
+
+
+@_run.register(g.LookupNode)
+def _lookup(
+    node: g.LookupNode, natives: Natives, frame: DataFrame, pass_through: Sequence[str], others: Column | None
+) -> DataFrame:
+    return natives.typed(node, natives.looked_up(node, frame, others), _kept(node, frame, pass_through))
+
+
+@_run.register(g.AggregateNode)
+def _aggregate(
+    node: g.AggregateNode, natives: Natives, frame: DataFrame, pass_through: Sequence[str], others: Column | None
+) -> DataFrame:
+    return natives.aggregate(node, frame, pass_through)
+
+
+@_run.register(g.WindowAggregateNode)
+def _window_aggregate(
+    node: g.WindowAggregateNode, natives: Natives, frame: DataFrame, pass_through: Sequence[str], others: Column | None
+) -> DataFrame:
+    return natives.windows(node, natives.before_windows(node, natives.moments(node, frame)), pass_through)
+
+
+def _kept(node: g.Node, frame: DataFrame, pass_through: Sequence[str]) -> list[str]:
+    """The columns beside a node's result."""
+    return [*([TIMESTAMP] if node.timestamped and TIMESTAMP in frame.columns else []), *pass_through]
+
+
+@singledispatch
+def _carried(
+    node: g.Node, natives: Natives, frame: DataFrame, before: DataFrame | None, time: Span, axis: PartitionAxis
+) -> CarriedAggregate:
+    """The aggregates of a node that go on from partition to partition."""
+    raise PipelineError(f"{natives.pipeline}: '{node.name}' has no aggregates")
+
+
+@_carried.register(g.AggregateNode)
+def _carried_aggregate(
+    node: g.AggregateNode,
+    natives: Natives,
+    frame: DataFrame,
+    before: DataFrame | None,
+    time: Span,
+    axis: PartitionAxis,
+) -> CarriedAggregate:
+    where = f"{natives.pipeline}: operator '{node.name}'"
+    return carried_aggregate(where, natives.keyed(node, frame), node.key.fields, node.columns, before, axis)
+
+
+@_carried.register(g.WindowAggregateNode)
+def _carried_windows(
+    node: g.WindowAggregateNode,
+    natives: Natives,
+    frame: DataFrame,
+    before: DataFrame | None,
+    time: Span,
+    axis: PartitionAxis,
+) -> CarriedAggregate:
+    """Windows may stay open from partition to partition."""
+    from pyspark.sql import functions as F
+
+    rows = natives.moments(node, frame).withColumn(WINDOW, _window(node.assigner))
+    where, keys = f"{natives.pipeline}: operator '{node.name}'", [*node.key.fields, WINDOW]
+    closing = Closing(F.unix_millis(f"{WINDOW}.end") - 1, time.begin, time.ends)
+    return carried_aggregate(where, rows, keys, node.columns, before, axis, closing)
+
+
+@singledispatch
+def _finished(node: g.Node, natives: Natives, held: CarriedAggregate) -> DataFrame:
+    """What a partition emits of the aggregates of a node."""
+    return natives.typed(node, held.finished(), held.axis.columns)
+
+
+@_finished.register(g.WindowAggregateNode)
+def _closed(node: g.WindowAggregateNode, natives: Natives, held: CarriedAggregate) -> DataFrame:
+    return natives.with_bounds(node, held.finished(), held.axis.columns)
 
 
 def with_event_time(node: g.AssignTimestampsNode, frame: DataFrame) -> DataFrame:

@@ -14,9 +14,7 @@ from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.dataframe.observations import observed
 from dagster_unified.engine.dataframe.partitions import PartitionAxis
 from dagster_unified.engine.shipping import Shipments
-from dagster_unified.engine.translate import runs_in_python
 from dagster_unified.engine.worker import shipped
-from dagster_unified.graph import nodes as g
 from dagster_unified.graph.nodes import ExchangeKind
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.operators.layout import METRICS, OUTPUT, StreamLayout, combined_schema, output_column
@@ -58,10 +56,9 @@ def find_passes(plan: Plan, fragment: Fragment) -> list[Pass]:
         forwarded = len(edges) == 1 and edges[0].partitioning.kind is ExchangeKind.FORWARD
         if forwarded and task_of[edges[0].source] == task_of[node_id]:
             before = next((group for group in groups if edges[0].source in group), None)
-        in_python = runs_in_python(node)
-        if before is not None and (in_python or isinstance(node, g.AssignTimestampsNode)):
+        if before is not None and node.step is not None:
             before.append(node_id)
-        elif in_python:
+        elif node.needs_worker:
             groups.append([node_id])
     return [Pass(tuple(group), _leaving(plan, fragment, group)) for group in groups]
 

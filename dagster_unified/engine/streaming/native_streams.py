@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.dataframe.inputs import spark_source, split_malformed
-from dagster_unified.engine.dataframe.native import MOMENT, Natives, with_event_time
+from dagster_unified.engine.dataframe.native import MOMENT, Natives
 from dagster_unified.engine.dataframe.passes import Pass, mapped, without_reports
 from dagster_unified.engine.dataframe.streams import Streams
 from dagster_unified.engine.streaming.control import NAME, ControlSource
@@ -50,7 +50,7 @@ class NativeStreams:
         """The sources whose malformed rows are dropped here."""
 
         self._sources, self._control = sources, control
-        self._natives = Natives(plan.name, fragment.name, spark, tables)
+        self._natives = Natives(plan.name, fragment.name, spark, tables, self._with_watermark)
         self._streams = Streams(plan, fragment, self, _no_stream)
 
     def port(self, port: Port) -> DataFrame:
@@ -66,16 +66,7 @@ class NativeStreams:
     def run_natively(self, node: g.Node, port: Port) -> DataFrame:
         if isinstance(node, g.SourceNode):
             return self._source(node)
-        frame = self._streams.inputs.of(node.id)
-        if isinstance(node, g.AssignTimestampsNode):
-            return with_event_time(node, frame)
-        if isinstance(node, g.NativeNode):
-            return self._natives.operation(node, frame)
-        if isinstance(node, g.AggregateNode):
-            return self._natives.aggregate(node, frame)
-        if isinstance(node, g.WindowAggregateNode):
-            return self._natives.windows(node, self._with_watermark(node, self._natives.moments(node, frame)))
-        raise PipelineError(f"{self.plan.name}: '{node.name}' cannot run in STREAMING before a native aggregate")
+        return self._natives.run(node, self._streams.inputs.of(node.id))
 
     def _source(self, node: g.SourceNode) -> DataFrame:
         source = spark_source(self.plan.name, node)
@@ -84,7 +75,7 @@ class NativeStreams:
             self.drops_malformed.append(node)
         return rows.select(*source.records.names)
 
-    def _with_watermark(self, node: g.WindowAggregateNode, frame: DataFrame) -> DataFrame:
+    def _with_watermark(self, node: g.Node, frame: DataFrame) -> DataFrame:
         """Rows with Spark's watermark, by the strategy of the one assigner.
 
         At the end of input a row of the control stream moves it to its end.
@@ -105,11 +96,11 @@ class NativeStreams:
         both = frame.unionByName(end).withWatermark(MOMENT, f"{bound} milliseconds")
         return both.where(F.col(MOMENT) < F.timestamp_millis(F.lit(END)))
 
-    def _bound(self, node: g.WindowAggregateNode) -> int:
+    def _bound(self, node: g.Node) -> int:
         """How far a window's records may be out of order, in milliseconds."""
         where = f"{self.plan.name}: operator '{node.name}'"
         before = self.plan.assigners_before(node.id)
-        assigners = [n for n in self.plan.graph.nodes if isinstance(n, g.AssignTimestampsNode) and n.uid in before]
+        assigners = [n for n in self.plan.graph.assigners if n.uid in before]
         if len(assigners) != 1:
             raise UnsupportedError(
                 f"{where}: its event times come from {' and '.join(n.name for n in assigners)}, and a native window has"

@@ -96,9 +96,8 @@ class PackedFrames:
         others = F.col(worker.LANE) != native.lane
         for number in native.nodes:
             node = self.plan.graph.node(number)
-            assert isinstance(node, g.NativeNode)
             with naming_operator(self.plan.name, node):
-                wide = natives.operation(node, wide, worker.PASS_THROUGH, others)
+                wide = natives.run(node, wide, worker.PASS_THROUGH, others)
         return wide.mapInArrow(worker.gather(native.lane, native.track, groups), spark_schema(PACKED))
 
     def _head(self, head: Head, groups: int) -> DataFrame:

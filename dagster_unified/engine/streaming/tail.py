@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 from dagster_unified.engine.dataframe.fragment import Fragment
-from dagster_unified.engine.dataframe.native import Natives, with_event_time
+from dagster_unified.engine.dataframe.native import Natives
 from dagster_unified.engine.dataframe.passes import Pass, Reports, is_computed_again, mapped
 from dagster_unified.engine.dataframe.streams import Streams
 from dagster_unified.engine.shipping import Shipments
@@ -61,9 +61,8 @@ class Tail:
         return self._reports.taken_from(mapped(frame, program, self._streams.shipments, place, self._streams.axis))
 
     def run_natively(self, node: g.Node, port: Port) -> DataFrame:
-        frame = self._streams.inputs.of(node.id)
-        if isinstance(node, g.AssignTimestampsNode):
-            return with_event_time(node, frame)
-        if isinstance(node, g.NativeNode):
-            return self._natives.operation(node, frame)
-        raise PipelineError(f"{self.plan.name}: '{node.name}' cannot run in STREAMING behind an operator with state")
+        if node.holds_state:
+            raise PipelineError(
+                f"{self.plan.name}: '{node.name}' cannot run in STREAMING behind an operator with state"
+            )
+        return self._natives.run(node, self._streams.inputs.of(node.id))
