@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dagster_unified.engine.batch.intermediates.store import Manifest
+    from dagster_unified.operators.metrics import Metrics
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,18 @@ class EpochCommitted:
     rows_in: int
     seconds: float
     watermark: int | None
-    counters: Mapping[str, int]
+    metrics: Metrics
     written: Mapping[str, Written]
     """By sink."""
     state_rows: int = 0
     state_bytes: int = 0
     diverted: Mapping[str, int] = field(default_factory=dict)
     """Malformed rows that were set aside, by source."""
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """Its counters."""
+        return self.metrics.counters
 
     def written_rows(self) -> str:
         """The rows that each sink was given, as a line of a log has them."""

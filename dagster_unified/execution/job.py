@@ -29,6 +29,7 @@ from dagster_unified.errors import CancelledError, UnifiedError
 from dagster_unified.execution.progress import ShownProgress
 from dagster_unified.graph.options import Configuration, Layer
 from dagster_unified.graph.plan import Plan, plan
+from dagster_unified.operators.metrics import GaugeRange, Histogram, Metrics, Totals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,7 +57,16 @@ class JobMetrics:
 
     watermark: int | None = None
     counters: Mapping[str, int] = field(default_factory=dict)
-    """Such as `late records`; those of the library, by name."""
+    """Such as `late records` of the library's, and `enrich.misses` of the operator `enrich`."""
+
+    gauges: Mapping[str, GaugeRange] = field(default_factory=dict)
+    """The smallest and the largest value that parallel instances gave last."""
+
+    meters: Mapping[str, float] = field(default_factory=dict)
+    """Events per second: in BATCH over the run of the stage, in STREAMING over the meter's time span."""
+
+    histograms: Mapping[str, Histogram] = field(default_factory=dict)
+    """Distributions of values, with `count`, `min`, `max`, `mean` and `quantile(0.95)`."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +93,7 @@ class JobHandle:
         self._cancelled = Event()
         self._runtime = timedelta()
         self._metrics = JobMetrics()
+        self._totals = Totals()
         self._thread = Thread(target=self._run, name=f"{plan.name} {self.job_id[:8]}")
         self._thread.start()
 
@@ -174,17 +185,28 @@ class JobHandle:
     def _tell(self, event: JobEvent) -> None:
         before = self._metrics
         if isinstance(event, StageFinished):
-            made = {event.stage: event.manifest.rows}
+            made = event.manifest
+            self._totals.add(Metrics(made.counters, {}, made.gauges, {}, made.histograms), 0, 0)
             self._metrics = replace(
-                before, rows=_sum(before.rows, made), counters=_sum(before.counters, event.manifest.counters)
+                before,
+                rows=_sum(before.rows, {event.stage: made.rows}),
+                counters=dict(self._totals.counters),
+                gauges=dict(self._totals.gauges),
+                meters={**before.meters, **made.rates()},
+                histograms=dict(self._totals.histograms),
             )
         elif isinstance(event, EpochCommitted):
+            now = time.monotonic()
+            self._totals.add(event.metrics, now, event.seconds)
             self._metrics = JobMetrics(
                 rows=_sum(before.rows, {sink: written.rows for sink, written in event.written.items()}),
                 rows_in=before.rows_in + event.rows_in,
                 epochs=before.epochs + 1,
                 watermark=event.watermark,
-                counters=_sum(before.counters, event.counters),
+                counters=dict(self._totals.counters),
+                gauges=dict(self._totals.gauges),
+                meters=self._totals.rates(now),
+                histograms=dict(self._totals.histograms),
             )
         if self._shown is not None:
             self._shown.tell(event)

@@ -254,7 +254,7 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
         """Broadcast records, in order. What comes of them is kept where this instance leads."""
         function: Any = self.function
         context = _BroadcastContext(self)
-        counted = dict(self._metrics.counters)
+        before = self._metrics.take()
         self.state.current = _NO_KEY
         record = None
         try:
@@ -265,14 +265,18 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
             raise user_failure(error, self.where, function.process_broadcast_element, record) from error
         if leads:
             self.out.take(context.out)
-        else:
-            self._metrics.counters = counted
-            for name, amount in context.counted.items():
-                self._metrics.count(name, amount)
+        else:  # what was measured with the state of this instance's own keys stays
+            self._metrics.clear()
+            self._metrics.add(context.applied)
+        self._metrics.add(before)
 
-    def counters(self) -> dict[str, int]:
-        """The counters as they are."""
-        return dict(self._metrics.counters)
+    def measured(self) -> Metrics:
+        """What has been measured, which is then forgotten."""
+        return self._metrics.take()
+
+    def measure(self, more: Metrics) -> None:
+        """Adds what has been measured."""
+        self._metrics.add(more)
 
     def entries(self, descriptor: MapStateDescriptor[Any, Any]) -> dict[Any, Any]:
         """The broadcast map that a descriptor names."""
@@ -321,8 +325,8 @@ class _BroadcastContext(KeyedBroadcastProcessFunction.Context):
         self._operator = operator
         self.current: int | None = None
         self.out = Collector()
-        self.counted: dict[str, int] = {}
-        """What was counted for keys: as their keys', it is of every instance."""
+        self.applied = Metrics()
+        """What was measured with the state of keys: they are this instance's own, so it always counts."""
 
         self._applying = False
 
@@ -346,7 +350,7 @@ class _BroadcastContext(KeyedBroadcastProcessFunction.Context):
     ) -> None:
         operator = self._operator
         state = operator.state.bind(descriptor)
-        before = operator.counters()
+        before = operator.measured()
         self._applying = True
         try:
             for key in list(operator.keys()):
@@ -356,8 +360,10 @@ class _BroadcastContext(KeyedBroadcastProcessFunction.Context):
         finally:
             self._applying = False
             operator.state.current = _NO_KEY
-        for name, amount in operator.counters().items():
-            self.counted[name] = self.counted.get(name, 0) + amount - before.get(name, 0)
+        applied = operator.measured()
+        self.applied.add(applied)
+        operator.measure(before)
+        operator.measure(applied)
 
 
 _NO_KEY = NoKey(

@@ -1,16 +1,124 @@
-"""What a parallel instance reports when it ends: counters, and the last event time that each timestamp assigner gave.
+"""What parallel instances measure, how it travels, and how it is added up: the library's own counts and an author's
+metrics, in one way.
 
-Reports are merged by sums and maxima, so they may come in any order, from any number of partitions.
+A function registers metrics in its `MetricGroup`, as in PyFlink. They write into the `Metrics` of their parallel
+instance, which are its report. Reports may come in any order, from any number of partitions: a counter and the marks of
+a meter are summed, a gauge keeps the smallest and the largest value, and a distribution adds up the counts of its
+buckets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
+from dagster_unified.errors import PipelineError
 
-class Metrics(msgspec.Struct):
+Number = int | float
+
+
+class GaugeRange(msgspec.Struct, frozen=True):
+    """What the parallel instances last said of a gauge: the smallest and the largest value."""
+
+    min: Number
+    max: Number
+
+    def merge(self, other: GaugeRange) -> GaugeRange:
+        """The range of both."""
+        return GaugeRange(min(self.min, other.min), max(self.max, other.max))
+
+
+class MeterCount(msgspec.Struct):
+    """The events that a meter has marked, and the seconds over which its rate is taken."""
+
+    count: int
+    time_span: int
+
+    def merge(self, other: MeterCount) -> MeterCount:
+        """The events of both."""
+        return MeterCount(self.count + other.count, max(self.time_span, other.time_span))
+
+
+class Histogram(msgspec.Struct):
+    """The distribution of values: how many, their sum, the smallest, the largest, and quantiles to within 1 %.
+
+    Values are counted in buckets whose bounds grow by a constant factor (as in DDSketch), so that the histograms of
+    parallel instances add up to the histogram of all values.
+    """
+
+    count: int = 0
+    sum: float = 0.0
+    min: float = math.inf
+    max: float = -math.inf
+    zeros: int = 0
+    positive: dict[int, int] = {}
+    negative: dict[int, int] = {}
+
+    def add(self, value: Number) -> None:
+        """Counts one value, a finite number."""
+        bucket = math.ceil(math.log(abs(value)) * _SCALE) if value else 0
+        self.count += 1
+        self.sum += value
+        if value < self.min:
+            self.min = float(value)
+        if value > self.max:
+            self.max = float(value)
+        if value > 0:
+            self.positive[bucket] = self.positive.get(bucket, 0) + 1
+        elif value < 0:
+            self.negative[bucket] = self.negative.get(bucket, 0) + 1
+        else:
+            self.zeros += 1
+
+    def merge(self, other: Histogram) -> Histogram:
+        """The histogram of the values of both."""
+        return Histogram(
+            self.count + other.count,
+            self.sum + other.sum,
+            min(self.min, other.min),
+            max(self.max, other.max),
+            self.zeros + other.zeros,
+            _added(self.positive, other.positive),
+            _added(self.negative, other.negative),
+        )
+
+    @property
+    def mean(self) -> float:
+        """The mean; 0 of no values."""
+        return self.sum / self.count if self.count else 0.0
+
+    def quantile(self, fraction: float) -> float:
+        """The value that this fraction of the values does not exceed, to within 1 %; 0 of no values."""
+        if not self.count:
+            return 0.0
+        rank = fraction * (self.count - 1)
+        buckets = [(-_middle(b), n) for b, n in sorted(self.negative.items(), reverse=True)]
+        buckets += [(0.0, self.zeros), *((_middle(b), n) for b, n in sorted(self.positive.items()))]
+        seen = 0
+        for value, number in buckets:
+            seen += number
+            if seen > rank:
+                return min(max(value, self.min), self.max)
+        return self.max
+
+
+_ACCURACY = 0.01
+_BASE = (1 + _ACCURACY) / (1 - _ACCURACY)
+_SCALE = 1 / math.log(_BASE)
+
+
+def _middle(bucket: int) -> float:
+    return float(2 * _BASE**bucket / (_BASE + 1))
+
+
+def _added(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
+    return {bucket: one.get(bucket, 0) + other.get(bucket, 0) for bucket in (*one, *other)}
+
+
+class Metrics(msgspec.Struct, omit_defaults=True):
     """Totals of one partition, or merged of many.
 
     `last_event_times` are milliseconds since the epoch, by the assigner's uid.
@@ -18,6 +126,9 @@ class Metrics(msgspec.Struct):
 
     counters: dict[str, int] = {}
     last_event_times: dict[str, int] = {}
+    gauges: dict[str, GaugeRange] = {}
+    meters: dict[str, MeterCount] = {}
+    histograms: dict[str, Histogram] = {}
 
     def count(self, name: str, amount: int = 1) -> None:
         """Adds to one counter."""
@@ -31,23 +142,231 @@ class Metrics(msgspec.Struct):
         """The latest event time that any of these assigners gave."""
         return max((self.last_event_times[a] for a in assigners if a in self.last_event_times), default=None)
 
+    def add(self, other: Metrics) -> None:
+        """Adds what another partition reported."""
+        for name, amount in other.counters.items():
+            self.count(name, amount)
+        for assigner, timestamp in other.last_event_times.items():
+            self.saw_event_time(assigner, timestamp)
+        for name, gauge in other.gauges.items():
+            self.gauges[name] = gauge.merge(self.gauges.get(name, gauge))
+        for name, meter in other.meters.items():
+            self.meters[name] = self.meters.get(name, MeterCount(0, meter.time_span)).merge(meter)
+        for name, histogram in other.histograms.items():
+            self.histograms[name] = self.histograms.get(name, Histogram()).merge(histogram)
+
     def clear(self) -> None:
-        """Forgets everything, so that what was told is told once."""
-        self.counters.clear()
-        self.last_event_times.clear()
+        """Forgets everything."""
+        for held in self._held():
+            held.clear()
+
+    def take(self) -> Metrics:
+        """What was measured, which is then forgotten here: so it is reported once."""
+        found = merge([self])
+        self.clear()
+        return found
+
+    def empty(self) -> bool:
+        """Whether there is nothing to report."""
+        return not any(self._held())
 
     def encode(self) -> str:
         """As JSON."""
         return msgspec.json.encode(self).decode()
+
+    def _held(self) -> tuple[dict[str, object], ...]:
+        return self.counters, self.last_event_times, self.gauges, self.meters, self.histograms  # type: ignore[return-value]
 
 
 def merge(reports: Iterable[str | Metrics]) -> Metrics:
     """The totals over several reports, given as `Metrics` or as their JSON."""
     total = Metrics()
     for report in reports:
-        metrics = report if isinstance(report, Metrics) else msgspec.json.decode(report, type=Metrics)
-        for name, amount in metrics.counters.items():
-            total.count(name, amount)
-        for assigner, timestamp in metrics.last_event_times.items():
-            total.saw_event_time(assigner, timestamp)
+        total.add(report if isinstance(report, Metrics) else msgspec.json.decode(report, type=Metrics))
     return total
+
+
+class Totals:
+    """What a job has measured so far, on the driver: reports added up as they come, with the seconds they come at."""
+
+    def __init__(self) -> None:
+        self.counters: dict[str, int] = {}
+        self.gauges: dict[str, GaugeRange] = {}
+        self.histograms: dict[str, Histogram] = {}
+        self._marked: dict[str, deque[tuple[float, MeterCount]]] = {}
+        self._since: float | None = None
+
+    def add(self, metrics: Metrics, now: float, seconds: float) -> None:
+        """One more report, of what was measured in the `seconds` until `now`."""
+        if self._since is None:
+            self._since = now - seconds
+        for name, amount in metrics.counters.items():
+            self.counters[name] = self.counters.get(name, 0) + amount
+        self.gauges.update(metrics.gauges)
+        for name, histogram in metrics.histograms.items():
+            self.histograms[name] = self.histograms.get(name, Histogram()).merge(histogram)
+        for name, meter in metrics.meters.items():
+            marked = self._marked.setdefault(name, deque())
+            marked.append((now, meter))
+            while marked[0][0] <= now - meter.time_span:
+                marked.popleft()
+
+    def rates(self, now: float) -> dict[str, float]:
+        """Events per second of every meter, over its time span or, where that is shorter, the job's time."""
+        found = {}
+        for name, marked in self._marked.items():
+            span = marked[-1][1].time_span
+            elapsed = min(now - (self._since or now), span)
+            count = sum(meter.count for at, meter in marked if at > now - span)
+            found[name] = count / elapsed if elapsed > 0 else 0.0
+        return found
+
+    def shown(self, now: float) -> dict[str, Number]:
+        """Every metric as numbers with names."""
+        return shown(self.counters, self.gauges, self.rates(now), self.histograms)
+
+
+def shown(
+    counters: Mapping[str, int],
+    gauges: Mapping[str, GaugeRange],
+    rates: Mapping[str, float],
+    histograms: Mapping[str, Histogram],
+) -> dict[str, Number]:
+    """Metrics as numbers with names: a gauge's largest value has the gauge's own name."""
+    found: dict[str, Number] = dict(counters)
+    for name, gauge in gauges.items():
+        found |= {name: gauge.max, f"{name} (min)": gauge.min}
+    for name, rate in rates.items():
+        found[f"{name} (per second)"] = round(rate, 3)
+    for name, histogram in histograms.items():
+        found |= {f"{name} ({part})": value for part, value in _parts(histogram)}
+    return found
+
+
+def _parts(histogram: Histogram) -> list[tuple[str, Number]]:
+    quantiles = [(f"p{percent}", histogram.quantile(percent / 100)) for percent in (50, 95, 99)]
+    numbers = [("min", histogram.min), ("max", histogram.max), ("mean", histogram.mean), *quantiles]
+    return [("count", histogram.count), *((part, float(f"{number:.6g}")) for part, number in numbers)]
+
+
+class Registry:
+    """The metrics of one parallel instance: what it has measured since its last report, and the gauges to ask."""
+
+    def __init__(self) -> None:
+        self.metrics = Metrics()
+        self.gauges: dict[str, Callable[[], Number]] = {}
+
+    def read(self, name: str) -> None:
+        """Asks a gauge for its value."""
+        value = self.gauges[name]()
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise PipelineError(f"a gauge has to give an int or a float, and gave {value!r}")
+        self.metrics.gauges[name] = GaugeRange(value, value)
+
+
+class Counter:
+    """Counts events."""
+
+    def __init__(self, name: str, metrics: Metrics) -> None:
+        self._name, self._counters, self._count = name, metrics.counters, 0
+
+    def inc(self, n: int = 1) -> None:
+        """Adds `n`."""
+        self._count += n
+        self._counters[self._name] = self._counters.get(self._name, 0) + n
+
+    def dec(self, n: int = 1) -> None:
+        """Subtracts `n`."""
+        self.inc(-n)
+
+    def get_count(self) -> int:
+        """The count of this parallel instance."""
+        return self._count
+
+
+class Meter:
+    """Measures a rate: events per second."""
+
+    def __init__(self, name: str, metrics: Metrics, time_span_in_seconds: int) -> None:
+        self._name, self._meters, self._time_span, self._count = name, metrics.meters, time_span_in_seconds, 0
+
+    def mark_event(self, value: int = 1) -> None:
+        """Counts `value` events."""
+        self._count += value
+        marked = self._meters.get(self._name)
+        if marked is None:
+            marked = self._meters[self._name] = MeterCount(0, self._time_span)
+        marked.count += value
+
+    def get_count(self) -> int:
+        """The events of this parallel instance."""
+        return self._count
+
+
+class Distribution:
+    """Measures the distribution of values: count, smallest, largest, mean and quantiles."""
+
+    def __init__(self, name: str, metrics: Metrics) -> None:
+        self._name, self._histograms = name, metrics.histograms
+
+    def update(self, value: Number) -> None:
+        """Adds a value, a finite number."""
+        histogram = self._histograms.get(self._name)
+        if histogram is None:
+            histogram = self._histograms[self._name] = Histogram()
+        histogram.add(value)
+
+
+class MetricGroup:
+    """Registers an operator's metrics (PyFlink: `MetricGroup`).
+
+    A metric is known by its group and its name: `enrich.cache.hits`. Registering a name twice gives the same metric.
+    """
+
+    def __init__(self, registry: Registry, scope: tuple[str, ...], variables: Mapping[str, str] | None = None) -> None:
+        self._registry, self._scope, self._variables = registry, scope, dict(variables or {})
+
+    def add_group(self, name: str, extra: str | None = None) -> MetricGroup:
+        """The group `name` in this one; with `extra` the group of the value `extra` of the variable `name`."""
+        if extra is None:
+            return MetricGroup(self._registry, (*self._scope, name), self._variables)
+        return MetricGroup(self._registry, (*self._scope, name, extra), {**self._variables, name: extra})
+
+    def counter(self, name: str) -> Counter:
+        """A counter. Counts of parallel instances, micro-batches and runs of a job are summed."""
+        return Counter(self.get_metric_identifier(name), self._registry.metrics)
+
+    def gauge(self, name: str, obj: Callable[[], Number]) -> None:
+        """A value that `obj` gives, asked at the end of a partition and of a micro-batch.
+
+        Of the values of parallel instances the smallest and the largest are kept; each micro-batch replaces the one
+        before it.
+        """
+        self._registry.gauges[self.get_metric_identifier(name)] = obj
+
+    def meter(self, name: str, time_span_in_seconds: int = 60) -> Meter:
+        """A rate, in events per second over all parallel instances.
+
+        In STREAMING it is that of the last `time_span_in_seconds`, in BATCH that of the stage's whole run.
+        """
+        return Meter(self.get_metric_identifier(name), self._registry.metrics, time_span_in_seconds)
+
+    def distribution(self, name: str) -> Distribution:
+        """A distribution, of the values of all parallel instances."""
+        return Distribution(self.get_metric_identifier(name), self._registry.metrics)
+
+    def histogram(self, name: str) -> Distribution:
+        """Flink's name in Java for `distribution`."""
+        return self.distribution(name)
+
+    def get_scope_components(self) -> list[str]:
+        """The names of the operator and of the groups down to this one."""
+        return list(self._scope)
+
+    def get_all_variables(self) -> dict[str, str]:
+        """The variables of this group and of those around it, with their values."""
+        return dict(self._variables)
+
+    def get_metric_identifier(self, metric_name: str) -> str:
+        """A metric's full name."""
+        return ".".join((*self._scope, metric_name))

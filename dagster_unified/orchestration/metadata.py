@@ -25,6 +25,7 @@ from dagster_unified.graph.drawing import as_svg
 from dagster_unified.graph.lineage import column_lineage
 from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.operators.layout import CARRIED
+from dagster_unified.operators.metrics import shown
 from dagster_unified.orchestration.translator import StageTranslator
 from dagster_unified.records import RecordType, shorten
 
@@ -40,7 +41,7 @@ def stage_metadata(
     translator: StageTranslator,
     previews: Mapping[str, pa.Table],
 ) -> dict[str, Any]:
-    """A stage's metadata: counts, schema, duration, counters, job graph, previews, and known column lineage."""
+    """A stage's metadata: counts, schema, duration, metrics, job graph, previews, and known column lineage."""
     metadata: dict[str, Any] = {
         "dagster/row_count": manifest.rows,
         "bytes": manifest.bytes,
@@ -63,7 +64,7 @@ def stage_metadata(
         metadata[MADE_BY] = MetadataValue.dagster_run(manifest.run)
     if manifest.carried_from:
         metadata[CARRIED_FROM] = MetadataValue.dagster_run(manifest.carried_from)
-    metadata.update(manifest.counters)
+    metadata.update(shown(manifest.counters, manifest.gauges, manifest.rates(), manifest.histograms))
     for sink, location in manifest.sinks.items():
         metadata[f"written to ({sink})"] = MetadataValue.path(location)
     for sink, table in previews.items():

@@ -9,6 +9,7 @@ from typing import Any
 from dagster import MetadataValue
 
 from dagster_unified.engine.events import EpochCommitted
+from dagster_unified.operators.metrics import Totals
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.orchestration.moments import utc
 
@@ -23,7 +24,7 @@ class Trend:
         self._clock = clock
         self._epochs: deque[EpochCommitted] = deque(maxlen=KEPT)
         self._committed: deque[int] = deque(maxlen=KEPT)
-        self._counters: dict[str, int] = {}
+        self._totals = Totals()
         self._rows: dict[str, int] = {}
         self._bytes: dict[str, int] = {}
 
@@ -31,8 +32,7 @@ class Trend:
         """One more epoch."""
         self._epochs.append(event)
         self._committed.append(self._clock())
-        for name, count in event.counters.items():
-            self._counters[name] = self._counters.get(name, 0) + count
+        self._totals.add(event.metrics, self._clock() / 1000, event.seconds)
         for sink, written in event.written.items():
             self._rows[sink] = self._rows.get(sink, 0) + written.rows
             self._bytes[sink] = self._bytes.get(sink, 0) + written.bytes
@@ -71,7 +71,7 @@ class Trend:
             "state bytes": last.state_bytes,
             "batch durations": MetadataValue.text(self._picture()),
             "late records": 0,
-            **self._counters,
+            **self._totals.shown(self._clock() / 1000),
         }
         if self.watermark is not None:
             found["watermark"] = MetadataValue.text(_moment(self.watermark))

@@ -14,7 +14,7 @@ from dagster_unified.operators.drivers.group import Group, MemoryStore
 from dagster_unified.operators.drivers.grouped import GroupedOperator
 from dagster_unified.operators.functions.base import FIRST, KeyedProcessFunction, RuntimeContext
 from dagster_unified.operators.keyed import Collector, KeyedOptions, KeyedProcessOperator
-from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.metrics import Registry
 from dagster_unified.operators.time import MIN_TIMESTAMP
 
 _Key = bool | int | float | str | tuple[object, ...] | None
@@ -66,7 +66,8 @@ class KeyedHarness:
         options: KeyedOptions | None = None,
     ) -> None:
         self.clock = clock or ManualClock()
-        self.metrics = Metrics()
+        registry = Registry()
+        self.metrics = registry.metrics
         self.side_outputs: dict[str, list[Any]] = {}
         name = type(function).__name__
         operator = KeyedProcessOperator(
@@ -77,7 +78,7 @@ class KeyedHarness:
                 f"{name}: requires_time_sorted_input makes elements wait in state until the watermark passes them,"
                 " which needs their type; use OneInputHarness, which knows it"
             )
-        operator.open(lambda state: RuntimeContext(name, FIRST, 1, self.metrics, state))
+        operator.open(lambda state: RuntimeContext(name, FIRST, 1, registry, state))
         self._operator = operator
         self._grouped = GroupedOperator(operator, _Key, object, holds_back=False, after=lambda: None)
         self._store = MemoryStore()

@@ -75,7 +75,8 @@ class _Harness:
 
     @property
     def metrics(self) -> Metrics:
-        """The counters."""
+        """What the operator has measured, and its gauges as they are now."""
+        self._driven.running.read_gauges()
         return self._driven.running.metrics
 
     def side_output(self, tag: OutputTag[Any]) -> list[Any]:

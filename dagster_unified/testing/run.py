@@ -274,6 +274,8 @@ class _Streaming:
                 self._micro_batch({}, event)
             self._after()
             self._micro_batch({}, self.time.end(self.clock()))
+            for driven in self.driven.values():
+                driven.running.read_gauges()
         finally:
             for driven in self.driven.values():
                 driven.close()

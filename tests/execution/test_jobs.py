@@ -7,8 +7,9 @@ from typing import NamedTuple
 import pytest
 from deltalake import DeltaTable
 
-from dagster_unified.api import CsvSource, DeltaSink, Pipeline
+from dagster_unified.api import CsvSource, DeltaSink, MapFunction, Pipeline
 from dagster_unified.errors import CancelledError, PipelineError, UserFunctionError
+from dagster_unified.operators.metrics import GaugeRange
 
 
 class Sale(NamedTuple):
@@ -50,6 +51,33 @@ def test_a_bounded_stream_ends_with_its_result_and_what_each_sink_was_given(spar
     assert (result.mode, result.metrics.rows_in, set(result.metrics.rows)) == ("STREAMING", 3, {"out"})
     assert result.metrics.epochs >= 1
     assert DeltaTable(str(tmp_path / "out")).to_pyarrow_table().num_rows == 2
+
+
+class Priced(MapFunction):
+    def open(self, context):
+        group = context.get_metrics_group()
+        self.sold, self.rate, self.amounts = group.counter("sold"), group.meter("rate"), group.histogram("amounts")
+        group.gauge("attempt", context.get_attempt_number)
+
+    def map(self, sale: Sale) -> Sale:
+        self.sold.inc(sale.amount)
+        self.rate.mark_event()
+        self.amounts.update(sale.amount)
+        return sale
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_metrics_of_all_parallel_instances_are_added_up(spark, tmp_path, mode):
+    pipeline = Pipeline("shops")
+    sales = pipeline.from_collection(SALES).rebalance().map(Priced()).set_parallelism(2).name("priced")
+    sales.key_by("shop").sum("amount").sink_to(DeltaSink(str(tmp_path / "out"), mode="upsert", key="shop"))
+    options = {**streaming(tmp_path), "execution.runtime-mode": mode}
+    metrics = pipeline.execute(options, spark=spark).result().metrics
+    assert metrics.counters == {"priced.sold": 7}
+    assert metrics.gauges == {"priced.attempt": GaugeRange(0, 0)}
+    assert set(metrics.meters) == {"priced.rate"}
+    amounts = metrics.histograms["priced.amounts"]
+    assert (amounts.count, amounts.min, amounts.max, amounts.sum) == (3, 1, 4, 7)
 
 
 def test_what_a_function_raises_is_raised_by_the_result(spark, tmp_path):

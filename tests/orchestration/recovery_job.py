@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from dagster_unified.api import DeltaSink, Pipeline
+from dagster_unified.api import DeltaSink, MapFunction, Pipeline, RuntimeContext
 from dagster_unified.orchestration import BatchDeployment, IntermediatesResource, SparkResource, unified_definitions
 
 HOME = Path(os.environ.get("RECOVERY_HOME") or tempfile.mkdtemp(prefix="recovery"))
@@ -20,8 +20,17 @@ class Event(NamedTuple):
     value: int
 
 
-def keyed(event: Event) -> Event:
-    return Event(event.key.upper(), event.value)
+class Keyed(MapFunction):
+    def open(self, context: RuntimeContext) -> None:
+        group = context.get_metrics_group().add_group("events")
+        self.even, self.seen, self.values = group.counter("even"), group.meter("seen"), group.distribution("values")
+        group.gauge("attempt", context.get_attempt_number)
+
+    def map(self, event: Event) -> Event:
+        self.even.inc(event.value % 2 == 0)
+        self.seen.mark_event()
+        self.values.update(event.value)
+        return Event(event.key.upper(), event.value)
 
 
 def parity(event: Event) -> str:
@@ -40,7 +49,11 @@ def last(event: Event) -> Event:
 
 def build() -> Pipeline:
     pipeline = Pipeline("recovery")
-    events = pipeline.from_collection([Event(k, v) for v, k in enumerate("abcabcabz")], name="events").map(keyed)
+    events = (
+        pipeline.from_collection([Event(k, v) for v, k in enumerate("abcabcabz")], name="events")
+        .map(Keyed())
+        .name("keyed")
+    )
     sums = events.key_by("key").reduce(combine).name("sums")
     by_parity = sums.key_by(parity).reduce(combine).name("by_parity")
     by_parity.map(last).sink_to(DeltaSink(str(HOME / "table"), name="table", mode="append"))

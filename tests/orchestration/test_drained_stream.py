@@ -34,8 +34,13 @@ class AtTheEnd(KeyedProcessFunction):
 
     def open(self, context):
         self.total = context.get_state(ValueStateDescriptor("total", int))
+        group = context.get_metrics_group()
+        self.sales, self.amounts = group.counter("sales"), group.distribution("amounts")
+        group.gauge("attempt", context.get_attempt_number)
 
     def process_element(self, value: Sale, ctx) -> Iterable[Total]:
+        self.sales.inc()
+        self.amounts.update(value.amount)
         ctx.timer_service().register_event_time_timer(3_600_000)
         self.total.update((self.total.value() or 0) + value.amount)
         return []
@@ -88,6 +93,12 @@ def test_the_event_log_has_observations_of_the_sinks_asset(drained):
     _, instance, _ = drained
     observed = instance.fetch_observations(AssetKey(["shops", "totals"]), limit=1).records[0].asset_observation.metadata
     assert observed["late records"].value == 0
+    assert {n: observed[f"AtTheEnd.{n}"].value for n in ("sales", "amounts (count)", "amounts (max)", "attempt")} == {
+        "sales": 3,
+        "amounts (count)": 3,
+        "amounts (max)": 4.0,
+        "attempt": 0,
+    }
     assert {
         "input rows per second",
         "batch duration (s)",

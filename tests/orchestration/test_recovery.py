@@ -152,6 +152,20 @@ def test_metadata_shows_rows_bytes_schema_graph_and_preview(instance):
     assert [c.name for c in found["keyed"]["dagster/column_schema"].schema.columns] == ["key", "value"]
     assert "data:image/svg+xml" in found["table"]["job_graph"].value
     assert len(found["table"]["preview of table"].records) == 2
+    metrics = {n: m.value for n, m in found["keyed"].items() if n.startswith("keyed.")}
+    assert metrics.pop("keyed.events.seen (per second)") > 0
+    assert metrics == {
+        "keyed.events.even": 5,
+        "keyed.events.attempt": 0,
+        "keyed.events.attempt (min)": 0,
+        "keyed.events.values (count)": 9,
+        "keyed.events.values (min)": 0.0,
+        "keyed.events.values (max)": 8.0,
+        "keyed.events.values (mean)": 4.0,
+        "keyed.events.values (p50)": pytest.approx(4, rel=0.01),
+        "keyed.events.values (p95)": pytest.approx(7, rel=0.01),
+        "keyed.events.values (p99)": pytest.approx(7, rel=0.01),
+    }
 
 
 def test_an_unknown_option_is_refused_at_launch(instance):

@@ -1,12 +1,22 @@
 """What an observation of a sink's asset says."""
 
 from dagster_unified.engine.events import EpochCommitted, Written
+from dagster_unified.operators.metrics import Metrics
 from dagster_unified.orchestration.trend import Trend
 
 
 def epoch(number, rows, seconds, sink="a", late=0, watermark=None):
+    metrics = Metrics({"late records": late} if late else {})
     return EpochCommitted(
-        "main", number, rows, seconds, watermark, {"late records": late} if late else {}, {sink: Written(3, 10)}, 7, 700
+        "main",
+        number,
+        rows,
+        seconds,
+        watermark,
+        metrics,
+        {sink: Written(3, 10)},
+        7,
+        700,
     )
 
 

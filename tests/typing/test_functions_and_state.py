@@ -13,6 +13,8 @@ from dagster_unified.api import (
     AggregateFunction,
     AggregatingStateDescriptor,
     BroadcastProcessFunction,
+    Counter,
+    Distribution,
     EventTimeTrigger,
     KeyedProcessFunction,
     KeyedStream,
@@ -21,6 +23,8 @@ from dagster_unified.api import (
     MapFunction,
     MapState,
     MapStateDescriptor,
+    Meter,
+    MetricGroup,
     OutputTag,
     Pipeline,
     ProcessingTimeTrigger,
@@ -205,3 +209,19 @@ def test_an_enum_is_typed_as_itself_in_fields_keys_and_state() -> None:
     assert_type(keyed, KeyedStream[Kind, Entry])
     assert_type(ValueStateDescriptor("kind", Kind), ValueStateDescriptor[Kind])
     entries.map(lambda entry: Entry("sale", 1), Entry)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+class Measuring(MapFunction[Sale, Sale]):
+    def open(self, runtime_context: RuntimeContext) -> None:
+        group = runtime_context.get_metrics_group().add_group("shop", "north")
+        assert_type(group, MetricGroup)
+        self.sold = group.counter("sold")
+        self.amounts = group.distribution("amounts")
+        assert_type((self.sold, group.meter("rate", 10), self.amounts), tuple[Counter, Meter, Distribution])
+        group.gauge("attempt", runtime_context.get_attempt_number)
+        group.gauge("name", lambda: "north")  # type: ignore[arg-type, return-value]  # pyright: ignore
+
+    def map(self, value: Sale) -> Sale:
+        self.sold.inc(value.amount)
+        self.amounts.update("1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        return value

@@ -16,6 +16,7 @@ from dagster_unified.engine.streaming.topology import TAIL
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph.plan import Port
 from dagster_unified.operators.drivers.key_groups import ControlEvent
+from dagster_unified.operators.metrics import Metrics
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -67,7 +68,7 @@ class NativeQuery(Query):
             rows,
             time.monotonic() - begun,
             self._watermark(),
-            {"late records": late} if late else {},
+            Metrics({"late records": late} if late else {}),
             written(results),
             state_rows,
             state_bytes,

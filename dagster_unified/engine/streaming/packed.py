@@ -197,7 +197,7 @@ class PackedQuery(Query):
             report.rows,
             time.monotonic() - begun,
             self.time.watermark(),
-            report.metrics.counters,
+            report.metrics,
             written(results),
             state_rows,
             state_bytes,

@@ -228,7 +228,7 @@ class _Pass:
         """What is left, and the report."""
         yield from self.packer.flush()
         for running in self._running:
-            self.report.add(running.metrics)
+            self.report.metrics.add(running.report())
             self.report.mark(running.end_of_batch())
         yield from _reported(self.report, self.subtask.number)
 
@@ -278,7 +278,7 @@ class LevelTask:
             leads=group == 0,
         )
         due = groups.run(self._store, micro_batch)
-        report = Report.of(groups.running.metrics, due)
+        report = Report(groups.running.report(), due)
         yield from self._out
         self._out.clear()
         if not report.empty():

@@ -46,6 +46,7 @@ def _batch(program: Program, batches: Iterable[pa.RecordBatch], clock: Callable[
             yield from out
             out.clear()
         yield from out
+        running.read_gauges()
     finally:
         running.close()
     return {0: running.metrics}

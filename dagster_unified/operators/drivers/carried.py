@@ -18,7 +18,7 @@ from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, Mic
 from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.keys import runs, stretches
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, PARTITION_INDEX
-from dagster_unified.operators.metrics import Metrics, merge
+from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.program.spec import Program
 from dagster_unified.operators.state.pages import Page, decode_index
 
@@ -71,8 +71,7 @@ def carried(
                 else:
                     group.store = MemoryStore()
                 group.waiting = []
-                metrics[partition] = merge([metrics[partition], driver.running.metrics])
-                driver.running.metrics.clear()
+                metrics[partition].add(driver.running.report())
         group.partition = until
 
     try:
@@ -92,7 +91,7 @@ def carried(
         yield from out
     finally:
         driver.close()
-    metrics[-1] = merge([metrics[-1], driver.running.metrics])  # what opening and closing have counted
+    metrics[-1].add(driver.running.metrics)  # what opening and closing have counted
     return dict(enumerate(metrics))
 
 

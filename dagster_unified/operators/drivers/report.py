@@ -26,25 +26,13 @@ class Report(msgspec.Struct):
     marks: dict[str, Mark] = {}
     """What watermark generators emitted, by their assigner's uid."""
 
-    @staticmethod
-    def of(metrics: Metrics, due: int | None) -> Report:
-        """A report that takes the counts out of `metrics`, so that they are reported once."""
-        report = Report(Metrics(dict(metrics.counters), dict(metrics.last_event_times)), due)
-        metrics.clear()
-        return report
-
-    def add(self, metrics: Metrics) -> None:
-        """Counts some more."""
-        self.metrics = merge([self.metrics, metrics])
-
     def mark(self, marks: Mapping[str, Mark]) -> None:
         """Takes what some more watermark generators emitted."""
         self.marks = {uid: slowest(m[uid] for m in (self.marks, marks) if uid in m) for uid in {**self.marks, **marks}}
 
     def empty(self) -> bool:
         """Whether there is nothing to tell."""
-        counted = self.rows or self.metrics.counters or self.metrics.last_event_times or self.marks
-        return self.due is None and not counted
+        return self.due is None and not self.rows and not self.marks and self.metrics.empty()
 
     def encode(self) -> bytes:
         """As JSON."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.operators.functions.type_variables import A, In, Key, KeyOut, Out, R, T
+from dagster_unified.operators.metrics import MetricGroup, Registry
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.state.descriptors import StateDescriptor
 from dagster_unified.operators.state.store import KeyedStateStore
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeForm
 
-    from dagster_unified.operators.metrics import Metrics
     from dagster_unified.operators.time import TimeDomain
 
 
@@ -64,12 +64,12 @@ class RuntimeContext(KeyedStateStore):
     """What a function learns about where it runs; with keyed state where its stream is keyed."""
 
     def __init__(
-        self, task_name: str, subtask: Subtask, parallelism: int, metrics: Metrics, state: KeyedStateBackend | None
+        self, task_name: str, subtask: Subtask, parallelism: int, registry: Registry, state: KeyedStateBackend | None
     ) -> None:
         self._task_name = task_name
         self._subtask = subtask
         self._parallelism = parallelism
-        self._metrics = metrics
+        self._registry = registry
         self.keyed_state = state
 
     def get_task_name(self) -> str:
@@ -93,8 +93,21 @@ class RuntimeContext(KeyedStateStore):
         return self._parallelism
 
     def count(self, name: str, amount: int = 1) -> None:
-        """Adds to a counter whose total appears in the run's metadata."""
-        self._metrics.count(name, amount)
+        """Adds to a counter of the pipeline, whose total appears in the run's metadata under `name` alone.
+
+        `get_metrics_group` has counters of this operator, and other kinds of metrics.
+        """
+        self._registry.metrics.count(name, amount)
+
+    def get_metrics_group(self) -> MetricGroup:
+        """The operator's metrics: counters, gauges, meters and distributions. To be registered in `open`.
+
+        They reach the metadata of the stage's materialization in BATCH, the observations of the sinks' assets in
+        STREAMING, and the handle that `execute` returns.
+        """
+        return MetricGroup(self._registry, (self._task_name,))
+
+    get_metric_group = get_metrics_group
 
     def get_state(self, descriptor: StateDescriptor[R]) -> R:
         if self.keyed_state is None:

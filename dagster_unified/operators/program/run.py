@@ -19,7 +19,7 @@ from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.functions.base import FIRST, RuntimeContext, Subtask
 from dagster_unified.operators.keyed import Collector, KeyedOperator
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
-from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.metrics import Metrics, Registry
 from dagster_unified.operators.program.chunks import Chunk, Consumer, encoded
 from dagster_unified.operators.program.fusion import FusedChain, fuse
 from dagster_unified.operators.program.spec import Output, Program
@@ -46,7 +46,8 @@ class RunningProgram:
         generating: bool = False,
     ) -> None:
         self.program = program
-        self.metrics = Metrics()
+        self.registry = Registry()
+        self.metrics = self.registry.metrics
         self._emit, self._clock, self._subtask = emit, clock, subtask
         self._first = program.where(program.steps[0]) if program.steps else program.pipeline
         self._closing: list[Any] = []
@@ -120,6 +121,20 @@ class RunningProgram:
                 found.setdefault(uid, []).append(mark)
         return {uid: slowest(marks) for uid, marks in found.items()}
 
+    def read_gauges(self) -> None:
+        """Asks the gauges for their values; to be called while the functions are open."""
+        for name, gauge in self.registry.gauges.items():
+            try:
+                self.registry.read(name)
+            except Exception as error:
+                where = f"{self.program.pipeline}: stage '{self.program.stage}', gauge '{name}'"
+                raise user_failure(error, where, gauge, "its report") from error
+
+    def report(self) -> Metrics:
+        """What was measured since the last report."""
+        self.read_gauges()
+        return self.metrics.take()
+
     def close(self) -> None:
         """Closes every function that was opened, also after a failure."""
         while self._closing:
@@ -155,7 +170,7 @@ class RunningProgram:
         step = self.program.steps[index]
 
         def context(state: KeyedStateBackend | None) -> RuntimeContext:
-            return RuntimeContext(step.name, self._subtask, step.parallelism, self.metrics, state)
+            return RuntimeContext(step.name, self._subtask, step.parallelism, self.registry, state)
 
         return Place(
             where=self.program.where(step),

@@ -18,6 +18,7 @@ from upath import UPath
 from dagster_unified.connectors.paths import remove_tree, storage_path
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.slices import WHOLE
+from dagster_unified.operators.metrics import GaugeRange, Histogram, MeterCount
 
 MANIFEST = "manifest.json"
 _SEGMENT = re.compile(r"[A-Za-z0-9_.=+:%~-]+")
@@ -56,6 +57,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: list[StoredFile]
     last_event_times: dict[str, int] = {}
     counters: dict[str, int] = {}
+    gauges: dict[str, GaugeRange] = {}
+    meters: dict[str, MeterCount] = {}
+    histograms: dict[str, Histogram] = {}
     seconds: float = 0.0
     created: float = 0.0
     carried_from: str = ""
@@ -72,6 +76,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     sinks: dict[str, str] = {}
     """Where the stage's sinks wrote: sink name to location."""
+
+    def rates(self) -> dict[str, float]:
+        """The events per second that each meter has marked, over the whole run of the stage."""
+        return {name: meter.count / self.seconds if self.seconds else 0.0 for name, meter in self.meters.items()}
 
 
 @dataclass(frozen=True)
