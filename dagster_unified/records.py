@@ -387,6 +387,19 @@ def shorten(value: object, limit: int = 200) -> str:
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
 
 
+def is_model(info: mi.Type) -> bool:
+    """Whether a type is a pydantic model, told without an import of pydantic."""
+    return isinstance(info, mi.CustomType) and hasattr(info.cls, "__pydantic_fields__")
+
+
+def instead_of_model(info: mi.Type) -> str:
+    """What to use in the place of a pydantic model."""
+    return (
+        f"{described(info)} is a pydantic model, and making one for every record takes ten times as long as a"
+        " NamedTuple; declare a NamedTuple, or, where each record has to be validated, a pydantic.dataclasses.dataclass"
+    )
+
+
 def inspected(python: Any, where: str, use: str) -> mi.Type:
     """What msgspec knows of a type that an author gave; raises `RecordTypeError` for what is none.
 
@@ -422,6 +435,8 @@ def record_type(python: Any, where: str = "record") -> RecordType:
             _field(f"f{i}", t, f"{where}: item {i} of {type_name(python)}") for i, t in enumerate(info.item_types)
         ]
         return RecordType(python, "tuple", pa.schema(fields))
+    if is_model(info):
+        raise RecordTypeError(f"{where}: {instead_of_model(info)}")
     if isinstance(info, (mi.AnyType, mi.CustomType)) or python is dict or python is tuple:
         raise RecordTypeError(
             f"{where}: {type_name(python)} says nothing about the columns; use a NamedTuple or another annotated class,"
@@ -467,6 +482,8 @@ def arrow_type(info: mi.Type, where: str) -> pa.DataType:
         return pa.string() if isinstance(next(iter(info.cls)).value, str) else pa.int64()  # msgspec takes no others
     if isinstance(info, mi.LiteralType):
         raise RecordTypeError(f"{where}: a Literal has no column type; declare an Enum, or str or int")
+    if is_model(info):
+        raise RecordTypeError(f"{where}: {instead_of_model(info)}")
     raise RecordTypeError(f"{where}: no column type for {described(info)}; use one of {', '.join(SUPPORTED)}")
 
 

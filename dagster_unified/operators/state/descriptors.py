@@ -9,7 +9,7 @@ from msgspec import inspect as mi
 from dagster_unified.errors import PipelineError
 from dagster_unified.operators.functions.type_variables import R
 from dagster_unified.operators.state.ttl import StateTtlConfig
-from dagster_unified.records import type_name
+from dagster_unified.records import instead_of_model, is_model, type_name
 
 if TYPE_CHECKING:
     from dagster_unified.operators.state.chunks import Chunked
@@ -73,7 +73,10 @@ def _check_type(name: str, python: Any) -> None:
     if isinstance(python, str):
         raise PipelineError(f"state '{name}': the type is the text {python!r}; give the type itself, without quotes")
     try:
-        if isinstance(mi.type_info(python), (mi.AnyType, mi.CustomType)):
+        info = mi.type_info(python)
+        if is_model(info):
+            raise PipelineError(f"state '{name}': {instead_of_model(info)}")
+        if isinstance(info, (mi.AnyType, mi.CustomType)):
             raise TypeError(f"{type_name(python)} does not say what it holds")
     except (TypeError, NameError) as error:
         raise PipelineError(
