@@ -11,9 +11,6 @@ import pytest
 from deltalake import DeltaTable
 
 from dagster_unified.api import CollectionSource, CsvSource, DeltaSink, FileSink, ParquetSource, Pipeline, RateSource
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
-from dagster_unified.engine.batch.run import Run
-from dagster_unified.engine.batch.stage import run_all
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming import tables
 from dagster_unified.engine.streaming.job import Start, StreamingJob
@@ -86,35 +83,32 @@ def rows(path):
     return sorted((tuple(r.values()) for r in DeltaTable(str(path)).to_pyarrow_table().to_pylist()), key=str)
 
 
-@pytest.mark.parametrize("place", ["at the source", "before a key", "between keys", "at the sink"])
-def test_streaming_joins_wherever_it_stands(spark, tmp_path, place):
-    def build(target):
-        pipeline = Pipeline("p")
-        stream = pipeline.from_collection(FLIGHTS, Flight)
+PLACES = ("at the source", "before a key", "between keys", "at the sink")
+
+
+def test_streaming_joins_wherever_it_stands(run_on_spark, run_streaming, tmp_path):
+    def placed(pipeline, place):
+        stream = pipeline.from_collection(FLIGHTS, Flight, f"flights {place}")
         if place != "at the source":
             stream = stream.map(lambda f: f, Flight)
         if place in ("between keys", "at the sink"):
             stream = stream.key_by("n").reduce(lambda a, b: b)
         stream = located(stream)
-        if place != "at the sink":
-            stream = stream.key_by("n").reduce(lambda a, b: min(a, b))
-        stream.sink_to(DeltaSink(str(target), mode="append", name="out"))
-        return pipeline
+        return stream if place == "at the sink" else stream.key_by("n").reduce(lambda a, b: min(a, b))
 
-    run_all(Run(build(tmp_path / "batch").plan(), spark, IntermediateStore(str(tmp_path / "store")), "run", "run"))
-    options = {
-        "execution.runtime-mode": "STREAMING",
-        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
-        "pipeline.max-parallelism": 3,
-    }
-    assert StreamingJob(build(tmp_path / "streaming").plan(options), spark, Start("one")).run() == "finished"
-    found = rows(tmp_path / "streaming")
-    assert (
-        [r for r in found if r[0] != 4]
-        == [r for r in rows(tmp_path / "batch") if r[0] != 4]
-        == sorted((r for r in LOCATED if r[0] != 4), key=str)
-    )
-    assert {r for r in found if r[0] == 4} >= {r for r in rows(tmp_path / "batch") if r[0] == 4}
+    for mode, run in (("batch", run_on_spark), ("streaming", run_streaming)):
+        pipeline = Pipeline("p")
+        for place in PLACES:
+            placed(pipeline, place).sink_to(DeltaSink(str(tmp_path / mode / place), mode="append", name=place))
+        run(pipeline)
+    for place in PLACES:
+        batch, found = rows(tmp_path / "batch" / place), rows(tmp_path / "streaming" / place)
+        assert (
+            [r for r in found if r[0] != 4]
+            == [r for r in batch if r[0] != 4]
+            == sorted((r for r in LOCATED if r[0] != 4), key=str)
+        )
+        assert {r for r in found if r[0] == 4} >= {r for r in batch if r[0] == 4}
 
 
 @pytest.mark.parametrize("keyed", [True, False])

@@ -1,6 +1,7 @@
 """Windows with column aggregates: Catalyst gives what the Python operator gives, in both modes and in the harness."""
 
 import os
+from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
@@ -32,7 +33,7 @@ from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import PipelineError, UnifiedError, UnsupportedError
 from dagster_unified.testing import run_pipeline
-from tests.depth import examples, rotated
+from tests.depth import examples
 
 
 class Event(NamedTuple):
@@ -141,45 +142,46 @@ def files(tmp_path):
     return ParquetSource(str(tmp_path / "in"), Event, name="events", max_files_per_trigger=1)
 
 
-def from_files(files, tmp_path, assigner, native, mode="append"):
-    pipeline = Pipeline("p")
-    stream = windowed(pipeline.from_source(files).assign_timestamps_and_watermarks(BY_AT), assigner, native)
-    stream.map(lambda t: t._replace(most=t.most + 1), Total).sink_to(
-        DeltaSink(str(tmp_path / ("native" if native else "python")), mode=mode, name="out")
-    )
-    return pipeline
+WINDOWS = {
+    "tumbling": TumblingEventTimeWindows.of(ms(50)),
+    "sliding": SlidingEventTimeWindows.of(ms(60), ms(30)),
+    "sessions": EventTimeSessionWindows.with_gap(ms(40)),
+}
 
 
-WINDOWS = [
-    pytest.param(TumblingEventTimeWindows.of(ms(50)), id="tumbling"),
-    pytest.param(SlidingEventTimeWindows.of(ms(60), ms(30)), id="sliding"),
-    pytest.param(EventTimeSessionWindows.with_gap(ms(40)), id="sessions"),
-]
-
-
-@pytest.mark.parametrize("assigner", rotated(WINDOWS, 2))
-def test_streaming_gives_each_window_once_also_what_the_end_of_input_closes(files, tmp_path, spark, assigner):
+def test_streaming_gives_each_window_once_also_what_the_end_of_input_closes(files, tmp_path, spark):
+    """In one job: a query for each kind of native windows, and one for all Python ones."""
     from deltalake import DeltaTable
 
-    found = {}
-    late = {}
-    for native in (True, False):
-        options = {
-            "execution.runtime-mode": "STREAMING",
-            "execution.checkpointing.dir": str(tmp_path / f"checkpoints {native}"),
-            "pipeline.max-parallelism": 3,
-        }
-        plan = from_files(files, tmp_path, assigner, native).plan(options)
-        epochs = []
-        observe = lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None  # noqa: E731
-        StreamingJob(plan, spark, Start("one"), observe).run(lambda: bool(epochs))
-        assert StreamingJob(plan, spark, Start("two"), observe).run() == "finished"
-        target = tmp_path / ("native" if native else "python")
-        found[native] = sorted(tuple(r.values()) for r in DeltaTable(str(target)).to_pyarrow_table().to_pylist())
-        late[native] = sum(e.counters.get("late records", 0) for e in epochs)
-    assert found[True] == found[False]
-    assert late[True] > 0
-    assert late[False] > 0
+    pipeline = Pipeline("p")
+    events = pipeline.from_source(files).assign_timestamps_and_watermarks(BY_AT)
+    for name, assigner in WINDOWS.items():
+        for native in (True, False):
+            sink = f"{name}_native" if native else f"{name}_python"
+            totals = windowed(events, assigner, native).uid(sink).map(lambda t: t._replace(most=t.most + 1), Total)
+            totals.sink_to(DeltaSink(str(tmp_path / sink), mode="append", name=sink))
+    options = {
+        "execution.runtime-mode": "STREAMING",
+        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+        "pipeline.max-parallelism": 2,
+    }
+    plan = pipeline.plan(options)
+    epochs = []
+    observe = lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None  # noqa: E731
+    StreamingJob(plan, spark, Start("one"), observe).run(lambda: bool(epochs))
+    assert StreamingJob(plan, spark, Start("two"), observe).run() == "finished"
+
+    late = Counter()
+    for epoch in epochs:
+        late[epoch.query] += epoch.counters.get("late records", 0)
+    assert set(late) == {"main", *(f"{name}_native" for name in WINDOWS)}
+    assert all(late.values())
+    for name in WINDOWS:
+        native, python = (
+            sorted(tuple(r.values()) for r in DeltaTable(str(tmp_path / sink)).to_pyarrow_table().to_pylist())
+            for sink in (f"{name}_native", f"{name}_python")
+        )
+        assert native == python != []
 
 
 def test_bounds_as_moments_and_by_results_windowed_again():
