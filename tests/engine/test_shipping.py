@@ -3,12 +3,15 @@
 import subprocess
 import sys
 import threading
+from datetime import timedelta
 
 from pyspark import cloudpickle
 
 from dagster_unified.engine.shipping import Payload, Shipments, by_value_afresh, by_value_bytes
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
 from dagster_unified.operators.functions.base import MapFunction
+from dagster_unified.operators.windows import EventTimeTrigger, TumblingEventTimeWindows
+from dagster_unified.operators.windows.spec import Windowing
 from tests.graph.test_fingerprint import ROOT
 
 
@@ -52,6 +55,21 @@ def test_two_queries_that_ship_at_once_do_not_take_each_others_modules_away():
     ran = subprocess.run([sys.executable, "-I", "-c", program], cwd="/", capture_output=True, text=True)
     assert sorted(ran.stdout.split()) == ["SlowToPickle", "function"], ran.stderr
     assert cloudpickle.list_registry_pickle_by_value() == set()
+
+
+class AsInherited(EventTimeTrigger):
+    """Says again what it inherits: what a trigger says of itself is not inherited."""
+
+    only_registers_end = True
+
+
+def test_what_a_trigger_says_of_itself_reaches_a_worker():
+    windows = Windowing(TumblingEventTimeWindows.of(timedelta(seconds=1)), AsInherited(), int)
+    program = (
+        f"from pyspark import cloudpickle; print(cloudpickle.loads({by_value_bytes(windows)!r}).only_registers_end)"
+    )
+    ran = subprocess.run([sys.executable, "-I", "-c", program], cwd="/", capture_output=True, text=True)
+    assert ran.stdout.strip() == "True", ran.stderr
 
 
 def test_a_function_with_a_life_cycle_is_another_object_for_each_task():

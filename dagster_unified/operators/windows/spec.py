@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dagster_unified.operators.functions.base import AggregateFunction, Function, OutputTag
@@ -33,6 +33,11 @@ class Windowing:
     aggregate: AggregateFunction[Any, Any, Any] | None = None
     accumulator_type: Any = None
     function: ProcessWindowFunction[Any, Any, Any, Any] | WindowFunction[Any, Any, Any, Any] | None = None
+    only_registers_end: bool = field(init=False)
+    """What the trigger says. A class that is sent to a worker by value loses what equals its base's attribute."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "only_registers_end", self.trigger.only_registers_end)
 
     def describe(self) -> str:
         """One line for plans."""

@@ -145,7 +145,7 @@ def strategy_of(operator: WindowOperator) -> Strategy:
     """The fastest strategy that assigner, trigger and evictor allow."""
     spec, merging = operator.spec, operator.merging
     one_by_one = PerElement(operator)
-    if spec.evictor is not None or not spec.trigger.only_registers_end:
+    if spec.evictor is not None or not spec.only_registers_end:
         return one_by_one
     panes = spec.assigner.panes()
     if panes is not None:
