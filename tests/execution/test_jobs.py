@@ -66,14 +66,24 @@ class Priced(MapFunction):
         return sale
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
-def test_metrics_of_all_parallel_instances_are_added_up(spark, tmp_path, mode):
+class Counted(MapFunction):
+    def open(self, context):
+        self.totals = context.get_metrics_group().counter("totals")
+
+    def map(self, sale: Sale) -> Sale:
+        self.totals.inc()
+        return sale
+
+
+@pytest.mark.parametrize(("mode", "totals"), [("BATCH", 2), ("STREAMING", 3)])
+def test_metrics_of_all_parallel_instances_are_added_up(spark, tmp_path, mode, totals):
     pipeline = Pipeline("shops")
     sales = pipeline.from_collection(SALES).rebalance().map(Priced()).set_parallelism(2).name("priced")
-    sales.key_by("shop").sum("amount").sink_to(DeltaSink(str(tmp_path / "out"), mode="upsert", key="shop"))
+    counted = sales.key_by("shop").sum("amount").map(Counted()).name("counted")
+    counted.sink_to(DeltaSink(str(tmp_path / "out"), mode="upsert", key="shop"))
     options = {**streaming(tmp_path), "execution.runtime-mode": mode}
     metrics = pipeline.execute(options, spark=spark).result().metrics
-    assert metrics.counters == {"priced.sold": 7}
+    assert metrics.counters == {"priced.sold": 7, "counted.totals": totals}
     assert metrics.gauges == {"priced.attempt": GaugeRange(0, 0)}
     assert set(metrics.meters) == {"priced.rate"}
     amounts = metrics.histograms["priced.amounts"]

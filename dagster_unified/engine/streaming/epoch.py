@@ -21,6 +21,7 @@ from dagster_unified.engine.streaming.tail import Tail
 from dagster_unified.engine.writing import write
 from dagster_unified.graph.nodes import SinkNode
 from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.operators.metrics import Metrics
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,8 +61,8 @@ class EpochWriter:
         stream_of: StreamOf,
         kept: Mapping[int, Keep] | None = None,
         is_empty: Callable[[], bool] = _never,
-    ) -> dict[str, WriteResult]:
-        """Commit the rows of a micro-batch; returns what each sink wrote.
+    ) -> tuple[dict[str, WriteResult], Metrics]:
+        """Commit the rows of a micro-batch; returns what each sink wrote, and what the operators of the tail reported.
 
         `kept` says what happens to the lanes that go to no sink, such as malformed rows. `is_empty` says, once the rows
         are computed, whether sinks may be spared an epoch without rows.
@@ -72,18 +73,19 @@ class EpochWriter:
         target = self.staging / f"epoch-{epoch}"
         frame.write.mode("overwrite").option("compression", "lz4_raw").parquet(for_spark(target))
         results: dict[str, WriteResult] = {}
+        metrics = Metrics()
         # The first epoch creates the tables, or undoes what went back to a savepoint, even if it has no rows.
         is_first = epoch == 0 or (self.timeline and not self._begun)
         if is_first or not is_empty():
             staged = self.spark.read.schema(frame.schema).parquet(for_spark(target))
             for lane, keep in (kept or {}).items():
                 keep(staged.where(f"lane = {lane}"), epoch)
-            results = self._write(epoch, partial(stream_of, staged))
+            results, metrics = self._write(epoch, partial(stream_of, staged))
             self._begun = True
         remove_tree(target)
-        return results
+        return results, metrics
 
-    def _write(self, epoch: int, output: Callable[[Port], DataFrame]) -> dict[str, WriteResult]:
+    def _write(self, epoch: int, output: Callable[[Port], DataFrame]) -> tuple[dict[str, WriteResult], Metrics]:
         tail = Tail(self.plan, self.tail, self.spark, output, self._shipments)
         results = {}
         try:
@@ -92,7 +94,7 @@ class EpochWriter:
                 results[node.name] = write(node, tail.sink_input(number), self._context(node, epoch))
         finally:
             tail.release()
-        return results
+        return results, tail.metrics()
 
     def _context(self, node: SinkNode, epoch: int) -> WriteContext:
         return WriteContext(

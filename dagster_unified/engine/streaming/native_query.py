@@ -16,7 +16,6 @@ from dagster_unified.engine.streaming.topology import TAIL
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph.plan import Port
 from dagster_unified.operators.drivers.key_groups import ControlEvent
-from dagster_unified.operators.metrics import Metrics
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -59,16 +58,18 @@ class NativeQuery(Query):
 
     def commit(self, frame: DataFrame, epoch: int) -> EpochCommitted:
         begun = time.monotonic()
-        results = self.writer.commit(frame, epoch, lambda rows, port: rows)
+        results, metrics = self.writer.commit(frame, epoch, lambda rows, port: rows)
         rows, state_rows, state_bytes = self.measured()
         late = self._late()
+        if late:
+            metrics.count("late records", late)
         return EpochCommitted(
             self.name,
             epoch,
             rows,
             time.monotonic() - begun,
             self._watermark(),
-            Metrics({"late records": late} if late else {}),
+            metrics,
             written(results),
             state_rows,
             state_bytes,

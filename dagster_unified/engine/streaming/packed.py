@@ -33,6 +33,7 @@ from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.operators.drivers.report import Report, merge_reports
 from dagster_unified.operators.lanes import PACKED, REPORT, Place, Route, sequence
+from dagster_unified.operators.metrics import merge
 from dagster_unified.operators.time import wall_clock
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ class PackedQuery(Query):
         begun = time.monotonic()
         self.diverted = {}
         rows = PackedRows(frame)
-        results = self.writer.commit(rows.frame, epoch, self._unpacked, self.kept, rows.are_none)
+        results, behind = self.writer.commit(rows.frame, epoch, self._unpacked, self.kept, rows.are_none)
         report = rows.report()
         if self.stages.timed:
             event = self.time.after(report, wall_clock())
@@ -197,7 +198,7 @@ class PackedQuery(Query):
             report.rows,
             time.monotonic() - begun,
             self.time.watermark(),
-            report.metrics,
+            merge([report.metrics, behind]),
             written(results),
             state_rows,
             state_bytes,

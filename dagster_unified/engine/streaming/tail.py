@@ -16,6 +16,7 @@ from dagster_unified.engine.shipping import Shipments
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.program.spec import Program
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ class Tail:
     def sink_input(self, sink: int) -> DataFrame:
         """What a sink writes."""
         return self._streams.inputs.of_sink(sink)
+
+    def metrics(self) -> Metrics:
+        """What the operators reported; call it after all sinks were written."""
+        return merge(self._reports.metrics())
 
     def release(self) -> None:
         """Free the DataFrames that were persisted for several readers."""
