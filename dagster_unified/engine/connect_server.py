@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from dagster_unified.engine.session import DEFAULTS, LOGGING, check_java
+from dagster_unified.engine.session import LOGGING, check_java, defaults
 from dagster_unified.errors import ConfigurationError, StageError
 
 _SHUTDOWN = 20.0
@@ -56,7 +56,7 @@ def ensure(port: int, master: str, config: Mapping[str, str]) -> str:
         "spark.local.connect.server.port": str(port),
     }
     try:
-        return reuse_or_start_local_connect_server(master, {**DEFAULTS, **ours, **config})
+        return reuse_or_start_local_connect_server(master, {**defaults(master), **ours, **config})
     except PySparkException as error:
         raise StageError(
             f"the Spark Connect server of port {port} on {master} did not come up: {error} (its log is in"

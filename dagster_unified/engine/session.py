@@ -65,6 +65,18 @@ def check_java() -> None:
         )
 
 
+def defaults(master: str) -> dict[str, str]:
+    """The settings of a session on `master`, or of a server that runs there.
+
+    On one machine an exchange has two partitions for each core, and not Spark's two hundred.
+    """
+    cores = re.fullmatch(r"local\[(\d+|\*)\]", master)
+    if cores is None:
+        return dict(DEFAULTS)
+    count = os.cpu_count() or 1 if cores.group(1) == "*" else int(cores.group(1))
+    return {**DEFAULTS, "spark.sql.shuffle.partitions": str(max(2 * count, 1))}
+
+
 def start(
     master: str = "local[*]",
     remote: str | None = None,
@@ -93,11 +105,7 @@ def start(
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master(master).appName(app_name)
-    cores = re.fullmatch(r"local\[(\d+|\*)\]", master)
-    settings = {**DEFAULTS, "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}"}
-    if cores:
-        count = os.cpu_count() or 1 if cores.group(1) == "*" else int(cores.group(1))
-        settings["spark.sql.shuffle.partitions"] = str(max(2 * count, 1))
+    settings = {**defaults(master), "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}"}
     if (
         master.startswith("local")
         and os.environ["PYSPARK_PYTHON"] == sys.executable
