@@ -309,6 +309,12 @@ def defined(operations) -> bool:
     )
 
 
+def run_in_batch(spark, folder, operations):
+    """Runs the operations in BATCH, into the table `batch`."""
+    plan = build(folder, operations, folder / "batch").plan({})
+    run_all(Run(plan, spark, IntermediateStore(str(folder / "store")), "run", "run"))
+
+
 def build(folder: Path, operations, target: Path) -> Pipeline:
     pipeline = Pipeline("generated")
     stream = pipeline.from_source(
@@ -361,15 +367,7 @@ def test_streaming_ends_with_the_tables_of_batch(spark, tmp_path, operations, ev
             ),
             folder / f"in/{number}.parquet",
         )
-    run_all(
-        Run(
-            build(folder, operations, folder / "batch").plan({}),
-            spark,
-            IntermediateStore(str(folder / "store")),
-            "run",
-            "run",
-        )
-    )
+    run_in_batch(spark, folder, operations)
     options = {
         "execution.runtime-mode": "STREAMING",
         "execution.checkpointing.dir": str(folder / "checkpoints"),
@@ -400,15 +398,7 @@ def test_native_operators_stand_anywhere(spark, tmp_path):
     (tmp_path / "in").mkdir()
     pq.write_table(pa.Table.from_pylist([e._asdict() for e in events]), tmp_path / "in/0.parquet")
     operations = ["where", "map", "with_columns", "union", "gaps", "select", "flat_map", "where"]
-    run_all(
-        Run(
-            build(tmp_path, operations, tmp_path / "batch").plan({}),
-            spark,
-            IntermediateStore(str(tmp_path / "store")),
-            "run",
-            "run",
-        )
-    )
+    run_in_batch(spark, tmp_path, operations)
     plan = build(tmp_path, operations, tmp_path / "streaming").plan(
         {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints")}
     )
@@ -423,15 +413,7 @@ def test_broadcast_state_reaches_every_group_and_survives_a_restart(spark, tmp_p
     for number, part in enumerate((events[:20], events[20:])):
         pq.write_table(pa.Table.from_pylist([e._asdict() for e in part]), tmp_path / f"in/{number}.parquet")
     operations = ["gaps", "enriched", "map", "limited"]
-    run_all(
-        Run(
-            build(tmp_path, operations, tmp_path / "batch").plan({}),
-            spark,
-            IntermediateStore(str(tmp_path / "store")),
-            "run",
-            "run",
-        )
-    )
+    run_in_batch(spark, tmp_path, operations)
     options = {
         "execution.runtime-mode": "STREAMING",
         "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
