@@ -1,5 +1,8 @@
-"""The carrying BATCH driver: partitions of the input through key groups, whose state comes from the partition before
-and goes on to the next.
+"""The carrying BATCH driver: partitions through key groups, which start from the state of the partition before.
+
+It is the STREAMING driver with a whole partition of the input as its micro-batch; between a partition and the next lie
+rows of state instead of a checkpoint. Rows come sorted: a group's state, then its records by partition, key and event
+time.
 
 It is the STREAMING driver with a whole partition of the input as its micro-batch; what lies between a partition and the
 next are rows of state instead of a checkpoint. Rows come sorted: a group's state, then its records by partition, key
@@ -23,7 +26,7 @@ from dagster_unified.operators.program.spec import Program
 from dagster_unified.operators.state.pages import Page, decode_index
 
 GROUP, PAGE, STATE = "__group", "__page", "__state"
-"""The columns beside a record's own: its group; or, in a row of state, which page of the group it is, and the page.
+"""The columns next to a record's own: its group; or, in a row of state, which page of the group it is, and the page.
 
 A group of carried state is chosen by Spark's hash of the key, a key group of STREAMING by that of `operators/keys.py`;
 the two never meet.
@@ -117,8 +120,9 @@ def _take(group: _Group, rows: pa.RecordBatch, program: Program) -> None:
 
 
 def _run_some(driver: KeyGroups, group: _Group, program: Program, watermark: int) -> None:
-    """Processes what waits, but for the last key's records, which may go on; where there is no other key, all but the
-    last record.
+    """Processes the waiting records, except those of the last key, which may go on.
+
+    If there is no other key, it processes all but the last record.
     """
     (batch,) = pa.Table.from_batches(group.waiting).combine_chunks().to_batches()
     _, starts = runs(batch, driver.keyed, program.input, driver.operator.where)

@@ -1,8 +1,7 @@
-"""The BATCH driver over several partitions of the pipeline: each as if it were alone, or each going on from the one
-before.
+"""The BATCH driver over several partitions of the pipeline.
 
-A column of its own has the index of each row's partition, and rows come sorted by it. Knows programs and batches;
-no engine.
+Each partition runs as if it were alone, or starts from the state of the one before. A column of its own has the index
+of each row's partition, and rows come sorted by it. Knows programs and batches; no engine.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""What a partition of a STREAMING micro-batch reports to the driver: metrics, and when its processing-time timers are
-due.
+"""What a partition of a STREAMING micro-batch reports to the driver.
+
+These are its metrics, and when its processing-time timers are due.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Report(msgspec.Struct):
         self.marks = {uid: slowest(m[uid] for m in (self.marks, marks) if uid in m) for uid in {**self.marks, **marks}}
 
     def empty(self) -> bool:
-        """Whether there is nothing to tell."""
+        """Whether there is nothing to report."""
         return self.due is None and not self.rows and not self.marks and self.metrics.empty()
 
     def encode(self) -> bytes:

@@ -52,8 +52,9 @@ class StateDescriptor(Generic[R]):
 
     @property
     def stored_type(self) -> Any:
-        """The type of what is kept for one key: with a time to live, beside each value the moment of its last
-        renewal.
+        """The type of what is stored for one key.
+
+        With a time to live, each value is stored together with the time of its last renewal.
         """
         raise NotImplementedError
 
