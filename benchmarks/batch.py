@@ -1,8 +1,8 @@
-"""BATCH: three Python functions, key_by and a keyed reduce; staged, in one job, by hand, and in PyFlink. And one key of
-20 million records.
+"""BATCH: three Python functions, `key_by` and a keyed reduce; and one key of 20 million records.
 
-All Spark variants read the same Parquet, call the same functions on the same NamedTuples, shuffle into four partitions
-and write Parquet. Rounds are interleaved, since the machine is shared; the best round of each counts.
+They run staged, in one job, written by hand, and in PyFlink. All Spark variants read the same Parquet, call the same
+functions on the same NamedTuples, shuffle into four partitions and write Parquet. Rounds are interleaved, since the
+machine is shared; the best round of each counts.
 """
 
 from __future__ import annotations

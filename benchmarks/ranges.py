@@ -1,7 +1,7 @@
-"""A range of daily partitions: stages that make 32 of them in one Spark job, against a job for each; with and without
-carried state.
+"""A range of daily partitions: stages that run 32 of them in one Spark job, against a job for each.
 
-Small days, as backfills have them: what is measured is what a partition costs beyond its records.
+With and without carried state. Days are small, as backfills have them: what is measured is what a partition costs
+beyond its records.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Recovery and orchestration: a failure in each of five stages in turn, also with the intermediates before it lost; and
-what Dagster costs.
+"""Recovery after a failure, and what Dagster costs.
 
-Through Dagster, in one process, with a warm session. What is compared is the time from the failure to the result:
-*re-execute from failure*, running the whole job again stage by stage, and running it again as one Spark job. What
-Dagster costs is a run's time beyond that of its stages: also with each step in a process of its own, over a shared
-Spark Connect server.
+Each of five stages fails in turn, also with the intermediates before it lost. Through Dagster, in one process, with a
+warm session. What is compared is the time from the failure to the result: *re-execute from failure*, running the whole
+job again stage by stage, and running it again as one Spark job. What Dagster costs is a run's time beyond that of its
+stages: also with each step in a process of its own, over a shared Spark Connect server.
 """
 
 from __future__ import annotations
@@ -155,8 +154,9 @@ def _measured(instance: DagsterInstance, options: Options) -> tuple[list[Bar], l
 
 
 def _in_processes(instance: DagsterInstance, options: Options) -> float:
-    """Seconds per stage beyond the stages' own, where each step has a process of its own and all share a Spark Connect
-    server.
+    """Seconds per stage beyond the stages' own, where each step has a process of its own.
+
+    All share one Spark Connect server.
     """
     found = []
     try:

@@ -1,7 +1,8 @@
-"""What materializing a stage costs against one Spark job: for narrow and for wide records, by codec, by the number of
-tasks that write, and where the next stage reads what Spark still has in memory.
+"""What materializing a stage costs against one Spark job.
 
-A Python function, `key_by`, a keyed reduce. Rounds are interleaved, the best of each counts.
+It is measured for narrow and for wide records, by codec, by the number of tasks that write, and where the next stage
+reads what Spark still has in memory. A Python function, `key_by`, a keyed reduce. Rounds are interleaved, the best of
+each counts.
 """
 
 from __future__ import annotations

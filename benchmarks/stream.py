@@ -1,8 +1,8 @@
-"""STREAMING: a rolling reduce in large and small micro-batches, against `transformWithState` per key by hand and
-PyFlink; a large state; latency.
+"""STREAMING: a rolling reduce in large and small micro-batches; a large state; latency.
 
-All Spark variants read the same Parquet files, two per micro-batch, since there are two cores, and write to Spark's
-`noop` sink. The first micro-batch, which starts workers and state stores, does not count.
+The reduce is compared with `transformWithState` per key by hand, and with PyFlink. All Spark variants read the same
+Parquet files, two per micro-batch, since there are two cores, and write to Spark's `noop` sink. The first micro-batch,
+which starts workers and state stores, does not count.
 """
 
 from __future__ import annotations
@@ -178,8 +178,9 @@ def streaming_session(**config: str) -> Iterator[SparkSession]:
 
 
 def plain_session(spark: SparkSession) -> SparkSession:
-    """A session without the library's settings, for what is written by hand; its state is in RocksDB with a changelog
-    too.
+    """A session without the library's settings, for what is written by hand.
+
+    Its state is in RocksDB with a changelog too.
     """
     plain = spark.newSession()
     plain.conf.set(
@@ -200,8 +201,9 @@ def _settled(expected: int) -> list[tuple[int, float]]:
 
 
 def rates_of_batches(expected: int) -> tuple[float, ...]:
-    """Of each micro-batch but the first, millions of records a second; those that only control events made do not
-    count.
+    """Millions of records a second, of each micro-batch but the first.
+
+    Those that came of control events alone do not count.
     """
     return tuple(rows / seconds / 1e6 for rows, seconds in _settled(expected)[1:] if rows > 1000)
 
@@ -271,8 +273,9 @@ def _touching(spark: SparkSession, folder: Path, keys: int) -> float:
 def _latencies(
     spark: SparkSession, folder: Path, files: int = 150, records: int = 1000, every: float = 0.2
 ) -> list[float]:
-    """Seconds from a file's arrival to its commit in a Delta table, at 5,000 records a second; the first seconds, while
-    the query starts, do not count.
+    """Seconds from a file's arrival to its commit in a Delta table, at 5,000 records a second.
+
+    The first seconds, while the query starts, do not count.
     """
     source = folder / "arriving"
     source.mkdir()

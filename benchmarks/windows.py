@@ -1,8 +1,7 @@
-"""Windows: tumbling ones in Python against PyFlink, and natively against Spark by hand, in both modes; and one window
-of ten million records.
+"""Windows in both modes: tumbling ones in Python and natively, and one window of ten million records.
 
-All sum a number over windows of 10,000 ms of event time, a thousand keys. The Spark side reads Parquet; PyFlink makes
-its records.
+Those in Python are compared with PyFlink, native ones with Spark by hand. All sum a number over windows of 10,000 ms of
+event time, a thousand keys. The Spark side reads Parquet; PyFlink makes its records.
 """
 
 from __future__ import annotations

@@ -104,11 +104,10 @@ _LASTING = (
 
 
 def lasting(name: str) -> bool:
-    """Whether an error of the class with this name comes again until somebody corrects the pipeline, its input or its
-    target.
+    """Whether an error of the class with this name comes again until somebody fixes its cause.
 
-    A `UserFunctionError` may not, in a job that is started again later: the function may have called a service that was
-    away.
+    The cause is in the pipeline, its input or its target. A `UserFunctionError` may not, in a job that is started again
+    later: the function may have called a service that was away.
     """
     kind = globals().get(name)
     return isinstance(kind, type) and issubclass(kind, _LASTING)

@@ -1,5 +1,6 @@
-"""How are aircraft used? The stretches in which each one keeps coming back to New York, and what kind of aircraft it
-is.
+"""How are aircraft used?
+
+The stretches in which each one keeps coming back to New York, and what kind of aircraft it is.
 
     flights ─ clean ─ by aircraft ─ sessions ─ look up the aircraft → aircraft_sessions
 

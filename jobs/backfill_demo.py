@@ -1,5 +1,6 @@
-"""Backfills the flights of 2013 in daily partitions, through GraphQL, against a real daemon; kills run workers at
-random meanwhile; compares.
+"""Backfills the flights of 2013 in daily partitions, kills run workers at random meanwhile, and compares.
+
+The backfill goes through GraphQL, against a real daemon.
 
     python -m jobs.backfill_demo [LAST_DAY [KILLS [SEED]]]
 
@@ -84,8 +85,9 @@ def stages() -> list[dict[str, Any]]:
 
 
 def follow(backfill: str, points: list[int]) -> str:
-    """Waits for a backfill to end, and kills the run worker whenever so many partitions of stages are finished; gives
-    its status.
+    """Waits for a backfill to end, and returns its status.
+
+    It kills the run worker whenever so many partitions of stages are finished.
     """
     due = list(points)
     for_good = time.monotonic() + DEADLINE

@@ -1,8 +1,7 @@
-"""The flights pipeline day by day: the same code as `flight_delays`, in partitions of New York's days that hand their
-state on.
+"""The flights pipeline day by day, in partitions of New York's days that hand their state on.
 
-The partitions end with the year, so that its last day is the end of input: every idle aircraft is told, as one run over
-the year does.
+The code is that of `flight_delays`. The partitions end with the year, so that its last day is the end of input: every
+idle aircraft is reported, as in one run over the year.
 """
 
 from dagster import DailyPartitionsDefinition

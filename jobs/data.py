@@ -106,8 +106,9 @@ def rules_json(folder: Path = FOLDER) -> Path:
 
 
 def _copied(name: str, target: Path, in_time: bool = False) -> Path:
-    """A file of the package; `in_time` with its lines in the order of the last column, `time_hour`: an ISO time in UTC,
-    which sorts as text.
+    """A file of the package.
+
+    `in_time` sorts its lines by the last column, `time_hour`: an ISO time in UTC, which sorts as text.
     """
     content = _content(_packaged(name))
     if target.exists() and target.stat().st_size == len(content):

@@ -32,10 +32,9 @@ from jobs.flights import IN_ORDER, Flight, cleaned
 
 
 class Rule(NamedTuple):
-    """Flags the flight with which an aircraft leaves `minutes` late or more, `in_a_row` times or more; from one
-    airport, or from any.
+    """Flags the flight with which an aircraft leaves `minutes` late or more, `in_a_row` times or more.
 
-    Of several rules of one name the last that was `made` is in force.
+    A rule is for one airport, or for any. Of several rules of one name the last that was `made` is in force.
     """
 
     name: str

@@ -66,8 +66,9 @@ class Leg(NamedTuple):
 
 
 class Propagation(NamedTuple):
-    """How a carrier's delays of a month come about: minutes that aircraft brought along from the leg before, and
-    minutes added.
+    """How a carrier's delays of a month come about.
+
+    They are minutes that aircraft brought along from the leg before, and minutes added.
     """
 
     carrier: str
@@ -79,8 +80,9 @@ class Propagation(NamedTuple):
 
 
 class Idle(NamedTuple):
-    """An aircraft that has not left New York for `IDLE_AFTER`: where it went last, when it landed there, and when that
-    was noticed.
+    """An aircraft that has not left New York for `IDLE_AFTER`.
+
+    It says where the aircraft went last, when it landed there, and when that was noticed.
     """
 
     tail: str

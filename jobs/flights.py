@@ -1,5 +1,6 @@
-"""The flights as the examples read them: a line of the file, a flight that took place, and how one becomes the
-other.
+"""The flights as the examples read them.
+
+A line of the file, a flight that took place, and how one becomes the other.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Replays the flights of 2013, a file a day, into a watched folder; kills the streaming job in the middle; compares its
-tables with BATCH's.
+"""Replays the flights of 2013 as a stream, kills the job in the middle, and compares its tables with BATCH's.
 
-Everything is real: Dagster's daemon runs the sensor, the sensor starts the job, `kill -9` ends it, the sensor starts it
-again.
+A file a day is put into a watched folder. Everything is real: Dagster's daemon runs the sensor, the sensor starts the
+job, `kill -9` ends it, the sensor starts it again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Spark as tests start it: from an archive of class data, with which a JVM loads Spark's classes in half the time, and
-with Python workers that import pyspark from the environment.
+"""Spark as tests start it, in half the time.
 
-`make test` writes the archive once: `python -m tests.class_data` runs a small pipeline in both modes, and the JVM
-archives at its end what it has loaded.
+The JVM starts from an archive of class data, and Python workers import pyspark from the environment. `make test` writes
+the archive once: `python -m tests.class_data` runs a small pipeline in both modes, and the JVM archives at its end what
+it has loaded.
 """
 
 import importlib.util
@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 HOME = Path(sys.prefix) / "spark"
-"""Spark's home without `python/lib/pyspark.zip`, which Spark has its Python processes import before all else. Python
-caches nothing of what it compiles from there, and that takes each of them a second.
+"""Spark's home without `python/lib/pyspark.zip`, which Spark has its Python processes import before all else.
+
+Python caches nothing of what it compiles from there, and that takes each of them a second.
 """
 
 ARCHIVE = HOME / "classes.jsa"
 SMALL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For tiny jobs in short-lived JVMs: what the optimizing compiler and parallel collectors would save, they cost several
-times over.
+"""For tiny jobs in short-lived JVMs.
+
+What the optimizing compiler and parallel collectors would save, they cost several times over.
 """
 
 

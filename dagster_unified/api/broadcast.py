@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class BroadcastStream(Generic[T]):
     """A stream whose every record goes to every instance of the operator that it is connected to.
 
-    It fills maps there: the broadcast state.
+    It fills maps there: the broadcast state. There is an example at `BroadcastConnectedStream.process`.
     """
 
     def __init__(self, stream: DataStream[T], descriptors: tuple[MapStateDescriptor[Any, Any], ...]) -> None:
@@ -114,7 +114,7 @@ class BroadcastConnectedStream(_BroadcastConnected[A, B]):
 
 
 class KeyedBroadcastConnectedStream(_BroadcastConnected[A, B], Generic[K, A, B]):
-    """A keyed stream, and a broadcast stream."""
+    """A keyed stream, and a broadcast stream; there is an example at `KeyedBroadcastProcessFunction`."""
 
     def __init__(self, stream: KeyedStream[K, A], broadcast: BroadcastStream[B]) -> None:
         super().__init__(stream, broadcast)

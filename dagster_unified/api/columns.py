@@ -1,10 +1,6 @@
-"""`functions`: Spark's column functions, usable while a pipeline is being built, with no Spark session and no JVM.
+"""`functions`: Spark's column functions, for use while a pipeline is built, with no Spark session and no JVM.
 
-    from dagster_unified.api import functions as F
-    flights.where(F.col("dep_delay") > 15)
-
-The names and arguments are those of `pyspark.sql.functions`; what is written is recorded and replayed there by the
-engine.
+The names and arguments are those of `pyspark.sql.functions`; calls are recorded, and the engine replays them there.
 """
 
 from __future__ import annotations
@@ -38,7 +34,16 @@ def _source(file: str = "builtin.py") -> str:
 
 
 class _Functions:
-    """Records calls of `pyspark.sql.functions`."""
+    """Spark's column functions, recorded while a pipeline is built and run by Catalyst in both modes.
+
+    Names and arguments are those of `pyspark.sql.functions`; a name that the installed Spark has not raises
+    `PipelineError`.
+
+    Examples:
+        >>> from dagster_unified.api import functions as F
+        >>> [sale.amount for sale in collect(sales.where(F.col("amount") + F.length("shop") > 9))]
+        [5]
+    """
 
     def __getattr__(self, name: str) -> Callable[..., Column]:
         if name.startswith("_"):

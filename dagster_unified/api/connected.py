@@ -104,7 +104,7 @@ class ConnectedStreams(Generic[A, B]):
         return KeyedConnectedStreams(self._first, self._second, (key1, key2), key_type)
 
     def map(self, function: CoMapFunction[A, B, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
-        """One record out for each record of either stream."""
+        """One record out for each record of either stream; there is an example at `DataStream.connect`."""
         self._expect(function, (CoMapFunction,), "map")
         return self._apply("map", CoMap(function), output_type, itself)
 
@@ -124,7 +124,7 @@ class ConnectedStreams(Generic[A, B]):
         return self._apply("flat_map", CoFlatMap(function), output_type, main_output)
 
     def process(self, function: CoProcessFunction[A, B, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
-        """Runs a `CoProcessFunction`."""
+        """Runs a `CoProcessFunction`, which has an example."""
         self._expect(function, (CoProcessFunction,), "process")
         return self._apply("process", CoProcess(function), output_type, main_output)
 
@@ -263,7 +263,10 @@ class _Pairs(Generic[A, B]):
 
 
 class JoinedStreams(_Pairs[A, B]):
-    """`first.join(second)`; go on with `where(key)`, `equal_to(key)`, `window(assigner)` and `apply(function)`."""
+    """Two streams to be joined: `first.join(second)`; there is an example at `DataStream.join`.
+
+    Go on with `where(key)`, `equal_to(key)`, `window(assigner)` and `apply(function)`.
+    """
 
     kind = "join"
 
@@ -273,7 +276,10 @@ class JoinedStreams(_Pairs[A, B]):
 
 
 class CoGroupedStreams(_Pairs[A, B]):
-    """`first.co_group(second)`; go on with `where(key)`, `equal_to(key)`, `window(assigner)` and `apply(function)`."""
+    """Two streams to be grouped together: `first.co_group(second)`; there is an example at `DataStream.co_group`.
+
+    Go on with `where(key)`, `equal_to(key)`, `window(assigner)` and `apply(function)`.
+    """
 
     kind = "co_group"
 

@@ -1,8 +1,8 @@
-"""`DataStream` and `KeyedStream`: the fluent API. Each call adds a node to the pipeline's graph and gives the stream
-after it.
+"""`DataStream` and `KeyedStream`: the fluent API.
 
-Names follow PyFlink. Types are checked here, while the graph is built: an operator's output type is its function's
-return annotation or `output_type=`; a missing or contradictory one is an error that names the operator.
+Each call adds a node to the pipeline's graph and returns the stream after it. Names follow PyFlink. Types are checked
+here, while the graph is built: an operator's output type is its function's return annotation or `output_type=`; a
+missing or contradictory one is an error that names the operator.
 """
 
 from __future__ import annotations
@@ -80,7 +80,11 @@ class Upstream:
 
 
 class DataStream(Generic[T]):
-    """A stream of records of one type."""
+    """A stream of records of one type (Flink: *Operators*).
+
+    Its methods say what an operator does in both modes. One that fails while the pipeline is built raises
+    `PipelineError` or `RecordTypeError`, with the operator's name.
+    """
 
     def __init__(self, pipeline: GraphBuilder, node: int | None, upstream: tuple[Upstream, ...] = ()) -> None:
         self._pipeline = pipeline
@@ -94,21 +98,24 @@ class DataStream(Generic[T]):
         return self._called(name, Naming.AUTHOR)
 
     def uid(self, uid: str) -> Self:
-        """Gives the operator the id under which its state is kept; unique in the pipeline."""
+        """Gives the operator the id under which its state is kept; unique in the pipeline.
+
+        A STREAMING job, a savepoint and a partition with carried state find an operator's state by it.
+        """
         return self._set(uid=uid, given_uid=True)
 
     def set_parallelism(self, parallelism: int) -> Self:
-        """How many partitions the operator runs on. Unset, `parallelism.default` or Spark decides."""
+        """On how many partitions the operator runs, in both modes. Unset, `parallelism.default` or Spark decides."""
         if parallelism < 1:
             raise PipelineError(f"{self._where()}: parallelism must be at least 1, not {parallelism}")
         return self._set(parallelism=parallelism)
 
     def start_new_chain(self) -> Self:
-        """Begins a new task at this operator."""
+        """Begins a new task at this operator (Flink: *Task Chaining*)."""
         return self._set(chaining=Chaining.HEAD)
 
     def disable_chaining(self) -> Self:
-        """Keeps this operator in a task of its own."""
+        """Keeps this operator in a task of its own (Flink: *Task Chaining*)."""
         return self._set(chaining=Chaining.NEVER)
 
     # Functions on records
@@ -151,10 +158,10 @@ class DataStream(Generic[T]):
     def map_batches(
         self, function: Callable[[pa.RecordBatch], pa.RecordBatch], output_type: TypeForm[R]
     ) -> DataStream[R]:
-        """A function from Arrow batches to Arrow batches, for vectorised code. How records are cut into batches is not
-        defined, in either mode.
+        """A function from Arrow batches to Arrow batches, for vectorised code.
 
-        A stream with event times has them in the column `__ts`; keep it where the number of rows changes.
+        How records are cut into batches is not defined, in either mode. A stream with event times has them in the
+        column `__ts`; keep it where the number of rows changes.
 
         Examples:
             >>> import pyarrow.compute as pc
@@ -289,13 +296,24 @@ class DataStream(Generic[T]):
         output_type: TypeForm[R],
         how: Literal["left", "inner"] = "left",
     ) -> DataStream[R]:
-        """Joins each record with the rows of a small bounded table that have its key; Spark's broadcast join, with no
-        Python worker.
+        """Joins each record with the rows of a small bounded table that have its key.
 
-        `on` is a field that both have, or fields and the table's columns; `columns` are new fields, and the table's
-        columns that they are from. A record with no row is kept with None ("left") or dropped ("inner"); one with
-        several gives several; None finds nothing. In BATCH the table is as it is when the stage runs, in STREAMING as
-        it is, or was a second before, at each micro-batch.
+        Runs as Spark's broadcast join, with no Python worker. `on` is a field that both have, or fields and the table's
+        columns; `columns` are new fields, and the table's columns that they are from. A record with no row is kept with
+        None ("left") or dropped ("inner"); one with several gives several; None finds nothing. In BATCH the table is as
+        it is when the stage runs, in STREAMING as it is, or was a second before, at each micro-batch.
+
+        Examples:
+            >>> class Shop(NamedTuple):
+            ...     name: str
+            ...     city: str
+            >>> class Located(NamedTuple):
+            ...     shop: str
+            ...     city: str | None
+            >>> shops = CsvSource("shops.csv", Shop, name="shops")
+            >>> found = sales.lookup_join(shops, {"shop": "name"}, {"city": "city"}, Located)
+            >>> collect(found, inputs={"shops": [Shop("north", "Oslo")]})[:2]
+            [Located(shop='north', city='Oslo'), Located(shop='south', city=None)]
         """
         name = "lookup_join"
         before, where = self._records(name), self._where(name)
@@ -382,11 +400,10 @@ class DataStream(Generic[T]):
     @overload
     def key_by(self, *key: str | int) -> KeyedStream[Any, T]: ...
     def key_by(self, *key: Any, key_type: Any = None) -> KeyedStream[Any, T]:
-        """Partitions by key: one or more field names, or a function of the record (its annotation or `key_type` gives
-        the key's type).
+        """Partitions by key: one or more field names, or a function of the record.
 
-        A None key is an error. In BATCH the exchange is a barrier and a key's records come together, sorted by event
-        time.
+        The annotation of the function, or `key_type`, gives the key's type. A None key is an error. In BATCH the
+        exchange is a barrier and a key's records come together, sorted by event time.
 
         Examples:
             >>> totals = sales.key_by("shop").sum("amount")
@@ -427,7 +444,7 @@ class DataStream(Generic[T]):
         return DataStream(self._pipeline, None, tuple(upstream))
 
     def rebalance(self) -> DataStream[T]:
-        """Spreads records evenly over the next operator's partitions."""
+        """Spreads records evenly over the next operator's partitions (Flink: *Physical Partitioning*)."""
         return self._exchange(ExchangeKind.REBALANCE)
 
     def rescale(self) -> DataStream[T]:
@@ -438,7 +455,7 @@ class DataStream(Generic[T]):
         return self._exchange(ExchangeKind.RESCALE)
 
     def shuffle(self) -> DataStream[T]:
-        """Spreads records at random."""
+        """Spreads records at random over the next operator's partitions, in both modes."""
         return self._exchange(ExchangeKind.SHUFFLE)
 
     @overload
@@ -446,14 +463,15 @@ class DataStream(Generic[T]):
     @overload
     def broadcast(self, *descriptors: MapStateDescriptor[Any, Any]) -> BroadcastStream[T]: ...
     def broadcast(self, *descriptors: MapStateDescriptor[Any, Any]) -> DataStream[T] | BroadcastStream[T]:
-        """Sends every record to every partition of the next operator.
+        """Sends every record to every partition of the next operator, in both modes.
 
-        With descriptors, it fills broadcast state: connect another stream to it.
+        With descriptors, it fills broadcast state: connect another stream to it. There is an example at
+        `BroadcastConnectedStream.process`.
         """
         return BroadcastStream(self, descriptors) if descriptors else self._exchange(ExchangeKind.BROADCAST)
 
     def global_(self) -> DataStream[T]:
-        """Sends all records to one partition."""
+        """Sends all records to one partition of the next operator, in both modes."""
         return self._exchange(ExchangeKind.GLOBAL)
 
     def forward(self) -> DataStream[T]:
@@ -596,7 +614,15 @@ class DataStream(Generic[T]):
         return DataStream(self._pipeline, None, (Upstream(node.id, typed),))
 
     def sink_to(self, sink: Sink[T]) -> DataStreamSink:
-        """Writes the stream to a sink; what it guarantees is the sink's to say."""
+        """Writes the stream to a sink; what it guarantees is the sink's to say.
+
+        BATCH commits at the end of the stage, STREAMING after each epoch.
+
+        Examples:
+            >>> sink = sales.sink_to(FileSink("tables/sales")).name("sales table")
+            >>> [sale.amount for sale in run_pipeline(pipeline, "BATCH").sinks["sales table"]]
+            [3, 4, 5]
+        """
         try:
             bound = sink.taking(self._records(sink.name))
         except PipelineError as error:
@@ -614,8 +640,7 @@ class DataStream(Generic[T]):
     def execute_and_collect(
         self, options: Mapping[str, Any] | None = None, *, spark: SparkSession | None = None, master: str = "local[*]"
     ) -> CollectedRecords[T]:
-        """Runs the pipeline in this process, without Dagster, and gives this stream's records to the program, one by
-        one.
+        """Runs the pipeline in this process, without Dagster, and returns this stream's records one by one.
 
         In BATCH they come when the job has ended, in STREAMING with each epoch, and for ever where the input is
         unbounded: use it in a with statement, whose end cancels the job. Everything else that the pipeline writes is
@@ -966,11 +991,10 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         return WindowedStream(self, assigner)
 
     def count_window(self, size: int, slide: int | None = None) -> WindowedStream[K, T, GlobalWindow]:
-        """Windows of `size` elements of a key, as they arrive; with `slide` another such window begins at every `slide`
-        elements.
+        """Windows of `size` elements of a key, as they arrive.
 
-        What is left at the end of the input gives nothing. Which elements are together depends on their order, and so
-        on the mode.
+        With `slide` another such window begins at every `slide` elements. What is left at the end of the input gives
+        nothing. Which elements are together depends on their order, and so on the mode.
 
         Examples:
             >>> [sale.amount for sale in collect(timed.key_by("shop").count_window(2).sum("amount"))]
@@ -1100,11 +1124,10 @@ class KeyedStream(DataStream[T], Generic[K, T]):
 
 
 class UntypedStream(DataStream[Any]):
-    """What follows an operator whose output type is a mistake, so that the mistakes of other operators are found as
-    well.
+    """The stream of an operator whose output type is a mistake, so that other mistakes are found as well.
 
-    An operator that says its own output type is looked at, and what follows it is a stream like any other. Anything
-    else that is asked of this stream says nothing, since its records are not known. The graph of the pipeline is never
+    An operator that says its own output type is checked, and what follows it is a stream like any other. Anything else
+    that is asked of this stream says nothing, since its records are not known. The graph of the pipeline is never
     complete.
     """
 
@@ -1129,7 +1152,7 @@ for _name in [n for n in vars(DataStream) if not n.startswith("_") and n not in 
 
 
 class DataStreamSink:
-    """The end of a stream."""
+    """The end of a stream; there is an example at `DataStream.sink_to`."""
 
     def __init__(self, pipeline: GraphBuilder, node: int) -> None:
         self._pipeline, self._node = pipeline, node

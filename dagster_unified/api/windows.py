@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 
 class WindowedStream(Generic[K, T, W]):
-    """A keyed stream whose elements are in windows. `reduce`, `aggregate`, `process` or `apply` makes it a stream
-    again.
+    """A keyed stream whose elements are in windows.
 
-    A window that is reduced or aggregated holds one value; one that is processed holds its elements.
+    `reduce`, `aggregate`, `process` or `apply` makes it a stream again. A window that is reduced or aggregated holds
+    one value; one that is processed holds its elements.
     """
 
     def __init__(self, stream: KeyedStream[K, T], assigner: WindowAssigner[T, W], alone: bool = False) -> None:
@@ -87,7 +87,7 @@ class WindowedStream(Generic[K, T, W]):
     def evictor(self, evictor: Evictor[T, W]) -> Self:
         """What windows drop before or after their function sees them.
 
-        They then hold all their elements, also where they are reduced.
+        They then hold all their elements, also where they are reduced. There is an example at `CountEvictor`.
         """
         if not isinstance(evictor, Evictor):
             raise PipelineError(f"{self._where()}: expected an Evictor, got {evictor!r}")
@@ -224,7 +224,10 @@ class WindowedStream(Generic[K, T, W]):
         return self._with(function, output_type, None, "process")
 
     def apply(self, function: WindowFunction[T, R, K, W], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
-        """Gives each window's elements to a `WindowFunction`."""
+        """Gives each window's elements to a `WindowFunction`, which has an example.
+
+        In BATCH they come in event-time order, in STREAMING as they arrived.
+        """
         if not isinstance(function, WindowFunction):
             raise PipelineError(
                 f"{self._where('apply')}: expected a WindowFunction, got {function!r}; "
@@ -255,13 +258,12 @@ class WindowedStream(Generic[K, T, W]):
     # Columns, left to Catalyst
 
     def agg(self, *columns: str | Column, output_type: TypeForm[R]) -> DataStream[R]:
-        """Column aggregates per key and window, such as `F.sum("delay").alias("delay")`. Runs in Catalyst: Spark's
-        `window` and `session_window`.
+        """Column aggregates per key and window, such as `F.sum("delay").alias("delay")`.
 
-        The result has the key's fields, the window's bounds where `output_type` has fields `window_start` and
-        `window_end` (datetimes, or milliseconds), and the aggregates. In both modes each window gives one result: in
-        BATCH when its key is over, in STREAMING once the watermark has passed its end; what comes later is dropped and
-        counted.
+        Runs in Catalyst: Spark's `window` and `session_window`. The result has the key's fields, the window's bounds
+        where `output_type` has fields `window_start` and `window_end` (datetimes, or milliseconds), and the aggregates.
+        In both modes each window gives one result: in BATCH when its key is over, in STREAMING once the watermark has
+        passed its end; what comes later is dropped and counted.
 
         Examples:
             >>> class Hour(NamedTuple):

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class CollectionSource(SparkSource[Out]):
-    """Gives its records, in both modes in their order; ends after the last one."""
+    """Gives its records, in both modes in their order; ends after the last one.
+
+    There is an example at `Pipeline.from_collection`, which makes one.
+    """
 
     boundedness = Boundedness.BOUNDED
 

@@ -53,6 +53,13 @@ class DeltaSink(SparkSink[object]):
     A BATCH run for a partition of the pipeline replaces what an earlier run had written of that partition, which it
     knows by its files' names, so compact only partitions that are not run again; `overwrite` also what runs without
     partitions had written. `upsert` merges: a row of a key that a partition no longer gives stays.
+
+    Examples:
+        >>> totals = sales.key_by("shop").sum("amount")
+        >>> sink = totals.sink_to(DeltaSink("tables/totals", mode="upsert", key="shop", name="totals"))
+        >>> assert_same_in_both_modes(pipeline)
+        >>> sorted(sale.amount for sale in run_pipeline(pipeline, "BATCH").sinks["totals"])
+        [4, 8]
     """
 
     def __init__(

@@ -306,6 +306,11 @@ class CsvSource(TextSource[Out]):
 
     `null_value` is the text that stands for a missing value. With `header` the first line names the columns, and must
     name them in the order of the record's fields.
+
+    Examples:
+        >>> files = pipeline.from_source(CsvSource("sales/*.csv", Sale, name="files"))
+        >>> [sale.amount for sale in collect(files, inputs={"files": [Sale("north", 3, at(9, 0))]})]
+        [3]
     """
 
     format = "csv"
@@ -350,7 +355,10 @@ class CsvSource(TextSource[Out]):
 
 
 class JsonSource(TextSource[Out]):
-    """JSON files, one object per line. Bounded unless `monitor`. Malformed rows are treated as in `CsvSource`."""
+    """JSON files, one object per line. Bounded unless `monitor`. Malformed rows are treated as in `CsvSource`.
+
+    There is an example at `CsvSource`.
+    """
 
     format = "json"
 
@@ -358,7 +366,8 @@ class JsonSource(TextSource[Out]):
 class ParquetSource(_FileSource[Out]):
     """Parquet files.
 
-    Bounded unless `monitor`. Columns are read by name; a missing one, or one of another type, is an error.
+    Bounded unless `monitor`. Columns are read by name; a missing one, or one of another type, is an error. There is an
+    example at `CsvSource`.
     """
 
     format = "parquet"
@@ -403,8 +412,13 @@ class ParquetSource(_FileSource[Out]):
 class FileSink(SparkSink[object]):
     """A directory of Parquet or CSV files, replaced as a whole: readers see the old files or the new ones.
 
-    Exactly-once: a repeated or retried run writes the same directory again. Spark's workers write beside it, and one
-    rename puts it in place; on an object store, which has no rename, use `DeltaSink`.
+    Exactly-once: a repeated or retried run writes the same directory again. Spark's workers write to a folder next to
+    it, and one rename puts it in place; on an object store, which has no rename, use `DeltaSink`.
+
+    Examples:
+        >>> sink = sales.sink_to(FileSink("tables/sales", name="files"))
+        >>> [sale.amount for sale in run_pipeline(pipeline, "BATCH").sinks["files"]]
+        [3, 4, 5]
     """
 
     guarantee = Guarantee.EXACTLY_ONCE

@@ -25,6 +25,11 @@ class ForeachSink(SparkSink[In]):
     STREAMING of each epoch. `upserts` says that a later record replaces an earlier one, so that rolling updates may end
     here. At-least-once in both modes: a retried stage, or a replayed epoch, calls it again with the same records.
     Raises `UserFunctionError`, naming the record, where the function does.
+
+    Examples:
+        >>> sink = sales.sink_to(ForeachSink(lambda sale: None, name="charge"))
+        >>> [sale.amount for sale in run_pipeline(pipeline, "BATCH").sinks["charge"]]
+        [3, 4, 5]
     """
 
     guarantee = Guarantee.AT_LEAST_ONCE

@@ -16,7 +16,15 @@ if TYPE_CHECKING:
 
 
 class PrintSink(SparkSink[object]):
-    """Prints every record as a line to standard output. All rows pass through the driver, one partition at a time."""
+    """Prints every record as a line to standard output, in both modes, at least once.
+
+    All rows pass through the driver, one partition at a time.
+
+    Examples:
+        >>> sink = numbers.sink_to(PrintSink("numbers"))
+        >>> run_pipeline(pipeline, "BATCH").sinks["numbers"]
+        [1, 2, 3]
+    """
 
     guarantee = Guarantee.AT_LEAST_ONCE
     upserts = True  # a line per update is what one wants to see of a rolling operation

@@ -29,6 +29,14 @@ class StructuredSource(SparkSource[Out]):
     With `bounded=True` BATCH reads it with `spark.read`; `options` then have to say where it ends, such as Kafka's
     `endingOffsets`. `partition_options` gives the further options with which BATCH reads a partition, such as Kafka's
     `startingTimestamp` and `endingTimestamp` from `part.time()`.
+
+    Examples:
+        >>> class Message(NamedTuple):
+        ...     value: bytes
+        >>> options = {"kafka.bootstrap.servers": "broker:9092", "subscribe": "sales"}
+        >>> messages = pipeline.from_source(StructuredSource("kafka", Message, options, name="sales"))
+        >>> collect(messages.map(lambda message: message.value.decode(), str), "STREAMING", {"sales": [Message(b"a")]})
+        ['a']
     """
 
     def __init__(
@@ -88,14 +96,20 @@ class StructuredSource(SparkSource[Out]):
 
 
 class Rate(NamedTuple):
-    """A record of `RateSource`."""
+    """A record of `RateSource`; there is an example at `RateSource`."""
 
     timestamp: datetime
     value: int
 
 
 class RateSource(StructuredSource[Rate]):
-    """Counts up, so many records a second. Unbounded."""
+    """Counts up, `rows_per_second` records a second, on Spark's rate source. Unbounded.
+
+    Examples:
+        >>> ticks = pipeline.from_source(RateSource(10)).map(lambda tick: tick.value, int)
+        >>> collect(ticks, "STREAMING", {"rate": [Rate(at(9, 0), 0), Rate(at(9, 0), 1)]})
+        [0, 1]
+    """
 
     def __init__(self, rows_per_second: int = 1, name: str = "rate") -> None:
         if rows_per_second < 1:

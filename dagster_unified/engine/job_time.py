@@ -26,8 +26,10 @@ class JobTime:
     """Makes control events out of reports and the wall clock. Safe for several threads."""
 
     def __init__(self, plan: Plan, latest: ControlEvent | None, now: int, native_windows: bool = False) -> None:
-        """With `native_windows` also the watermarks of windows that Catalyst collects, which in a streaming query are
-        Spark's own.
+        """Starts from the `latest` control event.
+
+        With `native_windows` it also keeps the watermarks of windows that Catalyst collects, which in a streaming query
+        are Spark's own.
         """
         graph = plan.graph
         self._assigners = {n.uid: n for n in graph.assigners}

@@ -26,10 +26,10 @@ class Task:
 
 
 def resolve_forward(graph: Graph) -> Graph:
-    """Makes an exchange that the author did not name REBALANCE where parallelism changes; an explicit FORWARD is then
-    an error.
+    """Makes an exchange REBALANCE where parallelism changes and the author named no exchange.
 
-    An operator without a parallelism of its own takes over that of the operator whose records are forwarded to it.
+    An explicit FORWARD is then an error. An operator without a parallelism of its own takes over that of the operator
+    whose records are forwarded to it.
     """
     nodes = list(graph.nodes)
     for node in graph.nodes:

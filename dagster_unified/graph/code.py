@@ -1,6 +1,4 @@
-"""What can be told of a user's function from its code, without running it: which names it uses, and which fields it
-reads.
-"""
+"""What the code of a user's function shows, without running it: the names it uses, and the fields it reads."""
 
 from __future__ import annotations
 
@@ -17,8 +15,9 @@ _INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdl
 
 
 def names_used(value: Any) -> set[str]:
-    """The attribute and global names that a function, or the methods of an object's class, refer to, also through the
-    author's helpers.
+    """The attribute and global names that a function, or the methods of an object's class, refer to.
+
+    That includes what they refer to through the author's helpers.
     """
     return {name for function in _reached(value) for name in _names(function)}
 
@@ -42,8 +41,9 @@ def refers_to(value: Any, wanted: Callable[[Any], bool]) -> bool:
 
 
 def held_by(value: Any) -> list[Any]:
-    """What a function, or the methods of an object's class, refer to: as a global, in a closure, or as an attribute of
-    the object.
+    """What a function, or the methods of an object's class, refer to.
+
+    They do so by a global, in a closure, or as an attribute of the object.
     """
     held = [
         attribute for part in (value, *authors(value)) if hasattr(part, "__dict__") for attribute in vars(part).values()
@@ -163,8 +163,9 @@ def field_of(function: Any) -> tuple[str | int, ...] | None:
 
 
 def _functions(value: Any) -> Iterator[types.FunctionType]:
-    """A function itself, or the methods of an object's class; of the library's own objects, those of the functions that
-    they were given.
+    """A function itself, or the methods of an object's class.
+
+    For the library's own objects, those of the functions that they were given.
     """
     for part in getattr(value, "wrapped_functions", ()):
         yield from _functions(part)

@@ -69,16 +69,17 @@ class Source(ABC, Generic[Out]):
         return True
 
     def disorder(self, field: str) -> int | None:
-        """By how many milliseconds a record comes, at most, after one whose time in `field` is later; 0 where records
-        are sorted by it, None where the source does not know.
+        """The most milliseconds by which a record comes after one whose time in `field` is later.
+
+        0 where records are sorted by it, None where the source does not know.
         """
         return None
 
     def bounded_to(self, part: Slice | Dimensions) -> Source[Out]:
-        """The source that reads this partition and nothing else; for dimensions, a partition of which only they are
-        known yet.
+        """The source that reads this partition and nothing else.
 
-        Raises `PipelineError` where it cannot tell what belongs to a partition.
+        Dimensions stand for a partition of which nothing else is known yet. Raises `PipelineError` where it cannot tell
+        what belongs to a partition.
         """
         raise PipelineError(
             f"source '{self.name}' ({self.describe()}) cannot be bounded to a partition; run the pipeline without"

@@ -16,9 +16,7 @@ LINE, CHARACTER, PADDING = 18, 7.3, 10
 """Of a line of text its height, of a character its width, of a box the space around its text; in pixels."""
 
 BETWEEN, APART, LANE = 60, 24, 16
-"""The space between columns, beside the arrows' labels; between boxes of a column; and the height of an arrow that
-passes a column.
-"""
+"""The space between columns, next to the arrows' labels; between boxes; and the height of an arrow past a column."""
 
 LONGEST = 36
 """Characters of an operator's name."""
@@ -94,8 +92,9 @@ def _label(plan: Plan, source: int, target: int) -> str:
 def _columns(
     plan: Plan, places: dict[int, _Place], arrows: list[tuple[int, int]]
 ) -> tuple[list[list[_Place]], dict[tuple[int, int], list[_Place]]]:
-    """Each stage in the column after the last one that it reads from, and for each arrow its ways through the columns
-    between.
+    """Puts each stage in the column after the last one that it reads from.
+
+    Also returns, for each arrow, its places in the columns between.
     """
     depth: dict[int, int] = {}
     for region in plan.regions:  # they are in topological order

@@ -33,8 +33,9 @@ def regions_to_restart(
 def regions_to_recompute(
     wanted: int, inputs: Mapping[int, Collection[int]], available: Collection[int]
 ) -> tuple[int, ...]:
-    """The ancestors to recompute before `wanted` can run: the part of `regions_to_restart` that lies upstream, upstream
-    first.
+    """The ancestors to recompute before `wanted` can run.
+
+    They are the part of `regions_to_restart` that lies upstream, upstream first.
     """
     ancestors: set[int] = set()
     pending = list(inputs[wanted])

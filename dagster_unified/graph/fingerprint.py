@@ -253,8 +253,9 @@ class _Walk:
                 self._global(vars(module), name, used, place)
 
     def _imports(self, function: types.FunctionType, place: str) -> None:
-        """The author's modules that a function imports while it runs, by their files: which are loaded depends on the
-        process.
+        """The author's modules that a function imports while it runs, by their files.
+
+        Which of them are loaded depends on the process.
         """
         package = function.__globals__.get("__package__")
         for code in nested_code(function.__code__):
@@ -391,8 +392,9 @@ class _Walk:
             self._seen.update(walk._seen)
 
     def _state(self, value: Any, kind: type, place: str, without: frozenset[str]) -> None:
-        """An object by its state: what it says of that itself, or its attributes, and what it holds as a container or a
-        number.
+        """An object by its state.
+
+        That is what it says of its state itself, or its attributes, and what it holds as a container or a number.
         """
         own = _own_state(value, kind)
         if own is not None:

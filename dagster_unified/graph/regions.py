@@ -62,8 +62,9 @@ def _blocking(edge: Edge, shuffle_mode: str) -> tuple[bool, str]:
 def regions(
     count: int, pipelined: Iterable[tuple[int, int]], blocking: Iterable[tuple[int, int]]
 ) -> tuple[tuple[int, ...], ...]:
-    """Groups tasks 0 … `count` - 1 into regions, in topological order; each exchange is a (source, target) pair of
-    tasks.
+    """Groups tasks 0 … `count` - 1 into regions, in topological order.
+
+    Each exchange is a (source, target) pair of tasks.
     """
     parent = list(range(count))
 

@@ -1,8 +1,8 @@
-"""What the source text of a module says of its globals and attributes: how they are made, and whether the code changes
-them.
+"""What the source text of a module says of its globals and attributes.
 
-A value that the code itself changes, such as a cache, says nothing of what the code does: it differs with what a
-process has done so far. The text that makes it does. Knows text only; runs nothing.
+That is how they are created, and whether the code changes them. A value that the code itself changes, such as a cache,
+says nothing of what the code does: it differs with what a process has done so far. The text that makes it does. Knows
+text only; runs nothing.
 """
 
 from __future__ import annotations
@@ -105,8 +105,9 @@ def text_of(module: types.ModuleType) -> ModuleText:
 
 
 def file_digest(name: str) -> tuple[str, str | None] | None:
-    """The file of a module that may not be imported yet, and a digest of its code without layout and remarks; None
-    where there is none.
+    """The file of a module that may not be imported yet, and a digest of its code.
+
+    The digest leaves out layout and remarks. None where there is no such module.
     """
     path: list[str] | None = None
     spec = None
@@ -243,8 +244,9 @@ def _by_nested(function: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, se
 
 
 def _attributes(method: ast.FunctionDef | ast.AsyncFunctionDef, owner: str) -> tuple[set[str], set[str]]:
-    """The attributes of its object or class that a method changes, and those of them that it only sets to its
-    arguments.
+    """The attributes of its object or class that a method changes.
+
+    Also returns those of them that it only sets to its arguments.
     """
     names = [a.arg for a in (*method.args.posonlyargs, *method.args.args)]
     roots = {*names[:1], owner}

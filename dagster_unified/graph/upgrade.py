@@ -1,7 +1,7 @@
-"""What a STREAMING job was started from, part by part, and what of it has changed since: when a job has to be upgraded,
-and why.
+"""What a STREAMING job was started from, and what of it has changed since.
 
-It changes with the pipeline's code and its configuration, and not with what its sources hold.
+It decides when a job has to be upgraded, and says why. It changes with the pipeline's code and its configuration, and
+not with what its sources hold.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Calls that are waited for: many requests at once from one worker, such as lookups in a service (Flink: *Async
-I/O*).
-"""
+"""Asynchronous calls: many requests at once from one worker, such as lookups in a service (Flink: *Async I/O*)."""
 
 from __future__ import annotations
 
@@ -20,7 +18,19 @@ from dagster_unified.operators.program.step import ChunkStep, Place
 
 
 class AsyncFunction(Function, ABC, Generic[In, Out]):
-    """One record in, any number out, once what was asked for has come."""
+    """One record in, any number out, once an asynchronous call has answered (Flink: *Async I/O*).
+
+    In both modes the calls of a batch of records wait together.
+
+    Examples:
+        >>> import asyncio
+        >>> class Named(AsyncFunction[int, str]):
+        ...     async def async_invoke(self, value: int) -> list[str]:
+        ...         await asyncio.sleep(0)
+        ...         return [f"record {value}"]
+        >>> sorted(collect(AsyncDataStream.unordered_wait(numbers, Named(), timedelta(seconds=10))))
+        ['record 1', 'record 2', 'record 3']
+    """
 
     @abstractmethod
     async def async_invoke(self, value: In) -> Iterable[Out]:
@@ -43,10 +53,24 @@ def no_result(results: list[Any]) -> bool:
 
 @dataclass(frozen=True)
 class AsyncRetryStrategy:
-    """How often a call is made again, and after how long; the timeout is that of all attempts together.
+    """How often a call is repeated, and after which pause (FLIP-232).
 
-    A call is made again where `exception_predicate(error)` or `result_predicate(results)` is true, until `max_attempts`
-    calls were made; then its error fails the run, and its results are taken as they are.
+    A call is repeated where `exception_predicate(error)` or `result_predicate(results)` is true, until there were
+    `max_attempts` calls; then its error fails the run, and its results are taken as they are. The timeout is that of
+    all attempts together.
+
+    Examples:
+        >>> class Flaky(AsyncFunction[int, str]):
+        ...     def open(self, runtime_context: RuntimeContext) -> None:
+        ...         self.calls = 0
+        ...     async def async_invoke(self, value: int) -> list[str]:
+        ...         self.calls += 1
+        ...         if self.calls == 1:
+        ...             raise ConnectionError("the service is away")
+        ...         return [f"record {value}"]
+        >>> retry = AsyncRetryStrategy.fixed_delay(3, timedelta(milliseconds=1))
+        >>> collect(AsyncDataStream.ordered_wait_with_retry(numbers, Flaky(), timedelta(seconds=10), retry))
+        ['record 1', 'record 2', 'record 3']
     """
 
     max_attempts: int
@@ -61,7 +85,10 @@ class AsyncRetryStrategy:
         result_predicate: Callable[[list[Any]], bool] = no_result,
         exception_predicate: Callable[[Exception], bool] = every_exception,
     ) -> AsyncRetryStrategy:
-        """At most `max_attempts` calls, `backoff` after one another."""
+        """At most `max_attempts` calls, each `backoff` after the one before.
+
+        Raises `PipelineError` for no attempt or a negative pause.
+        """
         if max_attempts < 1:
             raise PipelineError(f"AsyncRetryStrategy: there has to be at least 1 attempt, not {max_attempts}")
         if backoff < timedelta(0):
@@ -90,8 +117,9 @@ class AsyncCalls:
         emit: Callable[[int, Iterable[Any]], None],
         failed: Callable[[Exception, Any], Exception],
     ) -> None:
-        """Calls the function for all records; `emit` gets a record's number and its results, in their order or as they
-        come.
+        """Calls the function for all records.
+
+        `emit` gets a record's number and its results, in the order of the records or as the results come.
         """
         import asyncio  # takes long to import, and a pipeline is built without it
 

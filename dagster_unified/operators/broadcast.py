@@ -1,10 +1,10 @@
-"""Broadcast state: a small stream of rules, whose every record reaches every parallel instance of an operator on a
-large one.
+"""Broadcast state: a small stream of rules that every parallel instance of an operator knows.
 
-Each instance holds its copy of the maps that the rules fill, and the records of the large stream are processed with
-them at hand (Flink: *The Broadcast State Pattern*). A driver gives an instance its broadcast records, and says which
-instance leads: what `process_broadcast_element` emits and counts is the leader's only, so that it does not depend on
-how many instances there are.
+Every record of the small stream reaches every instance of an operator on a large one. Each instance holds its copy of
+the maps that the rules fill, and the records of the large stream are processed with them at hand (Flink: *The Broadcast
+State Pattern*). A driver gives an instance its broadcast records, and says which instance leads: what
+`process_broadcast_element` emits and counts is the leader's only, so that it does not depend on how many instances
+there are.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ from dagster_unified.operators.time import TimeDomain
 
 
 class ReadOnlyBroadcastState(Generic[K, V]):
-    """A broadcast map, as the records of the large stream see it."""
+    """A broadcast map, as the records of the large stream see it.
+
+    There is an example at `KeyedBroadcastProcessFunction`.
+    """
 
     def __init__(self, entries: dict[K, V]) -> None:
         self._entries = entries
@@ -66,7 +69,10 @@ class ReadOnlyBroadcastState(Generic[K, V]):
 
 
 class BroadcastState(ReadOnlyBroadcastState[K, V]):
-    """A broadcast map, as the broadcast records fill it."""
+    """A broadcast map, as the broadcast records fill it.
+
+    There is an example at `KeyedBroadcastProcessFunction`.
+    """
 
     def __init__(self, entries: dict[K, V], descriptor: MapStateDescriptor[K, V]) -> None:
         super().__init__(entries)
@@ -112,22 +118,23 @@ class _BaseContext(ABC):
 
 
 class BroadcastProcessFunction(Function, ABC, Generic[In1, In2, Out]):
-    """A process function on a stream that is not keyed, with broadcast state.
+    """A process function on a stream that is not keyed, with broadcast state (Flink: *The Broadcast State Pattern*).
 
     In BATCH every broadcast record comes before the first of the stream's; in STREAMING both come as they arrive, the
     broadcast records of a micro-batch first. In BATCH the stream stays partitioned as it is; in STREAMING its records
-    are spread over the key groups, each of which holds a copy of the state.
+    are spread over the key groups, each of which holds a copy of the state. There is an example at
+    `BroadcastConnectedStream.process`.
     """
 
     class ReadOnlyContext(_BaseContext):
-        """What `process_element` is given besides the record."""
+        """The context that `process_element` gets with a record."""
 
         @abstractmethod
         def get_broadcast_state(self, descriptor: MapStateDescriptor[K, V]) -> ReadOnlyBroadcastState[K, V]:
             """The broadcast map that `descriptor` names, to be read."""
 
     class Context(_BaseContext):
-        """What `process_broadcast_element` is given besides the record."""
+        """The context that `process_broadcast_element` gets with a record."""
 
         @abstractmethod
         def get_broadcast_state(self, descriptor: MapStateDescriptor[K, V]) -> BroadcastState[K, V]:
@@ -146,15 +153,30 @@ class BroadcastProcessFunction(Function, ABC, Generic[In1, In2, Out]):
 
 
 class KeyedBroadcastProcessFunction(Function, ABC, Generic[Key, In1, In2, Out]):
-    """A process function on a keyed stream, with keyed state, timers, and broadcast state that only broadcast records
-    change.
+    """A process function on a keyed stream, with broadcast state as well (Flink: *The Broadcast State Pattern*).
 
-    In BATCH every broadcast record comes before the first of the stream's, and a key's records together; in STREAMING
-    both come as they arrive, the broadcast records of a micro-batch first.
+    It has keyed state, timers, and broadcast state that only broadcast records change. In BATCH every broadcast record
+    comes before the first of the stream's, and a key's records together; in STREAMING both come as they arrive, the
+    broadcast records of a micro-batch first.
+
+    Examples:
+        >>> LIMITS = MapStateDescriptor("limits", str, int)
+        >>> class Reached(KeyedBroadcastProcessFunction[str, Sale, int, str]):
+        ...     def open(self, runtime_context: RuntimeContext) -> None:
+        ...         self.total = runtime_context.get_state(ValueStateDescriptor("total", int))
+        ...     def process_element(self, value, ctx) -> list[str]:
+        ...         self.total.update((self.total.value() or 0) + value.amount)
+        ...         limit = ctx.get_broadcast_state(LIMITS).get("limit")
+        ...         return [ctx.get_current_key()] if limit is not None and self.total.value() > limit else []
+        ...     def process_broadcast_element(self, value, ctx) -> None:
+        ...         ctx.get_broadcast_state(LIMITS).put("limit", value)
+        >>> limit = numbers.map(lambda n: 5, int)
+        >>> collect(sales.key_by("shop").connect(limit.broadcast(LIMITS)).process(Reached()))
+        ['north']
     """
 
     class ReadOnlyContext(BroadcastProcessFunction.ReadOnlyContext, Generic[KeyOut]):
-        """What `process_element` is given besides the record."""
+        """The context that `process_element` gets with a record."""
 
         @abstractmethod
         def timer_service(self) -> TimerService:
@@ -165,23 +187,23 @@ class KeyedBroadcastProcessFunction(Function, ABC, Generic[Key, In1, In2, Out]):
             """The key of the record or timer."""
 
     class OnTimerContext(ReadOnlyContext[KeyOut]):
-        """What `on_timer` is given besides the timestamp."""
+        """The context that `on_timer` gets with a timestamp."""
 
         @abstractmethod
         def time_domain(self) -> TimeDomain:
             """Which clock the timer listened to."""
 
     class Context(BroadcastProcessFunction.Context):
-        """What `process_broadcast_element` is given besides the record."""
+        """The context that `process_broadcast_element` gets with a record."""
 
         @abstractmethod
         def apply_to_keyed_state(
             self, descriptor: StateDescriptor[R], function: Callable[[Any, R], Iterable[Any] | None]
         ) -> None:
-            """Calls `function(key, state)` for every key that has this state; it may change the state, and what it
-            returns is emitted.
+            """Calls `function(key, state)` for every key that has this state.
 
-            In BATCH there is no key yet when broadcast records come, so that it is called for none.
+            The function may change the state, and what it returns is emitted. In BATCH there is no key yet when
+            broadcast records come, so that it is called for none.
             """
 
     requires_time_sorted_input: bool = False

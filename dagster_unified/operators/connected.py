@@ -1,8 +1,8 @@
-"""Operators of two inputs of different types: one function that sees both, with state and timers they share where they
-are keyed.
+"""Operators of two inputs of different types.
 
-The two streams are united as records of `Either`, so that an engine knows operators of one input only, and one key's
-records of both come together, in the order of time in BATCH.
+One function sees both, with state and timers that they share where they are keyed. The two streams are united as
+records of `Either`, so that an engine knows operators of one input only, and one key's records of both come together,
+in the order of time in BATCH.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dagster_unified.operators.keys import key_hash
 
 
 class CoMapFunction(Function, ABC, Generic[In1, In2, Out]):
-    """One record in, of either stream, one record out."""
+    """One record in, of either stream, one record out; there is an example at `DataStream.connect`."""
 
     @abstractmethod
     def map1(self, value: In1) -> Out:
@@ -35,7 +35,7 @@ class CoMapFunction(Function, ABC, Generic[In1, In2, Out]):
 
 
 class CoFlatMapFunction(Function, ABC, Generic[In1, In2, Out]):
-    """One record in, of either stream, any number out."""
+    """One record in, of either stream, any number out; there is an example at `ConnectedStreams.flat_map`."""
 
     @abstractmethod
     def flat_map1(self, value: In1) -> Iterable[Out]:
@@ -47,9 +47,20 @@ class CoFlatMapFunction(Function, ABC, Generic[In1, In2, Out]):
 
 
 class CoProcessFunction(Function, ABC, Generic[In1, In2, Out]):
-    """A process function over two streams; where both are keyed, with state and timers of the key that both share.
+    """A process function over two streams (Flink: *Process Function*, "Low-level Joins").
 
-    Where one of them is keyed, there is state for its records, and there are no timers.
+    Where both are keyed, it has state and timers of the key that both share. Where one of them is keyed, there is state
+    for its records, and there are no timers. In BATCH the order of the two streams is as at `ConnectedStreams`; in
+    STREAMING records come as they arrive.
+
+    Examples:
+        >>> class Amounts(CoProcessFunction[Sale, int, int]):
+        ...     def process_element1(self, value: Sale, ctx: CoProcessFunction.Context) -> list[int]:
+        ...         return [value.amount]
+        ...     def process_element2(self, value: int, ctx: CoProcessFunction.Context) -> list[int]:
+        ...         return [10 * value]
+        >>> sorted(collect(sales.connect(numbers).process(Amounts())))
+        [3, 4, 5, 10, 20, 30]
     """
 
     Context: TypeAlias = ProcessFunction.Context
@@ -73,14 +84,14 @@ class KeyedCoProcessFunction(Function, ABC, Generic[Key, In1, In2, Out]):
     """A process function over two keyed streams, with state and timers of the key that both share.
 
     In BATCH all records of a key from both come before the next key, sorted by event time; in STREAMING they come as
-    they arrive.
+    they arrive. There is an example at `KeyedConnectedStreams.process`.
     """
 
     class Context(KeyedProcessFunction.Context[KeyOut]):
-        """What `process_element1` and `process_element2` are given besides the record."""
+        """The context that `process_element1` and `process_element2` get with a record."""
 
     class OnTimerContext(Context[KeyOut], KeyedProcessFunction.OnTimerContext[KeyOut]):
-        """What `on_timer` is given besides the timestamp."""
+        """The context that `on_timer` gets with a timestamp."""
 
     requires_time_sorted_input: bool = False
 
@@ -123,7 +134,7 @@ class EitherKey:
 
 
 _SPREAD = 1024
-"""Over how many keys the records of a stream without a key are spread, beside a stream that has one."""
+"""Over how many keys the records of a stream without a key are spread, where the other stream has one."""
 
 
 class OneSidesKey:

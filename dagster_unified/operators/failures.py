@@ -1,7 +1,7 @@
-"""Turns an exception out of a user's function into one sentence: pipeline, stage, operator, the user's line, the
-record.
+"""Turns an exception from a user's function into one sentence that says where it happened.
 
-Knows no driver; called only when something has already failed.
+It names the pipeline, the stage, the operator, the user's line and the record. Knows no driver; called only when
+something has already failed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ def placed(where: str) -> Iterator[None]:
 
 
 def user_failure(error: Exception, where: str, function: Any, record: Any) -> UnifiedError:
-    """The error to raise instead of `error`; one of the library's own keeps its class and gains its place, where it
-    does not say it.
+    """The error to raise instead of `error`.
+
+    One of the library's own keeps its class and gains its place, where it does not say it.
     """
     if isinstance(error, UserFunctionError):
         return error

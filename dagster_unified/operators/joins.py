@@ -24,7 +24,17 @@ from dagster_unified.operators.windows.functions import WindowFunction
 
 
 class JoinFunction(Function, ABC, Generic[In1, In2, Out]):
-    """Gives one record for each pair of one key and window."""
+    """Returns one record for each pair of one key and window (Flink: *Joining*).
+
+    Examples:
+        >>> class Pair(JoinFunction[Sale, Sale, str]):
+        ...     def join(self, first: Sale, second: Sale) -> str:
+        ...         return f"{first.shop}: {first.amount} and {second.amount}"
+        >>> days = TumblingEventTimeWindows.of(timedelta(days=1))
+        >>> pairs = timed.join(timed.where("amount > 4")).where("shop").equal_to("shop").window(days)
+        >>> sorted(collect(pairs.apply(Pair())))
+        ['north: 3 and 5', 'north: 5 and 5']
+    """
 
     @abstractmethod
     def join(self, first: In1, second: In2) -> Out:
@@ -32,7 +42,17 @@ class JoinFunction(Function, ABC, Generic[In1, In2, Out]):
 
 
 class FlatJoinFunction(Function, ABC, Generic[In1, In2, Out]):
-    """Gives any number of records for each pair of one key and window."""
+    """Returns any number of records for each pair of one key and window (Flink: *Joining*).
+
+    Examples:
+        >>> class Larger(FlatJoinFunction[Sale, Sale, int]):
+        ...     def join(self, first: Sale, second: Sale) -> list[int]:
+        ...         return [second.amount] if second.amount > first.amount else []
+        >>> days = TumblingEventTimeWindows.of(timedelta(days=1))
+        >>> pairs = timed.join(timed).where("shop").equal_to("shop").window(days)
+        >>> collect(pairs.apply(Larger()))
+        [5]
+    """
 
     @abstractmethod
     def join(self, first: In1, second: In2) -> Iterable[Out]:
@@ -40,7 +60,17 @@ class FlatJoinFunction(Function, ABC, Generic[In1, In2, Out]):
 
 
 class CoGroupFunction(Function, ABC, Generic[In1, In2, Out]):
-    """Gives any number of records for all records of one key and window; one of the two lists may be empty."""
+    """Returns any number of records for all records of one key and window; one of the two lists may be empty.
+
+    Examples:
+        >>> class Unmatched(CoGroupFunction[Sale, Sale, str]):
+        ...     def co_group(self, first: list[Sale], second: list[Sale]) -> list[str]:
+        ...         return [sale.shop for sale in first] if not second else []
+        >>> days = TumblingEventTimeWindows.of(timedelta(days=1))
+        >>> groups = timed.co_group(timed.where("amount > 4")).where("shop").equal_to("shop").window(days)
+        >>> collect(groups.apply(Unmatched()))
+        ['south']
+    """
 
     @abstractmethod
     def co_group(self, first: list[In1], second: list[In2]) -> Iterable[Out]:
@@ -48,10 +78,13 @@ class CoGroupFunction(Function, ABC, Generic[In1, In2, Out]):
 
 
 class ProcessJoinFunction(Function, ABC, Generic[In1, In2, Out]):
-    """Gives any number of records for each pair of an interval join."""
+    """Returns any number of records for each pair of an interval join (Flink: *Joining*, "Interval Join").
+
+    There is an example at `KeyedStream.interval_join`.
+    """
 
     class Context(ABC):
-        """What `process_element` is given besides."""
+        """The context that `process_element` gets with a pair."""
 
         @abstractmethod
         def get_left_timestamp(self) -> int:
@@ -102,13 +135,11 @@ class WindowedPairs(Wrapping, WindowFunction[Any, Any, Any, Any]):
 
 
 class IntervalJoin(Wrapping, KeyedCoProcessFunction[Any, Any, Any, Any]):
-    """Pairs records of one key whose times are `lower <= right - left <= upper` milliseconds apart (Flink: *Interval
-    Join*).
+    """Pairs records of one key whose times are in an interval around each other (Flink: *Interval Join*).
 
-    Records are taken in the order of time, in both modes, so that what no record can meet any more is forgotten as time
-    goes on:
-    BATCH holds an interval of a key, not the key. A record that comes after the watermark is dropped and counted, or
-    goes to a side output.
+    The interval is `lower <= right - left <= upper`, in milliseconds. Records are taken in the order of time, in both
+    modes, so that what no record can meet any more is forgotten as time goes on: BATCH holds an interval of a key, not
+    the key. A record that comes after the watermark is dropped and counted, or goes to a side output.
     """
 
     requires_time_sorted_input = True

@@ -37,8 +37,9 @@ class KeyedOptions:
     """Whether state with a time to live expires: so it does in STREAMING."""
 
     last_event_time: int | None = None
-    """The last event time that was assigned upstream, where the driver knows it; beyond it, chains of timers are
-    bounded.
+    """The last event time that was assigned upstream, where the driver knows it.
+
+    Beyond it, chains of timers are bounded.
     """
 
     def readable(self, clock: Callable[[], int]) -> Callable[[], int]:
@@ -100,9 +101,7 @@ def _standing() -> int:
 
 
 class KeyedOperator:
-    """What every keyed operator has: state, timers of both domains, a watermark, a clock, and the key that is
-    current.
-    """
+    """What every keyed operator has: state, timers of both domains, a watermark, a clock, and the current key."""
 
     emits_state = False
     """Whether what it emits is its state as well."""
@@ -461,11 +460,11 @@ def _operands(error: Exception, held: Any, records: Sequence[Any]) -> Any:
 
 
 def rolling(kind: str, field: str | int | None) -> Callable[[Any, Any], Any]:
-    """The combining function of `sum`, `min`, `max`, `min_by` and `max_by` over one field (None: the record is the
-    value).
+    """The combining function of `sum`, `min`, `max`, `min_by` and `max_by` over one field.
 
-    `sum`, `min` and `max` keep the other fields of the first record; `min_by` and `max_by` give the whole record, the
-    first of equal ones (Flink: `ComparableAggregator`, `SumAggregator`).
+    Where `field` is None, the record is the value. `sum`, `min` and `max` keep the other fields of the first record;
+    `min_by` and `max_by` give the whole record, the first of equal ones (Flink: `ComparableAggregator`,
+    `SumAggregator`).
     """
     if field is None:
         return _PLAIN[kind]

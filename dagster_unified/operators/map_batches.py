@@ -81,8 +81,9 @@ def _checked(
 
 
 def _keeps_values(given: pa.DataType, declared: pa.DataType) -> bool:
-    """Whether a cast from one column type to another gives equal values, or fails: so it is within a family of
-    types.
+    """Whether a cast from one column type to another returns equal values, or fails.
+
+    That is so within a family of types.
     """
     if pa.types.is_dictionary(given):
         given = given.value_type

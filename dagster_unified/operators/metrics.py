@@ -1,10 +1,9 @@
-"""What parallel instances measure, how it travels, and how it is added up: the library's own counts and an author's
-metrics, in one way.
+"""What parallel instances measure, how it travels, and how it is added up.
 
-A function registers metrics in its `MetricGroup`, as in PyFlink. They write into the `Metrics` of their parallel
-instance, which are its report. Reports may come in any order, from any number of partitions: a counter and the marks of
-a meter are summed, a gauge keeps the smallest and the largest value, and a distribution adds up the counts of its
-buckets.
+The library's own counts and an author's metrics take the same way. A function registers metrics in its `MetricGroup`,
+as in PyFlink. They write into the `Metrics` of their parallel instance, which are its report. Reports may come in any
+order, from any number of partitions: a counter and the marks of a meter are summed, a gauge keeps the smallest and the
+largest value, and a distribution adds up the counts of its buckets.
 """
 
 from __future__ import annotations
@@ -265,7 +264,7 @@ class Registry:
 
 
 class Counter:
-    """Counts events."""
+    """Counts events; there is an example at `MetricGroup`."""
 
     def __init__(self, name: str, metrics: Metrics) -> None:
         self._name, self._counters, self._count = name, metrics.counters, 0
@@ -285,7 +284,7 @@ class Counter:
 
 
 class Meter:
-    """Measures a rate: events per second."""
+    """Measures a rate: events per second; there is an example at `MetricGroup`."""
 
     def __init__(self, name: str, metrics: Metrics, time_span_in_seconds: int) -> None:
         self._name, self._meters, self._time_span, self._count = name, metrics.meters, time_span_in_seconds, 0
@@ -304,7 +303,10 @@ class Meter:
 
 
 class Distribution:
-    """Measures the distribution of values: count, smallest, largest, mean and quantiles."""
+    """Measures the distribution of values: count, smallest, largest, mean and quantiles.
+
+    There is an example at `MetricGroup`.
+    """
 
     def __init__(self, name: str, metrics: Metrics) -> None:
         self._name, self._histograms = name, metrics.histograms
@@ -318,9 +320,25 @@ class Distribution:
 
 
 class MetricGroup:
-    """Registers an operator's metrics (PyFlink: `MetricGroup`).
+    """Registers an operator's metrics (Flink: *Metrics*; PyFlink: `MetricGroup`).
 
-    A metric is known by its group and its name: `enrich.cache.hits`. Registering a name twice gives the same metric.
+    A metric is known by its group and its name: `enrich.cache.hits`. Registering a name twice gives the same metric. In
+    BATCH metrics reach the metadata of the stage's materialization, in STREAMING the observations of the sinks' assets.
+
+    Examples:
+        >>> class Measured(MapFunction[int, int]):
+        ...     def open(self, runtime_context: RuntimeContext) -> None:
+        ...         metrics = runtime_context.get_metrics_group()
+        ...         self.odd, self.sizes = metrics.counter("odd"), metrics.distribution("sizes")
+        ...     def map(self, value: int) -> int:
+        ...         self.odd.inc(value % 2)
+        ...         self.sizes.update(value)
+        ...         return value
+        >>> words = Pipeline("words")
+        >>> sink = words.from_collection([1, 2, 3]).map(Measured()).print()
+        >>> metrics = run_pipeline(words, "BATCH").metrics
+        >>> metrics.counters["Measured.odd"], metrics.histograms["Measured.sizes"].mean
+        (2, 2.0)
     """
 
     def __init__(self, registry: Registry, scope: tuple[str, ...], variables: Mapping[str, str] | None = None) -> None:

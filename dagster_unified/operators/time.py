@@ -17,7 +17,19 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 class TimeDomain(Enum):
-    """Which clock a timer listens to."""
+    """Which clock a timer listens to: `OnTimerContext.time_domain` says it.
+
+    Examples:
+        >>> class Reminder(KeyedProcessFunction[str, str, str]):
+        ...     def process_element(self, value: str, ctx: KeyedProcessFunction.Context) -> None:
+        ...         ctx.timer_service().register_event_time_timer(1_000)
+        ...         ctx.timer_service().register_processing_time_timer(1_000)
+        ...     def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext) -> list[str]:
+        ...         return [ctx.time_domain().value]
+        >>> harness = KeyedHarness(Reminder())
+        >>> harness.element("north", "a", timestamp=0), harness.watermark(1_000), harness.processing_time(1_000)
+        ([], ['event time'], ['processing time'])
+    """
 
     EVENT_TIME = "event time"
     PROCESSING_TIME = "processing time"

@@ -1,5 +1,6 @@
-"""Drives one keyed function by hand: elements, watermarks and the clock, one at a time (Flink:
-`KeyedOneInputStreamOperatorTestHarness`).
+"""Drives one keyed function by hand: elements, watermarks and the clock, one at a time.
+
+Flink: `KeyedOneInputStreamOperatorTestHarness`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ _keys = msgspec.msgpack.Decoder(_Key)
 
 
 class ManualClock:
-    """A processing-time clock that stands still until it is moved. Milliseconds since the epoch."""
+    """A processing-time clock that stands still until it is moved. Milliseconds since the epoch.
+
+    Examples:
+        >>> clock = ManualClock(1_000)
+        >>> clock.advance(500)
+        >>> clock()
+        1500
+    """
 
     def __init__(self, now: int = 0) -> None:
         self.now = now

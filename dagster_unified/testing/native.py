@@ -1,5 +1,6 @@
-"""Runs native operations (columns left to Catalyst) without a JVM: sqlframe turns the recorded expressions into SQL,
-and DuckDB runs it.
+"""Runs native operations (columns left to Catalyst) without a JVM.
+
+sqlframe turns the recorded expressions into SQL, and DuckDB runs it.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ def run_native(
     looked_up: Sequence[Any] = (),
     marks: Sequence[int] | None = None,
 ) -> list[Timed]:
-    """What a native operation makes of these records; a lookup, with the records of its table; windows, by the
-    watermarks at which each came.
+    """What a native operation makes of these records.
+
+    A lookup also needs the records of its table; windows, the watermarks at which each record came.
     """
     assert node.records is not None
     if not arriving:

@@ -19,12 +19,15 @@ def assert_same_in_both_modes(
     clock: Callable[[], int] = wall_clock,
     seed: int | None = 0,
 ) -> None:
-    """Runs `pipeline` in both modes, in memory, and raises `AssertionError` with the first differences of the final
-    results.
+    """Runs `pipeline` in both modes, in memory, and compares the final results.
 
-    A sink that upserts is compared by its last record per key, and so is one right after a rolling operation; any other
-    as a bag of records. `seed` shuffles what comes in no defined order, as in `run_pipeline`; a failure's notes say
-    which it was.
+    Raises `AssertionError` with the first differences. A sink that upserts is compared by its last record per key, and
+    so is one right after a rolling operation; any other as a bag of records. `seed` shuffles what comes in no defined
+    order, as in `run_pipeline`; a failure's notes say which it was.
+
+    Examples:
+        >>> sink = sales.key_by("shop").sum("amount").print("totals")
+        >>> assert_same_in_both_modes(pipeline)
     """
     graph = pipeline.graph()
     batch = final_result(graph, run_pipeline(pipeline, "BATCH", inputs, options, clock, seed=seed))
@@ -41,7 +44,14 @@ def assert_same_in_both_modes(
 
 
 def final_result(graph: Graph, result: Result) -> dict[str, Counter[str]]:
-    """What each sink holds in the end, records as text."""
+    """What each sink holds in the end, records as text.
+
+    Examples:
+        >>> sink = numbers.key_by(lambda n: 0, key_type=int).sum().print("total")
+        >>> result = run_pipeline(pipeline, "STREAMING")
+        >>> result.sinks["total"], final_result(pipeline.graph(), result)
+        ([1, 3, 6], {'total': Counter({'6': 1})})
+    """
     final = {}
     for node in graph.sinks:
         records = result.sinks[node.name]

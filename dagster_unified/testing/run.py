@@ -37,7 +37,7 @@ from dagster_unified.testing.native import run_native
 
 @dataclass
 class Result:
-    """What reached the sinks, in order, by sink name; and the counters."""
+    """What reached the sinks, in order, by sink name; and the metrics. There is an example at `run_pipeline`."""
 
     sinks: dict[str, list[Any]] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=Metrics)
@@ -69,6 +69,11 @@ def run_pipeline(
     records, or only at the end of input where it is None. Records that Spark brings in no defined order are shuffled by
     `seed`: in BATCH what comes over an exchange or from several streams, in STREAMING those of one micro-batch. None
     keeps them as they are.
+
+    Examples:
+        >>> sink = sales.key_by("shop").sum("amount").print("totals")
+        >>> [sale.amount for sale in run_pipeline(pipeline, "STREAMING", {"sales": [Sale("east", 7, at(9, 0))]}).only()]
+        [7]
     """
     decided = plan(pipeline.graph(), Configuration.of({**(options or {}), "execution.runtime-mode": mode}))
     for name, number in (("watermark_interval", watermark_interval), ("micro_batch", micro_batch)):
@@ -214,8 +219,9 @@ def _sortable(key: Any) -> Any:
 
 @dataclass
 class _Stream:
-    """A stream's records of one micro-batch: those that its control event led to, and those that came of its
-    records.
+    """A stream's records of one micro-batch.
+
+    `ahead` are those that its control event led to, `behind` those that came of its records.
     """
 
     ahead: list[Timed] = field(default_factory=list)

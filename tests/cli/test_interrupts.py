@@ -62,8 +62,9 @@ def jvm_of(process):
 
 
 def mirrors_output(process):
-    """Whether Dagster shows a step's output on the terminal and writes it to a file, which takes processes of its
-    own.
+    """Whether Dagster shows a step's output on the terminal and writes it to a file.
+
+    It takes processes of its own.
     """
     return any(b"watch_orphans" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(process))
 

@@ -1,5 +1,6 @@
-"""Programs whose watermark moves in mid-stream, as `Oracle.java` has them: over rows out of order, two seconds behind
-the latest.
+"""Programs whose watermark moves in mid-stream, as `Oracle.java` has them.
+
+Rows are out of order, and the watermark is two seconds behind the latest.
 """
 
 from collections.abc import Iterable

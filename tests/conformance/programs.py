@@ -308,6 +308,7 @@ FLAGGED = {
     "broadcast_state",
     "two_keyed_stages",
 }
-"""Programs whose result depends on arrival order, on the watermark or on counting updates, by their nature: the lint
-must warn.
+"""Programs whose result depends on arrival order, on the watermark or on counting updates, by their nature.
+
+The lint must warn.
 """

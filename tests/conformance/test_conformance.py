@@ -1,8 +1,7 @@
-"""Holds this library to what Apache Flink 2.3 prints for the same programs (thread mode), per key, in order within a
-key.
+"""Holds this library to what Apache Flink 2.3 prints for the same programs (thread mode).
 
-`flink-2.3-<MODE>-thread.jsonl` are Flink's own results. Two are known to differ, where Flink breaks its own promise:
-see `OURS`.
+Results are compared per key, in order within a key. `flink-2.3-<MODE>-thread.jsonl` are Flink's own results. Two are
+known to differ, where Flink breaks its own promise: see `OURS`.
 """
 
 import json
@@ -84,8 +83,9 @@ def built(program):
 
 
 class Clock:
-    """Moves on by a millisecond with every look, as Flink's clock does between records of one key only sometimes:
-    so it stands still.
+    """A clock that stands still.
+
+    Flink's clock moves on between records of one key only sometimes.
     """
 
     def __call__(self):

@@ -1,8 +1,7 @@
-"""Holds this library to what Apache Flink 2.3 prints while the watermark moves in mid-stream, per key, in order within
-a key.
+"""Holds this library to what Apache Flink 2.3 prints while the watermark moves in mid-stream.
 
-`flink-2.3-<MODE>-<record|bundle>.jsonl` are what `Oracle.java` printed (with jars from PyPI, `apache-flink==2.3.0`),
-with a watermark after every record or every third.
+Results are compared per key, in order within a key. `flink-2.3-<MODE>-<record|bundle>.jsonl` are what `Oracle.java`
+printed (with jars from PyPI, `apache-flink==2.3.0`), with a watermark after every record or every third.
 """
 
 import json

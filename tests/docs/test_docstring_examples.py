@@ -5,6 +5,7 @@ They begin with the code at the top of the reference's first page.
 
 import doctest
 import importlib
+import inspect
 import pkgutil
 import re
 import sys
@@ -17,16 +18,25 @@ import dagster_unified.api
 import dagster_unified.testing
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "api.md"
+PUBLIC = (dagster_unified.api, dagster_unified.testing)
+
+
+def exported():
+    for package in PUBLIC:
+        for name in package.__all__:
+            value = getattr(package, name)
+            if not isinstance(value, int):
+                yield name, value
 
 
 def examples():
+    modules = {f.name for package in PUBLIC for f in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")}
+    modules |= {value.__module__ for _, value in exported()}
     finder = doctest.DocTestFinder(exclude_empty=True)
-    for package in (dagster_unified.api, dagster_unified.testing):
-        for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-            module = importlib.import_module(found.name)
-            for test in finder.find(module, module.__name__):
-                if test.examples:
-                    yield pytest.param(test, id=test.name.removeprefix("dagster_unified."))
+    for name in sorted(modules):
+        for test in finder.find(importlib.import_module(name), name):
+            if test.examples:
+                yield pytest.param(test, id=test.name.removeprefix("dagster_unified."))
 
 
 @pytest.mark.parametrize("test", examples())
@@ -38,3 +48,32 @@ def test_the_example_gives_what_it_says(test, monkeypatch):
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     said = []
     assert runner.run(test, out=said.append).failed == 0, "".join(said)
+
+
+def described(value):
+    """The docstrings of something public: its own, and those of its methods."""
+    kind = value if inspect.isroutine(value) or inspect.isclass(value) else type(value)
+    members = vars(kind).values() if inspect.isclass(kind) else ()
+    return [inspect.getdoc(one) or "" for one in (kind, *members)]
+
+
+@pytest.mark.parametrize(("name", "value"), [pytest.param(*each, id=each[0]) for each in exported()])
+def test_what_is_public_has_an_example_or_says_where_there_is_one(name, value):
+    docs = described(value)
+    if not any(">>>" in text for text in docs):
+        elsewhere = re.search(r"example at\s+`([\w.]+)`", docs[0])
+        assert elsewhere is not None, f"{name} has no example"
+        where, *member = elsewhere[1].split(".")
+        shown = getattr(dagster_unified.api, where, None) or getattr(dagster_unified.testing, where)
+        for part in member:
+            shown = getattr(shown, part)
+        assert any(">>>" in text for text in described(shown)), f"{elsewhere[1]} has no example"
+
+
+def test_what_is_public_is_on_a_page_of_the_reference():
+    pages = "".join(page.read_text() for page in REFERENCE.parent.glob("*.md"))
+    listed = {
+        *re.findall(r"^        - (\w+)$", pages, re.MULTILINE),
+        *re.findall(r"dagster_unified\.api\.(\w+)", pages),
+    }
+    assert {name for name, value in exported() if getattr(dagster_unified.api, name, None) is value} - listed == set()

@@ -1,5 +1,6 @@
-"""The wheel, installed into an environment of its own, runs the README's pipeline from a folder that holds nothing
-else.
+"""The wheel, installed into an environment of its own, runs the README's pipeline.
+
+It does so from a folder that holds nothing else.
 """
 
 import os
@@ -66,8 +67,9 @@ def test_the_readmes_pipeline_runs_from_an_empty_folder_in_an_empty_environment(
 
 
 def _uv(*arguments):
-    """Run uv on what its cache holds from the installation of this environment; ask the package index where that is not
-    enough.
+    """Run uv on what its cache holds from the installation of this environment.
+
+    Where that is not enough, it asks the package index.
     """
     done = subprocess.run([str(UV), *arguments, "--offline"], capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -1,5 +1,6 @@
-"""The examples on the documentation's pages are run as they stand: the Python blocks of a page are one module, in an
-empty folder.
+"""The examples on the documentation's pages are run as they stand.
+
+The Python blocks of a page are one module, in an empty folder.
 """
 
 import importlib

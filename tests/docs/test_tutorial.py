@@ -1,5 +1,6 @@
-"""The tutorial's pipeline, as the page has it, on a slice of the real flights: the same tables in both modes, and its
-numbers.
+"""The tutorial's pipeline, as the page has it, on a slice of the real flights.
+
+It gives the same tables in both modes, and the numbers on the page.
 """
 
 import importlib

@@ -1,8 +1,7 @@
-"""Sales whose intermediates, tables and checkpoints are in a bucket; run in a process of its own by
-`test_object_store.py`.
+"""Sales whose intermediates, tables and checkpoints are in a bucket.
 
-Prints what there is to be checked, as one line of JSON. Arguments: the folder of the input, and the URL of the
-S3-compatible server.
+`test_object_store.py` runs it in a process of its own. It prints what there is to be checked, as one line of JSON.
+Arguments: the folder of the input, and the URL of the S3-compatible server.
 """
 
 import json
@@ -26,8 +25,9 @@ from dagster_unified.orchestration import (
 )
 
 HADOOP, AWS = "3.5.0", "2.35.4"
-"""The versions that Spark 4.3 was built with: `pyspark/jars/hadoop-client-api-3.5.0.jar`, and what its hadoop-aws asks
-for.
+"""The versions that Spark 4.3 was built with.
+
+See `pyspark/jars/hadoop-client-api-3.5.0.jar`, and what its hadoop-aws asks for.
 """
 
 MODULES = ("s3", "sts", "s3-transfer-manager", "apache-client", "netty-nio-client")

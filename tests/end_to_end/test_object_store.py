@@ -1,5 +1,6 @@
-"""Intermediates, tables and checkpoints in a bucket of an S3-compatible server: by s3fs, by deltalake and by Hadoop's
-s3a.
+"""Intermediates, tables and checkpoints in a bucket of an S3-compatible server.
+
+They are written by s3fs, by deltalake and by Hadoop's s3a.
 """
 
 import json

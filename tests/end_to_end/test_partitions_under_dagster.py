@@ -1,6 +1,8 @@
-"""Partitions with carried state under a real daemon: a backfill whose run worker is killed, the pages of Dagster's UI
-in a real browser, a day that is made again, a re-execution after an intermediate is gone, and a backfill of several
-runs at once. One Dagster instance and one Spark Connect server serve all tests, which go on from each other.
+"""Partitions with carried state under a real daemon.
+
+A backfill whose run worker is killed, the pages of Dagster's UI in a real browser, a day that is run again, a
+re-execution after an intermediate is gone, and a backfill of several runs at once. One Dagster instance and one Spark
+Connect server serve all tests, which go on from each other.
 """
 
 import os

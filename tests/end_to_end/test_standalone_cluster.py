@@ -1,5 +1,6 @@
-"""A Spark standalone cluster of a master and two workers: code is shipped, both work, and one that is killed in the
-middle costs a retry.
+"""A Spark standalone cluster of a master and two workers.
+
+Code is shipped, both work, and one that is killed in the middle costs a retry.
 """
 
 import os

@@ -1,8 +1,7 @@
-"""A streaming job that kills itself: `python -m tests.engine.killed_job FOLDER EPOCH POINT`, as `kill -9` would, at a
-point of an epoch.
+"""A streaming job that kills itself at a point of an epoch, as `kill -9` would.
 
-POINT is `before` a sink writes, `staged` when its files are written and not committed, `committed` when they are, or
-`never`.
+`python -m tests.engine.killed_job FOLDER EPOCH POINT`; POINT is `before` a sink writes, `staged` when its files are
+written and not committed, `committed` when they are, or `never`.
 """
 
 import os

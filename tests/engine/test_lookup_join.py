@@ -1,5 +1,6 @@
-"""Lookups in a small table: Catalyst's broadcast join in both modes, what the harness gives, and a table that
-changes.
+"""Lookups in a small table, and a table that changes.
+
+Catalyst's broadcast join in both modes, against what the harness gives.
 """
 
 import os

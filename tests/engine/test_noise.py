@@ -1,5 +1,6 @@
-"""What Spark's standard error shows of a run: what the pipeline prints and what fails, and nothing that Spark says to
-itself.
+"""What Spark's standard error shows of a run.
+
+It shows what the pipeline prints and what fails, and nothing that Spark says to itself.
 """
 
 import os

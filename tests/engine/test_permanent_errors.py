@@ -1,5 +1,6 @@
-"""Errors that another attempt would meet again: terminal by their type, with the name of what has to be corrected, in
-both modes.
+"""Errors that another attempt would meet again, in both modes.
+
+They are terminal by their type, and name what has to be corrected.
 """
 
 from typing import NamedTuple

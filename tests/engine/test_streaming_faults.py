@@ -308,8 +308,9 @@ def test_a_lease_that_was_torn_is_nobodys(tmp_path):
 
 
 def test_a_job_that_is_stopped_leaves_no_epoch_to_be_run_again(spark, tmp_path):
-    """As soon as the sinks have an epoch the job is stopped, before Spark has logged it: other code must not run it
-    again.
+    """The job is stopped as soon as the sinks have an epoch, before Spark has logged it.
+
+    Other code must not run the epoch again.
     """
     inputs(tmp_path / "in", 6)
     plan = build(tmp_path, tmp_path).plan({**OPTIONS, "execution.checkpointing.dir": str(tmp_path / "checkpoints")})

@@ -1,5 +1,6 @@
-"""BATCH and STREAMING end with the same tables: generated pipelines, generated micro-batches, restarts in the
-middle.
+"""BATCH and STREAMING end with the same tables.
+
+Pipelines and micro-batches are generated, and the job restarts in the middle.
 """
 
 from collections.abc import Iterable

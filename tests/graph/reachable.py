@@ -1,5 +1,6 @@
-"""Everything that a function can reach, by name; `work` does what a process may have done before it takes a
-fingerprint.
+"""Everything that a function can reach, by name.
+
+`work` does what a process may have done before it takes a fingerprint.
 """
 
 import collections

@@ -56,8 +56,9 @@ def tables(rows, spark, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def flown(rows):
-    """Completed flights by aircraft in the order of departure, as `(row, departure, landing)`; UTC from the data's own
-    `time_hour`.
+    """Completed flights by aircraft in the order of departure, as `(row, departure, landing)`.
+
+    UTC is from the data's own `time_hour`.
     """
     found = defaultdict(list)
     for row in rows:
@@ -134,8 +135,9 @@ def test_a_day_of_one_aircraft_checked_by_hand(rows):
 
 
 def test_both_modes_end_alike(rows):
-    """Above all a silence within the year: BATCH fires no timer before an aircraft's last flight, and yet must alert as
-    STREAMING does.
+    """Above all a silence within the year is reported alike.
+
+    BATCH fires no timer before an aircraft's last flight, and yet must alert as STREAMING does.
     """
     assert_same_in_both_modes(build(), {"flights": [_raw(row) for row in rows if row["tailnum"] in TAILS]})
 

@@ -1,5 +1,6 @@
-"""The STREAMING driver against the rules: state that outlives micro-batches, however the input is cut and keys are
-paged.
+"""The STREAMING driver against the rules.
+
+State outlives micro-batches, however the input is cut and keys are paged.
 """
 
 from collections import defaultdict
@@ -119,8 +120,9 @@ def batch(rows):
 
 
 def ran(step, batches, groups=3, updates=True, stores=None, keys_per_page=KEYS_PER_PAGE):
-    """Runs micro-batches of (rows, watermark or None), each in a new driver, as after a restart; ends the input where
-    `stores` is not given.
+    """Runs micro-batches of (rows, watermark or None), each in a new driver, as after a restart.
+
+    The input ends where `stores` is not given.
     """
     out = []
     given = stores if stores is not None else defaultdict(Memory)

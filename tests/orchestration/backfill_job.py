@@ -1,7 +1,6 @@
-"""Running totals by shop over daily partitions that hand their state on, and sales doubled day by day, with a pool for
-the stages; for the tests under `dagster dev`.
+"""Running totals by shop over daily partitions that hand their state on, and sales doubled day by day.
 
-At module scope, since runs import it.
+The stages have a pool. For the tests under `dagster dev`, and at module scope, since runs import it.
 """
 
 import os

@@ -1,5 +1,6 @@
-"""Runs whose process has died, with the server that would have noticed: told by the silence of a stage in the
-middle.
+"""Runs whose process has died, with the server that would have noticed.
+
+The silence of a stage in the middle gives them away.
 """
 
 import subprocess

@@ -1,5 +1,6 @@
-"""What is said of partitions whose carried state begins where another run has ended since, and what a re-executed range
-leaves for the days after it.
+"""What is said of partitions whose carried state begins where another run has ended since.
+
+Also what a re-executed range leaves for the days after it.
 """
 
 import shutil

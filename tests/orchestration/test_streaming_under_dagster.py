@@ -1,5 +1,6 @@
-"""A streaming deployment under a real webserver's code server and daemon: start, crash, restart, suspend, resume,
-upgrade, cancel.
+"""A streaming deployment under a real webserver's code server and daemon.
+
+It is started, crashes, is restarted, suspended, resumed, upgraded and cancelled.
 """
 
 import json
@@ -106,8 +107,9 @@ def dagster(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def writer(dagster):
-    """The run of a job that was killed and restarted, and has given way to new code, with a factor of 100; the table
-    holds a and b.
+    """The run of a job that was killed and restarted, and has given way to new code, with a factor of 100.
+
+    The table holds a and b.
     """
     dagster.drop("one", a=1, b=2)
     dagster.start(STREAMING_TEST_EXECUTOR="multiprocess")  # the step's process outlives the one that is killed

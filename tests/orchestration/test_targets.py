@@ -1,5 +1,6 @@
-"""Sinks of one code location that would take away each other's rows are an error when it loads, before anything
-runs.
+"""Sinks of one code location that would take away each other's rows are an error when it loads.
+
+Nothing has run by then.
 """
 
 import pytest

@@ -111,8 +111,9 @@ class Node:
     parallelism: int | None = None
     chaining: Chaining = Chaining.ALWAYS
     key: Key | None = None
-    """What its input is keyed by, where a driver gives it one key after another. A key of no fields is the same for all
-    records.
+    """What its input is keyed by, where a driver gives it one key after another.
+
+    A key of no fields is the same for all records.
     """
 
     # Who runs it
@@ -197,8 +198,9 @@ class Node:
 
     @property
     def not_carried(self) -> str | None:
-        """What carry_state cannot do for it, and what to do instead; None where its state goes on to the next
-        partition.
+        """What carry_state cannot do for it, and what to do instead.
+
+        None where its state goes on to the next partition.
         """
         return None
 

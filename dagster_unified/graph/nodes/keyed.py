@@ -54,10 +54,9 @@ class KeyedProcessNode(KeyedNode):
 
 
 class BroadcastNode(KeyedProcessNode):
-    """A function with broadcast state; `function` is its `Broadcasting`. With a key of no fields its stream is not
-    keyed.
+    """A function with broadcast state; `function` is its `Broadcasting`.
 
-    What comes over BROADCAST exchanges is its broadcast stream.
+    With a key of no fields its stream is not keyed. What comes over BROADCAST exchanges is its broadcast stream.
     """
 
     step = BroadcastStep

@@ -25,9 +25,22 @@ if TYPE_CHECKING:
 
 
 class OutputTag(Generic[T]):
-    """Names a side output and gives its record type.
+    """Names a side output and its record type (Flink: *Side Outputs*).
 
-    A function emits to it with `yield tag, value` or `ctx.output(tag, value)`.
+    A function emits to it with `yield tag, value` or `ctx.output(tag, value)`, alike in both modes; `get_side_output`
+    reads it.
+
+    Examples:
+        >>> large = OutputTag("large", Sale)
+        >>> class Split(ProcessFunction[Sale, Sale]):
+        ...     def process_element(self, value, ctx):
+        ...         if value.amount > 4:
+        ...             yield large, value
+        ...         else:
+        ...             yield value
+        >>> usual = sales.process(Split())
+        >>> [sale.amount for sale in collect(usual)], [sale.amount for sale in collect(usual.get_side_output(large))]
+        ([3, 4], [5])
     """
 
     def __init__(self, name: str, output_type: TypeForm[T]) -> None:
@@ -61,7 +74,19 @@ FIRST = Subtask()
 
 
 class RuntimeContext(KeyedStateStore):
-    """What a function learns about where it runs; with keyed state where its stream is keyed."""
+    """What a function learns about where it runs; with keyed state where its stream is keyed.
+
+    A function gets it in `open`.
+
+    Examples:
+        >>> class Located(MapFunction[int, str]):
+        ...     def open(self, runtime_context: RuntimeContext) -> None:
+        ...         self.subtask = runtime_context.get_index_of_this_subtask()
+        ...     def map(self, value: int) -> str:
+        ...         return f"{value} on partition {self.subtask}"
+        >>> collect(numbers.map(Located()))[0]
+        '1 on partition 0'
+    """
 
     def __init__(
         self, task_name: str, subtask: Subtask, parallelism: int, registry: Registry, state: KeyedStateBackend | None
@@ -119,8 +144,9 @@ class RuntimeContext(KeyedStateStore):
 
 
 class Function:
-    """The base of every function class: `open` runs once per parallel instance before the first record, `close` after
-    the last.
+    """The base of every function class.
+
+    `open` runs once per parallel instance before the first record, `close` after the last.
     """
 
     def open(self, runtime_context: RuntimeContext) -> None:
@@ -156,7 +182,18 @@ class Wrapping(Function):
 
 
 class MapFunction(Function, ABC, Generic[In, Out]):
-    """One record in, one record out."""
+    """One record in, one record out (Flink: *User-Defined Functions*).
+
+    A plain function does as well. In both modes `map` is called once per record, in one pass with the operators next to
+    it. On a keyed stream, a function that overrides `open` has state of the record's key.
+
+    Examples:
+        >>> class Doubled(MapFunction[int, int]):
+        ...     def map(self, value: int) -> int:
+        ...         return value * 2
+        >>> collect(numbers.map(Doubled()))
+        [2, 4, 6]
+    """
 
     @abstractmethod
     def map(self, value: In) -> Out:
@@ -164,7 +201,17 @@ class MapFunction(Function, ABC, Generic[In, Out]):
 
 
 class FlatMapFunction(Function, ABC, Generic[In, Out]):
-    """One record in, any number out."""
+    """One record in, any number out (Flink: *User-Defined Functions*).
+
+    In both modes `flat_map` is called once per record, and what it returns carries the record's event time.
+
+    Examples:
+        >>> class UpTo(FlatMapFunction[int, int]):
+        ...     def flat_map(self, value: int) -> list[int]:
+        ...         return list(range(value))
+        >>> collect(numbers.flat_map(UpTo()))
+        [0, 0, 1, 0, 1, 2]
+    """
 
     @abstractmethod
     def flat_map(self, value: In) -> Iterable[Out]:
@@ -172,7 +219,17 @@ class FlatMapFunction(Function, ABC, Generic[In, Out]):
 
 
 class FilterFunction(Function, ABC, Generic[In]):
-    """Keeps a record or drops it."""
+    """Keeps a record or drops it, alike in both modes (Flink: *User-Defined Functions*).
+
+    Examples:
+        >>> class Above(FilterFunction[Sale]):
+        ...     def __init__(self, amount: int) -> None:
+        ...         self.amount = amount
+        ...     def filter(self, value: Sale) -> bool:
+        ...         return value.amount > self.amount
+        >>> [sale.amount for sale in collect(sales.filter(Above(3)))]
+        [4, 5]
+    """
 
     @abstractmethod
     def filter(self, value: In) -> bool:
@@ -180,7 +237,17 @@ class FilterFunction(Function, ABC, Generic[In]):
 
 
 class ReduceFunction(Function, ABC, Generic[T]):
-    """Combines two records of one key into one of the same type."""
+    """Combines two records of one key into one of the same type (Flink: *User-Defined Functions*).
+
+    BATCH emits one final record per key, STREAMING the combination so far with every record; see `KeyedStream.reduce`.
+
+    Examples:
+        >>> class Larger(ReduceFunction[Sale]):
+        ...     def reduce(self, value1: Sale, value2: Sale) -> Sale:
+        ...         return max(value1, value2, key=lambda sale: sale.amount)
+        >>> sorted((sale.shop, sale.amount) for sale in collect(sales.key_by("shop").reduce(Larger())))
+        [('north', 5), ('south', 4)]
+    """
 
     @abstractmethod
     def reduce(self, value1: T, value2: T) -> T:
@@ -188,7 +255,24 @@ class ReduceFunction(Function, ABC, Generic[T]):
 
 
 class AggregateFunction(Function, ABC, Generic[In, A, Out]):
-    """Aggregates values into an accumulator (Flink: `AggregateFunction`)."""
+    """Aggregates the elements of a window, or of a state, into an accumulator (Flink: *Windows*).
+
+    Only the accumulator is stored, in both modes. `merge` is called where windows merge, such as sessions.
+
+    Examples:
+        >>> class Mean(AggregateFunction[Sale, tuple[int, int], float]):
+        ...     def create_accumulator(self) -> tuple[int, int]:
+        ...         return 0, 0
+        ...     def add(self, value: Sale, accumulator: tuple[int, int]) -> tuple[int, int]:
+        ...         return accumulator[0] + value.amount, accumulator[1] + 1
+        ...     def get_result(self, accumulator: tuple[int, int]) -> float:
+        ...         return accumulator[0] / accumulator[1]
+        ...     def merge(self, a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+        ...         return a[0] + b[0], a[1] + b[1]
+        >>> sessions = timed.key_by("shop").window(EventTimeSessionWindows.with_gap(timedelta(hours=2)))
+        >>> collect(sessions.aggregate(Mean()))
+        [4.0, 4.0]
+    """
 
     @abstractmethod
     def create_accumulator(self) -> A:
@@ -208,7 +292,17 @@ class AggregateFunction(Function, ABC, Generic[In, A, Out]):
 
 
 class KeySelector(Function, ABC, Generic[In, KeyOut]):
-    """Gives a record's key."""
+    """Returns a record's key, for `key_by` (Flink: *Working with State*, "Keyed DataStream").
+
+    It has to return the same key each time it is called for a record, in every process.
+
+    Examples:
+        >>> class Hour(KeySelector[Sale, int]):
+        ...     def get_key(self, value: Sale) -> int:
+        ...         return value.at.hour
+        >>> sorted(sale.amount for sale in collect(sales.key_by(Hour()).sum("amount")))
+        [5, 7]
+    """
 
     @abstractmethod
     def get_key(self, value: In) -> KeyOut:
@@ -216,7 +310,16 @@ class KeySelector(Function, ABC, Generic[In, KeyOut]):
 
 
 class Partitioner(Function, ABC, Generic[Key]):
-    """Says which partition a key goes to (`partition_custom`)."""
+    """Chooses the partition that a key goes to, for `partition_custom` (Flink: *Physical Partitioning*).
+
+    Examples:
+        >>> class ByLength(Partitioner[str]):
+        ...     def partition(self, key: str, num_partitions: int) -> int:
+        ...         return len(key) % num_partitions
+        >>> amounts = sales.partition_custom(ByLength(), "shop").map(lambda sale: sale.amount, int)
+        >>> sorted(collect(amounts.set_parallelism(2)))
+        [3, 4, 5]
+    """
 
     @abstractmethod
     def partition(self, key: Key, num_partitions: int) -> int:
@@ -224,7 +327,18 @@ class Partitioner(Function, ABC, Generic[Key]):
 
 
 class TimestampAssigner(ABC, Generic[In]):
-    """Gives a record's event time."""
+    """Returns a record's event time, alike in both modes (Flink: *Generating Watermarks*).
+
+    Examples:
+        >>> class SoldAt(TimestampAssigner[Sale]):
+        ...     def extract_timestamp(self, value: Sale, record_timestamp: int | None) -> datetime:
+        ...         return value.at
+        >>> strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(SoldAt())
+        >>> hours = TumblingEventTimeWindows.of(timedelta(hours=1))
+        >>> totals = sales.assign_timestamps_and_watermarks(strategy).window_all(hours).sum("amount")
+        >>> [sale.amount for sale in collect(totals)]
+        [7, 5]
+    """
 
     @abstractmethod
     def extract_timestamp(self, value: In, record_timestamp: int | None) -> int | datetime:
@@ -232,7 +346,11 @@ class TimestampAssigner(ABC, Generic[In]):
 
 
 class TimerService(ABC):
-    """Time and timers, as a process function sees them. Timers need a keyed stream."""
+    """Time and timers, as a process function sees them (Flink: *Process Function*).
+
+    Timers need a keyed stream; without one, registering a timer raises `UnsupportedError`. Times are milliseconds since
+    the epoch. There is an example at `KeyedProcessFunction`.
+    """
 
     @abstractmethod
     def current_processing_time(self) -> int:
@@ -240,17 +358,25 @@ class TimerService(ABC):
 
     @abstractmethod
     def current_watermark(self) -> int:
-        """The event-time watermark: in BATCH `MIN_TIMESTAMP` while records come and `MAX_TIMESTAMP` at the end of a
-        key.
+        """The event-time watermark.
+
+        In BATCH it is `MIN_TIMESTAMP` while a key's records come, and `MAX_TIMESTAMP` at the end of the key.
         """
 
     @abstractmethod
     def register_event_time_timer(self, timestamp: int) -> None:
-        """Calls `on_timer` once the watermark reaches `timestamp`; twice the same timer is one."""
+        """Calls `on_timer` once the watermark reaches `timestamp`; the same timer registered twice fires once.
+
+        In BATCH a key's timers fire in the order of time after its last record.
+        """
 
     @abstractmethod
     def register_processing_time_timer(self, timestamp: int) -> None:
-        """Calls `on_timer` once the clock reaches `timestamp`."""
+        """Calls `on_timer` once the clock reaches `timestamp`.
+
+        At the end of the input, in BATCH of each key, pending ones fire or are dropped
+        (`pipeline.processing-time.end-of-input`).
+        """
 
     @abstractmethod
     def delete_event_time_timer(self, timestamp: int) -> None:
@@ -262,7 +388,7 @@ class TimerService(ABC):
 
 
 class NoTimers(TimerService, ABC):
-    """A timer service that tells the time and takes no timers."""
+    """A timer service that knows the time and takes no timers."""
 
     def _refuse(self, timestamp: int) -> None:
         raise UnsupportedError(
@@ -277,12 +403,20 @@ class NoTimers(TimerService, ABC):
 
 
 class ProcessFunction(Function, ABC, Generic[In, Out]):
-    """A record in, any number out, with its timestamp and side outputs at hand; on a keyed stream with state and timers
-    as well.
+    """A record in, any number out, with its timestamp and side outputs at hand (Flink: *Process Function*).
+
+    On a keyed stream it has state and timers as well. It runs once per record in both modes.
+
+    Examples:
+        >>> class Stamped(ProcessFunction[Sale, str]):
+        ...     def process_element(self, value: Sale, ctx: ProcessFunction.Context) -> list[str]:
+        ...         return [f"{value.shop} at {ctx.timestamp()}"]
+        >>> collect(timed.process(Stamped()))[0]
+        'north at 1704099600000'
     """
 
     class Context(ABC):
-        """What `process_element` is given besides the record."""
+        """The context that `process_element` gets with a record."""
 
         @abstractmethod
         def timestamp(self) -> int | None:
@@ -308,17 +442,36 @@ class ProcessFunction(Function, ABC, Generic[In, Out]):
 
 
 class KeyedProcessFunction(Function, ABC, Generic[Key, In, Out]):
-    """A process function on a keyed stream: with state and timers of the record's key."""
+    """A process function on a keyed stream: with state and timers of the record's key (Flink: *Process Function*).
+
+    In BATCH a key's records come together, in the order of event time, and its timers fire after the last one. In
+    STREAMING records come as they arrive, and timers fire as the watermark or the clock passes them.
+
+    Examples:
+        >>> class Silence(KeyedProcessFunction[str, Sale, str]):
+        ...     def open(self, runtime_context: RuntimeContext) -> None:
+        ...         self.due = runtime_context.get_state(ValueStateDescriptor("due", int))
+        ...     def process_element(self, value: Sale, ctx: KeyedProcessFunction.Context) -> None:
+        ...         timers, due = ctx.timer_service(), self.due.value()
+        ...         if due is not None:
+        ...             timers.delete_event_time_timer(due)
+        ...         self.due.update(ctx.timestamp() + 7_200_000)
+        ...         timers.register_event_time_timer(self.due.value())
+        ...     def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext) -> list[str]:
+        ...         return [f"no sale in {ctx.get_current_key()} for two hours"]
+        >>> sorted(collect(timed.key_by("shop").process(Silence())))
+        ['no sale in north for two hours', 'no sale in south for two hours']
+    """
 
     class Context(ProcessFunction.Context, Generic[KeyOut]):
-        """What `process_element` is given besides the record."""
+        """The context that `process_element` gets with a record."""
 
         @abstractmethod
         def get_current_key(self) -> KeyOut:
             """The key of the record or timer."""
 
     class OnTimerContext(Context[KeyOut]):
-        """What `on_timer` is given besides the timestamp."""
+        """The context that `on_timer` gets with a timestamp."""
 
         @abstractmethod
         def time_domain(self) -> TimeDomain:

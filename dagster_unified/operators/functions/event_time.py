@@ -13,7 +13,10 @@ from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock
 
 
 class WatermarkOutput(ABC):
-    """Where a `WatermarkGenerator` says how far event time has come."""
+    """Where a `WatermarkGenerator` says how far event time has come.
+
+    There is an example at `WatermarkGenerator`.
+    """
 
     @abstractmethod
     def emit_watermark(self, watermark: int | datetime) -> None:
@@ -39,10 +42,18 @@ class WatermarkGenerator(ABC, Generic[In]):
 
     In BATCH no generator is asked: nothing is late (FLIP-134).
 
-    >>> class Complete(WatermarkGenerator[int]):
-    ...     def on_event(self, event: int, event_timestamp: int, output: WatermarkOutput) -> None:
-    ...         if event % 100 == 0:
-    ...             output.emit_watermark(event_timestamp)
+    Examples:
+        >>> class Complete(WatermarkGenerator[int]):
+        ...     def on_event(self, event: int, event_timestamp: int, output: WatermarkOutput) -> None:
+        ...         if event % 3 == 0:
+        ...             output.emit_watermark(event_timestamp)
+        >>> class Watermark(ProcessFunction[int, str]):
+        ...     def process_element(self, value: int, ctx: ProcessFunction.Context) -> list[str]:
+        ...         return [f"{value} after {ctx.timer_service().current_watermark()}"]
+        >>> strategy = WatermarkStrategy.for_generator(Complete).with_timestamp_assigner(lambda event: event)
+        >>> events = Pipeline("events").from_collection([1, 3, 4]).assign_timestamps_and_watermarks(strategy)
+        >>> collect(events.key_by(lambda event: 0, key_type=int).process(Watermark()), "STREAMING")[2]
+        '4 after 3'
     """
 
     @abstractmethod
@@ -64,8 +75,11 @@ class IngestionTimeAssigner(TimestampAssigner[object]):
     On a cluster whose clocks differ, use `for_bounded_out_of_orderness` with that difference: records of the slower
     clock would be late otherwise. With `pipeline.processing-time.allow=FAIL` it is an error, as reading the clock is.
 
-    >>> from dagster_unified.api import IngestionTimeAssigner, WatermarkStrategy
-    >>> strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(IngestionTimeAssigner())
+    Examples:
+        >>> strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(IngestionTimeAssigner())
+        >>> arrived = numbers.assign_timestamps_and_watermarks(strategy)
+        >>> collect(arrived.window_all(TumblingEventTimeWindows.of(timedelta(days=36500))).sum())
+        [6]
     """
 
     def __init__(self) -> None:

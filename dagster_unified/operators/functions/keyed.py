@@ -25,8 +25,9 @@ from dagster_unified.operators.state.backend import KeyedStateBackend
 
 
 def may_hold_state(function: Any) -> bool:
-    """Whether a function may ask for keyed state, which it can in `open` only, or for timers, which reach `on_timer`
-    only.
+    """Whether a function may ask for keyed state or timers.
+
+    It can ask for state in `open` only, and timers reach `on_timer` only.
     """
     overridden = [(Function, "open"), (ProcessFunction, "on_timer")]
     return any(

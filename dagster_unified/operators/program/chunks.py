@@ -13,8 +13,9 @@ from dagster_unified.records import RecordType
 
 
 class Chunk:
-    """Some consecutive records of a stream, as Python records or as Arrow, converted when the other form is asked
-    for.
+    """Some consecutive records of a stream, as Python records or as Arrow.
+
+    They are converted when the other form is asked for.
     """
 
     def __init__(

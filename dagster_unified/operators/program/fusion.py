@@ -81,8 +81,10 @@ class FusedChain:
 
 
 def fuse(clauses: Sequence[Clause], timestamped: bool, seen: Callable[[int, list[int]], None]) -> FusedChain:
-    """Compiles `clauses`; `timestamped` says whether records come with timestamps; `seen` is given what each clause
-    that assigns event times assigned.
+    """Compiles `clauses` into one function.
+
+    `timestamped` says whether records come with timestamps. `seen` is called with the event times that each assigning
+    clause has assigned.
     """
     assigns = [i for i, clause in enumerate(clauses) if clause.assigns]
     track = bool(assigns) or (timestamped and not all(clause.one_to_one for clause in clauses))

@@ -235,8 +235,9 @@ class RunningProgram:
         return consume
 
     def _made_by(self, index: int, tag: str | None) -> str:
-        """How an error names the operator whose function made a step's records: filters and assigners pass theirs
-        on.
+        """How an error names the operator whose function emitted a step's records.
+
+        Filters and assigners pass on records of others.
         """
         steps = self.program.steps
         while index >= 0 and steps[index].output is None and steps[index].tag is None:

@@ -36,9 +36,7 @@ class KeyedInput:
 
 @dataclass(frozen=True)
 class BroadcastInput:
-    """What a program's head is given besides its input: the records of a small stream, all of them in every
-    partition.
-    """
+    """The broadcast input of a program's head: the records of a small stream, all of them in every partition."""
 
     layout: StreamLayout
     data: tuple[bytes, ...] = ()
@@ -53,8 +51,9 @@ class BroadcastInput:
 
 @dataclass(frozen=True)
 class CarryOver:
-    """How a partition begins, with the watermark that the one before it ended with, and the control event that ends it,
-    encoded.
+    """How a partition begins and ends.
+
+    `watermark` is that with which the partition before ended; `end` is the encoded control event that ends this one.
     """
 
     watermark: int

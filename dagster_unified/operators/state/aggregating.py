@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class AggregatingState(State, Generic[IN, OUT]):
-    """The accumulator of the current key's added values, read as the aggregate function's result."""
+    """The accumulator of the current key's added values, read as the aggregate function's result.
+
+    There is an example at `AggregatingStateDescriptor`.
+    """
 
     def __init__(self, backend: StateBackend, descriptor: AggregatingStateDescriptor[IN, Any, OUT]) -> None:
         super().__init__(backend, descriptor)
@@ -41,7 +44,27 @@ class AggregatingState(State, Generic[IN, OUT]):
 class AggregatingStateDescriptor(OneTypeDescriptor[AggregatingState[IN, OUT]], Generic[IN, A, OUT]):
     """One accumulator per key, to which every added value is aggregated by an `AggregateFunction`.
 
-    `type` is the accumulator's.
+    `type` is the accumulator's (Flink: *Working with State*).
+
+    Examples:
+        >>> class Count(AggregateFunction[int, int, str]):
+        ...     def create_accumulator(self) -> int:
+        ...         return 0
+        ...     def add(self, value: int, accumulator: int) -> int:
+        ...         return accumulator + 1
+        ...     def get_result(self, accumulator: int) -> str:
+        ...         return f"{accumulator} sales"
+        ...     def merge(self, a: int, b: int) -> int:
+        ...         return a + b
+        >>> class Counted(KeyedProcessFunction[str, Sale, str]):
+        ...     def open(self, runtime_context: RuntimeContext) -> None:
+        ...         count = AggregatingStateDescriptor("count", Count(), int)
+        ...         self.count = runtime_context.get_aggregating_state(count)
+        ...     def process_element(self, value: Sale, ctx: KeyedProcessFunction.Context) -> list[str]:
+        ...         self.count.add(value.amount)
+        ...         return [f"{value.shop}: {self.count.get()}"]
+        >>> sorted(collect(timed.key_by("shop").process(Counted())))
+        ['north: 1 sales', 'north: 2 sales', 'south: 1 sales']
     """
 
     kind = "aggregating"

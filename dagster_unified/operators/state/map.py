@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class MapState(Collection, Generic[K, V]):
-    """A map of the current key; each entry has its own time to live. A value may be None, and its key is there then."""
+    """A map of the current key; each entry has its own time to live.
+
+    A value may be None, and its key is there then. There is an example at `MapStateDescriptor`.
+    """
 
     def __init__(self, backend: StateBackend, descriptor: MapStateDescriptor[K, V]) -> None:
         super().__init__(backend, descriptor)
@@ -108,7 +111,20 @@ class MapState(Collection, Generic[K, V]):
 
 
 class MapStateDescriptor(StateDescriptor[MapState[K, V]], Generic[K, V]):
-    """A map per key."""
+    """A map per key (Flink: *Working with State*), with keys of `key_type` and values of `value_type`.
+
+    A map that grows large costs a micro-batch what it touches, not all its entries.
+
+    Examples:
+        >>> class ByHour(KeyedProcessFunction[str, Sale, str]):
+        ...     def open(self, runtime_context: RuntimeContext) -> None:
+        ...         self.hours = runtime_context.get_map_state(MapStateDescriptor("hours", int, int))
+        ...     def process_element(self, value: Sale, ctx: KeyedProcessFunction.Context) -> list[str]:
+        ...         self.hours.put(value.at.hour, (self.hours.get(value.at.hour) or 0) + value.amount)
+        ...         return [f"{value.shop}: {dict(self.hours.items())}"]
+        >>> sorted(collect(timed.key_by("shop").process(ByHour())))
+        ['north: {9: 3, 10: 5}', 'north: {9: 3}', 'south: {9: 4}']
+    """
 
     kind = "map"
     handle_type = MapState

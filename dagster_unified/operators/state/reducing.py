@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class ReducingState(State, Generic[T]):
-    """One value of the current key, combined from all that was added."""
+    """One value of the current key, combined from all that was added.
+
+    There is an example at `ReducingStateDescriptor`.
+    """
 
     def __init__(self, backend: StateBackend, descriptor: ReducingStateDescriptor[T]) -> None:
         super().__init__(backend, descriptor)
@@ -39,7 +42,20 @@ class ReducingState(State, Generic[T]):
 
 
 class ReducingStateDescriptor(OneTypeDescriptor[ReducingState[V]], Generic[V]):
-    """One value per key, to which every added value is combined by `reduce_function(a, b)`."""
+    """One value per key, to which every added value is combined by `reduce_function(a, b)`.
+
+    `type` is the value's (Flink: *Working with State*).
+
+    Examples:
+        >>> class Largest(KeyedProcessFunction[str, Sale, str]):
+        ...     def open(self, runtime_context: RuntimeContext) -> None:
+        ...         self.largest = runtime_context.get_reducing_state(ReducingStateDescriptor("largest", max, int))
+        ...     def process_element(self, value: Sale, ctx: KeyedProcessFunction.Context) -> list[str]:
+        ...         self.largest.add(value.amount)
+        ...         return [f"{value.shop}: {self.largest.get()}"]
+        >>> sorted(collect(timed.key_by("shop").process(Largest())))
+        ['north: 3', 'north: 5', 'south: 4']
+    """
 
     kind = "reducing"
     handle_type = ReducingState

@@ -11,14 +11,17 @@ from dagster_unified.errors import PipelineError
 
 
 class UpdateType(Enum):
-    """What renews an entry's time to live."""
+    """What renews an entry's time to live; there is an example at `StateTtlConfig`."""
 
     ON_CREATE_AND_WRITE = "on create and write"
     ON_READ_AND_WRITE = "on read and write"
 
 
 class StateVisibility(Enum):
-    """Whether an expired entry that has not been removed yet is returned."""
+    """Whether an expired entry that has not been removed yet is returned.
+
+    There is an example at `StateTtlConfig`.
+    """
 
     NEVER_RETURN_EXPIRED = "never return expired"
     RETURN_EXPIRED_IF_NOT_CLEANED_UP = "return expired if not cleaned up"
@@ -33,6 +36,21 @@ class StateTtlConfig:
     nothing expires: a key's whole history passes in a moment, whose length says nothing of the time between its
     records. So a result that depends on expiry differs between the modes, which the lint says; event-time timers forget
     alike in both.
+
+    Examples:
+        >>> ttl = StateTtlConfig.new_builder(timedelta(hours=1)).update_ttl_on_read_and_write().build()
+        >>> class Count(KeyedProcessFunction[str, str, int]):
+        ...     def open(self, runtime_context: RuntimeContext) -> None:
+        ...         self.count = runtime_context.get_state(ValueStateDescriptor("count", int, ttl))
+        ...     def process_element(self, value: str, ctx: KeyedProcessFunction.Context) -> list[int]:
+        ...         self.count.update((self.count.value() or 0) + 1)
+        ...         return [self.count.value()]
+        >>> harness = KeyedHarness(Count())
+        >>> harness.element("north", "a"), harness.element("north", "b")
+        ([1], [2])
+        >>> harness.clock.advance(3_600_000)
+        >>> harness.element("north", "c")
+        [1]
     """
 
     ttl: timedelta

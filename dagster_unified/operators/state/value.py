@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 
 class ValueState(State, Generic[T]):
-    """One value of the current key."""
+    """One value of the current key; there is an example at `ValueStateDescriptor`.
+
+    A value that is changed in place is stored as well. Writing one that is not of the declared type raises
+    `StateError`.
+    """
 
     def value(self) -> T | None:
         """The value, or None where there is none or it has expired."""
@@ -37,7 +41,22 @@ class ValueState(State, Generic[T]):
 
 
 class ValueStateDescriptor(OneTypeDescriptor[ValueState[V]], Generic[V]):
-    """One value per key."""
+    """One value per key (Flink: *Working with State*); `type` is the value's.
+
+    In BATCH state lasts from a key's first record to its last, in STREAMING until it is cleared or expires.
+
+    Examples:
+        >>> class First(KeyedProcessFunction[str, Sale, int]):
+        ...     def open(self, runtime_context: RuntimeContext) -> None:
+        ...         self.seen = runtime_context.get_state(ValueStateDescriptor("seen", bool))
+        ...     def process_element(self, value: Sale, ctx: KeyedProcessFunction.Context) -> list[int]:
+        ...         if self.seen.value():
+        ...             return []
+        ...         self.seen.update(True)
+        ...         return [value.amount]
+        >>> sorted(collect(timed.key_by("shop").process(First())))
+        [3, 4]
+    """
 
     kind = "value"
     handle_type = ValueState

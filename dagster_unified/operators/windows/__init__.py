@@ -1,6 +1,6 @@
-"""Windows: assigners say which windows an element is in, triggers when a window gives its result, evictors what it
-drops (Flink: *Windows*).
+"""Windows: which elements are together, when they give a result, and what they drop (Flink: *Windows*).
 
+Assigners say which windows an element is in, triggers when a window gives its result, evictors what it drops.
 `operator.py` drives them, over the keyed state and timers that every keyed operator has. Names are PyFlink's.
 """
 

@@ -25,7 +25,20 @@ from dagster_unified.operators.windows.window import CountWindow, GlobalWindow, 
 
 
 class WindowAssigner(ABC, Generic[In, WinOut]):
-    """Says which windows an element is in. `window_type` is what it gives: a NamedTuple with a `max_timestamp()`."""
+    """Says which windows an element is in (Flink: *Windows*, "Window Assigners").
+
+    `window_type` is the type of its windows: a NamedTuple with a `max_timestamp()`.
+
+    Examples:
+        >>> class Days(WindowAssigner[Sale, TimeWindow]):
+        ...     def assign_windows(self, element, timestamp, context):
+        ...         start = timestamp - timestamp % 86_400_000
+        ...         return [TimeWindow(start, start + 86_400_000)]
+        ...     def get_default_trigger(self):
+        ...         return EventTimeTrigger.create()
+        >>> [sale.amount for sale in collect(timed.window_all(Days()).sum("amount"))]
+        [12]
+    """
 
     WindowAssignerContext: TypeAlias = context.WindowAssignerContext
 
@@ -42,14 +55,15 @@ class WindowAssigner(ABC, Generic[In, WinOut]):
         """The windows of an element. `timestamp` is its event time, or `MIN_TIMESTAMP` where it has none."""
 
     def panes(self) -> tuple[int, int] | None:
-        """Length and offset of panes, in milliseconds, if elements of one pane are in the same windows, whatever they
-        are. None where that is not so.
+        """Length and offset of panes in milliseconds, if all elements of one pane are in the same windows.
+
+        None where that is not so.
         """
         return None
 
     @abstractmethod
     def get_default_trigger(self) -> Trigger[In, WinOut]:
-        """The trigger where the author gives none."""
+        """The trigger of windows whose author chooses none."""
 
     def describe(self) -> str:
         """For plans."""
@@ -125,37 +139,65 @@ class _ProcessingTime(_TimeWindows):
 
 
 class TumblingEventTimeWindows(_Tumbling, AlignedEventTimeWindows):
-    """Windows of one size that follow one another, by event time, aligned with the epoch (plus `offset`)."""
+    """Windows of one size that follow one another, by event time, aligned with the epoch (plus `offset`).
+
+    Examples:
+        >>> days = timed.window_all(TumblingEventTimeWindows.of(timedelta(days=1)))
+        >>> [sale.amount for sale in collect(days.sum("amount"))]
+        [12]
+    """
 
 
 class TumblingProcessingTimeWindows(_Tumbling, _ProcessingTime):
-    """Windows of one size that follow one another, by processing time: what is in them depends on when the job runs."""
+    """Windows of one size that follow one another, by processing time.
+
+    What is in them depends on when the job runs; in BATCH those of a key close at its end.
+
+    Examples:
+        >>> hours = TumblingProcessingTimeWindows.of(timedelta(hours=1))
+        >>> harness = OneInputHarness(lambda numbers: numbers.window_all(hours).sum(), int)
+        >>> harness.process_element(3), harness.process_element(4), harness.set_processing_time(3_600_000)
+        ([], [], [7])
+    """
 
 
 class SlidingEventTimeWindows(_Sliding, AlignedEventTimeWindows):
-    """Windows of one size, of which one begins every `slide`, by event time: an element is in several, or, with gaps,
-    in none.
+    """Windows of one size, of which one begins every `slide`, by event time.
+
+    An element is in several windows or, where the slide is longer than the size, perhaps in none.
+
+    Examples:
+        >>> hours = timed.window_all(SlidingEventTimeWindows.of(timedelta(hours=2), timedelta(hours=1)))
+        >>> [sale.amount for sale in collect(hours.sum("amount"))]
+        [7, 12, 5]
     """
 
 
 class SlidingProcessingTimeWindows(_Sliding, _ProcessingTime):
-    """Windows of one size, of which one begins every `slide`, by processing time."""
+    """Windows of one size, of which one begins every `slide`, by processing time.
+
+    What is in them depends on when the job runs. There is an example at `TumblingProcessingTimeWindows`.
+    """
 
 
 class MergingWindowAssigner(WindowAssigner[In, WinOut]):
-    """An assigner whose windows grow together: each element gets a window of its own, and windows that touch become
-    one.
+    """An assigner whose windows grow together, such as sessions.
+
+    Each element gets a window of its own, and windows that touch become one. There is an example at
+    `EventTimeSessionWindows`.
     """
 
     def fixed_gap(self) -> int | None:
-        """Milliseconds for which an element's window lasts after its event time, where that is all there is to its
-        windows: they touch or overlap, and so become one. None where that is not so.
+        """Milliseconds that an element's window lasts after its event time, where nothing else decides its windows.
+
+        Windows that touch or overlap then become one. None where that is not so.
         """
         return None
 
     def merge_windows(self, windows: Sequence[Any]) -> list[tuple[Any, list[Any]]]:
-        """The merged windows, each with those that it is made of; windows that stay alone are merged with
-        themselves.
+        """The merged windows, each with the windows that it is made of.
+
+        A window that stays alone is merged with itself.
         """
         merged: list[tuple[Any, list[Any]]] = []
         for window in sorted(windows):
@@ -199,7 +241,13 @@ class _Sessions(MergingWindowAssigner[Any, TimeWindow]):
 
 
 class EventTimeSessionWindows(_Sessions):
-    """Sessions by event time: elements that are less than the gap apart are together."""
+    """Sessions by event time: elements that are less than the gap apart are together.
+
+    Examples:
+        >>> sessions = timed.window_all(EventTimeSessionWindows.with_gap(timedelta(minutes=35)))
+        >>> [sale.amount for sale in collect(sessions.sum("amount"))]
+        [7, 5]
+    """
 
     def assign_windows(self, element: Any, timestamp: int, context: WindowAssignerContext) -> Sequence[TimeWindow]:
         return [self.session_at(element, timestamp)]
@@ -213,7 +261,10 @@ class EventTimeSessionWindows(_Sessions):
 
 
 class ProcessingTimeSessionWindows(_Sessions):
-    """Sessions by processing time."""
+    """Sessions by processing time: what is in them depends on when the job runs.
+
+    There is an example at `EventTimeSessionWindows`.
+    """
 
     is_event_time = False
     is_processing_time = True
@@ -226,7 +277,10 @@ class ProcessingTimeSessionWindows(_Sessions):
 
 
 class GlobalWindows(WindowAssigner[Any, GlobalWindow]):
-    """One window for everything. It never ends, so that it needs a trigger to give anything."""
+    """One window for everything; it never ends, so that it needs a trigger to emit anything.
+
+    There is an example at `PurgingTrigger`.
+    """
 
     window_type = GlobalWindow
     is_event_time = False
@@ -275,6 +329,13 @@ class CountTumblingWindowAssigner(_ByCount):
 
     A window fires when it is full; what is left at the end of the input gives nothing. Which elements are together
     depends on their order, and so on the mode.
+
+    Examples:
+        >>> class Numbered(ProcessWindowFunction[Sale, str, str, CountWindow]):
+        ...     def process(self, key: str, context: ProcessWindowFunction.Context, elements: list[Sale]) -> list[str]:
+        ...         return [f"{key}, window {context.window().id}: {[sale.amount for sale in elements]}"]
+        >>> collect(timed.key_by("shop").window(CountTumblingWindowAssigner.of(2)).process(Numbered()))
+        ['north, window 0: [3, 5]']
     """
 
     _count = ValueStateDescriptor("tumble-count-assigner", int)
@@ -293,6 +354,11 @@ class CountSlidingWindowAssigner(_ByCount):
 
     A window fires when it is full; what is left at the end of the input gives nothing. Which elements are together
     depends on their order, and so on the mode.
+
+    Examples:
+        >>> pairs = timed.window_all(CountSlidingWindowAssigner.of(2, 1))
+        >>> [sale.amount for sale in collect(pairs.sum("amount"))]
+        [7, 9]
     """
 
     _count = ValueStateDescriptor("slide-count-assigner", int)

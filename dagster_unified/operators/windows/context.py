@@ -1,4 +1,4 @@
-"""What a window assigner is given."""
+"""The context that a window assigner gets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class WindowAssignerContext(ABC):
-    """What an assigner is given besides the element."""
+    """The context that an assigner gets with an element."""
 
     @abstractmethod
     def get_current_processing_time(self) -> int:

@@ -19,7 +19,18 @@ Element = tuple[T, "int | None"]
 
 
 class Evictor(Generic[T, Win]):  # both moments have a default
-    """Gives, of a window's elements in their order, those that stay (Flink: `Evictor`)."""
+    """Returns, of a window's elements in their order, those that stay (Flink: *Windows*, "Evictors").
+
+    In BATCH the order is that of event time, in STREAMING that of arrival.
+
+    Examples:
+        >>> class WithoutSmall(Evictor[Sale, TimeWindow]):
+        ...     def evict_before(self, elements, window):
+        ...         return [element for element in elements if element[0].amount > 3]
+        >>> day = timed.window_all(TumblingEventTimeWindows.of(timedelta(days=1)))
+        >>> collect(day.evictor(WithoutSmall()).sum("amount"))[0].amount
+        9
+    """
 
     def evict_before(self, elements: Sequence[Element[T]], window: Win) -> Sequence[Element[T]]:
         """What the window's function gets, and what stays."""
@@ -48,7 +59,13 @@ class _Once(Evictor[Any, Window]):
 
 
 class CountEvictor(_Once):
-    """Keeps the last so many."""
+    """Keeps the last `count` elements, in the order of event time in BATCH and of arrival in STREAMING.
+
+    Examples:
+        >>> day = timed.window_all(TumblingEventTimeWindows.of(timedelta(days=1)))
+        >>> collect(day.evictor(CountEvictor.of(2)).sum("amount"))[0].amount
+        9
+    """
 
     def __init__(self, count: int, do_evict_after: bool = False) -> None:
         super().__init__(do_evict_after)
@@ -66,7 +83,13 @@ class CountEvictor(_Once):
 
 
 class TimeEvictor(_Once):
-    """Keeps those that are not more than a length of time older than the newest."""
+    """Keeps the elements that are not more than a length of time older than the newest.
+
+    Examples:
+        >>> day = timed.window_all(TumblingEventTimeWindows.of(timedelta(days=1)))
+        >>> collect(day.evictor(TimeEvictor.of(timedelta(minutes=30))).sum("amount"))[0].amount
+        5
+    """
 
     def __init__(self, millis: int, do_evict_after: bool = False) -> None:
         super().__init__(do_evict_after)
@@ -86,7 +109,14 @@ class TimeEvictor(_Once):
 
 
 class DeltaEvictor(_Once):
-    """Keeps those that are less than a threshold from the last element."""
+    """Keeps the elements that are less than a threshold from the last one.
+
+    Examples:
+        >>> day = timed.window_all(TumblingEventTimeWindows.of(timedelta(days=1)))
+        >>> nearby = DeltaEvictor.of(2, lambda sale, last: abs(last.amount - sale.amount))
+        >>> collect(day.evictor(nearby).sum("amount"))[0].amount
+        9
+    """
 
     def __init__(
         self, threshold: float, delta_function: Callable[[Any, Any], float], do_evict_after: bool = False

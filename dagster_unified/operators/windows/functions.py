@@ -1,4 +1,4 @@
-"""The functions of windows, and what they are given."""
+"""The functions of windows, and their contexts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,18 @@ from dagster_unified.operators.state.store import KeyedStateStore
 
 
 class WindowFunction(Function, ABC, Generic[In, Out, Key, Win]):
-    """Turns a window's elements into results."""
+    """Turns a window's elements into results (Flink: *Windows*).
+
+    In BATCH it is called at the end of a key, once per window; in STREAMING whenever the window's trigger fires.
+
+    Examples:
+        >>> class Listed(WindowFunction[Sale, str, str, TimeWindow]):
+        ...     def apply(self, key: str, window: TimeWindow, inputs: list[Sale]) -> list[str]:
+        ...         return [f"{key}: {[sale.amount for sale in inputs]}"]
+        >>> days = timed.key_by("shop").window(TumblingEventTimeWindows.of(timedelta(days=1)))
+        >>> sorted(collect(days.apply(Listed())))
+        ['north: [3, 5]', 'south: [4]']
+    """
 
     @abstractmethod
     def apply(self, key: Key, window: Win, inputs: Iterable[In]) -> Iterable[Out | SideOutput] | None:
@@ -20,10 +31,22 @@ class WindowFunction(Function, ABC, Generic[In, Out, Key, Win]):
 
 
 class ProcessWindowFunction(Function, ABC, Generic[In, Out, Key, Win]):
-    """Turns a window's elements into results, with time, state and side outputs at hand."""
+    """Turns a window's elements into results, with time, state and side outputs at hand (Flink: *Windows*).
+
+    In BATCH it is called at the end of a key, once per window; in STREAMING whenever the window's trigger fires.
+
+    Examples:
+        >>> class Total(ProcessWindowFunction[Sale, str, str, TimeWindow]):
+        ...     def process(self, key: str, context: ProcessWindowFunction.Context, elements: list[Sale]) -> list[str]:
+        ...         hour = datetime.fromtimestamp(context.window().start / 1000, timezone.utc).hour
+        ...         return [f"{key} from {hour}: {sum(sale.amount for sale in elements)}"]
+        >>> hours = timed.key_by("shop").window(TumblingEventTimeWindows.of(timedelta(hours=1)))
+        >>> sorted(collect(hours.process(Total())))
+        ['north from 10: 5', 'north from 9: 3', 'south from 9: 4']
+    """
 
     class Context(ABC, Generic[WinOut]):
-        """What `process` and `clear` are given besides."""
+        """The context that `process` and `clear` get."""
 
         @abstractmethod
         def window(self) -> WinOut:

@@ -15,7 +15,12 @@ class Window(Protocol):
 
 
 class TimeWindow(NamedTuple):
-    """From `start` up to and without `end`, in milliseconds since the epoch."""
+    """From `start` up to and without `end`, in milliseconds since the epoch.
+
+    Examples:
+        >>> TimeWindow(0, 10).max_timestamp(), TimeWindow(0, 10).cover(TimeWindow(10, 30))
+        (9, TimeWindow(start=0, end=30))
+    """
 
     start: int
     end: int
@@ -34,7 +39,12 @@ class TimeWindow(NamedTuple):
 
 
 class GlobalWindow(NamedTuple):
-    """The one window that every element is in."""
+    """The one window of `GlobalWindows`, which every element is in.
+
+    Examples:
+        >>> GlobalWindow().max_timestamp() == MAX_TIMESTAMP
+        True
+    """
 
     def max_timestamp(self) -> int:
         """The end of time."""
@@ -42,7 +52,7 @@ class GlobalWindow(NamedTuple):
 
 
 class CountWindow(NamedTuple):
-    """A window of so many elements: the `id`th of its key."""
+    """The `id`th window of its key, from 0; there is an example at `CountTumblingWindowAssigner`."""
 
     id: int
 

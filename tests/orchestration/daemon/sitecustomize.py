@@ -1,7 +1,7 @@
-"""Lets a Dagster daemon look every two seconds. By itself it looks for backfills every 30 and for sensors every 5
-seconds, and has no setting for that.
+"""Lets a Dagster daemon look every two seconds.
 
-Python imports this by itself where its folder is on PYTHONPATH.
+By itself it looks for backfills every 30 and for sensors every 5 seconds, and has no setting for that. Python imports
+this by itself where its folder is on PYTHONPATH.
 """
 
 import sys

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from upath import UPath
 
 CODEC = "lz4_raw"
-"""Written once and read once, soon: measured against zstd and snappy, this costs the least time for a stage and its
-reader.
+"""The codec of intermediates, which are written once and read once, soon.
+
+Measured against zstd and snappy, it costs a stage and its reader the least time.
 """
 
 

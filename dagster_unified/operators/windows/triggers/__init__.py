@@ -1,8 +1,8 @@
 """When a window gives its result, and whether it keeps its elements then.
 
-A trigger is told of each element and of each timer that it registered; what it has to remember is state of its key and
-window. A new one is a class here, or anywhere: it says of itself when it fires (`firing`) and whether elements may be
-taken many at a time (`only_registers_end`), and nothing else knows it.
+A trigger sees each element and each timer that it registered; what it has to remember is state of its key and window. A
+new one is a class here, or anywhere: it says of itself when it fires (`firing`) and whether elements may be taken many
+at a time (`only_registers_end`), and nothing else knows it.
 """
 
 from dagster_unified.operators.windows.triggers.base import Firing, Trigger, TriggerResult

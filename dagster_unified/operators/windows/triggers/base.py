@@ -14,7 +14,7 @@ from dagster_unified.operators.windows.window import Window
 
 
 class TriggerResult(Enum):
-    """What is to happen with a window."""
+    """What is to happen with a window; there is an example at `Trigger`."""
 
     CONTINUE = (False, False)
     FIRE = (True, False)
@@ -31,7 +31,10 @@ class TriggerResult(Enum):
 
 
 class Firing(Enum):
-    """What decides when a trigger fires, from which follows whether BATCH and STREAMING give the same results."""
+    """What decides when a trigger fires; there is an example at `Trigger`.
+
+    From it follows whether BATCH and STREAMING give the same results.
+    """
 
     UNDECLARED = "not declared"
     """The trigger does not say. The lint notes it."""
@@ -50,10 +53,25 @@ class Firing(Enum):
 
 
 class Trigger(ABC, Generic[In, Win]):
-    """Says when a window gives its result (Flink: `Trigger`).
+    """Says when a window gives its result (Flink: *Windows*, "Triggers").
 
     A trigger says of itself what follows from its code, so that the lint and the operator need not know it. This is not
     inherited: a subclass may do something else, and says it again where it does not.
+
+    Examples:
+        >>> class OnLarge(Trigger[Sale, TimeWindow]):
+        ...     firing = Firing.ELEMENTS
+        ...     def on_element(self, element, timestamp, window, ctx):
+        ...         return TriggerResult.FIRE if element.amount > 3 else TriggerResult.CONTINUE
+        ...     def on_event_time(self, time, window, ctx):
+        ...         return TriggerResult.CONTINUE
+        ...     def on_processing_time(self, time, window, ctx):
+        ...         return TriggerResult.CONTINUE
+        ...     def clear(self, window, ctx):
+        ...         pass
+        >>> day = timed.window_all(TumblingEventTimeWindows.of(timedelta(days=1)))
+        >>> [sale.amount for sale in collect(day.trigger(OnLarge()).sum("amount"), "STREAMING")]
+        [7, 12]
     """
 
     TriggerContext: TypeAlias = context.TriggerContext
@@ -63,8 +81,9 @@ class Trigger(ABC, Generic[In, Win]):
     """What decides when it fires."""
 
     only_registers_end: bool = False
-    """Whether `on_element` does no more than register an event-time timer at the window's end, as long as that is to
-    come. Then elements are added to a window many at a time, and `on_element` is not called for them.
+    """Whether `on_element` does no more than register an event-time timer at a window's end that is still to come.
+
+    Then elements are added to a window many at a time, and `on_element` is not called for them.
     """
 
     def __init_subclass__(cls, **named: Any) -> None:

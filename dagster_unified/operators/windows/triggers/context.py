@@ -1,4 +1,4 @@
-"""What a trigger is given: time, timers and state of one key and window."""
+"""The context that a trigger gets: time, timers and state of one key and window."""
 
 from __future__ import annotations
 
@@ -41,14 +41,15 @@ class TriggerContext(ABC):
         """State of this key and window."""
 
     def early_results(self) -> bool:
-        """Whether results before a window's end are wanted: in STREAMING they are, in BATCH not
-        (`execution.incremental-updates`).
+        """Whether results before a window's end are wanted.
+
+        In STREAMING they are, in BATCH not (`execution.incremental-updates`).
         """
         return True
 
 
 class OnMergeContext(TriggerContext):
-    """What `on_merge` is given besides: the state of the windows that were merged."""
+    """The context that `on_merge` gets, with the state of the windows that were merged."""
 
     @abstractmethod
     def merge_partitioned_state(self, descriptor: StateDescriptor[Any]) -> None:

@@ -81,6 +81,12 @@ class ContinuousEventTimeTrigger(_Continuous):
 
     In BATCH it fires once, at the window's end. With carried state a partition is what moves the watermark, and a
     window that stays open fires once for it.
+
+    Examples:
+        >>> day = timed.window_all(TumblingEventTimeWindows.of(timedelta(days=1)))
+        >>> totals = day.trigger(ContinuousEventTimeTrigger.of(timedelta(hours=1))).sum("amount")
+        >>> [sale.amount for sale in collect(totals)], [sale.amount for sale in collect(totals, "STREAMING")]
+        ([12], [12, 12])
     """
 
     firing = Firing.EARLY
@@ -119,7 +125,17 @@ class ContinuousEventTimeTrigger(_Continuous):
 
 
 class ContinuousProcessingTimeTrigger(_Continuous):
-    """Fires each time the clock passes a multiple of an interval, as long as elements come."""
+    """Fires each time the clock passes a multiple of an interval, as long as elements come.
+
+    In BATCH time hardly passes while a stage runs, so that it may fire at the end of a key only.
+
+    Examples:
+        >>> trigger = ContinuousProcessingTimeTrigger.of(timedelta(minutes=1))
+        >>> build = lambda numbers: numbers.window_all(GlobalWindows.create()).trigger(trigger).sum()
+        >>> harness = OneInputHarness(build, int)
+        >>> harness.process_element(3), harness.set_processing_time(60_000)
+        ([], [3])
+    """
 
     firing = Firing.CLOCK
 

@@ -21,7 +21,13 @@ class _Counting(QuietTrigger):
 
 
 class CountTrigger(_Counting):
-    """Fires whenever so many elements have come."""
+    """Fires whenever `count` elements have come, in both modes; elements that are left over do not fire it.
+
+    Examples:
+        >>> day = timed.window_all(TumblingEventTimeWindows.of(timedelta(days=1)))
+        >>> [sale.amount for sale in collect(day.trigger(CountTrigger.of(2)).sum("amount"))]
+        [7]
+    """
 
     firing = Firing.ELEMENTS
 
@@ -51,8 +57,9 @@ class CountTrigger(_Counting):
 
 
 class SlidingCountTrigger(_Counting):
-    """Fires at the first `size` elements, and then at every `slide` more: what sliding count windows do, with an
-    evictor for the last `size`.
+    """Fires at the first `size` elements, and then at every `slide` more.
+
+    Sliding count windows use it, with an evictor that keeps the last `size`.
     """
 
     firing = Firing.ELEMENTS

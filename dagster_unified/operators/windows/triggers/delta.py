@@ -16,8 +16,15 @@ if TYPE_CHECKING:
 
 
 class DeltaTrigger(QuietTrigger):
-    """Fires when an element is further than a threshold from the one at which it fired last, the first element at
-    first.
+    """Fires when an element is further than a threshold from the one at which it fired last.
+
+    Before it has fired, the first element counts.
+
+    Examples:
+        >>> day = timed.window_all(TumblingEventTimeWindows.of(timedelta(days=1)))
+        >>> grown = DeltaTrigger.of(1, lambda last, sale: sale.amount - last.amount, Sale)
+        >>> [sale.amount for sale in collect(day.trigger(grown).sum("amount"))]
+        [12]
     """
 
     firing = Firing.ELEMENTS

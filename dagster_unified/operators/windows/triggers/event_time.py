@@ -10,7 +10,15 @@ from dagster_unified.operators.windows.window import Window
 
 
 class EventTimeTrigger(QuietTrigger):
-    """Fires once the watermark passes the window's end, and then for every late element that is still allowed."""
+    """Fires once the watermark passes the window's end, and then for every late element that is still allowed.
+
+    Windows by event time have it unless they get another trigger.
+
+    Examples:
+        >>> hours = timed.window_all(TumblingEventTimeWindows.of(timedelta(hours=1)))
+        >>> [sale.amount for sale in collect(hours.trigger(EventTimeTrigger.create()).sum("amount"))]
+        [7, 5]
+    """
 
     firing = Firing.EVENT_TIME
     only_registers_end = True
@@ -41,7 +49,12 @@ class EventTimeTrigger(QuietTrigger):
 
 
 class NeverTrigger(QuietTrigger):
-    """Never fires."""
+    """Never fires; `GlobalWindows` have it unless they get another trigger.
+
+    Examples:
+        >>> collect(timed.window_all(GlobalWindows.create()).sum("amount"))
+        []
+    """
 
     firing = Firing.EVENT_TIME
 

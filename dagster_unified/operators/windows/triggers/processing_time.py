@@ -10,7 +10,11 @@ from dagster_unified.operators.windows.window import Window
 
 
 class ProcessingTimeTrigger(QuietTrigger):
-    """Fires once the clock passes the window's end."""
+    """Fires once the clock passes the window's end.
+
+    Windows by processing time have it unless they get another trigger. There is an example at
+    `TumblingProcessingTimeWindows`.
+    """
 
     firing = Firing.CLOCK
 

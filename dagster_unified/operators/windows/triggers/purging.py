@@ -8,7 +8,14 @@ from dagster_unified.operators.windows.triggers.context import OnMergeContext, T
 
 
 class PurgingTrigger(Trigger[In, Win]):
-    """Another trigger, after whose firing a window is empty."""
+    """Makes another trigger empty a window when it fires, in both modes.
+
+    Examples:
+        >>> everything = timed.window_all(GlobalWindows.create())
+        >>> pairs = everything.trigger(PurgingTrigger.of(CountTrigger.of(1)))
+        >>> [sale.amount for sale in collect(pairs.sum("amount"))]
+        [3, 4, 5]
+    """
 
     def __init__(self, nested: Trigger[In, Win]) -> None:
         self.nested = nested
