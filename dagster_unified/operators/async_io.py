@@ -13,8 +13,8 @@ from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.functions.base import Function
 from dagster_unified.operators.functions.type_variables import In, Out
 from dagster_unified.operators.keyed import Collector
-from dagster_unified.operators.program.chunks import Chunk, Consumer
-from dagster_unified.operators.program.step import ChunkStep, Place
+from dagster_unified.operators.program.blocks import Block, Consumer
+from dagster_unified.operators.program.step import BlockStep, Place
 
 
 class AsyncFunction(Function, ABC, Generic[In, Out]):
@@ -175,8 +175,8 @@ class AsyncCalls:
         return list(await self.function.async_invoke(record))
 
 
-class AsyncStep(ChunkStep):
-    """`AsyncDataStream`'s operators: the calls of a chunk's records wait together."""
+class AsyncStep(BlockStep):
+    """`AsyncDataStream`'s operators: the calls of a block's records wait together."""
 
     def consumer(self, place: Place) -> Consumer:
         import asyncio
@@ -189,13 +189,13 @@ class AsyncStep(ChunkStep):
         def failed(error: Exception, record: Any) -> Exception:
             return user_failure(error, place.where, calls.function.async_invoke, record)
 
-        def consume(chunk: Chunk) -> None:
+        def consume(block: Block) -> None:
             out = Collector()
-            timestamps = chunk.timestamps or [None] * chunk.size
+            timestamps = block.timestamps or [None] * block.size
             loop.run_until_complete(
-                calls.run(chunk.records(), lambda number, found: out.emit_all(found, timestamps[number]), failed)
+                calls.run(block.records(), lambda number, found: out.emit_all(found, timestamps[number]), failed)
             )
-            for tag, emitted in out.chunks():
+            for tag, emitted in out.blocks():
                 place.send(tag, emitted)
 
         return consume

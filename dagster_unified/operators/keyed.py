@@ -17,7 +17,7 @@ from dagster_unified.errors import StateError, UnsupportedError
 from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.functions.base import KeyedProcessFunction, OutputTag, RuntimeContext, TimerService
 from dagster_unified.operators.metrics import Metrics
-from dagster_unified.operators.program.chunks import Chunk
+from dagster_unified.operators.program.blocks import Block
 from dagster_unified.operators.program.step import KeyedStep, Place
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.state.value import ValueStateDescriptor
@@ -79,11 +79,11 @@ class Collector:
         records.append(record)
         timestamps.append(timestamp)
 
-    def chunks(self) -> Iterator[tuple[str | None, Chunk]]:
+    def blocks(self) -> Iterator[tuple[str | None, Block]]:
         """What was collected: the main output's, and each side output's with its tag."""
-        yield None, Chunk(self.records, None, self.timestamps, None)
+        yield None, Block(self.records, None, self.timestamps, None)
         for tag, (records, timestamps) in self.side.items():
-            yield tag, Chunk(records, None, timestamps, None)
+            yield tag, Block(records, None, timestamps, None)
 
     def take(self, other: Collector) -> None:
         """Takes all that another one collected."""

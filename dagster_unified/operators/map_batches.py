@@ -10,12 +10,12 @@ import pyarrow as pa
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.failures import placed, user_failure
 from dagster_unified.operators.layout import TIMESTAMP
-from dagster_unified.operators.program.chunks import Chunk, Consumer, encoded
-from dagster_unified.operators.program.step import ChunkStep, Place
+from dagster_unified.operators.program.blocks import Block, Consumer, encoded
+from dagster_unified.operators.program.step import BlockStep, Place
 from dagster_unified.records import RecordType
 
 
-class MapBatchesStep(ChunkStep):
+class MapBatchesStep(BlockStep):
     """`map_batches`."""
 
     def consumer(self, place: Place) -> Consumer:
@@ -24,16 +24,16 @@ class MapBatchesStep(ChunkStep):
         assert output is not None
         place.open(function)
 
-        def consume(chunk: Chunk) -> None:
-            given = encoded(chunk, records, place.before)
-            if chunk.timestamps is not None:
-                given = given.append_column(TIMESTAMP, pa.array(chunk.timestamps, pa.int64()))
+        def consume(block: Block) -> None:
+            given = encoded(block, records, place.before)
+            if block.timestamps is not None:
+                given = given.append_column(TIMESTAMP, pa.array(block.timestamps, pa.int64()))
             try:
                 result = function(given)
             except Exception as error:
                 raise user_failure(error, place.where, function, given.slice(0, 3).to_pylist()) from error
-            batch, timestamps = _checked(result, output, chunk.timestamps, place.where)
-            place.send(None, Chunk(None, batch, timestamps, output))
+            batch, timestamps = _checked(result, output, block.timestamps, place.where)
+            place.send(None, Block(None, batch, timestamps, output))
 
         return consume
 

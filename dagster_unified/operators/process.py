@@ -8,12 +8,12 @@ from typing import Any
 from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.functions.base import NoTimers, OutputTag, ProcessFunction, TimerService
 from dagster_unified.operators.keyed import Collector
-from dagster_unified.operators.program.chunks import Chunk, Consumer
-from dagster_unified.operators.program.step import ChunkStep, Place
+from dagster_unified.operators.program.blocks import Block, Consumer
+from dagster_unified.operators.program.step import BlockStep, Place
 from dagster_unified.operators.time import MIN_TIMESTAMP
 
 
-class ProcessStep(ChunkStep):
+class ProcessStep(BlockStep):
     """`process`."""
 
     def consumer(self, place: Place) -> Consumer:
@@ -21,17 +21,17 @@ class ProcessStep(ChunkStep):
         place.open(function)
         context = _Context(place.options.readable(place.clock))
 
-        def consume(chunk: Chunk) -> None:
+        def consume(block: Block) -> None:
             out = context.out = Collector()
-            timestamps = chunk.timestamps or [None] * chunk.size
+            timestamps = block.timestamps or [None] * block.size
             record = None
             try:
-                for record, timestamp in zip(chunk.records(), timestamps, strict=True):
+                for record, timestamp in zip(block.records(), timestamps, strict=True):
                     context.current = timestamp
                     out.emit_all(function.process_element(record, context), timestamp)
             except Exception as error:
                 raise user_failure(error, place.where, function.process_element, record) from error
-            for tag, emitted in out.chunks():
+            for tag, emitted in out.blocks():
                 place.send(tag, emitted)
 
         return consume

@@ -14,7 +14,7 @@ _CRASHED = re.compile(r"(?:was terminated by signal \d+ \(\w+\)|unexpectedly exi
 _FROM_OUTSIDE = "from outside the execution context"
 """What Dagster says of a run whose process could no longer say anything."""
 
-_CHUNK = 500
+_PER_QUERY = 500
 """Events per query."""
 
 
@@ -30,10 +30,10 @@ def latest_metadata(
     )
     ids = sorted(by_partition.values())
     found = {}
-    for first in range(0, len(ids), _CHUNK):
-        chunk = ids[first : first + _CHUNK]
+    for first in range(0, len(ids), _PER_QUERY):
+        some = ids[first : first + _PER_QUERY]
         for record in instance.fetch_materializations(
-            AssetRecordsFilter(asset_key=asset, storage_ids=chunk), limit=len(chunk)
+            AssetRecordsFilter(asset_key=asset, storage_ids=some), limit=len(some)
         ).records:
             if record.partition_key is not None and record.asset_materialization is not None:
                 found[record.partition_key] = record.asset_materialization.metadata

@@ -20,10 +20,10 @@ from dagster_unified.operators.functions.base import FIRST, RuntimeContext, Subt
 from dagster_unified.operators.keyed import Collector, KeyedOperator
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
 from dagster_unified.operators.metrics import Metrics, Registry
-from dagster_unified.operators.program.chunks import Chunk, Consumer, encoded
+from dagster_unified.operators.program.blocks import Block, Consumer, encoded
 from dagster_unified.operators.program.fusion import FusedChain, fuse
 from dagster_unified.operators.program.spec import Output, Program
-from dagster_unified.operators.program.step import ChunkStep, FusedStep, KeyedStep, Place
+from dagster_unified.operators.program.step import BlockStep, FusedStep, KeyedStep, Place
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.watermarks import Generated, Mark, slowest
 
@@ -64,22 +64,22 @@ class RunningProgram:
 
     def push(self, batch: pa.RecordBatch) -> None:
         """Runs one batch of the input stream through the program."""
-        self._send(-1, None, self._chunk(batch, self.program.input))
+        self._send(-1, None, self._block(batch, self.program.input))
 
     def push_records(self, records: list[Any], timestamps: Sequence[int | None]) -> None:
         """As `push`, for records that are Python's already."""
         self._send(
             -1,
             None,
-            Chunk(records, None, timestamps if self.program.input.timestamped else None, self.program.input.records),
+            Block(records, None, timestamps if self.program.input.timestamped else None, self.program.input.records),
         )
 
     def broadcast(self, batch: pa.RecordBatch, leads: bool) -> None:
         """Gives the head a batch of broadcast records."""
         assert isinstance(self.keyed, BroadcastOperator)
         assert self.program.broadcast is not None
-        chunk = self._chunk(batch, self.program.broadcast.layout)
-        self.keyed.process_broadcast(chunk.records(), chunk.timestamps or [None] * chunk.size, leads)
+        block = self._block(batch, self.program.broadcast.layout)
+        self.keyed.process_broadcast(block.records(), block.timestamps or [None] * block.size, leads)
 
     def run_of(self, key: Hashable, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
         """Gives a keyed head a run of one key's records."""
@@ -100,8 +100,8 @@ class RunningProgram:
             self.keyed.out = Collector()
             if self.keyed.emits_state and self._children(0):
                 self._check_emitted(out.records)
-            for tag, chunk in out.chunks():
-                self._send(0, tag, chunk)
+            for tag, block in out.blocks():
+                self._send(0, tag, block)
 
     def _check_emitted(self, records: list[Any]) -> None:
         """What the head emits is its state as well, and goes to other operators, which do not check it."""
@@ -140,14 +140,14 @@ class RunningProgram:
         while self._closing:
             self._closing.pop().close()
 
-    def _chunk(self, batch: pa.RecordBatch, layout: StreamLayout) -> Chunk:
+    def _block(self, batch: pa.RecordBatch, layout: StreamLayout) -> Block:
         timestamps = batch.column(TIMESTAMP).to_pylist() if layout.timestamped else None
-        return Chunk(None, batch.select(list(layout.records.names)), timestamps, layout.records, self._first)
+        return Block(None, batch.select(list(layout.records.names)), timestamps, layout.records, self._first)
 
-    def _send(self, step: int, tag: str | None, chunk: Chunk) -> None:
-        if chunk.size:
+    def _send(self, step: int, tag: str | None, block: Block) -> None:
+        if block.size:
             for consumer in self._consumers.get((step, tag), ()):
-                consumer(chunk)
+                consumer(block)
 
     def _children(self, parent: int) -> list[int]:
         return [i for i, s in enumerate(self.program.steps) if s.parent == parent]
@@ -158,7 +158,7 @@ class RunningProgram:
             last = index
             if isinstance(step, KeyedStep):
                 self._open_keyed(step, self._place(index))
-            elif isinstance(step, ChunkStep):
+            elif isinstance(step, BlockStep):
                 self._consumers.setdefault((parent, step.tag), []).append(step.consumer(self._place(index)))
             elif isinstance(step, FusedStep):
                 chain = self._fusable_from(index, step)
@@ -215,13 +215,13 @@ class RunningProgram:
             if timestamps:
                 self.metrics.saw_event_time(steps[clause].uid, max(timestamps))
 
-        def consume(chunk: Chunk) -> None:
-            timestamped = chunk.timestamps is not None
+        def consume(block: Block) -> None:
+            timestamped = block.timestamps is not None
             function = compiled.get(timestamped)
             if function is None:
                 function = compiled[timestamped] = fuse(clauses, timestamped, saw)
             try:
-                records, timestamps = function.run(chunk.records(), chunk.timestamps)
+                records, timestamps = function.run(block.records(), block.timestamps)
             except UserFunctionError:
                 raise
             except Exception as error:
@@ -230,7 +230,7 @@ class RunningProgram:
                     raise
                 step = steps[found[0]]
                 raise user_failure(error, self.program.where(step), step.function, found[1]) from error
-            self._send(last, None, Chunk(records, None, timestamps, None))
+            self._send(last, None, Block(records, None, timestamps, None))
 
         return consume
 
@@ -252,15 +252,15 @@ class RunningProgram:
         schema = layout.schema
         where = self._made_by(output.step, output.tag)
 
-        def consume(chunk: Chunk) -> None:
-            arrays = list(encoded(chunk, layout.records, where).columns)
+        def consume(block: Block) -> None:
+            arrays = list(encoded(block, layout.records, where).columns)
             if layout.timestamped:
                 arrays.append(
-                    pa.nulls(chunk.size, pa.int64())
-                    if chunk.timestamps is None
-                    else pa.array(chunk.timestamps, pa.int64())
+                    pa.nulls(block.size, pa.int64())
+                    if block.timestamps is None
+                    else pa.array(block.timestamps, pa.int64())
                 )
-            arrays += [key.column(chunk.records()) for key in layout.keys]
+            arrays += [key.column(block.records()) for key in layout.keys]
             self._emit(number, pa.RecordBatch.from_arrays(arrays, schema=schema))
 
         return consume

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.functions.base import Function, RuntimeContext
 from dagster_unified.operators.metrics import Metrics
-from dagster_unified.operators.program.chunks import Chunk, Consumer
+from dagster_unified.operators.program.blocks import Block, Consumer
 from dagster_unified.operators.program.fusion import Clause
 from dagster_unified.operators.watermarks import Generated
 from dagster_unified.records import RecordType
@@ -44,7 +44,7 @@ class Place:
     generated: list[tuple[str, Generated]] | None
     """Takes the watermark generators that run, by the uid of their assigner; None where no driver asks them."""
 
-    send: Callable[[str | None, Chunk], None]
+    send: Callable[[str | None, Block], None]
     """Takes what the step emits: on its main output (None), or on the side output of this tag."""
 
     def open(self, function: Any) -> None:
@@ -83,8 +83,8 @@ class FusedStep(Step):
         raise NotImplementedError
 
 
-class ChunkStep(Step):
-    """An operator that takes whole chunks of records, and has no state."""
+class BlockStep(Step):
+    """An operator that takes whole blocks of records, and has no state."""
 
     def consumer(self, place: Place) -> Consumer:
         """Opens the step."""

@@ -12,7 +12,7 @@ from dagster_unified.operators.failures import placed
 from dagster_unified.records import RecordType
 
 
-class Chunk:
+class Block:
     """Some consecutive records of a stream, as Python records or as Arrow.
 
     They are converted when the other form is asked for.
@@ -54,12 +54,12 @@ class Chunk:
         return self._batch
 
 
-Consumer = Callable[[Chunk], None]
+Consumer = Callable[[Block], None]
 
 
-def encoded(chunk: Chunk, kind: RecordType, where: str) -> pa.RecordBatch:
-    """A chunk as Arrow; `where` names the operator whose records do not fit their type."""
+def encoded(block: Block, kind: RecordType, where: str) -> pa.RecordBatch:
+    """A block as Arrow; `where` names the operator whose records do not fit their type."""
     try:
-        return chunk.batch(kind)
+        return block.batch(kind)
     except RecordTypeError as error:
         raise RecordTypeError(f"{where}: {error}") from error
