@@ -1,7 +1,7 @@
 """Whether Python values are of the type that is declared for them, a whole column at a time.
 
 The rule is that what is read back equals what was given: a value for which that does not hold is a misfit, and an
-error, and no value is ever changed without a word. Values of the declared type itself are told by their types alone, at
+error, and no value is ever changed without a word. Values of the declared type itself need only their types checked, at
 the speed of C; only where other types are met (a subclass, NumPy's scalars, an `int` for a `float`) are values looked
 at.
 
@@ -115,7 +115,7 @@ _SCALARS: dict[type[mi.Type], _Scalar] = {
 
 
 class Fit(ABC):
-    """Tells whether values are of one declared type. `exact` are the types whose values are, without a look at them."""
+    """Checks that values are of one declared type. `exact` are the types whose values are, without a look at them."""
 
     mutable = False
     """Whether a value can be changed in its place."""
@@ -366,7 +366,7 @@ class _LiteralFit(Fit):
 
 
 def fit_of(info: mi.Type, codec: Codec, widens: bool) -> Fit:
-    """What tells whether values are of a type, as msgspec inspected it.
+    """The check that values are of a type, as msgspec inspected it.
 
     With `widens` the codec itself refuses an `int` that its `float` or `Decimal` cannot hold.
     """

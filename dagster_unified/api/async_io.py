@@ -52,7 +52,7 @@ class AsyncDataStream:
         capacity: int = 100,
         output_type: TypeForm[R] = NOT_GIVEN,
     ) -> DataStream[R]:
-        """As `ordered_wait`; a call that fails is made again as the strategy says, within the timeout."""
+        """As `ordered_wait`; a call that fails is repeated as the strategy says, within the timeout."""
         return _calls(data_stream, async_function, timeout, capacity, output_type, True, async_retry_strategy)
 
     @staticmethod
@@ -75,7 +75,7 @@ class AsyncDataStream:
         capacity: int = 100,
         output_type: TypeForm[R] = NOT_GIVEN,
     ) -> DataStream[R]:
-        """As `unordered_wait`; a call that fails is made again as the strategy says, within the timeout."""
+        """As `unordered_wait`; a call that fails is repeated as the strategy says, within the timeout."""
         return _calls(data_stream, async_function, timeout, capacity, output_type, False, async_retry_strategy)
 
 

@@ -34,7 +34,7 @@ _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 class GraphBuilder:
     """A graph that is being built: the operators so far, and the mistakes found in them."""
 
-    told_by = ("name",)
+    identified_by = ("name",)
     """What a fingerprint takes of it, where a function mentions it."""
 
     def __init__(self, name: str) -> None:
@@ -112,17 +112,17 @@ class GraphBuilder:
         return node
 
     def _found_mistake(self, node: int, mistake: RecordTypeError) -> None:
-        """Keeps a mistake in an output type until the graph is complete, so that all of them are told at once."""
+        """Keeps a mistake in an output type until the graph is complete, so that all of them are reported at once."""
         self._mistakes.append((self._nodes[node].location, mistake))
 
     def _raise_mistakes(self) -> None:
         if not self._mistakes:
             return
-        told = [f"{mistake} ({location})" for location, mistake in self._mistakes]
-        if len(told) == 1:
-            raise RecordTypeError(told[0])
-        lines = "".join(f"\n  {number}. {text.removeprefix(f'{self.name}: ')}" for number, text in enumerate(told, 1))
-        raise RecordTypeError(f"{self.name}: {len(told)} operators have no usable output type:{lines}")
+        found = [f"{mistake} ({location})" for location, mistake in self._mistakes]
+        if len(found) == 1:
+            raise RecordTypeError(found[0])
+        lines = "".join(f"\n  {number}. {text.removeprefix(f'{self.name}: ')}" for number, text in enumerate(found, 1))
+        raise RecordTypeError(f"{self.name}: {len(found)} operators have no usable output type:{lines}")
 
     def _declare_tag(self, node: Node, tag: OutputTag[Any]) -> None:
         """Takes the record type of a side output; raises where it was another before."""

@@ -55,7 +55,7 @@ class Pipeline(GraphBuilder):
         records = list(collection)
         if type_info is None:
             if not records:
-                raise PipelineError(f"{self.name}: an empty collection does not tell its type; give type_info=")
+                raise PipelineError(f"{self.name}: an empty collection has no type; give type_info=")
             type_info = _type_of(records[0])
         kind = self._record_type(type_info, name)
         return self.from_source(CollectionSource(name, kind, tuple(records)))
@@ -94,5 +94,5 @@ def _type_of(record: Any) -> Any:
     if type(record) is tuple:
         return tuple[tuple(map(_type_of, record))]  # type: ignore[misc]
     if isinstance(record, (list, dict)):
-        raise PipelineError(f"a {type_name(type(record))} does not tell its element type; give type_info=")
+        raise PipelineError(f"a {type_name(type(record))} has no element type at run time; give type_info=")
     return type(record)

@@ -279,7 +279,7 @@ class DataStream(Generic[T]):
         )
 
     def where(self, condition: str | Column) -> DataStream[T]:
-        """Keeps the rows for which a SQL condition, or one made with `functions`, holds. Runs in Catalyst.
+        """Keeps the rows for which a SQL condition, or one of `functions`, holds. Runs in Catalyst.
 
         Examples:
             >>> collect(sales.where("amount > 4"))[0].amount
@@ -354,7 +354,7 @@ class DataStream(Generic[T]):
     def assign_timestamps_and_watermarks(self, strategy: WatermarkStrategy[T]) -> DataStream[T]:
         """Gives records their event times.
 
-        In STREAMING also makes watermarks; in BATCH those are not needed (FLIP-134).
+        In STREAMING it also emits watermarks; in BATCH those are not needed (FLIP-134).
 
         Examples:
             >>> strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(minutes=1))
@@ -1063,8 +1063,8 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         self._check_columns(columns, "agg")
         records, keys = self._pipeline._record_type(output_type, "agg"), self._key_selector.fields
         missing = [k for k in keys if k not in records.names]
-        told = [b for b in bounds if b in records.names]
-        if missing or len(records.names) != len(keys) + len(told) + len(columns):
+        named = [b for b in bounds if b in records.names]
+        if missing or len(records.names) != len(keys) + len(named) + len(columns):
             also = f" {', '.join(bounds)} where it names them," if bounds else ""
             raise RecordTypeError(
                 f"{self._where('agg')}: the result has the key's fields ({', '.join(keys)}),{also} and {len(columns)} "

@@ -47,9 +47,9 @@ class WatermarkStrategy(Generic[In]):
 
     @staticmethod
     def for_generator(supplier: Callable[[], WatermarkGenerator[T]]) -> WatermarkStrategy[T]:
-        """Watermarks come from a `WatermarkGenerator`, which `supplier` (its class, or a function) makes.
+        """Watermarks come from a `WatermarkGenerator`, which `supplier` (its class, or a function) creates.
 
-        In STREAMING each task makes one for each micro-batch. In BATCH none is made: nothing is late (FLIP-134).
+        In STREAMING each task creates one for each micro-batch. In BATCH none is created: nothing is late (FLIP-134).
 
         >>> class Complete(WatermarkGenerator[int]):
         ...     def on_event(self, event, event_timestamp, output):
@@ -59,7 +59,7 @@ class WatermarkStrategy(Generic[In]):
         """
         if isinstance(supplier, WatermarkGenerator) or not callable(supplier):
             raise PipelineError(
-                "for_generator needs what makes a watermark generator, since each task has its own: the class, or a"
+                "for_generator needs what creates a watermark generator, since each task has its own: the class, or a"
                 f" function such as `lambda: {type(supplier).__name__}(...)`, not {supplier!r}"
             )
         return WatermarkStrategy(None, generator=supplier)

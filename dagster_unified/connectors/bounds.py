@@ -122,7 +122,7 @@ def checked_columns(columns: Mapping[str, str], names: tuple[str, ...], where: s
 
 
 def check_partition_columns(columns: Mapping[str, str], schema: pa.Schema, known: Dimensions, where: str) -> None:
-    """Raises `PipelineError` where a field is given for a dimension that there is not, or cannot tell a time."""
+    """Raises `PipelineError` where a field is given for a dimension that there is not, or holds no time."""
     for dimension, column in columns.items():
         if dimension not in known.names:
             given = f"dimension '{dimension}'" if dimension else "its only dimension"
@@ -131,20 +131,20 @@ def check_partition_columns(columns: Mapping[str, str], schema: pa.Schema, known
                 f" {known.describe()}{nearest(dimension, known.names)}"
             )
         kind = schema.field(column).type
-        if dimension in known.in_time and not any(tells(kind) for tells in _TELL_TIME):
+        if dimension in known.in_time and not any(is_time(kind) for is_time in _TIMES):
             raise PipelineError(
                 f"{where}: cannot be partitioned in time by field '{column}' of type {kind}; a datetime, a date,"
                 " milliseconds since the epoch or an ISO text can"
             )
 
 
-_TELL_TIME = (pa.types.is_timestamp, pa.types.is_date, pa.types.is_int64, pa.types.is_string)
+_TIMES = (pa.types.is_timestamp, pa.types.is_date, pa.types.is_int64, pa.types.is_string)
 
 
 def within(frame: DataFrame, columns: Mapping[str, str], parts: Sequence[Slice], source: str) -> DataFrame:
     """The rows of a partition or, of several, with the place of each row's own in the column `PARTITION_INDEX`.
 
-    A row whose partition cannot be told is malformed: put with the others, for every partition that it may belong to,
+    A row whose partition is not known is malformed: put with the others, for every partition that it may belong to,
     or an error.
     """
     from pyspark.sql import functions as F
@@ -161,7 +161,7 @@ def within(frame: DataFrame, columns: Mapping[str, str], parts: Sequence[Slice],
         row = F.struct(
             F.lit("").alias("file"),
             text.alias("row"),
-            F.lit(f"field '{column}' does not tell the partition").alias("reason"),
+            F.lit(f"field '{column}' does not say the partition").alias("reason"),
         )
         problem = F.coalesce(problem, F.when(unknown, row.cast(frame.schema[MALFORMED].dataType) if diverts else row))
         known = [so_far & (inside | unknown) for so_far, (_, inside) in zip(known, tests, strict=True)]
@@ -175,7 +175,7 @@ def within(frame: DataFrame, columns: Mapping[str, str], parts: Sequence[Slice],
 
 
 def _test(frame: DataFrame, dimension: str, column: str, part: Slice, where: str) -> tuple[Column, Column]:
-    """What a column tells of the partition, and whether it is this one."""
+    """What a column says of the partition, and whether it is this one."""
     from pyspark.sql import functions as F
 
     bounds = part.dimensions[dimension]
@@ -211,10 +211,10 @@ def _in_time(value: Column, kind: DataType, time: TimeRange, column: str, where:
     if isinstance(kind, DateType):
         if any(moment != moment.start_of("day") for moment in (first, after)):
             raise PipelineError(
-                f"{where}: field '{column}' is a date, which cannot tell partitions that are shorter than a day;"
+                f"{where}: field '{column}' is a date, which cannot separate partitions that are shorter than a day;"
                 " partition it by a field with a time"
             )
         return value, (value >= F.lit(first.date())) & (value < F.lit(after.date()))
     raise TypeError(
-        f"{where}: field '{column}' of type {kind.simpleString()} tells no time"
+        f"{where}: field '{column}' of type {kind.simpleString()} holds no time"
     )  # `check_partition_columns` has been there

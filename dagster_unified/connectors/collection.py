@@ -41,7 +41,7 @@ class CollectionSource(SparkSource[Out]):
         return fingerprint(self.data)
 
     def disorder(self, field: str) -> int | None:
-        import pyarrow.compute as pc  # slow to load, and a pipeline is made without it
+        import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
 
         column = self.batch.column(field)
         if pa.types.is_timestamp(column.type):

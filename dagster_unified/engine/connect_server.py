@@ -96,7 +96,7 @@ def _state(process: int) -> str:
 
 
 def _choose(port: int) -> None:
-    """Tells Spark which of the servers is meant."""
+    """Sets in Spark's environment which of the servers is meant."""
     if not 1024 <= port <= 65535:
         raise ConfigurationError(f"a Spark Connect server's port is from 1024 to 65535, not {port}")
     os.environ["SPARK_LOCAL_CONNECT_DISCOVERY"] = str(_discovery(port))

@@ -1,6 +1,6 @@
 """What happens while a pipeline runs, as one stream of events that a terminal, Dagster and tests all listen to.
 
-Core code never prints; it tells an observer.
+Core code never prints; it reports to an observer.
 """
 
 from __future__ import annotations

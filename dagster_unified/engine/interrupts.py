@@ -72,10 +72,10 @@ class Interrupts:
         return session
 
     def stopping(self) -> None:
-        """Tells who listens, once, that what was running ends for a signal's sake."""
-        told, self.on_stop = self.on_stop, None
-        if told is not None:
-            told()
+        """Notifies the listener, once, that what was running ends because of a signal."""
+        notify, self.on_stop = self.on_stop, None
+        if notify is not None:
+            notify()
 
     @contextmanager
     def cancelling(self) -> Iterator[None]:

@@ -5,7 +5,7 @@ Watermarks come from what each micro-batch reported, and processing-time timers 
 An operator's watermark is the smallest of its nearest assigners' (FLIP-27's alignment of sources is not part of it); an
 assigner's is its latest event time less the strategy's bound, or what its watermark generator emitted. An assigner that
 is idle, by its generator or for longer than its strategy allows, does not hold others back. Knows the plan, not Spark;
-a control event is what it makes.
+a control event is what it returns.
 """
 
 from __future__ import annotations

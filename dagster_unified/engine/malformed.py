@@ -34,7 +34,7 @@ So it is for a row whose required field is empty, which Spark gives field by fie
 """
 
 FOLDER = "~malformed"
-"""Beside the stages, of which none can have this name."""
+"""Next to the stages, of which none can have this name."""
 
 _SCHEME = re.compile("^file:/+")
 
@@ -43,7 +43,7 @@ _TYPES = "file string, line long, content string, reason string"
 
 @dataclass(frozen=True)
 class Diverted:
-    """The rows that one source has set aside. `origin` is what `table` tells them by: a partition, or an epoch."""
+    """The rows that one source has set aside. `origin` is what `table` knows them by: a partition, or an epoch."""
 
     source: str
     mode: str

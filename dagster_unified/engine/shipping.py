@@ -1,7 +1,7 @@
 """How an author's code gets to Spark's workers: by value, so that a worker need not be able to import its modules.
 
-cloudpickle keeps which modules go by value in one registry for the whole process. So payloads are made one at a time,
-and once for a job: a query's epochs use what was made for the first.
+cloudpickle keeps which modules go by value in one registry for the whole process. So payloads are pickled one at a
+time, and once for a job: a query's epochs use what was pickled for the first.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Payload:
 
 
 class Shipments:
-    """What a job ships, made once for each of its places."""
+    """What a job ships, pickled once for each of its places."""
 
     def __init__(self) -> None:
         self._made: dict[Hashable, Any] = {}

@@ -1,6 +1,6 @@
 """Hands rows to a sink, in both modes alike: counts them, and names the sink where it cannot be written to.
 
-Knows Spark and the sink protocol; not what made the rows.
+Knows Spark and the sink protocol; not what computed the rows.
 """
 
 from __future__ import annotations

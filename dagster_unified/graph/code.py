@@ -56,7 +56,7 @@ def held_by(value: Any) -> list[Any]:
 
 
 def fields_set(cls: type) -> set[str]:
-    """The attributes that the methods of an author's class set, beside those that only `__init__` does."""
+    """The attributes that the methods of an author's class set, without those that only `__init__` does."""
     return {
         op.argval
         for parent in cls.__mro__
@@ -87,7 +87,7 @@ _CHANCE_MODULES = ("random", "secrets", "uuid", "numpy.random")
 def reads_from_outside(value: Any) -> str | None:
     """What a function takes that no record holds, the clock or chance, or None.
 
-    Told by the names that it, and the author's helpers that it calls, use of the modules that give them.
+    It is found by the names that it, and the author's helpers that it calls, use of the modules that give them.
     """
     for function in _reached(value):
         names = _names(function)

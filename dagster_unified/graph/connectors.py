@@ -78,8 +78,8 @@ class Source(ABC, Generic[Out]):
     def bounded_to(self, part: Slice | Dimensions) -> Source[Out]:
         """The source that reads this partition and nothing else.
 
-        Dimensions stand for a partition of which nothing else is known yet. Raises `PipelineError` where it cannot tell
-        what belongs to a partition.
+        Dimensions stand for a partition of which nothing else is known yet. Raises `PipelineError` where it does not
+        know what belongs to a partition.
         """
         raise PipelineError(
             f"source '{self.name}' ({self.describe()}) cannot be bounded to a partition; run the pipeline without"

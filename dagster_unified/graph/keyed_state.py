@@ -1,6 +1,6 @@
 """The keyed state that a function declares, as far as its code shows it.
 
-A descriptor is found where it is made, in the methods of an author's class, and where they refer to one that exists.
+A descriptor is found where it is created, in the methods of an author's class, and where they refer to one that exists.
 Knows no kind of state: a name counts if it stands for a `StateDescriptor` where it is used. Runs nothing.
 """
 

@@ -1,6 +1,6 @@
 """Column lineage of a stage, where the graph alone shows it: operators that keep columns as they are, and Catalyst's.
 
-Knows the logical graph only. Behind a Python function that makes a new record nothing is known, and nothing is said.
+Knows the logical graph only. Behind a Python function that returns a new record nothing is known, and nothing is said.
 """
 
 from __future__ import annotations

@@ -214,8 +214,8 @@ def _left_out(graph: Graph, node: Node, execution: Execution) -> list[tuple[str,
         (
             "note",
             (
-                f"'{node.name}' uses {place}, {what}: whether it has changed cannot be told, so that only the statement"
-                " that makes it counts as code; create it in open(), or build it from values that can be told"
+                f"'{node.name}' uses {place}, {what}: whether it has changed is not known, so that only the statement"
+                " that creates it counts as code; create it in open(), or build it from values that can be compared"
             ),
         )
         for place, what in found.items()

@@ -1,7 +1,7 @@
 """What the source text of a module says of its globals and attributes.
 
 That is how they are created, and whether the code changes them. A value that the code itself changes, such as a cache,
-says nothing of what the code does: it differs with what a process has done so far. The text that makes it does. Knows
+says nothing of what the code does: it differs with what a process has done so far. The text that creates it does. Knows
 text only; runs nothing.
 """
 
@@ -83,7 +83,7 @@ class ModuleText:
     """By qualified name."""
 
     enclosed: dict[str, dict[str, set[str]]] = field(default_factory=dict)
-    """By function that holds others, what these change of what it holds, as `changed` tells it of globals."""
+    """By function that holds others, what these change of what it holds, as `changed` says it of globals."""
 
 
 _read: weakref.WeakKeyDictionary[types.ModuleType, ModuleText] = weakref.WeakKeyDictionary()

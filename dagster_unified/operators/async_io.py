@@ -156,7 +156,7 @@ class AsyncCalls:
             raise failed(error, record) from error
 
     async def _attempted(self, record: Any) -> list[Any]:
-        """The results of the first call that is not to be made again."""
+        """The results of the first call that is not to be repeated."""
         retry = self.retry
         if retry is None:
             return list(await self.function.async_invoke(record))

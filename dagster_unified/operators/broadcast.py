@@ -261,7 +261,7 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
         )  # on_timer is called for timers only, which a stream that is not keyed has none of
         super().__init__(where, function, options, clock, metrics)
         self.broadcast: dict[str, dict[Any, Any]] = {}
-        """The broadcast maps by name, of the instance that a driver has made current."""
+        """The broadcast maps by name, of the instance that is current."""
 
         self.keys: Callable[[], Iterable[Hashable]] = tuple
         """The keys that there are, where a driver holds several at once."""

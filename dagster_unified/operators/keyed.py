@@ -124,7 +124,7 @@ class KeyedOperator:
         self.last_event_time = options.last_event_time
 
     def open(self, context: Callable[[KeyedStateBackend | None], RuntimeContext]) -> None:
-        """Called once before the first record, with what makes a runtime context."""
+        """Called once before the first record, with what creates a runtime context."""
 
     def close(self) -> None:
         """Called once after the last record, and after a failure."""

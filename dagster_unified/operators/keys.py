@@ -114,7 +114,7 @@ def _group(value: Any, keyed: KeyedInput, count: int, known: dict[Any, int], whe
 
 
 def _boundaries(columns: list[pa.Array], size: int) -> list[int]:
-    import pyarrow.compute as pc  # slow to load, and a pipeline is made without it
+    import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
 
     changed = None
     for column in columns:

@@ -1,7 +1,7 @@
 """How a stream's records lie in Arrow columns between operators, stages and engines.
 
 A stream is its record type's columns, then the library's own: the event time, and the keys that functions computed for
-the shuffles that follow. A program with several outputs puts each in a struct column of its own beside the output's
+the shuffles that follow. A program with several outputs puts each in a struct column of its own next to the output's
 number.
 """
 

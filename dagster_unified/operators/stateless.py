@@ -80,7 +80,7 @@ class AssignTimestampsStep(FusedStep):
     """`assign_timestamps_and_watermarks`; the watermark is the drivers' affair."""
 
     generator: Supplier | None = None
-    """What makes its watermark generator, if it has one."""
+    """What creates its watermark generator, if it has one."""
 
     def clause(self, place: Place) -> Clause:
         assigner = self.function

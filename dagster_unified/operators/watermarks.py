@@ -1,4 +1,4 @@
-"""Runs an author's watermark generator over the records of one task, and tells what it emitted.
+"""Runs an author's watermark generator over the records of one task, and reports what it emitted.
 
 Knows no driver: a driver takes the marks of all tasks of a micro-batch and decides what the watermark is.
 """
@@ -37,7 +37,7 @@ def slowest(marks: Iterable[Mark]) -> Mark:
 
 
 class Generated(WatermarkOutput):
-    """The generator of one task, made anew for each micro-batch, and what it emitted."""
+    """The generator of one task, new for each micro-batch, and what it emitted."""
 
     def __init__(self, where: str, supplier: Supplier) -> None:
         self._where, self._supplier = where, supplier

@@ -80,7 +80,7 @@ class StepInterruptedError(DagsterError, DagsterExecutionInterruptedError):
     """
 
 
-# Dagster's multiprocess executor tells an interrupted step by the name of its error.
+# Dagster's multiprocess executor knows an interrupted step by the name of its error.
 StepInterruptedError.__name__ = DagsterExecutionInterruptedError.__name__
 
 

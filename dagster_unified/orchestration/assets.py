@@ -131,13 +131,13 @@ def stage_asset(
             _Step(context, batch, loaded, region, options, translator, slice_of(batch.partitions, key))
             for key in context.partition_keys
         ]
-        before = [step.made() for step in steps]
+        before = [step.finished() for step in steps]
         anew = all(before) and context.retry_number == 0  # somebody wants it again; a retry only what was not finished
         shown: dict[str, dict[str, Any]] = {}
         due: list[_Step] = []
-        for step, made in zip(steps, before, strict=True):
-            if made is not None and not anew:
-                shown[step.key] = step.shown(made)
+        for step, found in zip(steps, before, strict=True):
+            if found is not None and not anew:
+                shown[step.key] = step.shown(found)
                 continue
             anew = anew or batch.carry_state  # what comes after it goes on from another state
             reused = step.reused() if not (due and batch.carry_state) else None
@@ -149,9 +149,9 @@ def stage_asset(
         size = options["execution.batch.partitions-per-job"] if context.retry_number < 2 else 1
         for together in batched(due, size):
             shown |= zip([step.key for step in together], run_steps(together), strict=True)
-        return told(context, {step.key: shown[step.key] for step in steps})
+        return result(context, {step.key: shown[step.key] for step in steps})
 
-    def told(context: AssetExecutionContext, shown: dict[str, dict[str, Any]]) -> MaterializeResult[Any]:
+    def result(context: AssetExecutionContext, shown: dict[str, dict[str, Any]]) -> MaterializeResult[Any]:
         assert batch.partitions is not None
         key, keys = (
             translator.get_asset_key(loaded, region),
@@ -199,7 +199,7 @@ class _Step:
     translator: "StageTranslator"
     part: Slice | None = None
     recomputed: dict[str, str] = field(default_factory=dict)
-    """Stages that had to be made again for this one, and why."""
+    """Stages that had to be recomputed for this one, and why."""
 
     @property
     def key(self) -> str:
@@ -226,27 +226,32 @@ class _Step:
         """What this step has to run of that plan; None where a later stage's step runs it."""
         return _launched_region(self.loaded, self.launched, self.region)
 
-    def made(self) -> "Manifest | None":
-        """What an earlier attempt of this run, or a run that it re-executes, has made of this partition already."""
+    def finished(self) -> "Manifest | None":
+        """What an earlier attempt of this run, or a run that it re-executes, has materialized of this partition."""
         region = self.launched_region
         if region is None:
             return None
-        found = self.producers.made(region.name)
+        found = self.producers.own(region.name)
         return found if found is not None and found.fingerprint == region.fingerprint else None
 
-    def shown(self, made: "Manifest") -> dict[str, Any]:
+    def shown(self, found: "Manifest") -> dict[str, Any]:
         """The metadata of what stands already.
 
         A run that keeps it materializes it as well: its materialization is the partition's latest.
         """
         self.producers.store.link(
-            Address(self.launched.name, made.stage, self.context.run.run_id, self.producers.partition), made
+            Address(self.launched.name, found.stage, self.context.run.run_id, self.producers.partition), found
         )
         self.context.log.info(
-            f"stage '{made.stage}' of partition {made.partition} was finished by run {made.run[:8]} before"
+            f"stage '{found.stage}' of partition {found.partition} was finished by run {found.run[:8]} before"
         )
         return stage_metadata(
-            self.launched, self.launched.region(made.stage), made, self.producers.store.data(made), self.translator, {}
+            self.launched,
+            self.launched.region(found.stage),
+            found,
+            self.producers.store.data(found),
+            self.translator,
+            {},
         )
 
     def find(self, wanted: Region) -> "Manifest | None":
@@ -254,13 +259,13 @@ class _Step:
         found = self.producers.find(wanted.name, self.translator.get_asset_key(self.launched, wanted))
         if found is not None and found.fingerprint != wanted.fingerprint:
             self.context.log.warning(
-                f"the intermediate of stage '{wanted.name}' was made by other code or from other input, and is not used"
+                f"the intermediate of stage '{wanted.name}' comes from other code or other input, and is not used"
             )
             return None
         return found
 
     def reused(self) -> dict[str, Any] | None:
-        """The metadata of what need not run, and becomes what this run made: what an earlier run made of the same."""
+        """The metadata of a stage that need not run, where an earlier run's output becomes this run's."""
         region = self.launched_region
         if region is None:
             return {"pipelined": "runs in one Spark job with a later stage"}
@@ -268,8 +273,8 @@ class _Step:
         if reused is None:
             return None
         self.context.log.info(
-            f"stage '{region.name}' need not run: run {reused.run[:8]} made it of the same code, configuration and"
-            " input"
+            f"stage '{region.name}' need not run: run {reused.run[:8]} materialized it from the same code,"
+            " configuration and input"
         )
         self.producers.store.link(
             Address(self.launched.name, region.name, self.context.run.run_id, self.producers.partition), reused
@@ -292,8 +297,8 @@ class _Step:
             check=asked.check,
         )
 
-    def told(self, run: Run, manifest: "Manifest", previews: "Mapping[str, pa.Table]") -> dict[str, Any]:
-        """The metadata of what the engine has made."""
+    def materialized(self, run: Run, manifest: "Manifest", previews: "Mapping[str, pa.Table]") -> dict[str, Any]:
+        """The metadata of what the engine has materialized; logs the malformed rows."""
         shown = stage_metadata(
             self.launched,
             run.plan.region(manifest.stage),
@@ -333,7 +338,7 @@ class _Step:
         return found if before is None or before.run == found.carried_from else None
 
     def _carrying(self) -> Carrying | None:
-        """The state of the partition before: what this run made of it, or else its latest."""
+        """The state of the partition before: what this run left, or else its latest."""
         partitions = self.batch.partitions
         if (
             not self.batch.carry_state
@@ -360,7 +365,7 @@ def run_steps(steps: "Sequence[_Step]") -> list[dict[str, Any]]:
         manifests = run_partitions(runs, last.launched_region.name, [step.find for step in steps])
     previews = _previews(runs[-1], last.launched_region)  # of the table as it is now
     return [
-        step.told(run, manifest, previews if step is last else {})
+        step.materialized(run, manifest, previews if step is last else {})
         for step, run, manifest in zip(steps, runs, manifests, strict=True)
     ]
 
@@ -368,11 +373,11 @@ def run_steps(steps: "Sequence[_Step]") -> list[dict[str, Any]]:
 def _observer(
     context: AssetExecutionContext, part: Slice | None, recomputed: dict[str, str]
 ) -> Callable[[Event], None]:
-    """Tells the run's log what happens, and remembers which stages were recomputed, and why."""
+    """Writes what happens to the run's log, and remembers which stages were recomputed, and why."""
     of = "" if part is None else f" of partition {part.key}"
 
     def observe(event: Event) -> None:
-        progress.tell(event)
+        progress.report(event)
         if isinstance(event, StageStarted) and event.reason:
             recomputed[event.stage] = event.reason
             context.log.warning(f"recomputing stage '{event.stage}'{of}: {event.reason}")
@@ -387,7 +392,7 @@ def _observer(
 
 
 def batched(steps: "Sequence[_Step]", size: int) -> "Iterator[Sequence[_Step]]":
-    """As many at a time as one Spark job is to make."""
+    """As many at a time as one Spark job is to run."""
     return (steps[i : i + size] for i in range(0, len(steps), size))
 
 

@@ -43,7 +43,7 @@ class BatchDeployment:
     `partitions` bound every source of a run to one partition: by its path template, or by the field that
     `partitioned_by` names. `timezone` gives a zone to partitions in time that name none. Running a partition again
     replaces its rows in every sink. `backfill_policy` says how many partitions a backfill gives to one run, by default
-    one. A stage makes up to 32 of them in one Spark job (`execution.batch.partitions-per-job`).
+    one. A stage runs up to 32 of them in one Spark job (`execution.batch.partitions-per-job`).
 
     With `carry_state` a partition starts from the keyed state and the timers that the partition before it left.
     Partition after partition then gives what one run over all input gives, and what STREAMING gives. A partition ends

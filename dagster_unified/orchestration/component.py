@@ -256,12 +256,12 @@ class ScaffoldParams(BaseModel):
 
     pipeline: str | None = Field(
         default=None,
-        description="The pipeline as module:attribute; without it, an example is written beside the defs.yaml.",
+        description="The pipeline as module:attribute; without it, an example is written next to the defs.yaml.",
     )
 
 
 class PipelineScaffolder(Scaffolder[ScaffoldParams]):
-    """Writes a `defs.yaml` and, where no pipeline is named, a small one beside it."""
+    """Writes a `defs.yaml` and, where no pipeline is named, a small pipeline next to it."""
 
     @classmethod
     def get_scaffold_params(cls) -> type[ScaffoldParams]:

@@ -140,7 +140,7 @@ class Seen:
     may_start: bool = True
     patience: float = 20.0
     code: Code = field(default_factory=dict)
-    """What the fingerprint is made of."""
+    """What the fingerprint consists of."""
 
     loaded: str = ""
     """Which loading of the code location the sensor is of."""
@@ -171,13 +171,13 @@ class Seen:
 class Decision:
     """What to do now.
 
-    `bury` is a run that Dagster takes for alive and that is dead; `replace` one that has to be ended by force.
+    `mark_failed` is a run that Dagster takes for alive and that is dead; `replace` one that has to be ended by force.
     """
 
     message: str
     launch: str | None = None
     """The run key to launch under."""
-    bury: str | None = None
+    mark_failed: str | None = None
     replace: str | None = None
     stop: int | None = None
     """The token of the lease whose holder has to stop, for new code."""
@@ -229,13 +229,13 @@ def _watch(deployment: StreamingDeployment, seen: Seen, run: SeenRun, wanted: st
     if lease is not None and mine and silent and run.status in ("STARTED", "CANCELING"):
         return Decision(
             f"run {short} has given no sign of life for {(now - lease.beat) / 1000:.0f} s; it is taken to be dead",
-            bury=run.run_id,
+            mark_failed=run.run_id,
         )
     if not mine and silent and run.status == "STARTED" and seen.now - run.created > STARTUP:
         return Decision(
             f"run {short} began {words(seen.now - run.created)} ago and has not taken the lease; it is taken to be"
             " dead",
-            bury=run.run_id,
+            mark_failed=run.run_id,
         )
     if (
         mine

@@ -2,7 +2,7 @@
 
 After `kill -9` Dagster takes a run to be alive for ever. A sensor marks it failed, and finished stages stay.
 
-A process that executes a stage renews a small file beside the intermediates. Only a run that is in the middle of a
+A process that executes a stage renews a small file next to the intermediates. Only a run that is in the middle of a
 stage is judged by it: what a run does between stages is not ours to know.
 """
 
@@ -58,7 +58,7 @@ def beating(store: IntermediateStore, pipeline: str, run_id: str) -> Iterator[No
         while not stopped.is_set():
             with suppress(
                 Exception
-            ):  # one that is lost does no harm; a thread that has ended would have the run buried
+            ):  # one that is lost does no harm; a thread that has ended would have the run marked failed
                 path.write_bytes(msgspec.json.encode(Beat(os.getpid(), socket.gethostname(), time.time())))
             stopped.wait(BEAT)
 
@@ -95,17 +95,17 @@ def heartbeat_sensor(pipeline: str, ops: set[str]) -> SensorDefinition:
         ),
     )
     def watch(context: SensorEvaluationContext) -> SkipReason:
-        found = bury_dead_runs(context.instance, context.resources.intermediates.store(), pipeline, ops)
+        found = fail_dead_runs(context.instance, context.resources.intermediates.store(), pipeline, ops)
         return SkipReason("; ".join(found) or f"no run of {pipeline} has died")
 
     return watch
 
 
-def bury_dead_runs(
+def fail_dead_runs(
     instance: DagsterInstance, store: IntermediateStore, pipeline: str, ops: set[str], patience: float = PATIENCE
 ) -> list[str]:
     """Reports dead runs as failed; says which, also those that Dagster has reported meanwhile."""
-    found = _buried_by_dagster(instance, store, pipeline)
+    found = _failed_by_dagster(instance, store, pipeline)
     for run in instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING])):
         beat = last_beat(store, pipeline, run.run_id)
         if beat is None or time.time() - beat.at <= patience or not _amid(instance, run, ops):
@@ -123,10 +123,10 @@ def bury_dead_runs(
     return found
 
 
-def _buried_by_dagster(instance: DagsterInstance, store: IntermediateStore, pipeline: str) -> list[str]:
+def _failed_by_dagster(instance: DagsterInstance, store: IntermediateStore, pipeline: str) -> list[str]:
     """What became of runs that Dagster saw die in the middle of a stage: their last sign of life is left.
 
-    Their logs are told as well.
+    It is written to their logs as well.
     """
     found = []
     for path in (store.root / pipeline / ".runs").glob("*.json"):

@@ -31,9 +31,9 @@ def latest_metadata(
     ids = sorted(by_partition.values())
     found = {}
     for first in range(0, len(ids), _PER_QUERY):
-        some = ids[first : first + _PER_QUERY]
+        batch = ids[first : first + _PER_QUERY]
         for record in instance.fetch_materializations(
-            AssetRecordsFilter(asset_key=asset, storage_ids=some), limit=len(some)
+            AssetRecordsFilter(asset_key=asset, storage_ids=batch), limit=len(batch)
         ).records:
             if record.partition_key is not None and record.asset_materialization is not None:
                 found[record.partition_key] = record.asset_materialization.metadata

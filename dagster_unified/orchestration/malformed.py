@@ -32,7 +32,7 @@ def malformed_specs(
     partitions: PartitionsDefinition[str] | None,
     translator: StageTranslator,
 ) -> list[AssetSpec]:
-    """Those assets. The steps that read a source materialize them, beside their own."""
+    """Those assets. The steps that read a source materialize them, in addition to their own."""
     return [
         AssetSpec(
             translator.get_malformed_key(plan, node),

@@ -30,7 +30,7 @@ from dagster_unified.orchestration.translator import StageTranslator
 from dagster_unified.records import RecordType, shorten
 
 MADE_BY, CARRIED_FROM = "made by run", "carried from run"
-"""Of a partition with carried state: the run that made it, and the one that had made the state it began with."""
+"""Of a partition with carried state: the run that left it, and the run that had left the state it began with."""
 
 
 def stage_metadata(

@@ -17,18 +17,18 @@ _LABELS = 6
 ROWS = "dagster/row_count"
 
 
-def around(keys: Sequence[str], made: Collection[str]) -> Sequence[str]:
-    """The partitions in a picture after a run that has `made` some; `keys` are all, in their order."""
-    last = max((i for i, key in enumerate(keys) if key in made), default=len(keys) - 1)
+def around(keys: Sequence[str], finished: Collection[str]) -> Sequence[str]:
+    """The partitions in a picture after a run that has `finished` some; `keys` are all, in their order."""
+    last = max((i for i, key in enumerate(keys) if key in finished), default=len(keys) - 1)
     return keys[max(0, last + 1 - SHOWN) :][:SHOWN]
 
 
 def rows_per_partition(
-    keys: Sequence[str], shown: Mapping[str, Mapping[str, Any]], made: Collection[str]
+    keys: Sequence[str], shown: Mapping[str, Mapping[str, Any]], finished: Collection[str]
 ) -> MarkdownMetadataValue:
     """The picture, of the rows that materializations show."""
-    counts = {key: _number(shown[key].get(ROWS)) for key in around(keys, made) if key in shown}
-    return picture({key: count for key, count in counts.items() if count is not None}, made)
+    counts = {key: _number(shown[key].get(ROWS)) for key in around(keys, finished) if key in shown}
+    return picture({key: count for key, count in counts.items() if count is not None}, finished)
 
 
 def _number(value: Any) -> int | None:

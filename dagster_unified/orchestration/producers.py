@@ -42,16 +42,16 @@ class Producers:
         return replace(self, part=part)
 
     def latest(self, stage: str, key: AssetKey) -> Manifest | None:
-        """What this run or one that it re-executes has made of a stage, or else its latest materialization."""
-        return self.made(stage) or self.materialized(stage, key)
+        """What this run or one that it re-executes wrote for a stage, or else its latest materialization."""
+        return self.own(stage) or self.materialized(stage, key)
 
-    def made(self, stage: str) -> Manifest | None:
+    def own(self, stage: str) -> Manifest | None:
         """What this run, or one that it re-executes, wrote for a stage, if it still stands."""
         return next((m for run_id in self.lineage if (m := self._manifest(stage, run_id)) is not None), None)
 
     def find(self, stage: str, key: AssetKey) -> Manifest | None:
         """What the producing run wrote for a stage, if it still stands."""
-        found = self.made(stage)
+        found = self.own(stage)
         if found is not None:
             return found
         if (

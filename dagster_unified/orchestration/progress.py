@@ -10,7 +10,7 @@ from dagster_unified.engine.events import Event, Observer
 _listeners: list[Observer] = []
 
 
-def tell(event: Event) -> None:
+def report(event: Event) -> None:
     """Passes an event on to all listeners."""
     for listener in _listeners:
         listener(event)

@@ -77,7 +77,7 @@ def batch_schedule(
         )
     if time is None and (declared.offset or declared.catch_up):
         raise ConfigurationError(
-            f"{pipeline}: offset and catch_up are those of partitions in time; leave them out beside cron="
+            f"{pipeline}: offset and catch_up are those of partitions in time; leave them out with cron="
         )
     cron = cron_of(pipeline, time, declared.offset) if time is not None else declared.cron
     tags = {} if declared.retries is None else {"dagster/max_retries": str(declared.retries)}

@@ -1,4 +1,4 @@
-"""Which partitions went on from a carried state that has been made again since.
+"""Which partitions went on from a carried state that has been replaced since.
 
 Dagster does not say it of assets that depend on themselves, once they have more than a hundred partitions. What each
 partition was made of is in its materialization, so that the answer does not depend on what the janitor has freed.
@@ -49,7 +49,7 @@ def carried_state_result(
         passed=False,
         severity=AssetCheckSeverity.WARN,
         description=(
-            f"{which} went on from a state that has been made again since: run a backfill over"
+            f"{which} went on from a state that has been replaced since: run a backfill over"
             f" {'it' if len(stale) == 1 else 'them'}"
         ),
         metadata={"stale partitions": len(stale), "first": stale[0], "last": stale[-1]},

@@ -152,7 +152,7 @@ def _run(
 
 
 class _Watcher:
-    """Tells Dagster of epochs, now and then, and looks whether the job is still wanted."""
+    """Reports epochs to Dagster, now and then, and checks whether the job is still wanted."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class _Watcher:
 
     def committed(self, event: Event) -> None:
         """An epoch is committed; called from the thread that committed it."""
-        progress.tell(event)
+        progress.report(event)
         if not isinstance(event, EpochCommitted):
             return
         self._trend.add(event)
@@ -277,7 +277,7 @@ def _carry_out(context: SensorEvaluationContext, deployment: StreamingDeployment
     instance = context.instance
     if decision.stop is not None:
         ask(directory_of(deployment), stop=decision.stop, reason=decision.message)
-    for run_id in (decision.bury, decision.replace):
+    for run_id in (decision.mark_failed, decision.replace):
         run = instance.get_run_by_id(run_id) if run_id is not None else None
         if run is None:
             continue

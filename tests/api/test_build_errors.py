@@ -257,15 +257,15 @@ ERRORS = {
     ),
     "a watermark generator that each task would share": (
         lambda: WatermarkStrategy.for_generator(Complete()),
-        r"for_generator needs what makes a watermark generator.*: the class, or a function such as `lambda: Complete\(",
+        r"for_generator needs what creates a watermark generator.*: the class, or a function such as `lambda: Comp",
     ),
     "empty collection": (
         lambda: Pipeline("p").from_collection([]),
-        "an empty collection does not tell its type; give type_info=",
+        "an empty collection has no type; give type_info=",
     ),
     "list in a collection": (
         lambda: Pipeline("p").from_collection([[1]]),
-        "a list does not tell its element type; give type_info=",
+        "a list has no element type at run time; give type_info=",
     ),
     "pipeline name": (
         lambda: Pipeline("my pipeline"),
@@ -279,7 +279,7 @@ ERRORS = {
 
 
 def complete(stream):
-    """Mistakes in output types are told together, when the graph is complete."""
+    """Mistakes in output types are reported together, when the graph is complete."""
     stream._pipeline.graph()
 
 
@@ -290,7 +290,7 @@ def test_a_mistake_is_an_error_that_says_where_and_what_to_do(mistake):
         complete(build())
 
 
-def test_all_mistakes_in_output_types_are_told_at_once():
+def test_all_mistakes_in_output_types_are_reported_at_once():
     pipeline = Pipeline("p")
     numbers = pipeline.from_collection([1])
     broken = (

@@ -138,7 +138,7 @@ def test_dates_do_not_tell_hours_and_numbers_of_the_wrong_kind_do_not_tell_time(
     )
     hour = slice_of(HourlyPartitionsDefinition("2013-01-01-00:00"), "2013-05-01-03:00")
     with pytest.raises(
-        PipelineError, match="field 'day' is a date, which cannot tell partitions that are shorter than a day"
+        PipelineError, match="field 'day' is a date, which cannot separate partitions that are shorter than a day"
     ):
         ParquetSource(str(tmp_path), Typed).partitioned_by("day").bounded_to(hour).read_partition(spark)
 
@@ -164,16 +164,16 @@ def test_static_keys_and_several_dimensions(spark, tmp_path):
         amounts(spark, source.partitioned_by(store="shop"), slice_of(both, "2013-05-01|north"))
 
 
-def test_a_row_whose_partition_cannot_be_told_is_malformed_and_not_lost(spark, tmp_path):
+def test_a_row_whose_partition_is_not_known_is_malformed_and_not_lost(spark, tmp_path):
     folder = csv(tmp_path, "s.csv", "north,2013-05-01T12:00:00Z,1", "south,soon,2")
     diverting = CsvSource(folder, Sale, on_malformed="divert").partitioned_by("at").bounded_to(MAY)
     rows = diverting.read_partition(spark).collect()
     assert [(r.amount, r[MALFORMED].reason if r[MALFORMED] else None) for r in sorted(rows)] == [
         (1, None),
-        (2, "field 'at' does not tell the partition"),
+        (2, "field 'at' does not say the partition"),
     ]
     failing = CsvSource(folder, Sale, name="sales").partitioned_by("at").bounded_to(MAY)
-    with pytest.raises(Exception, match="field 'at' does not tell the partition") as raised:
+    with pytest.raises(Exception, match="field 'at' does not say the partition") as raised:
         failing.read_partition(spark).collect()
     pipeline = Pipeline("daily")
     pipeline.from_source(failing).print()
@@ -181,7 +181,7 @@ def test_a_row_whose_partition_cannot_be_told_is_malformed_and_not_lost(spark, t
     assert isinstance(error, MalformedInputError)
     assert (
         str(error)
-        == """daily: source 'sales': field 'at' does not tell the partition: {"shop":"south","at":"soon","amount":2}"""
+        == """daily: source 'sales': field 'at' does not say the partition: {"shop":"south","at":"soon","amount":2}"""
     )
 
 

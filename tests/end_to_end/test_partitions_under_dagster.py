@@ -215,7 +215,7 @@ def test_the_checks_page_says_which_later_days_are_stale(page):
     see(
         page,
         "carried_state",
-        f"{DAYS[2]} to {DAYS[3]} went on from a state that has been made again since: run a backfill over them",
+        f"{DAYS[2]} to {DAYS[3]} went on from a state that has been replaced since: run a backfill over them",
     )
 
 

@@ -395,5 +395,5 @@ def test_several_watermarks_or_none_are_errors_in_streaming(spark, tmp_path):
     run([WatermarkStrategy.for_generator(Complete).with_timestamp_assigner("at")], "has a watermark generator, and")
     run(
         [WatermarkStrategy.no_watermarks().with_timestamp_assigner("at")],
-        "makes no watermarks, which a native window needs in STREAMING",
+        "emits no watermarks, which a native window needs in STREAMING",
     )

@@ -14,7 +14,7 @@ from dagster._core.events import DagsterEvent, DagsterEventType
 from dagster._core.execution.plan.objects import StepSuccessData
 
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
-from dagster_unified.orchestration.heartbeat import Beat, beating, bury_dead_runs, last_beat
+from dagster_unified.orchestration.heartbeat import Beat, beating, fail_dead_runs, last_beat
 from dagster_unified.orchestration.history import why_it_failed
 
 KILLED = """
@@ -64,7 +64,7 @@ def started(instance, *events):
     return instance.get_run_by_id(run.run_id)
 
 
-def test_a_process_that_is_killed_in_the_middle_of_a_stage_leaves_a_run_that_is_buried(instance, store):
+def test_a_process_that_is_killed_in_the_middle_of_a_stage_leaves_a_run_that_is_marked_failed(instance, store):
     run = started(instance, DagsterEventType.STEP_START)
     assert (
         subprocess.run(
@@ -72,12 +72,12 @@ def test_a_process_that_is_killed_in_the_middle_of_a_stage_leaves_a_run_that_is_
         ).returncode
         == -9
     )
-    assert bury_dead_runs(instance, store, "p", {"p__stage"}) == []
-    (said,) = bury_dead_runs(instance, store, "p", {"p__stage"}, patience=0)
+    assert fail_dead_runs(instance, store, "p", {"p__stage"}) == []
+    (said,) = fail_dead_runs(instance, store, "p", {"p__stage"}, patience=0)
     assert f"run {run.run_id[:8]}: process" in said
     assert "re-execute from failure" in said
     assert instance.get_run_by_id(run.run_id).status is DagsterRunStatus.FAILURE
-    assert bury_dead_runs(instance, store, "p", {"p__stage"}, patience=0) == []
+    assert fail_dead_runs(instance, store, "p", {"p__stage"}, patience=0) == []
 
 
 def test_a_run_that_lives_or_is_between_its_stages_is_left_alone(instance, store):
@@ -91,7 +91,7 @@ def test_a_run_that_lives_or_is_between_its_stages_is_left_alone(instance, store
     with beating(store, "p", living.run_id):
         while last_beat(store, "p", living.run_id) is None:
             time.sleep(0.01)
-        assert bury_dead_runs(instance, store, "p", {"p__stage"}) == []
+        assert fail_dead_runs(instance, store, "p", {"p__stage"}) == []
     assert last_beat(store, "p", living.run_id) is None
 
 
@@ -112,6 +112,6 @@ def test_a_run_whose_process_dagster_saw_die_is_told_what_died_and_what_comes_ne
         " want of memory. What it had committed stands"
     )
     assert why_it_failed(instance, run.run_id) == died
-    (said,) = bury_dead_runs(instance, store, "p", {"p__stage"})
+    (said,) = fail_dead_runs(instance, store, "p", {"p__stage"})
     assert said == f"run {run.run_id[:8]}: {died}. Re-execute it from failure: it goes on from where it was"
-    assert bury_dead_runs(instance, store, "p", {"p__stage"}) == []
+    assert fail_dead_runs(instance, store, "p", {"p__stage"}) == []

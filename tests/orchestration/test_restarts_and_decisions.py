@@ -182,10 +182,10 @@ def test_a_run_that_was_terminated_by_hand_stays_down_until_it_is_resumed():
     assert see(run("CANCELED"), desired=Desired(1, "running", at=millis(1))).launch
 
 
-def test_a_silent_run_is_buried_whatever_dagster_says_of_it():
-    assert see(run("STARTED"), lease=lease(ago=30)).bury == "run-1"
-    assert see(run("STARTED"), lease=lease(ago=5)).bury is None
-    assert see(run("STARTED", ago=600), lease=lease("another", ago=600)).bury == "run-1"
+def test_a_silent_run_is_marked_failed_whatever_dagster_says_of_it():
+    assert see(run("STARTED"), lease=lease(ago=30)).mark_failed == "run-1"
+    assert see(run("STARTED"), lease=lease(ago=5)).mark_failed is None
+    assert see(run("STARTED", ago=600), lease=lease("another", ago=600)).mark_failed == "run-1"
 
 
 def test_a_run_without_progress_is_replaced():

@@ -59,15 +59,15 @@ def test_days_after_one_that_has_run_again_are_stale_until_a_backfill_has_made_t
     assert run(DAYS[0], DAYS[3]) == follows
     assert run(DAYS[1]) == (
         False,
-        "2013-03-03 to 2013-03-04 went on from a state that has been made again since: run a backfill over them",
+        "2013-03-03 to 2013-03-04 went on from a state that has been replaced since: run a backfill over them",
     )
     assert run(DAYS[4]) == (
         False,
-        "2013-03-03 to 2013-03-05 went on from a state that has been made again since: run a backfill over them",
+        "2013-03-03 to 2013-03-05 went on from a state that has been replaced since: run a backfill over them",
     )
     assert run(DAYS[2], DAYS[3]) == (
         False,
-        "2013-03-05 went on from a state that has been made again since: run a backfill over it",
+        "2013-03-05 went on from a state that has been replaced since: run a backfill over it",
     )
     assert run(DAYS[4]) == follows
 
@@ -79,5 +79,5 @@ def test_days_are_stale_also_where_the_janitor_has_freed_what_they_were_made_of(
             shutil.rmtree(partition)
     assert run(DAYS[0]) == (
         False,
-        "2013-03-02 to 2013-03-04 went on from a state that has been made again since: run a backfill over them",
+        "2013-03-02 to 2013-03-04 went on from a state that has been replaced since: run a backfill over them",
     )

@@ -248,7 +248,7 @@ def _window_aggregate(
 
 
 def _kept(node: g.Node, frame: DataFrame, pass_through: Sequence[str]) -> list[str]:
-    """The columns beside a node's result."""
+    """The pass-through columns: those that are not of a node's result."""
     return [*([TIMESTAMP] if node.timestamped and TIMESTAMP in frame.columns else []), *pass_through]
 
 

@@ -115,7 +115,7 @@ class NativeStreams:
         bound = assigners[0].max_out_of_orderness_ms
         if bound is None:
             raise UnsupportedError(
-                f"{where}: '{assigners[0].name}' makes no watermarks, which a native window needs in STREAMING; give"
+                f"{where}: '{assigners[0].name}' emits no watermarks, which a native window needs in STREAMING; give"
                 " the strategy a bound"
             )
         return bound

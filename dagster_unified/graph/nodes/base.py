@@ -38,7 +38,7 @@ class Chaining(Enum):
 class Naming(IntEnum):
     """Where an operator's name comes from.
 
-    The higher, the more it says of what the operator makes: stages are named after it.
+    The higher, the more it says of what the operator computes: stages are named after it.
     """
 
     LIBRARY = 0
@@ -137,10 +137,10 @@ class Node:
 
     has_side_outputs: ClassVar[bool] = False
     has_broadcast_input: ClassVar[bool] = False
-    """Whether what comes over BROADCAST exchanges is a stream of its own, beside its main input."""
+    """Whether what comes over BROADCAST exchanges is a stream of its own, apart from its main input."""
 
     product: ClassVar[str] = "output is"
-    """What it makes, and the verb."""
+    """What it computes, and the verb."""
 
     # What it knows of time
 
@@ -215,7 +215,7 @@ class Node:
         return None
 
     def step_arguments(self) -> dict[str, Any]:
-        """What its step is made with, beyond what all steps have."""
+        """What its step is created with, beyond what all steps have."""
         return {}
 
     def windows_of(self, record: Any, timestamp: int | None) -> Sequence[Any]:

@@ -32,7 +32,7 @@ class AssignTimestampsNode(Node):
     max_out_of_orderness_ms: int | None
     idleness_ms: int | None = None
     generator: Supplier | None = None
-    """What makes a watermark generator, instead of a bound."""
+    """What creates a watermark generator, instead of a bound."""
 
     step = AssignTimestampsStep
     keeps_records = True

@@ -14,7 +14,7 @@ from dagster_unified.operators.windows.assigners import AlignedEventTimeWindows,
 from dagster_unified.operators.windows.context import ByEventTime
 
 BOUNDS = ("window_start", "window_end")
-"""The fields of a record in which a native window tells its bounds."""
+"""The fields of a record that hold a native window's bounds."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -115,11 +115,11 @@ class WhereNode(NativeNode):
 
 
 _OVER = re.compile(r"\bover\b", re.IGNORECASE)
-"""SQL's window functions look at rows beside their own."""
+"""SQL's window functions look at other rows than their own."""
 
 
 def _lineage_of(before: Lineage, kept: Lineage, columns: tuple[object, ...], names: tuple[str, ...]) -> Lineage | None:
-    """The lineage of some columns beside those that are `kept`."""
+    """The lineage of some columns, next to those that are `kept`."""
     found = dict(kept)
     for name, column in zip(names, columns, strict=True):
         read = _columns_read(column, before)

@@ -11,7 +11,7 @@ from dagster_unified.graph.nodes.base import Node
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReadingNode(Node):
-    """An operator that reads a source, as its input or beside it."""
+    """An operator that reads a source, as its input or apart from it."""
 
     source: Source[Any]
 

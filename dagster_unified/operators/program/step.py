@@ -1,6 +1,6 @@
 """A step: one operator of a program, as it ships, and how it is opened where it runs.
 
-Each kind of step is a class of its own, beside its operator. A program knows the three families below and no kind.
+Each kind of step is a class of its own, next to its operator. A program knows the three families below and no kind.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Place:
     """How an error names the step."""
 
     before: str
-    """How an error names the operator whose function made the records that reach the step."""
+    """How an error names the operator whose function emitted the records that reach the step."""
 
     options: KeyedOptions
     clock: Callable[[], int]

@@ -77,7 +77,7 @@ class Elements(Contents):
 
 
 class _OneValue(Contents):
-    """One value, which an author's function makes of the elements, and which is state of a declared type."""
+    """One value, which an author's function computes from the elements, and which is state of a declared type."""
 
     def __init__(self, spec: Windowing, where: str, state: KeyedStateBackend, what: str, python: Any) -> None:
         self.stored_type = python | None

@@ -19,7 +19,7 @@ CONTENTS = "window contents"
 class Windowing:
     """What an author says of a windowed stream.
 
-    A window holds its elements, or what `reduce` or `aggregate` makes of them.
+    A window holds its elements, or what `reduce` or `aggregate` computes from them.
     """
 
     assigner: WindowAssigner[Any, Any]

@@ -1,4 +1,4 @@
-"""How a run of a key's elements gets into its windows: one by one, or many at a time where nothing tells them apart.
+"""How a run of a key's elements gets into its windows: one by one or, where possible, many at a time.
 
 Elements may be taken many at a time where the assigner says which of them are in the same windows, where the trigger
 only registers each window's end until that has come, and where no evictor needs their times. What may be late is always
