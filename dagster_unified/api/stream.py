@@ -740,6 +740,8 @@ class DataStream(Generic[T]):
         self._check_function(name, function)
         annotation = return_type(function)
         annotated = None if annotation is None else unwrap(annotation)
+        if annotation is type(None) and annotated is None:
+            annotation = None  # it emits to side outputs only, or in another method
         stated = stated_output(function)
         if output_type is None and annotation is not None and annotated is None:
             given = type_name(annotation)

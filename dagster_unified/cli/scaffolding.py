@@ -6,30 +6,9 @@ import keyword
 import re
 from pathlib import Path
 
+from dagster_unified import example
 from dagster_unified.cli.terminal import out
 from dagster_unified.errors import ConfigurationError
-
-PIPELINE = '''"""Sales by shop: read from CSV files, added up, written to a Delta table."""
-
-from typing import NamedTuple
-
-from dagster_unified.api import CsvSource, DeltaSink, Pipeline
-
-
-class Sale(NamedTuple):
-    shop: str
-    amount: int
-
-
-def add(a: Sale, b: Sale) -> Sale:
-    return Sale(a.shop, a.amount + b.amount)
-
-
-pipeline = Pipeline("{name}")
-sales = pipeline.from_source(CsvSource("data/sales", Sale, name="sales"))
-totals = sales.key_by("shop").reduce(add).name("totals")
-totals.sink_to(DeltaSink("data/totals", mode="upsert", key="shop", name="totals"))
-'''
 
 DEFINITIONS = '''"""The code location: what `dagster dev` loads."""
 
@@ -115,7 +94,6 @@ def files(package: str, project: str) -> dict[str, str]:
     """What a new project consists of: text by path."""
     templates = {
         f"{package}/__init__.py": "",
-        f"{package}/pipeline.py": PIPELINE,
         f"{package}/definitions.py": DEFINITIONS,
         f"tests/test_{package}.py": TEST,
         "pyproject.toml": PYPROJECT,
@@ -123,4 +101,5 @@ def files(package: str, project: str) -> dict[str, str]:
         "data/sales/2024-01-01.csv": SALES,
         ".gitignore": IGNORED,
     }
-    return {place: text.format(name=package, project=project) for place, text in templates.items()}
+    written = {place: text.format(name=package, project=project) for place, text in templates.items()}
+    return {**written, f"{package}/pipeline.py": example.over_files(package)}

@@ -26,6 +26,7 @@ from dagster import (
 )
 from pydantic import BaseModel, Field
 
+from dagster_unified import example
 from dagster_unified.api.pipeline import Pipeline
 from dagster_unified.errors import ConfigurationError, nearest
 from dagster_unified.graph.options import Option
@@ -270,31 +271,9 @@ class PipelineScaffolder(Scaffolder[ScaffoldParams]):
     def scaffold(self, request: ScaffoldRequest[ScaffoldParams]) -> None:
         reference = request.params.pipeline
         if reference is None:
-            (request.target_path / "pipeline.py").write_text(EXAMPLE.format(name=request.target_path.name))
+            (request.target_path / "pipeline.py").write_text(example.over_literals(request.target_path.name))
             reference = f"{_module_of(request)}.pipeline:pipeline"
         scaffold_component(request, {"pipeline": reference})
-
-
-EXAMPLE = '''"""Totals of sales, by shop."""
-
-from typing import NamedTuple
-
-from dagster_unified.api import Pipeline
-
-
-class Sale(NamedTuple):
-    shop: str
-    amount: int
-
-
-def add(a: Sale, b: Sale) -> Sale:
-    return Sale(a.shop, a.amount + b.amount)
-
-
-pipeline = Pipeline("{name}")
-sales = pipeline.from_collection([Sale("north", 3), Sale("south", 5), Sale("north", 4)])
-sales.key_by("shop").reduce(add).print()
-'''
 
 
 @scaffold_with(PipelineScaffolder)

@@ -217,3 +217,18 @@ def test_one_name_for_two_kinds_of_state_is_an_error():
 
     with pytest.raises(PipelineError, match="declared as value state of int and as list state of int"):
         KeyedHarness(Twice())
+
+
+class OnlyInTimers(KeyedProcessFunction[str, tuple[str, int], str]):
+    def process_element(self, value: tuple[str, int], ctx: KeyedProcessFunction.Context[str]) -> None:
+        ctx.timer_service().register_event_time_timer(value[1])
+
+    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext[str]) -> list[str]:
+        return [f"{ctx.get_current_key()} at {timestamp}"]
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_a_function_that_emits_in_its_timers_only_may_say_that_process_element_returns_nothing(mode):
+    pipeline = Pipeline("p")
+    pipeline.from_collection([("a", 5)]).key_by(lambda row: row[0], key_type=str).process(OnlyInTimers()).print()
+    assert run_pipeline(pipeline, mode).only() == ["a at 5"]

@@ -47,8 +47,8 @@ class WatermarkGenerator(ABC, Generic[In]):
         ...     def on_event(self, event: int, event_timestamp: int, output: WatermarkOutput) -> None:
         ...         if event % 3 == 0:
         ...             output.emit_watermark(event_timestamp)
-        >>> class Watermark(ProcessFunction[int, str]):
-        ...     def process_element(self, value: int, ctx: ProcessFunction.Context) -> list[str]:
+        >>> class Watermark(KeyedProcessFunction[int, int, str]):
+        ...     def process_element(self, value: int, ctx: KeyedProcessFunction.Context) -> list[str]:
         ...         return [f"{value} after {ctx.timer_service().current_watermark()}"]
         >>> strategy = WatermarkStrategy.for_generator(Complete).with_timestamp_assigner(lambda event: event)
         >>> events = Pipeline("events").from_collection([1, 3, 4]).assign_timestamps_and_watermarks(strategy)

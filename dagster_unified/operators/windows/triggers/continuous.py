@@ -83,10 +83,10 @@ class ContinuousEventTimeTrigger(_Continuous):
     window that stays open fires once for it.
 
     Examples:
-        >>> day = timed.window_all(TumblingEventTimeWindows.of(timedelta(days=1)))
-        >>> totals = day.trigger(ContinuousEventTimeTrigger.of(timedelta(hours=1))).sum("amount")
+        >>> shift = timed.window_all(TumblingEventTimeWindows.of(timedelta(hours=4)))
+        >>> totals = shift.trigger(ContinuousEventTimeTrigger.of(timedelta(hours=1))).sum("amount")
         >>> [sale.amount for sale in collect(totals)], [sale.amount for sale in collect(totals, "STREAMING")]
-        ([12], [12, 12])
+        ([12], [12, 12, 12])
     """
 
     firing = Firing.EARLY
