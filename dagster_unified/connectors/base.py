@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from dagster_unified.errors import PipelineError
+from dagster_unified.connectors.positions import (
+    FilesRead,
+    PartitionsRead,
+    Position,
+    Unread,
+    cannot_follow,
+    partitions_read,
+)
+from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness, Sink, Source
 from dagster_unified.graph.slices import WHOLE, Dimensions, Slice
 from dagster_unified.operators.functions.type_variables import In, Out
@@ -87,6 +95,8 @@ class SparkSource(Source[Out]):
 
     part: Slice | None = None
     bound: bool = False
+    behind: Position = Unread()
+    """What was read of it before: it reads what comes after."""
 
     @abstractmethod
     def read(self, spark: SparkSession) -> DataFrame:
@@ -126,7 +136,8 @@ class SparkSource(Source[Out]):
 
     def settings(self) -> str:
         dimensions = sorted(self.part.dimensions.items()) if self.part is not None else None
-        return f"{sorted(self.partition_columns.items())} {dimensions}"
+        behind = "" if isinstance(self.behind, Unread) else f" after {self.behind.describe()}"
+        return f"{sorted(self.partition_columns.items())} {dimensions}{behind}"
 
     def check_dimensions(self, known: Dimensions) -> None:
         """Raises `PipelineError` where these dimensions do not say which of the source's rows are in a partition."""
@@ -146,7 +157,7 @@ class SparkSource(Source[Out]):
         """What a BATCH run reads: all, or the partition that the source is bounded to."""
         from dagster_unified.connectors.bounds import within
 
-        frame = self.read(spark)
+        frame = self.unread(self.read(spark))
         return (
             frame
             if self.part is None or not self.partition_columns
@@ -164,7 +175,7 @@ class SparkSource(Source[Out]):
 
         slices = [source.part for source in bounded if source.part is not None]
         if self.partition_columns and self.reads_all():
-            return within(self.read(spark), self.partition_columns, slices, self.name)
+            return within(self.unread(self.read(spark)), self.partition_columns, slices, self.name)
         frames = [
             source.read_partition(spark).withColumn(PARTITION_INDEX, F.lit(number))
             for number, source in enumerate(bounded)
@@ -177,7 +188,72 @@ class SparkSource(Source[Out]):
 
     @abstractmethod
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
-        """The same as a stream; `folder` is the job's own, for what a source has to keep."""
+        """The same as a stream; `folder` is the job's own, for what a source has to keep.
+
+        What `after` leaves out is left out here too (`unread`).
+        """
+
+    def batch_position(self, spark: SparkSession) -> Position:
+        """What a BATCH run will have read when it has finished.
+
+        Ask before the run reads, so that what arrives meanwhile does not count. Raises `UnsupportedError` where the
+        source cannot tell.
+        """
+        if self.part is not None:
+            return partitions_read(self.part, self.name)
+        raise self._positionless()
+
+    def stream_position(self, checkpoint_sources: UPath | None, offset: str | None) -> Position:
+        """What a STREAMING query has read at one epoch, together with what was read before it.
+
+        `offset` is the text of this source's offset in Spark's log of that epoch, None where there is none yet;
+        `checkpoint_sources` is the source's folder in Spark's checkpoint. Raises `UnsupportedError` where the source
+        cannot tell.
+        """
+        raise self._positionless()
+
+    def _positionless(self) -> UnsupportedError:
+        return UnsupportedError(
+            f"source '{self.name}' ({self.describe()}) cannot tell what has been read of it, which a savepoint has to"
+            " hold; read from files, or partition the source in time with .partitioned_by(field) and run it in BATCH"
+        )
+
+    def after(self, position: Position) -> Self:
+        """The same source, which reads only what comes after a position, in both modes.
+
+        Raises `StateError` where it cannot tell what that is.
+        """
+        changed = copy.copy(self)
+        changed.behind = position
+        changed.check_behind()
+        return changed
+
+    def check_behind(self) -> None:
+        """Raises `StateError` where the source cannot go on after the position `behind`."""
+        if isinstance(self.behind, Unread):
+            return
+        if not isinstance(self.behind, PartitionsRead):
+            known = f"a {type(self).__name__} does not know such a position"
+            raise cannot_follow(self.name, self.behind, known)
+        if set(self.partition_columns) != {""}:
+            raise cannot_follow(
+                self.name, self.behind, f"it does not say which records belong to a partition; {self.how_to_bound()}"
+            )
+
+    def partitions_behind(self) -> PartitionsRead | None:
+        """The partitions that were read before."""
+        if isinstance(self.behind, FilesRead):
+            return self.behind.partitions
+        return self.behind if isinstance(self.behind, PartitionsRead) else None
+
+    def unread(self, frame: DataFrame) -> DataFrame:
+        """The rows that belong to no partition that was read before."""
+        from dagster_unified.connectors.bounds import beyond
+
+        read = self.partitions_behind()
+        if read is None or not self.partition_columns:
+            return frame
+        return beyond(frame, self.partition_columns[""], read.until, self.name)
 
     def keeps_malformed(self) -> bool:
         """Whether malformed rows are kept in a side table, rather than dropped."""

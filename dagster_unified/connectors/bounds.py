@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import date, datetime
 from string import Formatter
 from typing import TYPE_CHECKING
 
@@ -147,27 +147,48 @@ def within(frame: DataFrame, columns: Mapping[str, str], parts: Sequence[Slice],
     A row whose partition is not known is malformed: put with the others, for every partition that it may belong to,
     or an error.
     """
+    where = f"source '{source}'"
+    tests = [
+        (column, [_test(frame, dimension, column, part, where) for part in parts])
+        for dimension, column in columns.items()
+    ]
+    return _kept(frame, tests, len(parts), source)
+
+
+def beyond(frame: DataFrame, column: str, until: datetime, source: str) -> DataFrame:
+    """The rows of the partitions that begin at a moment or later.
+
+    A row whose partition cannot be told is treated as in a run for a partition.
+    """
     from pyspark.sql import functions as F
 
-    where = f"source '{source}'"
+    test = _in_time(F.col(column), frame.schema[column].dataType, until, None, column, f"source '{source}'")
+    return _kept(frame, [(column, [test])], 1, source)
+
+
+def _kept(
+    frame: DataFrame, tests: Sequence[tuple[str, Sequence[tuple[Column, Column]]]], parts: int, source: str
+) -> DataFrame:
+    """The rows that pass the tests of some columns for one of the parts, or whose column does not tell."""
+    from pyspark.sql import functions as F
+
     diverts = MALFORMED in frame.columns
     text = F.to_json(F.struct(*[c for c in frame.columns if c != MALFORMED]))
     problem = F.col(MALFORMED) if diverts else F.lit(None)
-    kept = [problem.isNotNull() if diverts else F.lit(False) for _ in parts]
-    known = [F.lit(True) for _ in parts]
-    for dimension, column in columns.items():
-        tests = [_test(frame, dimension, column, part, where) for part in parts]
-        unknown = tests[0][0].isNull()
+    kept = [problem.isNotNull() if diverts else F.lit(False)] * parts
+    known = [F.lit(True)] * parts
+    for column, outcomes in tests:
+        unknown = outcomes[0][0].isNull()
         row = F.struct(
             F.lit("").alias("file"),
             text.alias("row"),
             F.lit(f"field '{column}' does not say the partition").alias("reason"),
         )
         problem = F.coalesce(problem, F.when(unknown, row.cast(frame.schema[MALFORMED].dataType) if diverts else row))
-        known = [so_far & (inside | unknown) for so_far, (_, inside) in zip(known, tests, strict=True)]
+        known = [so_far & (inside | unknown) for so_far, (_, inside) in zip(known, outcomes, strict=True)]
     kept = [bad | belongs for bad, belongs in zip(kept, known, strict=True)]
     found = frame.where(functools.reduce(lambda one, other: one | other, kept))
-    if len(parts) > 1:
+    if parts > 1:
         places = F.array_compact(F.array(*[F.when(belongs, F.lit(place)) for place, belongs in enumerate(kept)]))
         found = found.withColumn(PARTITION_INDEX, F.explode(places))
     found = found.withColumn(MALFORMED, problem)
@@ -180,7 +201,7 @@ def _test(frame: DataFrame, dimension: str, column: str, part: Slice, where: str
 
     bounds = part.dimensions[dimension]
     if isinstance(bounds, TimeRange):
-        return _in_time(F.col(column), frame.schema[column].dataType, bounds, column, where)
+        return _in_time(F.col(column), frame.schema[column].dataType, bounds.start, bounds.end, column, where)
     return _equal(F.col(column), bounds)
 
 
@@ -188,8 +209,10 @@ def _equal(value: Column, key: str) -> tuple[Column, Column]:
     return value, value.cast("string") == key
 
 
-def _in_time(value: Column, kind: DataType, time: TimeRange, column: str, where: str) -> tuple[Column, Column]:
-    """The moment in a column, and a condition that it is within bounds.
+def _in_time(
+    value: Column, kind: DataType, start: datetime, end: datetime | None, column: str, where: str
+) -> tuple[Column, Column]:
+    """The moment in a column, and a condition that it is within bounds, the latter of which may be open.
 
     The condition is written so that a Parquet reader can skip row groups that are outside.
     """
@@ -197,24 +220,27 @@ def _in_time(value: Column, kind: DataType, time: TimeRange, column: str, where:
     from pyspark.sql import functions as F
     from pyspark.sql.types import DateType, LongType, StringType, TimestampNTZType, TimestampType
 
-    first, after = pendulum.instance(time.start), pendulum.instance(time.end)
-    start, end = first.in_timezone("UTC"), after.in_timezone("UTC")
+    def between(moment: Column, bound: Callable[[pendulum.DateTime], date | int]) -> Column:
+        inside = moment >= F.lit(bound(pendulum.instance(start)))
+        return inside if end is None else inside & (moment < F.lit(bound(pendulum.instance(end))))
+
     if isinstance(kind, TimestampType):
-        return value, (value >= F.lit(start)) & (value < F.lit(end))
+        return value, between(value, lambda moment: moment.in_timezone("UTC"))
     if isinstance(kind, StringType):
         moment = F.try_to_timestamp(value)
-        return moment, (moment >= F.lit(start)) & (moment < F.lit(end))
+        return moment, between(moment, lambda moment: moment.in_timezone("UTC"))
     if isinstance(kind, LongType):
-        return value, (value >= F.lit(to_millis(start))) & (value < F.lit(to_millis(end)))
+        return value, between(value, to_millis)
     if isinstance(kind, TimestampNTZType):
-        return value, (value >= F.lit(first.naive())) & (value < F.lit(after.naive()))
+        return value, between(value, lambda moment: moment.naive())
     if isinstance(kind, DateType):
-        if any(moment != moment.start_of("day") for moment in (first, after)):
+        bounds = [pendulum.instance(moment) for moment in (start, end) if moment is not None]
+        if any(moment != moment.start_of("day") for moment in bounds):
             raise PipelineError(
                 f"{where}: field '{column}' is a date, which cannot separate partitions that are shorter than a day;"
                 " partition it by a field with a time"
             )
-        return value, (value >= F.lit(first.date())) & (value < F.lit(after.date()))
+        return value, between(value, lambda moment: moment.date())
     raise TypeError(
         f"{where}: field '{column}' of type {kind.simpleString()} holds no time"
     )  # `check_partition_columns` has been there

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from dagster_unified.connectors.base import SparkSource, spark_schema
 from dagster_unified.connectors.paths import for_spark
+from dagster_unified.connectors.positions import EverythingRead, Position, cannot_follow
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.fingerprint import fingerprint
 from dagster_unified.operators.functions.type_variables import Out
@@ -38,7 +39,7 @@ class CollectionSource(SparkSource[Out]):
         )
 
     def snapshot(self) -> str:
-        return fingerprint(self.data)
+        return fingerprint(self.data[self._start :])
 
     def disorder(self, field: str) -> int | None:
         import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
@@ -57,9 +58,32 @@ class CollectionSource(SparkSource[Out]):
         if not data.exists():
             folder.mkdir(parents=True, exist_ok=True)
             with (folder / f".{data.name}").open("wb") as file:
-                pq.write_table(pa.Table.from_batches([self.batch]), file)
+                pq.write_table(self._table(), file)
             (folder / f".{data.name}").rename(data)
-        return spark.readStream.schema(spark_schema(self.records.schema)).parquet(for_spark(folder))
+        return self.unread(spark.readStream.schema(spark_schema(self.records.schema)).parquet(for_spark(folder)))
 
     def read(self, spark: SparkSession) -> DataFrame:
-        return spark.createDataFrame(pa.Table.from_batches([self.batch]), schema=spark_schema(self.records.schema))
+        return spark.createDataFrame(self._table(), schema=spark_schema(self.records.schema))
+
+    def batch_position(self, spark: SparkSession) -> Position:
+        return EverythingRead(len(self.data)) if self.part is None else super().batch_position(spark)
+
+    def stream_position(self, checkpoint_sources: UPath | None, offset: str | None) -> Position:
+        return self.behind if offset is None else EverythingRead(len(self.data))
+
+    def check_behind(self) -> None:
+        if not isinstance(self.behind, EverythingRead):
+            super().check_behind()
+        elif self._start > len(self.data):
+            raise cannot_follow(self.name, self.behind, f"it has only {len(self.data)}")
+
+    @property
+    def _start(self) -> int:
+        """The place of the first record that was not read before."""
+        if isinstance(self.behind, EverythingRead):
+            return len(self.data) if self.behind.count is None else self.behind.count
+        return 0
+
+    def _table(self) -> pa.Table:
+        """The records that were not read before."""
+        return pa.Table.from_batches([self.batch.slice(self._start)])

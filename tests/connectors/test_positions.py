@@ -1,0 +1,164 @@
+"""What a source has read travels as a position, and the same source reads the rest, in either mode."""
+
+from datetime import datetime, timedelta, timezone
+from typing import NamedTuple
+
+import msgspec
+import pytest
+from dagster import DailyPartitionsDefinition, MultiPartitionsDefinition, StaticPartitionsDefinition
+from hypothesis import given
+from hypothesis import strategies as st
+from upath import UPath
+
+from dagster_unified.api import CollectionSource, RateSource
+from dagster_unified.connectors.positions import EverythingRead, FilesRead, PartitionsRead, Position, Unread
+from dagster_unified.errors import MalformedInputError, StateError, UnsupportedError
+from dagster_unified.orchestration.partitions import slice_of
+from dagster_unified.records import record_type
+
+BERLIN = DailyPartitionsDefinition("2024-01-01", timezone="Europe/Berlin")
+SECOND = slice_of(BERLIN, "2024-01-02")
+
+
+class Sale(NamedTuple):
+    amount: int
+    at: str
+
+
+SALES = (
+    Sale(1, "2024-01-01T12:00:00+01:00"),
+    Sale(2, "2024-01-02T23:59:59+01:00"),
+    Sale(3, "2024-01-03T00:00:00+01:00"),
+    Sale(4, "2024-01-05T00:00:00+01:00"),
+)
+
+
+def collection(data=SALES, name="sales"):
+    return CollectionSource(name, record_type(Sale, "test"), tuple(data))
+
+
+class Query:
+    """One streaming query over a source: what it read, epoch by epoch, and the source's position at the last."""
+
+    def __init__(self, spark, source, folder):
+        self.spark, self.source, self.folder = spark, source, folder
+        self.read = []
+
+    def run(self, while_it_runs=lambda query: None):
+        frame = self.source.read_stream(self.spark, UPath(self.folder / "own"))
+        query = (
+            frame.writeStream.foreachBatch(lambda rows, _: self.read.append(sorted(r.amount for r in rows.collect())))
+            .option("checkpointLocation", f"file://{self.folder}/checkpoint")
+            .start()
+        )
+        try:
+            query.processAllAvailable()
+            while_it_runs(query)
+        finally:
+            query.stop()
+        return sorted(amount for epoch in self.read for amount in epoch)
+
+    def position(self, epoch=None):
+        offsets = self.folder / "checkpoint" / "offsets"
+        last = max((int(f.name) for f in offsets.glob("[0-9]*")), default=None)
+        line = (
+            (offsets / str(last if epoch is None else epoch)).read_text().splitlines()[2] if last is not None else "-"
+        )
+        return self.source.stream_position(
+            UPath(self.folder / "checkpoint" / "sources" / "0"), None if line == "-" else line
+        )
+
+
+def read_batch(spark, source):
+    return sorted(r.amount for r in source.read_partition(spark).collect())
+
+
+@pytest.mark.parametrize(
+    ("position", "words"),
+    [
+        (Unread(), "nothing"),
+        (EverythingRead(), "everything"),
+        (EverythingRead(4), "the first 4 records"),
+        (
+            PartitionsRead(datetime(2024, 1, 3, tzinfo=timezone(timedelta(hours=1))), "2024-01-02"),
+            "the partitions up to 2024-01-02, which ends at 2024-01-03T00:00:00+01:00",
+        ),
+        (FilesRead.of("/in", ["b", "a"]), "2 files in /in"),
+        (
+            FilesRead.of("/in", ["b"], PartitionsRead(datetime(2024, 1, 3, tzinfo=timezone.utc), "2024-01-02")),
+            "the partitions up to 2024-01-02, which ends at 2024-01-03T00:00:00+00:00, and of later ones 1 file in /in",
+        ),
+    ],
+)
+def test_a_position_is_json_and_says_itself_in_words(position, words):
+    assert msgspec.json.decode(msgspec.json.encode(position), type=Position) == position
+    assert position.describe() == words
+
+
+@given(st.sets(st.text(st.characters(exclude_characters="\0"), min_size=1)))
+def test_the_names_of_files_come_back_whatever_they_are(names):
+    position = msgspec.json.decode(msgspec.json.encode(FilesRead.of("/in", names)), type=Position)
+    assert position.files() == names
+    assert position.count == len(names)
+
+
+def test_a_collection_goes_on_after_the_records_that_were_read(spark, tmp_path):
+    first = collection(SALES[:1])
+    position = first.batch_position(spark)
+    assert position == EverythingRead(1)
+    assert read_batch(spark, collection().after(position)) == [2, 3, 4]
+
+    stream = Query(spark, collection(SALES[:3]).after(position), tmp_path)
+    assert stream.position() == position
+    assert stream.run() == [2, 3]
+    assert stream.position() == EverythingRead(3)
+    assert read_batch(spark, collection().after(stream.position())) == [4]
+    assert Query(spark, collection(SALES[:3]).after(stream.position()), tmp_path / "next").run() == []
+    with pytest.raises(StateError, match="source 'sales': it cannot go on after the first 3 records: it has only 2"):
+        collection(SALES[:2]).after(stream.position())
+
+
+def test_a_stream_begins_where_the_last_partition_of_a_field_ended(spark, tmp_path):
+    source = collection().partitioned_by("at")
+    bounded = source.bounded_to(SECOND)
+    assert read_batch(spark, bounded) == [2]
+    position = bounded.batch_position(spark)
+    assert position == PartitionsRead(datetime.fromisoformat("2024-01-03T00:00:00+01:00"), "2024-01-02")
+    stream = Query(spark, source.after(position), tmp_path)
+    assert stream.run() == [3, 4]
+    assert stream.position() == EverythingRead(4)
+    assert read_batch(spark, source.after(position)) == [3, 4]
+    assert read_batch(spark, source.after(position).bounded_to(slice_of(BERLIN, "2024-01-05"))) == [4]
+    with pytest.raises(Exception, match=MalformedInputError.__name__):
+        read_batch(spark, collection([*SALES, Sale(5, "soon")]).partitioned_by("at").after(position))
+
+
+def test_a_source_that_does_not_know_partitions_cannot_go_on_after_one():
+    with pytest.raises(StateError, match=r"source 'sales'.*after the partitions up to 2024-01-02.*partitioned_by"):
+        collection().after(PartitionsRead(datetime(2024, 1, 3, tzinfo=timezone.utc), "2024-01-02"))
+
+
+@pytest.mark.parametrize(
+    ("definition", "key", "why"),
+    [
+        (StaticPartitionsDefinition(["EWR", "JFK"]), "EWR", "are not in time"),
+        (
+            MultiPartitionsDefinition({"date": BERLIN, "at": StaticPartitionsDefinition(["EWR"])}),
+            "EWR|2024-01-02",
+            "have several dimensions",
+        ),
+    ],
+)
+def test_partitions_without_an_order_give_no_position(definition, key, why):
+    fields = {"at": "at"} if "|" in key else {}
+    source = collection().partitioned_by(**fields) if fields else collection().partitioned_by("at")
+    with pytest.raises(UnsupportedError, match=f"source 'sales': it has read partition '.*{why}"):
+        source.bounded_to(slice_of(definition, key)).batch_position(None)
+
+
+def test_a_source_that_has_no_position_says_so_when_it_is_asked():
+    with pytest.raises(UnsupportedError, match=r"source 'rate' \(Spark source rate\) cannot tell what has been read"):
+        RateSource().stream_position(None, '{"offset": 1}')
+    with pytest.raises(StateError, match="source 'rate': it cannot go on after everything: a RateSource does not know"):
+        RateSource().after(EverythingRead())
+    assert RateSource().after(Unread()).describe() == "Spark source rate"
