@@ -342,9 +342,24 @@ def _encoder(info: mi.Type) -> Decoder | None:
     return None
 
 
+def encoder(python: Any) -> Decoder | None:
+    """What turns one value of a type into what Arrow takes; None where nothing has to be done."""
+    return _encoder(mi.type_info(python))
+
+
 def decoder(python: Any) -> Decoder | None:
     """What turns one value as Arrow gives it into `python`; None where nothing has to be done."""
     return _decoder(mi.type_info(python))
+
+
+def decoder_of(info: mi.Type) -> Decoder | None:
+    """As `decoder`, for an inspected type."""
+    return _decoder(info)
+
+
+def arrow_of(info: mi.Type) -> pa.DataType:
+    """The Arrow type of an inspected type that may be None as well; raises `RecordTypeError` where there is none."""
+    return _field(VALUE, info, "a value").type
 
 
 def _decoder(info: mi.Type) -> Decoder | None:

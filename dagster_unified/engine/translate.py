@@ -41,7 +41,7 @@ def keyed_options(execution: Execution, last_event_time: int | None) -> KeyedOpt
         processing_time=execution.processing_time,
         processing_time_at_end=execution.processing_time_at_end,
         end_of_input_chain=execution.end_of_input_chain,
-        expiry=execution.mode == "STREAMING",
+        expiry=execution.mode == "STREAMING" or execution.has_savepoint,
         last_event_time=last_event_time,
     )
 
@@ -98,6 +98,14 @@ def _fields_decoder(fields: tuple[str, ...], records: RecordType) -> Decoder | N
     return lambda key: tuple(
         value if decode is None else decode(value) for value, decode in zip(key, each, strict=True)
     )
+
+
+def keyed_program(plan: Plan, node: g.Node) -> Program:
+    """One keyed operator alone, none of whose output goes anywhere."""
+    layout = input_layout(plan, node.id)
+    keyed, options = keyed_input(node, layout.records), keyed_options(plan.execution, None)
+    own = (step(plan, node, -1, None),)
+    return Program(plan.name, node.name, layout, own, (), keyed, options, broadcast_input(plan, node))
 
 
 def program(

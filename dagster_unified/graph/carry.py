@@ -12,12 +12,18 @@ from dagster_unified.graph.nodes import Graph
 
 def carrying(graph: Graph, execution: Execution) -> tuple[int, ...]:
     """The nodes whose state is carried; raises `UnsupportedError` naming an operator whose state cannot be."""
+    what = "a savepoint" if execution.has_savepoint else "carry_state"
     if execution.shuffle_mode == "ALL_EXCHANGES_PIPELINED":
         raise UnsupportedError(
-            f"{graph.name}: carry_state hands state on from stage to stage of two partitions, and"
+            f"{graph.name}: {what} hands state on from stage to stage of two runs, and"
             " execution.batch-shuffle-mode=ALL_EXCHANGES_PIPELINED has no stages; remove the option"
         )
     for node in graph.nodes:
+        if execution.has_savepoint and node.aggregates_natively:
+            raise UnsupportedError(
+                f"{graph.name}: a savepoint cannot hold the state of '{node.name}', which Catalyst aggregates; use"
+                " reduce or aggregate, or a window with a function"
+            )
         if node.not_carried is not None:
-            raise UnsupportedError(f"{graph.name}: carry_state {node.not_carried}")
+            raise UnsupportedError(f"{graph.name}: {what} {node.not_carried}")
     return tuple(n.id for n in graph.nodes if n.holds_state)

@@ -30,6 +30,14 @@ class Streaming:
 
 
 @dataclass(frozen=True)
+class Savepoint:
+    """Where a run leaves its state, and whether it drops what no operator claims of the one that it starts from."""
+
+    path: str | None
+    ignore_unclaimed: bool
+
+
+@dataclass(frozen=True)
 class Execution:
     """The resolved mode, and every option that depends on it."""
 
@@ -43,8 +51,20 @@ class Execution:
     end_of_input_chain: int
     chaining: bool
     parallelism: int | None
+    goes_on: bool
+    """Whether the end of the data is not the end of the input: the run leaves its state in a savepoint."""
+
+    starts_from: str | None
+    """The savepoint that it starts from."""
+
+    savepoint: Savepoint = field(repr=False)
     streaming: Streaming = field(repr=False)
-    """Not part of what identifies a stage's result."""
+    """These two are not part of what identifies a stage's result."""
+
+    @property
+    def has_savepoint(self) -> bool:
+        """Whether the run starts from a savepoint, or leaves one."""
+        return self.goes_on or self.starts_from is not None
 
 
 def boundedness(graph: Graph) -> Boundedness:
@@ -109,6 +129,12 @@ def resolve(graph: Graph, configuration: Configuration) -> Execution:
         end_of_input_chain=configuration["pipeline.event-time.end-of-input-chain"],
         chaining=configuration["pipeline.operator-chaining.enabled"],
         parallelism=configuration["parallelism.default"],
+        goes_on=configuration["execution.savepoint.path"] is not None,
+        starts_from=configuration["execution.state-recovery.path"],
+        savepoint=Savepoint(
+            path=configuration["execution.savepoint.path"],
+            ignore_unclaimed=configuration["execution.savepoint.ignore-unclaimed-state"],
+        ),
         streaming=Streaming(
             interval=configuration["execution.checkpointing.interval"],
             directory=configuration["execution.checkpointing.dir"],

@@ -163,6 +163,26 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("execution.checkpointing.num-retained", "count", 10, "How many micro-batches' checkpoints STREAMING keeps."),
     Option(
+        "execution.savepoint.path",
+        "text",
+        None,
+        "Where a run over bounded input leaves its state, as a savepoint, at the end of its data. The end of the data"
+        " is then not the end of the input: open windows and pending timers are in the savepoint.",
+    ),
+    Option(
+        "execution.state-recovery.path",
+        "text",
+        None,
+        "The savepoint that a run starts from, of either mode. A STREAMING job takes it where it has no state yet.",
+    ),
+    Option(
+        "execution.savepoint.ignore-unclaimed-state",
+        "bool",
+        False,
+        "Whether state in a savepoint that no operator's uid claims is dropped; by default it is an error.",
+        other_keys=("execution.state-recovery.ignore-unclaimed-state",),
+    ),
+    Option(
         "state.backend.type",
         "choice",
         "ROCKSDB",

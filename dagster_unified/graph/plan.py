@@ -145,7 +145,8 @@ def plan(graph: Graph, configuration: Configuration | None = None, carry_state: 
         [(e.source, e.target) for e in found_exchanges if not e.blocking],
         [(e.source, e.target) for e in found_exchanges if e.blocking],
     )
-    carried = carrying(graph, execution) if carry_state else ()
+    in_batch = execution.mode == "BATCH"
+    carried = carrying(graph, execution) if carry_state or (in_batch and execution.has_savepoint) else ()
     return Plan(
         graph,
         execution,

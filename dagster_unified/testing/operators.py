@@ -22,8 +22,9 @@ from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.functions.base import OutputTag
 from dagster_unified.operators.functions.keyed import PartlyKeyed
 from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.numbers import BROADCAST
 from dagster_unified.operators.state.map import MapStateDescriptor
-from dagster_unified.operators.state.pages import BROADCAST, Content
+from dagster_unified.operators.state.pages import Content
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.testing.driving import Driven, Timed
 from dagster_unified.testing.harness import ManualClock

@@ -66,23 +66,30 @@ class PartitionStart:
         return MAX_TIMESTAMP if self.end.end else self.end.watermarks.get(node.uid, MIN_TIMESTAMP)
 
 
+def seen_before(run: Run, before: Manifest | None) -> Metrics:
+    """What the partition before, or the savepoint that a run starts from, has seen of event time."""
+    if before is not None:
+        return Metrics(last_event_times=before.last_event_times)
+    start = run.carry.start if run.carry is not None else None
+    return Metrics(last_event_times=dict(start.manifest.event.assigned)) if start is not None else Metrics()
+
+
 def partition_starts(
-    runs: Sequence[Run], region: Region, inputs: Sequence[Mapping[int, Manifest]], before: Manifest | None
+    runs: Sequence[Run], region: Region, inputs: Sequence[Mapping[int, Manifest]], seen: Metrics
 ) -> list[PartitionStart]:
     """Where the partitions start; with carried state, each goes on from what all before it have seen."""
-    seen = Metrics(last_event_times=before.last_event_times) if before is not None else Metrics()
     starts = []
     for run, manifests in zip(runs, inputs, strict=True):
         upstream = merge(Metrics(last_event_times=manifests[i].last_event_times) for i in region.inputs)
         if run.carry is None:
             starts.append(PartitionStart(run.plan, upstream))
             continue
-        begin, seen = _time_after(run.plan, seen), merge([seen, upstream])
-        starts.append(PartitionStart(run.plan, seen, begin, _time_after(run.plan, upstream, run.carry.last)))
+        begin, seen = time_after(run.plan, seen), merge([seen, upstream])
+        starts.append(PartitionStart(run.plan, seen, begin, time_after(run.plan, upstream, run.carry.last)))
     return starts
 
 
-def _time_after(plan: Plan, seen: Metrics, last: bool = False) -> ControlEvent:
+def time_after(plan: Plan, seen: Metrics, last: bool = False) -> ControlEvent:
     """The control event after all records so far: watermarks or, after the last partition, the end of input."""
     now = wall_clock()
     time = JobTime(plan, None, now, native_windows=True)
@@ -92,10 +99,10 @@ def _time_after(plan: Plan, seen: Metrics, last: bool = False) -> ControlEvent:
 
 def state_before(run: Run, manifest: Manifest | None, port: Port) -> DataFrame | None:
     """The state of an operator in the manifest of the partition before; raises `StateError` where it does not fit."""
-    if manifest is None:
-        return None
     node = run.plan.graph.node(port.node)
     groups = run.plan.execution.streaming.max_parallelism
+    if manifest is None:
+        return _in_savepoint(run, node, groups)
     if manifest.groups != groups:
         raise StateError(
             f"{run.plan.name}: the state of the partition before is in {manifest.groups} key groups, and"
@@ -107,6 +114,19 @@ def state_before(run: Run, manifest: Manifest | None, port: Port) -> DataFrame |
             " the uid that it had, or run a backfill from the first partition"
         )
     return dataframes.read(run.spark, run.store, [manifest], node.uid, port.tag, run.plan.layout(port))
+
+
+def _in_savepoint(run: Run, node: g.Node, groups: int) -> DataFrame | None:
+    """The state of an operator in the savepoint that a run starts from, if it starts from one."""
+    from pyspark.sql import functions as F
+
+    start = run.carry.start if run.carry is not None else None
+    if start is None:
+        return None
+    edge = run.plan.graph.main_inputs(node.id)[0]
+    computed = node.key is not None and node.key.computed is not None
+    keys = ["key"] if computed else key_columns(edge)
+    return start.pages(node.uid, groups, lambda: F.pmod(F.hash(*keys), F.lit(groups)))
 
 
 class CarriedState:

@@ -178,12 +178,11 @@ def manifests_of(
     frames: RegionFrames,
     found: Materialized,
     attempts: Sequence[UPath],
-    before: Manifest | None,
+    carried_from: str,
+    seen: Metrics,
 ) -> list[Manifest]:
     """The manifests of the partitions, without what their sinks wrote."""
     manifests = []
-    carried_from = before.run if before is not None else ""
-    seen = Metrics(last_event_times=before.last_event_times) if before is not None else Metrics()
     for run, start, attempt, own, rows in zip(runs, frames.starts, attempts, found.metrics, found.rows, strict=True):
         metrics = merge([own, start.upstream, seen])
         files = run.store.files(attempt)

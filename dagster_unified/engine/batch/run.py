@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore, Manifest
 from dagster_unified.engine.events import Observer, nobody
+from dagster_unified.engine.state_tables.savepoints import StartingState
 from dagster_unified.errors import CarriedStateError
 from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.graph.slices import WHOLE
@@ -29,6 +30,8 @@ class Carrying:
     before: Lookup | None
     key_before: str
     last: bool = False
+    start: StartingState | None = None
+    """The savepoint that the first partition starts from."""
 
     def manifest(self, plan: Plan, region: Region) -> Manifest | None:
         """The manifest of the partition before; raises `CarriedStateError` where there is none."""

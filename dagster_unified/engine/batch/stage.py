@@ -14,7 +14,7 @@ import msgspec
 
 from dagster_unified.connectors.base import WriteResult
 from dagster_unified.connectors.paths import remove_tree
-from dagster_unified.engine.batch.carried import partition_starts, state_before
+from dagster_unified.engine.batch.carried import partition_starts, seen_before, state_before
 from dagster_unified.engine.batch.intermediates import dataframes
 from dagster_unified.engine.batch.intermediates.store import Manifest, now
 from dagster_unified.engine.batch.materialize import (
@@ -122,7 +122,7 @@ def _run_region(
     first.check()
     begun = now()
     before = first.carry.manifest(first.plan, region) if first.carry is not None else None
-    starts = partition_starts(runs, region, inputs, before)
+    starts = partition_starts(runs, region, inputs, seen_before(first, before))
 
     def stream(port: Port) -> DataFrame:
         return _read(runs, port, inputs)
@@ -190,7 +190,8 @@ def _execute(
             found = Materialized(streams, frame.schema.json(), [[result.rows]], metrics)
         else:
             found = materialize(frames, streams, attempts[0])
-        manifests = manifests_of(runs, region, frames, found, attempts, before)
+        carried_from = before.run if before is not None else ""
+        manifests = manifests_of(runs, region, frames, found, attempts, carried_from, seen_before(runs[0], before))
         count_malformed(runs, frames, manifests)
         runs[0].check()
         left: list[SinkNode] = []

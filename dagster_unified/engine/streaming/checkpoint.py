@@ -61,6 +61,9 @@ class Deployed(msgspec.Struct, frozen=True):
     loaded: str = ""
     """Which loading of the code location requested the last start; empty where a person did."""
 
+    start: str = ""
+    """The savepoint that the deployment's state began with; empty where it began without."""
+
     upgrades: int = 0
     """How often new code was started for that one loading.
 
@@ -121,6 +124,7 @@ class CheckpointDirectory:
             generation=(held.generation if held else 0) + changed,
             finished=False,
             timeline=held.timeline if held else 0,
+            start=held.start if held and held.id else wanted.start,
             undone=held.undone if held and held.id else [],
             upgrades=(held.upgrades if held and held.loaded == wanted.loaded else 0) + (changed and held is not None),
         )

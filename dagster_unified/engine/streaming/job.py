@@ -14,16 +14,20 @@ from typing import TYPE_CHECKING
 from dagster_unified.engine.events import Observer, nobody
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.session import is_connect
+from dagster_unified.engine.state_tables.savepoints import StartingState, starting_state
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory, Deployed, HeldLease, wait_for
+from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.native_query import NativeQuery
 from dagster_unified.engine.streaming.packed import PackedQuery
+from dagster_unified.engine.streaming.portable import frozen, write_tables
 from dagster_unified.engine.streaming.query import Deployment, Query
 from dagster_unified.engine.streaming.savepoint import check_whole, forget_interrupted, save
-from dagster_unified.engine.streaming.topology import Lanes, Topology, queries, topology
+from dagster_unified.engine.streaming.topology import MAIN, Lanes, Topology, queries, topology
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
+from dagster_unified.state.manifest import Manifest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -104,12 +108,13 @@ class StreamingJob:
             self.deployed = self.directory.deploy(record, fresh)
             forget_interrupted(self.directory)
             self._configure()
+            start = self._start_state(self.deployed)
             deployment = Deployment(self.plan, self.spark, self.directory, self.deployed, self.observe, self.may_write)
             read = {node for one in wanted if one.aggregate is None for node in self.plan.upstream(*one.sinks)}
             for one in wanted:
                 query: Query
                 if one.aggregate is None:
-                    query = PackedQuery(deployment, one.name, packed[one.name], malformed)
+                    query = PackedQuery(deployment, one.name, packed[one.name], malformed, start)
                 else:
                     query = NativeQuery(deployment, one.name, one.sinks, one.aggregate, read)
                 self._queries.append(query)
@@ -132,12 +137,27 @@ class StreamingJob:
             while not stopped():
                 alive = [query for query in self._queries if query.advance(self._ending)]
                 if not alive:
+                    for query in self._queries:
+                        query.stop()
+                    if self.plan.execution.savepoint.path is not None:
+                        self._save_tables(self.plan.execution.savepoint.path, "at the end of the data")
                     self.directory.finish()
                     return "finished"
                 time.sleep(poll)
             return "stopped"
         finally:
             self.stop()
+
+    def _save_tables(self, path: str, reason: str) -> Manifest:
+        """Write a savepoint of the state that the stopped queries have left."""
+        assert self.deployed is not None
+        spark, control = self.directory.path / "spark" / MAIN, self.directory.path / "control" / MAIN
+        checkpoint = frozen(spark, ControlFile(str(control)).read())
+        stages = topology(self.plan, self._main_sinks(), Lanes(self.deployed.lanes))
+        return write_tables(self.plan, self.spark, self.deployed, stages, checkpoint, path, reason, {})
+
+    def _main_sinks(self) -> tuple[int, ...]:
+        return next(one.sinks for one in queries(self.plan) if one.aggregate is None)
 
     def drain(self) -> None:
         """End the input here (Flink: `stop --drain`).
@@ -169,6 +189,13 @@ class StreamingJob:
         if self._lease is not None:
             self._lease.check()
 
+    def _start_state(self, deployed: Deployed) -> StartingState | None:
+        """The savepoint to begin with, until the first epoch is committed."""
+        if not deployed.start or (self.directory.path / "spark" / MAIN / "commits" / "0").exists():
+            return None
+        ignore = self.plan.execution.savepoint.ignore_unclaimed
+        return starting_state(self.plan, self.spark, deployed.start, ignore)
+
     def _record(self, lanes: Lanes, packed: Mapping[str, Topology]) -> Deployed:
         levels = {
             name: [sorted(track.program.steps[0].uid for track in level.values()) for level in stages.levels]
@@ -188,6 +215,7 @@ class StreamingJob:
             levels=levels,
             code=code,
             loaded=self.start_as.loaded,
+            start=self.plan.execution.starts_from or "",
         )
 
     def _configure(self) -> None:

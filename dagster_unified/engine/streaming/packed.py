@@ -21,6 +21,7 @@ from dagster_unified.engine.dataframe.observations import observed
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.failures import naming_operator
 from dagster_unified.engine.job_time import JobTime
+from dagster_unified.engine.state_tables.savepoints import StartingState
 from dagster_unified.engine.streaming import worker
 from dagster_unified.engine.streaming.control import NAME, ControlFile, ControlSource
 from dagster_unified.engine.streaming.native_streams import NativeStreams
@@ -32,12 +33,12 @@ from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.operators.drivers.report import Report, merge_reports
-from dagster_unified.operators.lanes import PACKED, REPORT, Place, Route, sequence
+from dagster_unified.operators.lanes import PACKED, REPORT, Place, Route, Track, sequence
 from dagster_unified.operators.metrics import merge
 from dagster_unified.operators.time import wall_clock
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, GroupedData, SparkSession
     from upath import UPath
 
 MALFORMED_ROW = pa.schema([("file", pa.string()), ("row", pa.string()), ("reason", pa.string())])
@@ -58,6 +59,9 @@ class PackedFrames:
     tables: list[DataFrame] = field(default_factory=list)
     """What lookups read."""
 
+    start: StartingState | None = None
+    """The state from which the query starts, until it has committed its first epoch."""
+
     def build(self) -> DataFrame:
         """Every row of the query's output, packed, with its reports."""
         groups = self.plan.execution.streaming.max_parallelism
@@ -74,12 +78,28 @@ class PackedFrames:
             self.topology.levels, self.topology.passes, self.topology.natives[1:], strict=True
         ):
             processor = KeyGroupProcessor(worker.payload_of(dict(level), level.values()))
-            frame = frame.groupBy("lane", "group").transformWithState(processor, packed, "Append", "None")
+            initial = self._initial(level, groups)
+            frame = frame.groupBy("lane", "group").transformWithState(processor, packed, "Append", "None", initial)
             if tracks:
                 frame = frame.mapInArrow(worker.between(tracks, groups), packed)
             for native in natives:
                 frame = self._natively(frame, native, groups)
         return frame
+
+    def _initial(self, level: Mapping[int, Track], groups: int) -> GroupedData | None:
+        """The pages that a level's key groups start from; None where it starts without state."""
+        from pyspark.sql import functions as F
+
+        if self.start is None:
+            return None
+        found: DataFrame | None = None
+        for lane, track in level.items():
+            pages = self.start.pages(track.program.steps[0].uid, groups)
+            if pages is not None:
+                number, data = F.col("page").cast("int").alias("number"), F.col("state").alias("data")
+                own = pages.select(F.lit(lane).alias("lane"), F.col("group").cast("int").alias("group"), number, data)
+                found = own if found is None else found.unionByName(own)
+        return None if found is None else found.groupBy("lane", "group")
 
     def lane(self, frame: DataFrame, lane: int, schema: pa.Schema) -> DataFrame:
         """One stream out of packed rows, in its own columns."""
@@ -167,11 +187,20 @@ class PackedRows:
 class PackedQuery(Query):
     """The query of lanes. `lanes` are those of the sources' malformed rows, by uid."""
 
-    def __init__(self, deployment: Deployment, name: str, stages: Topology, lanes: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        deployment: Deployment,
+        name: str,
+        stages: Topology,
+        lanes: Mapping[str, int],
+        start: StartingState | None = None,
+    ) -> None:
         super().__init__(deployment, name, stages.tail)
         control = self.folder / "control" / name
-        self.frames = PackedFrames(self.plan, stages, self.spark, self.folder, control, lanes, self.tables)
+        self.frames = PackedFrames(self.plan, stages, self.spark, self.folder, control, lanes, self.tables, start)
         self.control = ControlFile(str(control))
+        if start is not None and self.control.read() is None:
+            self.control.write(start.manifest.event)
         self.time = JobTime(self.plan, self.control.read(), wall_clock())
         self.stages = stages
         read = {head.source for head in stages.heads}

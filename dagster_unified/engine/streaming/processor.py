@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
+from dagster_unified.operators.numbers import INDEX
+
 if TYPE_CHECKING:
     from pyspark.sql import Row
 
@@ -36,6 +38,13 @@ class KeyGroupProcessor(StatefulProcessor):
             self._task = LevelTask(self._payload.load(), self._index, self._pages)
         lane, group = key
         return self._task.run(lane, group, rows)
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:  # noqa: N802 - Spark's names
+        """Takes a page of the state that the query starts from, or its index."""
+        if initialState["number"] == INDEX:
+            self._index.update((initialState["data"],))
+        else:
+            self._pages.updateValue((initialState["number"],), (initialState["data"],))
 
     def close(self) -> None:
         if self._task is not None:

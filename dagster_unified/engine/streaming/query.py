@@ -178,7 +178,8 @@ class Query(ABC):
             self.query.processAllAvailable()
             with self._committing:
                 # A query that is stopped has nothing available either, and its input has not ended.
-                more = not self._stopping and self.query.isActive and self.end()
+                ends = not self._stopping and self.query.isActive and not self.plan.execution.goes_on
+                more = ends and self.end()
             if more:
                 self.query.processAllAvailable()
         except Exception as error:  # the query's own failure is read from it; anything else is this one's

@@ -31,6 +31,9 @@ from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, key_column
 from dagster_unified.operators.program.spec import Output, Program
 from dagster_unified.operators.program.step import Step
 
+MAIN = "main"
+"""The query of everything but native aggregates."""
+
 TAIL = "sinks"
 """How errors name the operators behind the last one with state."""
 
@@ -101,7 +104,7 @@ def queries(plan: Plan) -> list[QuerySpec]:
                 )
         found.setdefault(aggregates[0] if aggregates else None, []).append(node.id)
     return [
-        QuerySpec("main" if aggregate is None else graph.node(aggregate).uid, tuple(sinks), aggregate)
+        QuerySpec(MAIN if aggregate is None else graph.node(aggregate).uid, tuple(sinks), aggregate)
         for aggregate, sinks in found.items()
     ]
 

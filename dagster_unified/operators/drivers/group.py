@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from dagster_unified.errors import UnifiedError
 from dagster_unified.operators.keys import key_hash
+from dagster_unified.operators.numbers import INDEX
 from dagster_unified.operators.state.pages import Content, Index, Page, PageCodec, decode_index, encode_index
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.operators.timers import TimerQueue
@@ -25,10 +26,6 @@ class GroupStore(Protocol):
     def remove_page(self, number: int) -> None: ...
 
 
-_INDEX = 2**31 - 2
-"""The number under which the index lies among the pages, where it lies among them."""
-
-
 class MemoryStore:
     """A group's state in memory."""
 
@@ -36,10 +33,10 @@ class MemoryStore:
         self.pages = dict(pages or {})
 
     def read_index(self) -> bytes | None:
-        return self.pages.get(_INDEX)
+        return self.pages.get(INDEX)
 
     def write_index(self, data: bytes) -> None:
-        self.pages[_INDEX] = data
+        self.pages[INDEX] = data
 
     def read_page(self, number: int) -> bytes | None:
         return self.pages.get(number)

@@ -22,9 +22,10 @@ from dagster_unified.operators.failures import placed
 from dagster_unified.operators.functions.base import FIRST, Subtask
 from dagster_unified.operators.keys import runs
 from dagster_unified.operators.layout import TIMESTAMP
+from dagster_unified.operators.numbers import BROADCAST
 from dagster_unified.operators.program.run import FLUSH, RunningProgram
 from dagster_unified.operators.program.spec import Program
-from dagster_unified.operators.state.pages import BROADCAST, KEYS_PER_PAGE, BroadcastCodec, Content
+from dagster_unified.operators.state.pages import KEYS_PER_PAGE, BroadcastCodec, Content
 from dagster_unified.operators.time import MIN_TIMESTAMP
 
 

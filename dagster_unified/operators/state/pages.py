@@ -23,9 +23,6 @@ from dagster_unified.operators.state.descriptors import StateDescriptor
 KEYS_PER_PAGE = 1024
 """How many keys a page holds on average before a group's pages are split."""
 
-BROADCAST = 2**31 - 1
-"""The number of the page that holds a group's copy of broadcast state."""
-
 
 class Index(msgspec.Struct, array_like=True):
     """What is known of a group without reading its pages: how many there are, and when each has something to do."""

@@ -1,0 +1,79 @@
+"""Pages of key groups and typed rows as DataFrames, each made from the other.
+
+Knows the plan, the workers' functions and Spark's DataFrame API. Lazy, but for the question of what an operator's
+columns are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from dagster_unified.connectors.base import spark_schema
+from dagster_unified.engine.shipping import Payload
+from dagster_unified.engine.state_tables import worker
+from dagster_unified.engine.translate import keyed_program
+from dagster_unified.graph import nodes as g
+from dagster_unified.graph.plan import Plan
+from dagster_unified.operators.layout import CARRIED_LAYOUT
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class OperatorTable:
+    """The table of one keyed operator."""
+
+    node: g.Node
+    payload: Payload
+    schema: pa.Schema
+
+    def rows(self, pages: DataFrame) -> DataFrame:
+        """Its rows, from pages in the columns of `CARRIED_LAYOUT`."""
+        by_group = pages.repartition("group").sortWithinPartitions("group", "page")
+        return by_group.mapInArrow(worker.to_rows(self.payload, self.schema), spark_schema(self.schema))
+
+    def pages(self, rows: DataFrame, groups: int, watermark: int, group: Column | None = None) -> DataFrame:
+        """Pages of `groups` key groups, from rows. By default a key's group is that of a STREAMING job."""
+        from pyspark.sql import functions as F
+
+        schema = worker.stored_columns(_schema_of(rows))
+        if group is None:
+            grouped = rows.mapInArrow(worker.to_groups(self.payload, groups), spark_schema(schema))
+            spark = rows.sparkSession
+            markers = spark.range(groups).select(
+                F.col("id").cast("int").alias(worker.GROUP), F.lit(True).alias(worker.MARKER)
+            )
+            grouped = grouped.unionByName(markers, allowMissingColumns=True)
+        else:
+            grouped = rows.withColumns({worker.GROUP: group.cast("int"), worker.MARKER: F.lit(False)})
+        spread = grouped.repartition(worker.GROUP).sortWithinPartitions(worker.GROUP)
+        return spread.mapInArrow(worker.to_pages(self.payload, watermark), spark_schema(CARRIED_LAYOUT.schema))
+
+
+def operator_tables(
+    plan: Plan, spark: SparkSession, nodes: Sequence[g.Node], stored: Mapping[str, pa.Schema]
+) -> list[OperatorTable]:
+    """The tables of some keyed operators, which are opened in a worker to say what their state is.
+
+    `stored` are the columns that a savepoint has of an operator, by its uid. Raises `StateError` where an operator's
+    state does not fit them.
+    """
+    if not nodes:
+        return []
+    payloads = [worker.payload_of(keyed_program(plan, node)) for node in nodes]
+    held = [stored[n.uid].serialize().to_pybytes() if n.uid in stored else None for n in nodes]
+    numbers = spark.range(0, len(nodes), 1, 1)
+    answers = numbers.mapInArrow(worker.describe(payloads, held), spark_schema(worker.DESCRIBED)).collect()
+    schemas = {row["operator"]: pa.ipc.read_schema(pa.py_buffer(bytes(row["schema"]))) for row in answers}
+    return [OperatorTable(node, payloads[i], schemas[i]) for i, node in enumerate(nodes)]
+
+
+def _schema_of(frame: DataFrame) -> pa.Schema:
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(frame.schema)

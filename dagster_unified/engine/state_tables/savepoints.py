@@ -1,0 +1,150 @@
+"""Writes the tables of a savepoint, and reads them as the state from which a job starts.
+
+Knows Spark, the plan and the savepoint's manifest; not which mode runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+import pyarrow as pa
+from upath import UPath
+
+from dagster_unified.connectors.paths import for_spark
+from dagster_unified.engine.dataframe.observations import observed
+from dagster_unified.engine.state_tables.frames import OperatorTable, operator_tables
+from dagster_unified.errors import StateError
+from dagster_unified.graph import nodes as g
+from dagster_unified.graph.plan import Plan
+from dagster_unified.operators.state.table import ROLE
+from dagster_unified.operators.time import MIN_TIMESTAMP
+from dagster_unified.state import manifest as manifests
+from dagster_unified.state.manifest import Column, Manifest, OperatorState
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
+    from pyspark.sql import DataFrame, SparkSession
+
+CODEC = "zstd"
+"""Written once, and kept."""
+
+
+def stateful(plan: Plan) -> list[g.Node]:
+    """The operators whose state a savepoint holds."""
+    return [node for node in plan.graph.nodes if node.runs_by_key]
+
+
+def write_table(table: OperatorTable, pages: DataFrame, folder: UPath) -> OperatorState:
+    """Write the state of one operator below the folder of a savepoint."""
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F
+
+    count = Observation()
+    name = f"operators/{manifests.folder_of(table.node.uid)}"
+    rows = table.rows(pages)
+    counted = rows.observe(count, F.count(F.lit(1)).alias("rows"))
+    counted.write.mode("overwrite").option("compression", CODEC).parquet(for_spark(folder / name))
+    files = manifests.files_in(folder / name, folder)
+    return OperatorState(
+        table.node.uid,
+        table.node.name,
+        name,
+        _columns(table.schema),
+        rows.schema.json(),
+        int(observed(count).get("rows") or 0),
+        sum(file.bytes for file in files),
+        files,
+    )
+
+
+def _columns(schema: pa.Schema) -> list[Column]:
+    found = []
+    for field in schema:
+        metadata = field.metadata or {}
+        role, state = metadata.get(ROLE, b"").decode(), metadata.get(b"name", b"").decode()
+        found.append(Column(field.name, str(field.type), role, state))
+    return found
+
+
+@dataclass(frozen=True)
+class StartingState:
+    """The state from which a job of `plan` starts, matched by uid."""
+
+    plan: Plan
+    spark: SparkSession
+    folder: UPath
+    manifest: Manifest
+    tables: Mapping[str, OperatorTable]
+
+    def pages(self, uid: str, groups: int, group: Callable[[], SparkColumn] | None = None) -> DataFrame | None:
+        """An operator's state as pages of key groups; None where the savepoint has none of it."""
+        state, table = self.manifest.operator(uid), self.tables.get(uid)
+        if state is None or table is None:
+            return None
+        rows = read_table(self.spark, self.folder, state)
+        watermark = self.manifest.event.watermarks.get(uid, MIN_TIMESTAMP)
+        return table.pages(rows, groups, watermark, group() if group is not None else None)
+
+
+def starting_state(plan: Plan, spark: SparkSession, path: str, ignore_unclaimed: bool) -> StartingState:
+    """The state that a savepoint has for the operators of a plan.
+
+    Raises `StateError` where the savepoint is not whole, where it has state that no operator claims, unless that is
+    ignored, and where an operator's state does not fit what the savepoint has.
+    """
+    folder, manifest = manifests.read(path)
+    nodes = stateful(plan)
+    known = {node.uid for node in nodes}
+    unclaimed = [one for one in manifest.operators if one.uid not in known and one.rows]
+    if unclaimed and not ignore_unclaimed:
+        first = unclaimed[0]
+        raise StateError(
+            f"{plan.name}: the savepoint in {folder} has state of operator '{first.name}' (uid '{first.uid}'), and no"
+            f" operator has that uid: there are {', '.join(sorted(known)) or 'none with state'}; give the operator its"
+            " uid again, or drop the state with execution.savepoint.ignore-unclaimed-state=true"
+        )
+    claimed = [node for node in nodes if manifest.operator(node.uid) is not None]
+    stored = {one.uid: _schema(one) for one in manifest.operators if one.uid in known}
+    tables = operator_tables(plan, spark, claimed, stored)
+    return StartingState(plan, spark, folder, manifest, {table.node.uid: table for table in tables})
+
+
+def read_table(spark: SparkSession, folder: UPath, state: OperatorState) -> DataFrame:
+    """The rows of an operator's table; Parquet's own checksums are verified."""
+    from pyspark.sql.types import StructType
+
+    schema = StructType.fromJson(json.loads(state.schema))
+    paths = [for_spark(folder / file.path) for file in state.files]
+    if not paths:
+        return spark.createDataFrame([], schema)
+    return spark.read.schema(schema).option("parquet.page.verify-checksum.enabled", "true").parquet(*paths)
+
+
+def _schema(state: OperatorState) -> pa.Schema:
+    """The columns of a stored table, with their roles."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    schema = to_arrow_schema(StructType.fromJson(json.loads(state.schema)))
+    known = {column.name: column for column in state.columns}
+    fields = []
+    for field in schema:
+        column = known[field.name]
+        metadata = {ROLE: column.role.encode(), b"name": column.state.encode()} if column.role else None
+        fields.append(field.with_metadata(metadata))
+    return pa.schema(fields)
+
+
+def encoded_positions(positions: Mapping[str, object]) -> dict[str, msgspec.Raw]:
+    """What has been read of each source, as a manifest has it."""
+    return {uid: msgspec.Raw(msgspec.json.encode(position)) for uid, position in positions.items()}
+
+
+def written(states: Sequence[OperatorState]) -> str:
+    """What was written, in words."""
+    rows, size = sum(s.rows for s in states), sum(s.bytes for s in states)
+    return f"{rows:,} keys of {len(states)} operators, {size:,} bytes"

@@ -1,0 +1,7 @@
+"""The numbers of what lies among the pages of a key group and is none. A leaf: it is loaded where little may be."""
+
+INDEX = 2**31 - 2
+"""The group's index, where it lies among the pages."""
+
+BROADCAST = 2**31 - 1
+"""The group's copy of broadcast state."""

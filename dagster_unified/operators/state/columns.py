@@ -1,0 +1,157 @@
+"""A column of a savepoint: values of one declared type, in Arrow's type for it, and each exactly as it was.
+
+What Arrow has no type for, or would change (a datetime without a time zone comes back with one), is kept as msgpack.
+Knows types and values; no operator, no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from msgspec import inspect as mi
+
+from dagster_unified.errors import RecordTypeError, StateError
+from dagster_unified.operators.state.migration import Convert, migration
+from dagster_unified.records import arrow_of, decoder, encoder, type_name
+
+_encode = msgspec.msgpack.Encoder().encode
+
+_REFUSED = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError, ValueError, OverflowError)
+"""What is raised for a value that Arrow does not take."""
+
+Encoded = dict[int, bytes]
+"""Values that Arrow cannot hold, by their place in the column, as msgpack."""
+
+
+class TypedColumn:
+    """Values of one type, or None where there is none. `what` names it in errors: `state 'mean'`."""
+
+    def __init__(self, what: str, python: Any) -> None:
+        self.what, self.python = what, python
+        self._info = mi.type_info(python)
+        self.arrow = _arrow(self._info)
+        """Arrow's type; None where it has none."""
+
+        self._prepare = encoder(python)
+        self._restore = decoder(python)
+        self._inexact = self.arrow is not None and _holds_datetime(self._info)
+        self._decoder = msgspec.msgpack.Decoder(python)
+
+    def encode(self, values: Sequence[Any]) -> tuple[pa.Array | None, Encoded]:
+        """The values as an array, and those that it cannot hold."""
+        if self.arrow is None:
+            return None, {i: _encode(value) for i, value in enumerate(values) if value is not None}
+        try:
+            array = self._array(values, self.arrow)
+        except _REFUSED:
+            return self._one_by_one(values, self.arrow)
+        if not self._inexact:
+            return array, {}
+        changed = {i for i, back in enumerate(self._values(array)) if back != values[i]}
+        if not changed:
+            return array, {}
+        kept = [None if i in changed else value for i, value in enumerate(values)]
+        return self._array(kept, self.arrow), {i: _encode(values[i]) for i in changed}
+
+    def decode(self, array: pa.Array | None, encoded: Encoded) -> list[Any]:
+        """The inverse of `encode`, also of an array whose type is another: see `migration.py`."""
+        if array is None:
+            return []
+        if self.arrow is not None and _same(array.type, self.arrow):
+            values = self._values(array)
+        else:
+            convert = self.migration(array.type)
+            values = [None if v is None else convert(v) for v in array.to_pylist()]
+        for place, data in encoded.items():
+            values[place] = self.decoded(data)
+        return values
+
+    def decoded(self, data: bytes) -> Any:
+        """One value that was kept as msgpack."""
+        try:
+            return self._decoder.decode(data)
+        except msgspec.ValidationError as error:
+            raise StateError(
+                f"{self.what} is declared {type_name(self.python)}, and the savepoint has what does not fit it:"
+                f" {error}; keep the type as it was"
+            ) from error
+
+    def migration(self, stored: pa.DataType) -> Convert:
+        """What turns stored values of another type into the declared one; raises `StateError` where nothing does."""
+        convert = migration(stored, self._info)
+        if convert is None:
+            raise StateError(
+                f"{self.what} is declared {type_name(self.python)}, and the savepoint has {stored}; fields may be"
+                " added with a default, dropped, widened or made optional; otherwise keep the type as it was"
+            )
+        return convert
+
+    def _array(self, values: Sequence[Any], arrow: pa.DataType) -> pa.Array:
+        prepare = self._prepare
+        return pa.array(values if prepare is None else [None if v is None else prepare(v) for v in values], arrow)
+
+    def _values(self, array: pa.Array) -> list[Any]:
+        restore, values = self._restore, array.to_pylist()
+        return values if restore is None else [None if v is None else restore(v) for v in values]
+
+    def _one_by_one(self, values: Sequence[Any], arrow: pa.DataType) -> tuple[pa.Array, Encoded]:
+        held: list[Any] = []
+        encoded: Encoded = {}
+        for place, value in enumerate(values):
+            try:
+                self._array([value], arrow)
+                held.append(value)
+            except _REFUSED:
+                held.append(None)
+                encoded[place] = _encode(value)
+        return self._array(held, arrow), encoded
+
+
+def _arrow(info: mi.Type) -> pa.DataType | None:
+    try:
+        found = arrow_of(info)
+    except RecordTypeError:
+        return None
+    return None if _is_empty(found) else found
+
+
+def _is_empty(kind: pa.DataType) -> bool:
+    """Whether there is a struct without fields in it, which Parquet does not have."""
+    if pa.types.is_struct(kind) and kind.num_fields == 0:
+        return True
+    return any(_is_empty(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def _holds_datetime(info: Any) -> bool:
+    """Whether a value of a type may have a datetime in it."""
+    if isinstance(info, mi.DateTimeType):
+        return True
+    inner: list[Any] = []
+    if isinstance(info, mi.UnionType):
+        inner = list(info.types)
+    elif isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)):
+        inner = [f.type for f in info.fields]
+    elif isinstance(info, mi.TupleType):
+        inner = list(info.item_types)
+    elif isinstance(info, mi.DictType):
+        inner = [info.key_type, info.value_type]
+    elif isinstance(info, mi.Metadata):
+        inner = [info.type]
+    elif hasattr(info, "item_type"):
+        inner = [info.item_type]
+    return any(map(_holds_datetime, inner))
+
+
+def _same(one: pa.DataType, other: pa.DataType) -> bool:
+    """Whether two types are the same but for what may be null, and for the names of lists' and maps' elements."""
+    if pa.types.is_struct(one) and pa.types.is_struct(other):
+        names = [f.name for f in one] == [f.name for f in other]
+        return names and all(_same(a.type, b.type) for a, b in zip(one, other, strict=True))
+    if pa.types.is_list(one) and pa.types.is_list(other):
+        return _same(one.value_type, other.value_type)
+    if pa.types.is_map(one) and pa.types.is_map(other):
+        return _same(one.key_type, other.key_type) and _same(one.item_type, other.item_type)
+    return bool(one == other)

@@ -1,0 +1,1 @@
+"""Savepoints as tables: what they are, and what reads, writes and compares them. Knows no engine."""

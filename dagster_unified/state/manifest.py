@@ -1,0 +1,158 @@
+"""What a savepoint is: one folder with a table of Parquet files for each keyed operator, and a manifest written last.
+
+    <savepoint>/operators/<uid>/*.parquet    a row for each key: see operators/state/table.py
+    <savepoint>/manifest.json                written last: without it there is no savepoint
+
+Nothing in it is executable, and any tool that reads Parquet reads it. Knows paths and bytes; no engine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from zlib import crc32
+
+import msgspec
+from upath import UPath
+
+from dagster_unified.connectors.paths import remove_tree, storage_path
+from dagster_unified.errors import StateError
+from dagster_unified.operators.drivers.key_groups import ControlEvent
+
+FORMAT = 1
+NAME = "manifest.json"
+
+
+class DataFile(msgspec.Struct, frozen=True):
+    """A Parquet file, relative to the savepoint, and its size in bytes."""
+
+    path: str
+    bytes: int
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A column of an operator's table.
+
+    `role` is `key`, `state`, `broadcast` or empty for the library's own; `state` the name of the state that it holds.
+    """
+
+    name: str
+    type: str
+    role: str = ""
+    state: str = ""
+
+
+class OperatorState(msgspec.Struct, frozen=True):
+    """The state of one operator. `schema` is that of its table, as Spark writes schemas."""
+
+    uid: str
+    name: str
+    folder: str
+    columns: list[Column]
+    schema: str
+    rows: int
+    bytes: int
+    files: list[DataFile]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a savepoint holds. Times are milliseconds since the epoch."""
+
+    format: int = FORMAT
+    library: str
+    pipeline: str
+    mode: str
+    """Which mode wrote it."""
+
+    taken: int
+    reason: str = ""
+    fingerprint: str = ""
+    """Of the code that wrote it."""
+
+    max_parallelism: int
+    event: ControlEvent
+    """The time that all operators have reached: watermarks by uid, and each assigner's latest event time."""
+
+    operators: list[OperatorState]
+    positions: dict[str, msgspec.Raw] = {}
+    """What has been read of each source, by its uid."""
+
+    epochs: dict[str, int] = {}
+    """The last epoch that each query of a STREAMING job had committed."""
+
+    def operator(self, uid: str) -> OperatorState | None:
+        """The state of an operator, or None."""
+        return next((one for one in self.operators if one.uid == uid), None)
+
+
+def folder_of(uid: str) -> str:
+    """The folder of an operator: its uid, where a path can have it."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]", "_", uid)
+    return plain if plain == uid and not uid.startswith(".") else f"{plain.lstrip('.')}-{crc32(uid.encode()):08x}"
+
+
+def begin(path: str, what: str) -> UPath:
+    """The folder of a savepoint that is to be written; raises `StateError` where there is one already."""
+    folder = storage_path(path, what)
+    if (folder / NAME).exists():
+        raise StateError(f"{what}: there is a savepoint in {folder} already; give another path, or remove it")
+    remove_tree(folder / "operators")
+    return folder
+
+
+def commit(folder: UPath, manifest: Manifest) -> None:
+    """Writes the manifest, which makes the savepoint."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    if folder.protocol in ("", "file"):
+        staged = folder / f".{NAME}.new"
+        staged.write_bytes(text)
+        staged.replace(folder / NAME)
+    else:
+        (folder / NAME).write_bytes(text)  # a put is atomic
+
+
+def read(path: str | UPath) -> tuple[UPath, Manifest]:
+    """A savepoint's folder and manifest; raises `StateError` where it is not whole, naming the file."""
+    folder = storage_path(str(path), "savepoint")
+    try:
+        data = (folder / NAME).read_bytes()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise StateError(
+            f"there is no savepoint in {folder}: it has no {NAME}, which is written last; was it written to its end?"
+        ) from None
+    try:
+        found = msgspec.json.decode(data, type=Manifest)
+    except msgspec.DecodeError as error:
+        raise StateError(f"{folder / NAME} is damaged: {error}; take the savepoint again") from error
+    if found.format != FORMAT:
+        raise StateError(
+            f"{folder} is a savepoint in format {found.format}, and this version reads {FORMAT}; use the version that"
+            f" wrote it, {found.library}"
+        )
+    for one in found.operators:
+        for file in one.files:
+            _check(folder / file.path, file.bytes)
+    return folder, found
+
+
+def _check(path: UPath, size: int) -> None:
+    try:
+        held = path.stat().st_size
+    except FileNotFoundError:
+        raise StateError(f"{path} is missing, which the savepoint's manifest names; copy the whole folder") from None
+    if held != size:
+        raise StateError(f"{path} has {held} bytes, and the savepoint's manifest says {size}; copy the folder again")
+
+
+def files_in(folder: UPath, root: UPath) -> list[DataFile]:
+    """The Parquet files of a table, relative to the savepoint."""
+    found = [f for f in folder.rglob("*.parquet") if not f.name.startswith((".", "_"))]
+    return sorted(
+        (DataFile(f.relative_to(root).as_posix(), int(f.stat().st_size)) for f in found), key=lambda f: f.path
+    )
+
+
+def roles(columns: list[Column]) -> Mapping[str, Column]:
+    """The columns by name."""
+    return {column.name: column for column in columns}
