@@ -408,7 +408,7 @@ class IntervalJoined(Generic[A, B]):
         return self
 
     def process(self, function: ProcessJoinFunction[A, B, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
-        """Gives each pair to a `ProcessJoinFunction`. What it gives carries the later of the pair's event times."""
+        """Runs a `ProcessJoinFunction` on each pair. What it emits carries the later of the pair's event times."""
         if not isinstance(function, ProcessJoinFunction):
             raise PipelineError(f"{self._where()}: expected a ProcessJoinFunction, got {function!r}")
         if self._bounds is None:

@@ -98,7 +98,7 @@ class DataStream(Generic[T]):
         return self._called(name, Naming.AUTHOR)
 
     def uid(self, uid: str) -> Self:
-        """Gives the operator the id under which its state is kept; unique in the pipeline.
+        """Sets the id under which the operator's state is kept; unique in the pipeline.
 
         A STREAMING job, a savepoint and a partition with carried state find an operator's state by it.
         """
@@ -352,7 +352,7 @@ class DataStream(Generic[T]):
     # Time
 
     def assign_timestamps_and_watermarks(self, strategy: WatermarkStrategy[T]) -> DataStream[T]:
-        """Gives records their event times.
+        """Assigns event times to records.
 
         In STREAMING it also emits watermarks; in BATCH those are not needed (FLIP-134).
 
@@ -514,7 +514,7 @@ class DataStream(Generic[T]):
     def connect(
         self, other: DataStream[B] | BroadcastStream[B]
     ) -> ConnectedStreams[T, B] | BroadcastConnectedStream[T, B]:
-        """Brings two streams of different types to one operator, with keyed state where they are keyed.
+        """Connects two streams of different types for one operator, with keyed state where they are keyed.
 
         The other one may be broadcast with state.
 
@@ -1165,7 +1165,7 @@ class DataStreamSink:
         return self
 
     def uid(self, uid: str) -> Self:
-        """Gives the sink its id."""
+        """Sets the id under which the sink's commits are known; unique in the pipeline."""
         self._pipeline._change(self._node, uid=uid, given_uid=True)
         return self
 

@@ -204,7 +204,7 @@ class WindowedStream(Generic[K, T, W]):
     def process(
         self, function: ProcessWindowFunction[T, R, K, W], output_type: TypeForm[R] = NOT_GIVEN
     ) -> DataStream[R]:
-        """Gives each window's elements to a `ProcessWindowFunction`.
+        """Runs a `ProcessWindowFunction` on each window's elements.
 
         In BATCH they come in event-time order, in STREAMING as they arrived.
 
@@ -224,7 +224,7 @@ class WindowedStream(Generic[K, T, W]):
         return self._with(function, output_type, None, "process")
 
     def apply(self, function: WindowFunction[T, R, K, W], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
-        """Gives each window's elements to a `WindowFunction`, which has an example.
+        """Runs a `WindowFunction`, which has an example, on each window's elements.
 
         In BATCH they come in event-time order, in STREAMING as they arrived.
         """

@@ -23,7 +23,7 @@ from dagster_unified.operators.watermarks import Generated, Mark
 
 
 class JobTime:
-    """Makes control events out of reports and the wall clock. Safe for several threads."""
+    """Computes control events from reports and the wall clock. Safe for several threads."""
 
     def __init__(self, plan: Plan, latest: ControlEvent | None, now: int, native_windows: bool = False) -> None:
         """Starts from the `latest` control event.

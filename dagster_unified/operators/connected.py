@@ -114,7 +114,7 @@ def either_type(first: Any, second: Any) -> Any:
 
 
 class Tag:
-    """Makes a stream's records those of `Either`."""
+    """Wraps a stream's records as `Either`."""
 
     def __init__(self, either: Any, side: int) -> None:
         self.either, self.side = either, side

@@ -49,7 +49,7 @@ class Beat(msgspec.Struct, frozen=True):
 
 @contextmanager
 def beating(store: IntermediateStore, pipeline: str, run_id: str) -> Iterator[None]:
-    """Gives signs of life while a stage is executed."""
+    """Renews the sign of life while a stage is executed."""
     path = _path(store, pipeline, run_id)
     path.parent.mkdir(parents=True, exist_ok=True)
     stopped = threading.Event()

@@ -42,6 +42,8 @@ totals.sink_to(DeltaSink("out", mode="upsert", key="shop")).name("out")
 """
 COMMAND = str(Path(sys.executable).with_name("dagster-unified"))
 
+pytestmark = pytest.mark.spark
+
 
 def until(look, what, running):
     deadline = time.monotonic() + 180

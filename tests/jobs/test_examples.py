@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import defaultdict
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 
 import pytest
@@ -16,6 +16,7 @@ from dagster_unified.engine.batch.stage import run_all
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from jobs import aircraft_sessions, delay_rules, destinations, weather_delays
 from jobs.data import airports_csv, flights_csv, planes_csv, rules_json, weather_csv
+from tests.jobs.flown import flown
 
 DAYS = {("1", str(day)) for day in range(1, 6)}
 
@@ -63,7 +64,7 @@ def tables(data, spark, tmp_path_factory):
         options = {
             "execution.runtime-mode": "STREAMING",
             "execution.checkpointing.dir": str(folder / "checkpoints"),
-            "pipeline.max-parallelism": 8,
+            "pipeline.max-parallelism": 2,
         }
         assert (
             StreamingJob(build(output=str(folder / "streaming")).plan(options), spark, Start("one")).run() == "finished"
@@ -81,22 +82,11 @@ def tables(data, spark, tmp_path_factory):
     return run
 
 
-def flown(data):
-    """Completed flights, with the departure in UTC from the data's own `time_hour`."""
-    for row in read(data["flights_csv"]):
-        if "NA" not in (row["dep_delay"], row["arr_delay"], row["air_time"], row["tailnum"]):
-            yield (
-                row,
-                datetime.fromisoformat(row["time_hour"])
-                + timedelta(minutes=int(row["minute"]) + int(row["dep_delay"])),
-            )
-
-
 def test_weather_delays(tables, data):
     found = tables(weather_delays, "flights_csv", "weather_csv")
     measured = {(r["origin"], datetime.fromisoformat(r["time_hour"])): r for r in read(data["weather_csv"])}
     hours = defaultdict(lambda: [0, 0])
-    for row, departed in flown(data):
+    for row, departed, _ in flown(read(data["flights_csv"])):
         hour = row["origin"], departed.replace(minute=0)
         if hour in measured:
             hours[hour][0] += 1
@@ -111,7 +101,7 @@ def test_weather_delays(tables, data):
 def test_aircraft_sessions(tables, data):
     found = tables(aircraft_sessions, "flights_csv", "planes_csv")
     by_tail = defaultdict(list)
-    for row, departed in flown(data):
+    for row, departed, _ in flown(read(data["flights_csv"])):
         by_tail[row["tailnum"]].append(departed)
     sessions = defaultdict(int)
     for tail, departures in by_tail.items():
@@ -130,7 +120,7 @@ def test_delay_rules(tables, data):
     found = tables(delay_rules, "flights_csv", "rules_json")["flagged_flights"]
     expected = set()
     in_a_row = defaultdict(int)
-    for row, departed in sorted(flown(data), key=lambda f: f[1]):
+    for row, departed, _ in sorted(flown(read(data["flights_csv"])), key=lambda f: f[1]):
         late = int(row["dep_delay"])
         in_a_row[row["tailnum"]] = in_a_row[row["tailnum"]] + 1 if late >= 60 else 0
         if in_a_row[row["tailnum"]] >= 3:

@@ -20,6 +20,7 @@ from dagster_unified.testing.parity import assert_same_in_both_modes
 from jobs.data import flights_csv
 from jobs.flight_delays import AircraftDay, Leg, build, pipeline
 from jobs.flights import Flight, RawFlight, clean
+from tests.jobs.flown import flown
 
 # Busy on the first days of January; quiet for more than a month, and back; shared by two flights with one schedule; a
 # handful more.
@@ -55,23 +56,17 @@ def tables(rows, spark, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def flown(rows):
-    """Completed flights by aircraft in the order of departure, as `(row, departure, landing)`.
-
-    UTC is from the data's own `time_hour`.
-    """
+def by_aircraft(rows):
+    """Completed flights by aircraft in the order of departure, as `(row, departure, landing)`."""
     found = defaultdict(list)
-    for row in rows:
-        if "NA" not in (row["dep_delay"], row["arr_delay"], row["air_time"], row["tailnum"]):
-            scheduled = datetime.fromisoformat(row["time_hour"]) + timedelta(minutes=int(row["minute"]))
-            departed = scheduled + timedelta(minutes=int(row["dep_delay"]))
-            found[row["tailnum"]].append((row, departed, departed + timedelta(minutes=int(row["air_time"]))))
+    for flight in flown(rows):
+        found[flight[0]["tailnum"]].append(flight)
     return {tail: sorted(flights, key=lambda f: f[1]) for tail, flights in found.items()}
 
 
-def test_carrier_totals_and_extremes_are_those_of_the_completed_flights(tables, flown):
+def test_carrier_totals_and_extremes_are_those_of_the_completed_flights(tables, by_aircraft):
     delays, miles = defaultdict(list), defaultdict(int)
-    for flights in flown.values():
+    for flights in by_aircraft.values():
         for row, _, _ in flights:
             delays[row["carrier"]].append(int(row["dep_delay"]))
             miles[row["carrier"]] += int(row["distance"])
@@ -82,9 +77,9 @@ def test_carrier_totals_and_extremes_are_those_of_the_completed_flights(tables, 
     } == expected
 
 
-def test_propagation_adds_up_what_each_aircraft_brought_along(tables, flown):
+def test_propagation_adds_up_what_each_aircraft_brought_along(tables, by_aircraft):
     expected = defaultdict(lambda: [0, 0, 0, 0])
-    for flights in flown.values():
+    for flights in by_aircraft.values():
         for (before, left, landed), (row, departed, _) in pairwise(flights):
             ground = int(((departed - landed) - (landed - left)).total_seconds()) // 60
             if (before["month"], before["day"]) == (row["month"], row["day"]) and ground > 0:
@@ -99,10 +94,10 @@ def test_propagation_adds_up_what_each_aircraft_brought_along(tables, flown):
     } == expected
 
 
-def test_an_aircraft_is_idle_where_it_did_not_leave_for_thirty_days_of_the_year(tables, flown):
+def test_an_aircraft_is_idle_where_it_did_not_leave_for_thirty_days_of_the_year(tables, by_aircraft):
     end = datetime(2014, 1, 1, 5, tzinfo=timezone.utc)
     expected = set()
-    for tail, flights in flown.items():
+    for tail, flights in by_aircraft.items():
         departures = [departed for _, departed, _ in flights[1:]] + [None]
         for (row, departed, landed), following in zip(flights, departures):
             noticed = departed + timedelta(days=30)

@@ -8,6 +8,9 @@ import pytest
 
 from dagster_unified.api import (
     AggregateFunction,
+    ContinuousEventTimeTrigger,
+    ContinuousProcessingTimeTrigger,
+    CountTrigger,
     EventTimeTrigger,
     Firing,
     Pipeline,
@@ -21,6 +24,7 @@ from dagster_unified.api import (
     TumblingEventTimeWindows,
     WatermarkStrategy,
 )
+from dagster_unified.operators.windows.triggers import SlidingCountTrigger
 from dagster_unified.testing import run_pipeline
 
 MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
@@ -130,12 +134,21 @@ class Clocked(LateEnough):
     ("trigger", "warnings"),
     [
         (EveryThird(), ["closes its windows by the elements that have come"]),
-        (PurgingTrigger.of(EveryThird()), ["closes its windows by the elements that have come"]),
+        (PurgingTrigger.of(CountTrigger.of(5)), ["closes its windows by the elements that have come"]),
+        (SlidingCountTrigger(2, 1), ["closes its windows by the elements that have come"]),
         (Soon(), ["gives early results in STREAMING and each window's last one in BATCH"]),
+        (
+            ContinuousEventTimeTrigger.of(timedelta(milliseconds=5)),
+            ["gives early results in STREAMING and each window's last one in BATCH"],
+        ),
         (Clocked(), ["goes by processing time", "and none at a window's end, and so none at all in BATCH"]),
         (ProcessingTimeTrigger(), ["goes by processing time", "and none at a window's end, and so none at all in"]),
+        (
+            ContinuousProcessingTimeTrigger.of(timedelta(milliseconds=5)),
+            ["goes by processing time", "and none at a window's end, and so none at all in"],
+        ),
     ],
-    ids=["elements", "purging", "early", "clock", "processing time"],
+    ids=lambda given: type(given).__name__,
 )
 def test_the_lint_warns_as_a_trigger_says_when_it_fires(trigger, warnings):
     found = said(trigger)

@@ -29,7 +29,7 @@ class Inputs:
     plan: Plan
     exchanges: Exchanges
     port: Callable[[Port], DataFrame]
-    """Gives a stream, in the columns of its layout."""
+    """Returns a stream, in the columns of its layout."""
 
     def of(self, node_id: int) -> DataFrame:
         """A node's inputs united, partitioned as their exchange says, and sorted where the node is keyed."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from upath import UPath
 
 StreamOf = Callable[["DataFrame", Port], "DataFrame"]
-"""Gives one stream out of the rows of a query."""
+"""Returns one stream of the rows of a query."""
 
 Keep = Callable[["DataFrame", int], None]
 """Keeps rows of an epoch that go to no sink."""

@@ -32,7 +32,7 @@ class WatermarkOutput(ABC):
 
 
 class WatermarkGenerator(ABC, Generic[In]):
-    """Makes watermarks from records (`on_event`) or from time to time (`on_periodic_emit`).
+    """Emits watermarks after records (`on_event`) or from time to time (`on_periodic_emit`).
 
     In STREAMING the watermark moves between two micro-batches. Each task of a micro-batch has a generator of its own,
     which it asks for a periodic watermark after its last record. Of what they emitted last, the smallest counts, and

@@ -75,14 +75,14 @@ class RunningProgram:
         )
 
     def broadcast(self, batch: pa.RecordBatch, leads: bool) -> None:
-        """Gives the head a batch of broadcast records."""
+        """Passes a batch of broadcast records to the head."""
         assert isinstance(self.keyed, BroadcastOperator)
         assert self.program.broadcast is not None
         block = self._block(batch, self.program.broadcast.layout)
         self.keyed.process_broadcast(block.records(), block.timestamps or [None] * block.size, leads)
 
     def run_of(self, key: Hashable, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
-        """Gives a keyed head a run of one key's records."""
+        """Passes a run of one key's records to a keyed head."""
         assert self.keyed is not None
         if self.keyed.time_sorted:
             self.keyed.process_in_time_order(key, records, timestamps)

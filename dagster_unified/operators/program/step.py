@@ -36,7 +36,7 @@ class Place:
     clock: Callable[[], int]
     metrics: Metrics
     context: Callable[[KeyedStateBackend | None], RuntimeContext]
-    """Makes the context that a function is opened with."""
+    """Creates the context that a function is opened with."""
 
     closing: list[Any]
     """What is closed with the program, the last first."""
