@@ -238,8 +238,9 @@ class _Column:
     kind: type | None
     """The one type of values that need no look at them."""
     code: str
-    """`struct`'s, of values that can be laid out as they are: faster than Arrow's own conversion, by more than the
-    check costs.
+    """The code of `struct` for values that can be laid out as they are.
+
+    This is faster than Arrow's own conversion, by more than the check costs.
     """
 
     def plain(self, values: Sequence[Any], arrow: pa.DataType) -> pa.Array | None:
@@ -247,12 +248,12 @@ class _Column:
         if self.kind is None:
             return None
         size = len(values)
-        told = operator.countOf(map(type, values), self.kind)
-        if told == size and self.code:
+        plain = operator.countOf(map(type, values), self.kind)
+        if plain == size and self.code:
             return pa.Array.from_buffers(arrow, size, [None, pa.py_buffer(struct.pack(f"{size}{self.code}", *values))])
-        if told < size and self.fit.nullable:
-            told += operator.countOf(map(type, values), types.NoneType)
-        if told < size:
+        if plain < size and self.fit.nullable:
+            plain += operator.countOf(map(type, values), types.NoneType)
+        if plain < size:
             return None
         found = pa.array(values, arrow)
         return found if not pa.types.is_timestamp(arrow) or _has_moments(found) else None
@@ -264,7 +265,7 @@ class _Column:
 
 def _has_moments(column: pa.Array) -> bool:
     """Whether Python's datetimes can say all of these."""
-    import pyarrow.compute as pc  # slow to load, and a pipeline is made without it
+    import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
 
     first, last = pc.min_max(column).values()
     return not first.is_valid or (first.value >= _FIRST and last.value <= _LAST)
@@ -284,7 +285,7 @@ def _column(info: mi.Type) -> _Column:
 
 @lru_cache(maxsize=1024)
 def _shape(python: Any) -> RecordFit:
-    """What tells whether a record has a record type's fields."""
+    """The check that a record has a record type's fields."""
     fit = fit_of(mi.type_info(python), _through_arrow, widens=True)
     assert isinstance(fit, RecordFit)
     return fit
@@ -403,7 +404,7 @@ def shorten(value: object, limit: int = 200) -> str:
 
 
 def is_model(info: mi.Type) -> bool:
-    """Whether a type is a pydantic model, told without an import of pydantic."""
+    """Whether a type is a pydantic model; does not import pydantic."""
     return isinstance(info, mi.CustomType) and hasattr(info.cls, "__pydantic_fields__")
 
 
@@ -573,8 +574,9 @@ def return_type(function: Callable[..., Any]) -> Any | None:
 
 
 def element_type(annotation: Any) -> Any | None:
-    """`T` of `Iterable[T]`, `Iterator[T]`, `Generator[T, ...]` or `list[T]`, also where it may be None; None where
-    there is none.
+    """`T` of `Iterable[T]`, `Iterator[T]`, `Generator[T, ...]` or `list[T]`, also where it may be None.
+
+    None for any other annotation.
     """
     arguments = typing.get_args(annotation)
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:

@@ -93,7 +93,7 @@ def _run(
         from dagster_unified.orchestration.launch import launch
 
         def observe(event: Event) -> None:
-            shown.tell(event)
+            shown.show(event)
             if isinstance(event, StageFinished):
                 finished.append(event)
 

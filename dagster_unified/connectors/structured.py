@@ -58,7 +58,7 @@ class StructuredSource(SparkSource[Out]):
     def describe(self) -> str:
         return f"Spark source {self.format}" + (f", partition {self.part.key}" if self.part is not None else "")
 
-    def tells_input(self) -> bool:
+    def identifies_input(self) -> bool:
         return False
 
     def can_be_bounded(self) -> bool:

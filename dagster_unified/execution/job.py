@@ -47,7 +47,7 @@ class JobMetrics:
     """What a job has committed so far. `watermark` is in milliseconds since the epoch."""
 
     rows: Mapping[str, int] = field(default_factory=dict)
-    """In BATCH the rows that each stage has made; in STREAMING those that each sink was given."""
+    """In BATCH the rows that each stage has emitted; in STREAMING those that each sink was given."""
 
     rows_in: int = 0
     """In STREAMING the rows that were read."""
@@ -210,7 +210,7 @@ class JobHandle:
                 histograms=dict(self._totals.histograms),
             )
         if self._shown is not None:
-            self._shown.tell(event)
+            self._shown.show(event)
 
 
 def _sum(before: Mapping[str, int], more: Mapping[str, int]) -> Mapping[str, int]:

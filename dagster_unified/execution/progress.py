@@ -1,4 +1,4 @@
-"""What is running, while it runs, and what each stage made."""
+"""What is running, while it runs, and what each stage emitted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dagster_unified.graph.plan import Plan
 
 
 def stages(finished: Sequence[StageFinished]) -> Table:
-    """What each stage made."""
+    """What each stage emitted."""
     table = Table("stage", "rows", "bytes", "seconds", "notes")
     for column in table.columns[1:4]:
         column.justify = "right"
@@ -49,7 +49,7 @@ class ShownProgress:
         if self._live is not None:
             self._live.stop()
 
-    def tell(self, event: Event) -> None:
+    def show(self, event: Event) -> None:
         """Shows an event."""
         if isinstance(event, EpochCommitted):
             text = (

@@ -64,7 +64,7 @@ class Source(ABC, Generic[Out]):
         """What else decides which records are read, and how: part of a stage's fingerprint."""
         return ""
 
-    def tells_input(self) -> bool:
+    def identifies_input(self) -> bool:
         """Whether its snapshot changes with what would be read: where not, nothing that comes of it can be reused."""
         return True
 

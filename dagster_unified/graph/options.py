@@ -132,7 +132,7 @@ OPTIONS: tuple[Option, ...] = (
         "execution.batch.partitions-per-job",
         "count",
         32,
-        "Of a range of partitions that one run is for, how many a stage's Spark job makes; a failure costs as many.",
+        "Of a range of partitions that one run is for, how many a stage's Spark job runs; a failure costs as many.",
     ),
     Option(
         "execution.schedule-mode",
@@ -354,8 +354,9 @@ class Configuration:
         return self._settings[option(key).key].origin
 
     def asked(self, key: str) -> bool:
-        """Whether a value was given for this very run or deployment, and not by a layer that runs of both modes
-        share.
+        """Whether a value was given for this very run or deployment.
+
+        A layer that runs of both modes share does not count.
         """
         return not self._settings[option(key).key].layer.shared
 
@@ -372,8 +373,9 @@ def written(value: Any) -> str:
 
 
 def option(key: str) -> Option:
-    """The option with this key, or with this older spelling of it; raises `ConfigurationError` naming the nearest
-    one.
+    """The option with this key, or with this older spelling of it.
+
+    Raises `ConfigurationError`, which names the nearest one.
     """
     found = BY_KEY.get(key) or _OTHER_KEYS.get(key)
     if found is None:

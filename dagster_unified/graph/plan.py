@@ -89,14 +89,15 @@ class Plan:
                     pending.append(edge.source)
         return found
 
-    def tells_input(self, region: Region) -> bool:
+    def identifies_input(self, region: Region) -> bool:
         """Whether a region's fingerprint changes with all that its sources hold."""
         nodes = self.upstream(*region.nodes)
-        return all(n.source.tells_input() for n in self.graph.readers if n.id in nodes)
+        return all(n.source.identifies_input() for n in self.graph.readers if n.id in nodes)
 
     def assigners_before(self, node: int) -> tuple[str, ...]:
-        """The uids of the nearest timestamp assigners upstream of a node, whose last event time is the last of its
-        input.
+        """The uids of the nearest timestamp assigners upstream of a node.
+
+        Their last event time is the last of the node's input.
         """
         return self.assigners_of(self.graph.inputs(node))
 
@@ -205,7 +206,7 @@ def _regions(
 def _stage_name(
     graph: Graph, nodes: tuple[int, ...], outputs: tuple[Port, ...], sinks: tuple[int, ...], taken: list[str]
 ) -> str:
-    """A stage is named after the operator that tells most of what leaves it, the last of equals.
+    """A stage is named after the operator that says most of what leaves it, the last of equals.
 
     These are the operators on the way to its first output, or to its first sink. A name that the author gave comes
     before that of a function, that of a source and the library's own word. Of names that are equally good, one that no
@@ -267,7 +268,7 @@ def _describe_edge(edge: Edge) -> str:
 
 
 def edge_parts(edge: Edge) -> dict[str, str]:
-    """What decides where an edge's records go, as `own_parts` tells it of a node."""
+    """What decides where an edge's records go, as `own_parts` does for a node."""
     key = edge.partitioning.key
     tag = edge.tag.name if edge.tag else ""
     parts = {"": digest(edge.partitioning.kind, key.fields if key else "", tag)}

@@ -324,7 +324,7 @@ class _Step:
         if (
             self.batch.reuse == "never"
             or self.context.run.parent_run_id is not None
-            or not self.launched.tells_input(region)
+            or not self.launched.identifies_input(region)
         ):
             return None
         found = self.producers.materialized(region.name, self.translator.get_asset_key(self.launched, region))

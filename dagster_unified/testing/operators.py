@@ -1,8 +1,8 @@
-"""Drive one operator by hand: elements, watermarks, the clock, one at a time (Flink: the family of
-`OneInputStreamOperatorTestHarness`).
+"""Drive one operator by hand: elements, watermarks, the clock, one at a time.
 
-An operator is given as a pipeline's author writes it, so that keys, windows, triggers and types are the pipeline's own.
-It runs under the driver of STREAMING, and its state goes through the encoding of a checkpoint after every call.
+Flink: the family of `OneInputStreamOperatorTestHarness`. An operator is given as a pipeline's author writes it, so that
+keys, windows, triggers and types are the pipeline's own. It runs under the driver of STREAMING, and its state goes
+through the encoding of a checkpoint after every call.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _Harness:
         return self._driven.running.metrics
 
     def side_output(self, tag: OutputTag[Any]) -> list[Any]:
-        """What the operator has emitted to a side output, one of those that the harness was made with."""
+        """What the operator has emitted to a side output, one of those that the harness was created with."""
         if tag.name not in self._side:
             raise PipelineError(
                 f"harness: side output '{tag.name}' is not collected; make the harness with side_outputs=[{tag!r}]"
@@ -117,8 +117,9 @@ class _Harness:
         return [self._shown(key) for content in self._contents() for key in content.keys]
 
     def state(self, key: Hashable) -> dict[str, Any]:
-        """What a key's state holds, by the name of its descriptor; of a state with a time to live, values with the time
-        of their last renewal.
+        """What a key's state holds, by the name of its descriptor.
+
+        Values of a state with a time to live come with the time of their last renewal, in milliseconds since the epoch.
         """
         return next(
             (
@@ -177,8 +178,9 @@ class _Harness:
 
 
 class OneInputHarness(_Harness):
-    """One operator of one stream: a keyed process function, `map` or `flat_map` with state, a window, a rolling
-    `reduce`.
+    """One operator of one stream.
+
+    That is a keyed process function, `map` or `flat_map` with state, a window, or a rolling `reduce`.
 
     Examples:
         >>> from datetime import timedelta

@@ -1,9 +1,9 @@
-"""The STREAMING driver: micro-batches of a key group through one keyed operator, with the group's state read and
-written once.
+"""The STREAMING driver: micro-batches of a key group through one keyed operator.
 
-A micro-batch brings a group records and possibly a control event: the watermark has moved, the clock has, the input has
-ended. The event says what the micro-batches before led to, so it comes first; ahead of it come only the records that
-operators upstream emitted for it, and the end of the input comes last. Knows no engine.
+A group's state is read once and written once per micro-batch. A micro-batch brings a group records and possibly a
+control event: the watermark has moved, the clock has, the input has ended. The event says what the micro-batches before
+led to, so it comes first; ahead of it come only the records that operators upstream emitted for it, and the end of the
+input comes last. Knows no engine.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from dagster_unified.operators.time import MIN_TIMESTAMP
 
 
 class ControlEvent(msgspec.Struct, frozen=True):
-    """What a driver tells all key groups between micro-batches. Times are milliseconds since the epoch, by operator
-    uid.
+    """What a driver sends to all key groups between micro-batches.
 
-    `assigned` and `generated` are the driver's own, from which it goes on after a restart: each assigner's latest event
-    time, and the watermark that its generator has emitted, if it has one.
+    Times are milliseconds since the epoch, by operator uid. `assigned` and `generated` are the driver's own, from which
+    it goes on after a restart: each assigner's latest event time, and the watermark that its generator has emitted, if
+    it has one.
     """
 
     number: int = 0

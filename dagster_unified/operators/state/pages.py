@@ -1,5 +1,4 @@
-"""How the keyed state of a key group is stored: pages of keys, encoded with msgspec by the types that the descriptors
-declare.
+"""How the keyed state of a key group is stored: pages of keys, encoded with msgspec by their declared types.
 
 A group's keys are spread over pages by their hash, so that a micro-batch reads and writes only what it touches. A page
 holds its keys' state, timers and held-back elements; of a list or map that is large it holds where its parts are.
@@ -36,8 +35,9 @@ class Index(msgspec.Struct, array_like=True):
 
 
 class Page(msgspec.Struct, array_like=True):
-    """What the index says of one page: its keys, and its earliest event timer, processing timer and held-back
-    element.
+    """What the index says of one page.
+
+    That is the number of its keys, and its earliest event timer, processing timer and held-back element.
     """
 
     keys: int = 0
@@ -112,8 +112,9 @@ def decode_index(data: bytes) -> Index:
 
 
 class BroadcastCodec:
-    """Encodes and decodes a group's broadcast maps by the types that their descriptors declare; `where` names the
-    operator in errors.
+    """Encodes and decodes a group's broadcast maps by the types that their descriptors declare.
+
+    `where` names the operator in errors.
     """
 
     def __init__(self, where: str, declared: Mapping[str, StateDescriptor[Any]]) -> None:
