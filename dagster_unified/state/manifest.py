@@ -16,6 +16,7 @@ import msgspec
 from upath import UPath
 
 from dagster_unified.connectors.paths import remove_tree, storage_path
+from dagster_unified.connectors.positions import Position
 from dagster_unified.errors import StateError
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 
@@ -74,7 +75,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The time that all operators have reached: watermarks by uid, and each assigner's latest event time."""
 
     operators: list[OperatorState]
-    positions: dict[str, msgspec.Raw] = {}
+    positions: dict[str, Position] = {}
     """What has been read of each source, by its uid."""
 
     epochs: dict[str, int] = {}

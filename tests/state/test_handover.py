@@ -193,4 +193,4 @@ def whole(spark, tmp_path_factory):
     ids="-".join,
 )
 def test_a_run_goes_on_where_another_of_either_mode_has_left_its_state(spark, tmp_path, whole, modes):
-    assert Cut(spark, tmp_path).in_pieces(zoo, [EVENTS[:6], EVENTS[6:]], modes, (4, 3)) == whole
+    assert Cut(spark, tmp_path).in_pieces(zoo, [EVENTS[:6], EVENTS], modes, (4, 3)) == whole

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from dagster_unified.connectors.positions import Position
 from dagster_unified.engine.batch.carried import time_after
 from dagster_unified.engine.batch.intermediates import dataframes
 from dagster_unified.engine.batch.intermediates.store import Manifest as StageManifest
 from dagster_unified.engine.batch.run import Carrying, Run
 from dagster_unified.engine.batch.stage import run_all
+from dagster_unified.engine.positions import after, batch_positions
 from dagster_unified.engine.state_tables.frames import operator_tables
-from dagster_unified.engine.state_tables.savepoints import encoded_positions, starting_state, stateful, write_table
+from dagster_unified.engine.state_tables.savepoints import starting_state, stateful, write_table
 from dagster_unified.graph.plan import Port, library_version
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT
@@ -37,14 +39,21 @@ def run_with_savepoints(run: Run) -> list[StageManifest]:
         start = starting_state(run.plan, run.spark, execution.starts_from, ignore)
     if execution.savepoint.path is not None:
         manifests.begin(execution.savepoint.path, "execution.savepoint.path")
+    plan = run.plan
+    if start is not None:
+        plan = after(plan, start.manifest.positions, execution.savepoint.ignore_unclaimed)
     carry = Carrying(None, "", last=not execution.goes_on, start=start)
-    stages = run_all(replace(run, carry=carry))
+    run = replace(run, plan=plan, carry=carry)
+    positions = batch_positions(plan, run.spark) if execution.goes_on else {}
+    stages = run_all(run)
     if execution.savepoint.path is not None:
-        write_savepoint(run, stages, execution.savepoint.path, {})
+        write_savepoint(run, stages, execution.savepoint.path, positions)
     return stages
 
 
-def write_savepoint(run: Run, stages: Iterable[StageManifest], path: str, positions: Mapping[str, object]) -> Manifest:
+def write_savepoint(
+    run: Run, stages: Iterable[StageManifest], path: str, positions: Mapping[str, Position]
+) -> Manifest:
     """Write the state that a run's stages have left; raises `StateError` where there is a savepoint already."""
     plan, by_name = run.plan, {stage.stage: stage for stage in stages}
     folder = manifests.begin(path, "execution.savepoint.path")
@@ -65,7 +74,7 @@ def write_savepoint(run: Run, stages: Iterable[StageManifest], path: str, positi
         max_parallelism=plan.execution.streaming.max_parallelism,
         event=time_after(plan, seen),
         operators=states,
-        positions=encoded_positions(positions),
+        positions=dict(positions),
     )
     run.check()
     manifests.commit(folder, found)

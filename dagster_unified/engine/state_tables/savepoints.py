@@ -6,11 +6,10 @@ Knows Spark, the plan and the savepoint's manifest; not which mode runs.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
 import pyarrow as pa
 from upath import UPath
 
@@ -137,14 +136,3 @@ def _schema(state: OperatorState) -> pa.Schema:
         metadata = {ROLE: column.role.encode(), b"name": column.state.encode()} if column.role else None
         fields.append(field.with_metadata(metadata))
     return pa.schema(fields)
-
-
-def encoded_positions(positions: Mapping[str, object]) -> dict[str, msgspec.Raw]:
-    """What has been read of each source, as a manifest has it."""
-    return {uid: msgspec.Raw(msgspec.json.encode(position)) for uid, position in positions.items()}
-
-
-def written(states: Sequence[OperatorState]) -> str:
-    """What was written, in words."""
-    rows, size = sum(s.rows for s in states), sum(s.bytes for s in states)
-    return f"{rows:,} keys of {len(states)} operators, {size:,} bytes"

@@ -7,6 +7,7 @@
     <dir>/<pipeline>/malformed/<source>/     rows that did not fit, by epoch
     <dir>/<pipeline>/epochs/                 the epoch that is being committed
     <dir>/<pipeline>/savepoints/<name>/      what one can go back to
+    <dir>/<pipeline>/start.json              what the savepoint that the state began with says was read of each source
 
 Dagster's run status does not decide who may write: a killed run's process may live on.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import Event, Thread
 from uuid import uuid4
 
@@ -23,11 +24,14 @@ import msgspec
 from upath import UPath
 
 from dagster_unified.connectors.paths import remove_tree, storage_path
+from dagster_unified.connectors.positions import Position
 from dagster_unified.engine.streaming.atomic import read_latest, write_alternately, write_atomically
 from dagster_unified.errors import ConfigurationError, LeaseLostError, StateError, UnifiedError
 from dagster_unified.operators.time import wall_clock
 
 FORMAT = 1
+
+START = "start.json"
 
 PATIENCE = 20.0
 """Seconds without a heartbeat after which a lease expires."""
@@ -170,6 +174,14 @@ class CheckpointDirectory:
 
     def _write(self, record: Deployed) -> None:
         write_alternately(self.path / "deployment", record.version, msgspec.json.encode(record))
+
+    def begin_after(self, positions: Mapping[str, Position]) -> None:
+        """Record what had been read of each source in the savepoint that the state begins with."""
+        write_atomically(self.path / START, msgspec.json.encode(positions))
+
+    def positions(self) -> dict[str, Position]:
+        """What had been read of each source before the deployment's own first epoch."""
+        return msgspec.json.decode((self.path / START).read_bytes(), type=dict[str, Position])
 
     # The lease
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from dagster_unified.engine.events import Observer, nobody
 from dagster_unified.engine.failures import translated
+from dagster_unified.engine.positions import after
 from dagster_unified.engine.session import is_connect
 from dagster_unified.engine.state_tables.savepoints import StartingState, starting_state
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory, Deployed, HeldLease, wait_for
@@ -109,6 +110,7 @@ class StreamingJob:
             forget_interrupted(self.directory)
             self._configure()
             start = self._start_state(self.deployed)
+            self.plan = self._after_start(self.deployed)
             deployment = Deployment(self.plan, self.spark, self.directory, self.deployed, self.observe, self.may_write)
             read = {node for one in wanted if one.aggregate is None for node in self.plan.upstream(*one.sinks)}
             for one in wanted:
@@ -154,7 +156,7 @@ class StreamingJob:
         spark, control = self.directory.path / "spark" / MAIN, self.directory.path / "control" / MAIN
         checkpoint = frozen(spark, ControlFile(str(control)).read())
         stages = topology(self.plan, self._main_sinks(), Lanes(self.deployed.lanes))
-        return write_tables(self.plan, self.spark, self.deployed, stages, checkpoint, path, reason, {})
+        return write_tables(self.plan, self.spark, self.deployed, stages, checkpoint, path, reason)
 
     def _main_sinks(self) -> tuple[int, ...]:
         return next(one.sinks for one in queries(self.plan) if one.aggregate is None)
@@ -194,7 +196,15 @@ class StreamingJob:
         if not deployed.start or (self.directory.path / "spark" / MAIN / "commits" / "0").exists():
             return None
         ignore = self.plan.execution.savepoint.ignore_unclaimed
-        return starting_state(self.plan, self.spark, deployed.start, ignore)
+        found = starting_state(self.plan, self.spark, deployed.start, ignore)
+        self.directory.begin_after(found.manifest.positions)
+        return found
+
+    def _after_start(self, deployed: Deployed) -> Plan:
+        """The plan whose sources read what comes after the savepoint that the deployment's state began with."""
+        if not deployed.start:
+            return self.plan
+        return after(self.plan, self.directory.positions(), self.plan.execution.savepoint.ignore_unclaimed)
 
     def _record(self, lanes: Lanes, packed: Mapping[str, Topology]) -> Deployed:
         levels = {

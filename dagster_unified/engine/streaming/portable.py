@@ -7,7 +7,7 @@ layout of its checkpoints, and the savepoint's tables.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +18,14 @@ import msgspec
 from upath import UPath
 
 from dagster_unified.connectors.paths import for_spark
+from dagster_unified.connectors.positions import Position
+from dagster_unified.engine.dataframe.inputs import spark_source
 from dagster_unified.engine.state_tables.frames import operator_tables
-from dagster_unified.engine.state_tables.savepoints import encoded_positions, stateful, write_table
+from dagster_unified.engine.state_tables.savepoints import stateful, write_table
 from dagster_unified.engine.streaming.checkpoint import Deployed
 from dagster_unified.engine.streaming.topology import MAIN, Topology
 from dagster_unified.errors import StateError
+from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan, library_version
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.numbers import INDEX
@@ -44,10 +47,19 @@ class FrozenCheckpoint:
     epoch: int
     event: ControlEvent
 
-    def offsets(self) -> list[str]:
-        """What was read of each source at the epoch, as Spark's log has it, in the order of the sources."""
+    def positions(self, plan: Plan, stages: Topology) -> dict[str, Position]:
+        """What was read of each source at the epoch, by its uid."""
         lines = (self.folder / "offsets" / str(self.epoch)).read_text().splitlines()
-        return lines[2:]  # after the log's version and the epoch's own settings
+        offsets = lines[2:]  # after the log's version and the epoch's own settings, one of each source in their order
+        found = {}
+        for number, head in enumerate(stages.heads):
+            node = plan.graph.node(head.source)
+            assert isinstance(node, g.SourceNode)
+            offset = None if offsets[number] == "-" else offsets[number]
+            found[node.uid] = spark_source(plan.name, node).stream_position(
+                self.folder / "sources" / str(number), offset
+            )
+        return found
 
 
 def frozen(folder: UPath, event: ControlEvent | None) -> FrozenCheckpoint:
@@ -71,7 +83,6 @@ def write_tables(
     checkpoint: FrozenCheckpoint,
     path: str,
     reason: str,
-    positions: Mapping[str, object],
 ) -> Manifest:
     """Write a savepoint of the state that a checkpoint holds."""
     folder = manifests.begin(path, "savepoint")
@@ -91,7 +102,7 @@ def write_tables(
         max_parallelism=deployed.max_parallelism,
         event=msgspec.structs.replace(checkpoint.event, end=False),
         operators=states,
-        positions=encoded_positions(positions),
+        positions=checkpoint.positions(plan, stages),
         epochs={MAIN: checkpoint.epoch},
     )
     manifests.commit(folder, found)

@@ -1,0 +1,54 @@
+"""What has been read of a plan's sources, and the plan that reads what comes after it.
+
+Knows the plan, and what sources say of themselves; not how a run reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dagster_unified.connectors.positions import Position, Unread
+from dagster_unified.engine.dataframe.inputs import spark_source
+from dagster_unified.errors import StateError, UnifiedError
+from dagster_unified.graph.plan import Plan
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def batch_positions(plan: Plan, spark: SparkSession) -> dict[str, Position]:
+    """What a BATCH run will have read of each source, by its uid; ask before it reads."""
+    found: dict[str, Position] = {}
+    for node in plan.graph.sources:
+        try:
+            found[node.uid] = spark_source(plan.name, node).batch_position(spark)
+        except UnifiedError as error:
+            raise type(error)(f"{plan.name}: {error}") from error
+    return found
+
+
+def after(plan: Plan, positions: Mapping[str, Position], ignore_unclaimed: bool) -> Plan:
+    """The plan whose sources read what comes after these positions, which are by uid.
+
+    Raises `StateError` where a position is of no source, unless that is ignored, and where a source cannot go on.
+    """
+    nodes = {node.uid: node for node in plan.graph.sources}
+    lost = [uid for uid, position in positions.items() if uid not in nodes and not isinstance(position, Unread)]
+    if lost and not ignore_unclaimed:
+        raise StateError(
+            f"{plan.name}: the savepoint says what was read of source '{lost[0]}', and no source has that uid: there"
+            f" are {', '.join(nodes)}; give the source its uid again, or forget what was read with"
+            " execution.savepoint.ignore-unclaimed-state=true"
+        )
+    moved = {}
+    for uid, node in nodes.items():
+        position = positions.get(uid, Unread())
+        if not isinstance(position, Unread):
+            try:
+                moved[node.id] = replace(node, source=spark_source(plan.name, node).after(position))
+            except UnifiedError as error:
+                raise type(error)(f"{plan.name}: {error}") from error
+    graph = replace(plan.graph, nodes=tuple(moved.get(node.id, node) for node in plan.graph.nodes))
+    return replace(plan, graph=graph)
