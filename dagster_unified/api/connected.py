@@ -15,6 +15,7 @@ from dagster_unified.api.windows import WindowedStream
 from dagster_unified.errors import PipelineError, RecordTypeError
 from dagster_unified.graph import nodes
 from dagster_unified.graph.nodes import Naming
+from dagster_unified.graph.subtasks import CHOOSING
 from dagster_unified.operators.connected import (
     CoFlatMap,
     CoFlatMapFunction,
@@ -177,11 +178,8 @@ class ConnectedStreams(Generic[A, B]):
     def _stream(self) -> DataStream[Any]:
         first, second = (s._records("connect") for s in (self._first, self._second))
         either = either_type(first.python, second.python)
-        sides = [
-            s._plain().map(Tag(either, number), either)._called(f"{_name(s)} as {number}", Naming.LIBRARY)
-            for number, s in ((1, self._first), (2, self._second))
-        ]
-        return sides[0].union(sides[1])
+        sides = [*_tagged(self._first, 1, either), *_tagged(self._second, 2, either)]
+        return sides[0].union(*sides[1:])
 
     def _expect(self, function: Any, kinds: tuple[type, ...], method: str) -> None:
         if not isinstance(function, kinds):
@@ -439,6 +437,31 @@ class IntervalJoined(Generic[A, B]):
 
     def _where(self) -> str:
         return self._left._where("interval_join")
+
+
+def _tagged(stream: DataStream[Any], number: int, either: Any) -> list[DataStream[Any]]:
+    """A stream's records as those of `Either`.
+
+    An exchange that chooses the subtask of its records chooses that of the operator which sees both streams.
+    """
+    found = []
+    for part, exchange in stream._by_exchange(CHOOSING):
+        tagged: DataStream[Any] = part.map(Tag(either, number), either)._called(
+            f"{_name(part)} as {number}", Naming.LIBRARY
+        )
+        if exchange is not None:
+            key = None if exchange.key is None else _key_of_side(part, exchange.key, tagged)
+            tagged = tagged._exchange(exchange.kind, key, exchange.partitioner)
+        found.append(tagged)
+    return found
+
+
+def _key_of_side(stream: DataStream[Any], key: nodes.Key, tagged: DataStream[Any]) -> nodes.Key:
+    """The key of a stream's records, where they are those of `Either`."""
+    getter = _getter(stream, key, None)
+    assert getter is not None
+    get, kind = getter
+    return tagged._key((EitherKey(get, get),), kind)
 
 
 def _name(stream: DataStream[Any]) -> str:

@@ -653,9 +653,18 @@ class DataStream(Generic[T]):
 
     # Building the graph
 
-    def _plain(self) -> DataStream[T]:
-        """The stream without the exchange that was asked for."""
-        return DataStream(self._pipeline, None, tuple(replace(u, partitioning=None) for u in self._upstream))
+    def _by_exchange(self, kinds: Sequence[ExchangeKind]) -> list[tuple[DataStream[T], Partitioning | None]]:
+        """What the stream unites, without the exchanges that were asked for, beside the exchange of one of `kinds`."""
+        parts: list[tuple[list[Upstream], Partitioning | None]] = []
+        for upstream in self._upstream:
+            asked = upstream.partitioning
+            exchange = asked if asked is not None and asked.kind in kinds else None
+            plain = replace(upstream, partitioning=None)
+            if parts and parts[-1][1] == exchange:
+                parts[-1][0].append(plain)
+            else:
+                parts.append(([plain], exchange))
+        return [(DataStream(self._pipeline, None, tuple(part)), exchange) for part, exchange in parts]
 
     def _called(self, name: str, naming: Naming) -> Self:
         return self._set(name=name, naming=naming)

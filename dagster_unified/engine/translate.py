@@ -73,8 +73,12 @@ def _united(plan: Plan, edges: Sequence[Edge]) -> StreamLayout:
 
 def keyed_input(node: g.Node, records: RecordType) -> KeyedInput:
     """How a keyed node's input, of these records, is keyed. A key of no fields is 0 for every record."""
-    key = node.key
-    assert key is not None
+    assert node.key is not None
+    return keyed_by(node.key, records)
+
+
+def keyed_by(key: Key, records: RecordType) -> KeyedInput:
+    """How a stream of these records is keyed."""
     if key == Key():
         return KeyedInput((), int)
     computed = key.computed
@@ -130,4 +134,5 @@ def program(
         keyed=keyed_input(head, layout.records) if head.key is not None else None,
         options=keyed_options(plan.execution, last_event_time),
         broadcast=broadcast_input(plan, head),
+        in_subtasks=head.id in plan.subtasks,
     )

@@ -8,6 +8,7 @@ Knows the operators; no session.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.operators.drivers.batch import run_batch, spare_the_garbage_collector
 from dagster_unified.operators.drivers.ranges import run_range
 from dagster_unified.operators.functions.base import FIRST, Subtask
-from dagster_unified.operators.layout import PARTITION_INDEX_FIELD, combine, combined_schema, metrics_row
+from dagster_unified.operators.layout import PARTITION_INDEX_FIELD, SUBTASK, combine, combined_schema, metrics_row
 from dagster_unified.operators.program.run import FLUSH
 from dagster_unified.operators.program.spec import Program
 
@@ -40,6 +41,13 @@ def run_partition(payload: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator
     spare_the_garbage_collector()
     schema = combined_schema(tuple(o.layout for o in program.outputs))
     subtask = this_subtask()
+    if program.in_subtasks:
+        # The number of the task counts the partitions of all streams that its job unites.
+        batches = iter(batches)
+        first = next((batch for batch in batches if batch.num_rows), None)
+        if first is not None:
+            subtask = subtask._replace(number=first.column(SUBTASK)[0].as_py())
+            batches = itertools.chain([first], batches)
 
     if not program.last_event_times:
         run = run_batch(program, batches, subtask=subtask)

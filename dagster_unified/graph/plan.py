@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 
 from dagster_unified.errors import PipelineError
@@ -21,6 +22,7 @@ from dagster_unified.graph.mode import Execution, resolve
 from dagster_unified.graph.nodes import Edge, Graph, Naming, Node
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.regions import Exchange, exchanges, regions
+from dagster_unified.graph.subtasks import subtasks
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, ComputedKey, StreamLayout
 
 
@@ -88,6 +90,11 @@ class Plan:
                     found.add(edge.source)
                     pending.append(edge.source)
         return found
+
+    @cached_property
+    def subtasks(self) -> dict[int, int]:
+        """How many subtasks there are, for each operator whose records are in subtasks that an exchange chose."""
+        return subtasks(self.graph, self.execution.parallelism)
 
     def identifies_input(self, region: Region) -> bool:
         """Whether a region's fingerprint changes with all that its sources hold."""

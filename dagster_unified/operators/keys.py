@@ -6,7 +6,7 @@ the key's msgpack encoding, so it is the same in every process, and for ever: st
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -78,8 +78,12 @@ def key_groups(
             else [_group(key, keyed, count, known, where) for key in values]
         )
         return pa.array(found, pa.int32()).take(spread.indices)
-    values = columns[0].to_pylist() if len(columns) == 1 else list(zip(*[c.to_pylist() for c in columns], strict=True))
-    return pa.array([key_hash(k) % count for k in decoded(keyed, values, where)], pa.int32())
+    return pa.array([key_hash(k) % count for k in decoded(keyed, key_values(columns), where)], pa.int32())
+
+
+def key_values(columns: Sequence[pa.Array]) -> list[Any]:
+    """The keys in some columns, as Arrow gives them."""
+    return columns[0].to_pylist() if len(columns) == 1 else list(zip(*[c.to_pylist() for c in columns], strict=True))
 
 
 def key_columns(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: str) -> list[pa.Array]:

@@ -1,9 +1,9 @@
 """Lanes: how the streams of a whole pipeline travel through one Spark plan, packed as a few large rows.
 
-A row is `(lane, group, seq, data)`: an Arrow record batch of one stream, addressed to one key group. Every stage passes
-on what is not addressed to it, so that a pipeline with branches is one line of stages and nothing is computed twice.
-Control events and reports travel the same way. `seq` orders a group's rows, first of all by their place around the
-control event. Knows no engine.
+A row is `(lane, group, seq, data)`: an Arrow record batch of one stream, addressed to one key group, or to one subtask
+where an exchange chooses it. Every stage passes on what is not addressed to it, so that a pipeline with branches is one
+line of stages and nothing is computed twice. Control events and reports travel the same way. `seq` orders a group's
+rows, first of all by their place around the control event. Knows no engine.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from dagster_unified.operators.keys import key_groups
-from dagster_unified.operators.layout import StreamLayout
-from dagster_unified.operators.program.spec import KeyedInput, Program
+from dagster_unified.operators.addresses import Address
+from dagster_unified.operators.program.spec import Program
 
 PACKED = pa.schema([("lane", pa.int32()), ("group", pa.int32()), ("seq", pa.int64()), ("data", pa.binary())])
 
@@ -53,27 +51,31 @@ ROWS = 131_072
 """Rows that are collected before they are packed: with many key groups, smaller ones would make buffers of a few rows.
 """
 
-SPREAD = 8192
-"""How many records go to one key group together, where they have no key and any group will do."""
-
 
 @dataclass(frozen=True)
 class Route:
     """One way from a program's output to a lane.
 
-    `columns` are the output's columns as the lane has them, None for one that is null there.
+    `columns` are the output's columns as its rows are addressed by them, None for one that is null there. Of these,
+    `schema` are those that travel. Rows without an `address` stay in the task, and in the subtask, that they come from.
     """
 
     output: int
     lane: int
     schema: pa.Schema
     columns: tuple[str | None, ...]
-    keyed: KeyedInput | None = None
-    layout: StreamLayout | None = None
-    where: str = ""
+    address: Address | None = None
+    key: pa.Field | None = None
+    """A column for the address, the last one, which does not travel."""
+
     everywhere: bool = False
     """Whether every key group gets a copy: broadcast records, which come before the other records of their micro-batch.
     """
+
+    @property
+    def addressed(self) -> pa.Schema:
+        """The columns by which rows are addressed."""
+        return self.schema if self.key is None else self.schema.append(self.key)
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ class Track:
 
     program: Program
     routes: tuple[Route, ...]
+    in_subtasks: bool = False
+    """Whether a row's group is the subtask that an exchange chose, and each subtask has an instance of the program."""
 
 
 def encode(batch: pa.RecordBatch) -> bytes:
@@ -105,22 +109,29 @@ def packed(rows: list[tuple[int, int, int, bytes]]) -> pa.RecordBatch:
 class Packer:
     """Collects the outputs of a pass and packs them, in one partition. The sequence numbers rise with what is added."""
 
-    def __init__(self, partition: int, group_count: int) -> None:
-        self._groups = group_count
+    def __init__(self, partition: int, groups: int) -> None:
+        self.groups = groups
         self._partition = partition
         self._seq = partition << 40
         self._known: dict[tuple[str, ...], dict[Any, int]] = {}
-        self._waiting: dict[tuple[int, bool], tuple[Route, bool, list[pa.RecordBatch]]] = {}
+        self._waiting: dict[tuple[int, bool, int | None], _Waiting] = {}
         self._rows = 0
 
-    def add(self, route: Route, batch: pa.RecordBatch, ahead: bool = False) -> None:
-        """Takes a batch of a route's output, ahead of the micro-batch's control event or behind it."""
+    def add(self, route: Route, batch: pa.RecordBatch, ahead: bool = False, subtask: int | None = None) -> None:
+        """Takes a batch of a route's output, ahead of the micro-batch's control event or behind it.
+
+        It comes from a subtask that an exchange chose, or from None.
+        """
+        schema = route.addressed
         arrays = [
             pa.nulls(batch.num_rows, f.type) if c is None else batch.column(c)
-            for c, f in zip(route.columns, route.schema, strict=True)
+            for c, f in zip(route.columns, schema, strict=True)
         ]
-        waiting = self._waiting.setdefault((id(route), ahead), (route, ahead, []))[2]
-        waiting.append(pa.RecordBatch.from_arrays(arrays, schema=route.schema))
+        place = (id(route), ahead, subtask)
+        waiting = self._waiting.get(place)
+        if waiting is None:
+            waiting = self._waiting[place] = _Waiting(route, ahead, subtask, [])
+        waiting.batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
         self._rows += batch.num_rows
 
     def flush(self, at_least: int = 1) -> Iterator[pa.RecordBatch]:
@@ -128,37 +139,40 @@ class Packer:
         if self._rows < at_least:
             return
         rows: list[tuple[int, int, int, bytes]] = []
-        for route, ahead, batches in self._waiting.values():
+        for route, ahead, subtask, batches in self._waiting.values():
             (batch,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
             if route.everywhere:
                 place = Place.BROADCAST_AHEAD if ahead else Place.BROADCAST
-                data, seq = encode(batch), sequence(place, self._next())
-                rows += [(route.lane, group, seq, data) for group in range(self._groups)]
+                data, seq = encode(batch), sequence(place, self.next())
+                rows += [(route.lane, group, seq, data) for group in range(self.groups)]
                 continue
             first = sequence(Place.AHEAD if ahead else Place.BEHIND, 0)
-            for group, own in self._by_group(route, batch):
-                rows.append((route.lane, group, first + self._next(), encode(own)))
+            for group, own in self._split(route, batch, subtask):
+                if route.key is not None:
+                    own = own.select(route.schema.names)
+                rows.append((route.lane, group, first + self.next(), encode(own)))
         self._waiting, self._rows = {}, 0
         yield packed(rows)
 
-    def _next(self) -> int:
+    def next(self) -> int:
+        """The next sequence number."""
         self._seq += 1
         return self._seq
 
-    def _by_group(self, route: Route, batch: pa.RecordBatch) -> Iterable[tuple[int, pa.RecordBatch]]:
-        if route.keyed is None or route.layout is None:
-            yield self._partition % self._groups, batch
-            return
-        if not route.keyed.columns:
-            for start in range(0, batch.num_rows, SPREAD):
-                yield self._next() % self._groups, batch.slice(start, SPREAD)
-            return
-        known = self._known.setdefault(route.keyed.columns, {})
-        found = key_groups(batch, route.keyed, route.layout, route.where, self._groups, known)
-        order = pc.sort_indices(found)
-        batch, found = batch.take(order), found.take(order)
-        start = 0
-        for entry in pc.value_counts(found):
-            group, count = entry["values"].as_py(), entry["counts"].as_py()
-            yield group, batch.slice(start, count)
-            start += count
+    def known(self, columns: tuple[str, ...]) -> dict[Any, int]:
+        """The key groups of the keys that were met in these columns."""
+        return self._known.setdefault(columns, {})
+
+    def _split(self, route: Route, batch: pa.RecordBatch, subtask: int | None) -> Iterable[tuple[int, pa.RecordBatch]]:
+        if route.address is not None:
+            return route.address.split(batch, self)
+        return [(self._partition % self.groups if subtask is None else subtask, batch)]
+
+
+class _Waiting(NamedTuple):
+    """What waits to be packed together."""
+
+    route: Route
+    ahead: bool
+    subtask: int | None
+    batches: list[pa.RecordBatch]

@@ -30,6 +30,9 @@ PARTITION_INDEX = "__partition"
 EMITTED = "__n"
 """In which order a task emitted its rows, where they are put into another and it matters."""
 
+SUBTASK = "__subtask"
+"""The subtask of a row, where an exchange chose it."""
+
 METRICS = "__m"
 """A partition's report, JSON, in a row of its own; null in every other row."""
 

@@ -8,6 +8,8 @@ operator, are made of.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import fields, replace
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +19,7 @@ from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups, MicroBatch
+from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
 from dagster_unified.operators.program.run import RunningProgram
 from dagster_unified.operators.program.spec import Output, Program
@@ -47,6 +50,20 @@ def single(plan: Plan, node: g.Node, last_event_time: int | None = None) -> Prog
         keyed_options(plan.execution, last_event_time),
         broadcast_input(plan, node),
     )
+
+
+def instances(plan: Plan, node: g.Node) -> list[g.Node]:
+    """A node for each subtask that an exchange may choose for its records, with a function of its own.
+
+    Elsewhere the harness has one subtask.
+    """
+    return [node, *(_with_a_function_of_its_own(node) for _ in range(1, plan.subtasks.get(node.id, 1)))]
+
+
+def _with_a_function_of_its_own(node: g.Node) -> g.Node:
+    code = [id(given) for given in node.code()]
+    given = {f.name: getattr(node, f.name) for f in fields(node)}
+    return replace(node, **{name: deepcopy(value) for name, value in given.items() if id(value) in code})
 
 
 def tags(plan: Plan, node: g.Node) -> list[str | None]:
@@ -88,21 +105,27 @@ class Driven:
     """One Python operator of a plan, opened; `emit` is given what leaves it."""
 
     def __init__(
-        self, plan: Plan, node: g.Node, emit: Emit, clock: Callable[[], int], store: MemoryStore | None = None
+        self,
+        plan: Plan,
+        node: g.Node,
+        emit: Emit,
+        clock: Callable[[], int],
+        store: MemoryStore | None = None,
+        subtask: int = 0,
     ) -> None:
         self.program = single(plan, node)
         self.node = node
         self.store = store or MemoryStore()
-        self._emit = emit
+        self._emit, self._leads = emit, subtask == 0
         self._groups = (
-            KeyGroups(self.program, self._leave, clock, keys_per_page=_KEYS_PER_PAGE)
+            KeyGroups(self.program, self._leave, clock, Subtask(subtask), _KEYS_PER_PAGE)
             if self.program.keyed is not None
             else None
         )
         if self._groups is not None:
             self.running = self._groups.running
         else:
-            self.running = RunningProgram(self.program, self._leave, clock, generating=True)
+            self.running = RunningProgram(self.program, self._leave, clock, Subtask(subtask), generating=True)
 
     def run(
         self, own: Sequence[Timed], event: ControlEvent | None = None, broadcast: Sequence[Timed] = ()
@@ -119,7 +142,7 @@ class Driven:
         if broadcast:
             assert self.program.broadcast is not None
             around = [to_batch(self.program.pipeline, self.program.broadcast.layout, broadcast)]
-        return self._groups.run(self.store, MicroBatch(Arrived(batches, around), event))
+        return self._groups.run(self.store, MicroBatch(Arrived(batches, around), event, leads=self._leads))
 
     @property
     def groups(self) -> KeyGroups:

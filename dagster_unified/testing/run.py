@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
+from itertools import chain
 from random import Random
 from typing import Any
 
@@ -27,11 +28,13 @@ from dagster_unified.graph.plan import Plan, Port, plan
 from dagster_unified.operators.drivers.batch import run_batch
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.drivers.report import Report
+from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.keys import decoded, key_columns
 from dagster_unified.operators.lanes import encode
 from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock
-from dagster_unified.testing.driving import Driven, Timed, single, to_batch, to_timed
+from dagster_unified.testing.driving import Driven, Timed, instances, single, to_batch, to_timed
+from dagster_unified.testing.exchanging import InSubtasks, in_one, sent
 from dagster_unified.testing.native import run_native
 
 
@@ -130,8 +133,8 @@ def _inputs(decided: Plan, inputs: Mapping[str, Sequence[Any]]) -> dict[int, lis
     return found
 
 
-def _tag(edge: Edge) -> str | None:
-    return edge.tag.name if edge.tag else None
+def _port(edge: Edge) -> Port:
+    return Port(edge.source, edge.tag.name if edge.tag else None)
 
 
 def _keys(decided: Plan, node: g.Node, timed: Sequence[Timed]) -> list[Any]:
@@ -148,16 +151,16 @@ class _Batch:
 
     def __init__(self, decided: Plan, inputs: dict[int, list[Any]], clock: Callable[[], int], order: _Order) -> None:
         self.plan, self.inputs, self.clock, self.order = decided, inputs, clock, order
-        self.streams: dict[Port, list[Timed]] = {}
+        self.streams: dict[Port, InSubtasks] = {}
         self.reports: list[Metrics] = []
 
     def run(self) -> Result:
         result = Result()
         for node in self.plan.graph.nodes:
             if isinstance(node, g.SourceNode):
-                self.streams[Port(node.id)] = [(r, None) for r in self.inputs[node.id]]
+                self.streams[Port(node.id)] = {0: [(r, None) for r in self.inputs[node.id]]}
             elif isinstance(node, g.SinkNode):
-                result.sinks.setdefault(node.name, []).extend(r for r, _ in self._arriving(node.id))
+                result.sinks.setdefault(node.name, []).extend(r for r, _ in in_one(self._arriving(node)))
             elif node.step is not None:
                 self._python(node)
             else:
@@ -165,28 +168,34 @@ class _Batch:
         result.metrics = merge(self.reports)
         return result
 
-    def _arriving(self, node_id: int) -> list[Timed]:
-        return self._records(self.plan.graph.main_inputs(node_id))
+    def _arriving(self, node: g.Node) -> InSubtasks:
+        """What reaches a node, by subtask.
 
-    def _records(self, edges: Sequence[Edge]) -> list[Timed]:
-        """The records of some edges.
-
-        A stream that is forwarded or broadcast keeps its own order, one that is spread does not.
+        A stream that is forwarded keeps its own order, one that is spread does not.
         """
-        streams = [self.streams.get(Port(e.source, _tag(e)), []) for e in edges]
-        if all(e.partitioning.kind in (g.ExchangeKind.FORWARD, g.ExchangeKind.BROADCAST) for e in edges):
-            return self.order.merged(streams)
-        return self.order.shuffled([timed for stream in streams for timed in stream])
+        edges = self.plan.graph.main_inputs(node.id)
+        streams = [sent(self.plan, e, node, self.streams.get(_port(e), {})) for e in edges]
+        forwarded = all(e.partitioning.kind is g.ExchangeKind.FORWARD for e in edges)
+        found: InSubtasks = {}
+        for subtask in sorted({0}.union(*streams)):
+            own = [stream.get(subtask, []) for stream in streams]
+            found[subtask] = self.order.merged(own) if forwarded else self.order.shuffled([t for o in own for t in o])
+        return found
 
     def _python(self, node: g.Node) -> None:
+        arriving = self._arriving(node)
+        for subtask, instance in enumerate(instances(self.plan, node)):
+            self._run(instance, subtask, arriving.get(subtask, []))
+
+    def _run(self, node: g.Node, subtask: int, arriving: list[Timed]) -> None:
         program = single(self.plan, node, merge(self.reports).last_event_time(self.plan.assigners_before(node.id)))
         if program.broadcast is not None:
-            records = self._records(self.plan.graph.broadcast_inputs(node.id))
+            edges = self.plan.graph.broadcast_inputs(node.id)
+            records = self.order.merged([in_one(self.streams.get(_port(e), {})) for e in edges])
             if program.broadcast.layout.timestamped:
                 records.sort(key=lambda timed: MIN_TIMESTAMP if timed[1] is None else timed[1])
             data = tuple(encode(to_batch(self.plan.name, program.broadcast.layout, [timed])) for timed in records)
-            program = replace(program, broadcast=replace(program.broadcast, data=data))
-        arriving = self._arriving(node.id)
+            program = replace(program, broadcast=replace(program.broadcast, data=data, leads=subtask == 0))
         if node.key not in (None, g.Key()) and arriving:
             keys = _keys(self.plan, node, arriving)
             order = sorted(
@@ -194,20 +203,20 @@ class _Batch:
                 key=lambda i: (_sortable(keys[i]), MIN_TIMESTAMP if arriving[i][1] is None else arriving[i][1]),
             )
             arriving = [arriving[i] for i in order]
-        run = run_batch(program, [to_batch(self.plan.name, program.input, arriving)], self.clock)
+        run = run_batch(program, [to_batch(self.plan.name, program.input, arriving)], self.clock, Subtask(subtask))
         for emitted in run:
             output = program.outputs[emitted.output]
             records = to_timed(output.layout, emitted.batch)
-            self.streams.setdefault(Port(node.id, output.tag), []).extend(records)
+            self.streams.setdefault(Port(node.id, output.tag), {}).setdefault(subtask, []).extend(records)
         self.reports.append(run.metrics[0])
 
     def _native(self, node: g.Node) -> None:
-        arriving = self._arriving(node.id)
-        if node.aggregates_natively and arriving:
-            _keys(self.plan, node, arriving)
-        self.streams[Port(node.id)] = run_native(
-            self.plan.name, node, input_layout(self.plan, node.id), arriving, self.inputs.get(node.id, ())
-        )
+        found = self.streams[Port(node.id)] = {}
+        for subtask, arriving in self._arriving(node).items():
+            if node.aggregates_natively and arriving:
+                _keys(self.plan, node, arriving)
+            layout, looked_up = input_layout(self.plan, node.id), self.inputs.get(node.id, ())
+            found[subtask] = run_native(self.plan.name, node, layout, arriving, looked_up)
 
 
 def _sortable(key: Any) -> Any:
@@ -224,8 +233,8 @@ class _Stream:
     `ahead` are those that its control event led to, `behind` those that came of its records.
     """
 
-    ahead: list[Timed] = field(default_factory=list)
-    behind: list[Timed] = field(default_factory=list)
+    ahead: InSubtasks = field(default_factory=dict)
+    behind: InSubtasks = field(default_factory=dict)
 
 
 def _check_layout(decided: Plan) -> None:
@@ -254,7 +263,9 @@ class _Streaming:
         self.interval, self.size = interval, size
         self.result = Result(sinks={n.name: [] for n in decided.graph.sinks})
         self.time = JobTime(decided, None, clock(), native_windows=True)
-        self.driven: dict[int, Driven] = {}
+        self.driven: dict[int, list[Driven]] = {}
+        """The instances of each operator."""
+
         self.streams: dict[Port, _Stream] = {}
         self.ahead = False
         self.due: list[int] = []
@@ -267,8 +278,10 @@ class _Streaming:
         try:
             for node in self.plan.graph.nodes:
                 if node.step is not None:
-                    emit = partial(self._emit_from, node.id)
-                    self.driven[node.id] = Driven(self.plan, node, emit, self.clock)
+                    opened = self.driven[node.id] = []
+                    for subtask, instance in enumerate(instances(self.plan, node)):
+                        emit = partial(self._emit_from, node.id, subtask)
+                        opened.append(Driven(self.plan, instance, emit, self.clock, subtask=subtask))
             event, waiting = None, 0
             for arriving in self._micro_batches():
                 self._micro_batch(arriving, event)
@@ -280,13 +293,16 @@ class _Streaming:
                 self._micro_batch({}, event)
             self._after()
             self._micro_batch({}, self.time.end(self.clock()))
-            for driven in self.driven.values():
+            for driven in self._instances():
                 driven.running.read_gauges()
         finally:
-            for driven in self.driven.values():
+            for driven in self._instances():
                 driven.close()
-        self.result.metrics = merge([self.late, *(d.running.metrics for d in self.driven.values())])
+        self.result.metrics = merge([self.late, *(d.running.metrics for d in self._instances())])
         return self.result
+
+    def _instances(self) -> Iterator[Driven]:
+        return chain.from_iterable(self.driven.values())
 
     def _micro_batches(self) -> Iterator[dict[int, list[Any]]]:
         """One source after another, a micro-batch's number of records at a time; with no number, everything at once."""
@@ -299,8 +315,8 @@ class _Streaming:
                 yield {n: self.order.shuffled(records[start : start + self.size])}
 
     def _after(self) -> ControlEvent | None:
-        report = Report(merge(d.running.metrics for d in self.driven.values()), min(self.due, default=None))
-        for driven in self.driven.values():
+        report = Report(merge(d.running.metrics for d in self._instances()), min(self.due, default=None))
+        for driven in self._instances():
             report.mark(driven.running.end_of_batch())
         return self.time.after(report, self.clock())
 
@@ -308,57 +324,62 @@ class _Streaming:
         self.streams, self.due = {}, []
         for node in self.plan.graph.nodes:
             if isinstance(node, g.SourceNode):
-                self.streams[Port(node.id)] = _Stream(behind=[(r, None) for r in arriving.get(node.id, ())])
+                self.streams[Port(node.id)] = _Stream(behind={0: [(r, None) for r in arriving.get(node.id, ())]})
                 continue
-            came = self._arriving(self.plan.graph.main_inputs(node.id))
+            came = self._arriving(node)
             if isinstance(node, g.SinkNode):
-                self.result.sinks[node.name] += [r for r, _ in [*came.ahead, *came.behind]]
+                self.result.sinks[node.name] += [r for r, _ in [*in_one(came.ahead), *in_one(came.behind)]]
             elif node.step is not None:
                 self._python(node, came, event)
             elif node.aggregates_natively:
                 self._native_keyed(node, came, event)
             else:
-                for self.ahead, records in ((True, came.ahead), (False, came.behind)):
-                    self._emit(
-                        Port(node.id),
-                        run_native(
-                            self.plan.name,
-                            node,
-                            input_layout(self.plan, node.id),
-                            records,
-                            self.inputs.get(node.id, ()),
-                        ),
-                    )
+                self._native(node, came)
 
-    def _arriving(self, edges: Sequence[Edge]) -> _Stream:
-        streams = [self.streams.get(Port(e.source, _tag(e)), _Stream()) for e in edges]
-        return _Stream(self.order.merged([s.ahead for s in streams]), self.order.merged([s.behind for s in streams]))
+    def _arriving(self, node: g.Node) -> _Stream:
+        ahead, behind = [], []
+        for edge in self.plan.graph.main_inputs(node.id):
+            stream = self.streams.get(_port(edge), _Stream())
+            ahead.append(sent(self.plan, edge, node, stream.ahead))
+            behind.append(sent(self.plan, edge, node, stream.behind))
+        return _Stream(self._merged(ahead), self._merged(behind))
 
-    def _emit_from(self, node_id: int, tag: str | None, timed: list[Timed]) -> None:
-        self._emit(Port(node_id, tag), timed)
+    def _merged(self, streams: Sequence[InSubtasks]) -> InSubtasks:
+        return {n: self.order.merged([s.get(n, []) for s in streams]) for n in sorted(set().union(*streams))}
 
-    def _emit(self, port: Port, timed: list[Timed]) -> None:
+    def _emit_from(self, node_id: int, subtask: int, tag: str | None, timed: list[Timed]) -> None:
+        self._emit(Port(node_id, tag), subtask, timed)
+
+    def _emit(self, port: Port, subtask: int, timed: list[Timed]) -> None:
         stream = self.streams.setdefault(port, _Stream())
-        (stream.ahead if self.ahead else stream.behind).extend(timed)
+        (stream.ahead if self.ahead else stream.behind).setdefault(subtask, []).extend(timed)
 
     def _python(self, node: g.Node, came: _Stream, event: ControlEvent | None) -> None:
         """What is ahead of the event, the event, and what is behind it; the end of input comes last."""
-        rules = self._arriving(self.plan.graph.broadcast_inputs(node.id))
+        rules = [self.streams.get(_port(e), _Stream()) for e in self.plan.graph.broadcast_inputs(node.id)]
         end = event if event is not None and event.end else None
         moved = event if end is None else None
-        dues = []
+        dues: dict[int, int | None] = {}
         for self.ahead, own, broadcast, given in (
-            (True, came.ahead, rules.ahead, moved),
-            (False, came.behind, rules.behind, end),
+            (True, came.ahead, [in_one(s.ahead) for s in rules], moved),
+            (False, came.behind, [in_one(s.behind) for s in rules], end),
         ):
-            if own or broadcast or (given is not None and node.key is not None):
-                dues.append(self.driven[node.id].run(own, given, broadcast))
-        if dues and dues[-1] is not None:
-            self.due.append(dues[-1])
+            records = self.order.merged(broadcast)
+            for subtask, driven in enumerate(self.driven[node.id]):
+                mine = own.get(subtask, [])
+                if mine or records or (given is not None and node.key is not None):
+                    dues[subtask] = driven.run(mine, given, records)
+        self.due += [due for due in dues.values() if due is not None]
+
+    def _native(self, node: g.Node, came: _Stream) -> None:
+        layout, looked_up = input_layout(self.plan, node.id), self.inputs.get(node.id, ())
+        for self.ahead, own in ((True, came.ahead), (False, came.behind)):
+            for subtask, records in own.items():
+                self._emit(Port(node.id), subtask, run_native(self.plan.name, node, layout, records, looked_up))
 
     def _native_keyed(self, node: g.Node, came: _Stream, event: ControlEvent | None) -> None:
         mark = self.time.latest.watermarks.get(node.uid, MIN_TIMESTAMP)
-        timed = [*came.ahead, *came.behind]
+        timed = [*in_one(came.ahead), *in_one(came.behind)]
         if timed:
             _keys(self.plan, node, timed)
         kept = self.kept.setdefault(node.id, [])
@@ -371,9 +392,7 @@ class _Streaming:
         if event is not None and event.end:
             self.ahead = False
             marks = [mark for _, mark in kept]
+            layout = input_layout(self.plan, node.id)
             self._emit(
-                Port(node.id),
-                run_native(
-                    self.plan.name, node, input_layout(self.plan, node.id), [timed for timed, _ in kept], marks=marks
-                ),
+                Port(node.id), 0, run_native(self.plan.name, node, layout, [timed for timed, _ in kept], marks=marks)
             )

@@ -285,6 +285,10 @@ OPERATORS: dict[str, dict[str, Build]] = {
             s.rebalance().map(same).rescale().map(same).shuffle().map(same)
         ),
         "`global_`": lambda s, o: s.global_().map(same),
+        "`broadcast()`": lambda s, o: s.broadcast().map(same).set_parallelism(2),
+        "`partition_custom`": lambda s, o: (
+            s.partition_custom(lambda key, count: len(key) % count, "key").map(same).set_parallelism(2)
+        ),
         "`window_all`": lambda s, o: s.window_all(TumblingEventTimeWindows.of(10 * SECOND)).sum("value"),
     },
     "Keyed streams": {
@@ -309,7 +313,9 @@ OPERATORS: dict[str, dict[str, Build]] = {
         "`interval_join`": lambda s, o: (
             by_key(s).interval_join(by_key(o)).between(-SECOND, SECOND).process(Join(), output_type=Event)
         ),
-        "an operator behind `global_` or `partition_custom`": lambda s, o: by_key(s.global_().map(same)).sum("value"),
+        "an operator behind `global_`, `broadcast()` or `partition_custom`": lambda s, o: by_key(
+            s.global_().map(same)
+        ).sum("value"),
         "an operator behind a native `agg`": lambda s, o: by_key(by_key(s).agg(*NATIVE, output_type=Sum)).sum("value"),
     },
     "Windows": {

@@ -322,15 +322,11 @@ def test_both_methods_have_to_agree_and_timers_give_event_times():
     assert len(run_pipeline(pipeline, "BATCH").only()) == 3
 
 
-@pytest.mark.parametrize(
-    "exchange", [lambda s: s.global_(), lambda s: s.partition_custom(lambda key, n: 0, lambda f: f.carrier, str)]
-)
-def test_an_exchange_that_streaming_cannot_run_is_an_error(exchange):
+def test_more_subtasks_than_copies_of_the_broadcast_state_are_an_error():
     pipeline = Pipeline("p")
     rules = pipeline.from_collection(RULES, Rule, "rules").broadcast(LIMITS)
-    exchange(pipeline.from_collection(FLIGHTS, Flight, "flights")).connect(rules).process(Flag()).set_parallelism(
-        1
-    ).print("out")
-    planned = pipeline.plan({"execution.runtime-mode": "STREAMING"})
-    with pytest.raises(UnsupportedError, match="exchange before 'Flag' stands before or at an operator with state"):
-        topology(planned, tuple(n.id for n in planned.graph.nodes if isinstance(n, SinkNode)), Lanes())
+    flights = pipeline.from_collection(FLIGHTS, Flight, "flights").partition_custom(lambda key, n: 0, "carrier")
+    flights.connect(rules).process(Flag()).set_parallelism(3).print("out")
+    assert run_pipeline(pipeline, "STREAMING", options={"pipeline.max-parallelism": 3}).only()
+    with pytest.raises(PipelineError, match="'Flag' has 3 subtasks, and broadcast state for 2; launch with"):
+        run_pipeline(pipeline, "STREAMING", options={"pipeline.max-parallelism": 2})

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dagster_unified.api import CsvSource, KeyedProcessFunction, Pipeline, ValueStateDescriptor, WatermarkStrategy
 from dagster_unified.api import functions as F
-from dagster_unified.errors import PipelineError, UnifiedError, UnsupportedError
+from dagster_unified.errors import PipelineError, UnifiedError
 from dagster_unified.testing import ManualClock, assert_same_in_both_modes, run_pipeline
 
 MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
@@ -300,13 +300,4 @@ def test_state_that_is_not_of_its_declared_type_is_an_error():
     pipeline = Pipeline("p")
     pipeline.from_collection(READINGS, Reading).key_by("room").process(Mistyped()).print()
     with pytest.raises(UnifiedError, match=r"'Mistyped'.*'mean'"):
-        run_pipeline(pipeline, "STREAMING")
-
-
-def test_streaming_refuses_an_exchange_that_a_job_cannot_run():
-    pipeline = Pipeline("p")
-    words = pipeline.from_collection([("a", 1), ("a", 2)], tuple[str, int])
-    words.global_().map(lambda word: word, tuple[str, int]).name("same").key_by("f0").sum("f1").print("totals")
-    assert run_pipeline(pipeline, "BATCH").only() == [("a", 3)]
-    with pytest.raises(UnsupportedError, match="p: the GLOBAL exchange before 'same' stands before or at an operator"):
         run_pipeline(pipeline, "STREAMING")

@@ -5,20 +5,25 @@ Knows the plan and Spark's DataFrame API. Lazy: nothing runs here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.dataframe.partitions import PartitionAxis
 from dagster_unified.engine.shipping import Shipments, by_value
-from dagster_unified.errors import PipelineError
+from dagster_unified.engine.translate import keyed_by
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.nodes import Edge, ExchangeKind
-from dagster_unified.graph.plan import Plan
-from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, key_column
+from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.graph.subtasks import chosen_from
+from dagster_unified.operators.addresses import ByPartitioner
+from dagster_unified.operators.layout import SUBTASK, TIMESTAMP, StreamLayout, key_column
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 
 @dataclass(frozen=True)
@@ -43,10 +48,8 @@ class Exchanges:
             return frame.repartition(F.rand() if kind is ExchangeKind.SHUFFLE else F.spark_partition_id())
         if kind is ExchangeKind.GLOBAL:
             return frame.coalesce(1)
-        if kind is ExchangeKind.CUSTOM:
-            return self._custom(frame, edge, node, count)
-        if kind is ExchangeKind.BROADCAST:
-            return _copied(frame, count or 1)
+        if kind in (ExchangeKind.CUSTOM, ExchangeKind.BROADCAST):
+            return self.in_subtasks([(edge, frame)], node, layout)
         return frame.coalesce(count) if count and not self._has_partitions(edge, count) else frame
 
     def parallelism(self, node: g.Node) -> int | None:
@@ -68,6 +71,8 @@ class Exchanges:
 
         Coalescing them to as many would number them anew.
         """
+        if self.plan.subtasks.get(edge.source) == count:
+            return True
         while edge.source in self.fragment.nodes:
             node, inputs = self.plan.graph.node(edge.source), self.plan.graph.main_inputs(edge.source)
             if len(inputs) != 1 or self.parallelism(node) != count or node.aggregates_natively:
@@ -77,39 +82,50 @@ class Exchanges:
                 return True
         return False
 
-    def _custom(self, frame: DataFrame, edge: Edge, node: g.Node, count: int | None) -> DataFrame:
-        """Send records where the partitioner says: a Python function of the key, which Spark runs as a UDF."""
+    def in_subtasks(self, inputs: Sequence[tuple[Edge, DataFrame]], node: g.Node, layout: StreamLayout) -> DataFrame:
+        """The rows of some inputs of a node, united, each in the partition of the subtask that its edge says."""
+        united: DataFrame | None = None
+        counts = []
+        names = [*layout.schema.names, *self.axis.columns, SUBTASK]
+        for edge, frame in inputs:
+            count = self.plan.subtasks.get(node.id) or chosen_from(self.plan.graph, edge, node, self.parallelism(node))
+            counts.append(count)
+            rows = frame.withColumn(SUBTASK, self._subtask(edge, node, count)).select(*names)
+            united = rows if united is None else united.unionByName(rows)
+        assert united is not None
+        return united.repartitionById(max(counts), SUBTASK).drop(SUBTASK)
+
+    def _subtask(self, edge: Edge, node: g.Node, count: int) -> Column:
+        """The subtask of a row; those to which `broadcast()` copies it."""
         from pyspark.sql import functions as F
+
+        kind = edge.partitioning.kind
+        if kind is ExchangeKind.GLOBAL:
+            return F.lit(0)
+        if kind is ExchangeKind.BROADCAST:
+            return F.explode(F.sequence(F.lit(0), F.lit(count - 1)))
+        if kind is ExchangeKind.CUSTOM:
+            return self._custom(edge, node, count)
+        if kind is ExchangeKind.HASH:
+            return F.pmod(F.hash(*key_columns(edge)), F.lit(count))
+        return F.spark_partition_id() % count
+
+    def _custom(self, edge: Edge, node: g.Node, count: int) -> Column:
+        """What the partitioner says: a Python function of the key, which Spark runs as a UDF."""
+        from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
         from pyspark.sql.types import IntegerType
 
-        if not count:
-            raise PipelineError(
-                f"{self.plan.name}: operator '{node.name}' comes after partition_custom and needs set_parallelism(n),"
-                " since the partitioner is asked for one of n partitions"
-            )
-        partitioner = edge.partitioning.partitioner
-        names = key_columns(edge)
+        key, layout = edge.partitioning.key, self.plan.layout(Port(edge.source, edge.tag.name if edge.tag else None))
+        assert key is not None
         where = f"{self.plan.name}: partition_custom before '{node.name}'"
+        address = ByPartitioner(edge.partitioning.partitioner, keyed_by(key, layout.records), count, where)
 
-        def choose(*values: object) -> int:
-            chosen = partitioner(values[0] if len(values) == 1 else values, count)
-            if not 0 <= chosen < count:
-                raise PipelineError(
-                    f"{where}: the partitioner gave {chosen!r} for key {values!r}; it must be from 0 to {count - 1}"
-                )
-            return int(chosen)
+        def choose(*columns: pa.Array) -> pa.Array:
+            return pa.array(address.subtasks(columns), pa.int32())
 
         sent = self.shipments.once((edge.source, edge.target, "partitioner"), lambda: by_value(choose))
-        chosen = frame.withColumn("__p", F.udf(sent, IntegerType())(*names))
-        return chosen.repartitionById(count, "__p").drop("__p")
-
-
-def _copied(frame: DataFrame, count: int) -> DataFrame:
-    """Every record in every one of `count` partitions."""
-    from pyspark.sql import functions as F
-
-    copies = frame.withColumn("__p", F.explode(F.sequence(F.lit(0), F.lit(count - 1))))
-    return copies.repartitionById(count, "__p").drop("__p")
+        chosen: Column = arrow_udf(sent, IntegerType(), ArrowUDFType.SCALAR)(*key_columns(edge))
+        return chosen
 
 
 def key_columns(edge: Edge) -> list[str]:

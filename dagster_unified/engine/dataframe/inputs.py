@@ -5,6 +5,7 @@ Knows the plan, connectors and Spark's DataFrame API. Lazy: nothing runs here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.nodes import Edge
 from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.graph.subtasks import CHOOSING
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, key_column
 
 if TYPE_CHECKING:
@@ -36,7 +38,15 @@ class Inputs:
         node = self.plan.graph.node(node_id)
         layout = input_layout(self.plan, node_id)
         edges = self.plan.graph.main_inputs(node_id)
-        return self.exchanges.apply(self.united(edges, layout), edges[0], node, layout)
+        choosing = [edge.partitioning for edge in edges if edge.partitioning.kind in CHOOSING]
+        if len(edges) == 1 or choosing == [edges[0].partitioning] * len(edges):
+            return self.exchanges.apply(self.united(edges, layout), edges[0], node, layout)
+        if node_id in self.plan.subtasks:
+            return self.exchanges.in_subtasks([(edge, self._aligned(edge, layout)) for edge in edges], node, layout)
+        if not choosing:
+            return self.exchanges.apply(self.united(edges, layout), edges[0], node, layout)
+        frames = [self.exchanges.apply(self._aligned(edge, layout), edge, node, layout) for edge in edges]
+        return functools.reduce(lambda one, other: one.unionByName(other), frames)
 
     def of_sink(self, sink: int) -> DataFrame:
         """What a sink writes: the columns of the records, and the pass-through columns."""

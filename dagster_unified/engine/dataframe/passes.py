@@ -17,7 +17,7 @@ from dagster_unified.engine.shipping import Shipments
 from dagster_unified.engine.worker import shipped
 from dagster_unified.graph.nodes import ExchangeKind
 from dagster_unified.graph.plan import Plan, Port
-from dagster_unified.operators.layout import METRICS, OUTPUT, StreamLayout, combined_schema, output_column
+from dagster_unified.operators.layout import METRICS, OUTPUT, SUBTASK, StreamLayout, combined_schema, output_column
 from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.program.spec import Output, Program
 
@@ -93,6 +93,10 @@ def keys_program(plan: Plan, stage: str, layout: StreamLayout) -> Program:
 
 def mapped(frame: DataFrame, program: Program, shipments: Shipments, place: Hashable, axis: PartitionAxis) -> DataFrame:
     """Rows through a program: its streams combined, and its reports in rows of their own."""
+    from pyspark.sql import functions as F
+
+    if program.in_subtasks:
+        frame = frame.withColumn(SUBTASK, F.spark_partition_id())
     schema = axis.schema(combined_schema(tuple(o.layout for o in program.outputs)))
     return frame.mapInArrow(shipments.once(place, lambda: shipped(program)), spark_schema(schema))
 

@@ -27,7 +27,7 @@ from dagster_unified.engine.streaming.control import NAME, ControlFile, ControlS
 from dagster_unified.engine.streaming.native_streams import NativeStreams
 from dagster_unified.engine.streaming.processor import KeyGroupProcessor
 from dagster_unified.engine.streaming.query import Deployment, Query, written
-from dagster_unified.engine.streaming.topology import Head, Native, Topology
+from dagster_unified.engine.streaming.topology import Exchanged, Head, Native, Topology
 from dagster_unified.engine.translate import input_layout
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph import nodes as g
@@ -72,18 +72,18 @@ class PackedFrames:
         frame = frames[0]
         for other in frames[1:]:
             frame = frame.unionByName(other)
-        for native in self.topology.natives[0]:
-            frame = self._natively(frame, native, groups)
-        for level, tracks, natives in zip(
-            self.topology.levels, self.topology.passes, self.topology.natives[1:], strict=True
+        for stage in self.topology.between[0]:
+            frame = self._through(frame, stage, groups)
+        for level, tracks, between in zip(
+            self.topology.levels, self.topology.passes, self.topology.between[1:], strict=True
         ):
             processor = KeyGroupProcessor(worker.payload_of(dict(level), level.values()))
             initial = self._initial(level, groups)
             frame = frame.groupBy("lane", "group").transformWithState(processor, packed, "Append", "None", initial)
             if tracks:
                 frame = frame.mapInArrow(worker.between(tracks, groups), packed)
-            for native in natives:
-                frame = self._natively(frame, native, groups)
+            for stage in between:
+                frame = self._through(frame, stage, groups)
         return frame
 
     def _initial(self, level: Mapping[int, Track], groups: int) -> GroupedData | None:
@@ -106,6 +106,13 @@ class PackedFrames:
         from pyspark.sql import functions as F
 
         return frame.where(F.col("lane") == lane).select("data").mapInArrow(worker.unpack(schema), spark_schema(schema))
+
+    def _through(self, frame: DataFrame, stage: Native | Exchanged, groups: int) -> DataFrame:
+        """What runs between two levels beside their pass."""
+        if isinstance(stage, Native):
+            return self._natively(frame, stage, groups)
+        exchanged = frame.repartition("lane", "group")
+        return exchanged.mapInArrow(worker.in_subtasks(stage.tracks, groups), spark_schema(PACKED))
 
     def _natively(self, frame: DataFrame, native: Native, groups: int) -> DataFrame:
         """Native operators on the rows of one lane, which become columns for them; all other rows pass through."""

@@ -35,7 +35,7 @@ class KeyGroupProcessor(StatefulProcessor):
         if self._task is None:
             from dagster_unified.engine.streaming.worker import LevelTask
 
-            self._task = LevelTask(self._payload.load(), self._index, self._pages)
+            self._task = LevelTask(self._payload, self._index, self._pages)
         lane, group = key
         return self._task.run(lane, group, rows)
 

@@ -3,8 +3,9 @@
     sources → pass 0 → level 1 → pass 1 → level 2 → … → the sinks' part, once per epoch
 
 A *level* is one stateful Spark operator, for all keyed operators of one depth. A *pass* runs the chains between two
-levels. What comes after the last keyed operator of its path is the *tail*: it runs on each epoch's output as a BATCH
-region does. Knows the graph and the operators, not Spark.
+levels. Native operators, and exchanges that choose a record's subtask, stand behind the pass that leads to them, each
+with a pass of its own. What comes after the last keyed operator of its path is the *tail*: it runs on each epoch's
+output as a BATCH region does. Knows the graph and the operators, not Spark.
 """
 
 from __future__ import annotations
@@ -13,19 +14,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import pyarrow as pa
+
 from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.translate import (
     broadcast_input,
     broadcast_layout,
     input_layout,
+    keyed_by,
     keyed_input,
     keyed_options,
     step,
 )
-from dagster_unified.errors import UnsupportedError
+from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.nodes import Edge, ExchangeKind
 from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.graph.subtasks import CHOOSING, chosen_from
+from dagster_unified.operators.addresses import Address, Anywhere, ByKey, ByPartitioner, EachOf
 from dagster_unified.operators.lanes import Route, Track
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, key_column
 from dagster_unified.operators.program.spec import Output, Program
@@ -57,6 +63,13 @@ class Native:
 
 
 @dataclass(frozen=True)
+class Exchanged:
+    """Exchanges between levels: the rows of each lane and subtask come into one task, and a track goes on."""
+
+    tracks: Mapping[int, Track]
+
+
+@dataclass(frozen=True)
 class Topology:
     """One query's line of stages, everything by lane."""
 
@@ -65,8 +78,9 @@ class Topology:
     passes: tuple[Mapping[int, Track], ...]
     """The pass after each level."""
 
-    natives: tuple[tuple[Native, ...], ...]
-    """The native operators after the heads, and after each pass, in the order in which they run."""
+    between: tuple[tuple[Native | Exchanged, ...], ...]
+    """What runs after the heads, and after each pass, in this order."""
+
     tail: Fragment
     tail_lanes: Mapping[Port, int]
     timed: Mapping[int, str]
@@ -130,51 +144,114 @@ class _Builder:
         self.plan, self.graph, self.sinks, self.lanes = plan, plan.graph, sinks, lanes
         self.members = sorted(plan.upstream(*sinks))
         self.keyed = [n for n in self.members if self.graph.node(n).runs_by_key]
+        self.level_of = self._levels()
         self.body = self._body()
         self.tail = [n for n in self.members if n not in self.body and n not in self.keyed]
         self.tail_lanes: dict[Port, int] = {}
+        self.depth_of = self._depths()
         self.pending: list[int] = []
         """Native operators that a track leads to."""
 
+        self.exchanged: set[int] = set()
+        """Operators to which an exchange sends what comes out of a track."""
+
     def build(self) -> Topology:
-        level_of = self._levels()
         heads = tuple(self._head(node) for node in self.graph.sources if node.id in self.members)
         levels: list[dict[int, Track]] = []
         passes: list[dict[int, Track]] = []
-        natives = [self._natives()]
-        for level in range(1, max(level_of.values(), default=0) + 1):
-            mine = [n for n in self.keyed if level_of[n] == level]
+        between = [self._between(0)]
+        for level in range(1, max(map(self.level_of.__getitem__, self.keyed), default=0) + 1):
+            mine = [n for n in self.keyed if self.level_of[n] == level]
             levels.append({self._lane(n): self._keyed(n) for n in mine})
             passes.append({lane: track for n in mine for lane, track in self._after(n)})
-            natives.append(self._natives())
+            between.append(self._between(level))
         uids = {self._lane(n): self.graph.node(n).uid for n in self.keyed if self.graph.node(n).has_timers}
         tail = Fragment(TAIL, tuple(self.tail), sinks=self.sinks)
-        return Topology(heads, tuple(levels), tuple(passes), tuple(natives), tail, self.tail_lanes, uids)
+        return Topology(heads, tuple(levels), tuple(passes), tuple(between), tail, self.tail_lanes, uids)
 
-    def _outputs(self, node: int) -> list[Edge]:
+    def outputs(self, node: int) -> list[Edge]:
         return [e for e in self.graph.outputs(node) if e.target in self.members]
 
     def _body(self) -> set[int]:
-        """The sources, and what lies between a source or a keyed operator and a keyed operator."""
-        found = {node.id for node in self.graph.sources if node.id in self.members}
-        for node in reversed(self.members):
-            if node not in self.keyed and any(
-                e.target in self.keyed or (e.target in found and e.target != node) for e in self._outputs(node)
-            ):
-                found.add(node)
-        return found
+        """The sources, what lies between a source or a keyed operator and a keyed operator, and what stays with one of
+        these in a subtask that an exchange chose.
+        """
+        sources = {node.id for node in self.graph.sources if node.id in self.members}
+        found = sources | self._before(set(self.keyed))
+        while True:
+            together = {e.target for n in [*found, *self.keyed] for e in self.outputs(n) if self._stays(e)}
+            together -= {*found, *self.keyed}
+            if not together:
+                return found
+            found |= together | self._before(together)
+
+    def _before(self, nodes: set[int]) -> set[int]:
+        """What is upstream of some nodes, without the keyed operators."""
+        return self.plan.upstream(*nodes) - nodes - set(self.keyed)
 
     def _levels(self) -> dict[int, int]:
+        """How many keyed operators there are on the way to each node, itself included."""
         levels: dict[int, int] = {}
         for node in self.members:
             before = max((levels[e.source] for e in self.graph.inputs(node)), default=0)
             levels[node] = before + (node in self.keyed)
-        return {n: levels[n] for n in self.keyed}
+        return levels
+
+    def _depths(self) -> dict[int, int]:
+        """How many exchanges there are between the last level and each node, its own included."""
+        depths: dict[int, int] = {}
+        for node in self.members:
+            edges = self.graph.inputs(node)
+            before = [depths[e.source] for e in edges if self.level_of[e.source] == self.level_of[node]]
+            depths[node] = max(before, default=0) + any(self.exchanges(e) for e in edges)
+        return depths
+
+    # Exchanges that choose a record's subtask
+
+    def exchanges(self, edge: Edge) -> bool:
+        """Whether what comes over an edge goes to subtasks with a pass of their own; a keyed operator has its level."""
+        if edge.target not in self.body:
+            return False
+        if edge.target not in self.plan.subtasks:
+            return edge.partitioning.kind is ExchangeKind.BROADCAST
+        return edge.partitioning.kind in CHOOSING or len(self.graph.main_inputs(edge.target)) > 1
+
+    def _stays(self, edge: Edge) -> bool:
+        """Whether records stay in the subtask that an exchange chose for them."""
+        return edge.partitioning.kind is ExchangeKind.FORWARD and {edge.source, edge.target} <= set(self.plan.subtasks)
+
+    def _address(self, edge: Edge) -> tuple[Address | None, pa.Field | None]:
+        """The subtask of what comes over an edge, and the column by which it is chosen where a function computes it."""
+        kind, key = edge.partitioning.kind, edge.partitioning.key
+        node = self.graph.node(edge.target)
+        count = self.plan.subtasks.get(node.id) or chosen_from(self.graph, edge, node, self.plan.execution.parallelism)
+        if kind is ExchangeKind.GLOBAL:
+            return EachOf(1), None
+        if kind is ExchangeKind.BROADCAST:
+            return EachOf(count), None
+        if key is not None:
+            layout = self.plan.layout(_port(edge))
+            keyed = keyed_by(key, layout.records)
+            column = None if key.computed is None else pa.field(key_column(0), key.computed.arrow)
+            if kind is ExchangeKind.CUSTOM:
+                where = f"{self.plan.name}: partition_custom before '{node.name}'"
+                return ByPartitioner(edge.partitioning.partitioner, keyed, count, where), column
+            return ByKey(keyed, layout, f"{self.plan.name}: operator '{node.name}'", count), column
+        return (None if self._stays(edge) else Anywhere(count)), None
+
+    def _check_key_groups(self, node: g.Node) -> None:
+        """Raises where a subtask has no key group, in which its copy of the broadcast state would be."""
+        count, groups = self.plan.subtasks[node.id], self.plan.execution.streaming.max_parallelism
+        if count > groups:
+            raise PipelineError(
+                f"{self.plan.name}: operator '{node.name}' has {count} subtasks, and broadcast state for {groups};"
+                f" launch with pipeline.max-parallelism={count} or more, or set a smaller parallelism"
+            )
 
     def _lane(self, node: int) -> int:
         return self.lanes.of(self.graph.node(node).uid)
 
-    def _tail_lane(self, port: Port) -> int:
+    def tail_lane(self, port: Port) -> int:
         if port not in self.tail_lanes:
             self.tail_lanes[port] = self.lanes.of(f"{self.graph.node(port.node).uid} {port.tag or ''} to the sinks")
         return self.tail_lanes[port]
@@ -189,30 +266,49 @@ class _Builder:
         """The native operators that alone follow a node, one after another."""
         found: list[int] = []
         while True:
-            edges = self._outputs(current)
+            edges = self.outputs(current)
             following = self.graph.node(edges[0].target) if len(edges) == 1 else None
             if (
                 following is None
                 or following.id not in self.body
                 or not following.native
                 or len(self.graph.inputs(following.id)) > 1
+                or self.exchanges(edges[0])
             ):
                 return found
             found.append(following.id)
             current = following.id
 
-    def _natives(self) -> tuple[Native, ...]:
-        """The native operators that are pending, and those that they lead to."""
+    def _between(self, level: int) -> tuple[Native | Exchanged, ...]:
+        """The native operators that are pending, those that they lead to, and the exchanges behind a level.
+
+        All that leads to an exchange runs before it, so that a subtask has one instance of an operator.
+        """
+        found: list[Native | Exchanged] = []
+        while True:
+            found += self._natives()
+            ready = [n for n in self.exchanged if self.level_of[n] == level]
+            if not ready:
+                return tuple(found)
+            depth = min(self.depth_of[n] for n in ready)
+            nodes = sorted(n for n in ready if self.depth_of[n] == depth)
+            self.exchanged -= set(nodes)
+            found.append(Exchanged({self._subtasks_lane(n): self._in_subtasks(n) for n in nodes}))
+
+    def _natives(self) -> list[Native]:
         found: list[Native] = []
         while self.pending:
             wanted, self.pending = list(dict.fromkeys(self.pending)), []
             for node in wanted:
                 nodes = [node, *self._followed_natively(node)]
                 found.append(Native(self._native_lane(node), tuple(nodes), self._onward(nodes[-1])))
-        return tuple(found)
+        return found
 
     def _native_lane(self, node: int) -> int:
         return self.lanes.of(f"{self.graph.node(node).uid} natively")
+
+    def _subtasks_lane(self, node: int) -> int:
+        return self.lanes.of(f"{self.graph.node(node).uid} in subtasks")
 
     def _onward(self, node: int) -> Track:
         layout = self.plan.layout(Port(node))
@@ -224,15 +320,15 @@ class _Builder:
         layout = input_layout(self.plan, node_id)
         outputs: list[Output] = []
         routes: list[Route] = []
-        for port in self._ports(node_id):
+        for port in self.ports(node_id):
             full = self.plan.layout(port)
             bare = StreamLayout(full.records, full.timestamped)
-            targets = [e.target for e in self._outputs(node_id) if _tag(e) == port.tag]
+            targets = [e.target for e in self.outputs(node_id) if _tag(e) == port.tag]
             if any(t in self.body or t in self.keyed for t in targets):
                 routes.append(_all(len(outputs), self._pass_lane(port), bare))
                 outputs.append(Output(0, bare, port.tag))
             if any(t in self.tail for t in targets):
-                routes.append(_all(len(outputs), self._tail_lane(port), full))
+                routes.append(_all(len(outputs), self.tail_lane(port), full))
                 outputs.append(Output(0, full, port.tag))
         return Track(
             Program(
@@ -246,114 +342,122 @@ class _Builder:
                 broadcast_input(self.plan, node),
             ),
             tuple(routes),
+            node_id in self.plan.subtasks,
         )
 
     def _after(self, node_id: int) -> list[tuple[int, Track]]:
         found = []
-        for port in self._ports(node_id):
+        for port in self.ports(node_id):
             if any(
-                e.target in self.body or e.target in self.keyed for e in self._outputs(node_id) if _tag(e) == port.tag
+                e.target in self.body or e.target in self.keyed for e in self.outputs(node_id) if _tag(e) == port.tag
             ):
                 full = self.plan.layout(port)
                 found.append((self._pass_lane(port), self._track(port, StreamLayout(full.records, full.timestamped))))
         return found
 
-    def _ports(self, node_id: int) -> list[Port]:
-        return list(dict.fromkeys(Port(node_id, _tag(e)) for e in self._outputs(node_id)))
+    def ports(self, node_id: int) -> list[Port]:
+        return list(dict.fromkeys(Port(node_id, _tag(e)) for e in self.outputs(node_id)))
 
     def _pass_lane(self, port: Port) -> int:
         return self.lanes.of(f"{self.graph.node(port.node).uid} {port.tag or ''} onward")
 
     def _track(self, entry: Port, layout: StreamLayout) -> Track:
-        """Everything from a stream to the next keyed operators and the tail.
+        """Everything from a stream to the next keyed operators, native operators and exchanges, and to the tail.
 
-        A node with several inputs is there once for each of them.
+        A node with several inputs is there once for each of them, unless an exchange brings them together.
 
         What a keyed operator emits to the tail goes there without a pass between.
         """
-        steps: list[Step] = []
-        outputs: list[Output] = []
-        routes: list[Route] = []
+        building = _Track(self, layout)
+        building.follow(entry, -1)
+        return building.track(self.graph.node(entry.node).name, entry.node in self.plan.subtasks)
 
-        def follow(port: Port, index: int) -> None:
-            edges = [e for e in self._outputs(port.node) if _tag(e) == port.tag]
-            native = [e for e in edges if e.target in self.body and self.graph.node(e.target).native]
-            leaving = [
-                e
-                for e in edges
-                if e in native or e.target in self.keyed or (e.target in self.tail and port.node not in self.keyed)
-            ]
-            if leaving:
-                number = len(outputs)
-                outputs.append(Output(index, self.plan.layout(port), port.tag if index >= 0 else None))
-                routes.extend(self._route(number, port, e) for e in leaving if e.target in self.keyed)
-                routes.extend(self._to_native(number, port, e) for e in native)
-                if any(e.target in self.tail for e in leaving):
-                    routes.append(_all(number, self._tail_lane(port), self.plan.layout(port)))
-            for edge in edges:
-                if edge.target in self.body and edge not in native:
-                    node = self._in_python(edge)
-                    steps.append(step(self.plan, node, index, port.tag if index >= 0 else None))
-                    mine = len(steps) - 1
-                    for out in self._ports(node.id):
-                        follow(out, mine)
+    def _in_subtasks(self, node_id: int) -> Track:
+        """Everything from what an exchange brings to an operator, itself included."""
+        node, layout = self.graph.node(node_id), input_layout(self.plan, node_id)
+        building = _Track(self, layout)
+        if node.native:
+            self.pending.append(node_id)
+            building.outputs.append(Output(-1, layout))
+            building.routes.append(_all(0, self._native_lane(node_id), layout))
+        else:
+            building.run(node, -1, None)
+        return building.track(node.name, True)
 
-        follow(entry, -1)
-        name = self.graph.node(entry.node).name
-        return Track(
-            Program(
-                self.plan.name,
-                name,
-                layout,
-                tuple(steps),
-                tuple(outputs),
-                None,
-                keyed_options(self.plan.execution, None),
-            ),
-            tuple(routes),
-        )
-
-    def _in_python(self, edge: Edge) -> g.Node:
+    def route(self, output: int, edge: Edge) -> Route:
+        """From a stream to the lane of the operator behind an edge, in the columns of that operator's input."""
         node = self.graph.node(edge.target)
-        assert node.step is not None
-        self._check_exchange(edge, node)
-        return node
-
-    def _check_exchange(self, edge: Edge, node: g.Node) -> None:
-        if edge.partitioning.kind in (ExchangeKind.GLOBAL, ExchangeKind.BROADCAST, ExchangeKind.CUSTOM):
-            raise UnsupportedError(
-                f"{self.plan.name}: the {edge.partitioning.kind.value} exchange before '{node.name}' stands before or"
-                " at an operator with state, which STREAMING cannot run; leave it out, or put it behind the last"
-                " operator with state"
-            )
-
-    def _to_native(self, output: int, port: Port, edge: Edge) -> Route:
-        self.pending.append(edge.target)
-        own, wanted = self.plan.layout(port), input_layout(self.plan, edge.target)
-        return Route(output, self._native_lane(edge.target), wanted.schema, tuple(_columns(own, wanted)))
-
-    def _route(self, output: int, port: Port, edge: Edge) -> Route:
-        """From a stream to the lane of a keyed operator, in the columns of that operator's input."""
-        node = self.graph.node(edge.target)
-        own = self.plan.layout(port)
+        own = self.plan.layout(_port(edge))
         if edge in self.graph.broadcast_inputs(node.id):
             copied = broadcast_layout(self.plan, node.id)
             return Route(output, self._lane(node.id), copied.schema, tuple(_columns(own, copied)), everywhere=True)
-        self._check_exchange(edge, node)
         wanted = input_layout(self.plan, node.id)
         columns = _columns(own, wanted)
         computed = edge.partitioning.key.computed if edge.partitioning.key is not None else None
         if computed is not None:
             columns.append(key_column(own.keys.index(computed)))
-        return Route(
-            output,
-            self._lane(node.id),
-            wanted.schema,
-            tuple(columns),
-            keyed_input(node, wanted.records),
-            wanted,
-            f"{self.plan.name}: operator '{node.name}'",
-        )
+        if node.id in self.keyed and node.id not in self.plan.subtasks:
+            keyed = keyed_input(node, wanted.records)
+            where = f"{self.plan.name}: operator '{node.name}'"
+            address = ByKey(keyed, wanted, where) if keyed.columns else Anywhere()
+            return Route(output, self._lane(node.id), wanted.schema, tuple(columns), address)
+        if node.id in self.keyed:
+            self._check_key_groups(node)
+            chosen, key = self._address(edge)
+            return Route(output, self._lane(node.id), wanted.schema, tuple(columns), chosen, key)
+        if self.exchanges(edge):
+            self.exchanged.add(node.id)
+            chosen, key = self._address(edge)
+            return Route(output, self._subtasks_lane(node.id), wanted.schema, tuple(columns), chosen, key)
+        self.pending.append(node.id)
+        return Route(output, self._native_lane(node.id), wanted.schema, tuple(columns[: len(wanted.schema)]))
+
+
+class _Track:
+    """A track that is being laid out: the steps of its program, what leaves it, and where to."""
+
+    def __init__(self, builder: _Builder, layout: StreamLayout) -> None:
+        self.builder, self.plan, self.graph = builder, builder.plan, builder.graph
+        self.layout = layout
+        self.steps: list[Step] = []
+        self.outputs: list[Output] = []
+        self.routes: list[Route] = []
+
+    def track(self, name: str, in_subtasks: bool) -> Track:
+        """The track, named in errors."""
+        options = keyed_options(self.plan.execution, None)
+        program = Program(self.plan.name, name, self.layout, tuple(self.steps), tuple(self.outputs), None, options)
+        return Track(program, tuple(self.routes), in_subtasks)
+
+    def run(self, node: g.Node, parent: int, tag: str | None) -> None:
+        """Run a Python operator on a stream, and follow what it emits."""
+        assert node.step is not None
+        self.steps.append(step(self.plan, node, parent, tag))
+        mine = len(self.steps) - 1
+        for port in self.builder.ports(node.id):
+            self.follow(port, mine)
+
+    def _leaves(self, edge: Edge) -> bool:
+        """Whether what comes over an edge leaves the track, other than to the tail."""
+        builder = self.builder
+        between = edge.target in builder.body and (self.graph.node(edge.target).native or builder.exchanges(edge))
+        return edge.target in builder.keyed or between
+
+    def follow(self, port: Port, index: int) -> None:
+        """Follow a stream: of the program's input, or of a step by its `index`."""
+        tag = port.tag if index >= 0 else None
+        edges = [e for e in self.builder.outputs(port.node) if _tag(e) == port.tag]
+        leaving = [e for e in edges if self._leaves(e)]
+        to_tail = any(e.target in self.builder.tail for e in edges) and port.node not in self.builder.keyed
+        if leaving or to_tail:
+            number = len(self.outputs)
+            self.outputs.append(Output(index, self.plan.layout(port), tag))
+            self.routes.extend(self.builder.route(number, e) for e in leaving)
+            if to_tail:
+                self.routes.append(_all(number, self.builder.tail_lane(port), self.plan.layout(port)))
+        for edge in edges:
+            if edge.target in self.builder.body and edge not in leaving:
+                self.run(self.graph.node(edge.target), index, tag)
 
 
 def _columns(own: StreamLayout, wanted: StreamLayout) -> list[str | None]:
@@ -366,6 +470,10 @@ def _columns(own: StreamLayout, wanted: StreamLayout) -> list[str | None]:
 
 def _all(output: int, lane: int, layout: StreamLayout) -> Route:
     return Route(output, lane, layout.schema, tuple(layout.schema.names))
+
+
+def _port(edge: Edge) -> Port:
+    return Port(edge.source, _tag(edge))
 
 
 def _tag(edge: Edge) -> str | None:

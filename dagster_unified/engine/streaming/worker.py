@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from dagster_unified.engine.worker import this_subtask
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
 from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch, decode_event
 from dagster_unified.operators.drivers.report import Report
+from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.lanes import (
     PACKED,
     REPORT,
@@ -46,7 +48,7 @@ def head(track: Track, groups: int, malformed: Route | None) -> Mapped:
 
     Rows that do not fit their schema go to `malformed`, or are counted only.
     """
-    return functools.partial(_head, payload_of((track, groups, malformed), [track]))
+    return functools.partial(_head, payload_of(({HEAD: track}, groups, malformed), [track]))
 
 
 def between(tracks: Mapping[int, Track], groups: int) -> Mapped:
@@ -55,6 +57,14 @@ def between(tracks: Mapping[int, Track], groups: int) -> Mapped:
     The lanes that it has a track for are unpacked, run and packed; all others pass through.
     """
     return functools.partial(_between, payload_of((tracks, groups), tracks.values()))
+
+
+def in_subtasks(tracks: Mapping[int, Track], groups: int) -> Mapped:
+    """A pass behind an exchange, which brought the rows of a lane and a subtask into one task.
+
+    Each subtask has an instance of its lane's program, and takes its rows in their order.
+    """
+    return functools.partial(_in_subtasks, payload_of((tracks, groups), tracks.values()))
 
 
 def payload_of(value: Any, tracks: Iterable[Track]) -> Payload:
@@ -74,12 +84,16 @@ def _unpack(schema: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
             yield decode(data.as_buffer(), columns)
 
 
+HEAD = 0
+"""What stands for the lane of a source's rows, which have none yet."""
+
+
 def _head(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    track, groups, malformed = payload.load()
+    tracks, groups, malformed = payload.load()
     spare_the_garbage_collector()
-    names = list(track.program.input.schema.names)
-    with _Pass(groups) as running:
-        push = running.open(track)
+    names = list(tracks[HEAD].program.input.schema.names)
+    with _Pass(payload, tracks, groups) as running:
+        push = running.program(HEAD)
         for batch in batches:
             if MALFORMED in batch.schema.names:
                 batch = running.without_malformed(batch, malformed)
@@ -93,17 +107,12 @@ def _head(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Re
 def _between(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     tracks, groups = payload.load()
     spare_the_garbage_collector()
-    with _Pass(groups) as running:
-        opened = {lane: (running.open(track), track.program.input.schema) for lane, track in tracks.items()}
+    with _Pass(payload, tracks, groups) as running:
         for batch in batches:
             passed = []
-            for i, (lane, seq) in enumerate(
-                zip(batch.column("lane").to_pylist(), batch.column("seq").to_pylist(), strict=True)
-            ):
-                if lane in opened:
-                    push, schema = opened[lane]
-                    running.ahead = place_of(seq) is Place.AHEAD
-                    push(decode(batch.column("data")[i].as_buffer(), schema))
+            for i, (lane, group, seq) in enumerate(_addresses(batch)):
+                if lane in tracks:
+                    running.take(lane, group, seq, batch.column("data")[i])
                 else:
                     passed.append(i)
             if passed:
@@ -112,8 +121,34 @@ def _between(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
         yield from running.finish()
 
 
-LANE, SEQ = "__lane", "__seq"
-PASS_THROUGH = (LANE, "__group", SEQ, "__data")
+def _in_subtasks(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    tracks, groups = payload.load()
+    spare_the_garbage_collector()
+    held: list[tuple[int, int, int, pa.BinaryScalar]] = []
+    with _Pass(payload, tracks, groups) as running:
+        for batch in batches:
+            passed = []
+            for i, (lane, group, seq) in enumerate(_addresses(batch)):
+                if lane in tracks:
+                    held.append((lane, group, seq, batch.column("data")[i]))
+                else:
+                    passed.append(i)
+            if passed:
+                yield batch.take(pa.array(passed, pa.int64()))
+        held.sort(key=itemgetter(0, 1, 2))
+        for row in held:
+            running.take(*row)
+            yield from running.packer.flush(ROWS)
+        yield from running.finish()
+
+
+def _addresses(batch: pa.RecordBatch) -> Iterable[tuple[int, int, int]]:
+    """The lane, the group and the sequence number of each row."""
+    return zip(*[batch.column(name).to_pylist() for name in ("lane", "group", "seq")], strict=True)
+
+
+LANE, GROUP, SEQ = "__lane", "__group", "__seq"
+PASS_THROUGH = (LANE, GROUP, SEQ, "__data")
 """The columns of packed rows, where they pass through operators on a record's columns."""
 
 
@@ -126,14 +161,15 @@ def with_pass_through(schema: pa.Schema) -> pa.Schema:
 def spread(lane: int, schema: pa.Schema) -> Mapped:
     """The rows of one lane as columns.
 
-    Each record is a row with the `seq` of its packed row; the rows of all other lanes pass through, with no record.
+    Each record is a row with the `group` and `seq` of its packed row; the rows of all other lanes pass through, with no
+    record.
     """
     return functools.partial(_spread, lane, schema.serialize().to_pybytes())
 
 
 def gather(lane: int, track: Track, groups: int) -> Mapped:
     """The inverse: the records of one lane through its track, packed."""
-    return functools.partial(_gather, lane, payload_of((track, groups), [track]))
+    return functools.partial(_gather, lane, payload_of(({lane: track}, groups), [track]))
 
 
 def _spread(lane: int, schema: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -146,7 +182,7 @@ def _spread(lane: int, schema: bytes, batches: Iterable[pa.RecordBatch]) -> Iter
             size = records.num_rows
             own = [
                 pa.repeat(pa.scalar(lane, pa.int32()), size),
-                pa.nulls(size, pa.int32()),
+                pa.repeat(batch.column("group")[i], size),
                 pa.repeat(batch.column("seq")[i], size),
                 pa.nulls(size, pa.binary()),
             ]
@@ -159,19 +195,20 @@ def _spread(lane: int, schema: bytes, batches: Iterable[pa.RecordBatch]) -> Iter
 
 
 def _gather(lane: int, payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    track, groups = payload.load()
+    tracks, groups = payload.load()
     spare_the_garbage_collector()
+    track = tracks[lane]
     names = list(track.program.input.schema.names)
-    with _Pass(groups) as running:
-        push = running.open(track)
+    with _Pass(payload, tracks, groups) as running:
         for batch in batches:
             mine = pc.equal(batch.column(LANE), lane)
             records = batch.filter(mine)
-            ahead = pc.less(records.column(SEQ), sequence(Place.EVENT, 0))
-            for running.ahead, chosen in ((True, ahead), (False, pc.invert(ahead))):
-                part = records.filter(chosen).select(names)
-                if part.num_rows:
-                    push(part)
+            for subtask, own in _by_subtask(records) if track.in_subtasks else [(0, records)]:
+                ahead = pc.less(own.column(SEQ), sequence(Place.EVENT, 0))
+                for running.ahead, chosen in ((True, ahead), (False, pc.invert(ahead))):
+                    part = own.filter(chosen).select(names)
+                    if part.num_rows:
+                        running.program(lane, subtask)(part)
             if records.num_rows < batch.num_rows:
                 others = batch.filter(pc.invert(mine)).select(list(PASS_THROUGH))
                 yield pa.RecordBatch.from_arrays(others.columns, schema=PACKED)
@@ -179,35 +216,62 @@ def _gather(lane: int, payload: Payload, batches: Iterable[pa.RecordBatch]) -> I
         yield from running.finish()
 
 
-class _Pass:
-    """The programs of one partition of a pass, and what they packed."""
+def _by_subtask(records: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    groups = records.column(GROUP)
+    for group in groups.unique():
+        yield group.as_py(), records.filter(pc.equal(groups, group))
 
-    def __init__(self, groups: int) -> None:
+
+class _Pass:
+    """The programs of one partition of a pass, by lane, and what they packed.
+
+    The tracks are the first of what the payload holds. Each subtask loads it once more, for functions of its own.
+    """
+
+    def __init__(self, payload: Payload, tracks: Mapping[int, Track], groups: int) -> None:
         self.subtask = this_subtask()
         self.packer = Packer(self.subtask.number, groups)
-        self._running: list[RunningProgram] = []
         self.report = Report()
         self.ahead = False
         """Whether what goes through now is ahead of the micro-batch's control event."""
 
+        self._payload, self._tracks = payload, tracks
+        self._running: dict[tuple[int, int | None], RunningProgram] = {}
+
     def __enter__(self) -> _Pass:
+        for lane, track in self._tracks.items():
+            if not track.in_subtasks:
+                self.program(lane)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for running in self._running:
+        for running in self._running.values():
             running.close()
 
-    def open(self, track: Track) -> Callable[[pa.RecordBatch], None]:
-        """Open a track's program; returns the function that takes its input."""
+    def take(self, lane: int, group: int, seq: int, data: pa.BinaryScalar) -> None:
+        """Give a packed row to the program of its lane."""
+        self.ahead = place_of(seq) is Place.AHEAD
+        self.program(lane, group)(decode(data.as_buffer(), self._tracks[lane].program.input.schema))
+
+    def program(self, lane: int, group: int = 0) -> Callable[[pa.RecordBatch], None]:
+        """What takes the records of a lane: its program, or the instance of it in the subtask `group`."""
+        track = self._tracks[lane]
+        subtask = group if track.in_subtasks else None
+        running = self._running.get((lane, subtask))
+        if running is None:
+            own = track if subtask is None else self._payload.load()[0][lane]
+            running = self._running[lane, subtask] = self._opened(own, subtask)
+        return running.push
+
+    def _opened(self, track: Track, subtask: int | None) -> RunningProgram:
         routes = [[r for r in track.routes if r.output == number] for number in range(len(track.program.outputs))]
 
         def emit(number: int, batch: pa.RecordBatch) -> None:
             for route in routes[number]:
-                self.packer.add(route, batch, self.ahead)
+                self.packer.add(route, batch, self.ahead, subtask)
 
-        running = RunningProgram(track.program, emit, wall_clock, self.subtask, generating=True)
-        self._running.append(running)
-        return running.push
+        own = self.subtask if subtask is None else Subtask(subtask, self.subtask.attempt)
+        return RunningProgram(track.program, emit, wall_clock, own, generating=True)
 
     def without_malformed(self, batch: pa.RecordBatch, route: Route | None) -> pa.RecordBatch:
         """The rows that fit."""
@@ -227,7 +291,7 @@ class _Pass:
     def finish(self) -> Iterator[pa.RecordBatch]:
         """What is left, and the report."""
         yield from self.packer.flush()
-        for running in self._running:
+        for running in self._running.values():
             self.report.metrics.add(running.report())
             self.report.mark(running.end_of_batch())
         yield from _reported(self.report, self.subtask.number)
@@ -241,11 +305,12 @@ def _reported(report: Report, partition: int) -> Iterator[pa.RecordBatch]:
 class LevelTask:
     """Runs the keyed operators of one level in one task, each with the state of the key group that Spark hands over."""
 
-    def __init__(self, tracks: Mapping[int, Track], index: Any, pages: Any) -> None:
-        self._tracks = tracks
+    def __init__(self, payload: Payload, index: Any, pages: Any) -> None:
+        self._payload = payload
+        self._tracks: Mapping[int, Track] = payload.load()
         self._store = _SparkStore(index, pages)
         self._out: list[Row] = []
-        self._opened: dict[int, KeyGroups] = {}
+        self._opened: dict[tuple[int, int | None], KeyGroups] = {}
         self._address = (0, 0)
         self._count = 0
         spare_the_garbage_collector()
@@ -255,7 +320,7 @@ class LevelTask:
         if lane not in self._tracks:
             yield from (_row(*row) for row in rows)
             return
-        groups = self._groups(lane)
+        groups = self._groups(lane, group)
         program = self._tracks[lane].program
         placed: dict[Place, list[Any]] = {place: [] for place in Place}
         for _, _, seq, data in sorted(rows, key=lambda row: row[2]):
@@ -289,20 +354,26 @@ class LevelTask:
         for groups in self._opened.values():
             groups.close()
 
-    def _groups(self, lane: int) -> KeyGroups:
-        if lane not in self._opened:
-            track = self._tracks[lane]
+    def _groups(self, lane: int, group: int) -> KeyGroups:
+        """The program of a lane; where its records are in subtasks that an exchange chose, the one of the subtask."""
+        track = self._tracks[lane]
+        place = (lane, group if track.in_subtasks else None)
+        if place not in self._opened:
+            if track.in_subtasks:
+                track = self._payload.load()[lane]
             routes = [[r for r in track.routes if r.output == number] for number in range(len(track.program.outputs))]
 
             def emit(number: int, batch: pa.RecordBatch) -> None:
-                data, place = encode(batch), Place.AHEAD if self._opened[lane].ahead else Place.BEHIND
+                data, at = encode(batch), Place.AHEAD if self._opened[place].ahead else Place.BEHIND
                 for route in routes[number]:
                     self._count += 1
                     group = self._address[1]
-                    self._out.append(_row(route.lane, group, sequence(place, (group << 40) + self._count), data))
+                    self._out.append(_row(route.lane, group, sequence(at, (group << 40) + self._count), data))
 
-            self._opened[lane] = KeyGroups(track.program, emit, wall_clock, this_subtask())
-        return self._opened[lane]
+            task = this_subtask()
+            own = Subtask(group, task.attempt) if track.in_subtasks else task
+            self._opened[place] = KeyGroups(track.program, emit, wall_clock, own)
+        return self._opened[place]
 
 
 class _SparkStore:

@@ -81,6 +81,10 @@ class Program:
     The input then has the column `PARTITION_INDEX` as well.
     """
 
+    in_subtasks: bool = False
+    """Whether an exchange chose the subtask of its records. In BATCH the input then has the column `SUBTASK` as well.
+    """
+
     def where(self, step: Step) -> str:
         """How an error names the place."""
         return f"{self.pipeline}: stage '{self.stage}', operator '{step.name}'"
