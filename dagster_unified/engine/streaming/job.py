@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from dagster_unified.engine.events import Observer, nobody
@@ -16,18 +17,21 @@ from dagster_unified.engine.failures import translated
 from dagster_unified.engine.positions import after
 from dagster_unified.engine.session import is_connect
 from dagster_unified.engine.state_tables.savepoints import StartingState, starting_state
+from dagster_unified.engine.streaming import portable
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory, Deployed, HeldLease, wait_for
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.native_query import NativeQuery
 from dagster_unified.engine.streaming.packed import PackedQuery
-from dagster_unified.engine.streaming.portable import frozen, write_tables
+from dagster_unified.engine.streaming.portable import FrozenCheckpoint, write_tables
 from dagster_unified.engine.streaming.query import Deployment, Query
+from dagster_unified.engine.streaming.requests import Answer, Request, answer, read_answer, read_request
 from dagster_unified.engine.streaming.savepoint import check_whole, forget_interrupted, save
 from dagster_unified.engine.streaming.topology import MAIN, Lanes, Topology, queries, topology
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
+from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.state.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -85,6 +89,8 @@ class StreamingJob:
         self._lease: HeldLease | None = None
         self._queries: list[Query] = []
         self._ending = False
+        self._looked, self._taken = 0.0, 0
+        self._saving: Thread | None = None
 
     def start(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Takes the lease and starts all queries; waits for a job that was killed to be given up."""
@@ -137,6 +143,7 @@ class StreamingJob:
             self.start(stopped)
             self._ending = self.plan.execution.boundedness is Boundedness.BOUNDED
             while not stopped():
+                self._take_requested()
                 alive = [query for query in self._queries if query.advance(self._ending)]
                 if not alive:
                     for query in self._queries:
@@ -154,9 +161,50 @@ class StreamingJob:
         """Write a savepoint of the state that the stopped queries have left."""
         assert self.deployed is not None
         spark, control = self.directory.path / "spark" / MAIN, self.directory.path / "control" / MAIN
-        checkpoint = frozen(spark, ControlFile(str(control)).read())
-        stages = topology(self.plan, self._main_sinks(), Lanes(self.deployed.lanes))
-        return write_tables(self.plan, self.spark, self.deployed, stages, checkpoint, path, reason)
+        checkpoint = portable.stopped(spark, ControlFile(str(control)).read())
+        return self._write_tables(self.deployed, checkpoint, path, reason)
+
+    def _write_tables(self, deployed: Deployed, checkpoint: FrozenCheckpoint, path: str, reason: str) -> Manifest:
+        stages = topology(self.plan, self._main_sinks(), Lanes(deployed.lanes))
+        return write_tables(self.plan, self.spark, deployed, stages, checkpoint, path, reason)
+
+    def _take_requested(self) -> None:
+        """Take a savepoint that another process asks for, between two epochs; its tables are written meanwhile."""
+        if time.monotonic() - self._looked < 1 or (self._saving is not None and self._saving.is_alive()):
+            return
+        self._looked = time.monotonic()
+        wanted = read_request(self.directory)
+        if wanted.number <= max(self._taken, read_answer(self.directory).number):
+            return
+        self._taken = wanted.number
+        main = next((query for query in self._queries if query.name == MAIN), None)
+        if main is None or len(self._queries) > 1:
+            why = "it has native aggregates, whose state only Spark can read; suspend it, and take a savepoint then"
+            answer(self.directory, Answer(wanted.number, error=f"{self.plan.name}: {why}"))
+            return
+        main.between_epochs(lambda epoch: self._save_running(wanted, epoch))
+
+    def _save_running(self, wanted: Request, epoch: int) -> None:
+        """Copy the checkpoint, and write its tables in a thread of their own."""
+        try:
+            saved = save(self.directory, wanted.reason, self.may_write)
+        except Exception as error:
+            answer(self.directory, Answer(wanted.number, error=str(error)))
+            return
+        folder = self.directory.path / "savepoints" / saved.name
+        event = ControlFile(str(folder / "control" / MAIN)).read() or ControlEvent()
+        checkpoint = FrozenCheckpoint(folder / "spark" / MAIN, epoch, event)
+
+        def write() -> None:
+            try:
+                self._write_tables(saved.deployed, checkpoint, str(folder), wanted.reason)
+                answer(self.directory, Answer(wanted.number, str(folder)))
+            except Exception as error:
+                failure = translated(error, self.plan, "savepoint", self.spark)
+                answer(self.directory, Answer(wanted.number, error=str(failure)))
+
+        self._saving = Thread(target=write, name=f"savepoint of {self.plan.name}", daemon=True)
+        self._saving.start()
 
     def _main_sinks(self) -> tuple[int, ...]:
         return next(one.sinks for one in queries(self.plan) if one.aggregate is None)
@@ -173,6 +221,8 @@ class StreamingJob:
         for query in self._queries:
             query.stop()
         self._queries.clear()
+        if self._saving is not None:
+            self._saving.join()
         if self._lease is not None:
             self._lease.release()
             self._lease = None

@@ -62,8 +62,8 @@ class FrozenCheckpoint:
         return found
 
 
-def frozen(folder: UPath, event: ControlEvent | None) -> FrozenCheckpoint:
-    """The checkpoint in a folder at its last epoch; raises `StateError` where there is none, or one was begun."""
+def stopped(folder: UPath, event: ControlEvent | None) -> FrozenCheckpoint:
+    """The checkpoint of a stopped job at its last epoch; raises `StateError` where there is none, or one was begun."""
     committed, begun = _numbers(folder / "commits"), _numbers(folder / "offsets")
     if not committed:
         raise StateError(f"there is no state to save in {folder}: no epoch was committed yet")

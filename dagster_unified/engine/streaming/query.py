@@ -83,6 +83,7 @@ class Query(ABC):
         self._stopping = False
         self._committing = Lock()
         self._draining: Thread | None = None
+        self._between: Callable[[int], None] | None = None
 
     @abstractmethod
     def frame(self) -> DataFrame:
@@ -114,12 +115,20 @@ class Query(ABC):
         self.spark.conf.set("spark.sql.streaming.statefulOperator.allowMultiple", str(self.several_stateful).lower())
         self.query = writer.start()
 
+    def between_epochs(self, action: Callable[[int], None]) -> None:
+        """Have `action` called once between two epochs, with the number of the one before: nothing is written then.
+
+        An epoch that is running ends first; the one after it waits.
+        """
+        self._between = action
+
     def advance(self, bounded: bool) -> bool:
         """Do what is due, and say whether the query goes on. Raises what made it fail."""
         assert self.query is not None
         if not self.query.isActive:
             raise self._error()
         self.tick()
+        self._act_while_idle()
         if not bounded:
             return True
         if self._draining is None:
@@ -163,6 +172,26 @@ class Query(ABC):
         rows, size = sum(s["numRowsTotal"] for s in states), sum(s["memoryUsedBytes"] for s in states)
         return int(progress["numInputRows"]), rows, size
 
+    def _act_while_idle(self) -> None:
+        """Call what waits for the time between two epochs, where there is no epoch that would call it."""
+        if self._between is None or self.busy() or not self._committing.acquire(blocking=False):
+            return
+        try:
+            before = self._last_committed()
+            if not self.busy() and before >= 0:
+                self._act(before)
+        finally:
+            self._committing.release()
+
+    def _last_committed(self) -> int:
+        folder = self.folder / "spark" / self.name / "commits"
+        return max((int(p.name) for p in folder.iterdir() if p.name.isdigit()), default=-1) if folder.exists() else -1
+
+    def _act(self, epoch: int) -> None:
+        action, self._between = self._between, None
+        if action is not None:
+            action(epoch)
+
     def _let_spark_commit(self) -> None:
         """Wait until Spark has logged the epoch that the sinks have.
 
@@ -191,6 +220,8 @@ class Query(ABC):
         with self._committing:
             if self._stopping:
                 raise _StoppedError("the job is being stopped")
+            if epoch > 0:
+                self._act(epoch - 1)
             try:
                 self._observe(self.commit(frame, epoch))
                 self.epochs += 1

@@ -205,5 +205,7 @@ def _copy(source: UPath, target: UPath) -> None:
 def _link(source: str, target: str) -> None:
     try:
         os.link(source, target)
+    except FileNotFoundError:  # of a running job, what is older than it keeps goes meanwhile
+        return
     except OSError:  # another disk, or one that has no links
         shutil.copy2(source, target)
