@@ -197,7 +197,10 @@ class ConnectedStreams(Generic[A, B]):
 
 
 class KeyedConnectedStreams(ConnectedStreams[A, B], Generic[K, A, B]):
-    """Two streams that are keyed alike: functions have state and timers of the key that both share."""
+    """Two streams that are keyed alike: functions have state and timers of the key that both share.
+
+    In BATCH one key's records of both come together, by event time; in STREAMING they come as they arrive.
+    """
 
     def process(
         self,

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 
 class Pipeline(GraphBuilder):
-    """A named dataflow program. The name becomes part of asset keys and storage paths: letters, digits and `_`."""
+    """A named dataflow program. The name becomes part of asset keys and storage paths: letters, digits and `_`.
+
+    It does not say in which mode it runs: that is chosen at launch (`execution.runtime-mode`).
+    """
 
     def from_source(
         self,

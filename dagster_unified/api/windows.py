@@ -42,10 +42,11 @@ if TYPE_CHECKING:
 
 
 class WindowedStream(Generic[K, T, W]):
-    """A keyed stream whose elements are in windows.
+    """A keyed stream whose elements are in windows (Flink: *Windows*).
 
     `reduce`, `aggregate`, `process` or `apply` makes it a stream again. A window that is reduced or aggregated holds
-    one value; one that is processed holds its elements.
+    one value; one that is processed holds its elements. In BATCH windows close at the end of their key, in STREAMING as
+    the watermark, the clock or a trigger says.
     """
 
     def __init__(self, stream: KeyedStream[K, T], assigner: WindowAssigner[T, W], alone: bool = False) -> None:

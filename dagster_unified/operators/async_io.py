@@ -53,7 +53,7 @@ def no_result(results: list[Any]) -> bool:
 
 @dataclass(frozen=True)
 class AsyncRetryStrategy:
-    """How often a call is repeated, and after which pause (FLIP-232).
+    """How often a call is repeated, and after which pause, in both modes (FLIP-232).
 
     A call is repeated where `exception_predicate(error)` or `result_predicate(results)` is true, until there were
     `max_attempts` calls; then its error fails the run, and its results are taken as they are. The timeout is that of

@@ -26,6 +26,8 @@ from dagster_unified.operators.windows.functions import WindowFunction
 class JoinFunction(Function, ABC, Generic[In1, In2, Out]):
     """Returns one record for each pair of one key and window (Flink: *Joining*).
 
+    In BATCH it is called when a key is over, in STREAMING when the window fires.
+
     Examples:
         >>> class Pair(JoinFunction[Sale, Sale, str]):
         ...     def join(self, first: Sale, second: Sale) -> str:
@@ -43,6 +45,8 @@ class JoinFunction(Function, ABC, Generic[In1, In2, Out]):
 
 class FlatJoinFunction(Function, ABC, Generic[In1, In2, Out]):
     """Returns any number of records for each pair of one key and window (Flink: *Joining*).
+
+    In BATCH it is called when a key is over, in STREAMING when the window fires.
 
     Examples:
         >>> class Larger(FlatJoinFunction[Sale, Sale, int]):
@@ -62,6 +66,8 @@ class FlatJoinFunction(Function, ABC, Generic[In1, In2, Out]):
 class CoGroupFunction(Function, ABC, Generic[In1, In2, Out]):
     """Returns any number of records for all records of one key and window; one of the two lists may be empty.
 
+    In BATCH it is called when a key is over, in STREAMING when the window fires.
+
     Examples:
         >>> class Unmatched(CoGroupFunction[Sale, Sale, str]):
         ...     def co_group(self, first: list[Sale], second: list[Sale]) -> list[str]:
@@ -80,7 +86,7 @@ class CoGroupFunction(Function, ABC, Generic[In1, In2, Out]):
 class ProcessJoinFunction(Function, ABC, Generic[In1, In2, Out]):
     """Returns any number of records for each pair of an interval join (Flink: *Joining*, "Interval Join").
 
-    There is an example at `KeyedStream.interval_join`.
+    Records are paired in the order of event time, in both modes. There is an example at `KeyedStream.interval_join`.
     """
 
     class Context(ABC):

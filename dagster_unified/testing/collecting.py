@@ -21,7 +21,8 @@ def collect(
 ) -> list[T]:
     """Runs a stream's pipeline in memory and returns the stream's records, in the order in which they were emitted.
 
-    The pipeline stays as it is, and its sinks write nothing. `inputs` and the rest are `run_pipeline`'s.
+    The pipeline stays as it is, and its sinks write nothing. `inputs` and the rest are `run_pipeline`'s. What a
+    function raises comes as a `UserFunctionError`.
 
     Examples:
         >>> from dagster_unified.api import Pipeline

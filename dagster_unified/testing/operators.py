@@ -178,7 +178,7 @@ class _Harness:
 
 
 class OneInputHarness(_Harness):
-    """One operator of one stream.
+    """One operator of one stream, in STREAMING semantics.
 
     That is a keyed process function, `map` or `flat_map` with state, a window, or a rolling `reduce`.
 
@@ -217,7 +217,9 @@ class OneInputHarness(_Harness):
 
 
 class TwoInputHarness(_Harness):
-    """One operator of two streams: a function behind `connect`, keyed or not, a join, a co-group, an interval join.
+    """One operator of two streams, in STREAMING semantics.
+
+    That is a function behind `connect`, keyed or not, a join, a co-group, or an interval join.
 
     Examples:
         >>> from dagster_unified.api import CoMapFunction
@@ -261,7 +263,7 @@ class TwoInputHarness(_Harness):
 
 
 class BroadcastHarness(_Harness):
-    """One operator of a stream, keyed or not, and a broadcast one.
+    """One operator of a stream, keyed or not, and a broadcast one, in STREAMING semantics.
 
     Examples:
         >>> from dagster_unified.api import BroadcastProcessFunction, MapStateDescriptor

@@ -13,7 +13,7 @@ from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock
 
 
 class WatermarkOutput(ABC):
-    """Where a `WatermarkGenerator` says how far event time has come.
+    """Where a `WatermarkGenerator` says how far event time has come, in STREAMING.
 
     There is an example at `WatermarkGenerator`.
     """

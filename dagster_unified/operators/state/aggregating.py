@@ -44,7 +44,7 @@ class AggregatingState(State, Generic[IN, OUT]):
 class AggregatingStateDescriptor(OneTypeDescriptor[AggregatingState[IN, OUT]], Generic[IN, A, OUT]):
     """One accumulator per key, to which every added value is aggregated by an `AggregateFunction`.
 
-    `type` is the accumulator's (Flink: *Working with State*).
+    `type` is the accumulator's (Flink: *Working with State*). It lasts as `ValueStateDescriptor` says.
 
     Examples:
         >>> class Count(AggregateFunction[int, int, str]):

@@ -74,7 +74,8 @@ class ListState(Collection, Generic[T]):
 class ListStateDescriptor(OneTypeDescriptor[ListState[V]], Generic[V]):
     """A list of values per key (Flink: *Working with State*); `type` is the element's.
 
-    A list that grows large costs a micro-batch what it touches, not its whole length.
+    It lasts as `ValueStateDescriptor` says. A list that grows large costs a micro-batch what it touches, not its whole
+    length.
 
     Examples:
         >>> class Amounts(KeyedProcessFunction[str, Sale, str]):

@@ -113,7 +113,8 @@ class MapState(Collection, Generic[K, V]):
 class MapStateDescriptor(StateDescriptor[MapState[K, V]], Generic[K, V]):
     """A map per key (Flink: *Working with State*), with keys of `key_type` and values of `value_type`.
 
-    A map that grows large costs a micro-batch what it touches, not all its entries.
+    It lasts as `ValueStateDescriptor` says. A map that grows large costs a micro-batch what it touches, not all its
+    entries.
 
     Examples:
         >>> class ByHour(KeyedProcessFunction[str, Sale, str]):

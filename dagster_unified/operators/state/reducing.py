@@ -44,7 +44,7 @@ class ReducingState(State, Generic[T]):
 class ReducingStateDescriptor(OneTypeDescriptor[ReducingState[V]], Generic[V]):
     """One value per key, to which every added value is combined by `reduce_function(a, b)`.
 
-    `type` is the value's (Flink: *Working with State*).
+    `type` is the value's (Flink: *Working with State*). It lasts as `ValueStateDescriptor` says.
 
     Examples:
         >>> class Largest(KeyedProcessFunction[str, Sale, str]):

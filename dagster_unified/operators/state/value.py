@@ -43,7 +43,8 @@ class ValueState(State, Generic[T]):
 class ValueStateDescriptor(OneTypeDescriptor[ValueState[V]], Generic[V]):
     """One value per key (Flink: *Working with State*); `type` is the value's.
 
-    In BATCH state lasts from a key's first record to its last, in STREAMING until it is cleared or expires.
+    In BATCH state lasts from a key's first record to its last or, where it is carried, on to the next partition; in
+    STREAMING until it is cleared or expires. Raises `PipelineError` for a type that says too little to be stored.
 
     Examples:
         >>> class First(KeyedProcessFunction[str, Sale, int]):

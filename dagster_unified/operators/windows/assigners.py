@@ -100,7 +100,7 @@ class _TimeWindows(WindowAssigner[Any, TimeWindow]):
 class _Tumbling(_TimeWindows):
     @classmethod
     def of(cls, size: timedelta, offset: timedelta = timedelta(0)) -> Self:
-        """Windows of `size`."""
+        """Windows of `size`, a millisecond at least, with an `offset` that is smaller; else raises `PipelineError`."""
         millis = _millis(cls, "size", size, at_least=1)
         return cls(millis, millis, _offset(cls, offset, millis))
 
@@ -108,7 +108,7 @@ class _Tumbling(_TimeWindows):
 class _Sliding(_TimeWindows):
     @classmethod
     def of(cls, size: timedelta, slide: timedelta, offset: timedelta = timedelta(0)) -> Self:
-        """Windows of `size` every `slide`."""
+        """Windows of `size` every `slide`, of a millisecond at least; else raises `PipelineError`."""
         step = _millis(cls, "slide", slide, at_least=1)
         return cls(_millis(cls, "size", size, at_least=1), step, _offset(cls, offset, step))
 
@@ -141,6 +141,9 @@ class _ProcessingTime(_TimeWindows):
 class TumblingEventTimeWindows(_Tumbling, AlignedEventTimeWindows):
     """Windows of one size that follow one another, by event time, aligned with the epoch (plus `offset`).
 
+    In BATCH they close at the end of their key, and nothing is late; in STREAMING when the watermark passes their end,
+    and an element that comes later is dropped and counted, or goes to `side_output_late_data`.
+
     Examples:
         >>> days = timed.window_all(TumblingEventTimeWindows.of(timedelta(days=1)))
         >>> [sale.amount for sale in collect(days.sum("amount"))]
@@ -164,7 +167,8 @@ class TumblingProcessingTimeWindows(_Tumbling, _ProcessingTime):
 class SlidingEventTimeWindows(_Sliding, AlignedEventTimeWindows):
     """Windows of one size, of which one begins every `slide`, by event time.
 
-    An element is in several windows or, where the slide is longer than the size, perhaps in none.
+    An element is in several windows or, where the slide is longer than the size, perhaps in none. They close as
+    `TumblingEventTimeWindows` do.
 
     Examples:
         >>> hours = timed.window_all(SlidingEventTimeWindows.of(timedelta(hours=2), timedelta(hours=1)))
@@ -215,7 +219,7 @@ class _Sessions(MergingWindowAssigner[Any, TimeWindow]):
 
     @classmethod
     def with_gap(cls, gap: timedelta) -> Self:
-        """Sessions that end once nothing has come for `gap`."""
+        """Sessions that end once nothing has come for `gap`, of at least a millisecond."""
         return cls(_millis(cls, "gap", gap, at_least=1))
 
     @classmethod
@@ -242,6 +246,9 @@ class _Sessions(MergingWindowAssigner[Any, TimeWindow]):
 
 class EventTimeSessionWindows(_Sessions):
     """Sessions by event time: elements that are less than the gap apart are together.
+
+    In BATCH they close at the end of their key; in STREAMING when the watermark passes their last element's time by the
+    gap.
 
     Examples:
         >>> sessions = timed.window_all(EventTimeSessionWindows.with_gap(timedelta(minutes=35)))
@@ -279,7 +286,8 @@ class ProcessingTimeSessionWindows(_Sessions):
 class GlobalWindows(WindowAssigner[Any, GlobalWindow]):
     """One window for everything; it never ends, so that it needs a trigger to emit anything.
 
-    There is an example at `PurgingTrigger`.
+    What its trigger has not fired for by the end of the input emits nothing, in both modes. There is an example at
+    `PurgingTrigger`.
     """
 
     window_type = GlobalWindow

@@ -56,7 +56,8 @@ class Trigger(ABC, Generic[In, Win]):
     """Says when a window gives its result (Flink: *Windows*, "Triggers").
 
     A trigger says of itself what follows from its code, so that the lint and the operator need not know it. This is not
-    inherited: a subclass may do something else, and says it again where it does not.
+    inherited: a subclass may do something else, and says it again where it does not. In BATCH event-time timers fire at
+    the end of a key, in STREAMING as the watermark passes them.
 
     Examples:
         >>> class OnLarge(Trigger[Sale, TimeWindow]):

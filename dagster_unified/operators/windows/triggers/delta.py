@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class DeltaTrigger(QuietTrigger):
     """Fires when an element is further than a threshold from the one at which it fired last.
 
-    Before it has fired, the first element counts.
+    Before it has fired, the first element counts. Elements come in the order of event time in BATCH and of arrival in
+    STREAMING.
 
     Examples:
         >>> day = timed.window_all(TumblingEventTimeWindows.of(timedelta(days=1)))

@@ -12,7 +12,7 @@ from dagster_unified.operators.windows.window import Window
 class EventTimeTrigger(QuietTrigger):
     """Fires once the watermark passes the window's end, and then for every late element that is still allowed.
 
-    Windows by event time have it unless they get another trigger.
+    In BATCH that is once, at the end of the key. Windows by event time have it unless they get another trigger.
 
     Examples:
         >>> hours = timed.window_all(TumblingEventTimeWindows.of(timedelta(hours=1)))

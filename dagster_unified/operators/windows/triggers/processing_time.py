@@ -10,7 +10,7 @@ from dagster_unified.operators.windows.window import Window
 
 
 class ProcessingTimeTrigger(QuietTrigger):
-    """Fires once the clock passes the window's end.
+    """Fires once the clock passes the window's end; in BATCH at the end of the key.
 
     Windows by processing time have it unless they get another trigger. There is an example at
     `TumblingProcessingTimeWindows`.
