@@ -25,7 +25,7 @@ from dagster_unified.api import FileSink, KeyedProcessFunction, ParquetSource, P
 from dagster_unified.engine import session
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
-from dagster_unified.engine.batch.stage import run_all
+from dagster_unified.engine.batch.savepoint import run_all
 
 PARTITIONS = 4
 SCHEMA = "k string, v long, ts long"

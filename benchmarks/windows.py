@@ -34,7 +34,7 @@ from dagster_unified.api import (
 )
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
-from dagster_unified.engine.batch.stage import run_all
+from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 
 WINDOW = timedelta(milliseconds=10_000)

@@ -56,7 +56,7 @@ def write() -> None:
     from dagster_unified.engine import session
     from dagster_unified.engine.batch.intermediates.store import IntermediateStore
     from dagster_unified.engine.batch.run import Run
-    from dagster_unified.engine.batch.stage import run_all
+    from dagster_unified.engine.batch.savepoint import run_all
     from dagster_unified.engine.streaming.job import Start, StreamingJob
 
     spark = session.start("local[2]", config={"spark.sql.shuffle.partitions": "2"})

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 from dagster_unified.connectors.positions import Position, Unread
 from dagster_unified.engine.dataframe.inputs import spark_source
 from dagster_unified.errors import StateError, UnifiedError
-from dagster_unified.graph.plan import Plan
+from dagster_unified.graph.plan import Plan, Region
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def batch_positions(plan: Plan, spark: SparkSession) -> dict[str, Position]:
-    """What a BATCH run will have read of each source, by its uid; ask before it reads."""
+def batch_positions(plan: Plan, spark: SparkSession, region: Region) -> dict[str, Position]:
+    """What a stage of a BATCH run will have read of each source, by its uid; ask before it reads."""
     found: dict[str, Position] = {}
-    for node in plan.graph.sources:
+    for node in (source for source in plan.graph.sources if source.id in region.nodes):
         try:
             found[node.uid] = spark_source(plan.name, node).batch_position(spark)
         except UnifiedError as error:

@@ -19,7 +19,7 @@ from dagster_unified.engine import session
 from dagster_unified.engine.addresses import reach_master
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
-from dagster_unified.engine.batch.savepoint import run_with_savepoints
+from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.events import EpochCommitted, StageFinished
 from dagster_unified.engine.events import Event as JobEvent
 from dagster_unified.engine.interrupts import meanwhile
@@ -176,7 +176,7 @@ class JobHandle:
         with meanwhile(cancel, "cancelling"), tempfile.TemporaryDirectory(prefix="dagster-unified-") as folder:
             store = IntermediateStore(self._storage or folder)
             run = Run(self.plan, spark, store, self.job_id, self.job_id, observe=self._tell, check=self._check)
-            run_with_savepoints(run)
+            run_all(run)
         return "FINISHED"
 
     def _check(self) -> None:

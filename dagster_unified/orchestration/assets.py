@@ -25,6 +25,7 @@ from dagster_unified.connectors.base import SparkSink
 from dagster_unified.engine import interrupts
 from dagster_unified.engine.batch.intermediates.store import Address
 from dagster_unified.engine.batch.run import Carrying, Run
+from dagster_unified.engine.batch.savepoint import begun, leave_savepoint
 from dagster_unified.engine.batch.stage import run_partitions
 from dagster_unified.engine.events import Event, StageFinished, StageStarted
 from dagster_unified.engine.interrupts import Interrupts
@@ -285,16 +286,18 @@ class _Step:
     def as_run(self, asked: Interrupts) -> Run:
         """How the engine is to run it, and until when."""
         assert self.launched_region is not None
-        return Run(
-            plan=self.launched,
-            spark=asked.started(session_of(self.context.resources.spark)),
-            store=self.producers.store,
-            run_id=self.context.run.run_id,
-            execution=self.producers.execution(self.launched_region.name),
-            partition=self.producers.partition,
-            observe=_observer(self.context, self.part, self.recomputed),
-            carry=self._carrying(),
-            check=asked.check,
+        return begun(
+            Run(
+                plan=self.launched,
+                spark=asked.started(session_of(self.context.resources.spark)),
+                store=self.producers.store,
+                run_id=self.context.run.run_id,
+                execution=self.producers.execution(self.launched_region.name),
+                partition=self.producers.partition,
+                observe=_observer(self.context, self.part, self.recomputed),
+                carry=self._carrying(),
+                check=asked.check,
+            )
         )
 
     def materialized(self, run: Run, manifest: "Manifest", previews: "Mapping[str, pa.Table]") -> dict[str, Any]:
@@ -323,6 +326,7 @@ class _Step:
         """
         if (
             self.batch.reuse == "never"
+            or self.launched.execution.has_savepoint
             or self.context.run.parent_run_id is not None
             or not self.launched.identifies_input(region)
         ):
@@ -363,6 +367,7 @@ def run_steps(steps: "Sequence[_Step]") -> list[dict[str, Any]]:
     with interrupts.listening() as asked:
         runs = [step.as_run(asked) for step in steps]
         manifests = run_partitions(runs, last.launched_region.name, [step.find for step in steps])
+        leave_savepoint(runs[-1], last.launched_region, lambda region: last.producers.own(region.name))
     previews = _previews(runs[-1], last.launched_region)  # of the table as it is now
     return [
         step.materialized(run, manifest, previews if step is last else {})

@@ -1,7 +1,7 @@
 """What a savepoint is: one folder with a table of Parquet files for each keyed operator, and a manifest written last.
 
-    <savepoint>/operators/<uid>/*.parquet    a row for each key: see operators/state/table.py
-    <savepoint>/manifest.json                written last: without it there is no savepoint
+    <savepoint>/operators-<attempt>/<uid>/*.parquet    a row for each key: see operators/state/table.py
+    <savepoint>/manifest.json                          written last: without it there is no savepoint
 
 Nothing in it is executable, and any tool that reads Parquet reads it. Knows paths and bytes; no engine.
 """
@@ -9,7 +9,9 @@ Nothing in it is executable, and any tool that reads Parquet reads it. Knows pat
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
+from pathlib import PurePosixPath
+from uuid import uuid4
 from zlib import crc32
 
 import msgspec
@@ -66,6 +68,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Which mode wrote it."""
 
     taken: int
+    run: str = ""
+    """Of BATCH: the execution that wrote it, and the partition after which the state is."""
+
+    partition: str = ""
     reason: str = ""
     fingerprint: str = ""
     """Of the code that wrote it."""
@@ -92,17 +98,32 @@ def folder_of(uid: str) -> str:
     return plain if plain == uid and not uid.startswith(".") else f"{plain.lstrip('.')}-{crc32(uid.encode()):08x}"
 
 
-def begin(path: str, what: str) -> UPath:
-    """The folder of a savepoint that is to be written; raises `StateError` where there is one already."""
+def check_free(path: str, what: str, replaces: Callable[[Manifest], bool] = lambda _: False) -> UPath:
+    """The folder of a savepoint that is to be written.
+
+    Raises `StateError` where there is a savepoint already that this one does not replace.
+    """
     folder = storage_path(path, what)
-    if (folder / NAME).exists():
+    if (folder / NAME).exists() and not replaces(read(folder)[1]):
         raise StateError(f"{what}: there is a savepoint in {folder} already; give another path, or remove it")
-    remove_tree(folder / "operators")
     return folder
 
 
+def new_attempt() -> str:
+    """A new folder for the tables of one attempt, relative to the savepoint: no two attempts share one."""
+    return f"operators-{uuid4().hex[:12]}"
+
+
 def commit(folder: UPath, manifest: Manifest) -> None:
-    """Writes the manifest, which makes the savepoint."""
+    """Writes the manifest, which makes the savepoint; the tables of other attempts are removed."""
+    _put(folder, manifest)
+    kept = {PurePosixPath(one.folder).parts[0] for one in manifest.operators}
+    for other in folder.iterdir():
+        if other.name.startswith("operators-") and other.name not in kept:
+            remove_tree(other)
+
+
+def _put(folder: UPath, manifest: Manifest) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
     if folder.protocol in ("", "file"):
@@ -152,8 +173,3 @@ def files_in(folder: UPath, root: UPath) -> list[DataFile]:
     return sorted(
         (DataFile(f.relative_to(root).as_posix(), int(f.stat().st_size)) for f in found), key=lambda f: f.path
     )
-
-
-def roles(columns: list[Column]) -> Mapping[str, Column]:
-    """The columns by name."""
-    return {column.name: column for column in columns}

@@ -29,7 +29,7 @@ from dagster_unified.api import (
 from dagster_unified.api import functions as F
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
-from dagster_unified.engine.batch.stage import run_all
+from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.malformed import in_batch
 from dagster_unified.errors import MalformedInputError, PipelineError, RecordTypeError, UserFunctionError
 from dagster_unified.graph.nodes import SourceNode
@@ -316,7 +316,7 @@ sys.path.insert(0, sys.argv[1])
 import author_module
 from dagster_unified.engine import session
 from dagster_unified.engine.batch.run import Run
-from dagster_unified.engine.batch.stage import run_all
+from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 if len(sys.argv) > 3:
     from pyspark.sql import SparkSession

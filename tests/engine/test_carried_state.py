@@ -24,7 +24,8 @@ from dagster_unified.api import (
 from dagster_unified.api import functions as F
 from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore
 from dagster_unified.engine.batch.run import Carrying, Run
-from dagster_unified.engine.batch.stage import run_all, run_partitions
+from dagster_unified.engine.batch.savepoint import run_all
+from dagster_unified.engine.batch.stage import run_partitions
 from dagster_unified.errors import CarriedStateError, StateError, UnsupportedError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan

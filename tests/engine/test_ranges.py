@@ -31,7 +31,8 @@ from dagster_unified.api import (
 from dagster_unified.api import functions as F
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
-from dagster_unified.engine.batch.stage import run_all, run_partitions
+from dagster_unified.engine.batch.savepoint import run_all
+from dagster_unified.engine.batch.stage import run_partitions
 from dagster_unified.engine.events import StageFinished
 from dagster_unified.errors import MalformedInputError, PipelineError, UserFunctionError
 from dagster_unified.graph.options import Configuration

@@ -42,7 +42,7 @@ from dagster_unified.api import (
 from dagster_unified.api import functions as F
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
-from dagster_unified.engine.batch.stage import run_all
+from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.records import record_type

@@ -7,7 +7,7 @@ import pytest
 from dagster_unified.api import DeltaSink, FileSink, ForeachSink, Pipeline, PrintSink
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
-from dagster_unified.engine.batch.stage import run_all
+from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 
 SINKS = {

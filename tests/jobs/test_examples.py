@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
-from dagster_unified.engine.batch.stage import run_all
+from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from jobs import aircraft_sessions, delay_rules, destinations, weather_delays
 from jobs.data import airports_csv, flights_csv, planes_csv, rules_json, weather_csv

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
-from dagster_unified.engine.batch.stage import run_all
+from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.errors import PipelineError
 from dagster_unified.testing import OneInputHarness
 from dagster_unified.testing.parity import assert_same_in_both_modes

@@ -23,7 +23,7 @@ from dagster_unified.api import (
 )
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
-from dagster_unified.engine.batch.savepoint import run_with_savepoints
+from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.records import record_type
 
@@ -161,7 +161,7 @@ class Cut:
         if mode == "STREAMING":
             return StreamingJob(plan, self.spark, Start("test")).run()
         store = IntermediateStore(f"{self.folder}/store {self.count}")
-        return run_with_savepoints(Run(plan, self.spark, store, f"run-{self.count}", f"run-{self.count}"))
+        return run_all(Run(plan, self.spark, store, f"run-{self.count}", f"run-{self.count}"))
 
     def in_pieces(self, build, pieces, modes, parallelism=(4, 4, 4)):
         path, before = f"{self.folder}/table", None

@@ -5,11 +5,12 @@ Knows the region's DataFrames and the store; not who runs a stage, nor its sinks
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from dagster_unified.connectors.base import SparkSource, spark_schema
+from dagster_unified.connectors.positions import Position
 from dagster_unified.engine import malformed
 from dagster_unified.engine.batch.intermediates import dataframes
 from dagster_unified.engine.batch.intermediates.store import Manifest, StoredStream, now
@@ -180,10 +181,13 @@ def manifests_of(
     attempts: Sequence[UPath],
     carried_from: str,
     seen: Metrics,
+    positions: Sequence[Mapping[str, Position]],
 ) -> list[Manifest]:
     """The manifests of the partitions, without what their sinks wrote."""
     manifests = []
-    for run, start, attempt, own, rows in zip(runs, frames.starts, attempts, found.metrics, found.rows, strict=True):
+    for run, start, attempt, own, rows, read in zip(
+        runs, frames.starts, attempts, found.metrics, found.rows, positions, strict=True
+    ):
         metrics = merge([own, start.upstream, seen])
         files = run.store.files(attempt)
         manifests.append(
@@ -208,6 +212,7 @@ def manifests_of(
                 carried_from=carried_from,
                 groups=run.plan.execution.streaming.max_parallelism if region.carried else 0,
                 together=len(runs),
+                positions=dict(read),
             )
         )
         if run.carry is not None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from dagster_unified.connectors.base import SparkSink
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
-from dagster_unified.engine.batch.stage import run_all
+from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph.nodes import Graph
 from dagster_unified.graph.options import Configuration

@@ -1,4 +1,4 @@
-"""A savepoint at the end of a BATCH run: the state that its keyed stages have left, instead of dropping it.
+"""Savepoints of BATCH: a run starts from one, and leaves the state of its keyed stages in one instead of dropping it.
 
 The end of the data is then not the end of the input: windows that are open, timers that are pending and elements that
 are held back are in it, and the watermark is what the strategies derive from the data so far. Knows the run, its
@@ -7,19 +7,19 @@ intermediates and the savepoint's tables.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from dagster_unified.connectors.positions import Position
 from dagster_unified.engine.batch.carried import time_after
 from dagster_unified.engine.batch.intermediates import dataframes
 from dagster_unified.engine.batch.intermediates.store import Manifest as StageManifest
 from dagster_unified.engine.batch.run import Carrying, Run
-from dagster_unified.engine.batch.stage import run_all
-from dagster_unified.engine.positions import after, batch_positions
+from dagster_unified.engine.batch.stage import run_stage
+from dagster_unified.engine.positions import after
 from dagster_unified.engine.state_tables.frames import operator_tables
 from dagster_unified.engine.state_tables.savepoints import starting_state, stateful, write_table
-from dagster_unified.graph.plan import Port, library_version
+from dagster_unified.graph.plan import Plan, Port, Region, library_version
+from dagster_unified.graph.slices import WHOLE
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT
 from dagster_unified.operators.metrics import Metrics, merge
@@ -27,54 +27,93 @@ from dagster_unified.operators.time import wall_clock
 from dagster_unified.state import manifest as manifests
 from dagster_unified.state.manifest import Manifest
 
+PATH = "execution.savepoint.path"
 
-def run_with_savepoints(run: Run) -> list[StageManifest]:
-    """Run every stage in order, from the savepoint and to the savepoint that the run's options name."""
+Finished = Callable[[Region], StageManifest | None]
+"""Gives what this very run has materialized of a region."""
+
+
+def run_all(run: Run) -> list[StageManifest]:
+    """Run every stage in order, in one process: what a notebook or a benchmark wants."""
+    run = begun(run)
+    done: dict[int, StageManifest] = {}
+    for region in run.plan.regions:
+        done[region.id] = run_stage(run, region, lambda r: done.get(r.id))
+        leave_savepoint(run, region, lambda r: done.get(r.id))
+    return list(done.values())
+
+
+def begun(run: Run) -> Run:
+    """The run with the state that its options let it start from, and with state that goes on where they say so.
+
+    Raises `StateError` where the savepoint does not fit, and where the one that it is to leave is there already.
+    """
     execution = run.plan.execution
     if not execution.has_savepoint:
-        return run_all(run)
-    start = None
-    if execution.starts_from is not None:
-        ignore = execution.savepoint.ignore_unclaimed
-        start = starting_state(run.plan, run.spark, execution.starts_from, ignore)
-    if execution.savepoint.path is not None:
-        manifests.begin(execution.savepoint.path, "execution.savepoint.path")
-    plan = run.plan
-    if start is not None:
-        plan = after(plan, start.manifest.positions, execution.savepoint.ignore_unclaimed)
-    carry = Carrying(None, "", last=not execution.goes_on, start=start)
-    run = replace(run, plan=plan, carry=carry)
-    positions = batch_positions(plan, run.spark) if execution.goes_on else {}
-    stages = run_all(run)
-    if execution.savepoint.path is not None:
-        write_savepoint(run, stages, execution.savepoint.path, positions)
-    return stages
+        return run
+    carry = run.carry or Carrying(None, "", last=True)
+    if execution.goes_on:
+        assert execution.savepoint.path is not None
+        manifests.check_free(execution.savepoint.path, PATH, lambda held: _replaces(run, held))
+        carry = replace(carry, last=False)
+    if execution.starts_from is None or carry.before is not None:
+        return replace(run, carry=carry)
+    ignore = execution.savepoint.ignore_unclaimed
+    start = starting_state(run.plan, run.spark, execution.starts_from, ignore)
+    plan = run.plan if run.partition != WHOLE else after(run.plan, start.manifest.positions, ignore)
+    return replace(run, plan=plan, carry=replace(carry, start=start))
 
 
-def write_savepoint(
-    run: Run, stages: Iterable[StageManifest], path: str, positions: Mapping[str, Position]
-) -> Manifest:
-    """Write the state that a run's stages have left; raises `StateError` where there is a savepoint already."""
-    plan, by_name = run.plan, {stage.stage: stage for stage in stages}
-    folder = manifests.begin(path, "execution.savepoint.path")
+def leave_savepoint(run: Run, region: Region, finished: Finished) -> Manifest | None:
+    """Write the savepoint, if the run leaves one and this region was the last that it waited for.
+
+    Stages may run in processes of their own: two that finish together both write it, and the same.
+    """
+    execution, needed = run.plan.execution, _needed(run.plan)
+    if not execution.goes_on or region.id not in {one.id for one in needed}:
+        return None
+    found = [finished(one) for one in needed]
+    stages = [stage for stage in found if stage is not None]
+    assert execution.savepoint.path is not None
+    return _write(run, stages, execution.savepoint.path) if len(stages) == len(needed) else None
+
+
+def _needed(plan: Plan) -> list[Region]:
+    """The regions that have state or read a source."""
+    sources = {node.id for node in plan.graph.sources}
+    return [region for region in plan.regions if region.carried or sources & set(region.nodes)]
+
+
+def _replaces(run: Run, held: Manifest) -> bool:
+    """Whether a run replaces a savepoint: its own of an earlier attempt, or that after an earlier partition."""
+    if held.pipeline != run.plan.name or held.mode != "BATCH":
+        return False
+    return held.run == run.run_id or (run.partition != WHOLE and held.partition not in ("", WHOLE))
+
+
+def _write(run: Run, stages: Sequence[StageManifest], path: str) -> Manifest:
+    plan, by_name, attempt = run.plan, {stage.stage: stage for stage in stages}, manifests.new_attempt()
+    folder = manifests.check_free(path, PATH, lambda held: _replaces(run, held))
     states = []
     for table in operator_tables(plan, run.spark, stateful(plan), {}):
+        stage = by_name[plan.region_of(table.node.id).name]
         port = Port(table.node.id, CARRIED)
-        stage = by_name[plan.region_of(port.node).name]
         pages = dataframes.read(run.spark, run.store, [stage], table.node.uid, port.tag, CARRIED_LAYOUT)
         run.check()
-        states.append(write_table(table, pages, folder))
-    seen = merge(Metrics(last_event_times=stage.last_event_times) for stage in by_name.values())
+        states.append(write_table(table, pages, folder, attempt))
+    seen = merge(Metrics(last_event_times=stage.last_event_times) for stage in stages)
     found = Manifest(
         library=library_version(),
         pipeline=plan.name,
         mode="BATCH",
         taken=wall_clock(),
+        run=run.run_id,
+        partition=run.partition,
         fingerprint=deployment_fingerprint(deployed_code(plan)),
         max_parallelism=plan.execution.streaming.max_parallelism,
         event=time_after(plan, seen),
         operators=states,
-        positions=dict(positions),
+        positions={uid: position for stage in stages for uid, position in stage.positions.items()},
     )
     run.check()
     manifests.commit(folder, found)

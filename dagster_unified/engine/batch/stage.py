@@ -30,6 +30,7 @@ from dagster_unified.engine.batch.run import Lookup, Run
 from dagster_unified.engine.batch.sinks import RegionSinks
 from dagster_unified.engine.events import StageFinished, StageStarted
 from dagster_unified.engine.failures import translated
+from dagster_unified.engine.positions import batch_positions
 from dagster_unified.errors import IntermediateLostError, UnifiedError, UnsupportedError
 from dagster_unified.graph.failover import regions_to_recompute
 from dagster_unified.graph.nodes import SinkNode
@@ -67,14 +68,6 @@ def _committed_since(begun: float, run: Run, region: Region) -> Manifest | None:
     """What a job committed of a partition before it failed; its sinks are not to be written again."""
     found = run.store.find(run.address(region))
     return found if found is not None and found.created >= begun else None
-
-
-def run_all(run: Run) -> list[Manifest]:
-    """Run every stage in order, in one process: what a notebook or a benchmark wants."""
-    done: dict[int, Manifest] = {}
-    for region in run.plan.regions:
-        done[region.id] = run_stage(run, region, lambda r: done.get(r.id))
-    return list(done.values())
 
 
 def _inputs(runs: Sequence[Run], region: Region, finds: Sequence[Lookup]) -> list[dict[int, Manifest]]:
@@ -177,6 +170,7 @@ def _execute(
     sinks, streams = RegionSinks(runs, region, nodes), leaving_streams(plan, region, nodes)
     attempts = [run.store.new_attempt(run.address(region)) for run in runs]
     committed: list[Manifest] = []
+    positions = [batch_positions(run.plan, run.spark, region) if plan.execution.goes_on else {} for run in runs]
     try:
         written: list[dict[str, WriteResult]] | None = None
         if len(runs) > 1:
@@ -191,7 +185,8 @@ def _execute(
         else:
             found = materialize(frames, streams, attempts[0])
         carried_from = before.run if before is not None else ""
-        manifests = manifests_of(runs, region, frames, found, attempts, carried_from, seen_before(runs[0], before))
+        seen = seen_before(runs[0], before)
+        manifests = manifests_of(runs, region, frames, found, attempts, carried_from, seen, positions)
         count_malformed(runs, frames, manifests)
         runs[0].check()
         left: list[SinkNode] = []

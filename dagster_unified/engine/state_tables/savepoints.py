@@ -37,13 +37,13 @@ def stateful(plan: Plan) -> list[g.Node]:
     return [node for node in plan.graph.nodes if node.runs_by_key]
 
 
-def write_table(table: OperatorTable, pages: DataFrame, folder: UPath) -> OperatorState:
-    """Write the state of one operator below the folder of a savepoint."""
+def write_table(table: OperatorTable, pages: DataFrame, folder: UPath, attempt: str) -> OperatorState:
+    """Write the state of one operator below the folder of an attempt, in that of a savepoint."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
     count = Observation()
-    name = f"operators/{manifests.folder_of(table.node.uid)}"
+    name = f"{attempt}/{manifests.folder_of(table.node.uid)}"
     rows = table.rows(pages)
     counted = rows.observe(count, F.count(F.lit(1)).alias("rows"))
     counted.write.mode("overwrite").option("compression", CODEC).parquet(for_spark(folder / name))

@@ -85,13 +85,13 @@ def write_tables(
     reason: str,
 ) -> Manifest:
     """Write a savepoint of the state that a checkpoint holds."""
-    folder = manifests.begin(path, "savepoint")
+    folder, attempt = manifests.check_free(path, "savepoint"), manifests.new_attempt()
     lanes = {track.program.steps[0].uid: lane for level in stages.levels for lane, track in level.items()}
     nodes = [node for node in stateful(plan) if node.uid in lanes]
     with _readable(checkpoint.folder) as location:
         state = _State(spark, location, checkpoint.epoch, len(stages.levels))
         tables = operator_tables(plan, spark, nodes, {})
-        states = [write_table(table, state.pages(lanes[table.node.uid]), folder) for table in tables]
+        states = [write_table(table, state.pages(lanes[table.node.uid]), folder, attempt) for table in tables]
     found = Manifest(
         library=library_version(),
         pipeline=plan.name,

@@ -16,6 +16,7 @@ import msgspec
 from upath import UPath
 
 from dagster_unified.connectors.paths import remove_tree, storage_path
+from dagster_unified.connectors.positions import Position
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.slices import WHOLE
 from dagster_unified.operators.metrics import GaugeRange, Histogram, MeterCount
@@ -73,6 +74,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     diverted: dict[str, int] = {}
     """The malformed rows that each source has set aside, by its uid; 0 where all rows fit."""
+
+    positions: dict[str, Position] = {}
+    """What was read of each of the stage's sources, by uid, where the run leaves a savepoint."""
 
     sinks: dict[str, str] = {}
     """Where the stage's sinks wrote: sink name to location."""
