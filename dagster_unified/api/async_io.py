@@ -41,7 +41,7 @@ class AsyncDataStream:
             >>> collect(AsyncDataStream.ordered_wait(numbers, Lookup(), timedelta(seconds=1)))
             ['record 1', 'record 2', 'record 3']
         """
-        return _calls(data_stream, async_function, timeout, capacity, output_type, ordered=True)
+        return _calls(data_stream, AsyncCalls(async_function, timeout, capacity, ordered=True), output_type)
 
     @staticmethod
     def ordered_wait_with_retry(
@@ -53,7 +53,8 @@ class AsyncDataStream:
         output_type: TypeForm[R] = NOT_GIVEN,
     ) -> DataStream[R]:
         """As `ordered_wait`; a call that fails is repeated as the strategy says, within the timeout."""
-        return _calls(data_stream, async_function, timeout, capacity, output_type, True, async_retry_strategy)
+        calls = AsyncCalls(async_function, timeout, capacity, ordered=True, retry=async_retry_strategy)
+        return _calls(data_stream, calls, output_type)
 
     @staticmethod
     def unordered_wait(
@@ -64,7 +65,7 @@ class AsyncDataStream:
         output_type: TypeForm[R] = NOT_GIVEN,
     ) -> DataStream[R]:
         """Results as they come: in no order within a batch of records, and never past a watermark."""
-        return _calls(data_stream, async_function, timeout, capacity, output_type, ordered=False)
+        return _calls(data_stream, AsyncCalls(async_function, timeout, capacity, ordered=False), output_type)
 
     @staticmethod
     def unordered_wait_with_retry(
@@ -76,28 +77,21 @@ class AsyncDataStream:
         output_type: TypeForm[R] = NOT_GIVEN,
     ) -> DataStream[R]:
         """As `unordered_wait`; a call that fails is repeated as the strategy says, within the timeout."""
-        return _calls(data_stream, async_function, timeout, capacity, output_type, False, async_retry_strategy)
+        calls = AsyncCalls(async_function, timeout, capacity, ordered=False, retry=async_retry_strategy)
+        return _calls(data_stream, calls, output_type)
 
 
-def _calls(
-    stream: DataStream[T],
-    function: AsyncFunction[T, R],
-    timeout: timedelta,
-    capacity: int,
-    output_type: TypeForm[R],
-    ordered: bool,
-    retry: AsyncRetryStrategy | None = None,
-) -> DataStream[R]:
+def _calls(stream: DataStream[T], calls: AsyncCalls, output_type: TypeForm[R]) -> DataStream[R]:
+    function, retry = calls.function, calls.retry
     name = type(function).__name__
     where = stream._where(name)
     if not isinstance(function, AsyncFunction):
         raise PipelineError(f"{where}: expected an AsyncFunction, got {function!r}")
-    if timeout <= timedelta(0):
-        raise PipelineError(f"{where}: the timeout has to be positive, and is {timeout}")
+    if calls.timeout <= timedelta(0):
+        raise PipelineError(f"{where}: the timeout has to be positive, and is {calls.timeout}")
     if retry is not None and not isinstance(retry, AsyncRetryStrategy):
         raise PipelineError(f"{where}: expected an AsyncRetryStrategy such as fixed_delay(...), got {retry!r}")
-    if capacity < 1:
-        raise PipelineError(f"{where}: the capacity has to be at least 1, and is {capacity}")
+    if calls.capacity < 1:
+        raise PipelineError(f"{where}: the capacity has to be at least 1, and is {calls.capacity}")
     records = stream._output(name, function.async_invoke, output_type, main_output)
-    calls = AsyncCalls(function, timeout.total_seconds(), capacity, ordered, retry)
     return stream._next(nodes.AsyncNode, name, naming=nodes.Naming.FUNCTION, records=records, function=calls)

@@ -98,10 +98,10 @@ class AsyncRetryStrategy:
 
 @dataclass(frozen=True)
 class AsyncCalls:
-    """An `AsyncFunction` and how it is called: at most `capacity` at once, each for `timeout` seconds at most."""
+    """An `AsyncFunction` and how it is called: at most `capacity` at once, each for `timeout` at most."""
 
     function: AsyncFunction[Any, Any]
-    timeout: float
+    timeout: timedelta
     capacity: int
     ordered: bool
     retry: AsyncRetryStrategy | None = None
@@ -149,7 +149,7 @@ class AsyncCalls:
 
         try:
             try:
-                return await asyncio.wait_for(self._attempted(record), self.timeout)
+                return await asyncio.wait_for(self._attempted(record), self.timeout.total_seconds())
             except TimeoutError:
                 return list(self.function.timeout(record))
         except Exception as error:

@@ -282,7 +282,7 @@ class UnifiedPipelineComponent(Component, Resolvable):
     """A dagster-unified pipeline: its stages as assets in BATCH, a job that a sensor keeps running in STREAMING.
 
     Without `batch` and `streaming` the pipeline has the defaults: of `batch` where its sources are bounded, else of
-    `streaming`.
+    `streaming`. The page *Coming from Dagster* has an example of a `defs.yaml`.
     """
 
     pipeline: Annotated[

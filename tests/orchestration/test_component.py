@@ -1,7 +1,9 @@
 """`UnifiedPipelineComponent`: what a `defs.yaml` may say, and what the real `dg` makes of it in an empty project."""
 
+import re
 import sys
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import yaml
@@ -68,6 +70,14 @@ def component(**attributes):
 
 def built(**attributes):
     return component(**attributes).build_defs(None)
+
+
+def test_the_example_of_the_documentation_builds(shops):
+    page = (Path(__file__).parents[2] / "docs" / "coming-from" / "dagster.md").read_text()
+    example = yaml.safe_load(re.search(r"```yaml\n(.*?)```", page, re.DOTALL)[1])
+    assert example["type"] == "dagster_unified.UnifiedPipelineComponent"
+    names = {job.name for job in built(**{**example["attributes"], "pipeline": "shop_pipelines:pipeline"}).jobs}
+    assert {"shops_batch", "shops_streaming"} <= names
 
 
 def test_the_attributes_are_those_of_the_deployments(shops):
