@@ -88,9 +88,9 @@ class Pipeline(GraphBuilder):
         Raises `PipelineError` and `ConfigurationError` before anything runs; what fails later is raised by the handle's
         `result()`.
         """
-        from dagster_unified.execution.job import execute
+        from dagster_unified.execution.job import Environment, execute
 
-        return execute(self, options, spark, master, storage, progress)
+        return execute(self, options, Environment(spark, master, storage), progress)
 
 
 def _type_of(record: Any) -> Any:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from dagster_unified.connectors.files import FileSink
 from dagster_unified.errors import CancelledError
-from dagster_unified.execution.job import POLL, JobHandle, execute
+from dagster_unified.execution.job import POLL, Environment, JobHandle, execute
 from dagster_unified.operators.functions.type_variables import T
 from dagster_unified.records import RecordType
 
@@ -87,7 +87,7 @@ def collect(
     try:
         sink = FileSink(f"{folder.name}/records", name="collected")
         given = {_CHECKPOINTS: f"{folder.name}/checkpoints", **(options or {})}
-        job = execute(pipeline.with_sink(upstream, sink, records), given, spark, master)
+        job = execute(pipeline.with_sink(upstream, sink, records), given, Environment(spark, master))
     except BaseException:
         folder.cleanup()
         raise

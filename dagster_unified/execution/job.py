@@ -79,15 +79,33 @@ class JobResult:
     metrics: JobMetrics
 
 
+@dataclass(frozen=True)
+class Environment:
+    """Where a job runs: in a session that runs already, or in one that is started on `master`."""
+
+    spark: SparkSession | None
+    master: str
+    storage: str | None = None
+    """Where intermediates are kept; without it they go with the job."""
+
+    def check(self) -> None:
+        """Raises what would keep a session from starting."""
+        if self.spark is None:
+            reach_master(self.master)
+            check_java()
+
+    def session(self) -> SparkSession:
+        """The session, started if need be."""
+        return self.spark or session.start(self.master)
+
+
 class JobHandle:
     """A job that runs in a thread of its own (PyFlink: `JobClient`)."""
 
-    def __init__(
-        self, plan: Plan, spark: SparkSession | None, master: str, storage: str | None, shown: ShownProgress | None
-    ) -> None:
+    def __init__(self, plan: Plan, environment: Environment, shown: ShownProgress | None) -> None:
         self.job_id = str(uuid4())
         self.plan = plan
-        self._spark, self._master, self._storage, self._shown = spark, master, storage, shown
+        self._environment, self._shown = environment, shown
         self._status: JobStatus = "RUNNING"
         self._error: Exception | None = None
         self._cancelled = Event()
@@ -143,7 +161,7 @@ class JobHandle:
         ended: JobStatus = "FAILED"
         try:
             with self._shown or nullcontext():
-                spark = self._spark or session.start(self._master)
+                spark = self._environment.session()
                 ended = self._stream(spark) if self.plan.execution.mode == "STREAMING" else self._stages(spark)
         except UnifiedError as error:
             ended, self._error = ("CANCELED", None) if self._cancelled.is_set() else ("FAILED", error)
@@ -174,7 +192,7 @@ class JobHandle:
                         interrupt(self.job_id)
 
         with meanwhile(cancel, "cancelling"), tempfile.TemporaryDirectory(prefix="dagster-unified-") as folder:
-            store = IntermediateStore(self._storage or folder)
+            store = IntermediateStore(self._environment.storage or folder)
             run = Run(self.plan, spark, store, self.job_id, self.job_id, observe=self._tell, check=self._check)
             run_all(run)
         return "FINISHED"
@@ -219,18 +237,14 @@ def _sum(before: Mapping[str, int], more: Mapping[str, int]) -> Mapping[str, int
 
 def execute(
     pipeline: GraphBuilder,
-    options: Mapping[str, Any] | None = None,
-    spark: SparkSession | None = None,
-    master: str = "local[*]",
-    storage: str | None = None,
+    options: Mapping[str, Any] | None,
+    environment: Environment,
     progress: bool | None = None,
 ) -> JobHandle:
-    """Starts a job in a thread of this process; `api.Pipeline.execute` says what the arguments mean."""
+    """Starts a job in a thread of this process, as `Pipeline.execute` says."""
     planned = plan(pipeline.graph(), Configuration([Layer("launch", options or {}), *settings.shared_layers()]))
     console = Console(stderr=True)
     if progress is None:
         progress = console.is_terminal or console.is_jupyter
-    if spark is None:
-        reach_master(master)
-        check_java()
-    return JobHandle(planned, spark, master, storage, ShownProgress(planned, console) if progress else None)
+    environment.check()
+    return JobHandle(planned, environment, ShownProgress(planned, console) if progress else None)
