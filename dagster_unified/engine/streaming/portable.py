@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FrozenCheckpoint:
-    """Spark's checkpoint of the query of lanes, which nobody writes to any more, and the time that its job has
-    reached.
+    """Spark's checkpoint of the query of lanes, and the time that its job has reached.
+
+    Nobody writes to the checkpoint any more.
     """
 
     folder: UPath

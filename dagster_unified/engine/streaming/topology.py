@@ -173,8 +173,10 @@ class _Builder:
         return [e for e in self.graph.outputs(node) if e.target in self.members]
 
     def _body(self) -> set[int]:
-        """The sources, what lies between a source or a keyed operator and a keyed operator, and what stays with one of
-        these in a subtask that an exchange chose.
+        """The operators, other than keyed ones, that do not belong to the tail.
+
+        They are the sources, what lies between a source or a keyed operator and a keyed operator, and what stays with
+        one of these in a subtask that an exchange chose.
         """
         sources = {node.id for node in self.graph.sources if node.id in self.members}
         found = sources | self._before(set(self.keyed))
