@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from dagster_unified import settings
 from dagster_unified.cli.arguments import Defines
 from dagster_unified.cli.finding import load_deployment
-from dagster_unified.cli.terminal import out
+from dagster_unified.cli.terminal import err, out
 from dagster_unified.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -62,7 +62,9 @@ def drain(pipeline: str, /, *, define: Defines = []) -> int:  # noqa: B006
 
 
 def savepoint(pipeline: str, /, *, define: Defines = []) -> int:  # noqa: B006
-    """Keep a copy of the state of a pipeline's streaming job, which has to be suspended.
+    """Take a savepoint of a pipeline's streaming job, whether it runs or is suspended: its state, as tables.
+
+    `restore` goes back to it; a run of either mode starts from it with -D execution.state-recovery.path=….
 
     Parameters
     ----------
@@ -72,10 +74,18 @@ def savepoint(pipeline: str, /, *, define: Defines = []) -> int:  # noqa: B006
     define
         Set an option, such as execution.checkpointing.dir.
     """
-    from dagster_unified.engine.streaming.savepoint import save_stopped
+    from dagster_unified.engine import session
+    from dagster_unified.engine.streaming.taking import take
+    from dagster_unified.graph.plan import plan
+    from dagster_unified.orchestration.deployment import configuration_of
 
-    made = save_stopped(started(pipeline, define), f"command line, process {os.getpid()}", "command line")
-    out().print(made.describe(), highlight=False, soft_wrap=True)
+    deployment = load_deployment(pipeline)
+    directory = started(pipeline, define)
+    planned = plan(deployment.pipeline.graph(), configuration_of(deployment, settings.command_line(define)))
+    taken = take(planned, directory, f"command line, process {os.getpid()}", "command line", session.start)
+    out().print(taken.savepoint.describe(), highlight=False, soft_wrap=True)
+    if taken.without_tables:
+        err().print(f"it has no tables: {taken.without_tables}", highlight=False, markup=False, soft_wrap=True)
     return 0
 
 

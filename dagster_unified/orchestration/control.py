@@ -3,15 +3,17 @@
 # No `from __future__ import annotations` here: Dagster reads the annotations of an op's function as objects.
 from enum import Enum
 
-from dagster import Config, JobDefinition, OpExecutionContext, in_process_executor, job, op
+from dagster import Config, JobDefinition, MetadataValue, OpExecutionContext, in_process_executor, job, op
 from pydantic import Field
 
-from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.desired import ask
-from dagster_unified.engine.streaming.savepoint import restore_stopped, save_stopped
+from dagster_unified.engine.streaming.savepoint import restore_stopped
+from dagster_unified.engine.streaming.taking import take
 from dagster_unified.errors import ConfigurationError
-from dagster_unified.orchestration.deployment import StreamingDeployment, directory_of
+from dagster_unified.graph.plan import plan
+from dagster_unified.orchestration.deployment import StreamingDeployment, configuration_of, directory_of
 from dagster_unified.orchestration.outcomes import as_failure
+from dagster_unified.orchestration.resources import session_of
 
 
 class Action(Enum):
@@ -34,8 +36,8 @@ class ControlConfig(Config):
     action: Action = Field(
         description=(
             "suspend: stop the job after its epoch, and keep it stopped. resume: let it go on. drain: end its input;"
-            " all timers fire, and the job finishes. savepoint: keep a copy of its state. restore: go back to a"
-            " savepoint. Suspend the job before savepoint and restore."
+            " all timers fire, and the job finishes. savepoint: keep its state, as tables, while it runs or is"
+            " suspended. restore: go back to a savepoint; suspend the job before."
         )
     )
     savepoint: str | None = Field(
@@ -49,7 +51,7 @@ def control_job(deployment: StreamingDeployment) -> JobDefinition:
 
     @op(
         name=f"{name}_action",
-        required_resource_keys={"execution"},
+        required_resource_keys={"execution", "spark"},
         description=f"Suspends, resumes or drains {name}, takes a savepoint of it or restores one.",
     )
     def act(context: OpExecutionContext, config: ControlConfig) -> None:
@@ -59,7 +61,7 @@ def control_job(deployment: StreamingDeployment) -> JobDefinition:
                     f"{name}: the action '{config.action.value}' takes no savepoint; remove"
                     f" savepoint={config.savepoint!r}, or choose restore"
                 )
-            _act(context, name, directory_of(deployment, context.resources.execution.launched()), config)
+            _act(context, deployment, config)
 
     @job(
         name=f"{name}_control",
@@ -75,11 +77,23 @@ def control_job(deployment: StreamingDeployment) -> JobDefinition:
     return control
 
 
-def _act(context: OpExecutionContext, name: str, directory: CheckpointDirectory, config: ControlConfig) -> None:
+def _act(context: OpExecutionContext, deployment: StreamingDeployment, config: ControlConfig) -> None:
+    name, launched = deployment.pipeline.name, context.resources.execution.launched()
+    directory = directory_of(deployment, launched)
     if config.action is Action.savepoint:
-        saved = save_stopped(directory, context.run_id, f"run {context.run_id}")
-        context.log.info(saved.describe())
-        context.add_output_metadata({"savepoint": saved.name, "epochs": saved.epochs})
+        planned = plan(deployment.pipeline.graph(), configuration_of(deployment, launched))
+        spark = context.resources.spark
+        taken = take(planned, directory, context.run_id, f"run {context.run_id}", lambda: session_of(spark))
+        context.log.info(taken.savepoint.describe())
+        if taken.without_tables:
+            context.log.warning(f"the savepoint has no tables: {taken.without_tables}")
+        context.add_output_metadata(
+            {
+                "savepoint": taken.savepoint.name,
+                "epochs": taken.savepoint.epochs,
+                "location": MetadataValue.path(taken.location),
+            }
+        )
     elif config.action is Action.restore:
         restored = restore_stopped(directory, context.run_id, config.savepoint)
         context.log.info(

@@ -2,11 +2,15 @@
 is read, the table is that of one run over all of it.
 """
 
+import shutil
 from datetime import timedelta
 from typing import NamedTuple
+from uuid import uuid4
 
 import pytest
 from deltalake import DeltaTable
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from dagster_unified.api import (
     CollectionSource,
@@ -25,7 +29,9 @@ from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.streaming.job import Start, StreamingJob
+from dagster_unified.errors import StateError
 from dagster_unified.records import record_type
+from tests.depth import examples
 
 HOUR = 3_600_000
 BOUND = timedelta(hours=2)
@@ -160,8 +166,8 @@ class Cut:
         plan = pipeline.plan(launched)
         if mode == "STREAMING":
             return StreamingJob(plan, self.spark, Start("test")).run()
-        store = IntermediateStore(f"{self.folder}/store {self.count}")
-        return run_all(Run(plan, self.spark, store, f"run-{self.count}", f"run-{self.count}"))
+        store, run = IntermediateStore(f"{self.folder}/store {self.count}"), uuid4().hex
+        return run_all(Run(plan, self.spark, store, run, run))
 
     def in_pieces(self, build, pieces, modes, parallelism=(4, 4, 4)):
         path, before = f"{self.folder}/table", None
@@ -180,6 +186,25 @@ def table(path):
     return sorted(tuple(r.values()) for r in DeltaTable(path).to_pyarrow_table().to_pylist())
 
 
+events = st.lists(
+    st.tuples(st.sampled_from(["a", "b", "cc"]), st.integers(0, 2 * HOUR - 1), st.integers(1, 9)),
+    min_size=2,
+    max_size=20,
+)
+
+
+@settings(max_examples=examples(1), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(pairs=events, data=st.data())
+def test_any_events_may_be_cut_anywhere_and_read_in_any_mode(spark, tmp_path_factory, pairs, data):
+    folder, found = tmp_path_factory.mktemp("any"), events_of(pairs)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(found)), min_size=2, max_size=2)))
+    modes = data.draw(st.lists(st.sampled_from(["BATCH", "STREAMING"]), min_size=3, max_size=3))
+    groups = data.draw(st.lists(st.integers(1, 6), min_size=3, max_size=3))
+    Cut(spark, folder / "once").run(zoo(found, f"{folder}/once"), "BATCH")
+    pieces = [found[: cuts[0]], found[: cuts[1]], found]
+    assert Cut(spark, folder).in_pieces(zoo, pieces, modes, groups) == table(f"{folder}/once")
+
+
 @pytest.fixture(scope="module")
 def whole(spark, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
@@ -194,3 +219,93 @@ def whole(spark, tmp_path_factory):
 )
 def test_a_run_goes_on_where_another_of_either_mode_has_left_its_state(spark, tmp_path, whole, modes):
     assert Cut(spark, tmp_path).in_pieces(zoo, [EVENTS[:6], EVENTS], modes, (4, 3)) == whole
+
+
+class Held(NamedTuple):
+    value: int
+
+
+class HeldSince(NamedTuple):
+    value: float
+    since: str | None = "the savepoint"
+
+
+class Remembering(KeyedProcessFunction):
+    """Emits what it holds of a key, then holds the value of the record."""
+
+    def __init__(self, held):
+        self.type = held
+
+    def open(self, context):
+        self.held = context.get_state(ValueStateDescriptor("held", self.type))
+
+    def process_element(self, value, ctx):
+        yield f"{value.key} {self.held.value()}"
+        if self.type in (Held, HeldSince):
+            self.held.update(self.type(value.value))
+
+
+def remembering(held, path, uid="memory", events=EVENTS[:2]):
+    pipeline = Pipeline("memory")
+    source = CollectionSource("events", record_type(Event, "events"), tuple(events))
+    keyed = pipeline.from_source(source).key_by("key")
+    found = keyed.process(Remembering(held), output_type=str).uid(uid)
+    found.sink_to(DeltaSink(path, name="table"))
+    return pipeline
+
+
+@pytest.fixture(scope="module")
+def left(spark, tmp_path_factory):
+    """A savepoint that holds a `Held` for each of the keys `a` and `b`."""
+    folder = tmp_path_factory.mktemp("left")
+    options = {"execution.savepoint.path": f"{folder}/savepoint"}
+    Cut(spark, folder).run(remembering(Held, f"{folder}/out"), "BATCH", options)
+    return folder / "savepoint"
+
+
+def started(spark, folder, left, pipeline, mode="BATCH", **options):
+    Cut(spark, folder).run(pipeline, mode, {"execution.state-recovery.path": str(left), **options})
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_a_field_may_be_added_with_a_default_and_widened(spark, tmp_path, left, mode):
+    events = [*EVENTS[:2], Event("a", 0, 5), Event("new", 0, 5)]
+    started(spark, tmp_path, left, remembering(HeldSince, f"{tmp_path}/out", events=events), mode)
+    assert table(f"{tmp_path}/out") == [("a HeldSince(value=1.0, since='the savepoint')",), ("new None",)]
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_a_type_that_does_not_fit_is_an_error_that_names_it_before_anything_runs(spark, tmp_path, left, mode):
+    with pytest.raises(StateError, match=r"memory: operator 'Remembering': state 'held' is declared str, and the"):
+        started(spark, tmp_path, left, remembering(str, f"{tmp_path}/out"), mode)
+    assert not (tmp_path / "out").exists()
+
+
+def test_state_that_no_operator_claims_is_an_error_unless_it_is_to_be_dropped(spark, tmp_path, left):
+    other = remembering(Held, f"{tmp_path}/out", "another", [*EVENTS[:2], Event("a", 0, 5)])
+    with pytest.raises(StateError, match=r"state of operator 'Remembering' \(uid 'memory'\), and no operator has that"):
+        started(spark, tmp_path, left, other)
+    started(spark, tmp_path, left, other, **{"execution.savepoint.ignore-unclaimed-state": True})
+    assert table(f"{tmp_path}/out") == [("a None",)]
+
+
+def test_a_savepoint_that_is_not_whole_is_an_error_that_names_the_file(spark, tmp_path, left):
+    copy = tmp_path / "copy"
+    shutil.copytree(left, copy)
+    (file, *_) = copy.glob("operators-*/memory/*.parquet")
+    data = file.read_bytes()
+    file.write_bytes(data[:-10])
+    with pytest.raises(StateError, match=rf"{file.name} has {len(data) - 10} bytes, and the savepoint's manifest says"):
+        started(spark, tmp_path, copy, remembering(Held, f"{tmp_path}/out"))
+    file.unlink()
+    with pytest.raises(StateError, match=rf"{file.name} is missing, which the savepoint's manifest names"):
+        started(spark, tmp_path, copy, remembering(Held, f"{tmp_path}/out"))
+    (copy / "manifest.json").unlink()
+    with pytest.raises(StateError, match=r"there is no savepoint in .*: it has no manifest.json"):
+        started(spark, tmp_path, copy, remembering(Held, f"{tmp_path}/out"))
+
+
+def test_a_savepoint_is_not_written_over_another(spark, tmp_path, left):
+    with pytest.raises(StateError, match=r"there is a savepoint in .* already; give another path, or remove it"):
+        Cut(spark, tmp_path).run(remembering(Held, f"{tmp_path}/out"), "BATCH", {"execution.savepoint.path": str(left)})
+    assert not (tmp_path / "out").exists()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from dagster_unified.connectors.base import spark_schema
+from dagster_unified.engine.failures import translated
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.state_tables import worker
 from dagster_unified.engine.translate import keyed_program
@@ -68,7 +69,11 @@ def operator_tables(
     payloads = [worker.payload_of(keyed_program(plan, node)) for node in nodes]
     held = [stored[n.uid].serialize().to_pybytes() if n.uid in stored else None for n in nodes]
     numbers = spark.range(0, len(nodes), 1, 1)
-    answers = numbers.mapInArrow(worker.describe(payloads, held), spark_schema(worker.DESCRIBED)).collect()
+    described = numbers.mapInArrow(worker.describe(payloads, held), spark_schema(worker.DESCRIBED))
+    try:
+        answers = described.collect()
+    except Exception as error:
+        raise translated(error, plan, "savepoint", spark) from error
     schemas = {row["operator"]: pa.ipc.read_schema(pa.py_buffer(bytes(row["schema"]))) for row in answers}
     return [OperatorTable(node, payloads[i], schemas[i]) for i, node in enumerate(nodes)]
 

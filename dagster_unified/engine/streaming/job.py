@@ -201,7 +201,7 @@ class StreamingJob:
                 answer(self.directory, Answer(wanted.number, str(folder)))
             except Exception as error:
                 failure = translated(error, self.plan, "savepoint", self.spark)
-                answer(self.directory, Answer(wanted.number, error=str(failure)))
+                answer(self.directory, Answer(wanted.number, str(folder), without_tables=str(failure)))
 
         self._saving = Thread(target=write, name=f"savepoint of {self.plan.name}", daemon=True)
         self._saving.start()

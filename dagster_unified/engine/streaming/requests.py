@@ -28,6 +28,8 @@ class Answer(msgspec.Struct, frozen=True):
     number: int = 0
     location: str = ""
     error: str = ""
+    without_tables: str = ""
+    """Why the savepoint has no tables, if it has none."""
 
 
 def read_request(directory: CheckpointDirectory) -> Request:
