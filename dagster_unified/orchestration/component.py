@@ -226,6 +226,9 @@ class Streaming(Resolvable):
         Literal["stateless", "last-state", "savepoint"],
         _plain("How new code starts: without state, from the last state, or from it with a savepoint kept."),
     ] = "last-state"
+    from_savepoint: Annotated[
+        str | None, _plain("The savepoint that a job without state starts from.", "/data/savepoints/2024")
+    ] = None
     restart_strategy: Annotated[
         Literal["none", "fixed-delay", "exponential-delay", "failure-rate"] | None,
         _plain("When it is started again after a failure."),

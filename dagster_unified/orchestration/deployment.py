@@ -45,12 +45,13 @@ class StreamingDeployment:
 
     `upgrade_mode` says what happens when the pipeline's code changes: `last-state` stops the job after an epoch and
     starts the new code from its state, `savepoint` keeps a copy of that state as well, to which one can go back, and
-    `stateless` starts it without. `restart_strategy` is short for the option `restart-strategy.type`; `options` are
-    option keys, among them the strategy's own, such as `restart-strategy.fixed-delay.attempts`. `start_when` says when
-    the job is started: `always`, when `files` have arrived since it last ran, or a function of the sensor's context. A
-    job that has been busy with one epoch for `stall_after` is replaced. Its sinks' assets are observed every
-    `observe_every`; the sensor looks every `tick_every`, as far as the daemon can. `executor` executes the job's one
-    step.
+    `stateless` starts it without. `from_savepoint` is the savepoint, of either mode, that a job without state starts
+    from: short for the option `execution.state-recovery.path`. `restart_strategy` is short for the option
+    `restart-strategy.type`; `options` are option keys, among them the strategy's own, such as
+    `restart-strategy.fixed-delay.attempts`. `start_when` says when the job is started: `always`, when `files` have
+    arrived since it last ran, or a function of the sensor's context. A job that has been busy with one epoch for
+    `stall_after` is replaced. Its sinks' assets are observed every `observe_every`; the sensor looks every
+    `tick_every`, as far as the daemon can. `executor` executes the job's one step.
 
     `upstream` maps the names of sources to your own assets; `checks` gives the assets of the sinks their checks, and
     the job `<pipeline>_checks`. A pipeline that has a `BatchDeployment` as well gives each of them in one of the two.
@@ -59,6 +60,7 @@ class StreamingDeployment:
     pipeline: Pipeline
     state: Literal["running", "suspended"] = "running"
     upgrade_mode: Literal["stateless", "last-state", "savepoint"] = "last-state"
+    from_savepoint: str | None = None
     restart_strategy: Literal["none", "fixed-delay", "exponential-delay", "failure-rate"] | None = None
     options: dict[str, Any] = field(default_factory=dict)
     start_when: Literal["always", "files"] | Callable[[Any], bool] = "always"
@@ -82,6 +84,14 @@ class StreamingDeployment:
             raise ConfigurationError(
                 f"{self.pipeline.name}: start_when is 'always', 'files' or a function, not {self.start_when!r}"
             )
+        if self.from_savepoint is not None:
+            if "execution.state-recovery.path" in self.options:
+                raise ConfigurationError(
+                    f"{self.pipeline.name}: the savepoint to start from is given twice; leave from_savepoint or the"
+                    " option execution.state-recovery.path out"
+                )
+            started = {**self.options, "execution.state-recovery.path": self.from_savepoint}
+            object.__setattr__(self, "options", started)
         if self.restart_strategy is not None:
             if "restart-strategy.type" in self.options:
                 raise ConfigurationError(

@@ -22,7 +22,7 @@ from dagster_unified.connectors.base import WriteContext
 from dagster_unified.errors import PipelineError
 from dagster_unified.orchestration import BatchDeployment, StreamingDeployment, unified_definitions
 from dagster_unified.orchestration.partitions import in_zone, slice_of
-from tests.orchestration.partitioned_job import BROKEN, DAILY, HOME, carrying_job, defs, job, shops_job
+from tests.orchestration.partitioned_job import BROKEN, DAILY, HOME, build, carrying_job, defs, job, shops_job
 
 DAYS = ["2013-03-09", "2013-03-10", "2013-03-11"]
 
@@ -124,6 +124,21 @@ def test_a_later_run_goes_on_from_the_state_of_a_day_that_a_re_execution_did_not
         )
     assert amounts() == [1, 7, 15]
     assert carrying_job().execute_in_process(instance=instance, partition_key=DAYS[-1]).success
+    assert amounts() == [1, 7, 15]
+
+
+def test_a_stream_goes_on_exactly_where_the_days_have_ended(instance, tmp_path):
+    savepoint = str(tmp_path / "savepoint")
+    options = {"resources": {"execution": {"config": {"execution.savepoint.path": savepoint}}}}
+    assert carrying_job().execute_in_process(instance=instance, partition_key=DAYS[0], run_config=options).success
+    assert carrying_job().execute_in_process(instance=instance, partition_key=DAYS[1], run_config=options).success
+    assert amounts() == [1, 7]
+    pipeline = build()
+    deployment = StreamingDeployment(
+        pipeline, from_savepoint=savepoint, options={"execution.checkpointing.dir": str(tmp_path / "checkpoints")}
+    )
+    streaming = unified_definitions(pipeline, deployment).resolve_job_def("sales_streaming")
+    assert streaming.execute_in_process(instance=instance).success
     assert amounts() == [1, 7, 15]
 
 

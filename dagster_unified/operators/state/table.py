@@ -7,14 +7,15 @@ broadcast state. Knows pages and descriptors; no engine.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
 
 from dagster_unified.errors import StateError
-from dagster_unified.operators.state.chunks import Chunked, LargeList
+from dagster_unified.operators.state.chunks import Chunked, LargeList, LargeMap
 from dagster_unified.operators.state.columns import Encoded, TypedColumn
 from dagster_unified.operators.state.descriptors import StateDescriptor
 from dagster_unified.operators.state.pages import Content
@@ -91,91 +92,71 @@ class StateTable:
 
     def rows(self, content: Content) -> pa.RecordBatch:
         """A row for each key that has anything."""
-        event_timers, processing_timers = _by_key(content.event_timers), _by_key(content.processing_timers)
-        held: dict[Hashable, list[tuple[int, Any]]] = {}
-        for timestamp, key, record in content.held:
-            held.setdefault(key, []).append((timestamp, record))
-        keys = dict.fromkeys(key for key, state in content.keys.items() if state)
-        keys.update(dict.fromkeys((*event_timers, *processing_timers, *held)))
-        order = list(keys)
+        held = _by_key((key, (timestamp, record)) for timestamp, key, record in content.held)
+        order = _keys_of(content, held)
         cells = [content.keys.get(key, _NOTHING) for key in order]
-        encoded: list[list[tuple[str, bytes]]] = [[] for _ in order]
-        arrays = self._key_arrays(order, encoded)
-        for name, column in self._states.items():
+        apart = Apart()
+        arrays = self._key_arrays(order, apart)
+        names = set().union(*cells)
+        for name in names & self._states.keys():
             values = [cell.get(name) for cell in cells]
-            if any(isinstance(v, (Chunked, msgspec.Raw)) for v in values):
+            if not _WHOLE.isdisjoint(map(type, values)):
                 values = [_whole(v) for v in values]
-            self._put(arrays, self._state_columns[name], column, values, encoded)
-        self._keep_undeclared(cells, encoded)
-        arrays[EVENT_TIMERS] = _timers(order, event_timers)
-        arrays[PROCESSING_TIMERS] = _timers(order, processing_timers)
-        self._put_held(arrays, [held.get(key, ()) for key in order], encoded)
-        arrays[ENCODED] = pa.array([e or None for e in encoded], _ENCODED)
+            self._put(arrays, self._state_columns[name], self._states[name], values, apart)
+        for name in names - self._states.keys():  # what the operator has not declared yet is as it was stored
+            for place, cell in enumerate(cells):
+                if name in cell:
+                    apart.add(place, name, msgspec.msgpack.encode(_whole(cell[name])))
+        arrays[EVENT_TIMERS] = _timers(order, content.event_timers)
+        arrays[PROCESSING_TIMERS] = _timers(order, content.processing_timers)
+        self._put_held(arrays, [held.get(key, ()) for key in order], apart)
+        arrays[ENCODED] = apart.array(len(order))
         return self._batch(arrays, len(order))
 
     def broadcast_row(self, maps: Mapping[str, Any]) -> pa.RecordBatch:
         """The row of the operator's broadcast state."""
-        encoded: list[list[tuple[str, bytes]]] = [[]]
+        apart = Apart()
         arrays: dict[str, pa.Array] = {}
         for name, column in self._broadcast.items():
-            self._put(arrays, self._broadcast_columns[name], column, [maps.get(name)], encoded)
-        arrays[ENCODED] = pa.array([e or None for e in encoded], _ENCODED)
+            self._put(arrays, self._broadcast_columns[name], column, [maps.get(name)], apart)
+        arrays[ENCODED] = apart.array(1)
         return self._batch(arrays, 1)
 
     def _batch(self, arrays: Mapping[str, pa.Array], size: int) -> pa.RecordBatch:
         columns = [arrays.get(f.name, pa.nulls(size, f.type)) for f in self.schema]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
-    def _key_arrays(self, keys: Sequence[Hashable], encoded: list[list[tuple[str, bytes]]]) -> dict[str, pa.Array]:
+    def _key_arrays(self, keys: Sequence[Hashable], apart: Apart) -> dict[str, pa.Array]:
         arrays: dict[str, pa.Array] = {}
         columns: Iterable[Sequence[Any]] = [keys]
         if self._several:
             columns = zip(*keys, strict=True) if keys else [()] * len(self._keys)
         for (name, column), values in zip(self._keys.items(), columns, strict=True):
-            self._put(arrays, name, column, values, encoded)
+            self._put(arrays, name, column, values, apart)
         return arrays
 
     @staticmethod
-    def _put(
-        arrays: dict[str, pa.Array],
-        name: str,
-        column: TypedColumn,
-        values: Sequence[Any],
-        encoded: list[list[tuple[str, bytes]]],
-    ) -> None:
-        array, apart = column.encode(values)
+    def _put(arrays: dict[str, pa.Array], name: str, column: TypedColumn, values: Sequence[Any], apart: Apart) -> None:
+        array, encoded = column.encode(values)
         if array is not None:
             arrays[name] = array
-        for place, data in apart.items():
-            encoded[place].append((name, data))
+        for place, data in encoded.items():
+            apart.add(place, name, data)
 
-    def _keep_undeclared(self, cells: Sequence[Mapping[str, Any]], encoded: list[list[tuple[str, bytes]]]) -> None:
-        """States that the operator has not declared yet: they are as they were stored."""
-        for place, cell in enumerate(cells):
-            if len(cell) > len(self._states) or not self._states.keys() >= cell.keys():
-                for name, value in cell.items():
-                    if name not in self._states:
-                        encoded[place].append((name, msgspec.msgpack.encode(_whole(value))))
-
-    def _put_held(
-        self,
-        arrays: dict[str, pa.Array],
-        held: Sequence[Sequence[tuple[int, Any]]],
-        encoded: list[list[tuple[str, bytes]]],
-    ) -> None:
+    def _put_held(self, arrays: dict[str, pa.Array], held: Sequence[Sequence[tuple[int, Any]]], apart: Apart) -> None:
         flat = [element for elements in held for element in elements]
         if not flat:
             return
-        array, apart = self._held.encode([record for _, record in flat])
-        if array is None or apart:
+        array, encoded = self._held.encode([record for _, record in flat])
+        if array is None or encoded:
             for place, elements in enumerate(held):
                 if elements:
-                    encoded[place].append((HELD, msgspec.msgpack.encode(elements)))
+                    apart.add(place, HELD, msgspec.msgpack.encode(elements))
             return
         structs = pa.StructArray.from_arrays(
             [pa.array([timestamp for timestamp, _ in flat], pa.int64()), array], names=["timestamp", "record"]
         )
-        arrays[HELD] = _lists(held, structs)
+        arrays[HELD] = _lists(list(map(len, held)), structs)
 
     # Rows to pages
 
@@ -206,27 +187,31 @@ class StateTable:
             *((self._broadcast_columns[name], column, name) for name, column in self._broadcast.items()),
         ]
 
-    def keys_of(self, batch: pa.RecordBatch) -> list[Hashable]:
+    def keys_of(self, batch: pa.RecordBatch, apart: Apart | None = None) -> list[Hashable]:
         """The key of each row, None for the row of the broadcast state."""
-        encoded = _encoded_of(batch)
-        columns = [self._decoded(batch, name, column, encoded) for name, column in self._keys.items()]
+        apart = apart or Apart.of(batch)
+        columns = [self._decoded(batch, name, column, apart) for name, column in self._keys.items()]
         return list(zip(*columns, strict=True)) if self._several else columns[0]
 
     def content(self, batch: pa.RecordBatch) -> Content:
         """What a page holds that has these rows; rows of broadcast state are not in it."""
-        encoded = _encoded_of(batch)
-        keys = self.keys_of(batch)
+        apart = Apart.of(batch)
+        keys = self.keys_of(batch, apart)
         cells: list[dict[str, Any]] = [{} for _ in keys]
         for name, column in self._states.items():
-            for cell, value in zip(
-                cells, self._decoded(batch, self._state_columns[name], column, encoded), strict=True
-            ):
+            values = self._decoded(batch, self._state_columns[name], column, apart)
+            for cell, value in zip(cells, values, strict=True):
                 if value is not None:
                     cell[name] = value
-        found = Content({key: cell for key, cell in zip(keys, cells, strict=True) if cell})
-        for place, entries in enumerate(encoded):
-            for name, data in entries:
-                self._put_undeclared(found, keys[place], cells[place], name, data)
+        found = Content(dict(zip(keys, cells, strict=True)))
+        for place, name, data in apart.others({name for name, _, _ in self._columns()}):
+            if name == HELD:
+                decoder = msgspec.msgpack.Decoder(list[tuple[int, self._held.python]])  # type: ignore[name-defined]
+                found.held += [(timestamp, keys[place], record) for timestamp, record in decoder.decode(data)]
+            else:
+                cells[place][name] = msgspec.Raw(data)
+        if not all(cells):
+            found.keys = {key: cell for key, cell in found.keys.items() if cell}
         found.event_timers = _timers_of(batch, EVENT_TIMERS, keys)
         found.processing_timers = _timers_of(batch, PROCESSING_TIMERS, keys)
         found.held += self._held_of(batch, keys)
@@ -240,29 +225,19 @@ class StateTable:
         if not places:
             return None
         row = batch.slice(places[0], 1)
-        encoded = _encoded_of(row)
-        found = {n: self._decoded(row, self._broadcast_columns[n], c, encoded)[0] for n, c in self._broadcast.items()}
+        apart = Apart.of(row)
+        found = {n: self._decoded(row, self._broadcast_columns[n], c, apart)[0] for n, c in self._broadcast.items()}
         return {name: value for name, value in found.items() if value is not None}
 
     def is_none(self, key: Hashable) -> bool:
         """Whether this is no key: the row holds broadcast state."""
         return key is None or (self._several and all(part is None for part in key))  # type: ignore[attr-defined]
 
-    def _decoded(
-        self, batch: pa.RecordBatch, name: str, column: TypedColumn, encoded: Sequence[Sequence[tuple[str, bytes]]]
-    ) -> list[Any]:
-        apart: Encoded = {place: data for place, entries in enumerate(encoded) for n, data in entries if n == name}
+    def _decoded(self, batch: pa.RecordBatch, name: str, column: TypedColumn, apart: Apart) -> list[Any]:
+        encoded = apart.of_column(name)
         if name not in batch.schema.names:
-            return [column.decoded(apart[i]) if i in apart else None for i in range(batch.num_rows)]
-        return column.decode(batch.column(name), apart)
-
-    def _put_undeclared(self, content: Content, key: Hashable, cell: dict[str, Any], name: str, data: bytes) -> None:
-        if name == HELD:
-            decoder = msgspec.msgpack.Decoder(list[tuple[int, self._held.python]])  # type: ignore[name-defined]
-            content.held += [(timestamp, key, record) for timestamp, record in decoder.decode(data)]
-        elif not any(name == known for known, _, _ in self._columns()):
-            cell[name] = msgspec.Raw(data)
-            content.keys[key] = cell
+            return [column.decoded(encoded[i]) if i in encoded else None for i in range(batch.num_rows)]
+        return column.decode(batch.column(name), encoded)
 
     def _held_of(self, batch: pa.RecordBatch, keys: Sequence[Hashable]) -> list[tuple[int, Hashable, Any]]:
         if HELD not in batch.schema.names or batch.column(HELD).null_count == batch.num_rows:
@@ -273,7 +248,54 @@ class StateTable:
         return list(zip(flat.field("timestamp").to_pylist(), _owners(lists, keys), records, strict=True))
 
 
+class Apart:
+    """What a batch's typed columns cannot hold, as msgpack, by the place of its row and the name of its column."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, Encoded] = {}
+
+    @classmethod
+    def of(cls, batch: pa.RecordBatch) -> Apart:
+        """What a batch has of it."""
+        found = cls()
+        if ENCODED in batch.schema.names and batch.column(ENCODED).null_count < batch.num_rows:
+            for place, entries in enumerate(batch.column(ENCODED).to_pylist()):
+                for name, data in entries or ():
+                    found.add(place, name, data)
+        return found
+
+    def add(self, place: int, name: str, data: bytes) -> None:
+        """Keeps a value of a row."""
+        self._columns.setdefault(name, {})[place] = data
+
+    def of_column(self, name: str) -> Encoded:
+        """The values of one column, by the place of their rows."""
+        return self._columns.get(name, {})
+
+    def others(self, known: Collection[str]) -> Iterator[tuple[int, str, bytes]]:
+        """The values of columns that are none of these."""
+        for name, encoded in self._columns.items():
+            if name not in known:
+                for place, data in encoded.items():
+                    yield place, name, data
+
+    def array(self, size: int) -> pa.Array:
+        """The column `ENCODED` of so many rows."""
+        if not self._columns:
+            return pa.nulls(size, _ENCODED)
+        rows: list[list[tuple[str, bytes]] | None] = [None] * size
+        for name, encoded in self._columns.items():
+            for place, data in encoded.items():
+                entries = rows[place]
+                if entries is None:
+                    entries = rows[place] = []
+                entries.append((name, data))
+        return pa.array(rows, _ENCODED)
+
+
 _NOTHING: Mapping[str, Any] = {}
+
+_WHOLE: frozenset[type] = frozenset((LargeList, LargeMap))
 
 
 def _whole(value: Any) -> Any:
@@ -283,42 +305,59 @@ def _whole(value: Any) -> Any:
     return list(value) if isinstance(value, LargeList) else dict(value.items())  # type: ignore[attr-defined]
 
 
-def _by_key(timers: Iterable[tuple[int, Hashable, int]]) -> dict[Hashable, list[tuple[int, int]]]:
-    found: dict[Hashable, list[tuple[int, int]]] = {}
-    for timestamp, key, generation in timers:
-        held = found.get(key)
-        if held is None:
-            found[key] = [(timestamp, generation)]
-        else:
-            held.append((timestamp, generation))
+def _by_key(pairs: Iterable[tuple[Hashable, tuple[int, Any]]]) -> dict[Hashable, list[tuple[int, Any]]]:
+    found: dict[Hashable, list[tuple[int, Any]]] = {}
+    for key, element in pairs:
+        found.setdefault(key, []).append(element)
     return found
 
 
-def _timers(keys: Sequence[Hashable], timers: Mapping[Hashable, list[tuple[int, int]]]) -> pa.Array:
+def _keys_of(content: Content, held: Mapping[Hashable, object]) -> list[Hashable]:
+    """The keys that have anything."""
+    with_state = content.keys
+    found = list(with_state) if all(with_state.values()) else [key for key, state in with_state.items() if state]
+    others = {key for _, key, _ in content.event_timers}
+    others.update(key for _, key, _ in content.processing_timers)
+    others.update(held)
+    others.difference_update(found)
+    return found + list(others)
+
+
+def _timers(keys: Sequence[Hashable], timers: Sequence[tuple[int, Hashable, int]]) -> pa.Array:
+    """The timers of each key, as lists; those of one key stay in their order."""
     if not timers:
         return pa.nulls(len(keys), _TIMERS)
-    own = [timers.get(key, ()) for key in keys]
-    flat = [timer for each in own for timer in each]
-    structs = pa.StructArray.from_arrays(
-        [pa.array([t for t, _ in flat], pa.int64()), pa.array([n for _, n in flat], pa.int64())],
-        names=["timestamp", "generation"],
-    )
-    return _lists(own, structs)
+    timestamps, owners, generations = zip(*timers, strict=True)
+    moments, numbers = pa.array(timestamps, pa.int64()), pa.array(generations, pa.int64())
+    if list(owners) == keys:
+        return _lists([1] * len(keys), _timer_structs(moments, numbers))
+    place = {key: i for i, key in enumerate(keys)}
+    places = [place[owner] for owner in owners]
+    sizes = [0] * len(keys)
+    for i in places:
+        sizes[i] += 1
+    order = pa.array(sorted(range(len(places)), key=places.__getitem__), pa.int64())
+    return _lists(sizes, _timer_structs(moments.take(order), numbers.take(order)))
 
 
-def _lists(elements: Sequence[Sequence[Any]], flat: pa.Array) -> pa.ListArray:
-    """Lists of the flat elements; null where there is none."""
-    offsets = [0]
-    for each in elements:
-        offsets.append(offsets[-1] + len(each))
-    missing = pa.array([not each for each in elements], pa.bool_())
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), flat, mask=missing)
+def _timer_structs(timestamps: pa.Array, generations: pa.Array) -> pa.StructArray:
+    return pa.StructArray.from_arrays([timestamps, generations], names=["timestamp", "generation"])
 
 
-def _owners(lists: pa.ListArray, keys: Sequence[Hashable]) -> list[Hashable]:
+def _lists(sizes: Sequence[int], flat: pa.Array) -> pa.ListArray:
+    """Lists of so many of the flat elements, one after another; null where there is none."""
+    offsets = pa.array([0, *accumulate(sizes)], pa.int32())
+    if all(sizes):
+        return pa.ListArray.from_arrays(offsets, flat)
+    return pa.ListArray.from_arrays(offsets, flat, mask=pa.array([not size for size in sizes], pa.bool_()))
+
+
+def _owners(lists: pa.ListArray, keys: Sequence[Hashable]) -> Sequence[Hashable]:
     """The key of each element of all lists."""
-    sizes = lists.value_lengths().to_pylist()
-    return [key for key, size in zip(keys, sizes, strict=True) for _ in range(size or 0)]
+    sizes = [size or 0 for size in lists.value_lengths().to_pylist()]
+    if sizes.count(1) == len(sizes):
+        return keys
+    return [key for key, size in zip(keys, sizes, strict=True) for _ in range(size)]
 
 
 def _timers_of(batch: pa.RecordBatch, name: str, keys: Sequence[Hashable]) -> list[tuple[int, Hashable, int]]:
@@ -328,9 +367,3 @@ def _timers_of(batch: pa.RecordBatch, name: str, keys: Sequence[Hashable]) -> li
     flat = lists.flatten()
     timestamps, generations = flat.field("timestamp").to_pylist(), flat.field("generation").to_pylist()
     return list(zip(timestamps, _owners(lists, keys), generations, strict=True))
-
-
-def _encoded_of(batch: pa.RecordBatch) -> list[list[tuple[str, bytes]]]:
-    if ENCODED not in batch.schema.names or batch.column(ENCODED).null_count == batch.num_rows:
-        return [[] for _ in range(batch.num_rows)]
-    return [entries or [] for entries in batch.column(ENCODED).to_pylist()]
