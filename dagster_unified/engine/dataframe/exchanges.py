@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -112,7 +112,7 @@ class Exchanges:
 
     def _custom(self, edge: Edge, node: g.Node, count: int) -> Column:
         """What the partitioner says: a Python function of the key, which Spark runs as a UDF."""
-        from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
+        from pyspark.sql.pandas.functions import arrow_udf
         from pyspark.sql.types import IntegerType
 
         key, layout = edge.partitioning.key, self.plan.layout(Port(edge.source, edge.tag.name if edge.tag else None))
@@ -124,8 +124,13 @@ class Exchanges:
             return pa.array(address.subtasks(columns), pa.int32())
 
         sent = self.shipments.once((edge.source, edge.target, "partitioner"), lambda: by_value(choose))
-        chosen: Column = arrow_udf(sent, IntegerType(), ArrowUDFType.SCALAR)(*key_columns(edge))
-        return chosen
+
+        def chosen(*columns: pa.Array) -> pa.Array:
+            return sent(*columns)
+
+        udf: Any = arrow_udf
+        found: Column = udf(chosen, IntegerType())(*key_columns(edge))
+        return found
 
 
 def key_columns(edge: Edge) -> list[str]:

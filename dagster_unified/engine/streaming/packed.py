@@ -77,7 +77,7 @@ class PackedFrames:
         for level, tracks, between in zip(
             self.topology.levels, self.topology.passes, self.topology.between[1:], strict=True
         ):
-            processor = KeyGroupProcessor(worker.payload_of(dict(level), level.values()))
+            processor = KeyGroupProcessor(worker.shipped(level))
             initial = self._initial(level, groups)
             frame = frame.groupBy("lane", "group").transformWithState(processor, packed, "Append", "None", initial)
             if tracks:

@@ -48,7 +48,7 @@ def head(track: Track, groups: int, malformed: Route | None) -> Mapped:
 
     Rows that do not fit their schema go to `malformed`, or are counted only.
     """
-    return functools.partial(_head, payload_of(({HEAD: track}, groups, malformed), [track]))
+    return functools.partial(_head, shipped({HEAD: track}, groups, malformed))
 
 
 def between(tracks: Mapping[int, Track], groups: int) -> Mapped:
@@ -56,7 +56,7 @@ def between(tracks: Mapping[int, Track], groups: int) -> Mapped:
 
     The lanes that it has a track for are unpacked, run and packed; all others pass through.
     """
-    return functools.partial(_between, payload_of((tracks, groups), tracks.values()))
+    return functools.partial(_between, shipped(tracks, groups))
 
 
 def in_subtasks(tracks: Mapping[int, Track], groups: int) -> Mapped:
@@ -64,11 +64,19 @@ def in_subtasks(tracks: Mapping[int, Track], groups: int) -> Mapped:
 
     Each subtask has an instance of its lane's program, and takes its rows in their order.
     """
-    return functools.partial(_in_subtasks, payload_of((tracks, groups), tracks.values()))
+    return functools.partial(_in_subtasks, shipped(tracks, groups))
 
 
-def payload_of(value: Any, tracks: Iterable[Track]) -> Payload:
-    """What ships `value`, which holds these tracks."""
+def shipped(tracks: Mapping[int, Track], *others: Any) -> Payload:
+    """What ships tracks by lane, and what else a worker is given with them.
+
+    A track of subtasks is a payload of its own, which each subtask loads for functions of its own.
+    """
+    by_lane = {lane: _payload_of(track, [track]) if track.in_subtasks else track for lane, track in tracks.items()}
+    return _payload_of((by_lane, *others), [track for track in tracks.values() if not track.in_subtasks])
+
+
+def _payload_of(value: Any, tracks: Iterable[Track]) -> Payload:
     return Payload.of(value, [step.function for track in tracks for step in track.program.steps])
 
 
@@ -91,9 +99,9 @@ HEAD = 0
 def _head(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     tracks, groups, malformed = payload.load()
     spare_the_garbage_collector()
-    names = list(tracks[HEAD].program.input.schema.names)
-    with _Pass(payload, tracks, groups) as running:
-        push = running.program(HEAD)
+    with _Pass(tracks, groups) as running:
+        program = running.program(HEAD)
+        push, names = program.push, program.program.input.schema.names
         for batch in batches:
             if MALFORMED in batch.schema.names:
                 batch = running.without_malformed(batch, malformed)
@@ -107,7 +115,7 @@ def _head(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Re
 def _between(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     tracks, groups = payload.load()
     spare_the_garbage_collector()
-    with _Pass(payload, tracks, groups) as running:
+    with _Pass(tracks, groups) as running:
         for batch in batches:
             passed = []
             for i, (lane, group, seq) in enumerate(_addresses(batch)):
@@ -125,7 +133,7 @@ def _in_subtasks(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterato
     tracks, groups = payload.load()
     spare_the_garbage_collector()
     held: list[tuple[int, int, int, pa.BinaryScalar]] = []
-    with _Pass(payload, tracks, groups) as running:
+    with _Pass(tracks, groups) as running:
         for batch in batches:
             passed = []
             for i, (lane, group, seq) in enumerate(_addresses(batch)):
@@ -169,7 +177,7 @@ def spread(lane: int, schema: pa.Schema) -> Mapped:
 
 def gather(lane: int, track: Track, groups: int) -> Mapped:
     """The inverse: the records of one lane through its track, packed."""
-    return functools.partial(_gather, lane, payload_of(({lane: track}, groups), [track]))
+    return functools.partial(_gather, lane, shipped({lane: track}, groups))
 
 
 def _spread(lane: int, schema: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -197,18 +205,17 @@ def _spread(lane: int, schema: bytes, batches: Iterable[pa.RecordBatch]) -> Iter
 def _gather(lane: int, payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     tracks, groups = payload.load()
     spare_the_garbage_collector()
-    track = tracks[lane]
-    names = list(track.program.input.schema.names)
-    with _Pass(payload, tracks, groups) as running:
+    with _Pass(tracks, groups) as running:
         for batch in batches:
             mine = pc.equal(batch.column(LANE), lane)
             records = batch.filter(mine)
-            for subtask, own in _by_subtask(records) if track.in_subtasks else [(0, records)]:
+            for subtask, own in _by_subtask(records) if running.in_subtasks(lane) else [(0, records)]:
                 ahead = pc.less(own.column(SEQ), sequence(Place.EVENT, 0))
                 for running.ahead, chosen in ((True, ahead), (False, pc.invert(ahead))):
-                    part = own.filter(chosen).select(names)
+                    part = own.filter(chosen)
                     if part.num_rows:
-                        running.program(lane, subtask)(part)
+                        program = running.program(lane, subtask)
+                        program.push(part.select(program.program.input.schema.names))
             if records.num_rows < batch.num_rows:
                 others = batch.filter(pc.invert(mine)).select(list(PASS_THROUGH))
                 yield pa.RecordBatch.from_arrays(others.columns, schema=PACKED)
@@ -222,25 +229,27 @@ def _by_subtask(records: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]
         yield group.as_py(), records.filter(pc.equal(groups, group))
 
 
+def _track(shipped: Track | Payload) -> Track:
+    found: Track = shipped.load() if isinstance(shipped, Payload) else shipped
+    return found
+
+
 class _Pass:
-    """The programs of one partition of a pass, by lane, and what they packed.
+    """The programs of one partition of a pass, by lane, and what they packed."""
 
-    The tracks are the first of what the payload holds. Each subtask loads it once more, for functions of its own.
-    """
-
-    def __init__(self, payload: Payload, tracks: Mapping[int, Track], groups: int) -> None:
+    def __init__(self, tracks: Mapping[int, Track | Payload], groups: int) -> None:
         self.subtask = this_subtask()
         self.packer = Packer(self.subtask.number, groups)
         self.report = Report()
         self.ahead = False
         """Whether what goes through now is ahead of the micro-batch's control event."""
 
-        self._payload, self._tracks = payload, tracks
+        self._tracks = tracks
         self._running: dict[tuple[int, int | None], RunningProgram] = {}
 
     def __enter__(self) -> _Pass:
-        for lane, track in self._tracks.items():
-            if not track.in_subtasks:
+        for lane in self._tracks:
+            if not self.in_subtasks(lane):
                 self.program(lane)
         return self
 
@@ -248,20 +257,23 @@ class _Pass:
         for running in self._running.values():
             running.close()
 
+    def in_subtasks(self, lane: int) -> bool:
+        """Whether each subtask has an instance of the lane's program."""
+        return isinstance(self._tracks[lane], Payload)
+
     def take(self, lane: int, group: int, seq: int, data: pa.BinaryScalar) -> None:
         """Give a packed row to the program of its lane."""
         self.ahead = place_of(seq) is Place.AHEAD
-        self.program(lane, group)(decode(data.as_buffer(), self._tracks[lane].program.input.schema))
+        program = self.program(lane, group)
+        program.push(decode(data.as_buffer(), program.program.input.schema))
 
-    def program(self, lane: int, group: int = 0) -> Callable[[pa.RecordBatch], None]:
-        """What takes the records of a lane: its program, or the instance of it in the subtask `group`."""
-        track = self._tracks[lane]
-        subtask = group if track.in_subtasks else None
+    def program(self, lane: int, group: int = 0) -> RunningProgram:
+        """The program of a lane, or the instance of it in the subtask `group`."""
+        subtask = group if self.in_subtasks(lane) else None
         running = self._running.get((lane, subtask))
         if running is None:
-            own = track if subtask is None else self._payload.load()[0][lane]
-            running = self._running[lane, subtask] = self._opened(own, subtask)
-        return running.push
+            running = self._running[lane, subtask] = self._opened(_track(self._tracks[lane]), subtask)
+        return running
 
     def _opened(self, track: Track, subtask: int | None) -> RunningProgram:
         routes = [[r for r in track.routes if r.output == number] for number in range(len(track.program.outputs))]
@@ -306,8 +318,7 @@ class LevelTask:
     """Runs the keyed operators of one level in one task, each with the state of the key group that Spark hands over."""
 
     def __init__(self, payload: Payload, index: Any, pages: Any) -> None:
-        self._payload = payload
-        self._tracks: Mapping[int, Track] = payload.load()
+        self._tracks: Mapping[int, Track | Payload] = payload.load()[0]
         self._store = _SparkStore(index, pages)
         self._out: list[Row] = []
         self._opened: dict[tuple[int, int | None], KeyGroups] = {}
@@ -321,7 +332,7 @@ class LevelTask:
             yield from (_row(*row) for row in rows)
             return
         groups = self._groups(lane, group)
-        program = self._tracks[lane].program
+        program = groups.program
         placed: dict[Place, list[Any]] = {place: [] for place in Place}
         for _, _, seq, data in sorted(rows, key=lambda row: row[2]):
             placed[place_of(seq)].append(data)
@@ -356,11 +367,10 @@ class LevelTask:
 
     def _groups(self, lane: int, group: int) -> KeyGroups:
         """The program of a lane; where its records are in subtasks that an exchange chose, the one of the subtask."""
-        track = self._tracks[lane]
-        place = (lane, group if track.in_subtasks else None)
+        in_subtasks = isinstance(self._tracks[lane], Payload)
+        place = (lane, group if in_subtasks else None)
         if place not in self._opened:
-            if track.in_subtasks:
-                track = self._payload.load()[lane]
+            track = _track(self._tracks[lane])
             routes = [[r for r in track.routes if r.output == number] for number in range(len(track.program.outputs))]
 
             def emit(number: int, batch: pa.RecordBatch) -> None:
@@ -371,7 +381,7 @@ class LevelTask:
                     self._out.append(_row(route.lane, group, sequence(at, (group << 40) + self._count), data))
 
             task = this_subtask()
-            own = Subtask(group, task.attempt) if track.in_subtasks else task
+            own = Subtask(group, task.attempt) if in_subtasks else task
             self._opened[place] = KeyGroups(track.program, emit, wall_clock, own)
         return self._opened[place]
 
