@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from rich.console import Console
 
-from benchmarks import batch, ranges, recovery, staging, stream, windows
+from benchmarks import batch, ranges, recovery, staging, state, stream, windows
 from benchmarks.bars import Options
 from benchmarks.results import Family, run
 
@@ -21,11 +21,12 @@ FAMILIES = (
     Family("ranges", ranges.measure, 5),
     Family("recovery", recovery.measure, 15),
     Family("staging", staging.measure, 6),
+    Family("state", state.measure, 10),
     Family("stream", stream.measure, 15),
     Family("windows", windows.measure, 12),
 )
 RESULTS = Path(__file__).parent / "results" / "latest.json"
-Name = Literal["batch", "ranges", "recovery", "staging", "stream", "windows"]
+Name = Literal["batch", "ranges", "recovery", "staging", "state", "stream", "windows"]
 app = App(help=__doc__, version_flags=[])
 
 
