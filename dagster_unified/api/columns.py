@@ -97,3 +97,8 @@ def _names_column(parameter: ast.arg) -> bool:
 
 
 functions = _Functions()
+"""Spark's column functions, by the names and with the arguments of `pyspark.sql.functions`.
+
+They are recorded while a pipeline is built, with no Spark session and no JVM, and run by Catalyst in both modes: see
+`DataStream.where`, `select`, `with_columns` and `agg`.
+"""
