@@ -3,7 +3,10 @@ is read, the table is that of one run over all of it.
 """
 
 import shutil
+import subprocess
+import sys
 from datetime import timedelta
+from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -31,8 +34,10 @@ from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import StateError
 from dagster_unified.records import record_type
-from tests.depth import examples
+from dagster_unified.state import manifest
+from tests.depth import examples, rotated
 
+ROOT = Path(__file__).parents[2]
 HOUR = 3_600_000
 BOUND = timedelta(hours=2)
 
@@ -102,7 +107,7 @@ def zoo(events, path):
         sessions.key_by(lambda o: len(o.key), key_type=int)
         .reduce(lambda a, b: Out("sums", a.key, 0, a.value + b.value))
         .uid("sums")
-        .map(lambda o: Out("sums", "", 0, o.value), output_type=Out)
+        .map(lambda o: Out("sums", str(len(o.key)), 0, o.value), output_type=Out)
     )
     tumbling = (
         stream.map(lambda e: Out("tumbling", e.key, e.at, e.value), output_type=Out)
@@ -155,7 +160,7 @@ class Cut:
     def __init__(self, spark, folder):
         self.spark, self.folder, self.count = spark, folder, 0
 
-    def run(self, pipeline, mode, options=None):
+    def run(self, pipeline, mode, options=None, patience=20.0):
         self.count += 1
         launched = {
             "execution.runtime-mode": mode,
@@ -165,7 +170,7 @@ class Cut:
         }
         plan = pipeline.plan(launched)
         if mode == "STREAMING":
-            return StreamingJob(plan, self.spark, Start("test")).run()
+            return StreamingJob(plan, self.spark, Start(uuid4().hex, patience=patience)).run()
         store, run = IntermediateStore(f"{self.folder}/store {self.count}"), uuid4().hex
         return run_all(Run(plan, self.spark, store, run, run))
 
@@ -309,3 +314,24 @@ def test_a_savepoint_is_not_written_over_another(spark, tmp_path, left):
     with pytest.raises(StateError, match=r"there is a savepoint in .* already; give another path, or remove it"):
         Cut(spark, tmp_path).run(remembering(Held, f"{tmp_path}/out"), "BATCH", {"execution.savepoint.path": str(left)})
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("point", rotated(["tables", "manifest", "restored", "committed"], 1))
+def test_a_run_that_is_killed_while_it_leaves_or_takes_state_is_run_again_and_nothing_is_lost(tmp_path, whole, point):
+    def run(mode, point):
+        command = [sys.executable, "-m", "tests.state.killed_run", str(tmp_path), mode, point]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600, check=False)
+        assert done.returncode == (0 if point == "never" else -9), done.stderr[-2000:]
+
+    if point in ("tables", "manifest"):
+        run("BATCH", point)
+        with pytest.raises(StateError, match="there is no savepoint"):
+            manifest.read(f"{tmp_path}/savepoint")
+    run("BATCH", "never")
+    if point in ("restored", "committed"):
+        run("STREAMING", point)
+    run("STREAMING", "never")
+    assert table(f"{tmp_path}/table") == whole
+    _, written = manifest.read(f"{tmp_path}/savepoint")
+    folders = {path.name for path in (tmp_path / "savepoint").iterdir() if path.is_dir()}
+    assert folders == {one.folder.split("/")[0] for one in written.operators}

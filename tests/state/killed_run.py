@@ -1,0 +1,48 @@
+"""A run that kills itself, as `kill -9` would, while it leaves a savepoint or starts from one.
+
+`python -m tests.state.killed_run FOLDER MODE POINT`; MODE is BATCH, which reads half of the events and leaves the
+savepoint, or STREAMING, which starts from it. POINT is `tables` when the first table of the savepoint is written,
+`manifest` before its manifest is, `restored` before the first epoch after it is written, `committed` when it is and
+Spark does not know, or `never`.
+"""
+
+import os
+import signal
+import sys
+
+from dagster_unified.engine import session
+from dagster_unified.engine.batch import savepoint
+from dagster_unified.engine.streaming.epoch import EpochWriter
+from dagster_unified.state import manifest
+from tests.state.test_handover import EVENTS, Cut, zoo
+
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dies_after(function):
+    def call(*arguments):
+        function(*arguments)
+        die()
+
+    return call
+
+
+if __name__ == "__main__":
+    folder, mode, point = sys.argv[1:]
+    if point == "tables":
+        savepoint.write_table = dies_after(savepoint.write_table)
+    elif point == "manifest":
+        manifest.commit = die
+    elif point == "restored":
+        EpochWriter.commit = die
+    elif point == "committed":
+        EpochWriter.commit = dies_after(EpochWriter.commit)
+    spark = session.start("local[2]", config={"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"})
+    path = f"{folder}/savepoint"
+    if mode == "BATCH":
+        Cut(spark, folder).run(zoo(EVENTS[:6], f"{folder}/table"), mode, {"execution.savepoint.path": path})
+    else:
+        options = {"execution.state-recovery.path": path}
+        Cut(spark, folder).run(zoo(EVENTS, f"{folder}/table"), mode, options, patience=0.5)
