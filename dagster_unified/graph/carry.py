@@ -19,11 +19,16 @@ def carrying(graph: Graph, execution: Execution) -> tuple[int, ...]:
             " execution.batch-shuffle-mode=ALL_EXCHANGES_PIPELINED has no stages; remove the option"
         )
     for node in graph.nodes:
-        if execution.has_savepoint and node.aggregates_natively:
+        if node.not_carried is not None:
+            raise UnsupportedError(f"{graph.name}: {what} {node.not_carried}")
+    return tuple(n.id for n in graph.nodes if n.holds_state)
+
+
+def check_savepoint(graph: Graph) -> None:
+    """Raises `UnsupportedError` naming an operator whose state no savepoint can hold."""
+    for node in graph.nodes:
+        if node.aggregates_natively:
             raise UnsupportedError(
                 f"{graph.name}: a savepoint cannot hold the state of '{node.name}', which Catalyst aggregates; use"
                 " reduce or aggregate, or a window with a function"
             )
-        if node.not_carried is not None:
-            raise UnsupportedError(f"{graph.name}: {what} {node.not_carried}")
-    return tuple(n.id for n in graph.nodes if n.holds_state)

@@ -12,7 +12,7 @@ from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 
 from dagster_unified.errors import PipelineError
-from dagster_unified.graph.carry import carrying
+from dagster_unified.graph.carry import carrying, check_savepoint
 from dagster_unified.graph.chaining import Task, resolve_forward, tasks
 from dagster_unified.graph.findings import Finding
 from dagster_unified.graph.fingerprint import digest, fingerprint_of
@@ -154,6 +154,8 @@ def plan(graph: Graph, configuration: Configuration | None = None, carry_state: 
         [(e.source, e.target) for e in found_exchanges if e.blocking],
     )
     in_batch = execution.mode == "BATCH"
+    if execution.has_savepoint:
+        check_savepoint(graph)
     carried = carrying(graph, execution) if carry_state or (in_batch and execution.has_savepoint) else ()
     return Plan(
         graph,

@@ -3,7 +3,7 @@
 `python -m tests.state.killed_run FOLDER MODE POINT`; MODE is BATCH, which reads half of the events and leaves the
 savepoint, or STREAMING, which starts from it. POINT is `tables` when the first table of the savepoint is written,
 `manifest` before its manifest is, `restored` before the first epoch after it is written, `committed` when it is and
-Spark does not know, or `never`.
+Spark does not know, `second` when that is so of the second, or `never`.
 """
 
 import os
@@ -21,10 +21,15 @@ def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def dies_after(function):
+def dies_after(function, calls=1):
+    left = [calls]
+
     def call(*arguments):
-        function(*arguments)
-        die()
+        result = function(*arguments)
+        left[0] -= 1
+        if not left[0]:
+            die()
+        return result
 
     return call
 
@@ -39,6 +44,8 @@ if __name__ == "__main__":
         EpochWriter.commit = die
     elif point == "committed":
         EpochWriter.commit = dies_after(EpochWriter.commit)
+    elif point == "second":
+        EpochWriter.commit = dies_after(EpochWriter.commit, 2)
     spark = session.start("local[2]", config={"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"})
     path = f"{folder}/savepoint"
     if mode == "BATCH":

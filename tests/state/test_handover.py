@@ -316,7 +316,7 @@ def test_a_savepoint_is_not_written_over_another(spark, tmp_path, left):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("point", rotated(["tables", "manifest", "restored", "committed"], 1))
+@pytest.mark.parametrize("point", rotated(["tables", "manifest", "restored", "committed", "second"], 1))
 def test_a_run_that_is_killed_while_it_leaves_or_takes_state_is_run_again_and_nothing_is_lost(tmp_path, whole, point):
     def run(mode, point):
         command = [sys.executable, "-m", "tests.state.killed_run", str(tmp_path), mode, point]
@@ -328,7 +328,7 @@ def test_a_run_that_is_killed_while_it_leaves_or_takes_state_is_run_again_and_no
         with pytest.raises(StateError, match="there is no savepoint"):
             manifest.read(f"{tmp_path}/savepoint")
     run("BATCH", "never")
-    if point in ("restored", "committed"):
+    if point in ("restored", "committed", "second"):
         run("STREAMING", point)
     run("STREAMING", "never")
     assert table(f"{tmp_path}/table") == whole

@@ -1,0 +1,31 @@
+"""What a plan says of the savepoints that a run starts from and leaves."""
+
+import pytest
+
+from dagster_unified.api import Pipeline
+from dagster_unified.api import functions as F
+from dagster_unified.errors import UnsupportedError
+
+
+def totals():
+    pipeline = Pipeline("shops")
+    pipeline.from_collection([("a", 1)], tuple[str, int]).key_by("f0").agg(
+        F.sum("f1").alias("f1"), output_type=tuple[str, int]
+    ).print()
+    return pipeline
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@pytest.mark.parametrize("option", ["execution.savepoint.path", "execution.state-recovery.path"])
+def test_a_native_aggregate_and_a_savepoint_are_refused_together(mode, option):
+    with pytest.raises(UnsupportedError, match=r"shops: a savepoint cannot hold the state of '.*', which Catalyst"):
+        totals().plan({"execution.runtime-mode": mode, option: "/data/savepoint"})
+
+
+def test_the_keyed_stages_of_a_run_that_leaves_a_savepoint_hand_on_their_state():
+    pipeline = Pipeline("shops")
+    pipeline.from_collection([("a", 1)], tuple[str, int]).key_by("f0").reduce(lambda a, b: a).print()
+    left = pipeline.plan({"execution.savepoint.path": "/data/savepoint"})
+    assert [bool(region.carried) for region in left.regions] == [False, True]
+    assert not any(region.carried for region in pipeline.plan().regions)
+    assert left.regions[1].fingerprint != pipeline.plan().regions[1].fingerprint
