@@ -1,1 +1,16 @@
 """Savepoints as tables: what they are, and what reads, writes and compares them. Knows no engine."""
+
+from dagster_unified.connectors.positions import EverythingRead, FilesRead, PartitionsRead, Position, Unread
+from dagster_unified.state.manifest import Column
+from dagster_unified.state.savepoint import Operator, Savepoint
+
+__all__ = [
+    "Column",
+    "EverythingRead",
+    "FilesRead",
+    "Operator",
+    "PartitionsRead",
+    "Position",
+    "Savepoint",
+    "Unread",
+]

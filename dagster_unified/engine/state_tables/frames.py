@@ -20,6 +20,7 @@ from dagster_unified.engine.translate import keyed_program
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.layout import CARRIED_LAYOUT
+from dagster_unified.state.schemas import from_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -42,7 +43,7 @@ class OperatorTable:
         """Pages of `groups` key groups, from rows. By default a key's group is that of a STREAMING job."""
         from pyspark.sql import functions as F
 
-        schema = worker.stored_columns(_schema_of(rows))
+        schema = worker.stored_columns(from_spark(rows.schema.json()))
         if group is None:
             grouped = rows.mapInArrow(worker.to_groups(self.payload, groups), spark_schema(schema))
             spark = rows.sparkSession
@@ -76,9 +77,3 @@ def operator_tables(
         raise translated(error, plan, "savepoint", spark) from error
     schemas = {row["operator"]: pa.ipc.read_schema(pa.py_buffer(bytes(row["schema"]))) for row in answers}
     return [OperatorTable(node, payloads[i], schemas[i]) for i, node in enumerate(nodes)]
-
-
-def _schema_of(frame: DataFrame) -> pa.Schema:
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    return to_arrow_schema(frame.schema)

@@ -5,12 +5,10 @@ Knows Spark, the plan and the savepoint's manifest; not which mode runs.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from upath import UPath
 
 from dagster_unified.connectors.paths import for_spark
@@ -19,17 +17,15 @@ from dagster_unified.engine.state_tables.frames import OperatorTable, operator_t
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan
-from dagster_unified.operators.state.table import ROLE
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.state import manifest as manifests
-from dagster_unified.state.manifest import Column, Manifest, OperatorState
+from dagster_unified.state.manifest import Manifest, OperatorState
+from dagster_unified.state.schemas import ROLES, columns_of, table_schema
+from dagster_unified.state.tables import CODEC, read_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame, SparkSession
-
-CODEC = "zstd"
-"""Written once, and kept."""
 
 
 def stateful(plan: Plan) -> list[g.Node]:
@@ -52,21 +48,12 @@ def write_table(table: OperatorTable, pages: DataFrame, folder: UPath, attempt: 
         table.node.uid,
         table.node.name,
         name,
-        _columns(table.schema),
+        columns_of(table.schema),
         rows.schema.json(),
         int(observed(count).get("rows") or 0),
         sum(file.bytes for file in files),
         files,
     )
-
-
-def _columns(schema: pa.Schema) -> list[Column]:
-    found = []
-    for field in schema:
-        metadata = field.metadata or {}
-        role, state = metadata.get(ROLE, b"").decode(), metadata.get(b"name", b"").decode()
-        found.append(Column(field.name, str(field.type), role, state))
-    return found
 
 
 @dataclass(frozen=True)
@@ -84,7 +71,7 @@ class StartingState:
         state, table = self.manifest.operator(uid), self.tables.get(uid)
         if state is None or table is None:
             return None
-        rows = read_table(self.spark, self.folder, state)
+        rows = read_frame(self.spark, self.folder, state)
         watermark = self.manifest.event.watermarks.get(uid, MIN_TIMESTAMP)
         return table.pages(rows, groups, watermark, group() if group is not None else None)
 
@@ -107,32 +94,7 @@ def starting_state(plan: Plan, spark: SparkSession, path: str, ignore_unclaimed:
             " uid again, or drop the state with execution.savepoint.ignore-unclaimed-state=true"
         )
     claimed = [node for node in nodes if manifest.operator(node.uid) is not None]
-    stored = {one.uid: _schema(one) for one in manifest.operators if one.uid in known}
+    roles = ("key",) if ignore_unclaimed else ROLES  # a state without a role need not be declared
+    stored = {one.uid: table_schema(one, roles) for one in manifest.operators if one.uid in known}
     tables = operator_tables(plan, spark, claimed, stored)
     return StartingState(plan, spark, folder, manifest, {table.node.uid: table for table in tables})
-
-
-def read_table(spark: SparkSession, folder: UPath, state: OperatorState) -> DataFrame:
-    """The rows of an operator's table; Parquet's own checksums are verified."""
-    from pyspark.sql.types import StructType
-
-    schema = StructType.fromJson(json.loads(state.schema))
-    paths = [for_spark(folder / file.path) for file in state.files]
-    if not paths:
-        return spark.createDataFrame([], schema)
-    return spark.read.schema(schema).option("parquet.page.verify-checksum.enabled", "true").parquet(*paths)
-
-
-def _schema(state: OperatorState) -> pa.Schema:
-    """The columns of a stored table, with their roles."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-    from pyspark.sql.types import StructType
-
-    schema = to_arrow_schema(StructType.fromJson(json.loads(state.schema)))
-    known = {column.name: column for column in state.columns}
-    fields = []
-    for field in schema:
-        column = known[field.name]
-        metadata = {ROLE: column.role.encode(), b"name": column.state.encode()} if column.role else None
-        fields.append(field.with_metadata(metadata))
-    return pa.schema(fields)

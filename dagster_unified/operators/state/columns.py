@@ -14,7 +14,7 @@ import pyarrow as pa
 from msgspec import inspect as mi
 
 from dagster_unified.errors import RecordTypeError, StateError
-from dagster_unified.operators.state.migration import Convert, migration
+from dagster_unified.operators.state.migration import Convert, migration, takes_none
 from dagster_unified.records import arrow_of, decoder, encoder, type_name
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -60,11 +60,15 @@ class TypedColumn:
         """The inverse of `encode`, also of an array whose type is another: see `migration.py`."""
         if array is None:
             return []
-        if self.arrow is not None and _same(array.type, self.arrow):
-            values = self._values(array)
-        else:
-            convert = self.migration(array.type)
-            values = [None if v is None else convert(v) for v in array.to_pylist()]
+        try:
+            if self.arrow is not None and _same(array.type, self.arrow):
+                _check_members(array, self._info)
+                values = self._values(array)
+            else:
+                convert = self.migration(array.type)
+                values = [None if v is None else convert(v) for v in array.to_pylist()]
+        except ValueError as error:
+            raise StateError(f"{self.what}: {error}; fill it in, or make it optional again") from error
         for place, data in encoded.items():
             values[place] = self.decoded(data)
         return values
@@ -155,3 +159,31 @@ def _same(one: pa.DataType, other: pa.DataType) -> bool:
     if pa.types.is_map(one) and pa.types.is_map(other):
         return _same(one.key_type, other.key_type) and _same(one.item_type, other.item_type)
     return bool(one == other)
+
+
+def _check_members(array: pa.Array, info: Any) -> None:
+    """Raises `ValueError` for a None in a record, list or map whose type does not allow it."""
+    if isinstance(info, mi.Metadata):
+        info = info.type
+    if isinstance(info, mi.UnionType):
+        info = next(t for t in info.types if not isinstance(t, mi.NoneType))
+    if not pa.types.is_nested(array.type):
+        return
+    held = array.drop_null() if array.null_count else array
+    if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)):
+        for number, field in enumerate(info.fields):
+            _check_member(held.field(number), field.type, f"field '{field.name}'")
+    elif isinstance(info, mi.TupleType):
+        for number, item in enumerate(info.item_types):
+            _check_member(held.field(number), item, f"item {number} of a tuple")
+    elif isinstance(info, mi.DictType):
+        _check_members(held.keys, info.key_type)
+        _check_member(held.items, info.value_type, "a map's value")
+    else:
+        _check_member(held.flatten(), info.item_type, "a list's element")
+
+
+def _check_member(array: pa.Array, info: mi.Type, what: str) -> None:
+    if array.null_count and not takes_none(info):
+        raise ValueError(f"{what} may not be None any more, and is None {array.null_count} times")
+    _check_members(array, info)

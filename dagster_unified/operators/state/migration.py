@@ -7,7 +7,7 @@ come as Arrow gives them: records as dicts, maps as lists of pairs. Knows types;
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import timezone
+from datetime import datetime, timezone
 from typing import Any
 
 import msgspec
@@ -55,11 +55,20 @@ def _of_scalar(stored: pa.DataType, declared: mi.Type) -> Convert | None:
             return _same
         return float if pa.types.is_int64(stored) else None
     if isinstance(declared, mi.DateTimeType) and pa.types.is_timestamp(stored):
-        return _same if stored.tz is None else lambda v: v.astimezone(timezone.utc)
+        return _naive if declared.tz is False else _in_utc
     for kind, is_that in _SCALARS:
         if isinstance(declared, kind) and is_that(stored):
             return _same
     return None
+
+
+def _in_utc(value: datetime) -> datetime:
+    """A datetime without a time zone is in UTC."""
+    return value.replace(tzinfo=timezone.utc) if value.tzinfo is None else value.astimezone(timezone.utc)
+
+
+def _naive(value: datetime) -> datetime:
+    return _in_utc(value).replace(tzinfo=None)
 
 
 def _is_scalar(stored: pa.DataType) -> bool:
@@ -81,7 +90,10 @@ def _of_union(stored: pa.DataType, declared: mi.UnionType) -> Convert | None:
     return _optional(migration(stored, members[0])) if len(members) == 1 else None
 
 
-def _takes_none(info: mi.Type) -> bool:
+def takes_none(info: mi.Type) -> bool:
+    """Whether a value of a type may be None."""
+    if isinstance(info, mi.Metadata):
+        return takes_none(info.type)
     return isinstance(info, mi.UnionType) and any(isinstance(t, mi.NoneType) for t in info.types)
 
 
@@ -95,7 +107,8 @@ def _of_record(stored: pa.DataType, declared: mi.NamedTupleType | mi.DataclassTy
             convert = migration(held[field.name], field.type)
             if convert is None:
                 return None
-            values.append((field.name, _taken(field.name, convert, _takes_none(field.type))))
+            member = _member(convert, field.type, f"field '{field.name}'")
+            values.append((field.name, _taken(field.name, member)))
         elif field.default is not msgspec.NODEFAULT:
             values.append((field.name, _constant(field.default)))
         elif field.default_factory is not msgspec.NODEFAULT:
@@ -106,16 +119,21 @@ def _of_record(stored: pa.DataType, declared: mi.NamedTupleType | mi.DataclassTy
     return lambda v: make(**{name: get(v) for name, get in values})
 
 
-def _taken(name: str, convert: Convert, optional: bool) -> Callable[[dict[str, Any]], Any]:
-    if optional:
-        return lambda v: None if v[name] is None else convert(v[name])
+def _member(convert: Convert, info: mi.Type, what: str) -> Convert:
+    """What converts a field or an element, which may be None if its type says so."""
+    if takes_none(info):
+        return lambda v: None if v is None else convert(v)
 
-    def required(v: dict[str, Any]) -> Any:
-        if v[name] is None:
-            raise ValueError(f"field '{name}' may not be None any more, and is None in {v}")
-        return convert(v[name])
+    def required(value: Any) -> Any:
+        if value is None:
+            raise ValueError(f"{what} may not be None any more, and is None")
+        return convert(value)
 
     return required
+
+
+def _taken(name: str, convert: Convert) -> Callable[[dict[str, Any]], Any]:
+    return lambda v: convert(v[name])
 
 
 def _constant(value: Any) -> Callable[[dict[str, Any]], Any]:
@@ -129,10 +147,13 @@ def _fresh(make: Callable[[], Any]) -> Callable[[dict[str, Any]], Any]:
 def _of_tuple(stored: pa.DataType, declared: mi.TupleType) -> Convert | None:
     if not pa.types.is_struct(stored) or stored.num_fields != len(declared.item_types):
         return None
-    items = [_optional(migration(f.type, info)) for f, info in zip(stored, declared.item_types, strict=True)]
-    if None in items:
-        return None
-    return lambda v: tuple(item(x) for item, x in zip(items, v.values(), strict=True) if item is not None)
+    items: list[Convert] = []
+    for number, (field, info) in enumerate(zip(stored, declared.item_types, strict=True)):
+        convert = migration(field.type, info)
+        if convert is None:
+            return None
+        items.append(_member(convert, info, f"item {number} of a tuple"))
+    return lambda v: tuple(item(x) for item, x in zip(items, v.values(), strict=True))
 
 
 def _of_items(
@@ -140,9 +161,10 @@ def _of_items(
 ) -> Convert | None:
     if not pa.types.is_list(stored):
         return None
-    item = _optional(migration(stored.value_type, declared.item_type))
-    if item is None:
+    convert = migration(stored.value_type, declared.item_type)
+    if convert is None:
         return None
+    item = _member(convert, declared.item_type, "a list's element")
     collect: Callable[[Iterable[Any]], Any] = {
         mi.ListType: list,
         mi.VarTupleType: tuple,
@@ -155,10 +177,8 @@ def _of_items(
 def _of_dict(stored: pa.DataType, declared: mi.DictType) -> Convert | None:
     if not pa.types.is_map(stored):
         return None
-    key, value = (
-        migration(stored.key_type, declared.key_type),
-        _optional(migration(stored.item_type, declared.value_type)),
-    )
-    if key is None or value is None:
+    key, convert = migration(stored.key_type, declared.key_type), migration(stored.item_type, declared.value_type)
+    if key is None or convert is None:
         return None
+    value = _member(convert, declared.value_type, "a map's value")
     return lambda v: {key(k): value(x) for k, x in v}

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.errors import StateError
+from dagster_unified.errors import StateError, nearest
 from dagster_unified.operators.state.chunks import Chunked, LargeList, LargeMap
 from dagster_unified.operators.state.columns import Encoded, TypedColumn
 from dagster_unified.operators.state.descriptors import StateDescriptor
@@ -22,11 +22,14 @@ from dagster_unified.operators.state.pages import Content
 
 EVENT_TIMERS, PROCESSING_TIMERS, HELD, ENCODED = "__event_timers", "__processing_timers", "__held_back", "__encoded"
 
-_TIMERS = pa.list_(pa.struct([("timestamp", pa.int64()), ("generation", pa.int64())]))
+TIMERS = pa.list_(pa.struct([("timestamp", pa.int64()), ("generation", pa.int64())]))
 _ENCODED = pa.map_(pa.string(), pa.binary())
 
 ROLE = b"role"
 """In a field's metadata: `key`, `state` or `broadcast`; none for the library's own columns."""
+
+STATE = b"name"
+"""In a field's metadata: the name of the key's column, or of the state, that it holds."""
 
 
 class KeyShape(NamedTuple):
@@ -79,9 +82,9 @@ class StateTable:
         ):
             for name, column in columns.items():
                 if column.arrow is not None:
-                    metadata = {ROLE: role.encode(), b"name": name.encode()}
+                    metadata = {ROLE: role.encode(), STATE: name.encode()}
                     fields.append(pa.field(names[name], column.arrow, metadata=metadata))
-        fields += [pa.field(EVENT_TIMERS, _TIMERS), pa.field(PROCESSING_TIMERS, _TIMERS)]
+        fields += [pa.field(EVENT_TIMERS, TIMERS), pa.field(PROCESSING_TIMERS, TIMERS)]
         if self._held.arrow is not None:
             held = pa.struct([("timestamp", pa.int64()), ("record", self._held.arrow)])
             fields.append(pa.field(HELD, pa.list_(held)))
@@ -107,8 +110,8 @@ class StateTable:
             for place, cell in enumerate(cells):
                 if name in cell:
                     apart.add(place, name, msgspec.msgpack.encode(_whole(cell[name])))
-        arrays[EVENT_TIMERS] = _timers(order, content.event_timers)
-        arrays[PROCESSING_TIMERS] = _timers(order, content.processing_timers)
+        arrays[EVENT_TIMERS] = timer_lists(order, content.event_timers)
+        arrays[PROCESSING_TIMERS] = timer_lists(order, content.processing_timers)
         self._put_held(arrays, [held.get(key, ()) for key in order], apart)
         arrays[ENCODED] = apart.array(len(order))
         return self._batch(arrays, len(order))
@@ -172,11 +175,20 @@ class StateTable:
                     f"{self.where} is keyed by {', '.join(self._keys)}, and the savepoint's columns are"
                     f" {', '.join(stored.names)}; key it as it was, or give it another uid"
                 )
-        lost = [f.name for f in stored if f.name not in known and (f.metadata or {}).get(ROLE) == b"key"]
+        roles = {f.name: (f.metadata or {}).get(ROLE) for f in stored if f.name not in known}
+        lost = [name for name, role in roles.items() if role == b"key"]
         if lost:
             raise StateError(
                 f"{self.where} is keyed by {', '.join(self._keys)}, and the savepoint's key also has"
                 f" {', '.join(lost)}; key it as it was, or give it another uid"
+            )
+        unclaimed = [name for name, role in roles.items() if role is not None]
+        if unclaimed:
+            declared = [*self._state_columns.values(), *self._broadcast_columns.values()]
+            raise StateError(
+                f"{self.where} declares no state '{unclaimed[0]}', which the savepoint"
+                f" has{nearest(unclaimed[0], declared) or '; declare it in open()'}, or drop the state with"
+                " execution.savepoint.ignore-unclaimed-state=true"
             )
 
     def _columns(self) -> list[tuple[str, TypedColumn, str]]:
@@ -323,10 +335,10 @@ def _keys_of(content: Content, held: Mapping[Hashable, object]) -> list[Hashable
     return found + list(others)
 
 
-def _timers(keys: Sequence[Hashable], timers: Sequence[tuple[int, Hashable, int]]) -> pa.Array:
+def timer_lists(keys: Sequence[Hashable], timers: Sequence[tuple[int, Hashable, int]]) -> pa.Array:
     """The timers of each key, as lists; those of one key stay in their order."""
     if not timers:
-        return pa.nulls(len(keys), _TIMERS)
+        return pa.nulls(len(keys), TIMERS)
     timestamps, owners, generations = zip(*timers, strict=True)
     moments, numbers = pa.array(timestamps, pa.int64()), pa.array(generations, pa.int64())
     if list(owners) == keys:

@@ -1,0 +1,226 @@
+"""A table of any origin, arranged as the state of an operator: Arrow's, or a DataFrame of Spark's.
+
+Its types become those that the library writes, and its timers come from a table of their own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, TypeGuard
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dagster_unified.errors import StateError, nearest
+from dagster_unified.operators.state.table import (
+    ENCODED,
+    EVENT_TIMERS,
+    HELD,
+    PROCESSING_TIMERS,
+    ROLE,
+    STATE,
+    TIMERS,
+    timer_lists,
+)
+from dagster_unified.state.schemas import from_spark, to_spark
+from dagster_unified.state.values import hashable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+OWN = (EVENT_TIMERS, PROCESSING_TIMERS, HELD, ENCODED)
+"""The library's own columns."""
+
+DOMAINS = {"event": EVENT_TIMERS, "processing": PROCESSING_TIMERS}
+
+
+def is_frame(table: object) -> TypeGuard[DataFrame]:
+    """Whether a table is a DataFrame of Spark's, classic or of Connect."""
+    return type(table).__module__.startswith("pyspark.sql.")
+
+
+def arrow_table(where: str, table: object) -> pa.Table:
+    """A table of Arrow, pandas, Polars, DuckDB or another library that hands out Arrow's columns."""
+    if isinstance(table, pa.Table):
+        return table
+    if hasattr(table, "__arrow_c_stream__") or hasattr(table, "__arrow_c_array__"):
+        return pa.table(table)
+    raise StateError(f"{where}: expected an Arrow table or a DataFrame, and was given {type(table).__name__}")
+
+
+def arranged(where: str, table: pa.Table, key: Sequence[str], timers: pa.Table | None) -> pa.Table:
+    """The rows of an operator's state; raises `StateError` for what is no state."""
+    schema = state_schema(where, table.schema, key)
+    try:
+        rows = table.select(schema.names).cast(schema)
+    except (pa.ArrowException, OverflowError) as error:
+        raise StateError(f"{where}: a value does not fit the state's column: {error}") from error
+    keys = _keys(rows, key)
+    if None in keys and not any(field.metadata[ROLE] == b"broadcast" for field in schema if field.metadata):
+        raise StateError(f"{where}: a row has no key; fill in {', '.join(key)}, or leave the row out")
+    if len(set(keys)) < len(keys):
+        [(twice, _)] = Counter(keys).most_common(1)
+        raise StateError(f"{where}: several rows have the key {twice!r}; give each key one row")
+    return rows if timers is None else _with_timers(where, rows, keys, key, timers)
+
+
+def arranged_frame(where: str, frame: DataFrame, key: Sequence[str], timers: DataFrame | None) -> DataFrame:
+    """As `arranged`, of a DataFrame; its keys have to be distinct."""
+    from pyspark.sql import functions as F
+
+    rows = _cast_frame(frame, state_schema(where, from_spark(frame.schema.json()), key))
+    if timers is None:
+        return rows
+    times = from_spark(timers.schema.json())
+    _check_timers(where, times.names, key)
+    declared = {name: rows.schema[name].dataType for name in key}
+    domain = F.col("domain") if "domain" in times.names else F.lit("event")
+    moment = F.unix_millis("timestamp") if pa.types.is_timestamp(times.field("timestamp").type) else F.col("timestamp")
+    generation = F.col("generation") if "generation" in times.names else F.lit(0)
+    timer = F.struct(moment.cast("long").alias("timestamp"), generation.cast("long").alias("generation"))
+    keys = [F.col(name).cast(declared[name]).alias(name) for name in key]
+    lists = (
+        timers.select(*keys, domain.alias("__domain"), timer.alias("__timer"))
+        .groupBy(*key)
+        .agg(
+            *[
+                F.array_sort(F.collect_list(F.when(F.col("__domain") == name, F.col("__timer")))).alias(column)
+                for name, column in DOMAINS.items()
+            ]
+        )
+    )
+    return rows.drop(EVENT_TIMERS, PROCESSING_TIMERS).join(lists, list(key), "full")
+
+
+def _cast_frame(frame: DataFrame, schema: pa.Schema) -> DataFrame:
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import StructType
+
+    wanted = StructType.fromJson(json.loads(to_spark(schema)))
+    return frame.select(*[F.col(f"`{f.name}`").cast(f.dataType).alias(f.name) for f in wanted.fields])
+
+
+def state_schema(where: str, schema: pa.Schema, key: Sequence[str]) -> pa.Schema:
+    """The columns of an operator's table, with their roles, for a table with these columns."""
+    for name in key:
+        if name not in schema.names:
+            raise StateError(
+                f"{where}: there is no column '{name}' for its key; there are"
+                f" {', '.join(schema.names)}{nearest(name, schema.names)}"
+            )
+    fields = []
+    for field in [schema.field(name) for name in key] + [f for f in schema if f.name not in key]:
+        kind = canonical(field.type)
+        if field.name in OWN:
+            fields.append(pa.field(field.name, kind))
+            continue
+        if field.name in key:
+            metadata = {ROLE: b"key", STATE: field.name.encode()}
+            kind = pa.timestamp("us", "UTC") if pa.types.is_timestamp(kind) else kind
+        else:
+            held = field.metadata or {}
+            role = b"broadcast" if held.get(ROLE) == b"broadcast" else b"state"
+            metadata = {ROLE: role, STATE: held.get(STATE, field.name.removesuffix(" (state)").encode())}
+        fields.append(pa.field(field.name, kind, metadata=metadata))
+    found = pa.schema(fields)
+    to_spark(found)  # raises for a type that no state has
+    return found
+
+
+def canonical(kind: pa.DataType) -> pa.DataType:
+    """The type in which the library writes values of a type; the type itself where it writes none."""
+    if pa.types.is_dictionary(kind):
+        return canonical(kind.value_type)
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(f.name, canonical(f.type)) for f in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(canonical(kind.key_type), canonical(kind.item_type))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return pa.list_(pa.field("element", canonical(kind.value_type)))
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", None if kind.tz is None else "UTC")
+    for matches, wanted in _CANONICAL:
+        if matches(kind):
+            return wanted
+    return kind
+
+
+_CANONICAL = [
+    (pa.types.is_integer, pa.int64()),
+    (pa.types.is_floating, pa.float64()),
+    (pa.types.is_large_string, pa.string()),
+    (pa.types.is_string_view, pa.string()),
+    (pa.types.is_large_binary, pa.binary()),
+    (pa.types.is_binary_view, pa.binary()),
+    (pa.types.is_fixed_size_binary, pa.binary()),
+    (pa.types.is_date, pa.date32()),
+    (pa.types.is_decimal, pa.decimal128(38, 18)),
+    (pa.types.is_duration, pa.duration("us")),
+]
+
+
+# Keys and timers
+
+
+def _keys(table: pa.Table, key: Sequence[str]) -> list[Hashable]:
+    """The key of each row: a value, or a tuple of several; None where there is none."""
+    columns = [[hashable(v) for v in table[name].to_pylist()] for name in key]
+    if len(columns) == 1:
+        return columns[0]
+    return [None if all(part is None for part in row) else row for row in zip(*columns, strict=True)]
+
+
+def _check_timers(where: str, names: Sequence[str], key: Sequence[str]) -> None:
+    for name in (*key, "timestamp"):
+        if name not in names:
+            raise StateError(
+                f"{where}: its timers have no column '{name}'; give {', '.join(key)} and timestamp, and where it is not"
+                " event time a domain, 'event' or 'processing'"
+            )
+
+
+def _with_timers(
+    where: str, rows: pa.Table, keys: Sequence[Hashable], key: Sequence[str], timers: pa.Table
+) -> pa.Table:
+    _check_timers(where, timers.schema.names, key)
+    fields = [rows.schema.field(name) for name in key]
+    own = pa.Table.from_arrays([timers[f.name].cast(f.type) for f in fields], schema=pa.schema(fields))
+    owners, size = _keys(own, key), timers.num_rows
+    domains = timers["domain"].to_pylist() if "domain" in timers.schema.names else ["event"] * size
+    generations = timers["generation"].to_pylist() if "generation" in timers.schema.names else [0] * size
+    wrong = sorted({str(domain) for domain in domains} - DOMAINS.keys())
+    if wrong:
+        raise StateError(f"{where}: a timer has the domain '{wrong[0]}', and it is 'event' or 'processing'")
+    found: Mapping[str, list[tuple[int, Hashable, int]]] = {column: [] for column in DOMAINS.values()}
+    for owner, domain, moment, generation in zip(owners, domains, _moments(timers), generations, strict=True):
+        found[DOMAINS[domain]].append((moment, owner, generation))
+    known = set(keys)
+    fresh = {owner: place for place, owner in reversed(list(enumerate(owners))) if owner not in known}
+    places = sorted(fresh.values())
+    if places:
+        rows = pa.concat_tables([rows, own.take(pa.array(places, pa.int64()))], promote_options="default")
+    order = [*keys, *(owners[place] for place in places)]
+    for column, lists in found.items():
+        if column in rows.schema.names:
+            rows = rows.drop_columns(column)
+        rows = rows.append_column(pa.field(column, TIMERS), timer_lists(order, lists))
+    return rows
+
+
+def _moments(timers: pa.Table) -> list[int]:
+    column = timers["timestamp"]
+    if pa.types.is_timestamp(column.type):
+        column = pc.cast(column, pa.timestamp("ms", column.type.tz), safe=False)
+    found: list[int] = column.cast(pa.int64()).to_pylist()
+    return found
+
+
+def millis(moment: datetime | int) -> int:
+    """A moment in milliseconds since the epoch; a datetime without a time zone is in UTC."""
+    if isinstance(moment, int):
+        return moment
+    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
+    return int(aware.timestamp() * 1000)

@@ -1,0 +1,480 @@
+"""`Savepoint`: reads, changes and writes the state that runs hand to each other. Needs no Spark and no JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, Protocol, overload
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from upath import UPath
+
+from dagster_unified.connectors.paths import for_spark
+from dagster_unified.connectors.positions import Position, Unread
+from dagster_unified.errors import StateError, nearest
+from dagster_unified.graph.nodes import Graph
+from dagster_unified.graph.nodes import Node as GraphNode
+from dagster_unified.graph.options import option
+from dagster_unified.graph.plan import library_version
+from dagster_unified.operators.drivers.key_groups import ControlEvent
+from dagster_unified.operators.state.columns import TypedColumn
+from dagster_unified.operators.state.table import ENCODED, EVENT_TIMERS, HELD, PROCESSING_TIMERS
+from dagster_unified.operators.time import wall_clock
+from dagster_unified.state import manifest as manifests
+from dagster_unified.state.arranged import arranged, arranged_frame, arrow_table, is_frame, millis, state_schema
+from dagster_unified.state.manifest import Column, Manifest, OperatorState
+from dagster_unified.state.schemas import columns_of, from_spark, table_schema, to_spark
+from dagster_unified.state.tables import CODEC, copy_files, read_batches, read_frame, write_batches
+from dagster_unified.state.values import plain_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class PipelineGraph(Protocol):
+    """A pipeline: what has a graph."""
+
+    @property
+    def name(self) -> str: ...
+    def graph(self) -> Graph: ...
+
+
+@dataclass(frozen=True)
+class Operator:
+    """The state of one operator in a savepoint. `rows` and `bytes` are None where it has not been written yet."""
+
+    uid: str
+    name: str
+    columns: tuple[Column, ...]
+    rows: int | None = None
+    bytes: int | None = None
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns of its key."""
+        return tuple(column.name for column in self.columns if column.role == "key")
+
+    @property
+    def states(self) -> tuple[Column, ...]:
+        """The columns of its states, keyed ones first."""
+        return tuple(column for column in self.columns if column.role in ("state", "broadcast"))
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Where an operator's state is: in a savepoint's folder, or in a table that is still to be written."""
+
+    state: OperatorState
+    folder: UPath | None = None
+    table: Any = None
+
+    def describe(self) -> Operator:
+        state, stored = self.state, self.folder is not None
+        known = stored or isinstance(self.table, pa.Table)
+        return Operator(
+            state.uid,
+            state.name,
+            tuple(state.columns),
+            state.rows if known else None,
+            state.bytes if stored else None,
+        )
+
+
+@dataclass(frozen=True)
+class Savepoint:
+    """The state of a pipeline's operators, and what was read of its sources (Flink: *State Processor API*).
+
+    `Savepoint.read(path)` reads one that a run has left; `Savepoint.new(pipeline)` begins an empty one. `with_state`,
+    `without`, `renamed`, `with_position` and `with_watermark` each return another savepoint, which is written by
+    `write`; none of them changes what has been written. A run of either mode starts from a savepoint with
+    `execution.state-recovery.path`.
+
+    Examples:
+        >>> import pyarrow as pa
+        >>> totals = pa.table({"shop": ["north", "south"], "reduced": [7, 2]})
+        >>> made = Savepoint.new("shops").with_state("totals", totals, key="shop")
+        >>> made.keyed_state("totals").to_pylist()
+        [{'shop': 'north', 'reduced': 7}, {'shop': 'south', 'reduced': 2}]
+    """
+
+    manifest: Manifest = field(repr=False)
+    path: str = ""
+    """Where it was read; empty for one that has not been written."""
+
+    _held: Mapping[str, _Held] = field(default_factory=dict, repr=False)
+    _graph: Graph | None = field(default=None, repr=False)
+
+    @classmethod
+    def read(cls, path: str) -> Savepoint:
+        """The savepoint in a folder, on any path that `universal_pathlib` knows.
+
+        Reads its manifest, and looks whether its files are there; raises `StateError` where it is not whole.
+        """
+        folder, manifest = manifests.read(path)
+        held = {state.uid: _Held(state, folder) for state in manifest.operators}
+        return cls(manifest, str(folder), held)
+
+    @classmethod
+    def new(cls, pipeline: PipelineGraph | str) -> Savepoint:
+        """An empty savepoint for a pipeline, of whose sources nothing was read.
+
+        Given the pipeline and not only its name, uids and keys are checked against it; what else the operators declare
+        is checked at the start of a job.
+        """
+        graph = None if isinstance(pipeline, str) else pipeline.graph()
+        parallelism = option("pipeline.max-parallelism").default
+        manifest = Manifest(
+            library=library_version(),
+            pipeline=pipeline if isinstance(pipeline, str) else pipeline.name,
+            mode="",
+            taken=wall_clock(),
+            reason="written by a program",
+            max_parallelism=int(parallelism),
+            event=ControlEvent(),
+            operators=[],
+            positions={node.uid: Unread() for node in (graph.sources if graph is not None else ())},
+        )
+        return cls(manifest, _graph=graph)
+
+    # What it holds
+
+    @property
+    def pipeline(self) -> str:
+        """The pipeline whose state it is."""
+        return self.manifest.pipeline
+
+    @property
+    def mode(self) -> str:
+        """The mode that wrote it, `BATCH` or `STREAMING`; empty where no run did."""
+        return self.manifest.mode
+
+    @property
+    def taken(self) -> datetime:
+        """When it was written."""
+        return datetime.fromtimestamp(self.manifest.taken / 1000, timezone.utc)
+
+    @property
+    def operators(self) -> tuple[Operator, ...]:
+        """The operators that have state."""
+        return tuple(held.describe() for held in self._held.values())
+
+    @property
+    def positions(self) -> Mapping[str, Position]:
+        """What was read of each source, by its uid; `describe()` says it in words."""
+        return self.manifest.positions
+
+    @property
+    def epochs(self) -> Mapping[str, int]:
+        """The last epoch that each query of a STREAMING job had committed."""
+        return self.manifest.epochs
+
+    @property
+    def watermarks(self) -> Mapping[str, int]:
+        """The watermark that each operator has reached, by its uid, in milliseconds since the epoch."""
+        return self.manifest.event.watermarks
+
+    def operator(self, uid: str) -> Operator:
+        """The state of one operator in words; raises `StateError` where there is none."""
+        return self._of(uid).describe()
+
+    @overload
+    def keyed_state(self, uid: str) -> pa.Table: ...
+    @overload
+    def keyed_state(self, uid: str, *, spark: SparkSession) -> DataFrame: ...
+    def keyed_state(self, uid: str, *, spark: SparkSession | None = None) -> pa.Table | DataFrame:
+        """The table of an operator: a row for each key, or a DataFrame of a Spark session.
+
+        What Arrow has no type for is msgpack in the column `__encoded`; `rows` decodes it. The checksums of Parquet's
+        pages are verified; raises `StateError` naming a file that is missing or damaged.
+        """
+        held = self._of(uid)
+        if spark is not None:
+            if held.folder is not None:
+                return read_frame(spark, held.folder, held.state)
+            return held.table if is_frame(held.table) else spark.createDataFrame(held.table)
+        if held.folder is not None:
+            return pa.Table.from_batches(read_batches(held.folder, held.state), table_schema(held.state))
+        return held.table.toArrow() if is_frame(held.table) else held.table
+
+    def rows(self, uid: str) -> Iterator[dict[str, Any]]:
+        """The rows of an operator as plain Python values, with those decoded that are msgpack; the file as it is read.
+
+        A state without a value is not in its row. What was msgpack is as msgpack has it: an enum's member is its
+        value, a Decimal, a set and a tuple are a text and lists.
+        """
+        for batch in self._batches(uid):
+            yield from plain_rows(batch)
+
+    def timers(self, uid: str) -> pa.Table:
+        """The pending timers of an operator, a row for each.
+
+        The columns are those of the key, the domain (`event` or `processing`), the timestamp in milliseconds since the
+        epoch, and the generation: how many timers, each registered by the one before, led to it.
+        """
+        return self._exploded(uid, _timers_of)
+
+    def held_back(self, uid: str) -> pa.Table:
+        """The elements that an operator holds back until the watermark reaches them, a row for each.
+
+        The columns are those of the key, the timestamp in milliseconds since the epoch, and the record; or, where Arrow
+        has no type for the record, `encoded`: the record as msgpack.
+        """
+        return self._exploded(uid, _held_back_of)
+
+    # What may be changed
+
+    def with_state(
+        self,
+        uid: str,
+        table: object,
+        *,
+        key: str | Sequence[str] | None = None,
+        timers: object = None,
+        name: str | None = None,
+    ) -> Savepoint:
+        """The savepoint with a table as the state of an operator, instead of what it has of it.
+
+        `table` is a table of Arrow, of another library that hands out Arrow's columns (pandas, Polars, DuckDB), or a
+        DataFrame of Spark's. It has a row for each key: the columns of `key`, by default the pipeline's, and a column
+        for each state, named as it. What `keyed_state` returns may be given as well.
+
+        `timers` is a table of the same kind: the columns of the key, `timestamp` (a time, or milliseconds since the
+        epoch), and where it is not event time `domain`.
+
+        Raises `StateError` where it is no state, or not that of the pipeline's operator.
+        """
+        where = f"{self.pipeline}: operator '{uid}'"
+        columns = self._key_of(uid, key)
+        if is_frame(table):
+            if timers is not None and not is_frame(timers):
+                raise StateError(
+                    f"{where}: its state is a DataFrame of Spark's, and its timers are not; give one as well"
+                )
+            frame = arranged_frame(where, table, columns, timers)
+            rows, count = frame, 0
+            schema = state_schema(where, from_spark(frame.schema.json()), columns)
+        else:
+            times = None if timers is None else arrow_table(where, timers)
+            rows = arranged(where, arrow_table(where, table), columns, times)
+            schema, count = rows.schema, rows.num_rows
+        self._check_key(where, uid, schema, columns)
+        state = OperatorState(uid, name or self._name_of(uid), "", columns_of(schema), to_spark(schema), count, 0, [])
+        return replace(self, _held={**self._held, uid: _Held(state, None, rows)})
+
+    def without(self, uid: str) -> Savepoint:
+        """The savepoint without an operator's state."""
+        self._of(uid)
+        return replace(self, _held={known: held for known, held in self._held.items() if known != uid})
+
+    def renamed(self, uid: str, new_uid: str) -> Savepoint:
+        """The savepoint with the state of an operator under another uid."""
+        self._of(uid)
+        if new_uid in self._held:
+            raise StateError(f"{self.pipeline}: there is state of '{new_uid}' already; drop it with without(...)")
+        held = {}
+        for known, one in self._held.items():
+            if known == uid:
+                known, one = new_uid, replace(one, state=msgspec.structs.replace(one.state, uid=new_uid))
+            held[known] = one
+        watermarks = {new_uid if known == uid else known: time for known, time in self.watermarks.items()}
+        event = msgspec.structs.replace(self.manifest.event, watermarks=watermarks)
+        return replace(self, manifest=msgspec.structs.replace(self.manifest, event=event), _held=held)
+
+    def with_position(self, source_uid: str, position: Position) -> Savepoint:
+        """The savepoint that says what was read of a source: a run that starts from it reads what comes after."""
+        if self._graph is not None:
+            known = [node.uid for node in self._graph.sources]
+            if source_uid not in known:
+                raise StateError(
+                    f"{self.pipeline}: no source has the uid '{source_uid}': there are"
+                    f" {', '.join(known)}{nearest(source_uid, known)}"
+                )
+        positions = {**self.positions, source_uid: position}
+        return replace(self, manifest=msgspec.structs.replace(self.manifest, positions=positions))
+
+    def with_watermark(self, uid: str, watermark: datetime | int) -> Savepoint:
+        """The savepoint with the watermark that an operator has reached; an int is in milliseconds since the epoch.
+
+        Records that are older are late for it. An operator without one has seen no time.
+        """
+        watermarks = {**self.watermarks, uid: millis(watermark)}
+        event = msgspec.structs.replace(self.manifest.event, watermarks=watermarks)
+        return replace(self, manifest=msgspec.structs.replace(self.manifest, event=event))
+
+    def write(self, path: str) -> Savepoint:
+        """Write the savepoint into a folder, and return it as it was written.
+
+        Files of operators that were not changed are copied. The manifest is written last. Raises `StateError` where
+        there is a savepoint already.
+        """
+        folder, attempt = manifests.check_free(path, "savepoint"), manifests.new_attempt()
+        operators = [self._write(held, folder, attempt) for held in self._held.values()]
+        manifests.commit(folder, msgspec.structs.replace(self.manifest, operators=operators))
+        return Savepoint.read(path)
+
+    # How
+
+    def _of(self, uid: str) -> _Held:
+        if uid not in self._held:
+            there = ", ".join(self._held) or "none"
+            place = f" in {self.path}" if self.path else ""
+            raise StateError(
+                f"{self.pipeline}: the savepoint{place} has no state of '{uid}': there is state of"
+                f" {there}{nearest(uid, self._held)}"
+            )
+        return self._held[uid]
+
+    def _batches(self, uid: str) -> Iterator[pa.RecordBatch]:
+        held = self._of(uid)
+        if held.folder is not None:
+            return read_batches(held.folder, held.state)
+        return iter(self.keyed_state(uid).to_batches())
+
+    def _exploded(self, uid: str, explode: Any) -> pa.Table:
+        held = self._of(uid)
+        key = held.describe().key
+        empty = table_schema(held.state).empty_table().to_batches(1) or [_no_rows(table_schema(held.state))]
+        found = [explode(batch, key) for batch in self._batches(uid)]
+        return pa.concat_tables([*(explode(batch, key) for batch in empty), *found], promote_options="default")
+
+    def _node(self, uid: str) -> GraphNode | None:
+        """The operator with a uid, where the pipeline is known; raises `StateError` where it has none with state."""
+        if self._graph is None:
+            return None
+        known = {node.uid: node for node in self._graph.nodes if node.runs_by_key}
+        if uid not in known:
+            there = ", ".join(known) or "none with state"
+            raise StateError(
+                f"{self.pipeline}: no operator with state has the uid '{uid}': there are {there}{nearest(uid, known)}"
+            )
+        return known[uid]
+
+    def _name_of(self, uid: str) -> str:
+        if uid in self._held:
+            return self._held[uid].state.name
+        node = self._node(uid)
+        return uid if node is None else node.name
+
+    def _key_of(self, uid: str, key: str | Sequence[str] | None) -> tuple[str, ...]:
+        node = self._node(uid)
+        declared = None if node is None else _declared_key(node)
+        if key is None and declared is None:
+            declared = self._held[uid].describe().key if uid in self._held else None
+            if declared is None:
+                raise StateError(
+                    f"{self.pipeline}: operator '{uid}': say which columns are its key, with key=, or give"
+                    " Savepoint.new the pipeline and not only its name"
+                )
+        if key is None:
+            assert declared is not None
+            return declared
+        given = (key,) if isinstance(key, str) else tuple(key)
+        if declared is not None and given != declared:
+            raise StateError(
+                f"{self.pipeline}: operator '{uid}' is keyed by {', '.join(declared)}, and the table by"
+                f" {', '.join(given)}; name the columns as the operator does"
+            )
+        return given
+
+    def _check_key(self, where: str, uid: str, schema: pa.Schema, key: Sequence[str]) -> None:
+        node = self._node(uid)
+        if node is None or self._graph is None:
+            return
+        for name, python in zip(key, _key_types(self._graph, node), strict=True):
+            column = TypedColumn(f"{where}: key '{name}'", python)
+            if schema.field(name).type != column.arrow:
+                column.migration(schema.field(name).type)
+
+    def _write(self, held: _Held, folder: UPath, attempt: str) -> OperatorState:
+        name, state = f"{attempt}/{manifests.folder_of(held.state.uid)}", held.state
+        if held.folder is not None:
+            files = copy_files(state, held.folder, name, folder)
+        elif is_frame(held.table):
+            writer = held.table.write.mode("overwrite").option("compression", CODEC)
+            writer.parquet(for_spark(folder / name))
+            files = manifests.files_in(folder / name, folder)
+            rows = 0
+            for file in files:
+                with (folder / file.path).open("rb") as opened:
+                    rows += pq.ParquetFile(opened).metadata.num_rows
+            state = msgspec.structs.replace(state, rows=rows, schema=held.table.schema.json())
+        else:
+            files = write_batches(held.table, folder / name, folder)
+        size = sum(file.bytes for file in files)
+        return msgspec.structs.replace(state, folder=name, files=files, bytes=size)
+
+
+def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
+
+
+def _declared_key(node: GraphNode) -> tuple[str, ...]:
+    assert node.key is not None
+    return node.key.fields or ("key",)
+
+
+def _key_types(graph: Graph, node: GraphNode) -> list[Any]:
+    """The type of each column of an operator's key."""
+    assert node.key is not None
+    if node.key.computed is not None:
+        return [node.key.computed.python]
+    if not node.key.fields:
+        return [int]
+    edge = graph.main_inputs(node.id)[0]
+    records = graph.port_type(edge.source, edge.tag.name if edge.tag else None)
+    assert records is not None
+    return [records.type_of(name) for name in node.key.fields]
+
+
+def _timers_of(batch: pa.RecordBatch, key: Sequence[str]) -> pa.Table:
+    found = []
+    for domain, column in (("event", EVENT_TIMERS), ("processing", PROCESSING_TIMERS)):
+        if column in batch.schema.names:
+            owners, timers = _flat(batch, column, key)
+            domains = pa.array([domain] * len(timers), pa.string())
+            columns = {**owners, "domain": domains}
+            found.append(pa.table(columns | {n: timers.field(n) for n in ("timestamp", "generation")}))
+    if found:
+        return pa.concat_tables(found)
+    owners = {name: batch.column(name).slice(0, 0) for name in key}
+    numbers = pa.array([], pa.int64())
+    return pa.table({**owners, "domain": pa.array([], pa.string()), "timestamp": numbers, "generation": numbers})
+
+
+def _held_back_of(batch: pa.RecordBatch, key: Sequence[str]) -> pa.Table:
+    encoded = _encoded_elements(batch, key)
+    if HELD not in batch.schema.names:
+        return encoded
+    owners, elements = _flat(batch, HELD, key)
+    typed = pa.table({**owners, "timestamp": elements.field("timestamp"), "record": elements.field("record")})
+    return pa.concat_tables([typed, encoded], promote_options="default") if encoded.num_rows else typed
+
+
+def _encoded_elements(batch: pa.RecordBatch, key: Sequence[str]) -> pa.Table:
+    """The elements that Arrow has no type for."""
+    places: list[int] = []
+    times: list[int] = []
+    records: list[bytes] = []
+    entries = batch.column(ENCODED).to_pylist() if ENCODED in batch.schema.names else []
+    decoder = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]])
+    for place, values in enumerate(entries):
+        for name, data in values or ():
+            if name == HELD:
+                elements = decoder.decode(data)
+                places += [place] * len(elements)
+                times += [time for time, _ in elements]
+                records += [bytes(record) for _, record in elements]
+    owners = {name: batch.column(name).take(pa.array(places, pa.int64())) for name in key}
+    return pa.table({**owners, "timestamp": pa.array(times, pa.int64()), "encoded": pa.array(records, pa.binary())})
+
+
+def _flat(batch: pa.RecordBatch, column: str, key: Sequence[str]) -> tuple[dict[str, pa.Array], pa.StructArray]:
+    """The elements of a column of lists, and the key of each."""
+    import pyarrow.compute as pc  # slow to load
+
+    lists = batch.column(column)
+    parents = pc.list_parent_indices(lists)
+    return {name: batch.column(name).take(parents) for name in key}, lists.flatten()

@@ -1,0 +1,158 @@
+"""State that a program makes of a table: a run of either mode starts from it."""
+
+from datetime import datetime, timezone
+from typing import NamedTuple
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from dagster_unified.api import (
+    CollectionSource,
+    DeltaSink,
+    KeyedProcessFunction,
+    MapStateDescriptor,
+    Pipeline,
+    ValueStateDescriptor,
+    WatermarkStrategy,
+)
+from dagster_unified.errors import StateError
+from dagster_unified.records import record_type
+from dagster_unified.state import EverythingRead, Savepoint
+
+SINCE = datetime(2020, 1, 1, tzinfo=timezone.utc)
+
+
+class Sale(NamedTuple):
+    shop: str
+    at: int
+    amount: int
+
+
+class Out(NamedTuple):
+    shop: str
+    what: str
+    value: int
+
+
+class Last(NamedTuple):
+    at: datetime
+    amount: int | None
+
+
+class Totals(KeyedProcessFunction):
+    def open(self, context):
+        self.total = context.get_state(ValueStateDescriptor("total", int))
+        self.last = context.get_state(ValueStateDescriptor("last", Last))
+        self.by_amount = context.get_map_state(MapStateDescriptor("by_amount", int, int))
+
+    def process_element(self, value, ctx):
+        last = self.last.value()
+        self.by_amount.put(value.amount, (self.by_amount.get(value.amount) or 0) + 1)
+        self.total.update((self.total.value() or 0) + value.amount)
+        yield Out(value.shop, "total", self.total.value())
+        yield Out(value.shop, f"of {value.amount}", self.by_amount.get(value.amount))
+        if last is not None:
+            yield Out(value.shop, "since", int((last.at - SINCE).total_seconds()))
+
+    def on_timer(self, timestamp, ctx):
+        yield Out(ctx.get_current_key(), "timer", timestamp)
+
+
+def totals(path):
+    pipeline = Pipeline("totals")
+    sales = [Sale("left out", 1, 1), Sale("north", 10, 5), Sale("new", 11, 6)]
+    source = CollectionSource("sales", record_type(Sale, "sales"), tuple(sales))
+    strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
+    stream = pipeline.from_source(source).assign_timestamps_and_watermarks(strategy)
+    results = stream.key_by("shop").process(Totals(), output_type=Out).uid("totals")
+    results.sink_to(DeltaSink(path, name="table", mode="upsert", key=("shop", "what")))
+    return pipeline
+
+
+STATE = pa.table(
+    {
+        "shop": ["north", "south"],
+        "total": pa.array([100, 7], pa.int32()),
+        "last": pa.array(
+            [{"at": SINCE.replace(minute=1), "amount": None}, None],
+            pa.struct([("at", pa.timestamp("ms", "UTC")), ("amount", pa.int64())]),
+        ),
+        "by_amount": pa.array([[(5, 2)], None], pa.map_(pa.int64(), pa.int64())),
+    }
+)
+TIMERS = pa.table({"shop": ["north", "south", "only timers"], "timestamp": [1, 20, 30]})
+EXPECTED = [
+    ("new", "of 6", 1),
+    ("new", "total", 6),
+    ("north", "of 5", 3),
+    ("north", "since", 60),
+    ("north", "timer", 1),
+    ("north", "total", 105),
+    ("only timers", "timer", 30),
+    ("south", "timer", 20),
+]
+
+
+def rows(path):
+    return sorted(tuple(row.values()) for row in DeltaTable(path).to_pyarrow_table().to_pylist())
+
+
+@pytest.fixture(params=["BATCH", "STREAMING"])
+def run(request, run_on_spark, run_streaming):
+    return run_on_spark if request.param == "BATCH" else run_streaming
+
+
+def test_a_run_starts_from_state_that_was_made_of_a_table(run, tmp_path):
+    pipeline = totals(f"{tmp_path}/table")
+    made = Savepoint.new(pipeline).with_state("totals", STATE, timers=TIMERS)
+    made.with_position("sales", EverythingRead(1)).write(f"{tmp_path}/made")
+    run(pipeline, {"execution.state-recovery.path": f"{tmp_path}/made"})
+    assert rows(f"{tmp_path}/table") == EXPECTED
+
+
+def test_a_run_starts_from_state_that_was_made_of_dataframes(spark, run_on_spark, tmp_path):
+    pipeline = totals(f"{tmp_path}/table")
+    state, timers = spark.createDataFrame(STATE), spark.createDataFrame(TIMERS)
+    made = Savepoint.new(pipeline).with_state("totals", state, timers=timers)
+    written = made.with_position("sales", EverythingRead(1)).write(f"{tmp_path}/made")
+    assert written.operator("totals").rows == 3
+    assert sorted(map(str, written.timers("totals").to_pylist())) == sorted(
+        map(str, Savepoint.new(pipeline).with_state("totals", STATE, timers=TIMERS).timers("totals").to_pylist())
+    )
+    frame = written.keyed_state("totals", spark=spark)
+    assert {row["shop"]: row["total"] for row in frame.collect()} == {"north": 100, "south": 7, "only timers": None}
+    run_on_spark(pipeline, {"execution.state-recovery.path": f"{tmp_path}/made"})
+    assert rows(f"{tmp_path}/table") == EXPECTED
+
+
+def test_what_a_run_has_left_is_read_changed_and_started_from(run_on_spark, tmp_path):
+    pipeline = totals(f"{tmp_path}/table")
+    run_on_spark(pipeline, {"execution.savepoint.path": f"{tmp_path}/left"})
+    left = Savepoint.read(f"{tmp_path}/left")
+    assert (left.pipeline, left.mode, left.operator("totals").name) == ("totals", "BATCH", "Totals")
+    found = sorted(left.rows("totals"), key=lambda row: row["shop"])
+    assert found[0] == {"shop": "left out", "total": 1, "by_amount": {1: 1}}
+    assert left.positions["sales"].describe() == "the first 3 records"
+    table = left.keyed_state("totals")
+    doubled = table.set_column(table.schema.get_field_index("total"), "total", pa.array([2] * 3, pa.int64()))
+    left.with_state("totals", doubled).with_position("sales", EverythingRead(1)).write(f"{tmp_path}/changed")
+    again = totals(f"{tmp_path}/again")
+    run_on_spark(again, {"execution.state-recovery.path": f"{tmp_path}/changed"})
+    assert ("north", "total", 7) in rows(f"{tmp_path}/again")
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ("totl", "declares no state 'totl', which the savepoint has; did you mean 'total'\\?"),
+        ("last", "state 'last' is declared Last, and the savepoint has int64; fields may be"),
+    ],
+)
+def test_state_that_does_not_fit_is_an_error_before_anything_runs(spark, run_on_spark, tmp_path, column, message):
+    pipeline = totals(f"{tmp_path}/table")
+    state = pa.table({"shop": ["north"], column: [1]})
+    Savepoint.new(pipeline).with_state("totals", state).write(f"{tmp_path}/made")
+    with pytest.raises(StateError, match=message):
+        run_on_spark(pipeline, {"execution.state-recovery.path": f"{tmp_path}/made"})
+    assert not (tmp_path / "table").exists()

@@ -1,0 +1,205 @@
+"""Savepoints as tables, read, changed and written without an engine."""
+
+import json
+from datetime import datetime, timezone
+
+import pyarrow as pa
+import pytest
+
+from dagster_unified.api import KeyedProcessFunction, Pipeline, RuntimeContext, ValueStateDescriptor
+from dagster_unified.errors import StateError
+from dagster_unified.operators.state.table import ENCODED, EVENT_TIMERS
+from dagster_unified.state import EverythingRead, Savepoint, Unread
+from dagster_unified.state.schemas import from_spark, to_spark
+
+
+class Count(KeyedProcessFunction):
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self.count = runtime_context.get_state(ValueStateDescriptor("count", int))
+
+    def process_element(self, value, ctx):
+        self.count.update((self.count.value() or 0) + 1)
+        yield ctx.get_current_key(), self.count.value()
+
+
+def shops():
+    pipeline = Pipeline("shops")
+    sales = pipeline.from_collection([("north", 1)], name="sales")
+    sales.key_by("f0").process(Count(), output_type=tuple[str, int]).uid("counts").print("out")
+    return pipeline
+
+
+COUNTS = pa.table({"f0": ["north", "south"], "count": [3, 4]})
+TIMERS = pa.table({"f0": ["south", "east", "south"], "timestamp": [30, 10, 20], "domain": ["event"] * 3})
+
+
+@pytest.fixture
+def written(tmp_path):
+    made = Savepoint.new(shops()).with_state("counts", COUNTS, key="f0", timers=TIMERS)
+    return made.with_watermark("counts", 7).write(f"{tmp_path}/one")
+
+
+def test_a_savepoint_says_what_is_in_it(written):
+    assert (written.pipeline, written.mode, written.watermarks) == ("shops", "", {"counts": 7})
+    (counts,) = written.operators
+    assert (counts.uid, counts.name, counts.rows, counts.key) == ("counts", "Count", 3, ("f0",))
+    assert [(column.state, column.type) for column in counts.states] == [("count", "int64")]
+    assert counts.bytes > 0
+    assert {uid: position.describe() for uid, position in written.positions.items()} == {"sales": "nothing"}
+    assert abs((datetime.now(timezone.utc) - written.taken).total_seconds()) < 600
+
+
+def test_rows_are_keys_with_their_states_and_timers(written):
+    timer = {"generation": 0}
+    assert list(written.rows("counts")) == [
+        {"f0": "north", "count": 3},
+        {"f0": "south", "count": 4, EVENT_TIMERS: [timer | {"timestamp": 30}, timer | {"timestamp": 20}]},
+        {"f0": "east", EVENT_TIMERS: [timer | {"timestamp": 10}]},
+    ]
+    assert written.keyed_state("counts").select(["f0", "count"]).to_pylist()[:2] == COUNTS.to_pylist()
+
+
+def test_timers_have_a_row_each(written):
+    assert written.timers("counts").to_pylist() == [
+        {"f0": "south", "domain": "event", "timestamp": 30, "generation": 0},
+        {"f0": "south", "domain": "event", "timestamp": 20, "generation": 0},
+        {"f0": "east", "domain": "event", "timestamp": 10, "generation": 0},
+    ]
+    assert written.held_back("counts").num_rows == 0
+
+
+def test_timers_may_be_given_as_times_and_of_the_processing_clock(tmp_path):
+    moment = datetime(2026, 1, 1, 0, 0, 0, 5000, tzinfo=timezone.utc)
+    timers = pa.table({"f0": ["north"], "timestamp": [moment], "domain": ["processing"]})
+    made = Savepoint.new(shops()).with_state("counts", COUNTS, timers=timers).write(f"{tmp_path}/one")
+    (timer,) = made.timers("counts").to_pylist()
+    assert (timer["domain"], timer["timestamp"]) == ("processing", 1767225600005)
+
+
+def test_the_state_of_an_operator_is_replaced_dropped_and_renamed(written, tmp_path):
+    table = written.keyed_state("counts")
+    more = table.set_column(table.schema.get_field_index("count"), "count", pa.array([5, None, None], pa.int64()))
+    two = written.with_state("counts", more).write(f"{tmp_path}/two")
+    assert [row.get("count") for row in two.rows("counts")] == [5, None, None]
+    assert two.timers("counts") == written.timers("counts")
+    three = two.renamed("counts", "totals").with_position("sales", EverythingRead(4)).write(f"{tmp_path}/three")
+    assert three.keyed_state("totals") == two.keyed_state("counts")
+    assert (three.watermarks, three.positions) == ({"totals": 7}, {"sales": EverythingRead(4)})
+    assert three.without("totals").write(f"{tmp_path}/four").operators == ()
+    assert [row.get("count") for row in written.rows("counts")] == [3, 4, None]
+
+
+def test_a_savepoint_is_not_written_over_another(written, tmp_path):
+    with pytest.raises(StateError, match=r"there is a savepoint in .*one already; give another path, or remove it"):
+        written.write(f"{tmp_path}/one")
+
+
+def test_a_damaged_file_is_an_error_that_names_it(written, tmp_path):
+    (file,) = (tmp_path / "one").rglob("*.parquet")
+    data = bytearray(file.read_bytes())
+    place = data.index(b"north")
+    data[place] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(StateError, match=rf"^{file} is damaged: .*; copy the savepoint again, or take it again$"):
+        Savepoint.read(written.path).keyed_state("counts")
+
+
+def test_a_missing_file_is_an_error_that_names_it(written, tmp_path):
+    (file,) = (tmp_path / "one").rglob("*.parquet")
+    file.unlink()
+    with pytest.raises(StateError, match=rf"^{file} is missing, which the savepoint's manifest names"):
+        written.keyed_state("counts")
+    with pytest.raises(StateError, match=rf"^{file} is missing, which the savepoint's manifest names"):
+        Savepoint.read(written.path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda new: new.with_state("count", COUNTS),
+            "shops: no operator with state has the uid 'count': there are counts; did you mean 'counts'?",
+        ),
+        (
+            lambda new: new.with_state("counts", COUNTS, key="shop"),
+            "shops: operator 'counts' is keyed by f0, and the table by shop; name the columns as the operator does",
+        ),
+        (
+            lambda new: new.with_state("counts", COUNTS.rename_columns(["shop", "count"])),
+            "shops: operator 'counts': there is no column 'f0' for its key; there are shop, count",
+        ),
+        (
+            lambda new: new.with_state("counts", pa.table({"f0": [1], "count": [1]})),
+            "shops: operator 'counts': key 'f0' is declared str, and the savepoint has int64; fields may be added with"
+            " a default, dropped, widened or made optional; otherwise keep the type as it was",
+        ),
+        (
+            lambda new: new.with_state("counts", pa.table({"f0": ["a", "b", "a"]})),
+            "shops: operator 'counts': several rows have the key 'a'; give each key one row",
+        ),
+        (
+            lambda new: new.with_state("counts", pa.table({"f0": ["a", None]})),
+            "shops: operator 'counts': a row has no key; fill in f0, or leave the row out",
+        ),
+        (
+            lambda new: new.with_state("counts", pa.table({"f0": ["a"], "count": pa.array([2**63], pa.uint64())})),
+            "shops: operator 'counts': a value does not fit the state's column: Integer value 9223372036854775808 not"
+            " in range: 0 to 9223372036854775807",
+        ),
+        (
+            lambda new: new.with_state("counts", COUNTS, timers=pa.table({"f0": ["a"]})),
+            "shops: operator 'counts': its timers have no column 'timestamp'; give f0 and timestamp, and where it is"
+            " not event time a domain, 'event' or 'processing'",
+        ),
+        (
+            lambda new: new.with_state("counts", [1]),
+            "shops: operator 'counts': expected an Arrow table or a DataFrame, and was given list",
+        ),
+        (
+            lambda new: new.with_position("sale", Unread()),
+            "shops: no source has the uid 'sale': there are sales; did you mean 'sales'?",
+        ),
+        (lambda new: new.without("counts"), "shops: the savepoint has no state of 'counts': there is state of none"),
+    ],
+)
+def test_what_is_no_state_of_the_pipeline_is_an_error_when_it_is_given(change, message):
+    with pytest.raises(StateError) as raised:
+        change(Savepoint.new(shops()))
+    assert str(raised.value) == message
+
+
+def test_without_the_pipeline_the_key_has_to_be_said():
+    with pytest.raises(StateError, match="operator 'counts': say which columns are its key, with key=, or give"):
+        Savepoint.new("shops").with_state("counts", COUNTS)
+
+
+def test_any_table_is_written_in_the_types_of_the_library(tmp_path):
+    import pandas
+
+    frame = pandas.DataFrame({"f0": pandas.Categorical(["north"]), "count": pandas.array([3], "int32")})
+    made = Savepoint.new(shops()).with_state("counts", frame).write(f"{tmp_path}/one")
+    schema = made.keyed_state("counts").schema
+    assert {field.name: str(field.type) for field in schema} == {"f0": "string", "count": "int64"}
+    assert ENCODED not in schema.names
+
+
+def test_schemas_are_those_that_spark_writes():
+    from dagster_unified.connectors.base import spark_schema
+
+    columns = {
+        "text": pa.string(),
+        "number": pa.int64(),
+        "float": pa.float64(),
+        "yes": pa.bool_(),
+        "bytes": pa.binary(),
+        "day": pa.date32(),
+        "money": pa.decimal128(38, 18),
+        "span": pa.duration("us"),
+        "at": pa.timestamp("us", "UTC"),
+        "wall": pa.timestamp("us"),
+        "list": pa.list_(pa.field("element", pa.struct([("x", pa.int64())]))),
+        "map": pa.map_(pa.struct([("start", pa.int64())]), pa.list_(pa.field("element", pa.string()))),
+    }
+    schema = pa.schema(columns.items())
+    assert spark_schema(schema).fromJson(json.loads(to_spark(schema))) == spark_schema(schema)
+    assert from_spark(spark_schema(schema).json()) == schema
