@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-from dagster_unified.cli import deployments, malformed, planning, running, scaffolding
+from dagster_unified.cli import deployments, malformed, planning, running, scaffolding, state
 from dagster_unified.cli.terminal import err
 from dagster_unified.errors import UnifiedError
 
@@ -38,6 +38,7 @@ for command in (
     deployments.savepoints,
     deployments.restore,
     deployments.stop_connect_server,
+    state.state,
     config,
     planning.version,
 ):

@@ -422,8 +422,8 @@ def test_a_state_that_is_no_longer_declared_is_an_error():
     with pytest.raises(StateError) as raised:
         new.check(old.schema)
     assert str(raised.value) == (
-        "p: operator 'o' declares no state 'count', which the savepoint has; did you mean 'counts'?, or drop the state"
-        " with execution.savepoint.ignore-unclaimed-state=true"
+        "p: operator 'o' declares no state 'count', which the savepoint has; did you mean 'counts'? Or declare it in"
+        " open(), or drop it with execution.savepoint.ignore-unclaimed-state=true"
     )
 
 

@@ -185,10 +185,11 @@ class StateTable:
         unclaimed = [name for name, role in roles.items() if role is not None]
         if unclaimed:
             declared = [*self._state_columns.values(), *self._broadcast_columns.values()]
+            close = nearest(unclaimed[0], declared)
+            advice = f"{close} Or" if close else ";"
             raise StateError(
-                f"{self.where} declares no state '{unclaimed[0]}', which the savepoint"
-                f" has{nearest(unclaimed[0], declared) or '; declare it in open()'}, or drop the state with"
-                " execution.savepoint.ignore-unclaimed-state=true"
+                f"{self.where} declares no state '{unclaimed[0]}', which the savepoint has{advice}"
+                " declare it in open(), or drop it with execution.savepoint.ignore-unclaimed-state=true"
             )
 
     def _columns(self) -> list[tuple[str, TypedColumn, str]]:

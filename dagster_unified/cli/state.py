@@ -1,0 +1,306 @@
+"""Commands about what savepoints hold: `state ls`, `state show` and `state diff`. They start no Spark."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta, timezone
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+
+from dagster_unified.cli.terminal import out
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from dagster_unified.state import Operator, Savepoint
+    from dagster_unified.state.diff import OperatorDiff
+
+state = App(name="state", help="Look into savepoints: list what they hold, show keys, compare two.")
+
+Keys = Annotated[list[str], Parameter(name="--key", negative="")]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+@state.command
+def ls(path: str, /, *, json: bool = False) -> int:
+    """List the operators that have state in a savepoint, and what was read of its sources.
+
+    Parameters
+    ----------
+    path
+        A savepoint's folder, also one of a streaming deployment.
+    json
+        As JSON, for tools.
+    """
+    from dagster_unified.state import Savepoint
+
+    savepoint = Savepoint.read(path)
+    if json:
+        _print_json(_described(savepoint))
+        return 0
+    by = savepoint.manifest.reason or f"{savepoint.mode} run {savepoint.manifest.run}".strip()
+    partition = f", after partition {savepoint.manifest.partition}" if savepoint.manifest.partition else ""
+    console = out()
+    console.print(
+        f"{savepoint.pipeline}: taken {savepoint.taken:%Y-%m-%d %H:%M:%S} UTC ({by}{partition}), by version"
+        f" {savepoint.manifest.library}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    operators = _table("operator", "name", "rows", "bytes", "key", "states", "watermark")
+    for one in savepoint.operators:
+        states = "\n".join(f"{column.state}: {_short_type(column.type)}" for column in one.states)
+        watermark = savepoint.watermarks.get(one.uid)
+        reached = "" if watermark is None else _moment(watermark)
+        _add(operators, one.uid, one.name, f"{one.rows:,}", f"{one.bytes:,}", ", ".join(one.key), states, reached)
+    console.print(operators)
+    sources = _table("source", "what was read")
+    for uid, position in savepoint.positions.items():
+        _add(sources, uid, position.describe())
+    console.print(sources)
+    return 0
+
+
+@state.command
+def show(path: str, uid: str, /, *, key: Keys = [], rows: int = 20, json: bool = False) -> int:  # noqa: B006
+    """Show the state of one operator, key by key: its states, its timers, the elements that are held back.
+
+    Parameters
+    ----------
+    path
+        A savepoint's folder, also one of a streaming deployment.
+    uid
+        The operator.
+    key
+        Only the state of this key, all of it; once for each column of the key.
+    rows
+        How many keys are shown.
+    json
+        As JSON, for tools: one line for each key.
+    """
+    from dagster_unified.errors import StateError
+    from dagster_unified.state import Savepoint
+
+    savepoint = Savepoint.read(path)
+    operator = savepoint.operator(uid)
+    if key and len(key) != len(operator.key):
+        columns = ", ".join(operator.key)
+        raise StateError(f"'{uid}' is keyed by {columns}: give --key once for each of them, not {len(key)} times")
+    found = list(islice(_matching(savepoint, operator, key), 1 if key else rows))
+    if key and not found:
+        raise StateError(f"'{uid}' has no state of key {', '.join(key)} in {savepoint.path}")
+    if json:
+        for row in found:
+            _print_json(row, indent=0)
+        return 0
+    console = out()
+    if key:
+        for name, value in _readable(operator, found[0]).items():
+            console.print(f"{name} = {value}", highlight=False, markup=False, soft_wrap=True)
+        return 0
+    readable = [_readable(operator, row) for row in found]
+    names = list(dict.fromkeys([*operator.key, *(name for row in readable for name in row)]))
+    table = _table(*names)
+    for row in readable:
+        _add(table, *(_shortened(row.get(name, "")) for name in names))
+    console.print(table)
+    console.print(f"{len(found):,} of {operator.rows:,} rows", highlight=False)
+    return 0
+
+
+@state.command
+def diff(path_a: str, path_b: str, /, *, uid: str | None = None, rows: int = 10, json: bool = False) -> int:
+    """Compare two savepoints: which keys are in one of them only, and whose state differs.
+
+    The exit code is 1 where they differ.
+
+    Parameters
+    ----------
+    path_a
+        The folder of one savepoint.
+    path_b
+        The folder of the other.
+    uid
+        Only the state of this operator.
+    rows
+        How many keys of each kind are shown for each operator.
+    json
+        As JSON, for tools.
+    """
+    from dagster_unified.state import Savepoint
+    from dagster_unified.state.diff import diff as compare
+
+    a, b = Savepoint.read(path_a), Savepoint.read(path_b)
+    found = compare(a, b, [] if uid is None else [uid], rows)
+    if json:
+        _print_json(found)
+    else:
+        for one in found:
+            _print_diff(one)
+    return int(any(one.only_a or one.only_b or one.changed for one in found))
+
+
+def _print_diff(one: OperatorDiff) -> None:
+    console = out()
+    console.print(
+        f"{one.uid}: {one.same:,} keys are the same, {one.changed:,} changed, {one.only_a:,} only in A, {one.only_b:,}"
+        " only in B",
+        highlight=False,
+        soft_wrap=True,
+    )
+    for key in one.first_only_a:
+        console.print(f"- {_key(key)}", highlight=False, markup=False, soft_wrap=True)
+    for key in one.first_only_b:
+        console.print(f"+ {_key(key)}", highlight=False, markup=False, soft_wrap=True)
+    for changed in one.first_changed:
+        for name in dict.fromkeys([*changed.before, *changed.after]):
+            before, after = (
+                _value(name, row[name]) if name in row else "none" for row in (changed.before, changed.after)
+            )
+            text = f"~ {_key(changed.key)}: {_heading(name)}: {_shortened(before)} -> {_shortened(after)}"
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _changed_value(name: str, row: dict[str, Any]) -> str:
+    return _shortened(_value(name, row[name])) if name in row else "none"
+
+
+def _key(key: dict[str, Any]) -> str:
+    if all(value is None for value in key.values()):
+        return "broadcast state"
+    return ", ".join(f"{name}={_text(value)}" for name, value in key.items())
+
+
+# Rows
+
+
+def _matching(savepoint: Savepoint, operator: Operator, key: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for row in savepoint.rows(operator.uid):
+        if not key or [_text(row.get(name)) for name in operator.key] == list(key):
+            yield row
+
+
+def _readable(operator: Operator, row: dict[str, Any]) -> dict[str, str]:
+    """A row as text, the key first; timers are times."""
+    names = [*operator.key, *(name for name in row if name not in operator.key)]
+    return {_heading(name): _value(name, row[name]) for name in names if name in row}
+
+
+_HEADINGS = {
+    "__event_timers": "event timers",
+    "__processing_timers": "processing timers",
+    "__held_back": "held back",
+}
+
+
+def _heading(name: str) -> str:
+    return _HEADINGS.get(name, name)
+
+
+def _value(name: str, value: Any) -> str:
+    if name in ("__event_timers", "__processing_timers"):
+        times = (timer["timestamp"] if isinstance(timer, dict) else timer for timer in value)
+        return ", ".join(map(_moment, times))
+    if name == "__held_back":
+        return ", ".join(f"{_moment(element['timestamp'])}: {_text(element['record'])}" for element in value)
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    """A value as a person writes it, which is also how `--key` does."""
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ")
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_text(k)}: {_text(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_text, value)) + "]"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(_text, value)) + ")"
+    return str(value)
+
+
+def _shortened(text: str, limit: int = 200) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
+
+
+def _moment(milliseconds: int) -> str:
+    """A time; one that no calendar has, such as the end of time, as its number."""
+    try:
+        return (_EPOCH + timedelta(milliseconds=milliseconds)).isoformat(sep=" ", timespec="milliseconds")[:-6]
+    except OverflowError:
+        return str(milliseconds)
+
+
+def _short_type(kind: str) -> str:
+    return _shortened(kind.replace(" not null", ""), 60)
+
+
+def _table(*columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table()
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _add(table: Table, *cells: str) -> None:
+    """Add a row of texts as they are: a `[` in them is no markup."""
+    from rich.text import Text
+
+    table.add_row(*map(Text, cells))
+
+
+# JSON
+
+
+def _described(savepoint: Savepoint) -> dict[str, Any]:
+    operators = [
+        {
+            "uid": one.uid,
+            "name": one.name,
+            "rows": one.rows,
+            "bytes": one.bytes,
+            "key": one.key,
+            "states": [{"name": column.state, "column": column.name, "type": column.type} for column in one.states],
+            "watermark": savepoint.watermarks.get(one.uid),
+        }
+        for one in savepoint.operators
+    ]
+    return {
+        "path": savepoint.path,
+        "pipeline": savepoint.pipeline,
+        "mode": savepoint.mode,
+        "taken": savepoint.taken,
+        "run": savepoint.manifest.run,
+        "partition": savepoint.manifest.partition,
+        "reason": savepoint.manifest.reason,
+        "library": savepoint.manifest.library,
+        "epochs": savepoint.epochs,
+        "operators": operators,
+        "sources": {uid: position.describe() for uid, position in savepoint.positions.items()},
+    }
+
+
+def _print_json(value: Any, indent: int = 2) -> None:
+    import msgspec
+
+    text = msgspec.json.encode(_keyed_by_text(value), enc_hook=str)
+    sys.stdout.write((msgspec.json.format(text, indent=indent) if indent else text).decode() + "\n")
+
+
+def _keyed_by_text(value: Any) -> Any:
+    """The value with what JSON has: keys of objects are texts, bytes a text as Python writes it."""
+    import msgspec
+
+    if isinstance(value, dict):
+        return {k if isinstance(k, str) else _text(k): _keyed_by_text(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_keyed_by_text(v) for v in value]
+    if isinstance(value, bytes):
+        return repr(value)
+    return _keyed_by_text(msgspec.structs.asdict(value)) if isinstance(value, msgspec.Struct) else value
