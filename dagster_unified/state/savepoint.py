@@ -94,10 +94,11 @@ class Savepoint:
 
     Examples:
         >>> import pyarrow as pa
-        >>> totals = pa.table({"shop": ["north", "south"], "reduced": [7, 2]})
+        >>> from dagster_unified.state import Savepoint
+        >>> totals = pa.table({"shop": ["north", "south"], "amount": [7, 2]})
         >>> made = Savepoint.new("shops").with_state("totals", totals, key="shop")
         >>> made.keyed_state("totals").to_pylist()
-        [{'shop': 'north', 'reduced': 7}, {'shop': 'south', 'reduced': 2}]
+        [{'shop': 'north', 'amount': 7}, {'shop': 'south', 'amount': 2}]
     """
 
     manifest: Manifest = field(repr=False)

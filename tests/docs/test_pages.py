@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from dagster_unified.orchestration import unified_definitions
 from tests.docs.support import PAGES
@@ -18,7 +19,7 @@ from tests.docs.support import PAGES
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "docs"
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
-ON_SPARK = ("tutorial", "without-dagster")
+ON_SPARK = ("tutorial", "without-dagster", "handover")
 EXAMPLES = sorted(
     str(page.relative_to(SITE))
     for page in SITE.rglob("*.md")
@@ -74,6 +75,12 @@ def test_a_pipeline_runs_without_dagster(spark, run):
     page = run("guides/without-dagster.md")
     assert sorted(page.collected) == [page.Sale("north", 5), page.Sale("south", 2)]
     assert page.result.metrics.rows["totals"] == 2
+
+
+def test_batch_hands_its_state_to_streaming(spark, run, tmp_path):
+    run("guides/handover.md")
+    rows = DeltaTable(f"{tmp_path}/totals").to_pyarrow_table().to_pylist()
+    assert sorted((row["shop"], row["amount"]) for row in rows) == [("north", 7), ("south", 1)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
