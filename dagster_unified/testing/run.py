@@ -18,7 +18,7 @@ from typing import Any
 
 from dagster_unified.connectors.collection import CollectionSource
 from dagster_unified.engine.job_time import JobTime
-from dagster_unified.engine.streaming.topology import Lanes, topology
+from dagster_unified.engine.streaming.topology import Lanes, laid_out
 from dagster_unified.engine.translate import input_layout, keyed_input
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
@@ -237,15 +237,6 @@ class _Stream:
     behind: InSubtasks = field(default_factory=dict)
 
 
-def _check_layout(decided: Plan) -> None:
-    """Raises what a job raises where it cannot lay the plan out as a line of stages."""
-    graph = decided.graph
-    aggregates = {node.id for node in graph.nodes if node.aggregates_natively}
-    in_lanes = tuple(sink.id for sink in graph.sinks if not aggregates & set(decided.upstream(sink.id)))
-    if in_lanes:
-        topology(decided, in_lanes, Lanes())
-
-
 class _Streaming:
     """STREAMING semantics: micro-batch after micro-batch through all operators, in the order of the graph."""
 
@@ -258,7 +249,7 @@ class _Streaming:
         interval: int | None,
         size: int | None,
     ) -> None:
-        _check_layout(decided)
+        laid_out(decided, Lanes())  # refuses what a job refuses
         self.plan, self.inputs, self.clock, self.order = decided, inputs, clock, order
         self.interval, self.size = interval, size
         self.result = Result(sinks={n.name: [] for n in decided.graph.sinks})

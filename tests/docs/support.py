@@ -53,7 +53,6 @@ from dagster_unified.api import (
 )
 from dagster_unified.api import functions as F
 from dagster_unified.cli import app
-from dagster_unified.engine.streaming.topology import Lanes, queries, topology
 from dagster_unified.errors import UnifiedError
 from dagster_unified.graph.carry import carrying
 from dagster_unified.graph.drawing import as_svg
@@ -409,7 +408,7 @@ def row(label: str, build: Build) -> Row:
     return Row(
         label,
         refusal(lambda: run(pipeline, "BATCH")),
-        refusal(lambda: streams(pipeline)),
+        refusal(lambda: run(pipeline, "STREAMING")),
         refusal(lambda: carrying(planned.graph, planned.execution)),
         "Python" if any(node.needs_worker for node in planned.graph.nodes) else "Catalyst",
         tuple(warnings),
@@ -427,16 +426,6 @@ def refusal(attempt: Callable[[], object]) -> str | None:
 def run(pipeline: Pipeline, mode: str) -> None:
     present = {node.name for node in pipeline.plan().graph.sources}
     run_pipeline(pipeline, mode, inputs={name: EVENTS for name in ("events", "others") if name in present})
-
-
-def streams(pipeline: Pipeline) -> None:
-    """Run it in STREAMING, and lay it out as a job would be."""
-    plan = pipeline.plan({"execution.runtime-mode": "STREAMING"})
-    lanes = Lanes(None)
-    for _, sinks, aggregate in queries(plan):
-        if aggregate is None:
-            topology(plan, sinks, lanes)
-    run(pipeline, "STREAMING")
 
 
 def support_page() -> str:

@@ -1,4 +1,4 @@
-"""What STREAMING cannot run is an error that says what to do instead, before Spark has started. Needs no JVM."""
+"""What STREAMING cannot run is an error that says what to do instead, before Spark has started, and in the harness."""
 
 from typing import NamedTuple
 
@@ -6,10 +6,8 @@ import pytest
 
 from dagster_unified.api import Pipeline
 from dagster_unified.api import functions as F
-from dagster_unified.engine.streaming.topology import queries
 from dagster_unified.errors import UnsupportedError
-
-STREAMING = {"execution.runtime-mode": "STREAMING"}
+from dagster_unified.testing import run_pipeline
 
 
 class Sale(NamedTuple):
@@ -32,7 +30,7 @@ def test_a_keyed_operator_cannot_follow_a_native_aggregate():
             " one query; use reduce"
         ),
     ):
-        queries(pipeline.plan(STREAMING))
+        run_pipeline(pipeline, "STREAMING")
 
 
 def test_a_native_aggregate_is_not_united_with_another_stream():
@@ -46,4 +44,4 @@ def test_a_native_aggregate_is_not_united_with_another_stream():
             " them to two sinks"
         ),
     ):
-        queries(pipeline.plan(STREAMING))
+        run_pipeline(pipeline, "STREAMING")

@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from dagster_unified.api import PrintSink
+from dagster_unified.api import Pipeline, PrintSink
+from dagster_unified.engine.streaming.topology import Lanes, laid_out
 from dagster_unified.testing import run_pipeline
 from tests import exchanges
 
@@ -14,3 +15,17 @@ from tests import exchanges
 def test_each_subtask_sees_the_records_that_an_exchange_sends_to_it(mode, micro_batch):
     found = run_pipeline(exchanges.pipeline(PrintSink), mode, micro_batch=micro_batch)
     assert {name: Counter(rows) for name, rows in found.sinks.items()} == exchanges.expected()
+
+
+def test_only_exchanges_that_choose_a_subtask_need_a_stage_of_their_own():
+    def stages(build):
+        pipeline = Pipeline("p")
+        items = pipeline.from_collection(exchanges.ITEMS, exchanges.Item, "items")
+        exchanges.kept(build(exchanges.kept(items))).print()
+        laid = laid_out(pipeline.plan({"execution.runtime-mode": "STREAMING"}), Lanes())
+        return [len(between) for topology in laid.values() for between in topology.between]
+
+    assert stages(lambda items: items.rebalance().map(exchanges.same).union(items.shuffle())) == [0, 0, 0]
+    assert stages(lambda items: items.global_().broadcast()) == [0, 0, 0]
+    assert stages(lambda items: items.global_().where("value > 1")) == [0, 1, 0]  # the native operator
+    assert stages(lambda items: items.global_().map(exchanges.same)) == [0, 1, 0]

@@ -26,7 +26,7 @@ from dagster_unified.engine.streaming.portable import FrozenCheckpoint, write_ta
 from dagster_unified.engine.streaming.query import Deployment, Query
 from dagster_unified.engine.streaming.requests import Answer, Request, answer, read_answer, read_request
 from dagster_unified.engine.streaming.savepoint import check_whole, forget_interrupted, save
-from dagster_unified.engine.streaming.topology import MAIN, Lanes, Topology, queries, topology
+from dagster_unified.engine.streaming.topology import MAIN, Lanes, Topology, laid_out, queries, topology
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.plan import Plan
@@ -104,8 +104,8 @@ class StreamingJob:
             )  # a bounded input that has ended is begun anew
             held = None if fresh else before
             lanes = Lanes(held.lanes if held else None)
-            wanted = queries(self.plan)
-            packed = {one.name: topology(self.plan, one.sinks, lanes) for one in wanted if one.aggregate is None}
+            wanted = laid_out(self.plan, lanes)
+            packed = {one.name: stages for one, stages in wanted.items() if stages is not None}
             malformed = {n.uid: lanes.of(f"{n.uid} malformed") for n in self.plan.graph.sources}
             record = self._record(lanes, packed)
             if not self.start_as.fresh:

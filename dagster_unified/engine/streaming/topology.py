@@ -139,6 +139,14 @@ def topology(plan: Plan, sinks: tuple[int, ...], lanes: Lanes) -> Topology:
     return _Builder(plan, sinks, lanes).build()
 
 
+def laid_out(plan: Plan, lanes: Lanes) -> dict[QuerySpec, Topology | None]:
+    """The queries that a pipeline needs, each with its line of stages; None where it is a native aggregate's.
+
+    Raises `UnsupportedError` for a pipeline that STREAMING cannot run.
+    """
+    return {one: topology(plan, one.sinks, lanes) if one.aggregate is None else None for one in queries(plan)}
+
+
 class _Builder:
     def __init__(self, plan: Plan, sinks: tuple[int, ...], lanes: Lanes) -> None:
         self.plan, self.graph, self.sinks, self.lanes = plan, plan.graph, sinks, lanes
