@@ -1,5 +1,6 @@
-"""State that runs hand to each other as a savepoint, in either mode: no matter where the input is cut, and by whom it
-is read, the table is that of one run over all of it.
+"""State that runs hand to each other as a savepoint, in either mode.
+
+No matter where the input is cut, and by whom it is read, the table is that of one run over all of it.
 """
 
 import shutil
