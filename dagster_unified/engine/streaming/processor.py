@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from dagster_unified.operators.numbers import INDEX
-
 if TYPE_CHECKING:
     from pyspark.sql import Row
 
@@ -41,6 +39,8 @@ class KeyGroupProcessor(StatefulProcessor):
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:  # noqa: N802 - Spark's names
         """Takes a page of the state that the query starts from, or its index."""
+        from dagster_unified.operators.numbers import INDEX
+
         if initialState["number"] == INDEX:
             self._index.update((initialState["data"],))
         else:
