@@ -100,7 +100,10 @@ class SparkSource(Source[Out]):
 
     @abstractmethod
     def read(self, spark: SparkSession) -> DataFrame:
-        """The records' columns, and `MALFORMED` (see below) where the source does not fail on a malformed row."""
+        """The records' columns, and `MALFORMED` (see below) where the source does not fail on a malformed row.
+
+        What `after` leaves out is left out here too (`unread`).
+        """
 
     def partitioned_by(self, field: str | None = None, /, **dimensions: str) -> Self:
         """The same source, of which a run for a partition reads only the records that `field` puts into it.
@@ -157,7 +160,7 @@ class SparkSource(Source[Out]):
         """What a BATCH run reads: all, or the partition that the source is bounded to."""
         from dagster_unified.connectors.bounds import within
 
-        frame = self.unread(self.read(spark))
+        frame = self.read(spark)
         return (
             frame
             if self.part is None or not self.partition_columns
@@ -175,7 +178,7 @@ class SparkSource(Source[Out]):
 
         slices = [source.part for source in bounded if source.part is not None]
         if self.partition_columns and self.reads_all():
-            return within(self.unread(self.read(spark)), self.partition_columns, slices, self.name)
+            return within(self.read(spark), self.partition_columns, slices, self.name)
         frames = [
             source.read_partition(spark).withColumn(PARTITION_INDEX, F.lit(number))
             for number, source in enumerate(bounded)

@@ -5,6 +5,7 @@ Knows slices and columns; not which source it is.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -88,6 +89,34 @@ class PathTemplate:
         """The path of one partition."""
         return self._filled(lambda name, form: self._value(name, form, part))
 
+    def tells_no_time(self) -> str | None:
+        """Why the paths of files do not tell which partitions in time they are of; None where they do."""
+        return self._times if isinstance(self._times, str) else None
+
+    def ends_by(self, name: str, moment: datetime) -> bool:
+        """Whether a file is of a partition that ends by a moment, told as the partitions' time zone tells it.
+
+        `name` is the path of the file below the folder before the first field.
+        """
+        if isinstance(self._times, str):
+            return False
+        time = self._times.of(name)
+        return time is not None and (time <= moment if self._times.field == "end" else time < moment)
+
+    @functools.cached_property
+    def _times(self) -> PathTimes | str:
+        names = [name for _, name, _ in self._pieces if name is not None]
+        field = next((name for name in ("start", "end", "key") if name in names), None)
+        if field is None:
+            return f"the path template '{self.path}' has no {{start:%Y-%m-%d}}, which would tell a file's partition"
+        text = self._pieces[0][0]
+        root = text.partition("*")[0]
+        pieces = [(text[root.rfind("/") + 1 :], *self._pieces[0][1:]), *self._pieces[1:]]
+        try:
+            return PathTimes(field, pieces)
+        except KeyError as unknown:
+            return f"the path template '{self.path}' has %{unknown.args[0]}, which cannot be read back from a path"
+
     def _filled(self, value: Callable[[str, str], str]) -> str:
         """The path, with each field replaced."""
         return "".join(text + (value(name, form) if name is not None else "") for text, name, form in self._pieces)
@@ -109,6 +138,69 @@ class PathTemplate:
                 f"{self.where}: partition '{part.key}' gives {text!r} for {{{name}}}, which cannot be part of a path"
             )
         return text
+
+
+class PathTimes:
+    """The times that the fields of a path template have in the paths of files: those of `start`, `end` or `key`.
+
+    Raises `KeyError` with a directive that cannot be read back.
+    """
+
+    def __init__(self, field: str, pieces: Sequence[tuple[str, str | None, str]]) -> None:
+        self.field = field
+        self._directives: list[str] = []
+        pattern = ""
+        for text, name, form in pieces:
+            pattern += re.escape(text).replace(r"\*", "[^/]*")
+            if name == field == "key":
+                pattern += "([^/]+)"
+            elif name == field:
+                pattern += self._pattern(form or "%Y-%m-%d")
+            elif name is not None:
+                pattern += "/".join("[^/]*" for _ in form.split("/"))
+        self._matcher = re.compile(f"{pattern}(?:/.*)?")
+
+    def of(self, name: str) -> datetime | None:
+        """The time in a file's path, without a time zone; None where the path is not of the template."""
+        match = self._matcher.fullmatch(name)
+        if match is None:
+            return None
+        texts = "\0".join(match.groups())
+        forms = _KEYS if self.field == "key" else ["\0".join(f"%{directive}" for directive in self._directives)]
+        for form in forms:
+            with contextlib.suppress(ValueError):
+                return datetime.strptime(texts, form)
+        return None
+
+    def _pattern(self, form: str) -> str:
+        """A format as a regular expression, with a group for each directive where it is first."""
+        for short, long in _SHORT.items():
+            form = form.replace(short, long)
+        pattern = ""
+        for literal, directive in re.findall(r"([^%]+)|%-?(.)", form):
+            if literal or directive == "%":
+                pattern += re.escape(literal or "%")
+                continue
+            text = _READABLE[directive]
+            pattern += f"(?:{text})" if directive in self._directives else f"({text})"
+            self._directives += [directive] if directive not in self._directives else []
+        return pattern
+
+
+_READABLE = {
+    **dict.fromkeys("mdHIMSyVUW", r"\d{1,2}"),
+    **dict.fromkeys("YG", r"\d{4}"),
+    **dict.fromkeys("aAbBp", r"[^/\d]+"),
+    **dict.fromkeys("uw", r"\d"),
+    "j": r"\d{1,3}",
+    "f": r"\d{1,6}",
+}
+"""The directives that `strptime` reads, as regular expressions."""
+
+_SHORT = {"%F": "%Y-%m-%d", "%T": "%H:%M:%S", "%R": "%H:%M", "%h": "%b"}
+
+_KEYS = ("%Y-%m-%d", "%Y-%m-%d-%H:%M")
+"""How Dagster writes the keys of days, weeks and months, and of hours."""
 
 
 def checked_columns(columns: Mapping[str, str], names: tuple[str, ...], where: str) -> dict[str, str]:

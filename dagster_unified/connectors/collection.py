@@ -63,7 +63,7 @@ class CollectionSource(SparkSource[Out]):
         return self.unread(spark.readStream.schema(spark_schema(self.records.schema)).parquet(for_spark(folder)))
 
     def read(self, spark: SparkSession) -> DataFrame:
-        return spark.createDataFrame(self._table(), schema=spark_schema(self.records.schema))
+        return self.unread(spark.createDataFrame(self._table(), schema=spark_schema(self.records.schema)))
 
     def batch_position(self, spark: SparkSession) -> Position:
         return EverythingRead(len(self.data)) if self.part is None else super().batch_position(spark)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import csv
-import glob
 import re
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -13,6 +12,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
+from dagster_unified.connectors import spark_log
 from dagster_unified.connectors.base import (
     MALFORMED,
     SparkSink,
@@ -23,7 +23,18 @@ from dagster_unified.connectors.base import (
     spark_schema,
 )
 from dagster_unified.connectors.bounds import PathTemplate
-from dagster_unified.connectors.paths import for_spark, name_of, place_of, remove_tree, size_of, storage_path
+from dagster_unified.connectors.folder import Folder
+from dagster_unified.connectors.listing import names_until, show
+from dagster_unified.connectors.paths import (
+    for_spark,
+    name_of,
+    path_text,
+    place_of,
+    remove_tree,
+    size_of,
+    storage_path,
+)
+from dagster_unified.connectors.positions import FilesRead, Position, Unread, cannot_follow
 from dagster_unified.errors import MalformedInputError, PipelineError
 from dagster_unified.graph.connectors import Boundedness, Guarantee, Target
 from dagster_unified.graph.fingerprint import digest
@@ -33,11 +44,11 @@ from dagster_unified.operators.layout import PARTITION_INDEX
 from dagster_unified.records import RecordType, record_type
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import pyarrow.dataset as ds
-    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
+    from pyspark.sql.types import StructField, StructType
     from typing_extensions import TypeForm
     from upath import UPath
 
@@ -83,6 +94,7 @@ class _FileSource(SparkSource[Out]):
         self.name = name or name_of(str(path), self.format)
         self.template = PathTemplate(str(path), f"source '{self.name}'") if "{" in str(path) else None
         self.path = storage_path(path if self.template is None else self.template.everything(), f"source '{self.name}'")
+        self._whole = self.path
         self.records = record_type(record, f"source '{self.name}'")
 
     def describe(self) -> str:
@@ -124,43 +136,90 @@ class _FileSource(SparkSource[Out]):
         """The files that are read now, in order of their names."""
         from upath import UPath
 
-        if "*" in str(self.path):
-            found = (
-                [UPath(f, protocol=self.path.protocol) for f in glob.glob(str(self.path))]
-                if not self.path.protocol
-                else [
-                    UPath(f, protocol=self.path.protocol, **self.path.storage_options)
-                    for f in self.path.fs.glob(self.path.path)
-                ]
-            )
-        elif self.path.is_dir():
-            found = [f for f in self.path.rglob("*") if f.is_file() and not f.name.startswith(("_", "."))]
-        else:
-            found = [self.path] if self.path.exists() else []
-        return sorted(found, key=str)
+        files = Folder(self.path)
+        options = self.path.storage_options
+        return sorted((UPath(f, protocol=self.path.protocol, **options) for f in files.paths()), key=str)
 
-    def _stream(self, spark: SparkSession, schema: StructType, options: dict[str, Any]) -> DataFrame:
-        """Files in the order of their age.
+    def _stream(self, spark: SparkSession, schema: StructType, options: dict[str, Any], folder: UPath) -> DataFrame:
+        """Files in the order of their age, from a listing of the library's own.
 
         A folder that is monitored may still be empty; none is ignored because it is old.
         """
-        if self.boundedness is Boundedness.BOUNDED:
+        from pyspark.sql.types import StructType
+
+        monitors = self.boundedness is Boundedness.UNBOUNDED
+        if not monitors:
             self._existing()
-        elif "*" not in str(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-        reader = spark.readStream.format(self.format).schema(schema).options(**options).option("maxFileAge", "36500d")
-        if self.max_files_per_trigger is not None:
-            reader = reader.option("maxFilesPerTrigger", self.max_files_per_trigger)
-        if self.path.is_file():  # Spark watches folders only
-            return reader.option("pathGlobFilter", self.path.name).load(for_spark(self.path.parent))
-        return reader.load(for_spark(self.path))
+        files = Folder(self.path)
+        listing = show(
+            spark, folder, files, self._read_before(), self._in_partition_before, self.max_files_per_trigger, monitors
+        )
+        in_path = [field for field in schema if field.name in folder_columns(files)]
+        own = StructType([field for field in schema if field not in in_path])
+        reader = spark.readStream.format(self.format).schema(own).options(**options)
+        # each "file" that Spark finds in the listing is a chunk of files, of which it can take one at a time
+        reader = reader.option("maxFilesPerTrigger", 1).option("maxFileAge", "36500d")
+        # and of which it would not find any that are not in the chunk's folder
+        frame = reader.option("recursiveFileLookup", True).option("ignoreMissingFiles", True).load(listing)
+        return frame.withColumns({field.name: _from_path(field) for field in in_path})
+
+    def batch_position(self, spark: SparkSession) -> Position:
+        if self.part is not None:
+            return super().batch_position(spark)
+        files = Folder(self.path)
+        names = self._read_before().union(file.name for file in files.files())
+        return FilesRead.of(files.root, names, self.partitions_behind())
+
+    def stream_position(self, checkpoint_sources: UPath | None, offset: str | None) -> Position:
+        logged = spark_log.offset_of(offset)
+        if checkpoint_sources is None or logged < 0:
+            return self.behind
+        root = Folder(self.path).root
+        names = self._read_before().union(names_until(spark_log.Reader(checkpoint_sources, logged), root))
+        return FilesRead.of(root, names, self.partitions_behind())
+
+    def check_behind(self) -> None:
+        if isinstance(self.behind, FilesRead) and self.behind.root != Folder(self.path).root:
+            raise cannot_follow(self.name, self.behind, f"it reads {self.path}")
+        read = self.partitions_behind()
+        if read is not None and self.template is not None and not self.partition_columns:
+            problem = self.template.tells_no_time()
+            if problem is not None:
+                raise cannot_follow(self.name, self.behind, problem)
+        elif read is not None or not isinstance(self.behind, FilesRead):
+            super().check_behind()
+
+    def _read_before(self) -> frozenset[str]:
+        """The names of the files that were read before."""
+        return self.behind.files() if isinstance(self.behind, FilesRead) else frozenset()
+
+    def _in_partition_before(self, name: str) -> bool:
+        """Whether a file belongs to a partition that was read before, by its name below the root."""
+        read = self.partitions_behind()
+        if read is None or self.template is None:
+            return False
+        return self.template.ends_by(name, read.until.replace(tzinfo=None))
 
     def read(self, spark: SparkSession) -> DataFrame:
-        self._existing()
-        return self._read(spark, [for_spark(self.path)])
+        found = self._existing()
+        if isinstance(self.behind, Unread):
+            return self._read(spark, [for_spark(self.path)])
+        rest = self._unread_of(found)
+        if not rest:
+            return self._read(spark, [for_spark(found[0])]).limit(0)
+        root = for_spark(self._whole.with_segments(Folder(self._whole).root))
+        return self.unread(self._read(spark, list(map(for_spark, rest)), {"basePath": root}))
+
+    def _unread_of(self, files: list[UPath]) -> list[UPath]:
+        """Those files that were not read before."""
+        whole = self.path if self.template is None else self._whole
+        below = f"{Folder(whole).root}/"
+        read = self._read_before()
+        names = [(file, path_text(file).removeprefix(below)) for file in files]
+        return [file for file, name in names if name not in read and not self._in_partition_before(name)]
 
     @abstractmethod
-    def _read(self, spark: SparkSession, paths: list[str]) -> DataFrame:
+    def _read(self, spark: SparkSession, paths: list[str], options: Mapping[str, Any] | None = None) -> DataFrame:
         """The rows of files, or of folders or patterns of them."""
 
     def read_partitions(self, spark: SparkSession, bounded: Sequence[SparkSource[Any]]) -> DataFrame:
@@ -185,6 +244,7 @@ class _FileSource(SparkSource[Out]):
             folders
             or len(places) < len(files)
             or len(files) > _MOST
+            or not isinstance(self.behind, Unread)
             or not all(map(_PLAIN.fullmatch, places))
             or not self._alike(files)
         ):
@@ -241,12 +301,13 @@ class TextSource(_FileSource[Out]):
     def settings(self) -> str:
         return f"{super().settings()} {sorted(self._options().items())}"
 
-    def _read(self, spark: SparkSession, paths: list[str]) -> DataFrame:
-        schema, options = self._permissive()
-        return self._checked(spark.read.format(self.format).schema(schema).options(**options).load(paths))
+    def _read(self, spark: SparkSession, paths: list[str], options: Mapping[str, Any] | None = None) -> DataFrame:
+        schema, own = self._permissive()
+        reader = spark.read.format(self.format).schema(schema).options(**own, **(options or {}))
+        return self._checked(reader.load(paths))
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
-        return self._checked(self._stream(spark, *self._permissive()))
+        return self.unread(self._checked(self._stream(spark, *self._permissive(), folder)))
 
     def _permissive(self) -> tuple[StructType, dict[str, Any]]:
         from pyspark.sql.types import StringType
@@ -372,20 +433,19 @@ class ParquetSource(_FileSource[Out]):
 
     format = "parquet"
 
-    def _read(self, spark: SparkSession, paths: list[str]) -> DataFrame:
+    def _read(self, spark: SparkSession, paths: list[str], options: Mapping[str, Any] | None = None) -> DataFrame:
         from pyspark.sql import functions as F
 
-        frame = spark.read.parquet(*paths)
+        frame = spark.read.options(**(options or {})).parquet(*paths)
         self._check_columns(frame.columns)
         return frame.select(*[F.col(f.name).cast(f.dataType).alias(f.name) for f in spark_schema(self.records.schema)])
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
-        present = self.files()
-        if (
-            present
-        ):  # a stream has its schema from the record, and would give null for a column that the files do not have
-            self._check_columns(spark.read.parquet(for_spark(present[0])).columns)
-        return self._stream(spark, spark_schema(self.records.schema), {})
+        files = Folder(self.path)
+        some = files.any()
+        if some is not None:  # a stream would give null for a column of the record that the files do not have
+            self._check_columns([*spark.read.parquet(files.location(some)).columns, *folder_columns(files)])
+        return self.unread(self._stream(spark, spark_schema(self.records.schema), {}, folder))
 
     def _alike(self, files: list[UPath]) -> bool:
         import pyarrow.parquet as pq
@@ -552,6 +612,21 @@ class FileSink(SparkSink[object]):
     def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
         reader = spark.read.option("header", True) if self.format == "csv" else spark.read
         return reader.format(self.format).load(for_spark(self.path)).limit(rows).toArrow()
+
+
+def folder_columns(files: Folder) -> set[str]:
+    """The columns that the names of folders tell, such as `day` in day=2024-01-01/a.csv."""
+    folders = (files.any() or "").split("/")[:-1]
+    return {name for name, is_column, _ in (folder.partition("=") for folder in folders) if is_column}
+
+
+def _from_path(field: StructField) -> Column:
+    """What the folders of a file tell of a field."""
+    from pyspark.sql import functions as F
+
+    path = F.url_decode(F.url_decode("_metadata.file_path"))  # once for the URL, once for the name of the folder
+    text = F.regexp_extract(path, f"/{re.escape(field.name)}=([^/]*)/", 1)
+    return F.when(~text.isin("", "__HIVE_DEFAULT_PARTITION__"), text).cast(field.dataType).alias(field.name)
 
 
 def _shown(file: str) -> str:

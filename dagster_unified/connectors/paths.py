@@ -7,6 +7,8 @@ import posixpath
 import re
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
+from urllib.parse import quote
+from uuid import uuid4
 
 from dagster_unified.errors import ConfigurationError
 
@@ -52,6 +54,32 @@ def for_spark(path: UPath) -> str:
     if path.protocol == "s3":
         return text.replace("s3://", "s3a://", 1)
     return text if _SCHEME.match(text) else f"file://{text}"
+
+
+def path_text(path: UPath) -> str:
+    """The path without its scheme and without a slash at its end."""
+    return str(path.path).rstrip("/") or "/"
+
+
+def is_local(path: UPath) -> bool:
+    """Whether a path is on this machine's disks."""
+    return path.protocol in ("", "file", "local")
+
+
+def put(path: UPath, content: bytes) -> None:
+    """Write a file so that it is there whole or not at all."""
+    if not is_local(path):
+        path.write_bytes(content)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staged = path.parent / f".{path.name}.{uuid4().hex[:8]}"
+    staged.write_bytes(content)
+    staged.rename(path)
+
+
+def url(path: str) -> str:
+    """A path or URL as Spark's logs have it, with all that is odd in it percent-encoded."""
+    return quote(path, safe="/:=+@,&$-_.!~*'()")
 
 
 def place_of(path: UPath) -> str:

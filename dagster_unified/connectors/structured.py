@@ -77,10 +77,10 @@ class StructuredSource(SparkSource[Out]):
         partition = (
             self.partition_options(self.part) if self.partition_options is not None and self.part is not None else {}
         )
-        return self._typed(spark.read.format(self.format).options(**{**self.options, **partition}).load())
+        return self.unread(self._typed(spark.read.format(self.format).options(**{**self.options, **partition}).load()))
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
-        return self._typed(spark.readStream.format(self.format).options(**self.options).load())
+        return self.unread(self._typed(spark.readStream.format(self.format).options(**self.options).load()))
 
     def _typed(self, frame: DataFrame) -> DataFrame:
         from pyspark.sql import functions as F

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from upath import UPath
 
 from dagster_unified.api import CollectionSource, RateSource
+from dagster_unified.connectors import listing
 from dagster_unified.connectors.positions import EverythingRead, FilesRead, PartitionsRead, Position, Unread
 from dagster_unified.errors import MalformedInputError, StateError, UnsupportedError
 from dagster_unified.orchestration.partitions import slice_of
@@ -38,19 +39,28 @@ def collection(data=SALES, name="sales"):
 
 
 class Query:
-    """One streaming query over a source: what it read, epoch by epoch, and the source's position at the last."""
+    """One streaming query over a source: what it read, epoch by epoch, and the source's position at one."""
 
     def __init__(self, spark, source, folder):
         self.spark, self.source, self.folder = spark, source, folder
+        self.checkpoint = folder / "spark" / "main"
         self.read = []
 
-    def run(self, while_it_runs=lambda query: None):
-        frame = self.source.read_stream(self.spark, UPath(self.folder / "own"))
-        query = (
-            frame.writeStream.foreachBatch(lambda rows, _: self.read.append(sorted(r.amount for r in rows.collect())))
-            .option("checkpointLocation", f"file://{self.folder}/checkpoint")
+    def start(self, frame):
+        return (
+            frame.writeStream.foreachBatch(lambda rows, _: self.read.append(sorted(int(r[0]) for r in rows.collect())))
+            .option("checkpointLocation", f"file://{self.checkpoint}")
             .start()
         )
+
+    def look(self, query):
+        """Lists what is monitored, and reads it."""
+        listing.look(UPath(self.folder), now=True)
+        query.processAllAvailable()
+
+    def run(self, while_it_runs=lambda query: None):
+        """What it has read so far, after it has read all that there is."""
+        query = self.start(self.source.read_stream(self.spark, UPath(self.folder / "sources" / "sales")))
         try:
             query.processAllAvailable()
             while_it_runs(query)
@@ -59,14 +69,12 @@ class Query:
         return sorted(amount for epoch in self.read for amount in epoch)
 
     def position(self, epoch=None):
-        offsets = self.folder / "checkpoint" / "offsets"
+        offsets = self.checkpoint / "offsets"
         last = max((int(f.name) for f in offsets.glob("[0-9]*")), default=None)
-        line = (
-            (offsets / str(last if epoch is None else epoch)).read_text().splitlines()[2] if last is not None else "-"
-        )
-        return self.source.stream_position(
-            UPath(self.folder / "checkpoint" / "sources" / "0"), None if line == "-" else line
-        )
+        if last is None:
+            return self.source.stream_position(None, None)
+        offset = (offsets / str(last if epoch is None else epoch)).read_text().splitlines()[2]
+        return self.source.stream_position(UPath(self.checkpoint / "sources" / "0"), offset)
 
 
 def read_batch(spark, source):

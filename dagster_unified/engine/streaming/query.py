@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
+from dagster_unified.connectors import listing
 from dagster_unified.connectors.paths import for_spark
 from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.events import EpochCommitted, Observer, Written
@@ -99,6 +100,7 @@ class Query(ABC):
 
     def tick(self) -> None:
         """Do what is due as time passes."""
+        listing.look(self.folder)
         if time.monotonic() - self._listed >= STALE:
             tables.refresh(self.tables)
             self._listed = time.monotonic()
@@ -204,6 +206,7 @@ class Query(ABC):
     def _drain(self) -> None:
         assert self.query is not None
         try:
+            listing.look(self.folder, now=True)
             self.query.processAllAvailable()
             with self._committing:
                 # A query that is stopped has nothing available either, and its input has not ended.

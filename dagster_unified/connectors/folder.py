@@ -1,0 +1,158 @@
+"""The files below a folder, or those that a pattern matches: which are there, and which may be new.
+
+Spark's rules say which files count: `*` stands for any part of a name, what matches may be a folder of files, names
+that begin with `_` or `.` are hidden, and of the folders in a folder only those such as day=2024-01-01 are part of it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Set
+from datetime import datetime
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dagster_unified.connectors.paths import for_spark, is_local, path_text, url
+
+if TYPE_CHECKING:
+    from upath import UPath
+
+_SETTLED = 2.0
+"""Seconds after which a folder's time of change tells every change: some disks count in whole seconds."""
+
+
+class File(NamedTuple):
+    """A file: its name below the root, its bytes, and when it was changed, in milliseconds since the epoch."""
+
+    name: str
+    size: int
+    changed: int
+
+
+class Folder:
+    """The files of a path: a file, a folder or a pattern with `*`; their names are told below `root`."""
+
+    def __init__(self, path: UPath) -> None:
+        text = path_text(path)
+        pieces = text.split("/")
+        stars = next((place for place, piece in enumerate(pieces) if "*" in piece), None)
+        place = len(pieces) - 1 if stars is None and path.is_file() else stars
+        self.path = path
+        self.root = text if place is None else "/".join(pieces[:place]) or "/"
+        self.local = is_local(path)
+        self._prefix = for_spark(path).removesuffix(text)
+        self._pattern = () if place is None else tuple(pieces[place:])
+        self._unchanged: dict[str, tuple[int, list[str]]] = {}
+        """By local folder, its time of change when it was listed, and the folders in it."""
+
+    def files(self) -> list[File]:
+        """All files."""
+        self.forget()
+        return self.new(frozenset())
+
+    def new(self, known: Set[str]) -> list[File]:
+        """The files whose names are not known.
+
+        Local folders that have not changed since they were listed the last time are taken for known.
+        """
+        if not self.local:
+            return [self._told(name, info) for name, info in self._remote() if name not in known]
+        names = [name for name in self._walk("", self._pattern) if name not in known]
+        return [file for file in map(self._looked_at, names) if file is not None]
+
+    def location(self, name: str) -> str:
+        """The path of a file, as Spark reads it."""
+        return f"{self._prefix}{self.root}/{name}"
+
+    def url_of(self, name: str) -> str:
+        """The URL of a file."""
+        return url(self.location(name))
+
+    def paths(self) -> list[str]:
+        """The paths of all files, without a scheme."""
+        self.forget()
+        names = self._walk("", self._pattern) if self.local else (name for name, _ in self._remote())
+        return [f"{self.root}/{name}" for name in names]
+
+    def any(self) -> str | None:
+        """The name of some file, or None where there is none."""
+        self._unchanged.clear()
+        if not self.local:
+            return next((name for name, _ in self._remote()), None)
+        return next(self._walk("", self._pattern), None)
+
+    def forget(self) -> None:
+        """List all folders again the next time."""
+        self._unchanged.clear()
+
+    def _told(self, name: str, info: Mapping[str, Any]) -> File:
+        return File(name, int(info.get("size") or 0), _changed(info))
+
+    def _looked_at(self, name: str) -> File | None:
+        try:
+            stat = os.stat(f"{self.root}/{name}")
+        except FileNotFoundError:
+            return None
+        return File(name, stat.st_size, stat.st_mtime_ns // 1_000_000)
+
+    def _walk(self, below: str, pattern: tuple[str, ...]) -> Iterator[str]:
+        """The names in a local folder that a pattern matches, or all of them."""
+        folder = f"{self.root}/{below}"
+        begun = time.time()
+        try:
+            changed = os.stat(folder).st_mtime_ns
+            known = self._unchanged.get(folder)
+            if known is None or known[0] != changed:
+                with os.scandir(folder) as entries:
+                    listed = [(entry.name, entry.is_dir()) for entry in entries]
+                folders = [name for name, is_folder in listed if is_folder]
+                yield from (f"{below}{n}" for n, is_folder in listed if not is_folder and _is_of(n, pattern, True))
+                if begun - changed / 1e9 > _SETTLED:
+                    self._unchanged[folder] = changed, folders
+            else:
+                folders = known[1]
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for name in folders:
+            if _is_of(name, pattern, False):
+                yield from self._walk(f"{below}{name}/", pattern[1:])
+
+    def _remote(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        files = self.path.fs
+        if not files.exists(self.root) and not self._pattern:
+            return
+        matches = (
+            files.glob("/".join([self.root, *self._pattern]), detail=True)
+            if self._pattern
+            else {self.root: {"type": "directory"}}
+        )
+        for match, info in matches.items():
+            found = files.find(match, detail=True) if info["type"] == "directory" else {match: info}
+            for path, told in found.items():
+                name = path.removeprefix(f"{self.root}/")
+                *folders, last = path.removeprefix(match).strip("/").split("/") if path != match else [name]
+                if not _is_hidden(last.rpartition("/")[2]) and all(_is_of(folder, (), False) for folder in folders):
+                    yield name, told
+
+
+def _is_of(name: str, pattern: tuple[str, ...], is_file: bool) -> bool:
+    """Whether what a folder has belongs to a pattern of names; one without names takes all that is not hidden."""
+    if not pattern:
+        return not _is_hidden(name) and (is_file or "=" in name)
+    if is_file and (len(pattern) > 1 or _is_hidden(name)):
+        return False
+    return fnmatchcase(name, pattern[0].replace("[", "[[]").replace("?", "[?]")) and not name.startswith(".")
+
+
+def _is_hidden(name: str) -> bool:
+    return (name.startswith("_") and "=" not in name) or name.startswith(".") or name.endswith("._COPYING_")
+
+
+def _changed(info: Mapping[str, Any]) -> int:
+    """When a file of a bucket was changed; each kind of store has a word of its own for it."""
+    words = ("LastModified", "mtime", "last_modified", "updated", "created")
+    told = next((info[word] for word in words if word in info), 0)
+    if isinstance(told, str):
+        told = datetime.fromisoformat(told)
+    return int(told.timestamp() * 1000) if isinstance(told, datetime) else int(told * 1000)

@@ -1,0 +1,334 @@
+"""What a STREAMING job has listed of a monitored folder, in chunks that Spark's file source reads one by one.
+
+Spark's own source lists the whole folder in every micro-batch, keeps each name in its log for ever, and takes no
+position from outside. So the library lists, and shows Spark only what is new:
+
+    <folder>/chunks/_spark_metadata/<n>.compact    the chunks that are there, as the log of a file sink
+    <folder>/chunks/<number>-<token>/              a chunk: a folder to Spark, with its files as the log of a sink
+    <folder>/names/<number>                        the names of the files in many chunks, up to that one
+
+A chunk is the "file" that Spark's source finds and logs; reading it, Spark takes its files from the log in it, and does
+not list them again. One chunk is one micro-batch's: of two at once Spark would list the folders and find nothing. A
+chunk never changes, so that an epoch that is run again, or gone back to, reads what it read.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from threading import Lock, Thread
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import msgspec
+from upath import UPath
+
+from dagster_unified.connectors import spark_log
+from dagster_unified.connectors.folder import File, Folder
+from dagster_unified.connectors.paths import for_spark, path_text, put, remove_tree, url
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PAUSE = 0.1
+"""Seconds between two listings, at least; one that takes long has ten times as long after it."""
+
+_LOG = "_spark_metadata"
+_BLOCK = 256
+"""Chunks whose names are put into one file when there are so many."""
+
+_GUARD = "not-a-chunk-of-its-own.gz"
+"""A file that cannot be read, which Spark would meet if it ever listed a chunk."""
+
+_CHUNK = re.compile(r"/chunks/(\d{10})-[0-9a-f]{6}$")
+
+_EARLIER = "earlier"
+"""The file with what was read before there were chunks."""
+
+_UTF8 = ("utf-8", "surrogateescape")
+
+
+class Listing:
+    """The chunks of one source of a job."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        files: Folder,
+        folder: UPath,
+        read: Iterable[str],
+        skip: Callable[[str], bool],
+        at_most: int | None,
+    ) -> None:
+        self.files, self.folder = files, folder
+        self._spark = spark
+        self._skip, self._at_most = skip, at_most
+        self._chunks = Chunks(folder, files.root)
+        self._known = set(read)
+        self._known.update(self._chunks.names())
+        self._shown = self._chunks.numbers()
+        self._lock = Lock()
+        self._due = 0.0
+        self._looking: Thread | None = None
+        self._failed: BaseException | None = None
+        self.readers = 1
+        """How many queries were given this listing's folder to read, at most."""
+
+    def look(self) -> None:
+        """List the folder, and show Spark what is new."""
+        with self._lock:
+            begun = time.monotonic()
+            try:
+                self._look()
+            except BaseException:
+                self.files.forget()
+                raise
+            finally:
+                ended = time.monotonic()
+                self._due = ended + max(PAUSE, 10 * (ended - begun))
+
+    def look_beside(self) -> None:
+        """List the folder in a thread, if it is time to and Spark has taken what it was shown.
+
+        So what comes while Spark is busy is one chunk. Raises what went wrong the last time.
+        """
+        if self._looking is not None:
+            if self._looking.is_alive():
+                return
+            self._looking = None
+            if self._failed is not None:
+                failed, self._failed = self._failed, None
+                raise failed
+        if time.monotonic() >= self._due:
+            self._looking = Thread(target=self._look_in_thread, daemon=True, name=f"list {self.files.root}")
+            self._looking.start()
+
+    def close(self) -> None:
+        """Wait for a listing that is under way."""
+        if self._looking is not None:
+            self._looking.join()
+
+    def _look_in_thread(self) -> None:
+        try:
+            if self._all_taken():
+                self._shown = []
+                self.look()
+            else:
+                self._due = time.monotonic() + PAUSE
+        except BaseException as error:
+            self._failed = error
+
+    def _all_taken(self) -> bool:
+        """Whether the queries that read the chunks have found all of them."""
+        if not self._shown:
+            return True
+        active = active_queries(self._spark)
+        running = [path for path in _checkpoints(self.folder) if spark_log.query_id(path) in active]
+        found = [number for path in running for number in _found(path, self.folder)]
+        return len(found) >= self.readers and min(found) >= self._shown[-1]
+
+    def _look(self) -> None:
+        new = self._new()
+        size = self._at_most or max(len(new), 1)
+        for start in range(0, len(new), size):
+            files = new[start : start + size]
+            self._shown.append(self._chunks.add(files, self.files.url_of))
+            self._known.update(file.name for file in files)
+        if new or not self._chunks.are_shown():
+            self._chunks.show(self._shown)
+
+    def _new(self) -> list[File]:
+        """The files that were not listed before, the oldest first."""
+        names = self.files.new(self._known)
+        return sorted((f for f in names if not self._skip(f.name)), key=lambda file: (file.changed, file.name))
+
+
+class Chunks:
+    """The chunks in the folder of a source of a job, with files below a root."""
+
+    def __init__(self, folder: UPath, root: str) -> None:
+        self.folder, self.path = folder, folder / "chunks"
+        self._below = f"{root}/"
+        found = self.path.iterdir() if self.path.exists() else ()
+        whole = (path.name for path in found if "-" in path.name and (path / _LOG / "0").exists())
+        self._by_number = {int(name.partition("-")[0]): name for name in whole}
+        self._token = uuid4().hex[:6]
+
+    def numbers(self) -> list[int]:
+        """The numbers of the chunks."""
+        return sorted(self._by_number)
+
+    def add(self, files: Sequence[File], url_of: Callable[[str], str]) -> int:
+        """Write a chunk, and give its number."""
+        number = max(self._by_number, default=-1) + 1
+        chunk = self.path / f"{number:010d}-{self._token}"
+        put(chunk / _GUARD, b"Spark reads one chunk at a time.")
+        put(chunk / _LOG / "0", _log(_status(url_of(file.name), file.size, file.changed) for file in files))
+        self._by_number[number] = chunk.name
+        if number % _BLOCK == _BLOCK - 1:
+            names = self._names(number - _BLOCK + 1, number)
+            put(self._block(number), zlib.compress("\0".join(names).encode(*_UTF8)))
+        return number
+
+    def names(self, until: int | None = None) -> Iterator[str]:
+        """The names of the files in all chunks up to a number."""
+        earlier = self.folder / "names" / _EARLIER
+        if earlier.exists():
+            yield from _unpacked(earlier)
+        yield from self._names(0, max(self._by_number, default=-1) if until is None else until)
+
+    def are_shown(self) -> bool:
+        """Whether Spark finds the chunks."""
+        return bool((self.path / _LOG).exists())
+
+    def show(self, numbers: Iterable[int]) -> None:
+        """Show Spark these chunks, and no others."""
+        log = self.path / _LOG
+        found = log.iterdir() if log.exists() else ()
+        versions = sorted(int(path.stem) for path in found if path.suffix == ".compact")
+        entries = [_status(url(for_spark(self.path / self._by_number[number])), 0, number) for number in numbers]
+        # a number that ends in 9 is Spark's for a file that stands for all before it
+        put(log / f"{(versions[-1] if versions else -1) + 10}.compact", _log(entries))
+        for version in versions[:-2]:
+            (log / f"{version}.compact").unlink(missing_ok=True)
+
+    def _names(self, first: int, last: int) -> Iterator[str]:
+        number = first
+        while number <= last:
+            end = number + _BLOCK - 1
+            if number % _BLOCK == 0 and end <= last and self._block(end).exists():
+                yield from _unpacked(self._block(end))
+                number = end + 1
+            else:
+                for entry in spark_log.entries(self.path / self._by_number[number] / _LOG / "0"):
+                    yield spark_log.path_of(entry.path).removeprefix(self._below)
+                number += 1
+
+    def _block(self, number: int) -> UPath:
+        return self.folder / "names" / f"{number:010d}"
+
+
+def _found(checkpoint: UPath, folder: UPath) -> list[int]:
+    """The number of the last chunk that each file source of a query has found, of those which read chunks here."""
+    below = f"{path_text(folder)}/chunks/"
+    numbers = []
+    for reader in spark_log.readers(checkpoint):
+        paths = [spark_log.path_of(entry.path) for entry in spark_log.newest(reader.log)]
+        chunks = [int(match[1]) for path in paths if path.startswith(below) and (match := _CHUNK.search(path))]
+        numbers += [max(chunks)] if chunks else []
+    return numbers
+
+
+def names_until(reader: spark_log.Reader, root: str) -> set[str]:
+    """The names of the files below a root that a file source has read, as far as Spark has logged it."""
+    paths = {spark_log.path_of(entry.path) for entry in spark_log.found(reader.log, reader.logged)}
+    chunks = {int(match[1]): path for path in paths if (match := _CHUNK.search(path))}
+    names = {path.removeprefix(f"{root}/") for path in paths.difference(chunks.values())}
+    if chunks:
+        last = max(chunks)
+        folder = UPath(chunks[last], protocol=reader.log.protocol, **reader.log.storage_options).parent.parent
+        names.update(Chunks(folder, root).names(last))
+    return names
+
+
+def active_queries(spark: SparkSession) -> set[str]:
+    """The ids of the queries that run."""
+    return {query.id for query in spark.streams.active}
+
+
+def _checkpoints(folder: UPath) -> list[UPath]:
+    """The checkpoints of the queries of the job that a source's folder belongs to."""
+    spark = folder.parent.parent / "spark"
+    return [path for path in spark.iterdir() if path.is_dir()] if spark.exists() else []
+
+
+def _unpacked(file: UPath) -> list[str]:
+    return zlib.decompress(file.read_bytes()).decode(*_UTF8).split("\0")
+
+
+def _log(entries: Iterable[str]) -> bytes:
+    return "\n".join(["v1", *entries]).encode()
+
+
+def _status(url: str, size: int, changed: int) -> str:
+    """An entry of the log of a file sink."""
+    status = {
+        "path": url,
+        "size": size,
+        "isDir": False,
+        "modificationTime": changed,
+        "blockReplication": 1,
+        "blockSize": 1 << 25,
+        "action": "add",
+    }
+    return msgspec.json.encode(status).decode()
+
+
+_listings: dict[str, Listing] = {}
+"""By the folder of a source of a job: the listings that queries read in this process."""
+
+_watched: set[str] = set()
+"""The folders of those that are listed again and again."""
+
+
+def show(
+    spark: SparkSession,
+    folder: UPath,
+    files: Folder,
+    read: Iterable[str],
+    skip: Callable[[str], bool],
+    at_most: int | None,
+    watch: bool,
+) -> str:
+    """List for a query that is about to start; gives the path that Spark reads.
+
+    `read` and `skip` tell what was read before the job began; with `watch` the folder is listed again whenever `look`
+    is called for the job.
+    """
+    key = path_text(folder)
+    before = _listings.pop(key, None)
+    if before is not None:
+        before.close()
+    active = active_queries(spark)
+    idle = [path for path in _checkpoints(folder) if spark_log.query_id(path) not in active]
+    runs = len(idle) < len(_checkpoints(folder))
+    for checkpoint in idle:
+        for reader in spark_log.readers(checkpoint):
+            spark_log.forget_unlogged(reader)
+    if not runs:
+        _begin(folder, files)
+    listing = Listing(spark, files, folder, read, skip, at_most)
+    listing.readers += before.readers if before is not None and runs else 0
+    listing.look()
+    _listings[key] = listing
+    (_watched.add if watch else _watched.discard)(key)
+    return for_spark(folder / "chunks")
+
+
+def _begin(folder: UPath, files: Folder) -> None:
+    """Without a query that has read chunks, begin without any.
+
+    What a query has read of the folder itself, as earlier versions of the library did, counts as read.
+    """
+    if any(_found(checkpoint, folder) for checkpoint in _checkpoints(folder)):
+        return
+    remove_tree(folder / "chunks")
+    remove_tree(folder / "names")
+    below = f"{files.root}/"
+    logs = [reader for checkpoint in _checkpoints(folder) for reader in spark_log.readers(checkpoint)]
+    paths = [spark_log.path_of(entry.path) for reader in logs for entry in spark_log.found(reader.log, reader.logged)]
+    names = [path.removeprefix(below) for path in paths if path.startswith(below)]
+    if names:
+        put(folder / "names" / _EARLIER, zlib.compress("\0".join(names).encode(*_UTF8)))
+
+
+def look(job: UPath, now: bool = False) -> None:
+    """List what the sources of a job monitor, where it is time to; with `now` in any case, and before it returns."""
+    below = f"{path_text(job)}/"
+    for key in [key for key in _watched if key.startswith(below)]:
+        if now:
+            _listings[key].look()
+        else:
+            _listings[key].look_beside()

@@ -1,0 +1,132 @@
+"""What Spark's file source keeps in a query's checkpoint: a log of what it has read, and its offset in each epoch.
+
+Spark 4.3 (`CompactibleFileStreamLog`, `FileStreamSourceLog`): `sources/<n>/<id>` has a line of JSON for each file that
+the source has found for one micro-batch, after a first line with a version; now and then `<id>.compact` has those of
+all before it as well, and files that it stands for may be gone. The offset of an epoch is the id that it read up to.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+from urllib.parse import unquote
+
+import msgspec
+from upath import UPath
+
+from dagster_unified.connectors.paths import put
+from dagster_unified.errors import StateError
+
+_LOG = re.compile(r"(\d+)(\.compact)?")
+
+
+class Found(msgspec.Struct, frozen=True, rename={"batch": "batchId"}):
+    """A path that the source has found, as a URL, and the id that it was found for."""
+
+    path: str
+    batch: int = -1
+
+
+class Offset(msgspec.Struct, frozen=True, rename={"id": "logOffset"}):
+    """The offset of a file source."""
+
+    id: int
+
+
+class Reader(NamedTuple):
+    """A file source of a query: its log, and up to which id Spark has logged an epoch, -1 before the first."""
+
+    log: UPath
+    logged: int
+
+
+def offset_of(text: str | None) -> int:
+    """The id in an offset; -1 where there is none."""
+    if text is None or text.strip() in ("-", ""):
+        return -1
+    try:
+        return msgspec.json.decode(text, type=Offset).id
+    except msgspec.DecodeError:
+        return -1
+
+
+def found(log: UPath, until: int | None) -> list[Found]:
+    """What a file source has found up to and with an id, or everything."""
+    files = _files(log)
+    last = max(files, default=-1) if until is None else until
+    compact = [number for number, name in files.items() if name.endswith(".compact")]
+    begin = max((number for number in compact if number <= last), default=0)
+    wanted = [*range(begin, last + 1)]
+    if any(number not in files for number in wanted):  # one that was written later stands for them
+        wanted = [number for number in compact if number > last][:1]
+        if not wanted:
+            raise StateError(f"Spark's log of a file source in {log} is not whole; restore the checkpoint from a copy")
+    everything = [entry for number in wanted for entry in entries(log / files[number])]
+    return [entry for entry in everything if entry.batch <= last]
+
+
+def newest(log: UPath) -> list[Found]:
+    """What a file source has found last, and perhaps what it found before."""
+    files = _files(log)
+    for number in sorted(files, reverse=True):  # one that was taken back leaves a file without entries
+        those = entries(log / files[number])
+        if those:
+            return those
+    return []
+
+
+def query_id(checkpoint: UPath) -> str | None:
+    """The id of the query that a checkpoint is of."""
+    file = checkpoint / "metadata"
+    return str(msgspec.json.decode(file.read_bytes())["id"]) if file.exists() else None
+
+
+def readers(checkpoint: UPath) -> list[Reader]:
+    """The file sources of a query, and what Spark has logged of them."""
+    folder, offsets = checkpoint / "sources", checkpoint / "offsets"
+    if not folder.exists():
+        return []
+    epochs = _files(offsets)
+    lines = (offsets / epochs[max(epochs)]).read_text().splitlines()[2:] if epochs else []
+    sources = {int(source.name): source for source in folder.iterdir() if source.name.isdigit()}
+    return [
+        Reader(log, offset_of(lines[number] if number < len(lines) else None))
+        for number, log in sorted(sources.items())
+        if _files(log)
+    ]
+
+
+def forget_unlogged(reader: Reader) -> None:
+    """Take back what the source has found for a micro-batch that Spark did not come to log.
+
+    Spark would read it together with what the source finds next.
+    """
+    files = _files(reader.log)
+    number = max(files, default=-1)
+    if number != reader.logged + 1:
+        return
+    file = reader.log / files[number]
+    kept = [msgspec.json.encode(entry).decode() for entry in entries(file) if entry.batch != number]
+    put(file, "\n".join(["v1", *kept]).encode())
+    (reader.log / f".{file.name}.crc").unlink(missing_ok=True)
+
+
+def path_of(url: str) -> str:
+    """The path of a file, without its scheme, as Spark's log has it."""
+    return unquote(re.sub(r"^[a-z][a-z0-9+.-]*:/+", "/" if url.startswith("file:") else "", url))
+
+
+def _files(folder: UPath) -> dict[int, str]:
+    """The files of a log, by their ids."""
+    names = (path.name for path in folder.iterdir()) if folder.exists() else ()
+    matches = [match for name in names if (match := _LOG.fullmatch(name))]
+    # one that stands for all before it is written in the place of a plain one
+    return {int(match[1]): match[0] for match in sorted(matches, key=lambda match: match[2] or "")}
+
+
+def entries(file: UPath) -> list[Found]:
+    """The entries of one file of a log, of a file source or of a file sink."""
+    lines = file.read_bytes().splitlines()
+    if not lines or lines[0] != b"v1":
+        raise StateError(f"{file} is not a log of Spark's file source in a version that is known, v1")
+    return [msgspec.json.decode(line, type=Found) for line in lines[1:]]
