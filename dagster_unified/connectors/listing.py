@@ -296,7 +296,9 @@ def show(
     runs = len(idle) < len(_checkpoints(folder))
     for checkpoint in idle:
         for reader in spark_log.readers(checkpoint):
-            spark_log.forget_unlogged(reader)
+            paths = [spark_log.path_of(entry.path) for entry in spark_log.newest(reader.log)]
+            if any(path.startswith((f"{key}/chunks/", f"{files.root}/")) for path in paths):
+                spark_log.forget_unlogged(reader)
     if not runs:
         _begin(folder, files)
     listing = Listing(spark, files, folder, read, skip, at_most)

@@ -7,6 +7,7 @@ all before it as well, and files that it stands for may be gone. The offset of a
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -41,13 +42,13 @@ class Reader(NamedTuple):
 
 
 def offset_of(text: str | None) -> int:
-    """The id in an offset; -1 where there is none."""
-    if text is None or text.strip() in ("-", ""):
+    """The id in an offset, -1 where there is none; raises `StateError` where it is not of a file source."""
+    if text is None or text.strip() == "-":
         return -1
     try:
         return msgspec.json.decode(text, type=Offset).id
     except msgspec.DecodeError:
-        return -1
+        raise StateError(f"{text[:200]} is not an offset of Spark's file source; restore the checkpoint") from None
 
 
 def found(log: UPath, until: int | None) -> list[Found]:
@@ -88,12 +89,15 @@ def readers(checkpoint: UPath) -> list[Reader]:
         return []
     epochs = _files(offsets)
     lines = (offsets / epochs[max(epochs)]).read_text().splitlines()[2:] if epochs else []
-    sources = {int(source.name): source for source in folder.iterdir() if source.name.isdigit()}
-    return [
-        Reader(log, offset_of(lines[number] if number < len(lines) else None))
-        for number, log in sorted(sources.items())
-        if _files(log)
-    ]
+    found = []
+    for log in folder.iterdir():
+        if not log.name.isdigit() or not _files(log):
+            continue
+        number = int(log.name)
+        with contextlib.suppress(StateError):  # it is not of a file source
+            newest(log)
+            found.append(Reader(log, offset_of(lines[number] if number < len(lines) else None)))
+    return sorted(found, key=lambda reader: int(reader.log.name))
 
 
 def forget_unlogged(reader: Reader) -> None:
@@ -127,6 +131,10 @@ def _files(folder: UPath) -> dict[int, str]:
 def entries(file: UPath) -> list[Found]:
     """The entries of one file of a log, of a file source or of a file sink."""
     lines = file.read_bytes().splitlines()
-    if not lines or lines[0] != b"v1":
+    try:
+        found = [msgspec.json.decode(line, type=Found) for line in lines[1:]]
+    except msgspec.DecodeError:
+        found = None
+    if found is None or lines[:1] != [b"v1"]:
         raise StateError(f"{file} is not a log of Spark's file source in a version that is known, v1")
-    return [msgspec.json.decode(line, type=Found) for line in lines[1:]]
+    return found

@@ -237,6 +237,21 @@ def test_sparks_log_is_read_over_its_compactions(spark, tmp_path):
         spark_log.found(log, 11)
 
 
+def test_what_other_sources_keep_in_a_checkpoint_is_left_alone(spark, tmp_path):
+    stream = Query(spark, watched(tmp_path / "in"), tmp_path / "job")
+    rate = spark.readStream.format("rate").load().selectExpr("value as amount")
+    query = stream.start(rate.unionByName(stream.source.read_stream(spark, UPath(tmp_path / "job/sources/sales"))))
+    query.processAllAvailable()
+    query.stop()
+    own = stream.checkpoint / "sources" / "0" / "0"
+    before = own.read_bytes()
+    put(tmp_path / "in", "a.csv", 1)
+    stream.source.read_stream(spark, UPath(tmp_path / "job/sources/sales"))
+    assert own.read_bytes() == before
+    with pytest.raises(StateError, match="17 is not an offset of Spark's file source"):
+        stream.source.stream_position(UPath(stream.checkpoint / "sources" / "0"), "17")
+
+
 def test_names_are_kept_together_when_there_are_many_chunks(tmp_path, monkeypatch):
     monkeypatch.setattr(listing, "_BLOCK", 4)
     chunks = listing.Chunks(UPath(tmp_path / "job"), str(tmp_path))
