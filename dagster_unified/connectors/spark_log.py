@@ -8,6 +8,7 @@ all before it as well, and files that it stands for may be gone. The offset of a
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -15,7 +16,7 @@ from urllib.parse import unquote
 import msgspec
 from upath import UPath
 
-from dagster_unified.connectors.paths import put
+from dagster_unified.connectors.paths import is_local, path_text, put
 from dagster_unified.errors import StateError
 
 _LOG = re.compile(r"(\d+)(\.compact)?")
@@ -122,7 +123,14 @@ def path_of(url: str) -> str:
 
 def _files(folder: UPath) -> dict[int, str]:
     """The files of a log, by their ids."""
-    names = (path.name for path in folder.iterdir()) if folder.exists() else ()
+    names: list[str] = []
+    if is_local(folder):
+        with contextlib.suppress(FileNotFoundError):
+            names = os.listdir(folder.path)
+    elif folder.exists():  # a bucket lists a folder in itself
+        found = folder.fs.ls(folder.path, detail=True)
+        own = [entry for entry in found if entry["type"] == "file" and entry["name"].rstrip("/") != path_text(folder)]
+        names = [entry["name"].rpartition("/")[2] for entry in own]
     matches = [match for name in names if (match := _LOG.fullmatch(name))]
     # one that stands for all before it is written in the place of a plain one
     return {int(match[1]): match[0] for match in sorted(matches, key=lambda match: match[2] or "")}
