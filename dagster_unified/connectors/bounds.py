@@ -141,7 +141,7 @@ class PathTemplate:
 
 
 class PathTimes:
-    """The times that the fields of a path template have in the paths of files: those of `start`, `end` or `key`.
+    """The times that one field of a path template has in the paths of files: its start, its end or its key.
 
     Raises `KeyError` with a directive that cannot be read back.
     """

@@ -615,7 +615,7 @@ class FileSink(SparkSink[object]):
 
 
 def folder_columns(files: Folder) -> set[str]:
-    """The columns that the names of folders tell, such as `day` in day=2024-01-01/a.csv."""
+    """The columns that the names of folders tell, such as the day in day=2024-01-01/a.csv."""
     folders = (files.any() or "").split("/")[:-1]
     return {name for name, is_column, _ in (folder.partition("=") for folder in folders) if is_column}
 
