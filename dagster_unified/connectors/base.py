@@ -91,9 +91,9 @@ class SparkSource(Source[Out]):
     """A source that Spark reads."""
 
     partition_columns: Mapping[str, str] = {}
-    """The fields that tell a record's partition, by dimension."""
+    """The fields that say a record's partition, by dimension."""
 
-    part: Slice | None = None
+    slice: Slice | None = None
     bound: bool = False
     behind: Position = Unread()
     """What was read of it before: it reads what comes after."""
@@ -124,21 +124,21 @@ class SparkSource(Source[Out]):
         changed.partition_columns = checked_columns(given, self.records.names, f"source '{self.name}'")
         return changed
 
-    def bounded_to(self, part: Slice | Dimensions) -> Self:
+    def bounded_to(self, slice_: Slice | Dimensions) -> Self:
         if not self.can_be_bounded():
             raise PipelineError(
                 f"source '{self.name}' ({self.describe()}) does not say what of it belongs to a partition;"
                 f" {self.how_to_bound()}"
             )
-        known = part.shape if isinstance(part, Slice) else part
+        known = slice_.shape if isinstance(slice_, Slice) else slice_
         self.check_dimensions(known)
         changed = copy.copy(self)
-        changed.part = part if isinstance(part, Slice) else None
+        changed.slice = slice_ if isinstance(slice_, Slice) else None
         changed.bound, changed.boundedness = True, Boundedness.BOUNDED
         return changed
 
     def settings(self) -> str:
-        dimensions = sorted(self.part.dimensions.items()) if self.part is not None else None
+        dimensions = sorted(self.slice.dimensions.items()) if self.slice is not None else None
         behind = "" if isinstance(self.behind, Unread) else f" after {self.behind.describe()}"
         return f"{sorted(self.partition_columns.items())} {dimensions}{behind}"
 
@@ -154,7 +154,7 @@ class SparkSource(Source[Out]):
 
     def how_to_bound(self) -> str:
         """What an author can do about that."""
-        return "name the field that tells, with .partitioned_by(field)"
+        return "name the field that says it, with .partitioned_by(field)"
 
     def read_partition(self, spark: SparkSession) -> DataFrame:
         """What a BATCH run reads: all, or the partition that the source is bounded to."""
@@ -163,8 +163,8 @@ class SparkSource(Source[Out]):
         frame = self.read(spark)
         return (
             frame
-            if self.part is None or not self.partition_columns
-            else within(frame, self.partition_columns, [self.part], self.name)
+            if self.slice is None or not self.partition_columns
+            else within(frame, self.partition_columns, [self.slice], self.name)
         )
 
     def read_partitions(self, spark: SparkSession, bounded: Sequence[SparkSource[Any]]) -> DataFrame:
@@ -176,7 +176,7 @@ class SparkSource(Source[Out]):
 
         from dagster_unified.connectors.bounds import within
 
-        slices = [source.part for source in bounded if source.part is not None]
+        slices = [source.slice for source in bounded if source.slice is not None]
         if self.partition_columns and self.reads_all():
             return within(self.read(spark), self.partition_columns, slices, self.name)
         frames = [
@@ -202,8 +202,8 @@ class SparkSource(Source[Out]):
         Ask before the run reads, so that what arrives meanwhile does not count. Raises `UnsupportedError` where the
         source cannot tell.
         """
-        if self.part is not None:
-            return partitions_read(self.part, self.name)
+        if self.slice is not None:
+            return partitions_read(self.slice, self.name)
         raise self._positionless()
 
     def stream_position(self, checkpoint_sources: UPath | None, offset: str | None) -> Position:
@@ -284,7 +284,7 @@ class SparkSink(Sink[In]):
         return None
 
     def exists(self) -> bool:
-        """Whether what it wrote is still there, as far as it can tell."""
+        """Whether what it wrote is still there, as far as it knows."""
         return True
 
     def dataset(self) -> ds.Dataset:

@@ -85,9 +85,9 @@ class PathTemplate:
         """The pattern that all partitions' paths match."""
         return self._filled(lambda _name, form: "/".join("*" for _ in form.split("/")))
 
-    def of(self, part: Slice) -> str:
+    def of(self, slice_: Slice) -> str:
         """The path of one partition."""
-        return self._filled(lambda name, form: self._value(name, form, part))
+        return self._filled(lambda name, form: self._value(name, form, slice_))
 
     def tells_no_time(self) -> str | None:
         """Why the paths of files do not tell which partitions in time they are of; None where they do."""
@@ -121,13 +121,13 @@ class PathTemplate:
         """The path, with each field replaced."""
         return "".join(text + (value(name, form) if name is not None else "") for text, name, form in self._pieces)
 
-    def _value(self, name: str, form: str, part: Slice) -> str:
-        time = part.time()
+    def _value(self, name: str, form: str, slice_: Slice) -> str:
+        time = slice_.time()
         known: dict[str, datetime | str] = {
-            "key": part.key,
+            "key": slice_.key,
             **({"start": time.start, "end": time.end} if time is not None else {}),
         }
-        known |= {n: p.start if isinstance(p, TimeRange) else p for n, p in part.dimensions.items() if n}
+        known |= {n: p.start if isinstance(p, TimeRange) else p for n, p in slice_.dimensions.items() if n}
         value = known[name]
         text = value.strftime(form or "%Y-%m-%d") if isinstance(value, datetime) else str(value)
         if not all(
@@ -135,7 +135,7 @@ class PathTemplate:
             for segment in (text.split("/") if isinstance(value, datetime) else [text])
         ):
             raise PipelineError(
-                f"{self.where}: partition '{part.key}' gives {text!r} for {{{name}}}, which cannot be part of a path"
+                f"{self.where}: partition '{slice_.key}' gives {text!r} for {{{name}}}, which cannot be part of a path"
             )
         return text
 
@@ -233,7 +233,7 @@ def check_partition_columns(columns: Mapping[str, str], schema: pa.Schema, known
 _TIMES = (pa.types.is_timestamp, pa.types.is_date, pa.types.is_int64, pa.types.is_string)
 
 
-def within(frame: DataFrame, columns: Mapping[str, str], parts: Sequence[Slice], source: str) -> DataFrame:
+def within(frame: DataFrame, columns: Mapping[str, str], slices: Sequence[Slice], source: str) -> DataFrame:
     """The rows of a partition or, of several, with the place of each row's own in the column `PARTITION_INDEX`.
 
     A row whose partition is not known is malformed: put with the others, for every partition that it may belong to,
@@ -241,10 +241,10 @@ def within(frame: DataFrame, columns: Mapping[str, str], parts: Sequence[Slice],
     """
     where = f"source '{source}'"
     tests = [
-        (column, [_test(frame, dimension, column, part, where) for part in parts])
+        (column, [_test(frame, dimension, column, slice_, where) for slice_ in slices])
         for dimension, column in columns.items()
     ]
-    return _kept(frame, tests, len(parts), source)
+    return _kept(frame, tests, len(slices), source)
 
 
 def beyond(frame: DataFrame, column: str, until: datetime, source: str) -> DataFrame:
@@ -259,16 +259,16 @@ def beyond(frame: DataFrame, column: str, until: datetime, source: str) -> DataF
 
 
 def _kept(
-    frame: DataFrame, tests: Sequence[tuple[str, Sequence[tuple[Column, Column]]]], parts: int, source: str
+    frame: DataFrame, tests: Sequence[tuple[str, Sequence[tuple[Column, Column]]]], slices: int, source: str
 ) -> DataFrame:
-    """The rows that pass the tests of some columns for one of the parts, or whose column does not tell."""
+    """The rows that pass the tests of some columns for one of the slices, or whose column does not say it."""
     from pyspark.sql import functions as F
 
     diverts = MALFORMED in frame.columns
     text = F.to_json(F.struct(*[c for c in frame.columns if c != MALFORMED]))
     problem = F.col(MALFORMED) if diverts else F.lit(None)
-    kept = [problem.isNotNull() if diverts else F.lit(False)] * parts
-    known = [F.lit(True)] * parts
+    kept = [problem.isNotNull() if diverts else F.lit(False)] * slices
+    known = [F.lit(True)] * slices
     for column, outcomes in tests:
         unknown = outcomes[0][0].isNull()
         row = F.struct(
@@ -280,18 +280,18 @@ def _kept(
         known = [so_far & (inside | unknown) for so_far, (_, inside) in zip(known, outcomes, strict=True)]
     kept = [bad | belongs for bad, belongs in zip(kept, known, strict=True)]
     found = frame.where(functools.reduce(lambda one, other: one | other, kept))
-    if parts > 1:
+    if slices > 1:
         places = F.array_compact(F.array(*[F.when(belongs, F.lit(place)) for place, belongs in enumerate(kept)]))
         found = found.withColumn(PARTITION_INDEX, F.explode(places))
     found = found.withColumn(MALFORMED, problem)
     return found if diverts else found.where(fitting(source)).drop(MALFORMED)
 
 
-def _test(frame: DataFrame, dimension: str, column: str, part: Slice, where: str) -> tuple[Column, Column]:
+def _test(frame: DataFrame, dimension: str, column: str, slice_: Slice, where: str) -> tuple[Column, Column]:
     """What a column says of the partition, and whether it is this one."""
     from pyspark.sql import functions as F
 
-    bounds = part.dimensions[dimension]
+    bounds = slice_.dimensions[dimension]
     if isinstance(bounds, TimeRange):
         return _in_time(F.col(column), frame.schema[column].dataType, bounds.start, bounds.end, column, where)
     return _equal(F.col(column), bounds)

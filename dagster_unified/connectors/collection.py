@@ -35,7 +35,7 @@ class CollectionSource(SparkSource[Out]):
 
     def describe(self) -> str:
         return f"{len(self.data)} records given in the program" + (
-            f", partition {self.part.key}" if self.part is not None else ""
+            f", partition {self.slice.key}" if self.slice is not None else ""
         )
 
     def snapshot(self) -> str:
@@ -66,7 +66,7 @@ class CollectionSource(SparkSource[Out]):
         return self.unread(spark.createDataFrame(self._table(), schema=spark_schema(self.records.schema)))
 
     def batch_position(self, spark: SparkSession) -> Position:
-        return EverythingRead(len(self.data)) if self.part is None else super().batch_position(spark)
+        return EverythingRead(len(self.data)) if self.slice is None else super().batch_position(spark)
 
     def stream_position(self, checkpoint_sources: UPath | None, offset: str | None) -> Position:
         return self.behind if offset is None else EverythingRead(len(self.data))

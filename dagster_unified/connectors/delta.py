@@ -222,12 +222,12 @@ class DeltaSink(SparkSink[object]):
                     pq.ParquetFile(file, pre_buffer=False).iter_batches(batch_size=rows, use_threads=False), None
                 )
             if batch is not None:
-                told = _partition(row)
+                values = _partition(row)
                 columns = [
                     (
                         batch.column(f.name)
                         if f.name in batch.schema.names
-                        else pa.array([told.get(f.name)] * batch.num_rows, pa.string())
+                        else pa.array([values.get(f.name)] * batch.num_rows, pa.string())
                     )
                     for f in schema
                 ]
@@ -378,7 +378,7 @@ class DeltaSink(SparkSink[object]):
     def _undone(self, table: DeltaTable, writing: _Writing) -> list[RemoveAction]:
         """Removals of what a STREAMING job had added from an epoch on, to which it has gone back.
 
-        A merge leaves nothing that could be told by its file.
+        A merge leaves nothing that its file identifies.
         """
         if self.mode == "upsert":
             return []

@@ -61,7 +61,7 @@ _PLAIN = re.compile(r"(?!.*/\.\.?/)[\w./=+:@-]+", re.ASCII)
 """Paths that Spark shows as they are."""
 
 _MOST = 2_000
-"""Files whose partitions are told by a table of their paths."""
+"""Files at most whose partitions are looked up in a table of their paths."""
 
 
 class _FileSource(SparkSource[Out]):
@@ -98,7 +98,7 @@ class _FileSource(SparkSource[Out]):
         self.records = record_type(record, f"source '{self.name}'")
 
     def describe(self) -> str:
-        partition = f", partition {self.part.key}" if self.part is not None else ""
+        partition = f", partition {self.slice.key}" if self.slice is not None else ""
         return (
             f"{self.format} files {'appearing ' if self.boundedness is Boundedness.UNBOUNDED else ''}at"
             f" {self.path}{partition}"
@@ -118,17 +118,17 @@ class _FileSource(SparkSource[Out]):
         if self.template is not None:
             self.template.check(known)
 
-    def bounded_to(self, part: Slice | Dimensions) -> Self:
-        changed = super().bounded_to(part)
-        if isinstance(part, Slice) and self.template is not None:
-            changed.path = storage_path(self.template.of(part), f"source '{self.name}'")
+    def bounded_to(self, slice_: Slice | Dimensions) -> Self:
+        changed = super().bounded_to(slice_)
+        if isinstance(slice_, Slice) and self.template is not None:
+            changed.path = storage_path(self.template.of(slice_), f"source '{self.name}'")
         return changed
 
     def reads_all(self) -> bool:
         return self.template is None
 
     def snapshot(self) -> str:
-        if self.boundedness is Boundedness.UNBOUNDED or (self.bound and self.part is None):
+        if self.boundedness is Boundedness.UNBOUNDED or (self.bound and self.slice is None):
             return ""
         return digest(*[f"{f}:{f.stat().st_size}:{f.stat().st_mtime}" for f in self.files()])
 
@@ -164,7 +164,7 @@ class _FileSource(SparkSource[Out]):
         return frame.withColumns({field.name: _from_path(field) for field in in_path})
 
     def batch_position(self, spark: SparkSession) -> Position:
-        if self.part is not None:
+        if self.slice is not None:
             return super().batch_position(spark)
         files = Folder(self.path)
         names = self._read_before().union(file.name for file in files.files())
@@ -265,7 +265,7 @@ class _FileSource(SparkSource[Out]):
     def _existing(self) -> list[UPath]:
         found = self.files()
         if not found:
-            whose = f" for partition {self.part.key}" if self.part is not None else ""
+            whose = f" for partition {self.slice.key}" if self.slice is not None else ""
             raise PipelineError(f"source '{self.name}': there are no files at {self.path}{whose}; check the path")
         return found
 
@@ -355,7 +355,7 @@ class TextSource(_FileSource[Out]):
         found = lines.where(F.trim("value") == F.trim(F.lit(first))).limit(1).collect()
         line = f", line {found[0].line}" if found else ""
         return MalformedInputError(
-            f"source '{self.name}': {_shown(file)}{line}: {reason}: {row[:200]}; mend the file, or read it with"
+            f"source '{self.name}': {_shown(file)}{line}: {reason}: {row[:200]}; fix the file, or read it with"
             " on_malformed='drop' or 'divert'"
         )
 

@@ -86,19 +86,19 @@ Position = Unread | EverythingRead | PartitionsRead | FilesRead
 """What has been read of a source; `msgspec.json` writes and reads it."""
 
 
-def partitions_read(part: Slice, source: str) -> PartitionsRead:
+def partitions_read(slice_: Slice, source: str) -> PartitionsRead:
     """The position at the end of a partition.
 
     Raises `UnsupportedError` where partitions have no order: they are static, or have several dimensions.
     """
-    time = part.time()
-    if time is None or len(part.dimensions) > 1:
+    time = slice_.time()
+    if time is None or len(slice_.dimensions) > 1:
         why = "are not in time" if time is None else "have several dimensions"
         raise UnsupportedError(
-            f"source '{source}': it has read partition '{part.key}', and partitions that {why} have no order, so that"
+            f"source '{source}': it has read partition '{slice_.key}', and partitions that {why} have no order, so that"
             " nothing can come after it; take the savepoint of a run without partitions, or of partitions in time only"
         )
-    return PartitionsRead(datetime.fromisoformat(time.end.isoformat()), part.key)
+    return PartitionsRead(datetime.fromisoformat(time.end.isoformat()), slice_.key)
 
 
 def cannot_follow(source: str, position: Position, reason: str) -> StateError:

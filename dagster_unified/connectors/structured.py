@@ -27,8 +27,8 @@ class StructuredSource(SparkSource[Out]):
     Its columns are those of `record`, cast where nothing is lost.
 
     With `bounded=True` BATCH reads it with `spark.read`; `options` then have to say where it ends, such as Kafka's
-    `endingOffsets`. `partition_options` gives the further options with which BATCH reads a partition, such as Kafka's
-    `startingTimestamp` and `endingTimestamp` from `part.time()`.
+    `endingOffsets`. `partition_options` gets a partition as a `Slice`, and returns the further options with which BATCH
+    reads it, such as Kafka's `startingTimestamp` and `endingTimestamp` from its `time()`.
 
     Examples:
         >>> class Message(NamedTuple):
@@ -56,7 +56,7 @@ class StructuredSource(SparkSource[Out]):
         self.boundedness = Boundedness.BOUNDED if bounded else Boundedness.UNBOUNDED
 
     def describe(self) -> str:
-        return f"Spark source {self.format}" + (f", partition {self.part.key}" if self.part is not None else "")
+        return f"Spark source {self.format}" + (f", partition {self.slice.key}" if self.slice is not None else "")
 
     def identifies_input(self) -> bool:
         return False
@@ -75,7 +75,7 @@ class StructuredSource(SparkSource[Out]):
 
     def read(self, spark: SparkSession) -> DataFrame:
         partition = (
-            self.partition_options(self.part) if self.partition_options is not None and self.part is not None else {}
+            self.partition_options(self.slice) if self.partition_options is not None and self.slice is not None else {}
         )
         return self.unread(self._typed(spark.read.format(self.format).options(**{**self.options, **partition}).load()))
 

@@ -75,7 +75,7 @@ class Source(ABC, Generic[Out]):
         """
         return None
 
-    def bounded_to(self, part: Slice | Dimensions) -> Source[Out]:
+    def bounded_to(self, slice_: Slice | Dimensions) -> Source[Out]:
         """The source that reads this partition and nothing else.
 
         Dimensions stand for a partition of which nothing else is known yet. Raises `PipelineError` where it does not

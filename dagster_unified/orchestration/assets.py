@@ -198,21 +198,21 @@ class _Step:
     region: Region
     options: Configuration
     translator: "StageTranslator"
-    part: Slice | None = None
+    slice: Slice | None = None
     recomputed: dict[str, str] = field(default_factory=dict)
     """Stages that had to be recomputed for this one, and why."""
 
     @property
     def key(self) -> str:
         """Its partition's key."""
-        assert self.part is not None
-        return self.part.key
+        assert self.slice is not None
+        return self.slice.key
 
     def __post_init__(self) -> None:
         self.producers = Producers(
             self.context.resources.intermediates.store(),
             self.loaded.name,
-            self.part,
+            self.slice,
             self.context.run,
             self.context.instance,
         )
@@ -220,7 +220,7 @@ class _Step:
     @cached_property
     def launched(self) -> Plan:
         """The plan for this partition, with the options that were set at launch."""
-        return self.batch.plan(self.options, self.part)
+        return self.batch.plan(self.options, self.slice)
 
     @cached_property
     def launched_region(self) -> Region | None:
@@ -294,7 +294,7 @@ class _Step:
                 run_id=self.context.run.run_id,
                 execution=self.producers.execution(self.launched_region.name),
                 partition=self.producers.partition,
-                observe=_observer(self.context, self.part, self.recomputed),
+                observe=_observer(self.context, self.slice, self.recomputed),
                 carry=self._carrying(),
                 check=asked.check,
             )
@@ -315,7 +315,9 @@ class _Step:
                 found = in_batch(run.store, run.plan.name, node)
                 key = self.translator.get_malformed_key(self.launched, node)
                 self.context.log_event(
-                    materialized(key, found, manifest.diverted[node.uid], None if self.part is None else self.part.key)
+                    materialized(
+                        key, found, manifest.diverted[node.uid], None if self.slice is None else self.slice.key
+                    )
                 )
         return {**shown, **{f"recomputed {stage}": reason for stage, reason in self.recomputed.items()}}
 
@@ -346,12 +348,12 @@ class _Step:
         partitions = self.batch.partitions
         if (
             not self.batch.carry_state
-            or self.part is None
+            or self.slice is None
             or not isinstance(partitions, TimeWindowPartitionsDefinition)
         ):
             return None
-        key = key_before(partitions, self.part.key)
-        last = key_after(partitions, self.part.key) is None
+        key = key_before(partitions, self.slice.key)
+        last = key_after(partitions, self.slice.key) is None
         if key is None:
             return Carrying(None, "", last)
         before = self.producers.of(slice_of(partitions, key))
@@ -376,10 +378,10 @@ def run_steps(steps: "Sequence[_Step]") -> list[dict[str, Any]]:
 
 
 def _observer(
-    context: AssetExecutionContext, part: Slice | None, recomputed: dict[str, str]
+    context: AssetExecutionContext, slice_: Slice | None, recomputed: dict[str, str]
 ) -> Callable[[Event], None]:
     """Writes what happens to the run's log, and remembers which stages were recomputed, and why."""
-    of = "" if part is None else f" of partition {part.key}"
+    of = "" if slice_ is None else f" of partition {slice_.key}"
 
     def observe(event: Event) -> None:
         progress.report(event)

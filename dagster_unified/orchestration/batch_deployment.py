@@ -91,11 +91,11 @@ class BatchDeployment:
             checked_carrying(name, self.partitions)
             object.__setattr__(self, "backfill_policy", self.backfill_policy or BackfillPolicy.single_run())
 
-    def plan(self, options: Configuration, part: Slice | None = None) -> Plan:
+    def plan(self, options: Configuration, slice_: Slice | None = None) -> Plan:
         """Plan one partition or, while none is known, the stages that become assets."""
         graph = self.pipeline.graph()
         if self.partitions is not None:
-            graph = bound(graph, dimensions_of(self.partitions) if part is None else part)
+            graph = bound(graph, dimensions_of(self.partitions) if slice_ is None else slice_)
         return plan(graph, options, self.carry_state)
 
     def loaded(self) -> Plan:

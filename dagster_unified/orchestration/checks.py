@@ -42,13 +42,13 @@ from dagster_unified.orchestration.resources import session_of
 class Parity:
     """Re-runs a slice of a streaming pipeline's input in BATCH, and compares it with the sinks' tables.
 
-    `part` gives the slice, to which sources are bounded as to a partition; None is all input that is there. `where`
+    `slice` gives the slice, to which sources are bounded as to a partition; None is all input that is there. `where`
     says which rows of a table belong to it. What the stream has not come to yet, such as windows that are open,
     differs: choose a slice that its watermark has passed.
     """
 
-    part: Callable[[], Slice | None] = lambda: None
-    where: Callable[[Slice | None], pc.Expression | None] = lambda part: None
+    slice: Callable[[], Slice | None] = lambda: None
+    where: Callable[[Slice | None], pc.Expression | None] = lambda slice_: None
     options: Mapping[str, Any] = field(default_factory=dict)
     differences: int = 10
 
@@ -193,17 +193,17 @@ def _parity(
         description=f"BATCH over a slice of the input gives what {node.name} holds.",
     )
     def check(context: AssetCheckExecutionContext) -> AssetCheckResult:
-        part = parity.part()
+        slice_ = parity.slice()
         with tempfile.TemporaryDirectory(prefix="parity-") as folder:
-            made = batch_tables(graph, part, parity.options, session_of(context.resources.spark), folder)[node.name]
-        chosen = parity.where(part)
+            made = batch_tables(graph, slice_, parity.options, session_of(context.resources.spark), folder)[node.name]
+        chosen = parity.where(slice_)
         held, ours = sink.dataset().to_table(filter=chosen), made if chosen is None else made.filter(chosen)
         found = compare(ours, held, list(getattr(sink, "key", ())), parity.differences)
         return AssetCheckResult(
             passed=not found.different,
             description=f"{found.different} rows differ: {found.batch_rows} by BATCH, {found.table_rows} in the table",
             metadata={
-                "slice": part.key if part is not None else "all",
+                "slice": slice_.key if slice_ is not None else "all",
                 "rows by BATCH": found.batch_rows,
                 "rows in the table": found.table_rows,
                 "first differences": _differences(found),

@@ -23,23 +23,23 @@ class Producers:
 
     store: IntermediateStore
     pipeline: str
-    part: Slice | None
+    slice: Slice | None
     run: DagsterRun
     instance: DagsterInstance
 
     @property
     def partition(self) -> str:
         """The partition's name in the store."""
-        return WHOLE if self.part is None else self.part.name
+        return WHOLE if self.slice is None else self.slice.name
 
     @cached_property
     def lineage(self) -> list[str]:
         """The run, the run that it re-executes, and so on."""
         return list(lineage_of(self.run, self.instance))
 
-    def of(self, part: Slice) -> Producers:
+    def of(self, slice_: Slice) -> Producers:
         """The same for another partition."""
-        return replace(self, part=part)
+        return replace(self, slice=slice_)
 
     def latest(self, stage: str, key: AssetKey) -> Manifest | None:
         """What this run or one that it re-executes wrote for a stage, or else its latest materialization."""
@@ -68,7 +68,7 @@ class Producers:
 
         `before` is a moment in seconds since the epoch.
         """
-        partitions = None if self.part is None else [self.part.key]
+        partitions = None if self.slice is None else [self.slice.key]
         hits = self.instance.fetch_materializations(
             AssetRecordsFilter(asset_key=key, asset_partitions=partitions, before_timestamp=before), limit=1
         ).records

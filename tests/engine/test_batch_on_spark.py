@@ -239,7 +239,7 @@ def csv(tmp_path, on_malformed):
 
 
 def test_a_malformed_row_fails_the_run_with_file_and_line(run_on_spark, tmp_path):
-    with pytest.raises(MalformedInputError, match=r"source 'rows': .*rows\.csv, line 3: .*: b,many,y; mend the file"):
+    with pytest.raises(MalformedInputError, match=r"source 'rows': .*rows\.csv, line 3: .*: b,many,y; fix the file"):
         run_on_spark(csv(tmp_path, "fail"))
 
 
