@@ -25,6 +25,9 @@ from dagster_unified.operators.drivers.key_groups import ControlEvent
 FORMAT = 1
 NAME = "manifest.json"
 
+COPY = "savepoint.json"
+"""Says that there is a copy of a STREAMING job's checkpoint in the folder."""
+
 
 class DataFile(msgspec.Struct, frozen=True):
     """A Parquet file, relative to the savepoint, and its size in bytes."""
@@ -140,6 +143,11 @@ def read(path: str | UPath) -> tuple[UPath, Manifest]:
     try:
         data = (folder / NAME).read_bytes()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        if (folder / COPY).exists():
+            raise StateError(
+                f"the savepoint in {folder} is a copy of a checkpoint, without tables: its pipeline has native"
+                " aggregates, or a source that cannot tell what was read of it; only `dagster-unified restore` takes it"
+            ) from None
         raise StateError(
             f"there is no savepoint in {folder}: it has no {NAME}, which is written last; was it written to its end?"
         ) from None

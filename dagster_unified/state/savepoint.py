@@ -21,7 +21,7 @@ from dagster_unified.graph.options import option
 from dagster_unified.graph.plan import library_version
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.state.columns import TypedColumn
-from dagster_unified.operators.state.table import ENCODED, EVENT_TIMERS, HELD, PROCESSING_TIMERS
+from dagster_unified.operators.state.table import ENCODED, EVENT_TIMERS, HELD, PROCESSING_TIMERS, ROLE
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.state import manifest as manifests
 from dagster_unified.state.arranged import arranged, arranged_frame, arrow_table, is_frame, millis, state_schema
@@ -248,8 +248,8 @@ class Savepoint:
         Raises `StateError` where it is no state, or not that of the pipeline's operator.
         """
         where = f"{self.pipeline}: operator '{uid}'"
-        columns = self._key_of(uid, key)
         if is_frame(table):
+            columns = self._key_of(uid, key, ())
             if timers is not None and not is_frame(timers):
                 raise StateError(
                     f"{where}: its state is a DataFrame of Spark's, and its timers are not; give one as well"
@@ -258,8 +258,10 @@ class Savepoint:
             rows, count = frame, 0
             schema = state_schema(where, from_spark(frame.schema.json()), columns)
         else:
+            given = arrow_table(where, table)
+            columns = self._key_of(uid, key, _with_key_role(given.schema))
             times = None if timers is None else arrow_table(where, timers)
-            rows = arranged(where, arrow_table(where, table), columns, times)
+            rows = arranged(where, given, columns, times)
             schema, count = rows.schema, rows.num_rows
         self._check_key(where, uid, schema, columns)
         state = OperatorState(uid, name or self._name_of(uid), "", columns_of(schema), to_spark(schema), count, 0, [])
@@ -359,26 +361,26 @@ class Savepoint:
         node = self._node(uid)
         return uid if node is None else node.name
 
-    def _key_of(self, uid: str, key: str | Sequence[str] | None) -> tuple[str, ...]:
+    def _key_of(self, uid: str, key: str | Sequence[str] | None, own: tuple[str, ...]) -> tuple[str, ...]:
+        """The columns of an operator's key: `key` where it is given, else the pipeline's, else the table's `own`."""
         node = self._node(uid)
         declared = None if node is None else _declared_key(node)
-        if key is None and declared is None:
-            declared = self._held[uid].describe().key if uid in self._held else None
-            if declared is None:
+        if key is not None:
+            given = (key,) if isinstance(key, str) else tuple(key)
+            if declared is not None and given != declared:
                 raise StateError(
-                    f"{self.pipeline}: operator '{uid}': say which columns are its key, with key=, or give"
-                    " Savepoint.new the pipeline and not only its name"
+                    f"{self.pipeline}: operator '{uid}' is keyed by {', '.join(declared)}, and the table by"
+                    f" {', '.join(given)}; name the columns as the operator does"
                 )
-        if key is None:
-            assert declared is not None
-            return declared
-        given = (key,) if isinstance(key, str) else tuple(key)
-        if declared is not None and given != declared:
+            return given
+        stored = self._held[uid].describe().key if uid in self._held else ()
+        known = declared or own or stored
+        if not known:
             raise StateError(
-                f"{self.pipeline}: operator '{uid}' is keyed by {', '.join(declared)}, and the table by"
-                f" {', '.join(given)}; name the columns as the operator does"
+                f"{self.pipeline}: operator '{uid}': say which columns are its key, with key=, or give Savepoint.new"
+                " the pipeline and not only its name"
             )
-        return given
+        return known
 
     def _check_key(self, where: str, uid: str, schema: pa.Schema, key: Sequence[str]) -> None:
         node = self._node(uid)
@@ -410,6 +412,11 @@ class Savepoint:
 
 def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
+
+
+def _with_key_role(schema: pa.Schema) -> tuple[str, ...]:
+    """The columns of the key in a table that came out of a savepoint."""
+    return tuple(field.name for field in schema if (field.metadata or {}).get(ROLE) == b"key")
 
 
 def _declared_key(node: GraphNode) -> tuple[str, ...]:

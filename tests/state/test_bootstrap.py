@@ -1,6 +1,7 @@
 """State that a program makes of a table: a run of either mode starts from it."""
 
-from datetime import datetime, timezone
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from dagster_unified.errors import StateError
 from dagster_unified.records import record_type
 from dagster_unified.state import EverythingRead, Savepoint
 
+DAY = date(2026, 1, 1)
 SINCE = datetime(2020, 1, 1, tzinfo=timezone.utc)
 
 
@@ -38,6 +40,8 @@ class Out(NamedTuple):
 class Last(NamedTuple):
     at: datetime
     amount: int | None
+    took: timedelta = timedelta(0)
+    prices: dict[date, Decimal] = {}
 
 
 class Totals(KeyedProcessFunction):
@@ -50,6 +54,7 @@ class Totals(KeyedProcessFunction):
         last = self.last.value()
         self.by_amount.put(value.amount, (self.by_amount.get(value.amount) or 0) + 1)
         self.total.update((self.total.value() or 0) + value.amount)
+        self.last.update(Last(last.at if last else SINCE, None, timedelta(seconds=value.at), {DAY: Decimal("1.5")}))
         yield Out(value.shop, "total", self.total.value())
         yield Out(value.shop, f"of {value.amount}", self.by_amount.get(value.amount))
         if last is not None:
@@ -126,13 +131,14 @@ def test_a_run_starts_from_state_that_was_made_of_dataframes(spark, run_on_spark
     assert rows(f"{tmp_path}/table") == EXPECTED
 
 
-def test_what_a_run_has_left_is_read_changed_and_started_from(run_on_spark, tmp_path):
+def test_what_a_run_has_left_is_read_changed_and_started_from(run, run_on_spark, tmp_path):
     pipeline = totals(f"{tmp_path}/table")
-    run_on_spark(pipeline, {"execution.savepoint.path": f"{tmp_path}/left"})
+    run(pipeline, {"execution.savepoint.path": f"{tmp_path}/left"})
     left = Savepoint.read(f"{tmp_path}/left")
-    assert (left.pipeline, left.mode, left.operator("totals").name) == ("totals", "BATCH", "Totals")
+    assert (left.pipeline, left.operator("totals").name) == ("totals", "Totals")
     found = sorted(left.rows("totals"), key=lambda row: row["shop"])
-    assert found[0] == {"shop": "left out", "total": 1, "by_amount": {1: 1}}
+    last = {"at": SINCE, "amount": None, "took": timedelta(seconds=1), "prices": {DAY: Decimal("1.5")}}
+    assert found[0] == {"shop": "left out", "total": 1, "last": last, "by_amount": {1: 1}}
     assert left.positions["sales"].describe() == "the first 3 records"
     table = left.keyed_state("totals")
     doubled = table.set_column(table.schema.get_field_index("total"), "total", pa.array([2] * 3, pa.int64()))

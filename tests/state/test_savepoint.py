@@ -6,9 +6,10 @@ from datetime import datetime, timezone
 import pyarrow as pa
 import pytest
 
-from dagster_unified.api import KeyedProcessFunction, Pipeline, RuntimeContext, ValueStateDescriptor
+from dagster_unified.api import KeyedProcessFunction, MapStateDescriptor, Pipeline, RuntimeContext, ValueStateDescriptor
 from dagster_unified.errors import StateError
-from dagster_unified.operators.state.table import ENCODED, EVENT_TIMERS
+from dagster_unified.operators.state.pages import Content
+from dagster_unified.operators.state.table import ENCODED, EVENT_TIMERS, KeyShape, StateTable
 from dagster_unified.state import EverythingRead, Savepoint, Unread
 from dagster_unified.state.schemas import from_spark, to_spark
 
@@ -31,6 +32,12 @@ def shops():
 
 COUNTS = pa.table({"f0": ["north", "south"], "count": [3, 4]})
 TIMERS = pa.table({"f0": ["south", "east", "south"], "timestamp": [30, 10, 20], "domain": ["event"] * 3})
+
+
+def table_of(record, states, content):
+    """A table as a run writes it."""
+    table = StateTable("p: operator 'o'", KeyShape(("key",), str), record, states, {})
+    return pa.Table.from_batches([table.rows(content)])
 
 
 @pytest.fixture
@@ -89,6 +96,37 @@ def test_the_state_of_an_operator_is_replaced_dropped_and_renamed(written, tmp_p
     assert [row.get("count") for row in written.rows("counts")] == [3, 4, None]
 
 
+def test_what_arrow_has_no_type_for_is_decoded_where_rows_are_asked_for(tmp_path):
+    states = {"any": ValueStateDescriptor("any", int | str), "n": ValueStateDescriptor("n", int)}
+    content = Content({"a": {"any": "x", "n": 2**63}, "b": {"any": 1, "n": 1}})
+    made = Savepoint.new("p").with_state("u", table_of(int, states, content)).write(f"{tmp_path}/one")
+    assert list(made.rows("u")) == [{"key": "a", "any": "x", "n": 2**63}, {"key": "b", "n": 1, "any": 1}]
+    assert made.keyed_state("u")["n"].to_pylist() == [None, 1]
+
+
+@pytest.mark.parametrize(
+    ("record", "first", "second"),
+    [(int, {"record": 1}, {"record": 2}), (int | str, {"encoded": b"\x01"}, {"encoded": b"\xa1x"})],
+    ids=["typed", "msgpack"],
+)
+def test_elements_that_are_held_back_have_a_row_each(tmp_path, record, first, second):
+    held = [(5, "a", 1), (6, "b", "x" if "encoded" in second else 2)]
+    made = Savepoint.new("p").with_state("u", table_of(record, {}, Content(held=held))).write(f"{tmp_path}/one")
+    found = sorted(made.held_back("u").to_pylist(), key=lambda row: row["key"])
+    assert found == [{"key": "a", "timestamp": 5} | first, {"key": "b", "timestamp": 6} | second]
+    rows = sorted(made.rows("u"), key=lambda row: row["key"])
+    assert [row["__held_back"] for row in rows] == [[{"timestamp": t, "record": r}] for t, _, r in held]
+
+
+def test_broadcast_state_goes_into_a_savepoint_and_out_of_it(tmp_path):
+    broadcast = {"rules": MapStateDescriptor("rules", str, int)}
+    table = StateTable("p: operator 'o'", KeyShape(("key",), str), int, {}, broadcast)
+    row = pa.Table.from_batches([table.broadcast_row({"rules": {"a": 1}})])
+    made = Savepoint.new("p").with_state("u", row).write(f"{tmp_path}/one")
+    assert [(column.role, column.state) for column in made.operator("u").states] == [("broadcast", "rules")]
+    assert list(made.rows("u")) == [{"rules": {"a": 1}}]
+
+
 def test_a_savepoint_is_not_written_over_another(written, tmp_path):
     with pytest.raises(StateError, match=r"there is a savepoint in .*one already; give another path, or remove it"):
         written.write(f"{tmp_path}/one")
@@ -111,6 +149,12 @@ def test_a_missing_file_is_an_error_that_names_it(written, tmp_path):
         written.keyed_state("counts")
     with pytest.raises(StateError, match=rf"^{file} is missing, which the savepoint's manifest names"):
         Savepoint.read(written.path)
+
+
+def test_a_copy_of_a_checkpoint_without_tables_is_an_error_that_says_so(tmp_path):
+    (tmp_path / "savepoint.json").write_text("{}")
+    with pytest.raises(StateError, match=r"is a copy of a checkpoint, without tables: .*; only `dagster-unified"):
+        Savepoint.read(str(tmp_path))
 
 
 @pytest.mark.parametrize(
