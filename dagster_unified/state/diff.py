@@ -74,10 +74,11 @@ def _of_operator(a: Savepoint, b: Savepoint, uid: str, name: str, examples: int)
     found.only_a = len(before)
     if before or changed:
         for own, row in _rows(a, uid, key):
-            if hashable(own) in before:
+            place = hashable(own)
+            if place in before:
                 _first(found.first_only_a, own, examples)
-            elif hashable(own) in changed:
-                after = changed.pop(hashable(own))
+            elif place in changed:
+                after = changed.pop(place)
                 columns = [n for n in {**row, **after} if _digest(row.get(n)) != _digest(after.get(n))]
                 found.first_changed.append(Changed(own, _only(row, columns), _only(after, columns)))
     return found
@@ -97,17 +98,28 @@ def _rows(savepoint: Savepoint, uid: str, key: Sequence[str]) -> Iterator[tuple[
     for row in savepoint.rows(uid):
         own = {name: row.pop(name, None) for name in key}
         times = timer_times(row)
-        row = {n: v for n, v in row.items() if n not in (EVENT_TIMERS, PROCESSING_TIMERS)}
-        yield own, row | times
+        for name in (EVENT_TIMERS, PROCESSING_TIMERS):
+            row.pop(name, None)
+        row.update(times)
+        yield own, row
+
+
+_encode = msgspec.msgpack.Encoder().encode
+
+_PLAIN = frozenset({int, str, float, bool, type(None)})
 
 
 def _digest(value: Any) -> bytes:
-    return blake2b(msgspec.msgpack.encode(_ordered(value)), digest_size=16).digest()
+    return blake2b(_encode(_ordered(value)), digest_size=16).digest()
 
 
 def _ordered(value: Any) -> Any:
     """A value in which the entries of dicts are in an order of their own."""
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, dict):
-        entries = [(_ordered(k), _ordered(v)) for k, v in value.items()]
-        return sorted(entries, key=lambda entry: repr(entry[0]))
-    return [_ordered(v) for v in value] if isinstance(value, (list, tuple)) else value
+        names = sorted(value) if all(type(k) is str for k in value) else sorted(value, key=repr)
+        return [(_ordered(name), _ordered(value[name])) for name in names]
+    if isinstance(value, (list, tuple)):
+        return value if _PLAIN.issuperset(map(type, value)) else [_ordered(v) for v in value]
+    return value
