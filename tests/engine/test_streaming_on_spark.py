@@ -118,3 +118,32 @@ def test_lists_and_maps_that_outgrow_a_page(run_streaming, table, tmp_path):
     rows.key_by("key").process(Hoard()).sink_to(DeltaSink(str(tmp_path / "out"), mode="append"))
     assert run_streaming(pipeline) == "finished"
     assert table("out") == [("a", 1, 7), ("a", 4000, sum(range(3000)) + sum(range(2000, 4000)))]
+
+
+class Noted(KeyedProcessFunction):
+    """Writes down what it is given."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def open(self, context):
+        self.count = context.get_state(ValueStateDescriptor("count", int))
+
+    def process_element(self, value: Row, ctx) -> Iterable[Row]:
+        with open(self.file, "a") as notes:
+            notes.write(f"{value.key} {value.amount}\n")
+        yield value
+
+
+def test_a_sink_that_unites_streams_makes_no_operator_run_again(run_streaming, table, tmp_path):
+    pipeline = Pipeline("p")
+    rows = pipeline.from_collection([Row("a", 0, 1), Row("b", 0, 2)], Row).key_by("key")
+    noted, notes = rows.process(Noted(str(tmp_path / "notes"))), tmp_path / "notes"
+    noted.union(rows.reduce(add), noted.map(add_one)).sink_to(DeltaSink(str(tmp_path / "out"), mode="append"))
+    assert run_streaming(pipeline) == "finished"
+    assert sorted(notes.read_text().splitlines()) == ["a 1", "b 2"]
+    assert [amount for _, _, amount in table("out")] == [1, 1, 2, 2, 2, 3]
+
+
+def add_one(row: Row) -> Row:
+    return row._replace(amount=row.amount + 1)

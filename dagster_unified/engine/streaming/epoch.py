@@ -1,8 +1,8 @@
 """Commits one micro-batch: what the query computed goes to all sinks, as one epoch.
 
-The query's rows have to be computed exactly once, since that is what advances its state. If one sink takes everything,
-they go straight to it (`engine/writing.py` computes them also where the sink has this epoch already). Otherwise they
-are staged in the checkpoint directory, and each sink is written from there.
+The query's rows have to be computed exactly once, since that is what advances its state. If one sink takes everything
+as one stream, they go straight to it (`engine/writing.py` computes them also where the sink has this epoch already).
+Otherwise they are staged in the checkpoint directory, and each sink is written from there.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class EpochWriter:
         are computed, whether sinks may be spared an epoch without rows.
         """
         self.check()
-        if len(self.tail.sinks) == 1 and not kept:
+        if self._reads_once() and not kept:
             return self._write(epoch, partial(stream_of, frame))
         target = self.staging / f"epoch-{epoch}"
         frame.write.mode("overwrite").option("compression", "lz4_raw").parquet(for_spark(target))
@@ -84,6 +84,10 @@ class EpochWriter:
             self._begun = True
         remove_tree(target)
         return results, metrics
+
+    def _reads_once(self) -> bool:
+        """Whether the sinks read the rows of the query once: one sink does, and nothing before it unites streams."""
+        return len(self.tail.sinks) == 1 and all(len(self.plan.graph.inputs(node)) == 1 for node in self.tail.nodes)
 
     def _write(self, epoch: int, output: Callable[[Port], DataFrame]) -> tuple[dict[str, WriteResult], Metrics]:
         tail = Tail(self.plan, self.tail, self.spark, output, self._shipments)
