@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
@@ -23,6 +25,7 @@ from dagster_unified.api import (
     KeyedProcessFunction,
     ListStateDescriptor,
     MapStateDescriptor,
+    ParquetSource,
     Pipeline,
     ReducingStateDescriptor,
     TumblingEventTimeWindows,
@@ -336,3 +339,24 @@ def test_a_run_that_is_killed_while_it_leaves_or_takes_state_is_run_again_and_no
     _, written = manifest.read(f"{tmp_path}/savepoint")
     folders = {path.name for path in (tmp_path / "savepoint").iterdir() if path.is_dir()}
     assert folders == {one.folder.split("/")[0] for one in written.operators}
+
+
+def test_each_source_has_its_own_position(spark, tmp_path):
+    pipeline = Pipeline("several")
+    streams = []
+    for name, count in (("second", 2), ("first", 1), ("third", 3)):
+        for number in range(count):
+            (tmp_path / name).mkdir(exist_ok=True)
+            rows = pa.Table.from_pylist([Event(name, number, number)._asdict()])
+            pq.write_table(rows, tmp_path / name / f"{name}{number}.parquet")
+        streams.append(pipeline.from_source(ParquetSource(f"{tmp_path}/{name}", Event, name=name)).uid(name))
+    joined = streams[2].union(streams[0]).key_by("key").max_by("value").uid("largest")
+    joined.union(streams[1]).sink_to(DeltaSink(f"{tmp_path}/out", name="table"))
+    Cut(spark, tmp_path).run(pipeline, "STREAMING", {"execution.savepoint.path": f"{tmp_path}/savepoint"})
+    _, written = manifest.read(f"{tmp_path}/savepoint")
+    read = {uid: sorted(position.files()) for uid, position in written.positions.items()}
+    assert read == {
+        "first": ["first0.parquet"],
+        "second": ["second0.parquet", "second1.parquet"],
+        "third": ["third0.parquet", "third1.parquet", "third2.parquet"],
+    }
