@@ -195,6 +195,11 @@ def table(path):
     return sorted(tuple(r.values()) for r in DeltaTable(path).to_pyarrow_table().to_pylist())
 
 
+def test_a_run_without_data_hands_on_what_it_was_given(spark, tmp_path, whole):
+    pieces, modes = [EVENTS[:0], EVENTS[:6], EVENTS[:6], EVENTS], ("STREAMING", "BATCH", "STREAMING", "STREAMING")
+    assert Cut(spark, tmp_path).in_pieces(zoo, pieces, modes, (4, 4, 4, 4)) == whole
+
+
 events = st.lists(
     st.tuples(st.sampled_from(["a", "b", "cc"]), st.integers(0, 2 * HOUR - 1), st.integers(1, 9)),
     min_size=2,
@@ -288,6 +293,16 @@ def test_a_type_that_does_not_fit_is_an_error_that_names_it_before_anything_runs
     with pytest.raises(StateError, match=r"memory: operator 'Remembering': state 'held' is declared str, and the"):
         started(spark, tmp_path, left, remembering(str, f"{tmp_path}/out"), mode)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_start_that_failed_may_be_tried_again_from_another_savepoint(spark, tmp_path, left):
+    events = [*EVENTS[:2], Event("a", 0, 5)]
+    kept = {"execution.checkpointing.dir": f"{tmp_path}/kept"}
+    program = remembering(Held, f"{tmp_path}/out", events=events)
+    with pytest.raises(StateError, match="there is no savepoint"):
+        started(spark, tmp_path, tmp_path / "misspelt", program, "STREAMING", **kept)
+    started(spark, tmp_path, left, program, "STREAMING", **kept)
+    assert table(f"{tmp_path}/out") == [("a Held(value=1)",)]
 
 
 def test_state_that_no_operator_claims_is_an_error_unless_it_is_to_be_dropped(spark, tmp_path, left):

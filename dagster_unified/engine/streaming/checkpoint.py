@@ -128,7 +128,7 @@ class CheckpointDirectory:
             generation=(held.generation if held else 0) + changed,
             finished=False,
             timeline=held.timeline if held else 0,
-            start=held.start if held and held.id else wanted.start,
+            start=held.start if held and self.last_epoch("main") is not None else wanted.start,
             undone=held.undone if held and held.id else [],
             upgrades=(held.upgrades if held and held.loaded == wanted.loaded else 0) + (changed and held is not None),
         )
@@ -174,6 +174,12 @@ class CheckpointDirectory:
 
     def _write(self, record: Deployed) -> None:
         write_alternately(self.path / "deployment", record.version, msgspec.json.encode(record))
+
+    def last_epoch(self, query: str) -> int | None:
+        """The last epoch that Spark has logged as committed of a query; None before the first."""
+        folder = self.path / "spark" / query / "commits"
+        numbers = [int(p.name) for p in folder.iterdir() if p.name.isdigit()] if folder.exists() else []
+        return max(numbers, default=None)
 
     def begin_after(self, positions: Mapping[str, Position]) -> None:
         """Record what had been read of each source in the savepoint that the state begins with."""

@@ -17,7 +17,6 @@ from dagster_unified.engine.failures import translated
 from dagster_unified.engine.positions import after
 from dagster_unified.engine.session import is_connect
 from dagster_unified.engine.state_tables.savepoints import StartingState, starting_state
-from dagster_unified.engine.streaming import portable
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory, Deployed, HeldLease, wait_for
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.native_query import NativeQuery
@@ -27,7 +26,7 @@ from dagster_unified.engine.streaming.query import Deployment, Query
 from dagster_unified.engine.streaming.requests import Answer, Request, answer, read_answer, read_request
 from dagster_unified.engine.streaming.savepoint import check_whole, forget_interrupted, save
 from dagster_unified.engine.streaming.topology import MAIN, Lanes, Topology, laid_out, queries, topology
-from dagster_unified.errors import UnsupportedError
+from dagster_unified.errors import StateError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
@@ -163,8 +162,13 @@ class StreamingJob:
         """Write a savepoint of the state that the stopped queries have left."""
         assert self.deployed is not None
         spark, control = self.directory.path / "spark" / MAIN, self.directory.path / "control" / MAIN
-        checkpoint = portable.stopped(spark, ControlFile(str(control)).read())
-        return self._write_tables(self.deployed, checkpoint, path, reason)
+        epoch, event = self.directory.last_epoch(MAIN), ControlFile(str(control)).read()
+        if epoch is None and self.deployed.start:
+            raise StateError(
+                f"{self.plan.name}: there was no data after the savepoint {self.deployed.start}, whose state is what"
+                f" would be left in {path}; copy its folder"
+            )
+        return self._write_tables(self.deployed, FrozenCheckpoint(spark, epoch, event or ControlEvent()), path, reason)
 
     def _write_tables(self, deployed: Deployed, checkpoint: FrozenCheckpoint, path: str, reason: str) -> Manifest:
         stages = topology(self.plan, self._main_sinks(), Lanes(deployed.lanes))
@@ -245,7 +249,7 @@ class StreamingJob:
 
     def _start_state(self, deployed: Deployed) -> StartingState | None:
         """The savepoint to begin with, until the first epoch is committed."""
-        if not deployed.start or (self.directory.path / "spark" / MAIN / "commits" / "0").exists():
+        if not deployed.start or self.directory.last_epoch(MAIN) is not None:
             return None
         ignore = self.plan.execution.savepoint.ignore_unclaimed
         found = starting_state(self.plan, self.spark, deployed.start, ignore)

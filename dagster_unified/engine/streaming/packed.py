@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
 import pyarrow as pa
 
 from dagster_unified.connectors.base import MALFORMED, spark_schema
@@ -207,7 +208,9 @@ class PackedQuery(Query):
         self.frames = PackedFrames(self.plan, stages, self.spark, self.folder, control, lanes, self.tables, start)
         self.control = ControlFile(str(control))
         if start is not None and self.control.read() is None:
-            self.control.write(start.manifest.event)
+            # At least the first event, so that there is an epoch, and the state is taken, also where there is no data.
+            event = start.manifest.event
+            self.control.write(msgspec.structs.replace(event, number=max(1, event.number)))
         self.time = JobTime(self.plan, self.control.read(), wall_clock())
         self.stages = stages
         read = {head.source for head in stages.heads}

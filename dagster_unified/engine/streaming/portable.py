@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from urllib.parse import quote
 
 import msgspec
@@ -31,7 +31,7 @@ from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.numbers import INDEX
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.state import manifest as manifests
-from dagster_unified.state.manifest import Manifest
+from dagster_unified.state.manifest import Manifest, OperatorState
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,11 +45,18 @@ class FrozenCheckpoint:
     """
 
     folder: UPath
-    epoch: int
+    epoch: int | None
+    """None where there was no data, and so there is nothing in it."""
+
     event: ControlEvent
 
     def positions(self, plan: Plan, stages: Topology) -> dict[str, Position]:
         """What was read of each source at the epoch, by its uid."""
+        if self.epoch is None:
+            sources = [plan.graph.node(head.source) for head in stages.heads]
+            return {
+                n.uid: spark_source(plan.name, cast("g.SourceNode", n)).stream_position(None, None) for n in sources
+            }
         lines = (self.folder / "offsets" / str(self.epoch)).read_text().splitlines()
         offsets = lines[2:]  # after the log's version and the epoch's own settings, one of each source in their order
         found = {}
@@ -89,10 +96,12 @@ def write_tables(
     folder, attempt = manifests.check_free(path, "savepoint"), manifests.new_attempt()
     lanes = {track.program.steps[0].uid: lane for level in stages.levels for lane, track in level.items()}
     nodes = [node for node in stateful(plan) if node.uid in lanes]
-    with _readable(checkpoint.folder) as location:
-        state = _State(spark, location, checkpoint.epoch, len(stages.levels))
-        tables = operator_tables(plan, spark, nodes, {})
-        states = [write_table(table, state.pages(lanes[table.node.uid]), folder, attempt) for table in tables]
+    states: list[OperatorState] = []
+    if checkpoint.epoch is not None:
+        with _readable(checkpoint.folder) as location:
+            state = _State(spark, location, checkpoint.epoch, len(stages.levels))
+            tables = operator_tables(plan, spark, nodes, {})
+            states = [write_table(table, state.pages(lanes[table.node.uid]), folder, attempt) for table in tables]
     found = Manifest(
         library=library_version(),
         pipeline=plan.name,
@@ -104,7 +113,7 @@ def write_tables(
         event=msgspec.structs.replace(checkpoint.event, end=False),
         operators=states,
         positions=checkpoint.positions(plan, stages),
-        epochs={MAIN: checkpoint.epoch},
+        epochs={} if checkpoint.epoch is None else {MAIN: checkpoint.epoch},
     )
     manifests.commit(folder, found)
     return found

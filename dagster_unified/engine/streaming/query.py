@@ -179,15 +179,11 @@ class Query(ABC):
         if self._between is None or self.busy() or not self._committing.acquire(blocking=False):
             return
         try:
-            before = self._last_committed()
-            if not self.busy() and before >= 0:
+            before = self.directory.last_epoch(self.name)
+            if not self.busy() and before is not None:
                 self._act(before)
         finally:
             self._committing.release()
-
-    def _last_committed(self) -> int:
-        folder = self.folder / "spark" / self.name / "commits"
-        return max((int(p.name) for p in folder.iterdir() if p.name.isdigit()), default=-1) if folder.exists() else -1
 
     def _act(self, epoch: int) -> None:
         action, self._between = self._between, None
