@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import msgspec
-from upath import UPath
 
 from dagster_unified.connectors import spark_log
 from dagster_unified.connectors.folder import File, Folder
@@ -31,6 +30,7 @@ from dagster_unified.connectors.paths import for_spark, path_text, put, remove_t
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from upath import UPath
 
 PAUSE = 0.1
 """Seconds between two listings, at least; one that takes long has ten times as long after it."""
@@ -227,6 +227,8 @@ def names_until(reader: spark_log.Reader, root: str) -> set[str]:
     chunks = {int(match[1]): path for path in paths if (match := _CHUNK.search(path))}
     names = {path.removeprefix(f"{root}/") for path in paths.difference(chunks.values())}
     if chunks:
+        from upath import UPath  # slow to load, and a pipeline is built without it
+
         last = max(chunks)
         folder = UPath(chunks[last], protocol=reader.log.protocol, **reader.log.storage_options).parent.parent
         names.update(Chunks(folder, root).names(last))

@@ -10,14 +10,16 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
-from upath import UPath
 
 from dagster_unified.connectors.paths import is_local, path_text, put
 from dagster_unified.errors import StateError
+
+if TYPE_CHECKING:
+    from upath import UPath
 
 _LOG = re.compile(r"(\d+)(\.compact)?")
 
