@@ -28,7 +28,7 @@ settings.register_profile("ci", max_examples=50, deadline=None)
 settings.register_profile("nightly", max_examples=1000, deadline=None)
 settings.load_profile("nightly" if NIGHTLY else "ci")
 
-LONGEST_FIRST = ("end_to_end", "orchestration", "cli", "docs", "jobs", "engine", "conformance", "connectors")
+LONGEST_FIRST = ("end_to_end", "orchestration", "cli", "docs", "jobs", "state", "engine", "conformance", "connectors")
 """Folders whose tests start first, so that two workers end at about the same time."""
 
 
