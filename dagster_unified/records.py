@@ -177,7 +177,7 @@ class RecordType:
     def check_members(self, batch: pa.RecordBatch) -> None:
         """Raises `RecordTypeError` for a value of an enum's column that is no member's."""
         for i, (info, decode) in enumerate(zip(_column_types(self.python), _decoders(self.python), strict=True)):
-            if decode is not None and _holds_enum(info):
+            if decode is not None and holds(info, mi.EnumType):
                 column = batch.column(i)
                 self._decoded(i, decode, (column if pa.types.is_nested(column.type) else column.unique()).to_pylist())
 
@@ -510,14 +510,14 @@ def _enum(info: mi.Type) -> type[Enum] | None:
     return info.cls if isinstance(info, mi.EnumType) else None
 
 
-def _holds_enum(info: mi.Type) -> bool:
-    """Whether there is an enum in values of a type."""
-    if isinstance(info, mi.EnumType):
-        return True
-    return any(_holds_enum(inner) for inner in _inner(info))
+def holds(info: mi.Type, kind: type[mi.Type]) -> bool:
+    """Whether values of a type may have one of a kind in them, such as an enum."""
+    return isinstance(info, kind) or any(holds(inner, kind) for inner in _inner(info))
 
 
 def _inner(info: mi.Type) -> tuple[mi.Type, ...]:
+    if isinstance(info, mi.Metadata):
+        return (info.type,)
     if isinstance(info, mi.UnionType):
         return info.types
     if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)):

@@ -6,7 +6,9 @@ the key's msgpack encoding, so it is the same in every process, and for ever: st
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -61,6 +63,13 @@ def stretches(batch: pa.RecordBatch, column: str) -> Iterator[tuple[int, pa.Reco
         starts = _boundaries([batch.column(column)], batch.num_rows)
         for start, end in zip(starts, [*starts[1:], batch.num_rows], strict=True):
             yield batch.column(column)[start].as_py(), batch.slice(start, end - start)
+
+
+def grouped_stretches(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
+    """The stretches of batches that are sorted by a column of numbers, together for each number."""
+    rows = (stretch for batch in batches for stretch in stretches(batch, column))
+    for number, own in groupby(rows, key=itemgetter(0)):
+        yield number, (batch for _, batch in own)
 
 
 def key_groups(

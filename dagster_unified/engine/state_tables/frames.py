@@ -37,7 +37,7 @@ class OperatorTable:
     def rows(self, pages: DataFrame) -> DataFrame:
         """Its rows, from pages in the columns of `CARRIED_LAYOUT`."""
         by_group = pages.repartition("group").sortWithinPartitions("group", "page")
-        return by_group.mapInArrow(worker.to_rows(self.payload, self.schema), spark_schema(self.schema))
+        return by_group.mapInArrow(worker.to_rows(self.payload), spark_schema(self.schema))
 
     def pages(self, rows: DataFrame, groups: int, watermark: int, group: Column | None = None) -> DataFrame:
         """Pages of `groups` key groups, from rows. By default a key's group is that of a STREAMING job."""

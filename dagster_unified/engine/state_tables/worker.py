@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,10 +17,10 @@ from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.worker import this_subtask
 from dagster_unified.operators.broadcast import BroadcastOperator
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
+from dagster_unified.operators.drivers.carried import rows_of
 from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.drivers.key_groups import KeyGroups
-from dagster_unified.operators.keys import key_hash, stretches
-from dagster_unified.operators.layout import CARRIED_LAYOUT
+from dagster_unified.operators.keys import grouped_stretches, key_hash
 from dagster_unified.operators.numbers import BROADCAST
 from dagster_unified.operators.program.spec import Program
 from dagster_unified.operators.state.pages import Content
@@ -52,9 +51,9 @@ def describe(payloads: list[Payload], stored: list[bytes | None]) -> Mapped:
     return functools.partial(_describe, payloads, stored)
 
 
-def to_rows(payload: Payload, schema: pa.Schema) -> Mapped:
-    """Pages, sorted by group, as rows of a table with this schema."""
-    return functools.partial(_to_rows, payload, schema.serialize().to_pybytes())
+def to_rows(payload: Payload) -> Mapped:
+    """Pages, sorted by group, as rows of the operator's table."""
+    return functools.partial(_to_rows, payload)
 
 
 def to_groups(payload: Payload, groups: int) -> Mapped:
@@ -110,7 +109,7 @@ def _describe(
             yield pa.RecordBatch.from_pylist([{"operator": number, "schema": schema}], DESCRIBED)
 
 
-def _to_rows(payload: Payload, _: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _to_rows(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     with _opened(payload) as (driver, table):
         for group, store in _stores(batches):
             if driver.broadcast is not None and group == 0:
@@ -133,17 +132,12 @@ def _to_rows(payload: Payload, _: bytes, batches: Iterable[pa.RecordBatch]) -> I
 
 def _stores(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, MemoryStore]]:
     """The pages of one group after another."""
-    current, store = None, MemoryStore()
-    for batch in batches:
-        for group, rows in stretches(batch, "group"):
-            if group != current:
-                if current is not None:
-                    yield current, store
-                current, store = group, MemoryStore()
+    for group, own in grouped_stretches(batches, "group"):
+        store = MemoryStore()
+        for rows in own:
             pages, states = rows.column("page").to_pylist(), rows.column("state").to_pylist()
             store.pages.update(zip(pages, states, strict=True))
-    if current is not None:
-        yield current, store
+        yield group, store
 
 
 def _to_groups(payload: Payload, groups: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -165,46 +159,21 @@ def _with_group(batch: pa.RecordBatch, chosen: list[int]) -> pa.RecordBatch:
 
 def _to_pages(payload: Payload, watermark: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     with _opened(payload) as (driver, table):
-        for group, rows in _groups(batches):
+        for group, rows in grouped_stretches(batches, GROUP):
             store = MemoryStore()
             _fill(driver, table, store, rows, watermark)
-            columns: list[list[Any]] = [[group] * len(store.pages), list(store.pages), list(store.pages.values())]
-            arrays = [pa.array(c, f.type) for c, f in zip(columns, CARRIED_LAYOUT.schema, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, schema=CARRIED_LAYOUT.schema)
-
-
-def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, list[pa.RecordBatch]]]:
-    current: int | None = None
-    waiting: list[pa.RecordBatch] = []
-    for batch in batches:
-        for group, rows in stretches(batch, GROUP):
-            if group != current:
-                if current is not None:
-                    yield current, waiting
-                current, waiting = group, []
-            waiting.append(rows)
-    if current is not None:
-        yield current, waiting
+            yield rows_of(group, store)
 
 
 def _fill(
-    driver: KeyGroups, table: StateTable, store: MemoryStore, batches: list[pa.RecordBatch], watermark: int
+    driver: KeyGroups, table: StateTable, store: MemoryStore, batches: Iterable[pa.RecordBatch], watermark: int
 ) -> None:
     """Writes the pages of one group."""
     with driver.grouped.opened(store, watermark) as group:
-        driver.grouped.load(group, range(len(group.index.pages)))
         for batch in batches:
             rows = batch.filter(pc.invert(batch.column(MARKER)))
             broadcast = table.broadcast_of(rows)
             if broadcast is not None and driver.broadcast is not None:
                 store.write_page(BROADCAST, driver.broadcast.encode(broadcast))
-            content = table.content(rows)
-            group.keys.update(content.keys)
-            group.created += content.keys
-            for timestamp, key, generation in content.event_timers:
-                driver.operator.event_timers.register(key, timestamp, generation)
-            for timestamp, key, generation in content.processing_timers:
-                driver.operator.processing_timers.register(key, timestamp, generation)
-            for timestamp, key, record in content.held:
-                group.hold(key, [(timestamp, record)])
+            driver.grouped.put(group, table.content(rows))
         driver.grouped.save(group)

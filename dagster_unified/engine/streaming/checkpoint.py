@@ -85,6 +85,10 @@ class Lease(msgspec.Struct, frozen=True):
     beat: int
     released: bool = False
 
+    def is_alive(self, patience: float) -> bool:
+        """Whether its holder has given a sign of life within so many seconds, and still holds it."""
+        return not self.released and wall_clock() - self.beat < patience * 1000
+
 
 class CheckpointDirectory:
     """The directory of one pipeline's deployment."""
@@ -177,9 +181,7 @@ class CheckpointDirectory:
 
     def last_epoch(self, query: str) -> int | None:
         """The last epoch that Spark has logged as committed of a query; None before the first."""
-        folder = self.path / "spark" / query / "commits"
-        numbers = [int(p.name) for p in folder.iterdir() if p.name.isdigit()] if folder.exists() else []
-        return max(numbers, default=None)
+        return last_number(self.path / "spark" / query / "commits")
 
     def begin_after(self, positions: Mapping[str, Position]) -> None:
         """Record what had been read of each source in the savepoint that the state begins with."""
@@ -208,12 +210,7 @@ class CheckpointDirectory:
         folder = self.path / "lease"
         folder.mkdir(parents=True, exist_ok=True)
         held = self.holder()
-        if (
-            held is not None
-            and not held.released
-            and held.owner != owner
-            and wall_clock() - held.beat < patience * 1000
-        ):
+        if held is not None and held.owner != owner and held.is_alive(patience):
             raise LeaseLostError(
                 f"{self.path.name}: another job, {held.owner}, is writing and gave a sign of life"
                 f" {(wall_clock() - held.beat) / 1000:.0f} s ago; stop it first, or wait until it has been silent for"
@@ -292,6 +289,11 @@ def wait_for(directory: CheckpointDirectory, owner: str, patience: float, stoppe
             if time.monotonic() - begun > 1.5 * patience or stopped():
                 raise
             time.sleep(patience / 20)
+
+
+def last_number(log: UPath) -> int | None:
+    """The last number in one of Spark's logs, `offsets` or `commits`; None where it is empty."""
+    return max((int(p.name) for p in log.iterdir() if p.name.isdigit()), default=None) if log.exists() else None
 
 
 def _read(path: UPath) -> Lease | None:

@@ -25,7 +25,7 @@ from dagster_unified.engine.streaming.portable import FrozenCheckpoint, write_ta
 from dagster_unified.engine.streaming.query import Deployment, Query
 from dagster_unified.engine.streaming.requests import Answer, Request, answer, read_answer, read_request
 from dagster_unified.engine.streaming.savepoint import check_whole, forget_interrupted, save
-from dagster_unified.engine.streaming.topology import MAIN, Lanes, Topology, laid_out, queries, topology
+from dagster_unified.engine.streaming.topology import MAIN, Lanes, Topology, laid_out
 from dagster_unified.errors import StateError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.plan import Plan
@@ -90,6 +90,9 @@ class StreamingJob:
         self._lease: HeldLease | None = None
         self._queries: list[Query] = []
         self._ending = False
+        self._stages: Topology | None = None
+        """Those of the query of everything but native aggregates."""
+
         self._looked, self._taken = 0.0, 0
         self._saving: Thread | None = None
 
@@ -105,6 +108,7 @@ class StreamingJob:
             lanes = Lanes(held.lanes if held else None)
             wanted = laid_out(self.plan, lanes)
             packed = {one.name: stages for one, stages in wanted.items() if stages is not None}
+            self._stages = packed.get(MAIN)
             malformed = {n.uid: lanes.of(f"{n.uid} malformed") for n in self.plan.graph.sources}
             record = self._record(lanes, packed)
             if not self.start_as.fresh:
@@ -171,8 +175,8 @@ class StreamingJob:
         return self._write_tables(self.deployed, FrozenCheckpoint(spark, epoch, event or ControlEvent()), path, reason)
 
     def _write_tables(self, deployed: Deployed, checkpoint: FrozenCheckpoint, path: str, reason: str) -> Manifest:
-        stages = topology(self.plan, self._main_sinks(), Lanes(deployed.lanes))
-        return write_tables(self.plan, self.spark, deployed, stages, checkpoint, path, reason)
+        assert self._stages is not None
+        return write_tables(self.plan, self.spark, deployed, self._stages, checkpoint, path, reason)
 
     def _take_requested(self) -> None:
         """Take a savepoint that another process asks for, between two epochs; its tables are written meanwhile."""
@@ -211,9 +215,6 @@ class StreamingJob:
 
         self._saving = Thread(target=write, name=f"savepoint of {self.plan.name}", daemon=True)
         self._saving.start()
-
-    def _main_sinks(self) -> tuple[int, ...]:
-        return next(one.sinks for one in queries(self.plan) if one.aggregate is None)
 
     def drain(self) -> None:
         """End the input here (Flink: `stop --drain`).

@@ -22,7 +22,7 @@ from dagster_unified.connectors.positions import Position
 from dagster_unified.engine.dataframe.inputs import spark_source
 from dagster_unified.engine.state_tables.frames import operator_tables
 from dagster_unified.engine.state_tables.savepoints import stateful, write_table
-from dagster_unified.engine.streaming.checkpoint import Deployed
+from dagster_unified.engine.streaming.checkpoint import Deployed, last_number
 from dagster_unified.engine.streaming.topology import MAIN, Topology
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
@@ -72,15 +72,15 @@ class FrozenCheckpoint:
 
 def stopped(folder: UPath, event: ControlEvent | None) -> FrozenCheckpoint:
     """The checkpoint of a stopped job at its last epoch; raises `StateError` where there is none, or one was begun."""
-    committed, begun = _numbers(folder / "commits"), _numbers(folder / "offsets")
-    if not committed:
+    committed, begun = last_number(folder / "commits"), last_number(folder / "offsets")
+    if committed is None:
         raise StateError(f"there is no state to save in {folder}: no epoch was committed yet")
-    if max(begun) > max(committed):
+    if begun is not None and begun > committed:
         raise StateError(
-            f"epoch {max(begun)} in {folder} was begun and not committed: the job was killed; start it, and stop it"
+            f"epoch {begun} in {folder} was begun and not committed: the job was killed; start it, and stop it"
             " with a savepoint"
         )
-    return FrozenCheckpoint(folder, max(committed), event or ControlEvent())
+    return FrozenCheckpoint(folder, committed, event or ControlEvent())
 
 
 def write_tables(
@@ -171,7 +171,3 @@ class _State:
     def _read(self, operator: int, variable: str) -> DataFrame:
         reader = self.spark.read.format("statestore").option("operatorId", operator).option("stateVarName", variable)
         return reader.option("batchId", self.epoch).load(self.location)
-
-
-def _numbers(folder: UPath) -> list[int]:
-    return [int(p.name) for p in folder.iterdir() if p.name.isdigit()] if folder.exists() else []

@@ -179,13 +179,8 @@ def restore_stopped(
 
 
 def _epochs(directory: CheckpointDirectory) -> dict[str, int]:
-    found = {}
-    for query in _folders(directory.path / "spark"):
-        commits = query / "commits"
-        numbers = [int(p.name) for p in commits.iterdir() if p.name.isdigit()] if commits.exists() else []
-        if numbers:
-            found[query.name] = max(numbers)
-    return found
+    last = {query.name: directory.last_epoch(query.name) for query in _folders(directory.path / "spark")}
+    return {name: epoch for name, epoch in last.items() if epoch is not None}
 
 
 def _folders(path: UPath) -> list[UPath]:

@@ -17,7 +17,6 @@ from dagster_unified.engine.streaming.savepoint import Savepoint, save_stopped, 
 from dagster_unified.engine.streaming.topology import MAIN, Lanes, queries, topology
 from dagster_unified.errors import UnifiedError
 from dagster_unified.graph.plan import Plan
-from dagster_unified.operators.time import wall_clock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,4 +55,4 @@ def take(
 def _runs(directory: CheckpointDirectory) -> bool:
     """Whether a job holds the lease and is alive."""
     holder = directory.holder()
-    return holder is not None and not holder.released and wall_clock() - holder.beat < PATIENCE * 1000
+    return holder is not None and holder.is_alive(PATIENCE)

@@ -68,9 +68,8 @@ def carried(
             if group.waiting or group.store.pages:
                 given = MicroBatch(Arrived(group.waiting), events[partition], sorted_by_key=True)
                 driver.run(group.store, given, program.carry[partition].watermark)
-                rows = _rows(group.number, group.store)
-                if rows is not None:
-                    out.append(Emitted(state, rows, partition))
+                if _holds_something(group.store):
+                    out.append(Emitted(state, rows_of(group.number, group.store), partition))
                 else:
                     group.store = MemoryStore()
                 group.waiting = []
@@ -98,11 +97,13 @@ def carried(
     return dict(enumerate(metrics))
 
 
-def _rows(group: int, store: MemoryStore) -> pa.RecordBatch | None:
-    """What goes on to the next partition; None where the group holds nothing."""
+def _holds_something(store: MemoryStore) -> bool:
     index = store.read_index()
-    if index is None or all(page == Page() for page in decode_index(index).pages):
-        return None
+    return index is not None and any(page != Page() for page in decode_index(index).pages)
+
+
+def rows_of(group: int, store: MemoryStore) -> pa.RecordBatch:
+    """A group's pages as rows of state, in the columns of `CARRIED_LAYOUT`."""
     columns = [[group] * len(store.pages), list(store.pages), list(store.pages.values())]
     return pa.RecordBatch.from_arrays(
         [pa.array(c, f.type) for c, f in zip(columns, CARRIED_LAYOUT.schema, strict=True)],

@@ -108,11 +108,19 @@ class Group:
                 continue
             content = self.pages[number] = self.codec.decode(data, self._read_chunk)
             self.chunks |= content.parts()
-            self.keys.update(content.keys)
-            for timestamp, key, record in content.held:
-                self.held.setdefault(key, []).append((timestamp, record))
+            self._add(content)
             found.append(content)
         return found
+
+    def put(self, content: Content) -> None:
+        """Adds keys that the group does not have; all its pages have been read."""
+        self._add(content)
+        self.created += content.keys
+
+    def _add(self, content: Content) -> None:
+        self.keys.update(content.keys)
+        for timestamp, key, record in content.held:
+            self.held.setdefault(key, []).append((timestamp, record))
 
     def hold(self, key: Hashable, elements: list[tuple[int, Any]]) -> None:
         """Keeps elements until the watermark passes them."""

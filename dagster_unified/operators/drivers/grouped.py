@@ -105,15 +105,24 @@ class GroupedOperator:
     def load(self, group: Group, pages: Iterable[int]) -> None:
         """Reads pages that have not been read."""
         for content in group.load(pages):
-            for timestamp, key, generation in content.event_timers:
-                self.operator.event_timers.register(key, timestamp, generation)
-            for timestamp, key, generation in content.processing_timers:
-                self.operator.processing_timers.register(key, timestamp, generation)
+            self._register(content)
+
+    def put(self, group: Group, content: Content) -> None:
+        """Adds keys that the group does not have, with their state, timers and held-back elements."""
+        self.load(group, range(len(group.index.pages)))
+        group.put(content)
+        self._register(content)
 
     def contents(self, store: GroupStore) -> list[Content]:
         """What a group's pages hold: state, timers and held-back elements of its keys."""
         group = Group(store, self.codec, self.keys_per_page)
         return group.load(range(len(group.index.pages)))
+
+    def _register(self, content: Content) -> None:
+        for timestamp, key, generation in content.event_timers:
+            self.operator.event_timers.register(key, timestamp, generation)
+        for timestamp, key, generation in content.processing_timers:
+            self.operator.processing_timers.register(key, timestamp, generation)
 
     def _hold_early(
         self, group: Group, key: Hashable, records: Sequence[Any], timestamps: Sequence[int | None]

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import groupby
-from operator import itemgetter
 
 import pyarrow as pa
 
@@ -17,7 +15,7 @@ from dagster_unified.operators.drivers.batch import run_batch
 from dagster_unified.operators.drivers.carried import carried
 from dagster_unified.operators.drivers.emitted import Emitting, Run
 from dagster_unified.operators.functions.base import FIRST, Subtask
-from dagster_unified.operators.keys import stretches
+from dagster_unified.operators.keys import grouped_stretches
 from dagster_unified.operators.layout import PARTITION_INDEX
 from dagster_unified.operators.program.spec import Program
 from dagster_unified.operators.time import wall_clock
@@ -49,12 +47,11 @@ def _each(
     subtask: Subtask,
 ) -> Emitting:
     metrics = {}
-    rows = (stretch for batch in batches for stretch in stretches(batch, PARTITION_INDEX))
-    for partition, own in groupby(rows, key=itemgetter(0)):
+    for partition, own in grouped_stretches(batches, PARTITION_INDEX):
         program = fresh()
         options = replace(program.options, last_event_time=last_event_times[partition])
         alone = replace(program, last_event_times=(), options=options)
-        run = run_batch(alone, (stretch for _, stretch in own), clock, subtask)
+        run = run_batch(alone, own, clock, subtask)
         for emitted in run:
             yield emitted._replace(partition=partition)
         metrics[partition] = run.metrics[0]

@@ -15,7 +15,7 @@ from msgspec import inspect as mi
 
 from dagster_unified.errors import RecordTypeError, StateError
 from dagster_unified.operators.state.migration import Convert, migration, takes_none
-from dagster_unified.records import arrow_of, decoder, encoder, type_name
+from dagster_unified.records import arrow_of, decoder, encoder, holds, type_name
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -37,7 +37,7 @@ class TypedColumn:
 
         self._prepare = encoder(python)
         self._restore = decoder(python)
-        self._inexact = self.arrow is not None and _holds_datetime(self._info)
+        self._inexact = self.arrow is not None and holds(self._info, mi.DateTimeType)
         self._decoder = msgspec.msgpack.Decoder(python)
 
     def encode(self, values: Sequence[Any]) -> tuple[pa.Array | None, Encoded]:
@@ -127,26 +127,6 @@ def _is_empty(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind) and kind.num_fields == 0:
         return True
     return any(_is_empty(kind.field(i).type) for i in range(kind.num_fields))
-
-
-def _holds_datetime(info: Any) -> bool:
-    """Whether a value of a type may have a datetime in it."""
-    if isinstance(info, mi.DateTimeType):
-        return True
-    inner: list[Any] = []
-    if isinstance(info, mi.UnionType):
-        inner = list(info.types)
-    elif isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)):
-        inner = [f.type for f in info.fields]
-    elif isinstance(info, mi.TupleType):
-        inner = list(info.item_types)
-    elif isinstance(info, mi.DictType):
-        inner = [info.key_type, info.value_type]
-    elif isinstance(info, mi.Metadata):
-        inner = [info.type]
-    elif hasattr(info, "item_type"):
-        inner = [info.item_type]
-    return any(map(_holds_datetime, inner))
 
 
 def _same(one: pa.DataType, other: pa.DataType) -> bool:
