@@ -45,14 +45,19 @@ _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
 class DeltaSink(SparkSink[object]):
-    """Writes a Delta table at `path`, created when it is not there; in STREAMING one transaction per epoch.
+    """Writes a Delta table at `path`, which is created when it is not there.
 
     `mode` is `append`; `overwrite`, which replaces the table, or with `partition_by` only the partitions that are
-    written; or `upsert`, where the last record of each `key` replaces the one in the table. Exactly-once in every mode.
+    written; or `upsert`, where the last record of each `key` replaces the one in the table. In BATCH a run commits one
+    transaction, in STREAMING each epoch does; there `overwrite` replaces what was in the table before the deployment.
+    Exactly-once: a run or an epoch that is repeated changes nothing.
 
     A BATCH run for a partition of the pipeline replaces what an earlier run had written of that partition, which it
     knows by its files' names, so compact only partitions that are not run again; `overwrite` also what runs without
     partitions had written. `upsert` merges: a row of a key that a partition no longer gives stays.
+
+    Raises `PipelineError` for a `key` or `partition_by` that is no field of the record, for `upsert` without a key, and
+    for a field of type `timedelta`, which Delta cannot hold.
 
     Examples:
         >>> totals = sales.key_by("shop").sum("amount")

@@ -361,12 +361,19 @@ class TextSource(_FileSource[Out]):
 
 
 class CsvSource(TextSource[Out]):
-    """CSV files. Bounded unless `monitor`.
+    """CSV files: a path, a folder, a pattern with `*`, or a path template such as `sales/{start:%Y-%m-%d}.csv`.
 
-    A row that does not fit its record type fails the run with file and line, or is dropped or diverted.
+    In BATCH a run reads the files that are there when it begins; a run for a partition those of which the template
+    says so. In STREAMING the same files are read, and the input ends. With `monitor` it does not end, and only
+    STREAMING reads it: each file once, as it appears, in the order of their age, and at most `max_files_per_trigger`
+    in a micro-batch. Such a file has to appear at once, by a rename.
 
     `null_value` is the text that stands for a missing value. With `header` the first line names the columns, and must
-    name them in the order of the record's fields.
+    name them in the order of the record's fields. A datetime without a zone is in UTC.
+
+    A row that does not fit its record type fails the run with `MalformedInputError`, which names file and line. With
+    `on_malformed="drop"` such rows are left out and counted; with `"divert"` they are kept in a table of their own.
+    Raises `PipelineError` for a path without files, unless `monitor`, and for a header of other columns.
 
     Examples:
         >>> files = pipeline.from_source(CsvSource("sales/*.csv", Sale, name="files"))
@@ -416,19 +423,22 @@ class CsvSource(TextSource[Out]):
 
 
 class JsonSource(TextSource[Out]):
-    """JSON files, one object per line. Bounded unless `monitor`. Malformed rows are treated as in `CsvSource`.
+    """JSON files, one object per line.
 
-    There is an example at `CsvSource`.
+    Paths, modes, partitions and malformed rows are as in `CsvSource`; there is an example at `CsvSource`. A member
+    that the record does not have is ignored; a field that the object does not have is None, or makes the row
+    malformed where the field may not be None.
     """
 
     format = "json"
 
 
 class ParquetSource(_FileSource[Out]):
-    """Parquet files.
+    """Parquet files, of which the columns of the record's fields are read, by name.
 
-    Bounded unless `monitor`. Columns are read by name; a missing one, or one of another type, is an error. There is an
-    example at `CsvSource`.
+    Paths, modes and partitions are as in `CsvSource`; there is an example at `CsvSource`. Folders that are called
+    day=2024-01-01, for example, give a column too. Raises `PipelineError` for a path without files, unless `monitor`,
+    and for a column that is missing; a column of another type is an error as well.
     """
 
     format = "parquet"
@@ -472,8 +482,12 @@ class ParquetSource(_FileSource[Out]):
 class FileSink(SparkSink[object]):
     """A directory of Parquet or CSV files, replaced as a whole: readers see the old files or the new ones.
 
-    Exactly-once: a repeated or retried run writes the same directory again. Spark's workers write to a folder next to
-    it, and one rename puts it in place; on an object store, which has no rename, use `DeltaSink`.
+    In BATCH a run replaces the directory, and a run for a partition the folder `partition=<key>` in it. In STREAMING
+    each epoch adds files with its number in their names; a new deployment begins with an empty directory. Exactly-once
+    in both modes: a run or an epoch that is repeated writes the same files again.
+
+    Spark's workers write to a folder next to the directory, and a rename puts it in place; an object store has no
+    rename: use `DeltaSink` there. Raises `PipelineError` for another `format`, and for nested fields in CSV.
 
     Examples:
         >>> sink = sales.sink_to(FileSink("tables/sales", name="files"))
