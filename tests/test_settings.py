@@ -9,7 +9,7 @@ from dagster_unified import settings
 from dagster_unified.api import Pipeline
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.options import Layer
-from dagster_unified.orchestration import ExecutionConfig, StreamingDeployment, unified_definitions
+from dagster_unified.orchestration import BatchDeployment, ExecutionConfig, StreamingDeployment, unified_definitions
 from dagster_unified.orchestration.deployment import configuration_of
 from dagster_unified.orchestration.resources import batch_configuration
 
@@ -48,11 +48,10 @@ def variable(monkeypatch):
 def every_configuration(*launched, **options):
     """Of the command line, of a BATCH run and of a deployment."""
     definitions = [f"{key}={value}" for layer in launched for key, value in layer.values.items()]
-    deployment = StreamingDeployment(shops(), options=options)
     return [
         settings.configuration(definitions),
-        batch_configuration(*launched),
-        configuration_of(deployment, *launched),
+        BatchDeployment(shops(), options=options).configuration(*launched),
+        configuration_of(StreamingDeployment(shops(), options=options), *launched),
     ]
 
 
@@ -76,12 +75,19 @@ def test_the_environment_is_above_the_file(file, variable):
 
 def test_a_deployments_options_are_above_the_environment(file, variable):
     assert configuration_of(StreamingDeployment(shops(), options={KEY: 8}))[KEY] == 8
+    assert BatchDeployment(shops(), options={KEY: 8}).configuration()[KEY] == 8
+
+
+def test_a_batch_deployment_takes_no_mode():
+    with pytest.raises(ConfigurationError, match="shops: a BatchDeployment runs in BATCH; leave the option execution"):
+        BatchDeployment(shops(), options={"execution.runtime-mode": "STREAMING"})
 
 
 def test_what_is_set_at_launch_is_above_all(file, variable):
     assert values(Layer("launch", {KEY: 16}), **{KEY: 8}) == [16, 16, 16]
-    assert ExecutionConfig(**{KEY: 16}).configuration()[KEY] == 16
-    assert ExecutionConfig().configuration()[KEY] == 4
+    deployment = BatchDeployment(shops(), options={KEY: 8})
+    assert deployment.configuration(ExecutionConfig(**{KEY: 16}).launched())[KEY] == 16
+    assert deployment.configuration(ExecutionConfig().launched())[KEY] == 8
 
 
 def test_the_file_may_lie_elsewhere(file, tmp_path_factory, monkeypatch):

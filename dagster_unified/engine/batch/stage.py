@@ -7,10 +7,12 @@ are written from that, so that nothing is computed twice and a retry of a sink c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from itertools import groupby
 from typing import TYPE_CHECKING, cast
 
 import msgspec
+import pyarrow as pa
 
 from dagster_unified.connectors.base import WriteResult
 from dagster_unified.connectors.paths import remove_tree
@@ -28,13 +30,14 @@ from dagster_unified.engine.batch.materialize import (
 from dagster_unified.engine.batch.region import RegionFrames
 from dagster_unified.engine.batch.run import Lookup, Run
 from dagster_unified.engine.batch.sinks import RegionSinks
+from dagster_unified.engine.dataframe.transfer import may_be_large, small_rows
 from dagster_unified.engine.events import StageFinished, StageStarted
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.positions import batch_positions
 from dagster_unified.errors import IntermediateLostError, UnifiedError, UnsupportedError
 from dagster_unified.graph.failover import regions_to_recompute
 from dagster_unified.graph.nodes import SinkNode
-from dagster_unified.graph.plan import Port, Region
+from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.operators.metrics import Metrics, merge
 
 if TYPE_CHECKING:
@@ -124,8 +127,10 @@ def _run_region(
         return state_before(first, before, port)
 
     frames = RegionFrames(first.plan, region, first.spark, stream, starts, None if first.carry is None else state)
+    large = first.carry is not None or may_be_large(_columns(first.plan, region))
     try:
-        manifests = _execute(runs, region, frames, begun, before, recovering=bool(reason))
+        with nullcontext() if large else small_rows(first.spark):
+            manifests = _execute(runs, region, frames, begun, before, recovering=bool(reason))
     except Exception as error:
         raise translated(error, first.plan, region.name, first.spark) from error
     finally:
@@ -133,6 +138,13 @@ def _run_region(
     for run, manifest in zip(runs, manifests, strict=True):
         run.observe(StageFinished(region.name, number, of, manifest, reason))
     return manifests
+
+
+def _columns(plan: Plan, region: Region) -> list[pa.Schema]:
+    """The columns of the records that a region's operators read."""
+    read = [edge for edge in plan.graph.edges if edge.target in region.nodes]
+    found = [plan.graph.port_type(edge.source, edge.tag.name if edge.tag is not None else None) for edge in read]
+    return [records.schema for records in found if records is not None]
 
 
 def _read(runs: Sequence[Run], port: Port, inputs: Sequence[Mapping[int, Manifest]]) -> DataFrame:

@@ -1,0 +1,56 @@
+"""How much of a DataFrame goes to a Python worker at a time.
+
+After each row Spark measures whether the batch has its bytes (`spark.sql.execution.arrow.maxBytesPerBatch`). That takes
+longer than writing the row (0.6 µs of CPU for six columns), and, where a list or map is None in row after row,
+a time that grows with the square of the rows. Rows that are small need no such limit, since there is one of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MAX_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+MAX_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+UNLIMITED = str((1 << 31) - 1)
+"""What Spark takes for no limit of bytes."""
+
+
+@contextmanager
+def small_rows(spark: SparkSession, rows: int | None = None) -> Iterator[None]:
+    """Spark does not measure batches, and they have up to `rows` rows.
+
+    Nothing changes where the session's configuration sets the limit of bytes.
+    """
+    wanted = {MAX_BYTES: UNLIMITED} if rows is None else {MAX_BYTES: UNLIMITED, MAX_ROWS: str(rows)}
+    before = {key: spark.conf.get(key, None) for key in wanted}
+    if before[MAX_BYTES] is not None:
+        yield
+        return
+    for key, value in wanted.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, held in before.items():
+            if held is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, held)
+
+
+def may_be_large(schemas: Iterable[pa.Schema]) -> bool:
+    """Whether a row of one of these columns may be large: it has bytes in it."""
+    return any(_has_bytes(field.type) for schema in schemas for field in schema)
+
+
+def _has_bytes(kind: pa.DataType) -> bool:
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return True
+    return any(_has_bytes(kind.field(i).type) for i in range(kind.num_fields))
