@@ -31,7 +31,6 @@ from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.records import record_type
 from dagster_unified.state import manifest as manifests
-from dagster_unified.state.manifest import Manifest
 
 FAR = 4_000_000_000_000
 """A timer's time that no watermark reaches."""
@@ -112,10 +111,9 @@ class _Job(StreamingJob):
     seconds = 0.0
     writes = True
 
-    def _save_tables(self, path: str, reason: str) -> Manifest | None:  # type: ignore[override]
+    def _save_tables(self, path: str, reason: str) -> None:
         if self.writes:
             self.seconds = _timed(lambda: StreamingJob._save_tables(self, path, reason))
-        return None
 
 
 def _streaming(pipeline: Pipeline, spark: SparkSession, checkpoints: str, options: dict[str, Any]) -> _Job:

@@ -70,7 +70,23 @@ class EpochCommitted:
         return ", ".join(f"{written.rows:,} to {sink}" for sink, written in self.written.items()) or "none written"
 
 
-Event = StageStarted | StageFinished | EpochCommitted
+@dataclass(frozen=True)
+class SavepointTaken:
+    """A STREAMING job has taken a savepoint, or has tried to: `error` says what went wrong."""
+
+    reason: str
+    location: str
+    seconds: float
+    error: str = ""
+
+    def describe(self) -> str:
+        """What has become of it, as a line of a log has it."""
+        if self.error:
+            return f"savepoint ({self.reason}) failed: {self.error}"
+        return f"savepoint {self.location} taken in {self.seconds:.1f} s ({self.reason})"
+
+
+Event = StageStarted | StageFinished | EpochCommitted | SavepointTaken
 Observer = Callable[[Event], None]
 
 

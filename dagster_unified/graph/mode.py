@@ -31,10 +31,15 @@ class Streaming:
 
 @dataclass(frozen=True)
 class Savepoint:
-    """Where a run leaves its state, and whether it drops what no operator claims of the one that it starts from."""
+    """Where and when a run leaves its state, and whether it drops what no operator claims of the one it starts from.
+
+    `interval` is None where a STREAMING job takes no savepoints by itself; `retained` is how many of them it keeps.
+    """
 
     path: str | None
     ignore_unclaimed: bool
+    interval: timedelta | None
+    retained: int
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,11 @@ def resolve(graph: Graph, configuration: Configuration) -> Execution:
                 " restarts from the materialized output of the stages before it; remove the option, or launch with"
                 " execution.runtime-mode=STREAMING"
             )
+        if configuration.asked("execution.savepoint.interval"):
+            raise ConfigurationError(
+                f"{graph.name}: execution.savepoint.interval is set, and BATCH leaves its state at the end of its data;"
+                " set execution.savepoint.path instead, or launch with execution.runtime-mode=STREAMING"
+            )
     if (
         mode == "STREAMING"
         and configuration["execution.batch-shuffle-mode"] != "ALL_EXCHANGES_PIPELINED"
@@ -134,6 +144,8 @@ def resolve(graph: Graph, configuration: Configuration) -> Execution:
         savepoint=Savepoint(
             path=configuration["execution.savepoint.path"],
             ignore_unclaimed=configuration["execution.savepoint.ignore-unclaimed-state"],
+            interval=configuration["execution.savepoint.interval"] or None,
+            retained=configuration["execution.savepoint.retained"],
         ),
         streaming=Streaming(
             interval=configuration["execution.checkpointing.interval"],

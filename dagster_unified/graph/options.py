@@ -170,6 +170,19 @@ OPTIONS: tuple[Option, ...] = (
         " is then not the end of the input: open windows and pending timers are in the savepoint.",
     ),
     Option(
+        "execution.savepoint.interval",
+        "duration",
+        None,
+        "How often a STREAMING job takes a savepoint by itself, while it goes on; unset, never. BATCH refuses this: it"
+        " leaves its state at the end of its data.",
+    ),
+    Option(
+        "execution.savepoint.retained",
+        "count",
+        2,
+        "How many of the savepoints that the interval made are kept. All others stay until somebody removes them.",
+    ),
+    Option(
         "execution.state-recovery.path",
         "text",
         None,

@@ -31,6 +31,11 @@ def key_hash(key: Hashable) -> int:
     return crc32(_encode(key))
 
 
+def key_hashes(keys: Iterable[Hashable]) -> list[int]:
+    """The hashes of some keys."""
+    return list(map(crc32, map(_encode, keys)))
+
+
 def decoded(keyed: KeyedInput, values: list[Any], where: str) -> list[Any]:
     """Keys as the author knows them, from their values as Arrow gives them."""
     if keyed.decode is None:
@@ -82,12 +87,12 @@ def key_groups(
         values = spread.dictionary.to_pylist()
         hardly_any_twice = 2 * len(values) > batch.num_rows  # then remembering would cost more than it saves
         found = (
-            [h % count for h in map(crc32, map(_encode, decoded(keyed, values, where)))]
+            [h % count for h in key_hashes(decoded(keyed, values, where))]
             if hardly_any_twice
             else [_group(key, keyed, count, known, where) for key in values]
         )
         return pa.array(found, pa.int32()).take(spread.indices)
-    return pa.array([key_hash(k) % count for k in decoded(keyed, key_values(columns), where)], pa.int32())
+    return pa.array([h % count for h in key_hashes(decoded(keyed, key_values(columns), where))], pa.int32())
 
 
 def key_values(columns: Sequence[pa.Array]) -> list[Any]:

@@ -145,8 +145,9 @@ def read(path: str | UPath) -> tuple[UPath, Manifest]:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         if (folder / COPY).exists():
             raise StateError(
-                f"the savepoint in {folder} is a copy of a checkpoint, without tables: its pipeline has native"
-                " aggregates, or a source that cannot tell what was read of it; only `dagster-unified restore` takes it"
+                f"the savepoint in {folder} is a copy of a checkpoint, without tables: they went to a path of their"
+                " own, or its pipeline has native aggregates, or a source that cannot tell what was read of it; only"
+                " `dagster-unified restore` takes it"
             ) from None
         raise StateError(
             f"there is no savepoint in {folder}: it has no {NAME}, which is written last; was it written to its end?"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -30,14 +30,19 @@ ROWS = 65_536
 """Rows that are read, and that a row group has, at a time."""
 
 
-def read_batches(folder: UPath, state: OperatorState) -> Iterator[pa.RecordBatch]:
-    """The rows of an operator's table, with the roles of its columns; raises `StateError` naming a damaged file."""
+def read_batches(folder: UPath, state: OperatorState, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows of an operator's table, with the roles of its columns; raises `StateError` naming a damaged file.
+
+    `columns` are those to read, by default all.
+    """
     schema = table_schema(state)
+    if columns is not None:
+        schema = pa.schema([schema.field(name) for name in columns])
     for file in state.files:
         path = folder / file.path
         with _reading(path), path.open("rb") as opened:
             parquet = pq.ParquetFile(opened, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
-            for batch in parquet.iter_batches(ROWS):
+            for batch in parquet.iter_batches(ROWS, columns=columns):
                 yield from pa.Table.from_batches([batch]).select(schema.names).cast(schema).to_batches()
 
 

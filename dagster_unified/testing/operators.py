@@ -7,7 +7,7 @@ through the encoding of a checkpoint after every call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dagster_unified.api.pipeline import Pipeline
@@ -166,7 +166,7 @@ class _Harness:
         self._driven.run(own, event, broadcast)
         return [record for record, _ in self.timed_output[before:]]
 
-    def _contents(self) -> list[Content]:
+    def _contents(self) -> Iterable[Content]:
         """The pages of the operator's state; none where it has no key."""
         return self._driven.groups.contents(self._driven.store) if self._node.key is not None else []
 

@@ -25,7 +25,7 @@ from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Dep
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.savepoint import restore_stopped, save_stopped, savepoints
-from dagster_unified.errors import LeaseLostError, StateError
+from dagster_unified.errors import LeaseLostError, StateError, UnsupportedError
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 
 
@@ -306,3 +306,48 @@ def test_diverted_rows_since_a_savepoint_go_with_what_is_undone(tmp_path):
         ),
     ):
         directory.check(Deployed(0, "", "shops", "g", 0, 3, "ROCKSDB", {}, {"main": [["other"]]}))
+
+
+def taken(directory, whole=True, **how):
+    lease = directory.take("test", 20)
+    made = savepoint.save(directory, "test", lease.check, **how)
+    lease.release()
+    if whole:
+        (directory.path / "savepoints" / made.name / "manifest.json").write_text("{}")
+    return made.name
+
+
+def names(directory):
+    return [one.name for one in savepoints(directory)]
+
+
+def test_of_what_an_interval_made_the_last_are_kept_and_what_the_job_started_from(tmp_path):
+    directory = CheckpointDirectory(str(tmp_path), "shops")
+    deployed(directory)
+    start, asked, *others = [taken(directory, periodic=number != 1) for number in range(5)]
+    savepoint.retain(directory, 2, [f"{tmp_path}/elsewhere", f"{directory.path}/savepoints/../savepoints/{start}/"])
+    assert names(directory) == [start, asked, *others[1:]]
+    savepoint.retain(directory, 1, [])
+    assert names(directory) == [asked, others[-1]]
+    assert not (directory.path / "savepoints" / start).exists()
+
+
+def test_halves_that_a_killed_job_has_left_are_removed(tmp_path):
+    directory = CheckpointDirectory(str(tmp_path), "shops")
+    deployed(directory)
+    whole, asked, half = (
+        taken(directory, periodic=True),
+        taken(directory, whole=False),
+        taken(directory, whole=False, periodic=True),
+    )
+    (directory.path / "savepoints/g1-20260101T000000-000/spark").mkdir(parents=True)
+    (directory.path / "savepoints/of a person").mkdir()
+    savepoint.remove_halves(directory, [])
+    assert sorted(path.name for path in (directory.path / "savepoints").iterdir()) == [whole, asked, "of a person"]
+    assert half not in names(directory)
+
+
+def test_an_interval_needs_state_that_can_be_read_while_the_job_runs(tmp_path, spark):
+    plan = build(tmp_path).plan({"execution.savepoint.interval": "1 h"})
+    with pytest.raises(UnsupportedError, match=r"execution.savepoint.interval is set, and only Spark can read"):
+        StreamingJob(plan, spark, Start("job"))

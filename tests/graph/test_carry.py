@@ -1,42 +1,11 @@
 """What state a partition cannot hand on to the next is an error that says what to do."""
 
-from collections.abc import Iterable
-
 import pytest
 
-from dagster_unified.api import (
-    BroadcastProcessFunction,
-    MapStateDescriptor,
-    Pipeline,
-    WatermarkGenerator,
-    WatermarkStrategy,
-)
+from dagster_unified.api import Pipeline, WatermarkGenerator, WatermarkStrategy
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
-
-RULES = MapStateDescriptor("rules", int, int)
-
-
-class Listed(BroadcastProcessFunction):
-    def process_element(self, value: int, ctx) -> Iterable[int]:
-        yield value
-
-    def process_broadcast_element(self, value: int, ctx) -> Iterable[int]:
-        return []
-
-
-def test_broadcast_state_is_not_handed_on():
-    pipeline = Pipeline("p")
-    numbers, rules = (pipeline.from_collection([1], name=name) for name in ("numbers", "rules"))
-    numbers.connect(rules.broadcast(RULES)).process(Listed()).print()
-    with pytest.raises(
-        UnsupportedError,
-        match=(
-            "p: carry_state cannot hand on the broadcast state of 'Listed'; run it in STREAMING, or without carry_state"
-        ),
-    ):
-        plan(pipeline.graph(), carry_state=True)
 
 
 def test_one_job_for_all_stages_hands_nothing_on():

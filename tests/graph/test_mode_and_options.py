@@ -73,6 +73,10 @@ def test_what_follows_from_the_mode(mode, schedule, updates):
             {"execution.runtime-mode": "BATCH", "execution.checkpointing.interval": "1 min"},
             "BATCH takes no checkpoints",
         ),
+        (
+            {"execution.runtime-mode": "BATCH", "execution.savepoint.interval": "1 h"},
+            r"BATCH leaves its state at the end of its data; set execution\.savepoint\.path instead",
+        ),
         ({"execution.runtime-mode": "BATCH", "execution.schedule-mode": "EAGER"}, "cannot be honoured in BATCH"),
         (
             {"execution.runtime-mode": "STREAMING", "execution.batch-shuffle-mode": "ALL_EXCHANGES_BLOCKING"},
@@ -109,6 +113,7 @@ def test_the_strongest_layer_wins_and_is_remembered():
 def test_an_option_of_the_other_mode_is_an_error_for_one_run_and_left_alone_where_runs_of_both_modes_share_it():
     given = {
         "execution.checkpointing.interval": "1 min",
+        "execution.savepoint.interval": "1 h",
         "execution.batch-shuffle-mode": "ALL_EXCHANGES_BLOCKING",
         "execution.schedule-mode": "EAGER",
     }

@@ -29,11 +29,12 @@ from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.drivers.report import Report
 from dagster_unified.operators.layout import CARRIED, TIMESTAMP, StreamLayout
 from dagster_unified.operators.metrics import Metrics, merge
+from dagster_unified.operators.numbers import BROADCAST
 from dagster_unified.operators.program.spec import CarryOver
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, wall_clock
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 StateBefore = Callable[[Port], "DataFrame | None"]
 """Gives the state that the partition before left of an operator, or None where there is none."""
@@ -118,15 +119,20 @@ def state_before(run: Run, manifest: Manifest | None, port: Port) -> DataFrame |
 
 def _in_savepoint(run: Run, node: g.Node, groups: int) -> DataFrame | None:
     """The state of an operator in the savepoint that a run starts from, if it starts from one."""
-    from pyspark.sql import functions as F
-
     start = run.carry.start if run.carry is not None else None
     if start is None:
         return None
     edge = run.plan.graph.main_inputs(node.id)[0]
     computed = node.key is not None and node.key.computed is not None
     keys = ["key"] if computed else key_columns(edge)
-    return start.pages(node.uid, groups, lambda: F.pmod(F.hash(*keys), F.lit(groups)))
+    return start.pages(node.uid, groups, lambda: _group(keys, groups))
+
+
+def _group(keys: Sequence[str], groups: int) -> Column:
+    """The group of a record by its key; where there is no key any will do."""
+    from pyspark.sql import functions as F
+
+    return F.pmod(F.hash(*keys) if keys else F.monotonically_increasing_id(), F.lit(groups)).cast("int")
 
 
 class CarriedState:
@@ -151,7 +157,8 @@ class CarriedState:
         plan, axis, state = self._streams.plan, self._streams.axis, self._before(Port(node.id, CARRIED))
         edges = plan.graph.main_inputs(node.id)
         keys = key_columns(edges[0])
-        group = F.pmod(F.hash(*keys), F.lit(plan.execution.streaming.max_parallelism)).alias(GROUP)
+        groups = plan.execution.streaming.max_parallelism
+        group = _group(keys, groups).alias(GROUP)
         records = self._streams.inputs.united(edges, layout).select(*layout.schema.names, group, *axis.columns)
         if state is None:
             frame = records.withColumns({PAGE: F.lit(None).cast("bigint"), STATE: F.lit(None).cast("binary")})
@@ -159,6 +166,15 @@ class CarriedState:
             kept = (F.col("group").cast("int").alias(GROUP), F.col("page").alias(PAGE), F.col("state").alias(STATE))
             first = state.select(*kept, *(F.lit(0).alias(name) for name in axis.columns))
             frame = records.unionByName(first, allowMissingColumns=True)
+        if node.has_broadcast_input:
+            # The broadcast records are taken into every group, also into one without records and state.
+            spark = self._natives.spark
+            every = spark.range(groups).select(
+                F.col("id").cast("int").alias(GROUP),
+                F.lit(BROADCAST).cast("bigint").alias(PAGE),
+                *(F.lit(0).alias(name) for name in axis.columns),
+            )
+            frame = frame.unionByName(every, allowMissingColumns=True)
         count = self._streams.exchanges.parallelism(node)
         if axis.enabled and not count:
             # Adaptive execution goes by bytes, and every partition has its state to write, however few its records are.

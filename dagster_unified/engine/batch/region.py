@@ -106,6 +106,8 @@ class RegionFrames:
             frame = frame if node.runs_by_key else self.axis.in_order(frame)
         if ship.broadcast is None:
             combined = self.run_program(frame, ship, one.members)
+        elif ship.carry:
+            combined = self.run_program(frame, self._given_broadcast(ship, ship.broadcast, node.id), one.members)
         else:
             combined = self._with_broadcast(frame, ship, ship.broadcast, node.id)
         return self._persist(combined) if is_computed_again(self.plan, self.fragment, one) else combined
@@ -197,6 +199,18 @@ class RegionFrames:
         """
         from pyspark.sql import functions as F
 
+        ship = self._given_broadcast(ship, given, node_id)
+        assert ship.broadcast is not None
+        followers = replace(ship, broadcast=replace(ship.broadcast, leads=False))
+        leader = replace(ship, broadcast=replace(ship.broadcast, alone=True))
+        columns = spark_schema(ship.input.schema)
+        nothing = self.spark.range(0, 1, 1, 1).select(*[F.lit(None).cast(f.dataType).alias(f.name) for f in columns])
+        return self.run_program(frame, followers, node_id).unionByName(
+            self.run_program(nothing, leader, (node_id, "leader"))
+        )
+
+    def _given_broadcast(self, ship: Program, given: BroadcastInput, node_id: int) -> Program:
+        """The program with its broadcast records, in event-time order where they have event times."""
         records = self._streams.inputs.united(self.plan.graph.broadcast_inputs(node_id), given.layout)
         if given.layout.timestamped:
             records = records.orderBy(TIMESTAMP)
@@ -206,13 +220,7 @@ class RegionFrames:
         data = tuple(
             encode(pa.RecordBatch.from_arrays(b.columns, schema=given.layout.schema)) for b in table.to_batches()
         )
-        followers = replace(ship, broadcast=replace(given, data=data, leads=False))
-        leader = replace(ship, broadcast=replace(given, data=data, alone=True))
-        columns = spark_schema(ship.input.schema)
-        nothing = self.spark.range(0, 1, 1, 1).select(*[F.lit(None).cast(f.dataType).alias(f.name) for f in columns])
-        return self.run_program(frame, followers, node_id).unionByName(
-            self.run_program(nothing, leader, (node_id, "leader"))
-        )
+        return replace(ship, broadcast=replace(given, data=data))
 
 
 def _lasting_until(ship: Program, moment: int | None) -> Program:

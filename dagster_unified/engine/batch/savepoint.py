@@ -17,7 +17,7 @@ from dagster_unified.engine.batch.run import Carrying, Run
 from dagster_unified.engine.batch.stage import run_stage
 from dagster_unified.engine.positions import after
 from dagster_unified.engine.state_tables.frames import operator_tables
-from dagster_unified.engine.state_tables.savepoints import starting_state, stateful, write_table
+from dagster_unified.engine.state_tables.savepoints import StartingState, starting_state, stateful, write_table
 from dagster_unified.graph.plan import Plan, Port, Region, library_version
 from dagster_unified.graph.slices import WHOLE
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
@@ -30,7 +30,7 @@ from dagster_unified.state.manifest import Manifest
 PATH = "execution.savepoint.path"
 
 Finished = Callable[[Region], StageManifest | None]
-"""Gives what this very run has materialized of a region."""
+"""Gives what has been materialized of a region, if it belongs to what this run has materialized."""
 
 
 def run_all(run: Run) -> list[StageManifest]:
@@ -43,9 +43,10 @@ def run_all(run: Run) -> list[StageManifest]:
     return list(done.values())
 
 
-def begun(run: Run) -> Run:
+def begun(run: Run, known: StartingState | None = None) -> Run:
     """The run with the state that its options let it start from, and with state that goes on where they say so.
 
+    `known` is what another stage of the run has started from: workers are then not asked again for the state's columns.
     Raises `StateError` where the savepoint does not fit, and where the one that it is to leave is there already.
     """
     execution = run.plan.execution
@@ -59,7 +60,9 @@ def begun(run: Run) -> Run:
     if execution.starts_from is None or carry.before is not None:
         return replace(run, carry=carry)
     ignore = execution.savepoint.ignore_unclaimed
-    start = starting_state(run.plan, run.spark, execution.starts_from, ignore)
+    start = known
+    if start is None or start.spark is not run.spark:
+        start = starting_state(run.plan, run.spark, execution.starts_from, ignore)
     plan = run.plan if run.partition != WHOLE else after(run.plan, start.manifest.positions, ignore)
     return replace(run, plan=plan, carry=replace(carry, start=start))
 

@@ -43,18 +43,15 @@ class OperatorTable:
         """Pages of `groups` key groups, from rows. By default a key's group is that of a STREAMING job."""
         from pyspark.sql import functions as F
 
-        schema = worker.stored_columns(from_spark(rows.schema.json()))
-        if group is None:
-            grouped = rows.mapInArrow(worker.to_groups(self.payload, groups), spark_schema(schema))
-            spark = rows.sparkSession
-            markers = spark.range(groups).select(
-                F.col("id").cast("int").alias(worker.GROUP), F.lit(True).alias(worker.MARKER)
-            )
-            grouped = grouped.unionByName(markers, allowMissingColumns=True)
-        else:
-            grouped = rows.withColumns({worker.GROUP: group.cast("int"), worker.MARKER: F.lit(False)})
-        spread = grouped.repartition(worker.GROUP).sortWithinPartitions(worker.GROUP)
-        return spread.mapInArrow(worker.to_pages(self.payload, watermark), spark_schema(CARRIED_LAYOUT.schema))
+        stored, chosen = from_spark(rows.schema.json()), group is not None
+        if group is not None:
+            rows = rows.withColumn(worker.GROUP, group.cast("int"))
+        slices = rows.mapInArrow(worker.to_slices(self.payload, groups, chosen), spark_schema(worker.SLICES))
+        if not chosen:  # also a group without keys has a watermark
+            empty = rows.sparkSession.range(groups).select(F.col("id").cast("int").alias("group"))
+            slices = slices.unionByName(empty, allowMissingColumns=True)
+        spread = slices.repartition("group").sortWithinPartitions("group")
+        return spread.mapInArrow(worker.to_pages(self.payload, stored, watermark), spark_schema(CARRIED_LAYOUT.schema))
 
 
 def operator_tables(

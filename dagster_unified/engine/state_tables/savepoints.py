@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+AT_A_TIME = 4 << 20
+"""Bytes in a savepoint's files, which are compressed, of the rows that a worker is given at a time."""
+
+
 def stateful(plan: Plan) -> list[g.Node]:
     """The operators whose state a savepoint holds."""
     return [node for node in plan.graph.nodes if node.runs_by_key]
@@ -65,6 +69,12 @@ class StartingState:
     folder: UPath
     manifest: Manifest
     tables: Mapping[str, OperatorTable]
+
+    @property
+    def rows_at_a_time(self) -> int:
+        """How many rows a worker is given at a time, so that they are of some ten megabytes; at most Spark's own."""
+        largest = max((one.bytes / max(one.rows, 1) for one in self.manifest.operators), default=0.0)
+        return max(min(10_000, int(AT_A_TIME / max(largest, 1.0))), 1)
 
     def pages(self, uid: str, groups: int, group: Callable[[], SparkColumn] | None = None) -> DataFrame | None:
         """An operator's state as pages of key groups; None where the savepoint has none of it."""

@@ -7,33 +7,44 @@ and how they get to a worker; no session.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.worker import this_subtask
 from dagster_unified.operators.broadcast import BroadcastOperator
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
 from dagster_unified.operators.drivers.carried import rows_of
-from dagster_unified.operators.drivers.group import MemoryStore
+from dagster_unified.operators.drivers.group import MemoryStore, pages_of_hashes
 from dagster_unified.operators.drivers.key_groups import KeyGroups
-from dagster_unified.operators.keys import grouped_stretches, key_hash
+from dagster_unified.operators.keys import grouped_stretches, key_hashes, stretches
+from dagster_unified.operators.lanes import decode, encode
 from dagster_unified.operators.numbers import BROADCAST
 from dagster_unified.operators.program.spec import Program
-from dagster_unified.operators.state.pages import Content
+from dagster_unified.operators.state.pages import Content, decode_index
 from dagster_unified.operators.state.table import KeyShape, StateTable
 from dagster_unified.operators.time import wall_clock
 
 Mapped = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-GROUP, MARKER = "__group", "__marker"
-"""Beside a table's own columns: the key group of a row, and whether the row only says that there is such a group."""
+GROUP, HASH, PAGE = "__group", "__hash", "__page"
+"""Beside a table's own columns: the key group of a row, its key's hash, and its page in the group."""
 
-ROWS = 32_768
-"""Keys that become rows, or that are read as rows, together."""
+HASH_FIELD = pa.field(HASH, pa.int64())
+
+SLICES = pa.schema([("group", pa.int32()), ("rows", pa.binary())])
+"""Rows of one key group, encoded; None in a row that only says that there is such a group.
+
+So a table crosses the border between Python and Spark once as columns, and its exchange moves a few large rows.
+"""
+
+SLICED, SLICED_BYTES = 131_072, 64 << 20
+"""Rows, or their bytes, that are collected before they are sliced."""
+
+ROWS, ROWS_BYTES = 32_768, 16 << 20
+"""Keys, or bytes of their pages, that become rows together."""
 
 DESCRIBED = pa.schema([("operator", pa.int64()), ("schema", pa.binary())])
 
@@ -56,19 +67,18 @@ def to_rows(payload: Payload) -> Mapped:
     return functools.partial(_to_rows, payload)
 
 
-def to_groups(payload: Payload, groups: int) -> Mapped:
-    """Rows with the key group of each; the row of broadcast state goes to every group."""
-    return functools.partial(_to_groups, payload, groups)
+def to_slices(payload: Payload, groups: int, chosen: bool) -> Mapped:
+    """Rows as slices, each of one key group, in the columns of `SLICES`; broadcast state is in one of every group.
+
+    A key's group is that of a STREAMING job, or is `chosen` by Spark and in the column `GROUP`.
+    """
+    return functools.partial(_to_slices, payload, groups, chosen)
 
 
-def to_pages(payload: Payload, watermark: int) -> Mapped:
-    """Rows, sorted by group, as pages of groups that have seen `watermark`."""
-    return functools.partial(_to_pages, payload, watermark)
-
-
-def stored_columns(schema: pa.Schema) -> pa.Schema:
-    """The columns of a table beside those of which group a row is in."""
-    return pa.schema([*schema, pa.field(GROUP, pa.int32()), pa.field(MARKER, pa.bool_())], metadata=schema.metadata)
+def to_pages(payload: Payload, stored: pa.Schema, watermark: int) -> Mapped:
+    """Slices of a table with the columns `stored`, sorted by group, as pages of groups that have seen `watermark`."""
+    sliced = stored.append(HASH_FIELD)
+    return functools.partial(_to_pages, payload, sliced.serialize().to_pybytes(), watermark)
 
 
 @contextmanager
@@ -116,18 +126,22 @@ def _to_rows(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
                 data = store.read_page(BROADCAST)
                 if data is not None:
                     yield table.broadcast_row(driver.broadcast.decode(data))
-            waiting = Content()
+            waiting, most = Content(), _keys_at_once(store)
             for content in driver.contents(store):
-                waiting.keys.update(content.keys)
-                waiting.event_timers += content.event_timers
-                waiting.processing_timers += content.processing_timers
-                waiting.held += content.held
-                if len(waiting.keys) >= ROWS:
+                waiting.add(content)
+                if len(waiting.keys) >= most:
                     yield table.rows(waiting)
                     waiting = Content()
             found = table.rows(waiting)
             if found.num_rows:
                 yield found
+
+
+def _keys_at_once(store: MemoryStore) -> int:
+    """How many keys of a group become rows together: fewer where they have large lists and maps."""
+    index, size = store.read_index(), sum(map(len, store.pages.values()))
+    keys = 0 if index is None else sum(page.keys for page in decode_index(index).pages)
+    return max(1, min(ROWS, keys * ROWS_BYTES // max(size, 1)))
 
 
 def _stores(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, MemoryStore]]:
@@ -140,40 +154,82 @@ def _stores(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, MemoryStor
         yield group, store
 
 
-def _to_groups(payload: Payload, groups: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _to_slices(
+    payload: Payload, groups: int, chosen: bool, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     with _opened(payload) as (_, table):
+        waiting: list[pa.RecordBatch] = []
         for batch in batches:
             keys = table.keys_of(batch)
-            keyed = [i for i, key in enumerate(keys) if not table.is_none(key)]
-            chosen = [key_hash(keys[i]) % groups for i in keyed]
-            yield _with_group(batch if len(keyed) == len(keys) else batch.take(pa.array(keyed, pa.int64())), chosen)
-            for i in set(range(len(keys))) - set(keyed):
-                copies = batch.take(pa.array([i] * groups, pa.int64()))
-                yield _with_group(copies, list(range(groups)))
+            without = table.without_key(keys)
+            if without:
+                broadcast = _hashed(batch.take(pa.array(without, pa.int64())), [None] * len(without))
+                rows = broadcast.drop_columns([GROUP]) if chosen else broadcast
+                yield _slices([(group, rows) for group in range(groups)])
+                with_key = sorted(set(range(len(keys))) - set(without))
+                keys, batch = [keys[i] for i in with_key], batch.take(pa.array(with_key, pa.int64()))
+            hashes = key_hashes(keys)
+            batch = _hashed(batch, hashes)
+            if not chosen:
+                batch = batch.append_column(
+                    pa.field(GROUP, pa.int32()), pa.array([h % groups for h in hashes], pa.int32())
+                )
+            waiting.append(batch)
+            if sum(b.num_rows for b in waiting) >= SLICED or sum(b.nbytes for b in waiting) >= SLICED_BYTES:
+                yield _by_group(waiting)
+                waiting = []
+        if waiting:
+            yield _by_group(waiting)
 
 
-def _with_group(batch: pa.RecordBatch, chosen: list[int]) -> pa.RecordBatch:
-    own = batch.append_column(pa.field(GROUP, pa.int32()), pa.array(chosen, pa.int32()))
-    return own.append_column(pa.field(MARKER, pa.bool_()), pa.repeat(pa.scalar(False), batch.num_rows))
+def _hashed(batch: pa.RecordBatch, hashes: Sequence[int | None]) -> pa.RecordBatch:
+    return batch.append_column(HASH_FIELD, pa.array(hashes, HASH_FIELD.type))
 
 
-def _to_pages(payload: Payload, watermark: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _by_group(waiting: list[pa.RecordBatch]) -> pa.RecordBatch:
+    (batch,) = pa.Table.from_batches(waiting).sort_by(GROUP).combine_chunks().to_batches() or waiting[:1]
+    return _slices([(group, rows.drop_columns([GROUP])) for group, rows in stretches(batch, GROUP)])
+
+
+def _slices(rows: Sequence[tuple[int, pa.RecordBatch]]) -> pa.RecordBatch:
+    groups, data = [group for group, _ in rows], [encode(batch) for _, batch in rows]
+    columns = [pa.array(c, f.type) for c, f in zip((groups, data), SLICES, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=SLICES)
+
+
+def _to_pages(
+    payload: Payload, sliced: bytes, watermark: int, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    schema = pa.ipc.read_schema(pa.py_buffer(sliced))
     with _opened(payload) as (driver, table):
-        for group, rows in grouped_stretches(batches, GROUP):
-            store = MemoryStore()
-            _fill(driver, table, store, rows, watermark)
-            yield rows_of(group, store)
+        for group, own in grouped_stretches(batches, "group"):
+            slices = [decode(data.as_buffer(), schema) for rows in own for data in rows.column("rows").drop_null()]
+            yield rows_of(group, _filled(driver, table, slices, watermark))
 
 
-def _fill(
-    driver: KeyGroups, table: StateTable, store: MemoryStore, batches: Iterable[pa.RecordBatch], watermark: int
-) -> None:
-    """Writes the pages of one group."""
+def _filled(driver: KeyGroups, table: StateTable, slices: Sequence[pa.RecordBatch], watermark: int) -> MemoryStore:
+    """The pages of one group."""
+    store = MemoryStore()
     with driver.grouped.opened(store, watermark) as group:
-        for batch in batches:
-            rows = batch.filter(pc.invert(batch.column(MARKER)))
+        keyed = []
+        for rows in slices:
+            if rows.column(HASH).null_count < rows.num_rows:
+                keyed.append(rows)
+                continue
             broadcast = table.broadcast_of(rows)
             if broadcast is not None and driver.broadcast is not None:
                 store.write_page(BROADCAST, driver.broadcast.encode(broadcast))
-            driver.grouped.put(group, table.content(rows))
-        driver.grouped.save(group)
+        pages = group.split(sum(rows.num_rows for rows in keyed))
+        group.fill(_contents(table, keyed, pages), watermark)
+    return store
+
+
+def _contents(table: StateTable, keyed: Sequence[pa.RecordBatch], pages: int) -> Iterator[tuple[int, Content]]:
+    """What each page holds of some rows."""
+    if not keyed:
+        return
+    rows = pa.Table.from_batches(keyed)
+    numbers = pages_of_hashes(rows.column(HASH), pages)
+    (batch,) = rows.append_column(PAGE, numbers).sort_by(PAGE).combine_chunks().to_batches()
+    for number, own in stretches(batch, PAGE):
+        yield number, table.content(own)

@@ -7,6 +7,9 @@
     <dir>/<pipeline>/malformed/<source>/     rows that did not fit, by epoch
     <dir>/<pipeline>/epochs/                 the epoch that is being committed
     <dir>/<pipeline>/savepoints/<name>/      what one can go back to
+    <dir>/<pipeline>/requests/, answers/     for a savepoint of the job that runs
+    <dir>/<pipeline>/settled.json            the job has stopped, and its sinks have what its state has
+    <dir>/<pipeline>/initial/                pages of the savepoint that the job starts from, until its first epoch
     <dir>/<pipeline>/start.json              what the savepoint that the state began with says was read of each source
 
 Dagster's run status does not decide who may write: a killed run's process may live on.
@@ -32,6 +35,8 @@ from dagster_unified.operators.time import wall_clock
 FORMAT = 1
 
 START = "start.json"
+SETTLED = "settled.json"
+INITIAL = "initial"
 
 PATIENCE = 20.0
 """Seconds without a heartbeat after which a lease expires."""
@@ -191,6 +196,19 @@ class CheckpointDirectory:
         """What had been read of each source before the deployment's own first epoch."""
         return msgspec.json.decode((self.path / START).read_bytes(), type=dict[str, Position])
 
+    # Whether the job that has stopped left its sinks and its state at one epoch
+
+    def settled(self) -> bool:
+        """Whether no job runs, and the sinks have what the last committed epoch has, and nothing of a later one."""
+        return bool((self.path / SETTLED).exists())
+
+    def settle(self, settled: bool) -> None:
+        """Record whether this is so."""
+        if settled:
+            write_atomically(self.path / SETTLED, b"{}")
+        else:
+            (self.path / SETTLED).unlink(missing_ok=True)
+
     # The lease
 
     def holder(self) -> Lease | None:
@@ -201,6 +219,11 @@ class CheckpointDirectory:
     def greatest(self) -> int:
         """The greatest fencing token so far."""
         return max((int(p.stem) for p in self._leases()), default=0)
+
+    def released(self, token: int) -> bool:
+        """Whether a lease was released by its holder, who was not killed."""
+        lease = _read(self.path / "lease" / f"{token}.json")
+        return lease is not None and lease.released
 
     def take(self, owner: str, patience: float) -> HeldLease:
         """Take the lease, if nobody holds it or its last heartbeat is `patience` seconds ago.

@@ -6,32 +6,39 @@ stopped.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from threading import Thread
 from typing import TYPE_CHECKING
 
+from dagster_unified.connectors.paths import remove_tree
+from dagster_unified.engine.dataframe.transfer import MAX_ROWS
 from dagster_unified.engine.events import Observer, nobody
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.positions import after
 from dagster_unified.engine.session import is_connect
 from dagster_unified.engine.state_tables.savepoints import StartingState, starting_state
-from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory, Deployed, HeldLease, wait_for
-from dagster_unified.engine.streaming.control import ControlFile
+from dagster_unified.engine.streaming.checkpoint import (
+    INITIAL,
+    PATIENCE,
+    CheckpointDirectory,
+    Deployed,
+    HeldLease,
+    wait_for,
+)
 from dagster_unified.engine.streaming.native_query import NativeQuery
 from dagster_unified.engine.streaming.packed import PackedQuery
-from dagster_unified.engine.streaming.portable import FrozenCheckpoint, write_tables
-from dagster_unified.engine.streaming.query import Deployment, Query
-from dagster_unified.engine.streaming.requests import Answer, Request, answer, read_answer, read_request
+from dagster_unified.engine.streaming.portable import frozen
+from dagster_unified.engine.streaming.query import GRACE, Deployment, Query
+from dagster_unified.engine.streaming.requests import forget
 from dagster_unified.engine.streaming.savepoint import check_whole, forget_interrupted, save
+from dagster_unified.engine.streaming.saving import Saving, without_tables
 from dagster_unified.engine.streaming.topology import MAIN, Lanes, Topology, laid_out
-from dagster_unified.errors import StateError, UnsupportedError
+from dagster_unified.errors import StateError, UnifiedError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
-from dagster_unified.operators.drivers.key_groups import ControlEvent
-from dagster_unified.state.manifest import Manifest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,6 +91,11 @@ class StreamingJob:
                 " rocksdb; leave state.backend.type out (hashmap is for pipelines whose only keyed operators are"
                 " native aggregates)"
             )
+        if plan.execution.savepoint.interval is not None and (why := without_tables(plan)):
+            raise UnsupportedError(
+                f"{plan.name}: execution.savepoint.interval is set, and {why}, so that no savepoint can be taken while"
+                " the job runs; remove the option, or use reduce instead of the aggregate"
+            )
         self.plan, self.spark, self.start_as, self.observe = plan, spark, start, observe
         self.directory = CheckpointDirectory(plan.execution.streaming.directory, plan.name)
         self.deployed: Deployed | None = None
@@ -93,8 +105,7 @@ class StreamingJob:
         self._stages: Topology | None = None
         """Those of the query of everything but native aggregates."""
 
-        self._looked, self._taken = 0.0, 0
-        self._saving: Thread | None = None
+        self._saving: Saving | None = None
 
     def start(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Takes the lease and starts all queries; waits for a job that was killed to be given up."""
@@ -131,10 +142,12 @@ class StreamingJob:
                 else:
                     query = NativeQuery(deployment, one.name, one.sinks, one.aggregate, read)
                 self._queries.append(query)
+            self._prepare_savepoints(self._lease, self.deployed)
+            for query in self._queries:
                 try:
                     query.start()
                 except Exception as error:
-                    raise translated(error, self.plan, one.name, self.spark) from error
+                    raise translated(error, self.plan, query.name, self.spark) from error
         except BaseException:
             self.stop()
             raise
@@ -147,8 +160,8 @@ class StreamingJob:
         try:
             self.start(stopped)
             self._ending = self.plan.execution.boundedness is Boundedness.BOUNDED
-            while not stopped():
-                self._take_requested()
+            assert self._saving is not None
+            while not stopped() and not self._saving.look():
                 alive = [query for query in self._queries if query.advance(self._ending)]
                 if not alive:
                     for query in self._queries:
@@ -158,63 +171,46 @@ class StreamingJob:
                     self.directory.finish()
                     return "finished"
                 time.sleep(poll)
+            self._stop_with_savepoint(self._saving)
             return "stopped"
         finally:
             self.stop()
 
-    def _save_tables(self, path: str, reason: str) -> Manifest:
+    def _save_tables(self, path: str, reason: str) -> None:
         """Write a savepoint of the state that the stopped queries have left."""
         assert self.deployed is not None
-        spark, control = self.directory.path / "spark" / MAIN, self.directory.path / "control" / MAIN
-        epoch, event = self.directory.last_epoch(MAIN), ControlFile(str(control)).read()
-        if epoch is None and self.deployed.start:
-            raise StateError(
-                f"{self.plan.name}: there was no data after the savepoint {self.deployed.start}, whose state is what"
-                f" would be left in {path}; copy its folder"
-            )
-        return self._write_tables(self.deployed, FrozenCheckpoint(spark, epoch, event or ControlEvent()), path, reason)
+        assert self._saving is not None
+        checkpoint = frozen(self.directory.path, self.directory.last_epoch(MAIN))
+        self._saving.write_tables(self.deployed, checkpoint, path, reason)
 
-    def _write_tables(self, deployed: Deployed, checkpoint: FrozenCheckpoint, path: str, reason: str) -> Manifest:
-        assert self._stages is not None
-        return write_tables(self.plan, self.spark, deployed, self._stages, checkpoint, path, reason)
-
-    def _take_requested(self) -> None:
-        """Take a savepoint that another process asks for, between two epochs; its tables are written meanwhile."""
-        if time.monotonic() - self._looked < 1 or (self._saving is not None and self._saving.is_alive()):
-            return
-        self._looked = time.monotonic()
-        wanted = read_request(self.directory)
-        if wanted.number <= max(self._taken, read_answer(self.directory).number):
-            return
-        self._taken = wanted.number
+    def _prepare_savepoints(self, lease: HeldLease, deployed: Deployed) -> None:
+        """Get ready to take savepoints of the queries that are about to start."""
+        forget(self.directory, lease.token)
+        self.directory.settle(False)
         main = next((query for query in self._queries if query.name == MAIN), None)
-        if main is None or len(self._queries) > 1:
-            why = "it has native aggregates, whose state only Spark can read; suspend it, and take a savepoint then"
-            answer(self.directory, Answer(wanted.number, error=f"{self.plan.name}: {why}"))
+        self._saving = Saving(self.plan, self.spark, self.directory, lease, self._stages, main, self.observe)
+        self._saving.begin(deployed)
+
+    def _stop_with_savepoint(self, saving: Saving) -> None:
+        """Take the savepoints that are asked for where the job stops: nothing is processed after them."""
+        wanted = saving.at_stop()
+        if not wanted:
             return
-        main.between_epochs(lambda epoch: self._save_running(wanted, epoch))
-
-    def _save_running(self, wanted: Request, epoch: int) -> None:
-        """Copy the checkpoint, and write its tables in a thread of their own."""
-        try:
-            saved = save(self.directory, wanted.reason, self.may_write)
-        except Exception as error:
-            answer(self.directory, Answer(wanted.number, error=str(error)))
-            return
-        folder = self.directory.path / "savepoints" / saved.name
-        event = ControlFile(str(folder / "control" / MAIN)).read() or ControlEvent()
-        checkpoint = FrozenCheckpoint(folder / "spark" / MAIN, epoch, event)
-
-        def write() -> None:
-            try:
-                self._write_tables(saved.deployed, checkpoint, str(folder), wanted.reason)
-                answer(self.directory, Answer(wanted.number, str(folder)))
-            except Exception as error:
-                failure = translated(error, self.plan, "savepoint", self.spark)
-                answer(self.directory, Answer(wanted.number, str(folder), without_tables=str(failure)))
-
-        self._saving = Thread(target=write, name=f"savepoint of {self.plan.name}", daemon=True)
-        self._saving.start()
+        for query in self._queries:
+            query.halt()
+        while not all(query.halt() for query in self._queries):
+            time.sleep(0.02)
+        for query in self._queries:
+            query.stop()
+        for query in self._queries:
+            if query.failure is not None:
+                raise translated(query.failure, self.plan, query.name, self.spark) from query.failure
+            if not query.settled():
+                raise StateError(
+                    f"{self.plan.name}: Spark did not log the last epoch of query '{query.name}' within {GRACE:.0f} s,"
+                    " so that no savepoint was taken; resume the job, and suspend it with a savepoint again"
+                )
+        saving.take_stopped(wanted)
 
     def drain(self) -> None:
         """End the input here (Flink: `stop --drain`).
@@ -227,10 +223,15 @@ class StreamingJob:
         """Stops all queries, after the epochs that are being committed, and lets others write."""
         for query in self._queries:
             query.stop()
+        if self._queries and self._saving is not None:
+            self._saving.wait()
+            with contextlib.suppress(UnifiedError, OSError):
+                self.may_write()
+                self.directory.settle(all(query.settled() for query in self._queries))
         self._queries.clear()
-        if self._saving is not None:
-            self._saving.join()
         if self._lease is not None:
+            if self.directory.last_epoch(MAIN) is not None:
+                remove_tree(self.directory.path / INITIAL)
             self._lease.release()
             self._lease = None
 
@@ -250,6 +251,7 @@ class StreamingJob:
 
     def _start_state(self, deployed: Deployed) -> StartingState | None:
         """The savepoint to begin with, until the first epoch is committed."""
+        remove_tree(self.directory.path / INITIAL)
         if not deployed.start or self.directory.last_epoch(MAIN) is not None:
             return None
         ignore = self.plan.execution.savepoint.ignore_unclaimed
@@ -291,7 +293,7 @@ class StreamingJob:
             "spark.sql.streaming.stateStore.providerClass": PROVIDERS[options.backend],
             "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
             "spark.sql.streaming.minBatchesToRetain": str(options.retained),
-            "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+            MAX_ROWS: "50000",
             # over a source's checks of every column it takes minutes and gigabytes
             "spark.sql.constraintPropagation.enabled": "false",
         }

@@ -14,16 +14,19 @@ import msgspec
 import pyarrow as pa
 
 from dagster_unified.connectors.base import MALFORMED, spark_schema
+from dagster_unified.connectors.paths import for_spark
 from dagster_unified.engine import malformed
 from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.dataframe.inputs import spark_source
 from dagster_unified.engine.dataframe.native import Natives
 from dagster_unified.engine.dataframe.observations import observed
+from dagster_unified.engine.dataframe.transfer import small_rows
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.failures import naming_operator
 from dagster_unified.engine.job_time import JobTime
 from dagster_unified.engine.state_tables.savepoints import StartingState
 from dagster_unified.engine.streaming import worker
+from dagster_unified.engine.streaming.checkpoint import INITIAL
 from dagster_unified.engine.streaming.control import NAME, ControlFile, ControlSource
 from dagster_unified.engine.streaming.native_streams import NativeStreams
 from dagster_unified.engine.streaming.processor import KeyGroupProcessor
@@ -41,6 +44,7 @@ from dagster_unified.operators.time import wall_clock
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData, SparkSession
     from upath import UPath
+
 
 MALFORMED_ROW = pa.schema([("file", pa.string()), ("row", pa.string()), ("reason", pa.string())])
 
@@ -75,11 +79,11 @@ class PackedFrames:
             frame = frame.unionByName(other)
         for stage in self.topology.between[0]:
             frame = self._through(frame, stage, groups)
-        for level, tracks, between in zip(
-            self.topology.levels, self.topology.passes, self.topology.between[1:], strict=True
+        for number, (level, tracks, between) in enumerate(
+            zip(self.topology.levels, self.topology.passes, self.topology.between[1:], strict=True)
         ):
             processor = KeyGroupProcessor(worker.shipped(level))
-            initial = self._initial(level, groups)
+            initial = self._initial(number, level, groups)
             frame = frame.groupBy("lane", "group").transformWithState(processor, packed, "Append", "None", initial)
             if tracks:
                 frame = frame.mapInArrow(worker.between(tracks, groups), packed)
@@ -87,8 +91,11 @@ class PackedFrames:
                 frame = self._through(frame, stage, groups)
         return frame
 
-    def _initial(self, level: Mapping[int, Track], groups: int) -> GroupedData | None:
-        """The pages that a level's key groups start from; None where it starts without state."""
+    def _initial(self, number: int, level: Mapping[int, Track], groups: int) -> GroupedData | None:
+        """The pages that a level's key groups start from; None where it starts without state.
+
+        They are made here, before anything runs: what is wrong with the savepoint is an error of the start.
+        """
         from pyspark.sql import functions as F
 
         if self.start is None:
@@ -97,10 +104,15 @@ class PackedFrames:
         for lane, track in level.items():
             pages = self.start.pages(track.program.steps[0].uid, groups)
             if pages is not None:
-                number, data = F.col("page").cast("int").alias("number"), F.col("state").alias("data")
-                own = pages.select(F.lit(lane).alias("lane"), F.col("group").cast("int").alias("group"), number, data)
+                page, data = F.col("page").cast("int").alias("number"), F.col("state").alias("data")
+                own = pages.select(F.lit(lane).alias("lane"), F.col("group").cast("int").alias("group"), page, data)
                 found = own if found is None else found.unionByName(own)
-        return None if found is None else found.groupBy("lane", "group")
+        if found is None:
+            return None
+        made = for_spark(self.folder / INITIAL / str(number))
+        with small_rows(self.spark, self.start.rows_at_a_time):
+            found.write.mode("overwrite").option("compression", "lz4_raw").parquet(made)
+        return self.spark.read.schema(found.schema).parquet(made).groupBy("lane", "group")
 
     def lane(self, frame: DataFrame, lane: int, schema: pa.Schema) -> DataFrame:
         """One stream out of packed rows, in its own columns."""

@@ -23,6 +23,7 @@ from dagster_unified.engine.dataframe.inputs import spark_source
 from dagster_unified.engine.state_tables.frames import operator_tables
 from dagster_unified.engine.state_tables.savepoints import stateful, write_table
 from dagster_unified.engine.streaming.checkpoint import Deployed, last_number
+from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.topology import MAIN, Topology
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
@@ -70,8 +71,15 @@ class FrozenCheckpoint:
         return found
 
 
-def stopped(folder: UPath, event: ControlEvent | None) -> FrozenCheckpoint:
-    """The checkpoint of a stopped job at its last epoch; raises `StateError` where there is none, or one was begun."""
+def frozen(folder: UPath, epoch: int | None) -> FrozenCheckpoint:
+    """The checkpoint at an epoch, in the folder of a deployment or of a savepoint, to which nobody writes."""
+    event = ControlFile(str(folder / "control" / MAIN)).read()
+    return FrozenCheckpoint(folder / "spark" / MAIN, epoch, event or ControlEvent())
+
+
+def stopped(place: UPath) -> FrozenCheckpoint:
+    """That of a stopped job at its last epoch; raises `StateError` where there is none, or one was begun."""
+    folder = place / "spark" / MAIN
     committed, begun = last_number(folder / "commits"), last_number(folder / "offsets")
     if committed is None:
         raise StateError(f"there is no state to save in {folder}: no epoch was committed yet")
@@ -80,7 +88,7 @@ def stopped(folder: UPath, event: ControlEvent | None) -> FrozenCheckpoint:
             f"epoch {begun} in {folder} was begun and not committed: the job was killed; start it, and stop it"
             " with a savepoint"
         )
-    return FrozenCheckpoint(folder, committed, event or ControlEvent())
+    return frozen(place, committed)
 
 
 def write_tables(

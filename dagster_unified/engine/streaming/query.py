@@ -18,7 +18,7 @@ from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.events import EpochCommitted, Observer, Written
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.streaming import tables
-from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed
+from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, last_number
 from dagster_unified.engine.streaming.epoch import EpochWriter
 from dagster_unified.errors import UnifiedError
 from dagster_unified.graph.plan import Plan
@@ -76,6 +76,13 @@ class Query(ABC):
         self.query: StreamingQuery | None = None
         self.failure: Exception | None = None
         self.epochs = 0
+        self.last: int | None = None
+        """The last epoch that this query has committed to its sinks."""
+
+        committed, begun = self.directory.last_epoch(name), last_number(self.folder / "spark" / name / "offsets")
+        self._settled_before = self.directory.settled() or begun == committed
+        """Whether the job before left nothing in the sinks of an epoch that Spark will run again."""
+
         self.tables: list[DataFrame] = []
         """What lookups read in each micro-batch."""
 
@@ -142,6 +149,20 @@ class Query(ABC):
             raise self._error()
         return False
 
+    def halt(self) -> bool:
+        """Begin no further epoch; says whether the one that was running has ended."""
+        self._stopping = True
+        if not self._committing.acquire(blocking=False):
+            return False
+        self._committing.release()
+        return True
+
+    def settled(self) -> bool:
+        """Whether the sinks of a stopped query have nothing of a later epoch than the last that Spark has logged."""
+        if self.failure is not None or not self.halt():
+            return False
+        return self._settled_before if self.last is None else self.last == self.directory.last_epoch(self.name)
+
     def stop(self) -> None:
         """Stop the query, after the epoch that is being committed."""
         if self.query is None:
@@ -186,6 +207,8 @@ class Query(ABC):
             self._committing.release()
 
     def _act(self, epoch: int) -> None:
+        if self.last is None and not self._settled_before:
+            return  # the sinks may have what is about to run again
         action, self._between = self._between, None
         if action is not None:
             action(epoch)
@@ -224,6 +247,7 @@ class Query(ABC):
             try:
                 self._observe(self.commit(frame, epoch))
                 self.epochs += 1
+                self.last = epoch
             except Exception as error:
                 self.failure = error
                 raise

@@ -1,72 +1,116 @@
-"""Requests for a savepoint of a job that runs, and its answers: two small records in the checkpoint directory.
+"""Requests for a savepoint of a job that runs, and its answers: a small file for each, in the checkpoint directory.
 
-The one who asks is another process: a command line, or a run of the control job.
+    <dir>/<pipeline>/requests/<id>.json    written by the one who asks, another process: a command line or a control run
+    <dir>/<pipeline>/answers/<id>.json     written by the job
+
+A request is to one job, by the fencing token of its lease. If that job ends first, no other job takes the request.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from typing import TypeVar
+from uuid import uuid4
 
 import msgspec
+from upath import UPath
 
-from dagster_unified.engine.streaming.atomic import read_latest, write_alternately
-from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
-from dagster_unified.errors import StateError
+from dagster_unified.engine.streaming.atomic import write_atomically
+from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory
+from dagster_unified.operators.time import wall_clock
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+KEPT = 3_600_000
+"""Milliseconds for which an answer is kept that nobody has read."""
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A savepoint is wanted, and why."""
+    """A savepoint is wanted of the job that holds the lease `token`, and why. Milliseconds since the epoch."""
 
-    number: int = 0
-    reason: str = ""
+    id: str
+    token: int
+    asked: int
+    reason: str
+    path: str = ""
+    """Where its tables go; empty for the folder of the savepoint."""
+
+    stop: bool = False
+    """Whether the job stops, and takes the savepoint where it has stopped."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What became of a request: where the savepoint is, or why there is none."""
+    """What became of a request: where the savepoint is, or why there is none. Milliseconds since the epoch."""
 
-    number: int = 0
+    id: str
+    at: int
     location: str = ""
     error: str = ""
-    without_tables: str = ""
-    """Why the savepoint has no tables, if it has none."""
+    """Why there is no savepoint; with a location, why it has no tables."""
 
 
-def read_request(directory: CheckpointDirectory) -> Request:
-    """The latest request."""
-    return read_latest(directory.path / "requests", Request, lambda r: r.number) or Request()
-
-
-def read_answer(directory: CheckpointDirectory) -> Answer:
-    """The latest answer."""
-    return read_latest(directory.path / "answers", Answer, lambda a: a.number) or Answer()
-
-
-def request(directory: CheckpointDirectory, reason: str) -> Request:
-    """Ask the job that runs for a savepoint."""
-    wanted = Request(read_request(directory).number + 1, reason)
-    write_alternately(directory.path / "requests", wanted.number, msgspec.json.encode(wanted))
+def request(directory: CheckpointDirectory, token: int, reason: str, path: str = "", stop: bool = False) -> Request:
+    """Ask the job that holds the lease `token` for a savepoint."""
+    wanted = Request(uuid4().hex, token, wall_clock(), reason, path, stop)
+    write_atomically(directory.path / "requests" / f"{wanted.id}.json", msgspec.json.encode(wanted))
     return wanted
 
 
-def answer(directory: CheckpointDirectory, given: Answer) -> None:
+def pending(directory: CheckpointDirectory, token: int) -> list[Request]:
+    """The requests to the job that holds the lease `token`, the oldest first."""
+    found = [one for _, one in _all(directory, "requests", Request) if one.token == token]
+    return sorted(found, key=lambda r: (r.asked, r.id))
+
+
+def answer(directory: CheckpointDirectory, wanted: Request, location: str = "", error: str = "") -> None:
     """Say what became of a request."""
-    write_alternately(directory.path / "answers", given.number, msgspec.json.encode(given))
+    given = Answer(wanted.id, wall_clock(), location, error)
+    write_atomically(directory.path / "answers" / f"{wanted.id}.json", msgspec.json.encode(given))
+    (directory.path / "requests" / f"{wanted.id}.json").unlink(missing_ok=True)
 
 
-def await_answer(
-    directory: CheckpointDirectory, wanted: Request, gone: Callable[[], bool], poll: float = 0.2
-) -> Answer:
-    """Wait until the job has answered.
+def await_answer(directory: CheckpointDirectory, wanted: Request, poll: float = 0.2) -> Answer | None:
+    """Wait until the job has answered; None where it has ended without. Who stops waiting withdraws the request."""
+    try:
+        while True:
+            gone = not _serves(directory, wanted)
+            given = _read(directory, wanted)
+            if given is not None or gone:
+                return given
+            time.sleep(poll)
+    finally:
+        for folder in ("requests", "answers"):
+            (directory.path / folder / f"{wanted.id}.json").unlink(missing_ok=True)
 
-    Raises `StateError` where it could not take the savepoint, and where it is `gone`.
-    """
-    while True:
-        given = read_answer(directory)
-        if given.number >= wanted.number:
-            if given.error:
-                raise StateError(given.error)
-            return given
-        if gone():
-            raise StateError(f"{directory.path.name}: the job has ended, and took no savepoint; ask again")
-        time.sleep(poll)
+
+def forget(directory: CheckpointDirectory, token: int) -> None:
+    """Remove what was asked of earlier jobs than the one that holds the lease `token`, and old answers."""
+    requests = [path for path, one in _all(directory, "requests", Request) if one.token < token]
+    answers = [path for path, one in _all(directory, "answers", Answer) if one.at < wall_clock() - KEPT]
+    for path in (*requests, *answers):
+        path.unlink(missing_ok=True)
+
+
+def _serves(directory: CheckpointDirectory, wanted: Request) -> bool:
+    """Whether the job that was asked still holds the lease, and is alive."""
+    holder = directory.holder()
+    return holder is not None and holder.token == wanted.token and holder.is_alive(PATIENCE)
+
+
+def _all(directory: CheckpointDirectory, folder: str, kind: type[T]) -> list[tuple[UPath, T]]:
+    """The records in a folder that are whole, with their files; others may come and go meanwhile."""
+    found: list[tuple[UPath, T]] = []
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # the latter of a bucket, where nothing is there
+        for path in (directory.path / folder).iterdir():
+            if path.suffix == ".json" and not path.name.startswith("."):
+                with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+                    found.append((path, msgspec.json.decode(path.read_bytes(), type=kind)))
+    return found
+
+
+def _read(directory: CheckpointDirectory, wanted: Request) -> Answer | None:
+    try:
+        return msgspec.json.decode((directory.path / "answers" / f"{wanted.id}.json").read_bytes(), type=Answer)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None

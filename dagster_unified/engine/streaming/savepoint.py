@@ -11,23 +11,26 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime, timezone
 
 import msgspec
 from upath import UPath
 
-from dagster_unified.connectors.paths import remove_tree
+from dagster_unified.connectors.paths import place_of, remove_tree, storage_path
 from dagster_unified.engine.streaming.atomic import write_atomically
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory, Deployed
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.errors import StateError
 from dagster_unified.operators.time import wall_clock
+from dagster_unified.state.manifest import NAME as TABLES
 
 FOLDERS = ("spark", "control")
 MANIFEST = "savepoint.json"
 RESTORING = "restoring.json"
+_NAME = re.compile(r"g\d+-\d{8}T\d{6}-\d{3}")
 
 
 class Savepoint(msgspec.Struct, frozen=True):
@@ -41,6 +44,14 @@ class Savepoint(msgspec.Struct, frozen=True):
     reason: str
     deployed: Deployed
     epochs: dict[str, int]
+    settled: bool = False
+    """Whether the sinks had nothing of a later epoch."""
+
+    tables: str = ""
+    """Where its tables were asked for; empty for its own folder."""
+
+    periodic: bool = False
+    """Whether the job took it by itself, as `execution.savepoint.interval` says."""
 
     def describe(self) -> str:
         """The savepoint in words."""
@@ -51,6 +62,7 @@ class Savepoint(msgspec.Struct, frozen=True):
         return (
             f"{self.name}: generation {self.deployed.generation}, {reached}, taken"
             f" {datetime.fromtimestamp(self.taken / 1000, timezone.utc):%Y-%m-%d %H:%M:%S} UTC ({self.reason})"
+            + (f", tables in {self.tables}" if self.tables else "")
         )
 
 
@@ -64,10 +76,18 @@ def savepoints(directory: CheckpointDirectory) -> list[Savepoint]:
     return sorted(found, key=lambda s: (s.taken, s.name))
 
 
-def save(directory: CheckpointDirectory, reason: str, check: Callable[[], None]) -> Savepoint:
+def save(
+    directory: CheckpointDirectory,
+    reason: str,
+    check: Callable[[], None],
+    settled: bool | None = None,
+    tables: str = "",
+    periodic: bool = False,
+) -> Savepoint:
     """Take a savepoint. The caller holds the lease, and `check` raises where it lost it; no job may write meanwhile.
 
-    Raises `StateError` where there is no state.
+    `settled` says whether the sinks have nothing of a later epoch, by default what the last job has recorded;
+    `periodic` that an interval made it. Raises `StateError` where there is no state.
     """
     check_whole(directory)
     deployed = directory.deployed()
@@ -88,10 +108,41 @@ def save(directory: CheckpointDirectory, reason: str, check: Callable[[], None])
     target = directory.path / "savepoints" / name
     for folder in FOLDERS:
         _copy(directory.path / folder, target / folder)
-    savepoint = Savepoint(name, now, reason, deployed, _epochs(directory))
+    if settled is None:
+        settled = directory.settled()
+    savepoint = Savepoint(name, now, reason, deployed, _epochs(directory), settled, tables, periodic)
     check()
     write_atomically(target / MANIFEST, msgspec.json.encode(savepoint))
     return savepoint
+
+
+def retain(directory: CheckpointDirectory, count: int, starts: Collection[str]) -> None:
+    """Remove what an interval made, but for the last `count`. What a job `starts` from stays."""
+    made = [one for one in savepoints(directory) if one.periodic]
+    for one in made[: max(0, len(made) - count)]:
+        _remove(directory.path / "savepoints" / one.name, starts)
+
+
+def remove_halves(directory: CheckpointDirectory, starts: Collection[str]) -> None:
+    """Remove what a job that was killed has left of savepoints: half of a copy, or one of an interval without tables.
+
+    The caller holds the lease.
+    """
+    whole = {one.name: one for one in savepoints(directory)}
+    for folder in _folders(directory.path / "savepoints"):
+        found = whole.get(folder.name)
+        half = found is None and _NAME.fullmatch(folder.name) is not None
+        if (half or (found is not None and found.periodic)) and not (folder / TABLES).exists():
+            _remove(folder, starts)
+
+
+def _remove(folder: UPath, starts: Collection[str]) -> None:
+    """Remove a savepoint; its manifests first, so that nobody takes a part of it for the whole."""
+    if place_of(folder) in {place_of(storage_path(start, "savepoint")) for start in starts}:
+        return
+    for manifest in (TABLES, MANIFEST):
+        (folder / manifest).unlink(missing_ok=True)
+    remove_tree(folder)
 
 
 def restore(directory: CheckpointDirectory, name: str | None, check: Callable[[], None]) -> Savepoint:
@@ -118,6 +169,7 @@ def restore(directory: CheckpointDirectory, name: str | None, check: Callable[[]
     chosen = possible[-1]
     check()
     write_atomically(directory.path / RESTORING, msgspec.json.encode({"savepoint": chosen.name}))
+    directory.settle(False)
     for folder in (*FOLDERS, "epochs"):
         remove_tree(directory.path / folder)
     for folder in FOLDERS:
@@ -158,11 +210,13 @@ def interrupted(directory: CheckpointDirectory) -> bool:
     return bool((directory.path / RESTORING).exists())
 
 
-def save_stopped(directory: CheckpointDirectory, owner: str, reason: str, patience: float = PATIENCE) -> Savepoint:
+def save_stopped(
+    directory: CheckpointDirectory, owner: str, reason: str, patience: float = PATIENCE, tables: str = ""
+) -> Savepoint:
     """Take a savepoint of a job that does not run; raises `LeaseLostError` where it does."""
     lease = directory.take(owner, patience)
     try:
-        return save(directory, reason, lease.check)
+        return save(directory, reason, lease.check, tables=tables)
     finally:
         lease.release()
 

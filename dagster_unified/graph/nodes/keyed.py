@@ -64,10 +64,6 @@ class BroadcastNode(KeyedProcessNode):
 
     sees_all_partitions = True  # its broadcast records travel with the program
 
-    @property
-    def not_carried(self) -> str | None:
-        return f"cannot hand on the broadcast state of '{self.name}'; run it in STREAMING, or without carry_state"
-
     def state(self) -> list[dict[str, str]]:
         broadcast = {d.name for d in self.function.descriptors}
         own = [state for state in super().state() if state["name"] not in broadcast]

@@ -1,12 +1,8 @@
 """The carrying BATCH driver: partitions through key groups, which start from the state of the partition before.
 
-It is the STREAMING driver with a whole partition of the input as its micro-batch; between a partition and the next lie
-rows of state instead of a checkpoint. Rows come sorted: a group's state, then its records by partition, key and event
-time.
-
 It is the STREAMING driver with a whole partition of the input as its micro-batch; what lies between a partition and the
 next are rows of state instead of a checkpoint. Rows come sorted: a group's state, then its records by partition, key
-and event time.
+and event time. Broadcast records come with the program, and before all others of a group.
 """
 
 from __future__ import annotations
@@ -20,8 +16,10 @@ from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch, decode_event
 from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.keys import runs, stretches
+from dagster_unified.operators.lanes import decode
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, PARTITION_INDEX
 from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.numbers import BROADCAST
 from dagster_unified.operators.program.spec import Program
 from dagster_unified.operators.state.pages import Page, decode_index
 
@@ -42,6 +40,7 @@ class _Group:
     def __init__(self, number: int) -> None:
         self.number = number
         self.partition = 0
+        self.begun = False
         self.store = MemoryStore()
         self.waiting: list[pa.RecordBatch] = []
 
@@ -61,8 +60,20 @@ def carried(
 
     driver = KeyGroups(program, emit, clock, subtask)
 
+    given = program.broadcast
+    told = [decode(data, given.layout.schema) for data in given.data] if given is not None else []
+
+    def begin(group: _Group) -> None:
+        """Takes the broadcast records, which come before all others, into a group."""
+        if told and not group.begun and group.number >= 0:
+            leads = group.number == 0
+            driver.run(group.store, MicroBatch(Arrived(broadcast=told), leads=leads), program.carry[0].watermark)
+        group.begun = True
+
     def finish(group: _Group, until: int) -> None:
         """Ends the partitions of a group that come before `until`."""
+        if until > group.partition:
+            begin(group)
         for partition in range(group.partition, until):
             group.partition = partition
             if group.waiting or group.store.pages:
@@ -86,6 +97,7 @@ def carried(
                     finish(current, partition)
                     _take(current, own, program)
                     while sum(b.num_rows for b in current.waiting) >= MOST_WAITING:
+                        begin(current)
                         _run_some(driver, current, program, program.carry[partition].watermark)
                 yield from out
                 out.clear()
@@ -99,6 +111,8 @@ def carried(
 
 def _holds_something(store: MemoryStore) -> bool:
     index = store.read_index()
+    if BROADCAST in store.pages:
+        return True
     return index is not None and any(page != Page() for page in decode_index(index).pages)
 
 
@@ -115,7 +129,8 @@ def _take(group: _Group, rows: pa.RecordBatch, program: Program) -> None:
     """Takes rows of state into the group's store, and records to those that wait."""
     stored = rows.num_rows - rows.column(PAGE).null_count
     for page, data in zip(rows.column(PAGE)[:stored].to_pylist(), rows.column(STATE)[:stored].to_pylist(), strict=True):
-        group.store.pages[page] = data
+        if data is not None:  # no page, where the row only says that there is such a group
+            group.store.pages[page] = data
     if stored < rows.num_rows:
         group.waiting.append(rows.slice(stored).select(program.input.schema.names))
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from dagster_unified.errors import UnifiedError
 from dagster_unified.operators.keys import key_hash
 from dagster_unified.operators.numbers import INDEX
@@ -48,6 +51,15 @@ class MemoryStore:
         self.pages.pop(number, None)
 
 
+PAGE_BITS = 12
+"""A key's page is chosen by its hash above these bits, because the lowest ones have chosen its group."""
+
+
+def pages_of_hashes(hashes: pa.ChunkedArray, pages: int) -> pa.ChunkedArray:
+    """The pages that keys with these hashes are in, of so many, which are a power of two."""
+    return pc.bit_wise_and(pc.shift_right(hashes, PAGE_BITS), pages - 1)
+
+
 class Group:
     """The pages of one group, as far as they have been read, and the state of all their keys."""
 
@@ -68,10 +80,10 @@ class Group:
         self._hashes: dict[Hashable, int] = {}
 
     def page_of(self, key: Hashable) -> int:
-        """The page that a key is in. The hash's lowest bits chose the group already, so that the others are used."""
+        """The page that a key is in."""
         found = self._hashes.get(key)
         if found is None:
-            found = self._hashes[key] = key_hash(key) >> 12
+            found = self._hashes[key] = key_hash(key) >> PAGE_BITS
         return found & (len(self.index.pages) - 1)
 
     def pages_of(self, keys: Sequence[Hashable]) -> set[int]:
@@ -97,25 +109,40 @@ class Group:
         for number in sorted(pages):
             if number in self.loaded:
                 continue
-            data = self.index.inline if len(self.index.pages) == 1 else self.store.read_page(number)
-            self.loaded[number] = data
-            if data is None:
-                if self.index.pages[number] != Page():
-                    raise UnifiedError(
-                        f"{self.codec.where}: page {number} of a key group's state is missing in the checkpoint;"
-                        " restore from an earlier one"
-                    )
+            content = self.read_page(number)
+            if content is None:
                 continue
-            content = self.pages[number] = self.codec.decode(data, self._read_chunk)
+            self.pages[number] = content
             self.chunks |= content.parts()
             self._add(content)
             found.append(content)
         return found
 
-    def put(self, content: Content) -> None:
-        """Adds keys that the group does not have; all its pages have been read."""
-        self._add(content)
-        self.created += content.keys
+    def read_page(self, number: int) -> Content | None:
+        """What a page holds; None where it was never written."""
+        data = self.index.inline if len(self.index.pages) == 1 else self.store.read_page(number)
+        self.loaded[number] = data
+        if data is not None:
+            return self.codec.decode(data, self._read_chunk)
+        if self.index.pages[number] != Page():
+            raise UnifiedError(
+                f"{self.codec.where}: page {number} of a key group's state is missing in the checkpoint;"
+                " restore from an earlier one"
+            )
+        return None
+
+    def split(self, count: int) -> int:
+        """Make pages for so many keys, in a group that has none yet; return how many they are."""
+        while count > self.keys_per_page * len(self.index.pages):
+            self.index.pages = [Page() for _ in range(2 * len(self.index.pages))]
+        return len(self.index.pages)
+
+    def fill(self, pages: Iterable[tuple[int, Content]], watermark: int) -> None:
+        """Write the pages of a group that has none yet, one after another."""
+        self.loaded = dict.fromkeys(range(len(self.index.pages)))
+        for number, content in pages:
+            self._store(number, content)
+        self._finish(watermark)
 
     def _add(self, content: Content) -> None:
         self.keys.update(content.keys)
@@ -146,11 +173,13 @@ class Group:
                 ):
                     for timestamp, key, generation in timers:
                         queue.register(key, timestamp, generation)
-            while count > self.keys_per_page * len(self.index.pages):
-                self.index.pages = [Page() for _ in range(2 * len(self.index.pages))]
+            self.split(count)
             self.loaded = dict.fromkeys(range(len(self.index.pages)))
             self.pages, self.created = {}, list(self.keys)
         self._write(event_timers, processing_timers)
+        self._finish(watermark)
+
+    def _finish(self, watermark: int) -> None:
         self.index.watermark = watermark
         index = encode_index(self.index)
         if index != self.before:
@@ -174,19 +203,23 @@ class Group:
             pages[self.page_of(timer[1])].processing_timers.append(timer)
         for key, elements in self.held.items():
             pages[self.page_of(key)].held += [(timestamp, key, record) for timestamp, record in elements]
-        single = len(self.index.pages) == 1
-        self.index.inline = self.index.inline if single else None
         for number, content in pages.items():
-            self.index.pages[number] = content.entry()
-            data = self.codec.encode(content, self._write_chunk, self._read_chunk)
-            if single:
-                self.index.inline = data
-            elif data != self.loaded[number]:
-                self.store.write_page(number, data)
+            self._store(number, content)
         for gone in (
             self.chunks - {number for content in pages.values() for number in content.parts()} if self.chunks else ()
         ):
             self.store.remove_page(gone)
+
+    def _store(self, number: int, content: Content) -> None:
+        """Write a page, if it has changed."""
+        self.index.pages[number] = content.entry()
+        data = self.codec.encode(content, self._write_chunk, self._read_chunk)
+        if len(self.index.pages) == 1:
+            self.index.inline = data
+            return
+        self.index.inline = None
+        if data != self.loaded[number]:
+            self.store.write_page(number, data)
 
     def _read_chunk(self, number: int) -> bytes:
         data = self.store.read_page(number)

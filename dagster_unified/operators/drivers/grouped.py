@@ -107,16 +107,13 @@ class GroupedOperator:
         for content in group.load(pages):
             self._register(content)
 
-    def put(self, group: Group, content: Content) -> None:
-        """Adds keys that the group does not have, with their state, timers and held-back elements."""
-        self.load(group, range(len(group.index.pages)))
-        group.put(content)
-        self._register(content)
-
-    def contents(self, store: GroupStore) -> list[Content]:
-        """What a group's pages hold: state, timers and held-back elements of its keys."""
+    def contents(self, store: GroupStore) -> Iterator[Content]:
+        """What a group's pages hold, one after another: state, timers and held-back elements of its keys."""
         group = Group(store, self.codec, self.keys_per_page)
-        return group.load(range(len(group.index.pages)))
+        for number in range(len(group.index.pages)):
+            content = group.read_page(number)
+            if content is not None:
+                yield content
 
     def _register(self, content: Content) -> None:
         for timestamp, key, generation in content.event_timers:

@@ -8,7 +8,8 @@ input comes last. Knows no engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import msgspec
@@ -113,9 +114,7 @@ class KeyGroups:
         A group that has not seen a later one begins with `watermark`.
         """
         event, uid = given.event, self.program.steps[0].uid
-        with self.grouped.opened(store, watermark) as group:
-            if isinstance(self.operator, BroadcastOperator):
-                self._begin_broadcast(self.operator, group)
+        with self._opened(store, watermark) as group:
             self.ahead = True
             self._take(group, given.ahead, given)
             if event is not None:
@@ -131,14 +130,14 @@ class KeyGroups:
 
     def run_unfinished(self, store: GroupStore, batch: pa.RecordBatch, watermark: int = MIN_TIMESTAMP) -> None:
         """Processes some records of one key, of which more follow, so that its bundle is not over."""
-        with self.grouped.opened(store, watermark) as group:
+        with self._opened(store, watermark) as group:
             (key,), _, records, timestamps = self._read(batch)
             self.grouped.process_unfinished(group, key, records, timestamps)
             self.running.drain()
             self.grouped.save(group)
 
-    def contents(self, store: GroupStore) -> list[Content]:
-        """What a group's pages hold: state, timers and held-back elements of its keys."""
+    def contents(self, store: GroupStore) -> Iterator[Content]:
+        """What a group's pages hold, one after another: state, timers and held-back elements of its keys."""
         return self.grouped.contents(store)
 
     def close(self) -> None:
@@ -152,8 +151,15 @@ class KeyGroups:
         if arrived.own:
             self._records(group, arrived.own, given.sorted_by_key)
 
+    @contextmanager
+    def _opened(self, store: GroupStore, watermark: int) -> Iterator[Group]:
+        """Makes a group current, with its copy of the broadcast state."""
+        with self.grouped.opened(store, watermark) as group:
+            if isinstance(self.operator, BroadcastOperator):
+                self._begin_broadcast(self.operator, group)
+            yield group
+
     def _begin_broadcast(self, operator: BroadcastOperator, group: Group) -> None:
-        """Makes the group's copy of the broadcast state current."""
         assert self.broadcast is not None
         data = group.store.read_page(BROADCAST)
         operator.broadcast = {} if data is None else self.broadcast.decode(data)

@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Sized
 from typing import Any, ClassVar, Self
 
+from msgspec import Raw
+
 from dagster_unified.operators.keys import key_hash
 
 PART = 1024
@@ -32,6 +34,9 @@ class Chunked(ABC):
 
     plain: ClassVar[type[Sized]]
     """What it stands in for."""
+
+    undeclared: ClassVar[Any]
+    """What a part is read as that belongs to a state which nobody has declared yet."""
 
     parts: Sequence[int | None]
     """The numbers of its parts."""
@@ -69,6 +74,7 @@ class LargeList(Chunked):
 
     kind = "list"
     plain = list
+    undeclared = list[Raw]
     parts: list[int]
 
     def __init__(self, parts: list[int], size: int, inline: Any, read: Read) -> None:
@@ -126,6 +132,7 @@ class LargeMap(Chunked):
 
     kind = "map"
     plain = dict
+    undeclared = dict[Any, Raw]
     inline: dict[Any, Any] = {}
     parts: list[int | None]
 

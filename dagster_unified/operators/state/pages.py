@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, TypedDict
 
 import msgspec
@@ -65,6 +66,9 @@ class _Large(msgspec.Struct, array_like=True):
     parts: list[int | None]
 
 
+_moment = itemgetter(0)
+
+
 @dataclass
 class Content:
     """A page in memory.
@@ -79,6 +83,14 @@ class Content:
     large: bool = False
     """Whether it may have large lists or maps."""
 
+    def add(self, other: Content) -> None:
+        """Takes the keys of another page."""
+        self.keys.update(other.keys)
+        self.event_timers += other.event_timers
+        self.processing_timers += other.processing_timers
+        self.held += other.held
+        self.large = self.large or other.large
+
     def parts(self) -> set[int]:
         """The parts of its large lists and maps."""
         if not self.large:
@@ -90,9 +102,9 @@ class Content:
         """What the index says of it."""
         return Page(
             len(self.keys),
-            min((t[0] for t in self.event_timers), default=None),
-            min((t[0] for t in self.processing_timers), default=None),
-            min((t[0] for t in self.held), default=None),
+            min(map(_moment, self.event_timers), default=None),
+            min(map(_moment, self.processing_timers), default=None),
+            min(map(_moment, self.held), default=None),
         )
 
 
@@ -204,7 +216,7 @@ class PageCodec:
             for name, kind in collections:
                 value = state.get(name)
                 if isinstance(value, kind.plain) and len(value) > chunks.PART:
-                    value = state[name] = kind.of(value, self._reader(name, read))
+                    value = state[name] = kind.of(value, self._reader(name, kind, read))
                 if isinstance(value, Chunked):
                     value.save(lambda number, part: write(number, _encoder.encode(part)))
                     if not len(value):
@@ -213,10 +225,12 @@ class PageCodec:
         content.large = bool(found)
         return found
 
-    def _reader(self, name: str, read: Callable[[int], bytes]) -> Callable[[int], Any]:
-        return lambda number: self._part(name, read(number))
+    def _reader(self, name: str, kind: type[Chunked], read: Callable[[int], bytes]) -> Callable[[int], Any]:
+        return lambda number: self._part(name, kind, read(number))
 
-    def _part(self, name: str, data: bytes) -> Any:
+    def _part(self, name: str, kind: type[Chunked], data: bytes) -> Any:
+        if name not in self.declared:
+            return msgspec.msgpack.decode(data, type=kind.undeclared)
         if name not in self._parts:
             self._parts[name] = self._decoder(name, self.declared[name].stored_type)
         try:
@@ -254,7 +268,7 @@ class PageCodec:
             state, name = states[entry.key], entry.name
             content.large = True
             kind = CHUNKED[entry.kind]
-            state[name] = kind.restored(entry.parts, entry.size, state.get(name), self._reader(name, read))
+            state[name] = kind.restored(entry.parts, entry.size, state.get(name), self._reader(name, kind, read))
 
     def declare(self, descriptor: StateDescriptor[Any], state: dict[str, Any]) -> None:
         """Decodes one state of a key that was read before it was declared."""

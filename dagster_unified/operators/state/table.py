@@ -8,14 +8,14 @@ broadcast state. Knows pages and descriptors; no engine.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
 
 from dagster_unified.errors import StateError, nearest
-from dagster_unified.operators.state.chunks import Chunked, LargeList, LargeMap
+from dagster_unified.operators.state.chunks import Chunked, LargeList
 from dagster_unified.operators.state.columns import Encoded, TypedColumn
 from dagster_unified.operators.state.descriptors import StateDescriptor
 from dagster_unified.operators.state.pages import Content
@@ -64,6 +64,7 @@ class StateTable:
             name: TypedColumn(f"{where}: broadcast state '{name}'", d.stored_type) for name, d in broadcast.items()
         }
         self._held = TypedColumn(f"{where}: held-back element", record)
+        self._large = {name for name, d in states.items() if d.chunks is not None}
         self._state_columns = {name: self._free(name, "state") for name in states}
         self._broadcast_columns = {name: self._free(name, "broadcast state") for name in broadcast}
         self.schema = self._schema()
@@ -96,20 +97,23 @@ class StateTable:
     def rows(self, content: Content) -> pa.RecordBatch:
         """A row for each key that has anything."""
         held = _by_key((key, (timestamp, record)) for timestamp, key, record in content.held)
-        order = _keys_of(content, held)
-        cells = [content.keys.get(key, _NOTHING) for key in order]
+        states = content.keys
+        if not all(states.values()):
+            states = {key: state for key, state in states.items() if state}
+        order = [*states, *_keys_without_state(content, states, held)]
+        cells = [*states.values(), *repeat(_NOTHING, len(order) - len(states))]
         apart = Apart()
         arrays = self._key_arrays(order, apart)
         names = set().union(*cells)
         for name in names & self._states.keys():
             values = [cell.get(name) for cell in cells]
-            if not _WHOLE.isdisjoint(map(type, values)):
+            if name in self._large:
                 values = [_whole(v) for v in values]
             self._put(arrays, self._state_columns[name], self._states[name], values, apart)
         for name in names - self._states.keys():  # what the operator has not declared yet is as it was stored
             for place, cell in enumerate(cells):
                 if name in cell:
-                    apart.add(place, name, msgspec.msgpack.encode(_whole(cell[name])))
+                    apart.add(place, name, _as_stored(cell[name]))
         arrays[EVENT_TIMERS] = timer_lists(order, content.event_timers)
         arrays[PROCESSING_TIMERS] = timer_lists(order, content.processing_timers)
         self._put_held(arrays, [held.get(key, ()) for key in order], apart)
@@ -126,7 +130,7 @@ class StateTable:
         return self._batch(arrays, 1)
 
     def _batch(self, arrays: Mapping[str, pa.Array], size: int) -> pa.RecordBatch:
-        columns = [arrays.get(f.name, pa.nulls(size, f.type)) for f in self.schema]
+        columns = [arrays[f.name] if f.name in arrays else _nulls(size, f.type) for f in self.schema]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _key_arrays(self, keys: Sequence[Hashable], apart: Apart) -> dict[str, pa.Array]:
@@ -234,7 +238,7 @@ class StateTable:
         """The operator's broadcast state, if its row is among these."""
         if not self._broadcast:
             return None
-        places = [place for place, key in enumerate(self.keys_of(batch)) if self.is_none(key)]
+        places = self.without_key(self.keys_of(batch))
         if not places:
             return None
         row = batch.slice(places[0], 1)
@@ -242,9 +246,10 @@ class StateTable:
         found = {n: self._decoded(row, self._broadcast_columns[n], c, apart)[0] for n, c in self._broadcast.items()}
         return {name: value for name, value in found.items() if value is not None}
 
-    def is_none(self, key: Hashable) -> bool:
-        """Whether this is no key: the row holds broadcast state."""
-        return key is None or (self._several and all(part is None for part in key))  # type: ignore[attr-defined]
+    def without_key(self, keys: Sequence[Hashable]) -> list[int]:
+        """The places of rows that have no key: they hold broadcast state."""
+        nothing = (None,) * len(self._keys) if self._several else None
+        return [place for place, key in enumerate(keys) if key == nothing] if nothing in keys else []
 
     def _decoded(self, batch: pa.RecordBatch, name: str, column: TypedColumn, apart: Apart) -> list[Any]:
         encoded = apart.of_column(name)
@@ -308,14 +313,24 @@ class Apart:
 
 _NOTHING: Mapping[str, Any] = {}
 
-_WHOLE: frozenset[type] = frozenset((LargeList, LargeMap))
-
 
 def _whole(value: Any) -> Any:
     """A large list or map in one piece, anything else as it is."""
     if not isinstance(value, Chunked):
         return value
     return list(value) if isinstance(value, LargeList) else dict(value.items())  # type: ignore[attr-defined]
+
+
+def _nulls(size: int, kind: pa.DataType) -> pa.Array:
+    """So many nulls. The structs that `pa.nulls` makes are null in their fields as well, which Parquet may refuse."""
+    return pa.array([None] * size, kind) if pa.types.is_struct(kind) else pa.nulls(size, kind)
+
+
+def _as_stored(value: Any) -> bytes:
+    """A value of a state that nobody has declared yet, as it was stored."""
+    if isinstance(value, Chunked) and isinstance(value.inline, msgspec.Raw):
+        value.inline = msgspec.msgpack.decode(value.inline, type=value.undeclared)
+    return msgspec.msgpack.encode(_whole(value))
 
 
 def _by_key(pairs: Iterable[tuple[Hashable, tuple[int, Any]]]) -> dict[Hashable, list[tuple[int, Any]]]:
@@ -325,15 +340,14 @@ def _by_key(pairs: Iterable[tuple[Hashable, tuple[int, Any]]]) -> dict[Hashable,
     return found
 
 
-def _keys_of(content: Content, held: Mapping[Hashable, object]) -> list[Hashable]:
-    """The keys that have anything."""
-    with_state = content.keys
-    found = list(with_state) if all(with_state.values()) else [key for key, state in with_state.items() if state]
-    others = {key for _, key, _ in content.event_timers}
-    others.update(key for _, key, _ in content.processing_timers)
-    others.update(held)
-    others.difference_update(found)
-    return found + list(others)
+def _keys_without_state(
+    content: Content, states: Mapping[Hashable, object], held: Mapping[Hashable, object]
+) -> set[Hashable]:
+    """The keys that have timers or held-back elements only."""
+    found = {key for _, key, _ in content.event_timers if key not in states}
+    found.update(key for _, key, _ in content.processing_timers if key not in states)
+    found.update(key for key in held if key not in states)
+    return found
 
 
 def timer_lists(keys: Sequence[Hashable], timers: Sequence[tuple[int, Hashable, int]]) -> pa.Array:

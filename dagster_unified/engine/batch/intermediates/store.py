@@ -153,6 +153,14 @@ class IntermediateStore:
         except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
             return None
 
+    def newest(self, pipeline: str, stage: str, partition: str, fingerprint: str) -> Manifest | None:
+        """The last manifest that any run committed of a stage, of one code and input, and whose data stands."""
+        runs = self.folder(Address(pipeline, stage, "any", partition)).parent
+        names = [folder.name for folder in runs.iterdir()] if runs.exists() else []
+        found = [self.find(Address(pipeline, stage, name, partition)) for name in names]
+        same = [manifest for manifest in found if manifest is not None and manifest.fingerprint == fingerprint]
+        return max(same, key=lambda manifest: manifest.created, default=None)
+
     def link(self, address: Address, manifest: Manifest) -> None:
         """Make another run's intermediate that of this one as well; the data stays where it is."""
         folder = self.folder(address)

@@ -1,0 +1,198 @@
+"""Takes the savepoints of a job: those that others ask for or that are due while it runs, and those where it stops.
+
+One at a time: what is asked for meanwhile waits. Only the copy of the checkpoint is made between two epochs; its tables
+are written in a thread of their own while the job goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from threading import Thread
+from typing import TYPE_CHECKING
+
+from dagster_unified.connectors.paths import remove_tree, storage_path
+from dagster_unified.engine.events import Observer, SavepointTaken
+from dagster_unified.engine.failures import translated
+from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, HeldLease
+from dagster_unified.engine.streaming.portable import FrozenCheckpoint, frozen, write_tables
+from dagster_unified.engine.streaming.query import Query
+from dagster_unified.engine.streaming.requests import Request, answer, pending
+from dagster_unified.engine.streaming.savepoint import Savepoint, remove_halves, retain, save, savepoints
+from dagster_unified.engine.streaming.topology import MAIN, Topology, queries
+from dagster_unified.errors import StateError
+from dagster_unified.graph.plan import Plan
+from dagster_unified.operators.time import wall_clock
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+INTERVAL = "execution.savepoint.interval"
+LOOK = 1.0
+"""Seconds after which a job looks again what it is asked for."""
+
+
+def without_tables(plan: Plan) -> str:
+    """Why a savepoint of a STREAMING job has no tables; empty where it has."""
+    aggregates = [plan.graph.node(one.aggregate).name for one in queries(plan) if one.aggregate is not None]
+    return f"only Spark can read the state of the native aggregate '{aggregates[0]}'" if aggregates else ""
+
+
+@dataclass
+class Saving:
+    """The savepoints of one job."""
+
+    plan: Plan
+    spark: SparkSession
+    directory: CheckpointDirectory
+    lease: HeldLease
+    stages: Topology | None
+    """Those of the query of everything but native aggregates."""
+
+    main: Query | None
+    """That query."""
+
+    observe: Observer
+    _starts: frozenset[str] = frozenset()
+    """The savepoints that the job starts from, which stay."""
+
+    _due: int | None = None
+    """When the next savepoint is due that nobody asks for. Milliseconds since the epoch."""
+
+    _last: Savepoint | None = None
+    """The last one of these."""
+
+    _timeline: int = 0
+
+    _looked: float = 0.0
+    _done: set[str] = field(default_factory=set)
+    """The requests that have been answered."""
+
+    _busy: bool = False
+    """Whether one is waiting for the end of its epoch, or being written."""
+
+    _writing: Thread | None = field(default=None, repr=False)
+
+    def begin(self, deployed: Deployed) -> None:
+        """Go on where the job before has ended: remove what it left half done, and count from its last savepoint."""
+        starts = (deployed.start, self.plan.execution.starts_from)
+        self._starts = frozenset(start for start in starts if start)
+        remove_halves(self.directory, self._starts)
+        made = [one for one in savepoints(self.directory) if one.periodic and one.deployed.id == deployed.id]
+        self._last, self._timeline = made[-1] if made else None, deployed.timeline
+        self._next_after(wall_clock() if self._last is None else self._last.taken)
+
+    def look(self) -> bool:
+        """Take what is asked for, or due; says whether the job is asked to stop with a savepoint."""
+        if time.monotonic() - self._looked < LOOK:
+            return False
+        self._looked = time.monotonic()
+        waiting = [one for one in pending(self.directory, self.lease.token) if one.id not in self._done]
+        if any(one.stop for one in waiting):
+            return True
+        if self._busy:
+            return False
+        if waiting:
+            self._take(waiting[0])
+        elif self._due is not None and wall_clock() >= self._due:
+            self._next_after(wall_clock())
+            self._take(Request("", self.lease.token, wall_clock(), INTERVAL))
+        return False
+
+    @property
+    def _interval(self) -> timedelta | None:
+        return self.plan.execution.savepoint.interval
+
+    def _next_after(self, moment: int) -> None:
+        """The next savepoint is due one interval after a moment."""
+        if self._interval is not None:
+            self._due = moment + int(self._interval.total_seconds() * 1000)
+
+    def wait(self) -> None:
+        """Wait until the tables that are being written are written."""
+        if self._writing is not None:
+            self._writing.join()
+
+    def at_stop(self) -> list[Request]:
+        """The requests for a savepoint where the job stops."""
+        return [one for one in pending(self.directory, self.lease.token) if one.stop]
+
+    def take_stopped(self, wanted: Sequence[Request]) -> None:
+        """Take savepoints of the queries that have stopped, for the ones who have asked for them."""
+        self.wait()
+        for one in wanted:
+            self._copy(one, self.directory.last_epoch(MAIN), self._write)
+
+    def _take(self, wanted: Request) -> None:
+        """Take a savepoint between two epochs of the job that goes on."""
+        why = without_tables(self.plan)
+        if why or self.main is None:
+            error = f"{self.plan.name}: {why}, and it is copied only where the job stops; suspend it with a savepoint"
+            self._ended(wanted, error=error)
+            return
+        self._busy = True
+        self.main.between_epochs(lambda epoch: self._copy(wanted, epoch, self._write_meanwhile))
+
+    def _copy(
+        self, wanted: Request, epoch: int | None, then: Callable[[Request, Savepoint, int | None, float], None]
+    ) -> None:
+        begun, due = time.monotonic(), not wanted.id
+        if due and self._last is not None and (epoch, self._timeline) == _reached(self._last):
+            self._due, self._busy = wall_clock(), False  # nothing is new: it stays due until something is
+            return
+        try:
+            saved = save(self.directory, wanted.reason, self.lease.check, True, wanted.path, periodic=due)
+        except Exception as error:
+            self._ended(wanted, error=str(error))
+        else:
+            then(wanted, saved, epoch, begun)
+
+    def _write_meanwhile(self, wanted: Request, saved: Savepoint, epoch: int | None, begun: float) -> None:
+        name = f"savepoint of {self.plan.name}"
+        self._writing = Thread(target=self._write, args=(wanted, saved, epoch, begun), name=name, daemon=True)
+        self._writing.start()
+
+    def _write(self, wanted: Request, saved: Savepoint, epoch: int | None, begun: float) -> None:
+        folder = self.directory.path / "savepoints" / saved.name
+        error = ""
+        if not without_tables(self.plan):
+            try:
+                self.write_tables(saved.deployed, frozen(folder, epoch), wanted.path or str(folder), wanted.reason)
+            except Exception as raised:
+                error = str(translated(raised, self.plan, "savepoint", self.spark))
+        if not wanted.id and not error:
+            self._last = saved
+        self._ended(wanted, str(folder), error, time.monotonic() - begun)
+
+    def write_tables(self, deployed: Deployed, checkpoint: FrozenCheckpoint, path: str, reason: str) -> None:
+        """Write the tables of a checkpoint; raises `StateError` where it has nothing that the job's start had not."""
+        if checkpoint.epoch is None and deployed.start:
+            raise StateError(
+                f"{self.plan.name}: no epoch was committed since the job started from the savepoint {deployed.start},"
+                " which holds all its state; copy its folder"
+            )
+        assert self.stages is not None
+        write_tables(self.plan, self.spark, deployed, self.stages, checkpoint, path, reason)
+
+    def _ended(self, wanted: Request, location: str = "", error: str = "", seconds: float = 0.0) -> None:
+        """Say what has become of a savepoint."""
+        self._done.add(wanted.id)
+        try:
+            if wanted.id:
+                answer(self.directory, wanted, location, error)
+            elif error and location:
+                remove_tree(storage_path(location, "savepoint"))
+                location = ""
+            elif not error:
+                retain(self.directory, self.plan.execution.savepoint.retained, self._starts)
+        except OSError as raised:  # a full disk stops no job
+            error = error or str(raised)
+        self._busy = False
+        self.observe(SavepointTaken(wanted.reason, location, seconds, error))
+
+
+def _reached(saved: Savepoint) -> tuple[int | None, int]:
+    """The epoch and the timeline that a savepoint is of."""
+    return saved.epochs.get(MAIN), saved.deployed.timeline
