@@ -8,7 +8,7 @@ WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20
 
-.PHONY: demo demo-streaming demo-backfill test test-fast test-all faults check bench dev docs format lock clean
+.PHONY: demo demo-streaming demo-backfill demo-handover test test-fast test-all faults check bench dev docs format lock clean
 
 .venv/ready: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dagster-unified needs Python 3.11 or newer: run make PYTHON=/path/to/python3.11")'
@@ -39,6 +39,10 @@ demo-backfill: .venv/java $(DAGSTER_HOME)/dagster.yaml ## backfill the year by d
 	@$(BIN)/python -m jobs.data
 	@$(BIN)/dagster-unified run jobs.flight_delays -D execution.runtime-mode=BATCH --rows 0
 	@$(BIN)/python -m jobs.backfill_demo
+
+demo-handover: .venv/java $(DAGSTER_HOME)/dagster.yaml ## ten months in BATCH, the rest as a stream from their savepoint
+	@$(BIN)/python -m jobs.data
+	@$(BIN)/python -m jobs.handover_demo
 
 test: .venv/spark/classes.jsa ## the whole test suite; long tests run a part that changes from day to day
 	@$(PYTEST) $(PARALLEL)

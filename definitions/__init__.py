@@ -12,6 +12,8 @@ from jobs.delay_rules import pipeline as delay_rules
 from jobs.destinations import pipeline as destinations
 from jobs.flight_delays import pipeline as flight_delays
 from jobs.live_flights import pipeline as live_flights
+from jobs.ongoing_delays import HISTORY, SAVEPOINT
+from jobs.ongoing_delays import pipeline as ongoing_delays
 from jobs.weather_delays import pipeline as weather_delays
 from resources import local
 
@@ -34,6 +36,13 @@ defs = Definitions.merge(
         destinations,
         BatchDeployment(daily_flights, partitions=DAYS, carry_state=True),
         StreamingDeployment(live_flights, tick_every=timedelta(seconds=5)),
+        BatchDeployment(
+            ongoing_delays,
+            partitions=HISTORY,
+            carry_state=True,
+            options={"execution.savepoint.path": str(SAVEPOINT)},
+        ),
+        StreamingDeployment(ongoing_delays, from_savepoint=str(SAVEPOINT), tick_every=timedelta(seconds=5)),
         resources=local(),
     ),
     Definitions(sensors=[alert]),

@@ -56,31 +56,28 @@ def main(last: str = "2013-12-31", kills: int = 6, seed: int = 2013) -> int:
         shutil.rmtree(earlier, ignore_errors=True)
     keys = [key for key in DAYS.get_partition_keys() if key <= last]
     console.print(f"{len(keys)} partitions, {kills} kills, seed {seed}", highlight=False)
-    with dagster():
+    with dagster("demo-backfill"):
         begun = time.monotonic()
-        assets = stages()
+        assets = stages(pipeline.name)
         points = sorted(random.Random(seed).sample(range(1, len(keys) * len(assets)), kills))
-        backfill = ask(
-            BACKFILL,
-            p={
-                "assetSelection": assets,
-                "partitionNames": keys,
-                "title": "the year",
-                "tags": [{"key": "dagster/max_retries", "value": str(kills)}],
-            },
-        )["launchPartitionBackfill"]["backfillId"]
+        backfill = launch(assets, keys, "the year", retries=kills)
         ended = follow(backfill, points)
         console.print(f"backfill {backfill}: {ended} after {time.monotonic() - begun:.0f} s", highlight=False)
     return compare(console, pipeline, OUTPUT, "in one run", TABLES, "day by day") if ended == "COMPLETED_SUCCESS" else 1
 
 
-def stages() -> list[dict[str, Any]]:
-    """The assets of the pipeline's stages."""
+def launch(assets: list[dict[str, Any]], partitions: list[str], title: str, retries: int = 0) -> str:
+    """Launches a backfill, and returns its id."""
+    tags = [{"key": "dagster/max_retries", "value": str(retries)}]
+    asked = {"assetSelection": assets, "partitionNames": partitions, "title": title, "tags": tags}
+    return str(ask(BACKFILL, p=asked)["launchPartitionBackfill"]["backfillId"])
+
+
+def stages(pipeline: str) -> list[dict[str, Any]]:
+    """The assets of a pipeline's stages."""
     found = ask("{ assetNodes { assetKey { path } isMaterializable } }")["assetNodes"]
     return [
-        {"path": n["assetKey"]["path"]}
-        for n in found
-        if n["isMaterializable"] and n["assetKey"]["path"][0] == "daily_flights"
+        {"path": n["assetKey"]["path"]} for n in found if n["isMaterializable"] and n["assetKey"]["path"][0] == pipeline
     ]
 
 
@@ -132,9 +129,9 @@ def ask(query: str, **variables: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def dagster() -> Iterator[None]:
-    """`dagster dev`, with its output in a file."""
-    log = Path(os.environ["DAGSTER_HOME"]) / "demo-backfill.log"
+def dagster(demo: str) -> Iterator[None]:
+    """`dagster dev`, with its output in a file named after the demonstration."""
+    log = Path(os.environ["DAGSTER_HOME"]) / f"{demo}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as file:
         running = subprocess.Popen(
@@ -150,7 +147,8 @@ def dagster() -> Iterator[None]:
         running.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
             running.wait(30)
-        running.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)  # the webserver and the daemon as well
 
 
 def until(look: Callable[[], Any], what: str, deadline: float = 180.0) -> None:

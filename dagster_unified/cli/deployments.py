@@ -19,7 +19,14 @@ if TYPE_CHECKING:
     from dagster_unified.orchestration.deployment import StreamingDeployment
 
 
-def suspend(pipeline: str, /, *, define: Defines = []) -> int:  # noqa: B006
+def suspend(
+    pipeline: str,
+    /,
+    *,
+    savepoint: bool = False,
+    path: str | None = None,
+    define: Defines = [],  # noqa: B006
+) -> int:
     """Stop a pipeline's streaming job after its epoch, and keep it stopped: its sensor does not start it again.
 
     Parameters
@@ -27,9 +34,15 @@ def suspend(pipeline: str, /, *, define: Defines = []) -> int:  # noqa: B006
     pipeline
         A module or file that holds Definitions, a StreamingDeployment or a Pipeline, such as definitions or
         definitions:live_flights.
+    savepoint
+        Take a savepoint where the job stops, and wait for it: nothing is processed after it.
+    path
+        Where the tables of the savepoint go, for other runs to start from; takes one also without --savepoint.
     define
         Set an option, such as execution.checkpointing.dir.
     """
+    if savepoint or path is not None:
+        return _take(pipeline, define, path, suspend=True)
     return _ask(pipeline, define, "suspended")
 
 
@@ -61,32 +74,23 @@ def drain(pipeline: str, /, *, define: Defines = []) -> int:  # noqa: B006
     return _ask(pipeline, define, "drained")
 
 
-def savepoint(pipeline: str, /, *, define: Defines = []) -> int:  # noqa: B006
+def savepoint(pipeline: str, /, *, path: str | None = None, define: Defines = []) -> int:  # noqa: B006
     """Take a savepoint of a pipeline's streaming job, whether it runs or is suspended: its state, as tables.
 
-    `restore` goes back to it; a run of either mode starts from it with -D execution.state-recovery.path=….
+    `restore` goes back to it; a run of either mode starts from it with -D execution.state-recovery.path=…. The exit
+    code is 1 where it was taken, and its tables could not be written.
 
     Parameters
     ----------
     pipeline
         A module or file that holds Definitions, a StreamingDeployment or a Pipeline, such as definitions or
         definitions:live_flights.
+    path
+        Where its tables go, for other runs to start from; by default into the savepoint's own folder.
     define
         Set an option, such as execution.checkpointing.dir.
     """
-    from dagster_unified.engine import session
-    from dagster_unified.engine.streaming.taking import take
-    from dagster_unified.graph.plan import plan
-    from dagster_unified.orchestration.deployment import configuration_of
-
-    deployment = load_deployment(pipeline)
-    directory = started(pipeline, define)
-    planned = plan(deployment.pipeline.graph(), configuration_of(deployment, settings.command_line(define)))
-    taken = take(planned, directory, f"command line, process {os.getpid()}", "command line", session.start)
-    out().print(taken.savepoint.describe(), highlight=False, soft_wrap=True)
-    if taken.without_tables:
-        err().print(f"it has no tables: {taken.without_tables}", highlight=False, markup=False, soft_wrap=True)
-    return 0
+    return _take(pipeline, define, path)
 
 
 def savepoints(pipeline: str, /, *, define: Defines = []) -> int:  # noqa: B006
@@ -141,6 +145,27 @@ def stop_connect_server(port: int, /) -> int:
     out().print(
         f"the server at port {port} has ended" if ended else f"no server was started at port {port}", highlight=False
     )
+    return 0
+
+
+def _take(name: str, define: list[str], path: str | None, suspend: bool = False) -> int:
+    from dagster_unified.engine import session
+    from dagster_unified.engine.streaming.taking import take
+    from dagster_unified.graph.plan import plan
+    from dagster_unified.orchestration.deployment import configuration_of
+
+    deployment = load_deployment(name)
+    directory = started(name, define)
+    planned = plan(deployment.pipeline.graph(), configuration_of(deployment, settings.command_line(define)))
+    owner = f"command line, process {os.getpid()}"
+    taken = take(planned, directory, owner, "command line", session.start, path or "", suspend)
+    out().print(taken.savepoint.describe(), highlight=False, soft_wrap=True)
+    if suspend:
+        out().print(f"{directory.path.name} is suspended", highlight=False, soft_wrap=True)
+    if taken.error:
+        message = f"dagster-unified: its tables could not be written: {taken.error}"
+        err().print(message, highlight=False, markup=False, soft_wrap=True)
+        return 1
     return 0
 
 

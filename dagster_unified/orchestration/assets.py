@@ -51,6 +51,7 @@ from dagster_unified.orchestration.partitions import (
 from dagster_unified.orchestration.plot import ROWS, around, rows_per_partition
 from dagster_unified.orchestration.producers import Producers
 from dagster_unified.orchestration.resources import session_of
+from dagster_unified.orchestration.savepoints import left
 from dagster_unified.orchestration.staleness import carried_state_result, carried_state_spec
 from dagster_unified.orchestration.targets import targets_metadata
 
@@ -58,10 +59,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dagster_unified.engine.batch.intermediates.store import Manifest
+    from dagster_unified.engine.state_tables.savepoints import StartingState
     from dagster_unified.orchestration.batch_deployment import BatchDeployment
     from dagster_unified.orchestration.translator import StageTranslator
 
 PREVIEW_ROWS = 10
+
+_STARTS: "dict[tuple[str, str, str], StartingState]" = {}
+"""The savepoint that the last run of this process started from, by pipeline, run and partition: its stages share it."""
 
 
 def source_specs(
@@ -94,6 +99,7 @@ def stage_asset(
     inputs = [AssetDep(translator.get_asset_key(loaded, loaded.regions[r])) for r in region.inputs]
     before = [partition_before(translator.get_asset_key(loaded, region))] if batch.carry_state else []
     read = [n for n in loaded.graph.readers if n.id in region.nodes]
+    carries = batch.carry_state and bool(region.carried)
 
     @asset(
         key=translator.get_asset_key(loaded, region),
@@ -110,7 +116,7 @@ def stage_asset(
         freshness_policy=batch.freshness_policy,
         automation_condition=batch.automation_condition,
         pool=batch.pool,
-        check_specs=[carried_state_spec(translator.get_asset_key(loaded, region))] if region.carried else [],
+        check_specs=[carried_state_spec(translator.get_asset_key(loaded, region))] if carries else [],
         required_resource_keys={"spark", "execution", "intermediates"},
     )
     def stage(context: AssetExecutionContext) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster knows it by this name only
@@ -124,7 +130,7 @@ def stage_asset(
             return materialize(context)
 
     def materialize(context: AssetExecutionContext) -> MaterializeResult[Any]:
-        options = context.resources.execution.configuration()
+        options = batch.configuration(context.resources.execution.launched())
         if batch.partitions is None:
             step = _Step(context, batch, loaded, region, options, translator)
             return MaterializeResult(metadata=step.reused() or run_steps([step])[0])
@@ -149,7 +155,7 @@ def stage_asset(
         # What fails twice may do so because it is many: an analysis too deep, a worker out of memory.
         size = options["execution.batch.partitions-per-job"] if context.retry_number < 2 else 1
         for together in batched(due, size):
-            shown |= zip([step.key for step in together], run_steps(together), strict=True)
+            shown |= zip([step.key for step in together], run_steps(together, together[-1] is due[-1]), strict=True)
         return result(context, {step.key: shown[step.key] for step in steps})
 
     def result(context: AssetExecutionContext, shown: dict[str, dict[str, Any]]) -> MaterializeResult[Any]:
@@ -158,10 +164,8 @@ def stage_asset(
             translator.get_asset_key(loaded, region),
             batch.partitions.get_partition_keys(dynamic_partitions_store=context.instance),
         )
-        known: dict[str, Mapping[str, Any]] = (
-            {**latest_metadata(context.instance, key), **shown} if region.carried else {}
-        )
-        found = carried_state_result(key, keys, known) if region.carried else None
+        known: dict[str, Mapping[str, Any]] = {**latest_metadata(context.instance, key), **shown} if carries else {}
+        found = carried_state_result(key, keys, known) if carries else None
         counted = [of for of, metadata in shown.items() if ROWS in metadata]
         if counted:
             try:
@@ -265,6 +269,20 @@ class _Step:
             return None
         return found
 
+    def stands(self, wanted: Region) -> "Manifest | None":
+        """What this run wrote of a stage or, if that ran in a run of its own, what the latest run wrote.
+
+        None where that was made of other code, or before what it read was made anew.
+        """
+        own = self.producers.own(wanted.name)
+        if own is not None:
+            return own
+        found = self.producers.store.newest(self.loaded.name, wanted.name, self.producers.partition, wanted.fingerprint)
+        if found is None:
+            return None
+        read = [self.stands(self.launched.regions[number]) for number in wanted.inputs]
+        return found if all(one is not None and one.created <= found.created for one in read) else None
+
     def reused(self) -> dict[str, Any] | None:
         """The metadata of a stage that need not run, where an earlier run's output becomes this run's."""
         region = self.launched_region
@@ -286,19 +304,23 @@ class _Step:
     def as_run(self, asked: Interrupts) -> Run:
         """How the engine is to run it, and until when."""
         assert self.launched_region is not None
-        return begun(
-            Run(
-                plan=self.launched,
-                spark=asked.started(session_of(self.context.resources.spark)),
-                store=self.producers.store,
-                run_id=self.context.run.run_id,
-                execution=self.producers.execution(self.launched_region.name),
-                partition=self.producers.partition,
-                observe=_observer(self.context, self.slice, self.recomputed),
-                carry=self._carrying(),
-                check=asked.check,
-            )
+        run = Run(
+            plan=self.launched,
+            spark=asked.started(session_of(self.context.resources.spark)),
+            store=self.producers.store,
+            run_id=self.context.run.run_id,
+            execution=self.producers.execution(self.launched_region.name),
+            partition=self.producers.partition,
+            observe=_observer(self.context, self.slice, self.recomputed),
+            carry=self._carrying(),
+            check=asked.check,
         )
+        identity = (self.loaded.name, run.run_id, run.partition)
+        found = begun(run, _STARTS.get(identity))
+        if found.carry is not None and found.carry.start is not None:
+            _STARTS.clear()
+            _STARTS[identity] = found.carry.start
+        return found
 
     def materialized(self, run: Run, manifest: "Manifest", previews: "Mapping[str, pa.Table]") -> dict[str, Any]:
         """The metadata of what the engine has materialized; logs the malformed rows."""
@@ -320,6 +342,12 @@ class _Step:
                     )
                 )
         return {**shown, **{f"recomputed {stage}": reason for stage, reason in self.recomputed.items()}}
+
+    def report_savepoint(self) -> None:
+        """Report the savepoint that the run has left."""
+        path = self.launched.execution.savepoint.path
+        assert path is not None
+        self.context.log_event(left(self.translator.get_savepoint_key(self.launched), path, self.context.log))
 
     def _reusable(self, region: Region) -> "Manifest | None":
         """The manifest of the stage's latest materialization, where code, configuration, input and state are the same.
@@ -362,14 +390,18 @@ class _Step:
         )
 
 
-def run_steps(steps: "Sequence[_Step]") -> list[dict[str, Any]]:
-    """Materializes a stage for one partition, or for several in one Spark job; gives the metadata to show of each."""
+def run_steps(steps: "Sequence[_Step]", last_of_run: bool = True) -> list[dict[str, Any]]:
+    """Materialize a stage for one partition, or for several in one Spark job, and return the metadata of each.
+
+    After the last partition of a run it leaves the savepoint that the run is to leave.
+    """
     last = steps[-1]
     assert last.launched_region is not None
     with interrupts.listening() as asked:
         runs = [step.as_run(asked) for step in steps]
         manifests = run_partitions(runs, last.launched_region.name, [step.find for step in steps])
-        leave_savepoint(runs[-1], last.launched_region, lambda region: last.producers.own(region.name))
+        if last_of_run and leave_savepoint(runs[-1], last.launched_region, last.stands) is not None:
+            last.report_savepoint()
     previews = _previews(runs[-1], last.launched_region)  # of the table as it is now
     return [
         step.materialized(run, manifest, previews if step is last else {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dagster import (
     AssetKey,
@@ -19,6 +19,7 @@ from dagster import (
 
 from dagster_unified.errors import ConfigurationError, PipelineError
 from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.graph.options import Configuration, Layer
 from dagster_unified.graph.plan import Plan, plan
 from dagster_unified.graph.slices import Slice, bound
 from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
@@ -27,13 +28,14 @@ from dagster_unified.orchestration.resources import batch_configuration
 
 if TYPE_CHECKING:
     from dagster_unified.api.pipeline import Pipeline
-    from dagster_unified.graph.options import Configuration
     from dagster_unified.orchestration.checks import Checks
     from dagster_unified.orchestration.janitor import Retention
     from dagster_unified.orchestration.schedules import BatchSchedule
 
 DEFAULT_RETRY = RetryPolicy(max_retries=3, delay=1, backoff=Backoff.EXPONENTIAL, jitter=Jitter.PLUS_MINUS)
 """Three further attempts with exponential delay; an error that is terminal by its type is not retried."""
+
+MODE = "execution.runtime-mode"
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class BatchDeployment:
 
     `retention` gives the pipeline a job `<pipeline>_janitor` and its schedule, which free intermediates; without it
     they are kept. `checks` gives the assets of the sinks their checks, and the job `<pipeline>_checks`.
+
+    `options` are option keys, such as `execution.savepoint.path`; what is set at launch goes before them.
     """
 
     pipeline: Pipeline
@@ -81,15 +85,25 @@ class BatchDeployment:
     pool: str | None = None
     retention: Retention | None = None
     checks: Checks | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         name = self.pipeline.name
+        if MODE in self.options:
+            raise ConfigurationError(
+                f"{name}: a BatchDeployment runs in BATCH; leave the option {MODE} out, or use a StreamingDeployment"
+            )
+        Configuration.of(self.options)
         if self.reuse not in ("never", "fingerprint"):
             raise ConfigurationError(f"{name}: reuse is 'never' or 'fingerprint', not {self.reuse!r}")
         object.__setattr__(self, "partitions", in_zone(name, self.partitions, self.timezone))
         if self.carry_state:
             checked_carrying(name, self.partitions)
             object.__setattr__(self, "backfill_policy", self.backfill_policy or BackfillPolicy.single_run())
+
+    def configuration(self, *launched: Layer) -> Configuration:
+        """The options of a run: those set at launch, its own, of the environment, the file, and the defaults."""
+        return batch_configuration(*launched, Layer("deployment", self.options))
 
     def plan(self, options: Configuration, slice_: Slice | None = None) -> Plan:
         """Plan one partition or, while none is known, the stages that become assets."""
@@ -100,7 +114,7 @@ class BatchDeployment:
 
     def loaded(self) -> Plan:
         """Plan the stages that become assets; raises `PipelineError` for a source that stays unbounded."""
-        found = self.plan(batch_configuration())
+        found = self.plan(self.configuration())
         if found.execution.mode != "BATCH":
             unbounded = next(n for n in found.graph.sources if n.source.boundedness is Boundedness.UNBOUNDED)
             raise PipelineError(

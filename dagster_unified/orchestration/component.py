@@ -106,6 +106,11 @@ def _upstream(_: ResolutionContext, given: Mapping[str, str]) -> Mapping[str, Co
     return {source: AssetKey.from_user_string(asset) for source, asset in given.items()}
 
 
+Options: TypeAlias = Annotated[
+    Mapping[str, str | int | float | bool],
+    _plain("Option keys and values.", {"execution.checkpointing.dir": "/data/checkpoints"}),
+]
+
 Upstream: TypeAlias = Annotated[
     Mapping[str, CoercibleToAssetDep],
     Resolver(
@@ -201,6 +206,7 @@ class Batch(Resolvable):
     retention: Annotated[Kept | None, _plain("Which intermediates are kept; without it, all.")] = None
     checks: Annotated[SinkChecks | None, _plain("Which checks the assets of the sinks get.")] = None
     pool: Annotated[str | None, _plain("The concurrency pool of the stages.")] = None
+    options: Options = field(default_factory=dict)
 
     def deployment(self, pipeline: Pipeline) -> BatchDeployment:
         """Declare the same in Python."""
@@ -233,10 +239,7 @@ class Streaming(Resolvable):
         Literal["none", "fixed-delay", "exponential-delay", "failure-rate"] | None,
         _plain("When it is started again after a failure."),
     ] = None
-    options: Annotated[
-        Mapping[str, str | int | float | bool],
-        _plain("Option keys and values.", {"execution.checkpointing.dir": "/data/checkpoints"}),
-    ] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     start_when: Annotated[
         Literal["always", "files"], _plain("With files, it is started when files have arrived since it last ran.")
     ] = "always"

@@ -3,17 +3,19 @@
 # No `from __future__ import annotations` here: Dagster reads the annotations of an op's function as objects.
 from enum import Enum
 
-from dagster import Config, JobDefinition, MetadataValue, OpExecutionContext, in_process_executor, job, op
+from dagster import AssetKey, Config, JobDefinition, MetadataValue, OpExecutionContext, in_process_executor, job, op
 from pydantic import Field
 
 from dagster_unified.engine.streaming.desired import ask
 from dagster_unified.engine.streaming.savepoint import restore_stopped
+from dagster_unified.engine.streaming.saving import without_tables
 from dagster_unified.engine.streaming.taking import take
-from dagster_unified.errors import ConfigurationError
+from dagster_unified.errors import ConfigurationError, StateError
 from dagster_unified.graph.plan import plan
 from dagster_unified.orchestration.deployment import StreamingDeployment, configuration_of, directory_of
 from dagster_unified.orchestration.outcomes import as_failure
 from dagster_unified.orchestration.resources import session_of
+from dagster_unified.orchestration.savepoints import left
 
 
 class Action(Enum):
@@ -43,10 +45,21 @@ class ControlConfig(Config):
     savepoint: str | None = Field(
         default=None, description="For restore: the name of the savepoint; by default the latest."
     )
+    with_savepoint: bool = Field(
+        default=False,
+        description="For suspend: take a savepoint where the job stops, so that nothing is processed after it.",
+    )
+    path: str | None = Field(
+        default=None,
+        description=(
+            "For savepoint, and for suspend with one: where its tables go, for other runs to start from; by default"
+            " into the savepoint's own folder."
+        ),
+    )
 
 
-def control_job(deployment: StreamingDeployment) -> JobDefinition:
-    """Build `<pipeline>_control`."""
+def control_job(deployment: StreamingDeployment, savepoint: AssetKey | None) -> JobDefinition:
+    """Build `<pipeline>_control`. `savepoint` is the asset of the pipeline's savepoints, if it has one."""
     name = deployment.pipeline.name
 
     @op(
@@ -56,12 +69,8 @@ def control_job(deployment: StreamingDeployment) -> JobDefinition:
     )
     def act(context: OpExecutionContext, config: ControlConfig) -> None:
         with as_failure():
-            if config.savepoint is not None and config.action is not Action.restore:
-                raise ConfigurationError(
-                    f"{name}: the action '{config.action.value}' takes no savepoint; remove"
-                    f" savepoint={config.savepoint!r}, or choose restore"
-                )
-            _act(context, deployment, config)
+            _check(name, config)
+            _act(context, deployment, config, savepoint)
 
     @job(
         name=f"{name}_control",
@@ -77,21 +86,56 @@ def control_job(deployment: StreamingDeployment) -> JobDefinition:
     return control
 
 
-def _act(context: OpExecutionContext, deployment: StreamingDeployment, config: ControlConfig) -> None:
+def _check(name: str, config: ControlConfig) -> None:
+    """Raises `ConfigurationError` where something is given that the action has no use for."""
+    action = config.action.value
+    if config.savepoint is not None and config.action is not Action.restore:
+        raise ConfigurationError(
+            f"{name}: the action '{action}' takes no savepoint; remove savepoint={config.savepoint!r}, or choose"
+            " restore"
+        )
+    if config.with_savepoint and config.action is not Action.suspend:
+        raise ConfigurationError(
+            f"{name}: the action '{action}' is not taken with a savepoint; remove with_savepoint, or choose suspend"
+        )
+    taking = config.action is Action.savepoint or config.with_savepoint
+    if config.path is not None and not taking:
+        hint = ", or add with_savepoint: true" if config.action is Action.suspend else ""
+        raise ConfigurationError(f"{name}: the action '{action}' writes no tables; remove path={config.path!r}{hint}")
+
+
+def _act(
+    context: OpExecutionContext, deployment: StreamingDeployment, config: ControlConfig, savepoint: AssetKey | None
+) -> None:
     name, launched = deployment.pipeline.name, context.resources.execution.launched()
     directory = directory_of(deployment, launched)
-    if config.action is Action.savepoint:
+    if config.action is Action.savepoint or config.with_savepoint:
         planned = plan(deployment.pipeline.graph(), configuration_of(deployment, launched))
         spark = context.resources.spark
-        taken = take(planned, directory, context.run_id, f"run {context.run_id}", lambda: session_of(spark))
+        taken = take(
+            planned,
+            directory,
+            context.run_id,
+            f"run {context.run_id}",
+            lambda: session_of(spark),
+            config.path or "",
+            suspend=config.with_savepoint,
+        )
         context.log.info(taken.savepoint.describe())
-        if taken.without_tables:
-            context.log.warning(f"the savepoint has no tables: {taken.without_tables}")
+        if savepoint is not None:
+            why = taken.error or without_tables(planned)
+            context.log_event(left(savepoint, taken.tables or taken.location, context.log, why))
+        if taken.error:
+            raise StateError(
+                f"{name}: savepoint {taken.savepoint.name} was taken, and can be restored, but its tables could not be"
+                f" written: {taken.error}"
+            )
         context.add_output_metadata(
             {
                 "savepoint": taken.savepoint.name,
                 "epochs": taken.savepoint.epochs,
                 "location": MetadataValue.path(taken.location),
+                **({"tables": MetadataValue.path(taken.tables)} if taken.tables else {}),
             }
         )
     elif config.action is Action.restore:

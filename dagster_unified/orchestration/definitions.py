@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from dagster import (
+    AssetKey,
     AssetSelection,
     Definitions,
     ExecutorDefinition,
@@ -34,8 +35,9 @@ from dagster_unified.orchestration.janitor import janitor_job, janitor_schedule
 from dagster_unified.orchestration.malformed import malformed_assets, malformed_specs
 from dagster_unified.orchestration.partitions import checked_upstream
 from dagster_unified.orchestration.resources import ExecutionConfig, SparkResource
+from dagster_unified.orchestration.savepoints import Origin, has_savepoints, savepoint_spec, start_of, stream_spec
 from dagster_unified.orchestration.schedules import batch_schedule
-from dagster_unified.orchestration.streaming import sink_assets, sink_specs, streaming_job, streaming_sensor
+from dagster_unified.orchestration.streaming import JobAssets, sink_assets, sink_specs, streaming_job, streaming_sensor
 from dagster_unified.orchestration.targets import StagesSelection
 from dagster_unified.orchestration.translator import StageTranslator
 
@@ -74,7 +76,13 @@ def unified_definitions(
     The assets are the stages by the options in the environment and the file; mode and options can be set at launch.
     """
     translator = translator or StageTranslator()
-    found = [_build(one, translator, executor) for one in _by_pipeline(deployments)]
+    deployed = _by_pipeline(deployments)
+    origins = [
+        Origin(translator.get_savepoint_key(one.plan), one.batch, one.streaming)
+        for one in deployed
+        if one.has_savepoints
+    ]
+    found = [_build(one, origins, translator, executor) for one in deployed]
     given = {key: resource for key, resource in {**_DEFAULTS, **(resources or {})}.items() if resource is not None}
     own = Definitions(resources=given, executor=executor)
     return Definitions.merge(*found, own)
@@ -95,6 +103,11 @@ class _Deployed:
             return self.batch.loaded()
         assert self.streaming is not None
         return plan(self.pipeline.graph(), configuration_of(self.streaming))
+
+    @property
+    def has_savepoints(self) -> bool:
+        """Whether it leaves savepoints, or one can be taken of it."""
+        return has_savepoints(self.plan, self.batch, self.streaming)
 
     @property
     def checks(self) -> Checks | None:
@@ -146,23 +159,30 @@ def _by_pipeline(given: Sequence[Pipeline | BatchDeployment | StreamingDeploymen
     return list(found.values())
 
 
-def _build(deployed: _Deployed, translator: StageTranslator, executor: ExecutorDefinition | None) -> Definitions:
+def _build(
+    deployed: _Deployed, origins: Sequence[Origin], translator: StageTranslator, executor: ExecutorDefinition | None
+) -> Definitions:
     loaded = deployed.plan
+    start = None if deployed.streaming is None else start_of(deployed.streaming, origins)
     partitions = None if deployed.batch is None else deployed.batch.partitions
     checked_upstream(loaded, deployed.upstream)
     seen = [
         *source_specs(loaded, deployed.upstream, translator),
         *malformed_specs(loaded, deployed.upstream, partitions, translator),
     ]
+    if deployed.has_savepoints:
+        seen.append(savepoint_spec(loaded, deployed.upstream, translator))
+    if deployed.batch is not None and start is not None:
+        seen.append(stream_spec(loaded, start, translator))
     found = [Definitions(assets=seen)]
     if deployed.batch is not None:
         found.append(_batch(deployed.batch, loaded, deployed.upstream, translator, executor))
     else:
-        found.append(Definitions(assets=sink_specs(loaded, deployed.upstream, translator)))
+        found.append(Definitions(assets=sink_specs(loaded, deployed.upstream, start, translator)))
     if deployed.checks is not None:
         found.append(_checks(deployed.pipeline, loaded, deployed.checks, translator, executor))
     if deployed.streaming is not None:
-        found.append(_streaming(deployed.streaming, loaded, translator))
+        found.append(_streaming(deployed, deployed.streaming, start, translator))
     return Definitions.merge(*found)
 
 
@@ -212,6 +232,13 @@ def _checks(
     return Definitions(asset_checks=found, jobs=[job])
 
 
-def _streaming(deployment: StreamingDeployment, loaded: Plan, translator: StageTranslator) -> Definitions:
-    streaming = streaming_job(deployment, sink_assets(loaded, translator), malformed_assets(loaded, translator))
-    return Definitions(jobs=[streaming, control_job(deployment)], sensors=[streaming_sensor(deployment, streaming)])
+def _streaming(
+    deployed: _Deployed, deployment: StreamingDeployment, start: AssetKey | None, translator: StageTranslator
+) -> Definitions:
+    loaded = deployed.plan
+    savepoint = translator.get_savepoint_key(loaded)
+    stream = translator.get_stream_key(loaded) if deployed.batch is not None and start is not None else None
+    assets = JobAssets(sink_assets(loaded, translator), malformed_assets(loaded, translator), savepoint, stream)
+    streaming = streaming_job(deployment, assets)
+    control = control_job(deployment, savepoint if deployed.has_savepoints else None)
+    return Definitions(jobs=[streaming, control], sensors=[streaming_sensor(deployment, streaming)])

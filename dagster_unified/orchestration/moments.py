@@ -17,6 +17,14 @@ def utc(timestamp: float) -> pendulum.DateTime:
     return pendulum.from_timestamp(timestamp)
 
 
+def as_text(millis: int) -> str:
+    """A moment as people read it, from milliseconds since the epoch; as its number where no calendar has it."""
+    try:
+        return utc(millis / 1000).replace(microsecond=0).isoformat(sep=" ")
+    except (OverflowError, ValueError, OSError):
+        return str(millis)
+
+
 def earlier_on_the_clock(moment: datetime, by: timedelta) -> pendulum.DateTime:
     """The moment at which the clocks of its zone showed so much less.
 

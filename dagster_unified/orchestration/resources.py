@@ -80,13 +80,6 @@ class _Execution(ConfigurableResource):  # type: ignore[type-arg]
         given = {field.alias: getattr(self, name) for name, field in type(self).model_fields.items() if field.alias}
         return Layer("launch", {str(key): value for key, value in given.items() if value is not None})
 
-    def configuration(self) -> Configuration:
-        """The options of a BATCH run.
-
-        From the strongest: those set at launch, those of the environment, the file, and the defaults.
-        """
-        return batch_configuration(self.launched())
-
 
 def batch_configuration(*launched: Layer) -> Configuration:
     """The options of `<pipeline>_batch`.

@@ -6,12 +6,14 @@ restarts.
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of an op's function as objects.
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 from dagster import (
+    AssetDep,
     AssetKey,
     AssetObservation,
     AssetSpec,
@@ -31,13 +33,14 @@ from dagster import (
     sensor,
 )
 
-from dagster_unified.engine.events import EpochCommitted, Event
+from dagster_unified.engine.events import EpochCommitted, Event, SavepointTaken
 from dagster_unified.engine.interrupts import Interrupts
 from dagster_unified.engine.malformed import Diverted, diverting, in_streaming
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory
 from dagster_unified.engine.streaming.desired import Status, ask, read_desired, read_status, write_status
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.savepoint import interrupted
+from dagster_unified.engine.streaming.saving import INTERVAL
 from dagster_unified.errors import UnifiedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.nodes import ReadingNode, SinkNode
@@ -61,6 +64,7 @@ from dagster_unified.orchestration.moments import now, utc
 from dagster_unified.orchestration.outcomes import as_failure, interruptible
 from dagster_unified.orchestration.partitions import upstream_deps
 from dagster_unified.orchestration.resources import session_of
+from dagster_unified.orchestration.savepoints import left, started
 from dagster_unified.orchestration.targets import check_location, targets_metadata
 from dagster_unified.orchestration.translator import StageTranslator
 from dagster_unified.orchestration.trend import Trend
@@ -85,10 +89,21 @@ def deployments_of(definitions: Definitions) -> list[StreamingDeployment]:
     return [_DEPLOYMENTS[one] for one in jobs if one in _DEPLOYMENTS]
 
 
-def streaming_job(
-    deployment: StreamingDeployment, observed: dict[str, AssetKey], odd: dict[str, AssetKey]
-) -> JobDefinition:
-    """Build `<pipeline>_streaming`. `observed` are the assets of the sinks, `odd` those of malformed rows."""
+@dataclass(frozen=True)
+class JobAssets:
+    """The assets of a job: those of its sinks by name, of malformed rows by their source's uid, of its savepoints.
+
+    `stream` stands for the job itself, where it starts from a savepoint and its sinks are those of BATCH stages.
+    """
+
+    sinks: dict[str, AssetKey]
+    malformed: dict[str, AssetKey]
+    savepoint: AssetKey
+    stream: AssetKey | None = None
+
+
+def streaming_job(deployment: StreamingDeployment, assets: JobAssets) -> JobDefinition:
+    """Build `<pipeline>_streaming`."""
     name = deployment.pipeline.name
 
     @op(
@@ -101,7 +116,7 @@ def streaming_job(
             planned = plan(
                 deployment.pipeline.graph(), configuration_of(deployment, context.resources.execution.launched())
             )
-            _run(context, deployment, planned, _Assets(observed, odd), asked)
+            _run(context, deployment, planned, assets, asked)
 
     @job(
         name=f"{name}_streaming",
@@ -116,16 +131,8 @@ def streaming_job(
     return streaming
 
 
-@dataclass(frozen=True)
-class _Assets:
-    """The assets of a job: those of its sinks by name, those of malformed rows by their source's uid."""
-
-    sinks: dict[str, AssetKey]
-    malformed: dict[str, AssetKey]
-
-
 def _run(
-    context: OpExecutionContext, deployment: StreamingDeployment, planned: Plan, assets: _Assets, asked: Interrupts
+    context: OpExecutionContext, deployment: StreamingDeployment, planned: Plan, assets: JobAssets, asked: Interrupts
 ) -> None:
     spark = asked.started(session_of(context.resources.spark))
     directory = CheckpointDirectory(planned.execution.streaming.directory, planned.name)
@@ -138,13 +145,15 @@ def _run(
     )
     fresh = deployment.upgrade_mode == "stateless" and changed
     kept = [(assets.malformed[n.uid], in_streaming(directory, n)) for n in diverting(planned)]
-    watcher = _Watcher(context, deployment, assets.sinks, kept)
+    watcher = _Watcher(context, deployment, assets, kept)
     start = Start(
         context.run_id, fresh, deployment.upgrade_mode == "savepoint", loaded=context.run.tags.get(LOADED, "")
     )
     running = StreamingJob(planned, spark, start, watcher.committed)
     outcome = running.run(lambda: asked.received or watcher.asked_to_stop(directory, running), poll=0.2)
-    watcher.observe_sinks()
+    watcher.observe(running)
+    if outcome == "finished" and planned.execution.savepoint.path is not None:
+        context.log_event(left(assets.savepoint, planned.execution.savepoint.path, context.log))
     if asked.received:
         context.log.info("stopped: the last epoch is committed, and the lease is released")
     asked.check()
@@ -158,10 +167,14 @@ class _Watcher:
         self,
         context: OpExecutionContext,
         deployment: StreamingDeployment,
-        observed: dict[str, AssetKey],
+        assets: JobAssets,
         kept: Sequence[tuple[AssetKey, Diverted]],
     ) -> None:
-        self._context, self._deployment, self._observed, self._kept = context, deployment, observed, kept
+        self._context, self._deployment, self._assets, self._kept = context, deployment, assets, kept
+        self._told_start = False
+        self._left: deque[str] = deque()
+        """The savepoints that the job has taken by itself, and that are not reported yet."""
+
         self._diverted: set[str] = set()
         self._trend = Trend()
         self._logged = self._told = self._looked = 0.0
@@ -171,8 +184,13 @@ class _Watcher:
         self.reason = ""
 
     def committed(self, event: Event) -> None:
-        """An epoch is committed; called from the thread that committed it."""
+        """An epoch is committed, or a savepoint taken; called from the thread that did it."""
         progress.report(event)
+        if isinstance(event, SavepointTaken):
+            log = self._context.log.warning if event.error else self._context.log.info
+            log(event.describe())
+            if not event.error and event.reason == INTERVAL:  # who asks for one reports it
+                self._left.append(event.location)
         if not isinstance(event, EpochCommitted):
             return
         self._trend.add(event)
@@ -187,6 +205,7 @@ class _Watcher:
         if now - self._told >= 1:
             self._told = now
             self._sign(directory, running)
+            self._report_savepoints()
             desired = read_desired(directory)
             if desired.state == "drained":
                 running.drain()
@@ -197,7 +216,7 @@ class _Watcher:
             elif self._abandoned():
                 self.reason = "its run has ended in Dagster"
         if now - self._observed_at >= self._deployment.observe_every.total_seconds():
-            self.observe_sinks()
+            self.observe(running)
         return bool(self.reason)
 
     def _abandoned(self) -> bool:
@@ -205,10 +224,15 @@ class _Watcher:
         run = self._context.instance.get_run_by_id(self._context.run_id)
         return run is not None and run.is_finished
 
-    def observe_sinks(self) -> None:
-        """An observation of each sink's asset."""
+    def observe(self, running: StreamingJob) -> None:
+        """An observation of each sink's asset and, once, of the job's own: which savepoint its state began with."""
         self._observed_at = time.monotonic()
-        for sink, key in self._observed.items():
+        self._report_savepoints()
+        start = running.deployed.start if running.deployed is not None and self._trend.begun else ""
+        if start and not self._told_start and self._assets.stream is not None:
+            self._told_start = True
+            self._context.log_event(started(self._assets.stream, start))
+        for sink, key in self._assets.sinks.items():
             metadata = self._trend.metadata(sink)
             if metadata is not None:
                 self._context.log_event(AssetObservation(asset_key=key, metadata=metadata))
@@ -216,6 +240,10 @@ class _Watcher:
             if diverted.source in self._diverted:
                 self._diverted.discard(diverted.source)
                 self._context.log_event(observation(key, diverted))
+
+    def _report_savepoints(self) -> None:
+        while self._left:
+            self._context.log_event(left(self._assets.savepoint, self._left.popleft(), self._context.log))
 
     def _sign(self, directory: CheckpointDirectory, running: StreamingJob) -> None:
         if running.token is None:
@@ -359,18 +387,22 @@ def sink_assets(planned: Plan, translator: StageTranslator) -> dict[str, AssetKe
 
 
 def sink_specs(
-    planned: Plan, upstream: Mapping[str, CoercibleToAssetDep], translator: StageTranslator
+    planned: Plan, upstream: Mapping[str, CoercibleToAssetDep], start: AssetKey | None, translator: StageTranslator
 ) -> list[AssetSpec]:
-    """The external assets that stand for the sinks of a pipeline that has no BATCH stages."""
+    """The external assets that stand for the sinks of a pipeline that has no BATCH stages.
+
+    `start` is the asset of the savepoint that the stream starts from.
+    """
+    before = [] if start is None else [AssetDep(start)]
 
     def read_by(node: SinkNode) -> list[ReadingNode]:
-        before = planned.upstream(node.id)
-        return [n for n in planned.graph.readers if n.id in before]
+        earlier = planned.upstream(node.id)
+        return [n for n in planned.graph.readers if n.id in earlier]
 
     return [
         AssetSpec(
             translator.get_sink_key(planned, node),
-            deps=upstream_deps(planned, read_by(node), upstream, translator),
+            deps=[*upstream_deps(planned, read_by(node), upstream, translator), *before],
             group_name=planned.name,
             description=(
                 f"{node.sink.describe()}, written by {planned.name} in STREAMING ({node.sink.guarantee.value})."

@@ -32,6 +32,14 @@ class StageTranslator:
         """The asset that stands for a sink which STREAMING alone writes."""
         return AssetKey([plan.name, _word(sink.name)])
 
+    def get_savepoint_key(self, plan: Plan) -> AssetKey:
+        """The asset that stands for the pipeline's savepoints: `<pipeline>/savepoint`."""
+        return AssetKey([plan.name, "savepoint"])
+
+    def get_stream_key(self, plan: Plan) -> AssetKey:
+        """The asset that stands for a stream which starts from a savepoint and writes to the sinks of BATCH stages."""
+        return AssetKey([plan.name, "stream"])
+
     def get_group_name(self, plan: Plan, region: Region) -> str:
         """The pipeline's name."""
         return plan.name

@@ -11,7 +11,7 @@ from dagster import MetadataValue
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.operators.metrics import Totals
 from dagster_unified.operators.time import wall_clock
-from dagster_unified.orchestration.moments import utc
+from dagster_unified.orchestration.moments import as_text
 
 KEPT = 60
 _BARS = "▁▂▃▄▅▆▇█"
@@ -38,13 +38,18 @@ class Trend:
             self._bytes[sink] = self._bytes.get(sink, 0) + written.bytes
 
     @property
+    def begun(self) -> bool:
+        """Whether an epoch is committed."""
+        return bool(self._epochs)
+
+    @property
     def watermark(self) -> int | None:
         """The last known watermark."""
         return next((e.watermark for e in reversed(self._epochs) if e.watermark is not None), None)
 
     def line(self, event: EpochCommitted) -> str:
         """One epoch, as a line of a log."""
-        mark = "" if event.watermark is None else f", watermark {_moment(event.watermark)}"
+        mark = "" if event.watermark is None else f", watermark {as_text(event.watermark)}"
         rows = f"{event.rows_in:,} rows in, {event.written_rows()}"
         return (
             f"epoch {event.epoch} of {event.query}: {rows} in {event.seconds:.2f} s{mark}; durations {self._picture()}"
@@ -74,17 +79,10 @@ class Trend:
             **self._totals.shown(self._clock() / 1000),
         }
         if self.watermark is not None:
-            found["watermark"] = MetadataValue.text(_moment(self.watermark))
+            found["watermark"] = MetadataValue.text(as_text(self.watermark))
             found["watermark lag (s)"] = round((self._clock() - self.watermark) / 1000, 1)
         return found
 
     def _picture(self) -> str:
         longest = max((e.seconds for e in self._epochs), default=0.0) or 1.0
         return "".join(_BARS[min(int(e.seconds / longest * 7.99), 7)] for e in self._epochs)
-
-
-def _moment(millis: int) -> str:
-    try:
-        return utc(millis / 1000).replace(microsecond=0).isoformat(sep=" ")
-    except (OverflowError, ValueError, OSError):
-        return str(millis)

@@ -7,6 +7,8 @@ import pytest
 from dagster_unified.cli import main
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed
 from dagster_unified.engine.streaming.desired import read_desired
+from dagster_unified.engine.streaming.savepoint import savepoints
+from dagster_unified.state import Savepoint
 
 PIPELINES = """
 from dagster_unified.api import Pipeline
@@ -76,6 +78,42 @@ def test_options_of_the_command_line_are_over_those_of_the_deployment(cli, tmp_p
     directory = started(tmp_path / "there")
     assert cli("drain", "deployed_shops.py", "-D", "execution.checkpointing.dir=there")[0] == 0
     assert read_desired(directory).state == "drained"
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A job that has committed an epoch and has stopped."""
+    (tmp_path / "deployed_shops.py").write_text(PIPELINES + MODULES["its deployment"])
+    directory = started(tmp_path / "elsewhere")
+    (directory.path / "spark/main/commits").mkdir(parents=True)
+    (directory.path / "spark/main/commits/7").write_text("v1\n{}")
+    return directory
+
+
+def test_suspending_with_a_savepoint(cli, saved):
+    code, out, err = cli("suspend", "deployed_shops.py", "--savepoint")
+    (made,) = savepoints(saved)
+    assert (code, out, err) == (0, f"{made.describe()}\nshops is suspended\n", "")
+    assert read_desired(saved).state == "suspended"
+
+
+def test_the_exit_code_says_that_tables_could_not_be_written(cli, saved, tmp_path, monkeypatch):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    code, out, err = cli("savepoint", "deployed_shops.py", "--path", "tables")
+    (made,) = savepoints(saved)
+    assert (code, out) == (1, f"{made.describe()}\n")
+    assert made.describe().endswith(f"(command line), tables in {tmp_path}/tables")
+    assert err.startswith("dagster-unified: its tables could not be written: Spark needs Java")
+
+
+def test_a_path_that_has_a_savepoint_is_an_error_before_anything_is_done(cli, saved, tmp_path):
+    Savepoint.new("other").write(str(tmp_path / "tables"))
+    for command in ("savepoint", "suspend"):
+        code, out, err = cli(command, "deployed_shops.py", "--path", "tables")
+        assert (code, out) == (2, "")
+        assert f"there is a savepoint in {tmp_path}/tables already; give another path, or remove it" in err
+    assert savepoints(saved) == []
+    assert read_desired(saved).state is None
 
 
 def test_one_that_is_declared_suspended_is_resumed_before_it_ever_ran(cli, tmp_path):

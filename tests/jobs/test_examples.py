@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import defaultdict
-from datetime import datetime
+from datetime import datetime, timezone
 from functools import partial
 
 import pytest
@@ -14,7 +14,7 @@ from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from jobs import aircraft_sessions, delay_rules, destinations, weather_delays
+from jobs import aircraft_sessions, delay_rules, delay_totals, destinations, weather_delays
 from jobs.data import airports_csv, flights_csv, planes_csv, rules_json, weather_csv
 from tests.jobs.flown import flown
 
@@ -142,3 +142,16 @@ def test_destinations(tables, data):
             total[1] += int(row["arr_delay"])
     assert {(r["dest"], r["airport"]): [r["flights"], int(r["minutes"])] for r in found} == expected
     assert ("SJU", "not in the list") in expected
+
+
+def test_delay_totals(tables, data):
+    found = tables(delay_totals, "flights_csv")
+    totals, weeks = defaultdict(lambda: [0, 0]), defaultdict(lambda: [0, 0])
+    for row, departed, _ in flown(read(data["flights_csv"])):
+        week = departed - (departed - datetime(2013, 1, 3, tzinfo=timezone.utc)) % delay_totals.WEEK
+        for total in (totals[row["carrier"]], weeks[row["origin"], week]):
+            total[0] += 1
+            total[1] += int(row["dep_delay"])
+    assert {r["carrier"]: [r["flights"], r["minutes"]] for r in found["delay_totals"]} == totals
+    assert {(r["origin"], r["begins"]): [r["flights"], r["minutes"]] for r in found["delay_weeks"]} == weeks
+    assert len(weeks) == 6

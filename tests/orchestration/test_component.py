@@ -89,6 +89,7 @@ def test_the_attributes_are_those_of_the_deployments(shops):
         "schedule": {"offset": "2 h", "catch_up": 3, "running": True},
         "retention": {"max_age": None, "max_bytes": 5},
         "checks": {"columns": False, "fresh_within": "1 d"},
+        "options": {"execution.savepoint.path": "/data/savepoint"},
     }
     found = component(batch=batch)
     declared = found.batch.deployment(found.pipeline)
@@ -99,6 +100,7 @@ def test_the_attributes_are_those_of_the_deployments(shops):
     assert declared.schedule == BatchSchedule(offset=timedelta(hours=2), catch_up=3, running=True)
     assert declared.retention == Retention(max_age=None, max_bytes=5)
     assert declared.checks == Checks(schema=False, fresh_within=timedelta(days=1))
+    assert declared.options == {"execution.savepoint.path": "/data/savepoint"}
     streaming = {
         "options": {"pipeline.max-parallelism": 4},
         "restart_strategy": "none",

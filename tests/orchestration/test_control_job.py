@@ -1,13 +1,18 @@
 """`<pipeline>_control`: one job for all that is asked of a streaming deployment, run as from the launchpad."""
 
-import pytest
-from dagster import DagsterInstance, DagsterInvalidConfigError, Failure, validate_run_config
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
-from dagster_unified.api import CsvSource, Pipeline
+import pytest
+from dagster import AssetKey, DagsterInstance, DagsterInvalidConfigError, Failure, validate_run_config
+
+from dagster_unified.api import CsvSource, DeltaSink, Pipeline
+from dagster_unified.engine.events import SavepointTaken
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed
 from dagster_unified.engine.streaming.desired import read_desired
 from dagster_unified.engine.streaming.savepoint import savepoints
-from dagster_unified.orchestration import StreamingDeployment, unified_definitions
+from dagster_unified.orchestration import StreamingDeployment, progress, unified_definitions
+from dagster_unified.state import Savepoint
 
 
 @pytest.fixture
@@ -76,6 +81,78 @@ def test_a_savepoint_is_named_only_to_restore_it(deployed):
     with pytest.raises(Failure, match="shops: the action 'suspend' takes no savepoint"):
         launch(definitions, "suspend", savepoint="g1")
     assert read_desired(directory).state is None
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        (
+            "drain",
+            {"with_savepoint": True},
+            "shops: the action 'drain' is not taken with a savepoint",
+        ),
+        ("resume", {"path": "x"}, "shops: the action 'resume' writes no tables; remove path='x'$"),
+        ("suspend", {"path": "x"}, "writes no tables; remove path='x', or add with_savepoint: true"),
+    ],
+)
+def test_what_an_action_has_no_use_for_is_an_error(deployed, name, given, message):
+    directory, definitions = deployed
+    with pytest.raises(Failure, match=message):
+        launch(definitions, name, **given)
+    assert read_desired(directory).state is None
+
+
+class Sale(NamedTuple):
+    shop: str
+    amount: int
+
+
+def test_a_stream_shows_the_savepoints_of_its_interval_and_is_suspended_with_one(spark, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/1.csv").write_text("shop,amount\nnorth,3\nsouth,5\n")
+    pipeline = Pipeline("shops")
+    sales = pipeline.from_source(CsvSource(str(tmp_path / "in"), Sale, name="sales", monitor=True))
+    totals = sales.key_by("shop").reduce(lambda a, b: Sale(a.shop, a.amount + b.amount)).uid("totals")
+    totals.sink_to(DeltaSink(f"{tmp_path}/out", mode="upsert", key="shop"))
+    options = {
+        "execution.checkpointing.dir": str(tmp_path),
+        "execution.savepoint.interval": "1 ms",
+        "pipeline.max-parallelism": 2,
+    }
+    definitions = unified_definitions(StreamingDeployment(pipeline, options=options))
+    asked = []
+
+    def suspend_after(event):
+        if isinstance(event, SavepointTaken) and not asked:
+            path = f"{tmp_path}/handed over"
+            asked.append(thread.submit(launch, definitions, "suspend", with_savepoint=True, path=path))
+
+    with (
+        ThreadPoolExecutor(1) as thread,
+        progress.listening(suspend_after),
+        DagsterInstance.local_temp(str(tmp_path)) as instance,
+    ):
+        assert definitions.resolve_job_def("shops_streaming").execute_in_process(instance=instance).success
+        (event,) = instance.fetch_materializations(AssetKey(["shops", "savepoint"]), limit=5).records
+    (control,) = asked
+    assert control.result().success
+    directory = CheckpointDirectory(str(tmp_path), "shops")
+    periodic, last = savepoints(directory)
+    location = f"{directory.path}/savepoints/{periodic.name}"
+    assert event.asset_materialization.metadata["path"].value == location
+    assert (periodic.periodic, last.periodic, last.tables) == (True, False, f"{tmp_path}/handed over")
+    for path in (location, last.tables):
+        found = {row["shop"]: row["value"]["amount"] for row in Savepoint.read(path).rows("totals")}
+        assert found == {"north": 3, "south": 5}
+
+
+def test_suspending_with_a_savepoint(deployed):
+    directory, definitions = deployed
+    directory.deploy(Deployed(0, "", "shops", "f", 0, 128, "ROCKSDB", {}, {}))
+    (directory.path / "spark/main/commits").mkdir(parents=True)
+    assert launch(definitions, "suspend", with_savepoint=True).success
+    assert len(savepoints(directory)) == 1
+    assert read_desired(directory).state == "suspended"
 
 
 def test_saving_and_going_back_from_the_launchpad(deployed):

@@ -22,6 +22,7 @@ from dagster_unified.connectors.base import WriteContext
 from dagster_unified.errors import PipelineError
 from dagster_unified.orchestration import BatchDeployment, StreamingDeployment, unified_definitions
 from dagster_unified.orchestration.partitions import in_zone, slice_of
+from dagster_unified.state import Savepoint
 from tests.orchestration.partitioned_job import BROKEN, DAILY, HOME, build, carrying_job, defs, job, shops_job
 
 DAYS = ["2013-03-09", "2013-03-10", "2013-03-11"]
@@ -137,9 +138,33 @@ def test_a_stream_goes_on_exactly_where_the_days_have_ended(instance, tmp_path):
     deployment = StreamingDeployment(
         pipeline, from_savepoint=savepoint, options={"execution.checkpointing.dir": str(tmp_path / "checkpoints")}
     )
-    streaming = unified_definitions(pipeline, deployment).resolve_job_def("sales_streaming")
+    batch = BatchDeployment(pipeline, options={"execution.savepoint.path": savepoint})
+    streaming = unified_definitions(batch, deployment).resolve_job_def("sales_streaming")
     assert streaming.execute_in_process(instance=instance).success
     assert amounts() == [1, 7, 15]
+    left = instance.fetch_materializations(AssetKey(["sales", "savepoint"]), limit=5).records
+    assert [one.asset_materialization.metadata["after partition"].value for one in left] == [DAYS[1], DAYS[0]]
+    (began,) = instance.fetch_observations(AssetKey(["sales", "stream"]), limit=5).records
+    assert began.asset_observation.metadata["started from"].value == savepoint
+
+
+def test_stages_that_run_by_themselves_leave_a_savepoint_once_all_of_them_have_run(instance, tmp_path):
+    savepoint = str(tmp_path / "savepoint")
+    options = {"resources": {"execution": {"config": {"execution.savepoint.path": savepoint}}}}
+
+    def left_after(stage, day):
+        selected = [AssetKey(["sales", stage])]
+        assert (
+            carrying_job()
+            .execute_in_process(instance=instance, partition_key=day, asset_selection=selected, run_config=options)
+            .success
+        )
+        found = list((tmp_path / "savepoint").glob("manifest.json"))
+        return Savepoint.read(savepoint).manifest.partition if found else None
+
+    assert [left_after("as_total", DAYS[0]), left_after("totals", DAYS[0])] == [None, DAYS[0]]
+    assert [left_after("as_total", DAYS[1]), left_after("totals", DAYS[1])] == [DAYS[0], DAYS[1]]
+    assert [left_after("as_total", DAYS[0]), left_after("totals", DAYS[0])] == [DAYS[1], DAYS[0]]
 
 
 def test_a_lost_intermediate_of_a_partition_is_recomputed_for_that_partition_alone(instance):

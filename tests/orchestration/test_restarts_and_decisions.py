@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from dagster import DagsterInstance, DagsterRunStatus, build_sensor_context, job, op
+from dagster import AssetKey, DagsterInstance, DagsterRunStatus, build_sensor_context, job, op
 from dagster._core.test_utils import create_run_for_test
 
 from dagster_unified.api import Pipeline
@@ -15,7 +15,7 @@ from dagster_unified.orchestration.deployment import Seen, SeenRun, StreamingDep
 from dagster_unified.orchestration.history import error_of, why_it_failed
 from dagster_unified.orchestration.outcomes import as_failure
 from dagster_unified.orchestration.restarts import Failure, decide
-from dagster_unified.orchestration.streaming import LOADED, streaming_job, streaming_sensor
+from dagster_unified.orchestration.streaming import LOADED, JobAssets, streaming_job, streaming_sensor
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
 SECOND = timedelta(seconds=1)
@@ -236,7 +236,7 @@ def test_code_that_differs_after_three_upgrades_of_one_loading_is_upgraded_no_mo
 def test_a_sensor_whose_code_differs_after_three_upgrades_fails_its_tick_and_leaves_the_job_alone(tmp_path):
     declared = deployment(options={"execution.checkpointing.dir": str(tmp_path)})
     directory = CheckpointDirectory(str(tmp_path), "p")
-    streaming = streaming_job(declared, {}, {})
+    streaming = streaming_job(declared, JobAssets({}, {}, AssetKey("savepoint")))
     tick = streaming_sensor(declared, streaming)
     with DagsterInstance.ephemeral() as instance:
         asked = tick(build_sensor_context(instance))

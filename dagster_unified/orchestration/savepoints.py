@@ -1,0 +1,155 @@
+"""A pipeline's savepoints as an asset: the stages that leave them, what they hold, and what starts from one.
+
+A savepoint is a folder that runs replace or add to, so the asset has no partitions, and each savepoint is a
+materialization of it. Runs report it themselves: nothing else can make one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median_low
+from typing import Any
+
+from dagster import AssetDep, AssetKey, AssetMaterialization, AssetObservation, AssetSpec, MetadataValue, TableRecord
+from upath import UPath
+
+from dagster_unified.connectors.paths import storage_path
+from dagster_unified.engine.batch.savepoint import PATH
+from dagster_unified.graph.plan import Plan
+from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
+from dagster_unified.orchestration.batch_deployment import BatchDeployment
+from dagster_unified.orchestration.deployment import StreamingDeployment, configuration_of, directory_of
+from dagster_unified.orchestration.moments import as_text
+from dagster_unified.orchestration.partitions import upstream_deps
+from dagster_unified.orchestration.translator import StageTranslator
+from dagster_unified.state import manifest as manifests
+from dagster_unified.state.manifest import Manifest, OperatorState
+from dagster_unified.state.skew import keys_per_group
+
+START = "execution.state-recovery.path"
+
+
+def has_savepoints(plan: Plan, batch: BatchDeployment | None, streaming: StreamingDeployment | None) -> bool:
+    """Whether a pipeline is deployed so that it leaves savepoints, or so that one can be taken of it."""
+    keyed = any(node.runs_by_key for node in plan.graph.nodes)
+    return keyed and (streaming is not None or (batch is not None and _left_at(batch) is not None))
+
+
+def savepoint_spec(plan: Plan, upstream: Mapping[str, CoercibleToAssetDep], translator: StageTranslator) -> AssetSpec:
+    """The asset of a pipeline's savepoints: it depends on the keyed stages or, of a stream, on its sources."""
+    staged = plan.execution.mode == "BATCH"
+    keyed = [r for r in plan.regions if any(plan.graph.node(n).runs_by_key for n in r.nodes)]
+    stages = [AssetDep(translator.get_asset_key(plan, region)) for region in keyed]
+    return AssetSpec(
+        translator.get_savepoint_key(plan),
+        deps=stages if staged else upstream_deps(plan, plan.graph.readers, upstream, translator),
+        group_name=plan.name,
+        description=f"The state of the keyed operators of {plan.name}, as runs leave it or as it is taken of a stream.",
+        kinds={"parquet"},
+    )
+
+
+def _left_at(batch: BatchDeployment) -> str | None:
+    found: str | None = batch.configuration()[PATH]
+    return found
+
+
+# What starts from one
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the savepoints of a pipeline are, and their asset."""
+
+    key: AssetKey
+    batch: BatchDeployment | None
+    streaming: StreamingDeployment | None
+
+    def has(self, path: str) -> bool:
+        """Whether a savepoint in a folder is one of them."""
+        place, own = storage_path(path, START), None if self.batch is None else _left_at(self.batch)
+        if own is not None and storage_path(own, PATH) == place:
+            return True
+        return self.streaming is not None and place.parent == directory_of(self.streaming).path / "savepoints"
+
+
+def start_of(deployment: StreamingDeployment, origins: Sequence[Origin]) -> AssetKey | None:
+    """The asset of the savepoint that a stream starts from, where this code location has it."""
+    path: str | None = configuration_of(deployment)[START]
+    return None if path is None else next((origin.key for origin in origins if origin.has(path)), None)
+
+
+def stream_spec(plan: Plan, start: AssetKey, translator: StageTranslator) -> AssetSpec:
+    """The asset of a streaming deployment which starts from a savepoint, and whose sinks are those of BATCH stages."""
+    return AssetSpec(
+        translator.get_stream_key(plan),
+        deps=[start],
+        group_name=plan.name,
+        description=f"{plan.name} in STREAMING, which starts from a savepoint and writes to the sinks of the stages.",
+        kinds={"spark", "streaming"},
+    )
+
+
+def started(key: AssetKey, path: str) -> AssetObservation:
+    """What a stream says once it runs on the state of a savepoint."""
+    return AssetObservation(asset_key=key, metadata={"started from": MetadataValue.path(path)})
+
+
+# What it holds
+
+
+def left(key: AssetKey, path: str, log: logging.Logger, without_tables: str = "") -> AssetMaterialization:
+    """A savepoint that was just left in a folder; `without_tables` says why it has no tables, if it has none."""
+    shown: dict[str, Any] = {"path": MetadataValue.path(path)}
+    if without_tables:
+        return AssetMaterialization(asset_key=key, metadata={**shown, "without tables": without_tables})
+    try:
+        shown |= _metadata(path)
+    except Exception as error:  # the savepoint is whole, whatever can be said of it
+        log.warning(f"the savepoint in {path} could not be described: {type(error).__name__}: {error}")
+    return AssetMaterialization(asset_key=key, metadata=shown)
+
+
+def _metadata(path: str) -> dict[str, Any]:
+    folder, manifest = manifests.read(path)
+    shown: dict[str, Any] = {
+        "mode": manifest.mode,
+        "taken": MetadataValue.timestamp(manifest.taken / 1000),
+        "dagster/row_count": sum(one.rows for one in manifest.operators),
+        "bytes": sum(one.bytes for one in manifest.operators),
+        "key groups": manifest.max_parallelism,
+        "fingerprint": manifest.fingerprint,
+    }
+    if manifest.partition:
+        shown["after partition"] = manifest.partition
+    if manifest.reason:
+        shown["reason"] = manifest.reason
+    if manifest.operators:
+        shown["operators"] = MetadataValue.table([_operator(folder, manifest, one) for one in manifest.operators])
+    if manifest.positions:
+        read = [TableRecord({"source": uid, "read": at.describe()}) for uid, at in manifest.positions.items()]
+        shown["sources"] = MetadataValue.table(read)
+    if manifest.epochs:
+        shown["epochs"] = ", ".join(f"{epoch} of {query}" for query, epoch in sorted(manifest.epochs.items()))
+    return shown
+
+
+def _operator(folder: UPath, manifest: Manifest, state: OperatorState) -> TableRecord:
+    watermark = manifest.event.watermarks.get(state.uid)
+    spread = keys_per_group(folder, state, manifest.max_parallelism)
+    return TableRecord(
+        {
+            "operator": state.uid,
+            "name": state.name,
+            "keys": state.rows,
+            "bytes": state.bytes,
+            "watermark": "" if watermark is None else as_text(watermark),
+            "keys per group (least / median / most)": "" if spread is None else _spread(spread),
+        }
+    )
+
+
+def _spread(keys: Sequence[int]) -> str:
+    return f"{min(keys):,} / {median_low(keys):,} / {max(keys):,}"
