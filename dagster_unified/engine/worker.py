@@ -33,6 +33,19 @@ def this_subtask() -> Subtask:
     return Subtask(context.partitionId(), context.attemptNumber()) if context is not None else FIRST
 
 
+EPOCH = "streaming.sql.batchId"
+"""What Spark calls the number of a micro-batch, which all jobs of its query know."""
+
+
+def committed_epoch() -> int | None:
+    """The latest epoch that was committed before the one that this task works on; None in BATCH, and in the first."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    number = context.getLocalProperty(EPOCH) if context is not None else None
+    return int(number) - 1 if number is not None and int(number) > 0 else None
+
+
 def run_partition(payload: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Runs the program in `payload` over a partition."""
     from pyspark import cloudpickle
@@ -50,7 +63,7 @@ def run_partition(payload: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator
             batches = itertools.chain([first], batches)
 
     if not program.last_event_times:
-        run = run_batch(program, batches, subtask=subtask)
+        run = run_batch(program, batches, subtask=subtask, committed=committed_epoch())
         for emitted in run:
             yield combine(schema, emitted.output, emitted.batch)
         yield metrics_row(schema, run.metrics[0].encode())

@@ -144,6 +144,10 @@ class Driven:
             around = [to_batch(self.program.pipeline, self.program.broadcast.layout, broadcast)]
         return self._groups.run(self.store, MicroBatch(Arrived(batches, around), event, leads=self._leads))
 
+    def notify(self, epoch: int) -> None:
+        """Tells the operator's functions that an epoch is committed."""
+        self.running.notify(epoch)
+
     @property
     def groups(self) -> KeyGroups:
         """The driver of a keyed operator."""

@@ -69,9 +69,9 @@ def run_pipeline(
     `inputs` gives records by source name; a source that reads a collection may be left out. In STREAMING a micro-batch
     takes `micro_batch` records of a source, one source after another, or all there are where it is None. Between
     micro-batches the watermark moves and processing-time timers that are due fire: after every `watermark_interval`
-    records, or only at the end of input where it is None. Records that Spark brings in no defined order are shuffled by
-    `seed`: in BATCH what comes over an exchange or from several streams, in STREAMING those of one micro-batch. None
-    keeps them as they are.
+    records, or only at the end of input where it is None. A micro-batch is an epoch, of which a `CheckpointListener`
+    hears before the next one. Records that Spark brings in no defined order are shuffled by `seed`: in BATCH what comes
+    over an exchange or from several streams, in STREAMING those of one micro-batch. None keeps them as they are.
 
     Examples:
         >>> sink = sales.key_by("shop").sum("amount").print("totals")
@@ -264,6 +264,7 @@ class _Streaming:
         """For a native operation on keys, what has come, and the watermark at which it did."""
 
         self.late = Metrics()
+        self.epoch = 0
 
     def run(self) -> Result:
         try:
@@ -313,6 +314,9 @@ class _Streaming:
 
     def _micro_batch(self, arriving: Mapping[int, list[Any]], event: ControlEvent | None) -> None:
         self.streams, self.due = {}, []
+        if self.epoch:
+            for driven in self._instances():
+                driven.notify(self.epoch - 1)
         for node in self.plan.graph.nodes:
             if isinstance(node, g.SourceNode):
                 self.streams[Port(node.id)] = _Stream(behind={0: [(r, None) for r in arriving.get(node.id, ())]})
@@ -326,6 +330,7 @@ class _Streaming:
                 self._native_keyed(node, came, event)
             else:
                 self._native(node, came)
+        self.epoch += 1
 
     def _arriving(self, node: g.Node) -> _Stream:
         ahead, behind = [], []

@@ -17,7 +17,7 @@ from pyspark.sql import Row
 
 from dagster_unified.connectors.base import MALFORMED
 from dagster_unified.engine.shipping import Payload
-from dagster_unified.engine.worker import this_subtask
+from dagster_unified.engine.worker import committed_epoch, this_subtask
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
 from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch, decode_event
 from dagster_unified.operators.drivers.report import Report
@@ -239,6 +239,7 @@ class _Pass:
 
     def __init__(self, tracks: Mapping[int, Track | Payload], groups: int) -> None:
         self.subtask = this_subtask()
+        self.committed = committed_epoch()
         self.packer = Packer(self.subtask.number, groups)
         self.report = Report()
         self.ahead = False
@@ -273,6 +274,8 @@ class _Pass:
         running = self._running.get((lane, subtask))
         if running is None:
             running = self._running[lane, subtask] = self._opened(_track(self._tracks[lane]), subtask)
+            if self.committed is not None:
+                running.notify(self.committed)
         return running
 
     def _opened(self, track: Track, subtask: int | None) -> RunningProgram:
@@ -324,6 +327,7 @@ class LevelTask:
         self._opened: dict[tuple[int, int | None], KeyGroups] = {}
         self._address = (0, 0)
         self._count = 0
+        self._committed = committed_epoch()
         spare_the_garbage_collector()
 
     def run(self, lane: int, group: int, rows: Iterator[Any]) -> Iterator[Row]:
@@ -383,6 +387,8 @@ class LevelTask:
             task = this_subtask()
             own = Subtask(group, task.attempt) if in_subtasks else task
             self._opened[place] = KeyGroups(track.program, emit, wall_clock, own)
+            if self._committed is not None:
+                self._opened[place].running.notify(self._committed)
         return self._opened[place]
 
 

@@ -32,15 +32,30 @@ def run_batch(
     batches: Iterable[pa.RecordBatch],
     clock: Callable[[], int] = wall_clock,
     subtask: Subtask = FIRST,
+    committed: int | None = None,
 ) -> Run:
-    """Runs one partition of the pipeline."""
-    return Run(carried(program, batches, clock, subtask) if program.carry else _batch(program, batches, clock, subtask))
+    """Runs one partition of the pipeline.
+
+    In STREAMING that is what one epoch gives the operators behind the last one with state, and `committed` is the epoch
+    before it.
+    """
+    if program.carry:
+        return Run(carried(program, batches, clock, subtask))
+    return Run(_batch(program, batches, clock, subtask, committed))
 
 
-def _batch(program: Program, batches: Iterable[pa.RecordBatch], clock: Callable[[], int], subtask: Subtask) -> Emitting:
+def _batch(
+    program: Program,
+    batches: Iterable[pa.RecordBatch],
+    clock: Callable[[], int],
+    subtask: Subtask,
+    committed: int | None,
+) -> Emitting:
     out: list[Emitted] = []
     running = RunningProgram(program, lambda number, batch: out.append(Emitted(number, batch)), clock, subtask)
     try:
+        if committed is not None:
+            running.notify(committed)
         feed = _keyed(running, batches) if program.keyed is not None else _stateless(running, batches)
         for _ in feed:
             yield from out

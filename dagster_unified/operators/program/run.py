@@ -112,6 +112,16 @@ class RunningProgram:
         except RecordTypeError as error:
             raise RecordTypeError(f"{self.program.where(head)}: {error}") from error
 
+    def notify(self, epoch: int) -> None:
+        """Tells the functions that an epoch is committed."""
+        for step in self.program.steps:
+            for listener in step.listeners():
+                try:
+                    listener.notify_checkpoint_complete(epoch)
+                except Exception as error:
+                    notified = listener.notify_checkpoint_complete
+                    raise user_failure(error, self.program.where(step), notified, f"epoch {epoch}") from error
+
     def end_of_batch(self) -> dict[str, Mark]:
         """What watermark generators emitted in a micro-batch that ends now, by their assigner's uid."""
         found: dict[str, list[Mark]] = {}

@@ -5,12 +5,13 @@ Each kind of step is a class of its own, next to its operator. A program knows t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.functions.base import Function, RuntimeContext
+from dagster_unified.operators.functions.checkpoints import CheckpointListener, listeners
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.program.blocks import Block, Consumer
 from dagster_unified.operators.program.fusion import Clause
@@ -73,6 +74,10 @@ class Step:
     output: RecordType | None = None
     """None where the records that reach the step go on as they are."""
     parallelism: int = 0
+
+    def listeners(self) -> Iterable[CheckpointListener]:
+        """What of its function hears of committed epochs."""
+        return listeners(self.function)
 
 
 class FusedStep(Step):

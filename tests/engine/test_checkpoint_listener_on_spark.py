@@ -1,0 +1,98 @@
+"""`CheckpointListener` in Spark's workers: before a source's first exchange, with keyed state, and behind it."""
+
+import os
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dagster_unified.api import (
+    CheckpointListener,
+    DeltaSink,
+    KeyedProcessFunction,
+    MapFunction,
+    ParquetSource,
+    Pipeline,
+    ValueStateDescriptor,
+)
+
+
+class Seen(NamedTuple):
+    value: int
+    ahead: int
+    keyed: int
+    behind: int
+
+
+class Value(NamedTuple):
+    value: int
+
+
+class Heard(CheckpointListener):
+    def open(self, runtime_context):
+        self.epoch = -1
+
+    def notify_checkpoint_complete(self, epoch):
+        self.epoch = epoch
+
+
+class Ahead(Heard, MapFunction):
+    def map(self, value: Value) -> Seen:
+        return Seen(value.value, self.epoch, 0, 0)
+
+
+class Keyed(KeyedProcessFunction, CheckpointListener):
+    def open(self, runtime_context):
+        self.epoch = -1
+        self.count = runtime_context.get_state(ValueStateDescriptor("count", int))
+
+    def notify_checkpoint_complete(self, epoch):
+        self.epoch = epoch
+
+    def process_element(self, value, ctx) -> Iterable[Seen]:
+        self.count.update((self.count.value() or 0) + 1)
+        yield value._replace(keyed=self.epoch)
+
+
+class Behind(Heard, MapFunction):
+    def map(self, value: Seen) -> Seen:
+        return value._replace(behind=self.epoch)
+
+
+@pytest.fixture
+def files(tmp_path):
+    def write(first, last):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        for number in range(first, last + 1):
+            path = tmp_path / f"in/{number}.parquet"
+            pq.write_table(pa.table({"value": [number]}), path)
+            os.utime(path, (number, number))
+        return str(tmp_path / "in")
+
+    return write
+
+
+def listening(source, sink):
+    pipeline = Pipeline("listening")
+    values = pipeline.from_source(ParquetSource(source, Value, max_files_per_trigger=1))
+    values.map(Ahead()).key_by("value").process(Keyed()).map(Behind()).sink_to(sink)
+    return pipeline
+
+
+def test_every_function_hears_of_the_epoch_before_that_of_its_records(run_streaming, files, tmp_path):
+    from deltalake import DeltaTable
+
+    pipeline = listening(files(0, 2), DeltaSink(str(tmp_path / "out"), mode="append"))
+    assert run_streaming(pipeline) == "finished"
+    rows = DeltaTable(str(tmp_path / "out")).to_pyarrow_table().to_pylist()
+    assert sorted(tuple(row.values()) for row in rows) == [(0, -1, -1, -1), (1, 0, 0, 0), (2, 1, 1, 1)]
+
+
+def test_in_batch_no_function_hears_of_anything(run_on_spark, files, tmp_path):
+    from deltalake import DeltaTable
+
+    run_on_spark(listening(files(0, 2), DeltaSink(str(tmp_path / "out"), mode="append")))
+    rows = DeltaTable(str(tmp_path / "out")).to_pyarrow_table().to_pylist()
+    assert sorted(tuple(row.values()) for row in rows) == [(n, -1, -1, -1) for n in range(3)]
