@@ -57,7 +57,7 @@ class WriteContext:
     stage: str
     execution: str
     partition: str = WHOLE
-    """The partition that is written. What an earlier run wrote of it is replaced."""
+    """The partition that is written. A sink that does not upsert replaces what an earlier run wrote of it."""
 
     epoch: int | None = None
     timeline: int = 0
@@ -268,7 +268,15 @@ class SparkSink(Sink[In]):
 
     @abstractmethod
     def write(self, frame: DataFrame, context: WriteContext) -> WriteResult:
-        """Writes all rows, once per execution."""
+        """Writes all rows, once per execution.
+
+        `frame` has the columns of `self.records`; each of Spark's tasks has its rows in the order of emission, and the
+        rows of a key that an operator before the sink emitted are in one task. The engine counts the rows while they
+        are written, so run one job over them. A sink that promises exactly-once first asks whether this execution
+        (with `epoch`, `timeline`, `sink` and `partition`) has committed, and then gives a result that is `repeated`;
+        it calls `context.before_commit()` last before it commits; and it commits who it is together with the rows,
+        also where there are none.
+        """
 
     def write_partitions(self, frame: DataFrame, contexts: Sequence[WriteContext]) -> list[WriteResult] | None:
         """Writes several partitions at once, or returns None where they have to be written one by one.

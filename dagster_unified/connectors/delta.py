@@ -25,7 +25,7 @@ from dagster_unified.errors import PipelineError, SinkError, nearest
 from dagster_unified.graph.connectors import Guarantee, Target
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.graph.slices import WHOLE
-from dagster_unified.operators.layout import EMITTED, PARTITION_INDEX, TIMESTAMP
+from dagster_unified.operators.layout import EMITTED, PARTITION_INDEX
 from dagster_unified.records import RecordType
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ class DeltaSink(SparkSink[object]):
         >>> sorted(sale.amount for sale in run_pipeline(pipeline, "BATCH").sinks["totals"])
         [4, 8]
     """
+
+    kind = "deltalake"
 
     def __init__(
         self,
@@ -112,7 +114,7 @@ class DeltaSink(SparkSink[object]):
                 )
 
     def write(self, frame: DataFrame, context: WriteContext) -> WriteResult:
-        frame = self._last_per_key(frame) if self.mode == "upsert" else frame.drop(TIMESTAMP)
+        frame = self._last_per_key(frame) if self.mode == "upsert" else frame
         table = self._table(frame)
         writing = _Writing.of(context)
         done = table.transaction_version(writing.app)
@@ -284,15 +286,11 @@ class DeltaSink(SparkSink[object]):
         return table
 
     def _last_per_key(self, frame: DataFrame) -> DataFrame:
-        """One row per key: the last one.
-
-        Of several partitions, the last partition's; within one, the last by event time; of equal times, the last
-        emitted.
-        """
+        """One row per key: of several partitions the last partition's, within one the last that was emitted."""
         from pyspark.sql import functions as F
 
-        columns = [c for c in frame.columns if c not in (PARTITION_INDEX, TIMESTAMP, EMITTED)]
-        order = [F.col(name) for name in (PARTITION_INDEX, TIMESTAMP) if name in frame.columns]
+        columns = [c for c in frame.columns if c not in (PARTITION_INDEX, EMITTED)]
+        order = [F.col(PARTITION_INDEX)] if PARTITION_INDEX in frame.columns else []
         numbered = frame if EMITTED in frame.columns else frame.withColumn(EMITTED, F.monotonically_increasing_id())
         last = numbered.groupBy(*self.key).agg(
             F.max_by(F.struct(*columns), F.struct(*order, F.col(EMITTED))).alias("__row")

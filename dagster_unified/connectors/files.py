@@ -89,6 +89,7 @@ class _FileSource(SparkSource[Out]):
             raise PipelineError(
                 f"{self.format} source: max_files_per_trigger must be at least 1, not {max_files_per_trigger}"
             )
+        self.kind = self.format
         self.boundedness = Boundedness.UNBOUNDED if monitor else Boundedness.BOUNDED
         self.max_files_per_trigger = max_files_per_trigger
         self.name = name or name_of(str(path), self.format)
@@ -502,7 +503,7 @@ class FileSink(SparkSink[object]):
         self.name = name or self.path.name or "files"
         if format not in ("parquet", "csv"):
             raise PipelineError(f"sink '{self.name}': format is 'parquet' or 'csv', not {format!r}")
-        self.format = format
+        self.format = self.kind = format
 
     def describe(self) -> str:
         return f"{self.format} files at {self.path}"

@@ -49,7 +49,7 @@ class StructuredSource(SparkSource[Out]):
         partition_options: Callable[[Slice], Mapping[str, str]] | None = None,
     ) -> None:
         self.partition_options = partition_options
-        self.format = format
+        self.format = self.kind = format
         self.options = dict(options or {})
         self.name = name or format
         self.records = record_type(record, f"source '{self.name}'")

@@ -49,6 +49,9 @@ class Source(ABC, Generic[Out]):
     """A declared source."""
 
     name: str
+    kind: str = ""
+    """What people call the system or the format, such as `csv`: a tag of stages in Dagster."""
+
     records: RecordType
     boundedness: Boundedness = Boundedness.BOUNDED
 
@@ -88,14 +91,22 @@ class Source(ABC, Generic[Out]):
 
 
 class Sink(ABC, Generic[In]):
-    """A declared sink. `upserts` says that a later record of a key replaces an earlier one."""
+    """A declared sink."""
 
     name: str
+    kind: str = ""
+    """What people call the system, such as `deltalake`: a tag of stages in Dagster."""
+
     named: bool = True
     """Whether the name says what is written: the author gave it, or it is the table's."""
 
     guarantee: Guarantee
     upserts: bool = False
+    """Whether a later record of a key replaces an earlier one, so that updates may end here."""
+
+    key: tuple[str, ...] = ()
+    """The fields that identify a row of a table that it upserts; none where it has no table."""
+
     records: RecordType
     """What it is given; set on the copy that `taking` returns."""
 

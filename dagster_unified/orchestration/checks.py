@@ -86,7 +86,7 @@ def sink_checks(
         if isinstance(node.sink, SparkSink) and node.sink.elsewhere("/") is not None:
             if checks.schema:
                 found.append(_schema(planned, node, node.sink, key, checks))
-            if checks.unique_keys and node.sink.upserts:
+            if checks.unique_keys and node.sink.key:
                 found.append(_unique(node, node.sink, key, checks))
             if checks.parity is not None:
                 found.append(_parity(graph, node, node.sink, key, checks, checks.parity))
@@ -127,7 +127,7 @@ def _schema(
 
 
 def _unique(node: SinkNode, sink: SparkSink[Any], key: AssetKey, checks: Checks) -> AssetChecksDefinition:
-    columns = list(getattr(sink, "key", ()))
+    columns = list(sink.key)
 
     @asset_check(
         name=_name(node, "unique_keys"),
@@ -198,7 +198,7 @@ def _parity(
             made = batch_tables(graph, slice_, parity.options, session_of(context.resources.spark), folder)[node.name]
         chosen = parity.where(slice_)
         held, ours = sink.dataset().to_table(filter=chosen), made if chosen is None else made.filter(chosen)
-        found = compare(ours, held, list(getattr(sink, "key", ())), parity.differences)
+        found = compare(ours, held, list(sink.key), parity.differences)
         return AssetCheckResult(
             passed=not found.different,
             description=f"{found.different} rows differ: {found.batch_rows} by BATCH, {found.table_rows} in the table",

@@ -7,8 +7,6 @@ from typing import Any
 
 from dagster import AssetKey
 
-from dagster_unified.connectors.collection import CollectionSource
-from dagster_unified.connectors.delta import DeltaSink
 from dagster_unified.graph.nodes import ReadingNode, SinkNode, SourceNode
 from dagster_unified.graph.plan import Plan, Region
 
@@ -51,17 +49,10 @@ class StageTranslator:
     def get_kinds(self, plan: Plan, region: Region) -> set[str]:
         """`spark`, and what the stage writes or reads."""
         kinds = {"spark"}
-        if any(n.id in region.sinks and isinstance(n.sink, DeltaSink) for n in plan.graph.sinks):
-            kinds.add("deltalake")
+        kinds |= {n.sink.kind for n in plan.graph.sinks if n.id in region.sinks and n.sink.kind}
+        kinds |= {n.source.kind for n in plan.graph.readers if n.id in region.nodes and n.source.kind}
         if any(plan.graph.node(n).holds_state for n in region.nodes):
             kinds.add("stateful")
-        for node in plan.graph.readers:
-            if (
-                node.id in region.nodes
-                and not isinstance(node.source, CollectionSource)
-                and hasattr(node.source, "format")
-            ):
-                kinds.add(str(node.source.format))
         return kinds
 
     def get_description(self, plan: Plan, region: Region) -> str:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dagster_unified.connectors.delta import DeltaSink
 from dagster_unified.graph.nodes import Graph, SinkNode
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.testing.run import Result, run_pipeline
@@ -21,7 +20,7 @@ def assert_same_in_both_modes(
 ) -> None:
     """Runs `pipeline` in both modes, in memory, and compares the final results.
 
-    Raises `AssertionError` with the first differences. A sink that upserts is compared by its last record per key, and
+    Raises `AssertionError` with the first differences. A sink with a `key` is compared by its last record per key, and
     so is one right after a rolling operation; any other as a bag of records. `seed` shuffles what comes in no defined
     order, as in `run_pipeline`; a failure's notes say which it was.
 
@@ -64,8 +63,8 @@ def final_result(graph: Graph, result: Result) -> dict[str, Counter[str]]:
 
 def _key(graph: Graph, node: SinkNode) -> Callable[[Any], Any] | None:
     """What identifies a row of a sink's table, where a later record replaces an earlier one."""
-    if isinstance(node.sink, DeltaSink) and node.sink.key:
-        return lambda r: [getattr(r, k) for k in node.sink.key]  # type: ignore[attr-defined]
+    if node.sink.key:
+        return lambda r: [getattr(r, k) for k in node.sink.key]
     edge = graph.inputs(node.id)[0]
     before = graph.node(edge.source)
     if before.key is None or not before.emits_updates:

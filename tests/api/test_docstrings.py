@@ -77,3 +77,7 @@ def test_names_in_backticks_are_parameters_or_public_names():
             if odd:
                 unknown[f"{documented.__module__}.{documented.__qualname__}"] = sorted(odd)
     assert unknown == {}
+
+
+def test_every_connector_is_where_pipelines_are_written():
+    assert set(connectors.__all__) <= set(api.__all__)

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from dagster_unified.api import CsvSource, KeyedProcessFunction, Pipeline, ValueStateDescriptor, WatermarkStrategy
 from dagster_unified.api import functions as F
+from dagster_unified.connectors.base import SparkSink
 from dagster_unified.errors import PipelineError, UnifiedError
+from dagster_unified.graph.connectors import Guarantee
 from dagster_unified.testing import ManualClock, assert_same_in_both_modes, run_pipeline
 
 MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
@@ -113,6 +115,31 @@ def changes(readings, ordered):
 @given(st.permutations([Reading(room, at, at * at % 7) for at in range(6) for room in "ab"]))
 def test_time_sorted_input_makes_both_modes_equal_whatever_order_records_arrive_in(readings):
     assert_same_in_both_modes(changes(readings, ordered=True))
+
+
+class Latest(SparkSink):
+    """A sink of one's own, which keeps the last record of a room."""
+
+    name, guarantee, upserts, key = "latest", Guarantee.UPSERT, True, ("room",)
+
+    def describe(self):
+        return "the latest readings"
+
+    def check(self, records):
+        pass
+
+    def write(self, frame, context):
+        raise NotImplementedError
+
+    def preview(self, spark, rows):
+        return None
+
+
+def test_any_sink_with_a_key_is_compared_by_the_last_record_of_each():
+    pipeline = Pipeline("p")
+    largest = pipeline.from_collection(READINGS, Reading).key_by("room").max("degrees")
+    largest.map(lambda r: Mean(r.room, r.degrees / 2), output_type=Mean).sink_to(Latest())
+    assert_same_in_both_modes(pipeline)
 
 
 def test_a_difference_between_the_modes_is_shown_with_its_records():
