@@ -71,6 +71,11 @@ class EpochCommitted:
 
 
 @dataclass(frozen=True)
+class QueriesStopped:
+    """A STREAMING job works on no epoch any more, and is about to write a savepoint."""
+
+
+@dataclass(frozen=True)
 class SavepointTaken:
     """A STREAMING job has taken a savepoint, or has tried to: `error` says what went wrong."""
 
@@ -86,7 +91,7 @@ class SavepointTaken:
         return f"savepoint {self.location} taken in {self.seconds:.1f} s ({self.reason})"
 
 
-Event = StageStarted | StageFinished | EpochCommitted | SavepointTaken
+Event = StageStarted | StageFinished | EpochCommitted | QueriesStopped | SavepointTaken
 Observer = Callable[[Event], None]
 
 

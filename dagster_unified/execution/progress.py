@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from dagster_unified.engine.events import EpochCommitted, Event, SavepointTaken, StageFinished
+from dagster_unified.engine.events import EpochCommitted, Event, QueriesStopped, SavepointTaken, StageFinished
 from dagster_unified.graph.plan import Plan
 
 
@@ -56,6 +56,8 @@ class ShownProgress:
                 f"epoch {event.epoch} of {event.query}: {event.rows_in:,} rows read, {event.written_rows()}, committed"
                 f" in {event.seconds:.1f} s"
             )
+        elif isinstance(event, QueriesStopped):
+            return
         elif isinstance(event, SavepointTaken):
             text = event.describe()
         elif isinstance(event, StageFinished):

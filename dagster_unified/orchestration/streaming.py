@@ -33,7 +33,7 @@ from dagster import (
     sensor,
 )
 
-from dagster_unified.engine.events import EpochCommitted, Event, SavepointTaken
+from dagster_unified.engine.events import EpochCommitted, Event, QueriesStopped, SavepointTaken
 from dagster_unified.engine.interrupts import Interrupts
 from dagster_unified.engine.malformed import Diverted, diverting, in_streaming
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory
@@ -145,13 +145,13 @@ def _run(
     )
     fresh = deployment.upgrade_mode == "stateless" and changed
     kept = [(assets.malformed[n.uid], in_streaming(directory, n)) for n in diverting(planned)]
-    watcher = _Watcher(context, deployment, assets, kept)
+    watcher = _Watcher(context, deployment, assets, kept, directory)
     start = Start(
         context.run_id, fresh, deployment.upgrade_mode == "savepoint", loaded=context.run.tags.get(LOADED, "")
     )
-    running = StreamingJob(planned, spark, start, watcher.committed)
-    outcome = running.run(lambda: asked.received or watcher.asked_to_stop(directory, running), poll=0.2)
-    watcher.observe(running)
+    watcher.running = StreamingJob(planned, spark, start, watcher.happened)
+    outcome = watcher.running.run(lambda: asked.received or watcher.asked_to_stop(), poll=0.2)
+    watcher.observe()
     if outcome == "finished" and planned.execution.savepoint.path is not None:
         context.log_event(left(assets.savepoint, planned.execution.savepoint.path, context.log))
     if asked.received:
@@ -163,14 +163,19 @@ def _run(
 class _Watcher:
     """Reports epochs to Dagster, now and then, and checks whether the job is still wanted."""
 
+    running: StreamingJob
+    """The job; it is given this watcher before it runs."""
+
     def __init__(
         self,
         context: OpExecutionContext,
         deployment: StreamingDeployment,
         assets: JobAssets,
         kept: Sequence[tuple[AssetKey, Diverted]],
+        directory: CheckpointDirectory,
     ) -> None:
         self._context, self._deployment, self._assets, self._kept = context, deployment, assets, kept
+        self._directory = directory
         self._told_start = False
         self._left: deque[str] = deque()
         """The savepoints that the job has taken by itself, and that are not reported yet."""
@@ -183,9 +188,11 @@ class _Watcher:
         self._busy: tuple[int, int] | None = None
         self.reason = ""
 
-    def committed(self, event: Event) -> None:
-        """An epoch is committed, or a savepoint taken; called from the thread that did it."""
+    def happened(self, event: Event) -> None:
+        """An epoch is committed, a savepoint taken, or the queries have stopped; called from the thread that did it."""
         progress.report(event)
+        if isinstance(event, QueriesStopped):
+            self._sign()  # else the sensor takes the time that a savepoint needs for that of a last epoch
         if isinstance(event, SavepointTaken):
             log = self._context.log.warning if event.error else self._context.log.info
             log(event.describe())
@@ -199,24 +206,24 @@ class _Watcher:
             self._logged = time.monotonic()
             self._context.log.info(self._trend.line(event))
 
-    def asked_to_stop(self, directory: CheckpointDirectory, running: StreamingJob) -> bool:
+    def asked_to_stop(self) -> bool:
         """Whether the deployment is suspended, or new code waits; also leaves signs of life."""
         now = time.monotonic()
         if now - self._told >= 1:
             self._told = now
-            self._sign(directory, running)
+            self._sign()
             self._report_savepoints()
-            desired = read_desired(directory)
+            desired = read_desired(self._directory)
             if desired.state == "drained":
-                running.drain()
+                self.running.drain()
             if desired.state == "suspended":
                 self.reason = "suspended"
-            elif running.token is not None and desired.stop >= running.token:
+            elif self.running.token is not None and desired.stop >= self.running.token:
                 self.reason = desired.reason
             elif self._abandoned():
                 self.reason = "its run has ended in Dagster"
         if now - self._observed_at >= self._deployment.observe_every.total_seconds():
-            self.observe(running)
+            self.observe()
         return bool(self.reason)
 
     def _abandoned(self) -> bool:
@@ -224,11 +231,12 @@ class _Watcher:
         run = self._context.instance.get_run_by_id(self._context.run_id)
         return run is not None and run.is_finished
 
-    def observe(self, running: StreamingJob) -> None:
+    def observe(self) -> None:
         """An observation of each sink's asset and, once, of the job's own: which savepoint its state began with."""
         self._observed_at = time.monotonic()
         self._report_savepoints()
-        start = running.deployed.start if running.deployed is not None and self._trend.begun else ""
+        deployed = self.running.deployed
+        start = deployed.start if deployed is not None and self._trend.begun else ""
         if start and not self._told_start and self._assets.stream is not None:
             self._told_start = True
             self._context.log_event(started(self._assets.stream, start))
@@ -245,7 +253,8 @@ class _Watcher:
         while self._left:
             self._context.log_event(left(self._assets.savepoint, self._left.popleft(), self._context.log))
 
-    def _sign(self, directory: CheckpointDirectory, running: StreamingJob) -> None:
+    def _sign(self) -> None:
+        running, directory = self.running, self._directory
         if running.token is None:
             return
         epochs, active = running.activity()

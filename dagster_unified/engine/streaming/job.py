@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.engine.dataframe.transfer import MAX_ROWS
-from dagster_unified.engine.events import Observer, nobody
+from dagster_unified.engine.events import Observer, QueriesStopped, nobody
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.positions import after
 from dagster_unified.engine.session import is_connect
@@ -167,6 +167,7 @@ class StreamingJob:
                     for query in self._queries:
                         query.stop()
                     if self.plan.execution.savepoint.path is not None:
+                        self.observe(QueriesStopped())
                         self._save_tables(self.plan.execution.savepoint.path, "at the end of the data")
                     self.directory.finish()
                     return "finished"
@@ -210,6 +211,7 @@ class StreamingJob:
                     f"{self.plan.name}: Spark did not log the last epoch of query '{query.name}' within {GRACE:.0f} s,"
                     " so that no savepoint was taken; resume the job, and suspend it with a savepoint again"
                 )
+        self.observe(QueriesStopped())
         saving.take_stopped(wanted)
 
     def drain(self) -> None:
