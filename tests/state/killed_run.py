@@ -14,7 +14,7 @@ from dagster_unified.engine import session
 from dagster_unified.engine.batch import savepoint
 from dagster_unified.engine.streaming.epoch import EpochWriter
 from dagster_unified.state import manifest
-from tests.state.test_handover import EVENTS, Cut, zoo
+from tests.state.test_handover import EVENTS, KILLED, Cut
 
 
 def die(*_):
@@ -49,7 +49,7 @@ if __name__ == "__main__":
     spark = session.start("local[2]", config={"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"})
     path = f"{folder}/savepoint"
     if mode == "BATCH":
-        Cut(spark, folder).run(zoo(EVENTS[:6], f"{folder}/table"), mode, {"execution.savepoint.path": path})
+        Cut(spark, folder).run(KILLED(EVENTS[:6], f"{folder}/table"), mode, {"execution.savepoint.path": path})
     else:
         options = {"execution.state-recovery.path": path}
-        Cut(spark, folder).run(zoo(EVENTS, f"{folder}/table"), mode, options, patience=0.5)
+        Cut(spark, folder).run(KILLED(EVENTS, f"{folder}/table"), mode, options, patience=0.5)

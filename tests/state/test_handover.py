@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
@@ -28,7 +29,11 @@ from dagster_unified.api import (
     MapStateDescriptor,
     ParquetSource,
     Pipeline,
+    ProcessJoinFunction,
+    ProcessWindowFunction,
     ReducingStateDescriptor,
+    SlidingEventTimeWindows,
+    StateTtlConfig,
     TumblingEventTimeWindows,
     ValueStateDescriptor,
     WatermarkStrategy,
@@ -40,11 +45,13 @@ from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import StateError
 from dagster_unified.records import record_type
 from dagster_unified.state import manifest
-from tests.depth import examples, rotated
+from tests.depth import NIGHTLY, SEED, examples, rotated
 
 ROOT = Path(__file__).parents[2]
 HOUR = 3_600_000
 BOUND = timedelta(hours=2)
+SIX_HOURS = TumblingEventTimeWindows.of(timedelta(hours=6))
+SESSIONS = EventTimeSessionWindows.with_gap(timedelta(hours=4))
 
 
 class Event(NamedTuple):
@@ -129,39 +136,143 @@ def timed(pipeline, events):
     return pipeline.from_source(source).assign_timestamps_and_watermarks(strategy)
 
 
-def zoo(events, path):
-    """Keyed operators of all kinds over one stream, and behind each other."""
-    pipeline = Pipeline("zoo")
-    stream = timed(pipeline, events)
-    sessions = stream.key_by("key").process(Sessions(), output_type=Out).uid("sessions")
-    counted = (
-        sessions.key_by(lambda o: len(o.key), key_type=int)
-        .reduce(lambda a, b: Out("sums", a.key, 0, a.value + b.value))
-        .uid("sums")
-        .map(lambda o: Out("sums", str(len(o.key)), 0, o.value), output_type=Out)
+# Keyed operators of all kinds, each over one stream of events. What it emits names its rows by branch, key and time.
+
+
+def sessions(pipeline, stream):
+    return stream.key_by("key").process(Sessions(), output_type=Out).uid("sessions")
+
+
+def behind_each_other(pipeline, stream):
+    return (
+        stream.key_by("key")
+        .process(Sessions(), output_type=Out)
+        .uid("ahead")
+        .key_by(lambda o: len(o.key), key_type=int)
+        .reduce(lambda a, b: Out("behind", a.key, 0, a.value + b.value))
+        .uid("behind")
+        .map(lambda o: Out("behind", str(len(o.key)), 0, o.value), output_type=Out)
     )
-    tumbling = (
+
+
+def tumbling(pipeline, stream):
+    return (
         stream.map(lambda e: Out("tumbling", e.key, e.at, e.value), output_type=Out)
         .key_by("key")
         .window(TumblingEventTimeWindows.of(timedelta(hours=3)))
+        .allowed_lateness(timedelta(hours=1))
         .reduce(add)
         .uid("tumbling")
         .map(lambda o: Out(o.branch, o.key, o.at // (3 * HOUR), o.value), output_type=Out)
     )
-    session_windows = (
+
+
+class Window(ProcessWindowFunction):
+    """A window's elements, and how many windows of the key there were."""
+
+    def process(self, key, context, elements):
+        windows = context.global_state().get_state(ValueStateDescriptor("windows", int))
+        windows.update((windows.value() or 0) + 1)
+        total = sum(place * e.value for place, e in enumerate(sorted(elements), 1))
+        yield Out(f"windows {windows.value()}", key, context.window().max_timestamp(), total)
+
+
+def sliding(pipeline, stream):
+    windows = stream.key_by("key").window(SlidingEventTimeWindows.of(timedelta(hours=4), timedelta(hours=2)))
+    return windows.process(Window(), output_type=Out).uid("sliding")
+
+
+def session_windows(pipeline, stream):
+    return (
         stream.map(lambda e: Out("gaps", e.key, e.at, e.value), output_type=Out)
         .key_by("branch", "key")
-        .window(EventTimeSessionWindows.with_gap(timedelta(hours=4)))
+        .window(SESSIONS)
         .reduce(add)
         .uid("gaps")
     )
+
+
+def rolling(pipeline, stream):
     largest = stream.key_by("key").max_by("value").uid("largest")
-    named = largest.map(lambda e: Out("largest", e.key, 0, e.value), output_type=Out)
+    return largest.map(lambda e: Out("largest", e.key, 0, e.value), output_type=Out)
+
+
+def weighted(pipeline, stream):
     rules = pipeline.from_source(CollectionSource("rules", record_type(str, "rules"), RULES)).broadcast(LIMITS)
-    weighted = stream.key_by("key").connect(rules).process(Weighted(), output_type=Out).uid("weighted")
-    sink = DeltaSink(path, name="table", mode="upsert", key=("branch", "key", "at"))
-    sessions.union(counted, tumbling, session_windows, named, weighted).sink_to(sink)
-    return pipeline
+    return stream.key_by("key").connect(rules).process(Weighted(), output_type=Out).uid("weighted")
+
+
+class Pairs(ProcessJoinFunction):
+    def process_element(self, left, right, ctx):
+        yield Out(f"pairs {left.value} {right.at} {right.value}", left.key, left.at, 10 * left.value + right.value)
+
+
+def even(stream):
+    return stream.filter(lambda e: e.value % 2 == 0)
+
+
+def interval_join(pipeline, stream):
+    both = stream.key_by("key").interval_join(even(stream).key_by("key"))
+    return both.between(timedelta(hours=-3), timedelta(hours=2)).process(Pairs(), output_type=Out).uid("pairs")
+
+
+def window_join(pipeline, stream):
+    windows = stream.join(even(stream)).where("key").equal_to("key").window(SIX_HOURS)
+    joined = windows.apply(lambda a, b: Out(f"joined {a.value} {b.at}", a.key, a.at, b.value), output_type=Out)
+    return joined.uid("joined")
+
+
+def co_group(pipeline, stream):
+    windows = stream.co_group(even(stream)).where("key").equal_to("key").window(SESSIONS)
+
+    def grouped(every, evens):
+        every = list(every)
+        value = 100 * sum(e.value for e in every) + sum(e.value for e in evens)
+        return [Out("groups", every[0].key, min(e.at for e in every), value)]
+
+    return windows.apply(grouped, output_type=Out).uid("groups")
+
+
+class Living(KeyedProcessFunction):
+    """State with a time to live, which does not end here."""
+
+    ttl = StateTtlConfig(timedelta(hours=1))
+
+    def open(self, context):
+        self.count = context.get_state(ValueStateDescriptor("count", int, self.ttl))
+        self.values = context.get_map_state(MapStateDescriptor("values", int, list[int], self.ttl))
+
+    def process_element(self, value, ctx):
+        self.count.update((self.count.value() or 0) + 1)
+        self.values.put(value.at, sorted([*(self.values.get(value.at) or []), value.value]))
+        order = sum(place * n for place, (_, v) in enumerate(sorted(self.values.items()), 1) for n in v)
+        yield Out("living", value.key, 0, 1_000 * order + self.count.value())
+
+
+def living(pipeline, stream):
+    return stream.key_by("key").process(Living(), output_type=Out).uid("living")
+
+
+GROUPS = (
+    (sessions, tumbling, weighted),
+    (behind_each_other, interval_join, session_windows),
+    (living, co_group, rolling),
+    (sliding, window_join, sessions),
+)
+
+
+def zoo(*branches):
+    """A pipeline of these operators over one stream, into one table."""
+
+    def build(events, path):
+        pipeline = Pipeline("zoo")
+        stream = timed(pipeline, events)
+        first, *others = [branch(pipeline, stream) for branch in branches]
+        sink = DeltaSink(path, name="table", mode="upsert", key=("branch", "key", "at"))
+        (first.union(*others) if others else first).sink_to(sink)
+        return pipeline
+
+    return build
 
 
 def events_of(pairs):
@@ -224,19 +335,11 @@ def table(path):
     return sorted(tuple(r.values()) for r in DeltaTable(path).to_pyarrow_table().to_pylist())
 
 
-def sessions_only(events, path):
-    """One of its operators, which has state, timers and elements that are held back."""
-    pipeline = Pipeline("sessions")
-    sessions = timed(pipeline, events).key_by("key").process(Sessions(), output_type=Out).uid("sessions")
-    sessions.sink_to(DeltaSink(path, name="table", mode="upsert", key=("branch", "key", "at")))
-    return pipeline
-
-
 def test_a_run_without_data_hands_on_what_it_was_given(spark, tmp_path):
     once = str(tmp_path / "once")
-    Cut(spark, tmp_path / "whole").run(sessions_only(EVENTS, once), "BATCH")
+    Cut(spark, tmp_path / "whole").run(zoo(sessions)(EVENTS, once), "BATCH")
     pieces, modes = [EVENTS[:0], EVENTS[:6], EVENTS[:6], EVENTS], ("STREAMING", "BATCH", "STREAMING", "STREAMING")
-    assert Cut(spark, tmp_path).in_pieces(sessions_only, pieces, modes, (4, 4, 4, 4)) == table(once)
+    assert Cut(spark, tmp_path).in_pieces(zoo(sessions), pieces, modes, (4, 4, 4, 4)) == table(once)
 
 
 events = st.lists(
@@ -250,28 +353,31 @@ events = st.lists(
 @given(pairs=events, data=st.data())
 def test_any_events_may_be_cut_anywhere_and_read_in_any_mode(spark, tmp_path_factory, pairs, data):
     folder, found = tmp_path_factory.mktemp("any"), events_of(pairs)
+    build = zoo(*data.draw(st.lists(st.sampled_from(list(dict.fromkeys(chain(*GROUPS)))), 1, 3, unique=True)))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(found)), min_size=2, max_size=2)))
     modes = data.draw(st.lists(st.sampled_from(["BATCH", "STREAMING"]), min_size=3, max_size=3))
     groups = data.draw(st.lists(st.integers(1, 6), min_size=3, max_size=3))
-    Cut(spark, folder / "once").run(zoo(found, f"{folder}/once"), "BATCH")
+    Cut(spark, folder / "once").run(build(found, f"{folder}/once"), "BATCH")
     pieces = [found[: cuts[0]], found[: cuts[1]], found]
-    assert Cut(spark, folder).in_pieces(zoo, pieces, modes, groups) == table(f"{folder}/once")
+    assert Cut(spark, folder).in_pieces(build, pieces, modes, groups) == table(f"{folder}/once")
 
 
-@pytest.fixture(scope="module")
-def whole(spark, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
-    Cut(spark, folder).run(zoo(EVENTS, f"{folder}/table"), "BATCH")
-    return table(f"{folder}/table")
+PAIRS = [("BATCH", "STREAMING"), ("STREAMING", "STREAMING"), ("STREAMING", "BATCH"), ("BATCH", "BATCH")]
+HANDOVERS = [
+    pytest.param(modes, group, id="-".join([*modes, *(branch.__name__ for branch in group)]))
+    for place, modes in enumerate(PAIRS)
+    for number, group in enumerate(GROUPS)
+    if NIGHTLY or number == (place + SEED) % len(GROUPS)
+]
+"""Each pair of modes with a group of operators, another one from day to day."""
 
 
-@pytest.mark.parametrize(
-    "modes",
-    [("BATCH", "STREAMING"), ("STREAMING", "STREAMING"), ("STREAMING", "BATCH"), ("BATCH", "BATCH")],
-    ids="-".join,
-)
-def test_a_run_goes_on_where_another_of_either_mode_has_left_its_state(spark, tmp_path, whole, modes):
-    assert Cut(spark, tmp_path).in_pieces(zoo, [EVENTS[:6], EVENTS], modes, (4, 3)) == whole
+@pytest.mark.parametrize(("modes", "group"), HANDOVERS)
+def test_a_run_goes_on_where_another_of_either_mode_has_left_its_state(spark, tmp_path, modes, group):
+    build, once = zoo(*group), f"{tmp_path}/once"
+    Cut(spark, tmp_path / "whole").run(build(EVENTS, once), "BATCH")
+    assert table(once)
+    assert Cut(spark, tmp_path).in_pieces(build, [EVENTS[:6], EVENTS], modes, (4, 3)) == table(once)
 
 
 class Held(NamedTuple):
@@ -374,8 +480,14 @@ def test_a_savepoint_is_not_written_over_another(spark, tmp_path, left):
     assert not (tmp_path / "out").exists()
 
 
+KILLED = zoo(sessions, tumbling, weighted)
+
+
 @pytest.mark.parametrize("point", rotated(["tables", "manifest", "restored", "committed", "second"], 1))
-def test_a_run_that_is_killed_while_it_leaves_or_takes_state_is_run_again_and_nothing_is_lost(tmp_path, whole, point):
+def test_a_run_that_is_killed_while_it_leaves_or_takes_state_is_run_again_and_nothing_is_lost(spark, tmp_path, point):
+    once = f"{tmp_path}/once"
+    Cut(spark, tmp_path / "whole").run(KILLED(EVENTS, once), "BATCH")
+
     def run(mode, point):
         command = [sys.executable, "-m", "tests.state.killed_run", str(tmp_path), mode, point]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600, check=False)
@@ -389,7 +501,7 @@ def test_a_run_that_is_killed_while_it_leaves_or_takes_state_is_run_again_and_no
     if point in ("restored", "committed", "second"):
         run("STREAMING", point)
     run("STREAMING", "never")
-    assert table(f"{tmp_path}/table") == whole
+    assert table(f"{tmp_path}/table") == table(once)
     _, written = manifest.read(f"{tmp_path}/savepoint")
     folders = {path.name for path in (tmp_path / "savepoint").iterdir() if path.is_dir()}
     assert folders == {one.folder.split("/")[0] for one in written.operators}
