@@ -259,6 +259,7 @@ GROUPS = (
     (living, co_group, rolling),
     (sliding, window_join, sessions),
 )
+BRANCHES = list(dict.fromkeys(chain(*GROUPS)))
 
 
 def zoo(*branches):
@@ -353,7 +354,7 @@ events = st.lists(
 @given(pairs=events, data=st.data())
 def test_any_events_may_be_cut_anywhere_and_read_in_any_mode(spark, tmp_path_factory, pairs, data):
     folder, found = tmp_path_factory.mktemp("any"), events_of(pairs)
-    build = zoo(*data.draw(st.lists(st.sampled_from(list(dict.fromkeys(chain(*GROUPS)))), 1, 3, unique=True)))
+    build = zoo(*data.draw(st.lists(st.sampled_from(BRANCHES), min_size=1, max_size=3, unique=True)))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(found)), min_size=2, max_size=2)))
     modes = data.draw(st.lists(st.sampled_from(["BATCH", "STREAMING"]), min_size=3, max_size=3))
     groups = data.draw(st.lists(st.integers(1, 6), min_size=3, max_size=3))
