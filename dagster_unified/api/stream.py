@@ -1049,7 +1049,10 @@ class KeyedStream(DataStream[T], Generic[K, T]):
     def agg(self, *columns: str | Column, output_type: TypeForm[R]) -> DataStream[R]:
         """Column aggregates per key, such as `F.sum("delay").alias("delay")`.
 
-        The result has the key's fields first. Runs in Catalyst.
+        The result has the key's fields first. In BATCH it is one row per key; in STREAMING each micro-batch gives an
+        update for each key that it has records of. Runs in Catalyst; with portable state (`state.native-aggregates`),
+        which savepoints and keyed operators behind it need, Arrow aggregates in Python workers, and an aggregate that
+        such a state cannot keep is an `UnsupportedError` that names it.
 
         Examples:
             >>> class Total(NamedTuple):

@@ -264,7 +264,8 @@ class WindowedStream(Generic[K, T, W]):
         Runs in Catalyst: Spark's `window` and `session_window`. The result has the key's fields, the window's bounds
         where `output_type` has fields `window_start` and `window_end` (datetimes, or milliseconds), and the aggregates.
         In both modes each window gives one result: in BATCH when its key is over, in STREAMING once the watermark has
-        passed its end; what comes later is dropped and counted.
+        passed its end; what comes later is dropped and counted. With portable state (`state.native-aggregates`), which
+        savepoints and keyed operators behind it need, Arrow aggregates in Python workers instead of Catalyst.
 
         Examples:
             >>> class Hour(NamedTuple):

@@ -64,7 +64,8 @@ class Execution:
 
     savepoint: Savepoint = field(repr=False)
     streaming: Streaming = field(repr=False)
-    """These two are not part of what identifies a stage's result."""
+    native_aggregates: str = field(repr=False)
+    """These three are not part of what identifies a stage's result, beyond the graph that follows from them."""
 
     @property
     def has_savepoint(self) -> bool:
@@ -155,4 +156,5 @@ def resolve(graph: Graph, configuration: Configuration) -> Execution:
             max_parallelism=configuration["pipeline.max-parallelism"],
             watermark_interval=configuration["pipeline.auto-watermark-interval"],
         ),
+        native_aggregates=configuration["state.native-aggregates"],
     )

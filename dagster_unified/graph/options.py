@@ -203,6 +203,15 @@ OPTIONS: tuple[Option, ...] = (
         ("ROCKSDB", "HASHMAP"),
     ),
     Option(
+        "state.native-aggregates",
+        "choice",
+        "AUTOMATIC",
+        "What keeps the state of aggregates on columns (agg) in STREAMING: SPARK, in Catalyst's own form, or PORTABLE,"
+        " in key groups, so that it is in savepoints and keyed operators may follow. AUTOMATIC: PORTABLE where one of"
+        " these is asked for, else SPARK.",
+        ("AUTOMATIC", "PORTABLE", "SPARK"),
+    ),
+    Option(
         "pipeline.max-parallelism",
         "count",
         128,

@@ -21,6 +21,7 @@ from dagster_unified.graph.lint import lint
 from dagster_unified.graph.mode import Execution, resolve
 from dagster_unified.graph.nodes import Edge, Graph, Naming, Node
 from dagster_unified.graph.options import Configuration
+from dagster_unified.graph.portable import with_portable_state
 from dagster_unified.graph.regions import Exchange, exchanges, regions
 from dagster_unified.graph.subtasks import subtasks
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, ComputedKey, StreamLayout
@@ -83,13 +84,7 @@ class Plan:
 
     def upstream(self, *nodes: int) -> set[int]:
         """Some nodes and everything upstream of them."""
-        found, pending = set(nodes), list(nodes)
-        while pending:
-            for edge in self.graph.inputs(pending.pop()):
-                if edge.source not in found:
-                    found.add(edge.source)
-                    pending.append(edge.source)
-        return found
+        return self.graph.upstream(*nodes)
 
     @cached_property
     def subtasks(self) -> dict[int, int]:
@@ -143,9 +138,11 @@ def plan(graph: Graph, configuration: Configuration | None = None, carry_state: 
     """
     execution = resolve(graph, configuration or Configuration())
     whole = lint(graph, execution)
-    numbers = _used(graph)
+    used = _used(graph)
+    graph, rewritten = with_portable_state(_without_unused(graph, used), execution)
+    numbers = {old: rewritten[new] for old, new in used.items()}
     findings = tuple(replace(f, node=None if f.node is None else numbers.get(f.node)) for f in whole)
-    graph = resolve_forward(_without_unused(graph, numbers))
+    graph = resolve_forward(graph)
     found_tasks = tasks(graph, execution.chaining)
     found_exchanges = exchanges(graph, found_tasks, execution.shuffle_mode)
     groups = regions(
@@ -155,7 +152,7 @@ def plan(graph: Graph, configuration: Configuration | None = None, carry_state: 
     )
     in_batch = execution.mode == "BATCH"
     if execution.has_savepoint:
-        check_savepoint(graph)
+        check_savepoint(graph, execution)
     carried = carrying(graph, execution) if carry_state or (in_batch and execution.has_savepoint) else ()
     return Plan(
         graph,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.functions.event_time import IngestionTimeAssigner
 from dagster_unified.operators.program.fusion import Clause
@@ -82,6 +84,17 @@ class AssignTimestampsStep(FusedStep):
     generator: Supplier | None = None
     """What creates its watermark generator, if it has one."""
 
+    column: str | None = None
+    """The field that it reads, where an author only named one."""
+
+    def times_of(self, batch: pa.RecordBatch) -> list[int] | None:
+        if self.column is None or self.generator is not None:
+            return None
+        moments = batch.column(self.column)
+        if moments.null_count or not (pa.types.is_int64(moments.type) or pa.types.is_timestamp(moments.type)):
+            return None  # left to the function: what is no moment is its error
+        return _millis_of(moments)
+
     def clause(self, place: Place) -> Clause:
         assigner = self.function
         place.open(assigner)
@@ -99,6 +112,16 @@ class AssignTimestampsStep(FusedStep):
             return moment
 
         return Assign(assign)
+
+
+def _millis_of(moments: pa.Array) -> list[int]:
+    """As `to_millis`, of a column."""
+    import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
+
+    if pa.types.is_timestamp(moments.type):
+        moments = pc.floor_temporal(moments, unit="millisecond").cast(pa.timestamp("ms", moments.type.tz))
+    found: list[int] = moments.cast(pa.int64()).to_pylist()
+    return found
 
 
 def _event_time(moment: Any) -> int:

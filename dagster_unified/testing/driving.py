@@ -136,6 +136,7 @@ class Driven:
         """
         if self._groups is None:
             self.running.push_records([record for record, _ in own], [time for _, time in own])
+            self.running.flush()
             return None
         batches = [to_batch(self.program.pipeline, self.program.input, own)] if own else []
         around = []

@@ -348,6 +348,6 @@ def test_halves_that_a_killed_job_has_left_are_removed(tmp_path):
 
 
 def test_an_interval_needs_state_that_can_be_read_while_the_job_runs(tmp_path, spark):
-    plan = build(tmp_path).plan({"execution.savepoint.interval": "1 h"})
+    plan = build(tmp_path).plan({"execution.savepoint.interval": "1 h", "state.native-aggregates": "SPARK"})
     with pytest.raises(UnsupportedError, match=r"execution.savepoint.interval is set, and only Spark can read"):
         StreamingJob(plan, spark, Start("job"))

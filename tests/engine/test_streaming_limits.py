@@ -19,7 +19,10 @@ def sales(pipeline, name="sales"):
     return pipeline.from_collection([Sale("north", 1)], name=name)
 
 
-def test_a_keyed_operator_cannot_follow_a_native_aggregate():
+SPARK = {"state.native-aggregates": "SPARK"}
+
+
+def test_a_keyed_operator_cannot_follow_an_aggregate_whose_state_spark_keeps():
     pipeline = Pipeline("p")
     totals = sales(pipeline).key_by("shop").agg(F.sum("amount").alias("amount"), output_type=Sale).name("totals")
     totals.key_by("shop").sum("amount").name("again").print()
@@ -27,21 +30,21 @@ def test_a_keyed_operator_cannot_follow_a_native_aggregate():
         UnsupportedError,
         match=(
             "p: sink 'print' comes after the native aggregate 'totals' and after 'again', which STREAMING cannot run in"
-            " one query; use reduce"
+            r" one query with state\.native-aggregates=SPARK; remove the option"
         ),
     ):
-        run_pipeline(pipeline, "STREAMING")
+        run_pipeline(pipeline, "STREAMING", options=SPARK)
 
 
-def test_a_native_aggregate_is_not_united_with_another_stream():
+def test_an_aggregate_whose_state_spark_keeps_is_not_united_with_another_stream():
     pipeline = Pipeline("p")
     totals = sales(pipeline).key_by("shop").agg(F.sum("amount").alias("amount"), output_type=Sale).name("totals")
     totals.union(sales(pipeline, "others")).print()
     with pytest.raises(
         UnsupportedError,
         match=(
-            "sink 'print' unites the native aggregate 'totals' with another stream, which STREAMING cannot run; write"
-            " them to two sinks"
+            "sink 'print' unites the native aggregate 'totals' with another stream, which STREAMING cannot run with"
+            r" state\.native-aggregates=SPARK; remove the option, or write them to two sinks"
         ),
     ):
-        run_pipeline(pipeline, "STREAMING")
+        run_pipeline(pipeline, "STREAMING", options=SPARK)

@@ -17,9 +17,9 @@ def totals():
 
 @pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
 @pytest.mark.parametrize("option", ["execution.savepoint.path", "execution.state-recovery.path"])
-def test_a_native_aggregate_and_a_savepoint_are_refused_together(mode, option):
+def test_an_aggregate_whose_state_spark_keeps_and_a_savepoint_are_refused_together(mode, option):
     with pytest.raises(UnsupportedError, match=r"shops: a savepoint cannot hold the state of '.*', which Catalyst"):
-        totals().plan({"execution.runtime-mode": mode, option: "/data/savepoint"})
+        totals().plan({"execution.runtime-mode": mode, option: "/data/savepoint", "state.native-aggregates": "SPARK"})
 
 
 def test_the_keyed_stages_of_a_run_that_leaves_a_savepoint_hand_on_their_state():

@@ -50,6 +50,7 @@ from dagster_unified.api import (
     ValueStateDescriptor,
     WatermarkStrategy,
 )
+from dagster_unified.api import functions as F
 from dagster_unified.api.broadcast import BroadcastProcessFunction
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.state_tables import worker
@@ -380,8 +381,33 @@ def unkeyed(draw, first, second):
     return first.connect(second.broadcast(RULES)).process(Unkeyed())
 
 
+AGGREGATES = [F.count("*").alias("count"), F.sum("value").alias("value"), F.min("at").alias("at")]
+
+
+class Summary(NamedTuple):
+    key: str
+    count: int
+    value: int
+    at: int
+
+
+def aggregated(draw, first, second):
+    return first.key_by("key").agg(*AGGREGATES, output_type=Summary)
+
+
+def aggregated_windows(draw, first, second):
+    assigners = [
+        TumblingEventTimeWindows.of(ms(5)),
+        SlidingEventTimeWindows.of(ms(6), ms(4)),
+        EventTimeSessionWindows.with_gap(ms(3)),
+    ]
+    return first.key_by("key").window(draw(st.sampled_from(assigners))).agg(*AGGREGATES, output_type=Summary)
+
+
 OPERATORS = [
     processed,
+    aggregated,
+    aggregated_windows,
     undeclared,
     rolling,
     windowed,
@@ -417,7 +443,7 @@ class Driving:
         )
         made = build(draw, first, second).uid("operator")
         made.print("main")
-        self.plan = pipeline.plan({"execution.runtime-mode": "STREAMING"})
+        self.plan = pipeline.plan({"execution.runtime-mode": "STREAMING", "state.native-aggregates": "PORTABLE"})
         self.node = next(node for node in self.plan.graph.nodes if node.uid == "operator")
         self.payload = Given(single(self.plan, self.node))
 
@@ -457,6 +483,8 @@ class Driving:
         second = [e for e in events if e.number % 2]
         if program.broadcast is not None:
             return [(e, e.at) for e in first], [(e, e.at) for e in second]
+        if kind.__name__ == "Partials":
+            return [(kind(e.key, count=1, sum_value=e.value, min_at=e.at), e.at) for e in events], []
         if kind.__name__ != "Event":
             return [(kind(2, None, e) if e.number % 2 else kind(1, e, None), e.at) for e in events], []
         return [(e, e.at) for e in events], []

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from dagster_unified.engine.dataframe.columns import spark_column
 from dagster_unified.engine.dataframe.partitions import PartitionAxis
-from dagster_unified.errors import UnsupportedError
+from dagster_unified.graph.aggregates import Purpose, take_apart
 from dagster_unified.graph.expressions import Column as Recorded
 from dagster_unified.operators.layout import CARRIED_LAYOUT, PARTITION_INDEX
 
@@ -28,7 +28,7 @@ MERGED_BY = {
 }  # fmt: skip
 """How the results of an aggregate over subsets merge into the result over all."""
 
-_MEANS = ("avg", "mean")
+_CARRYING = Purpose("carry_state", "cannot hand on {} from partition to partition", MERGED_BY)
 _FORMAT = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"}
 
 _EMIT = "__emit"
@@ -106,8 +106,8 @@ def carried_aggregate(
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    partials: dict[str, tuple[Recorded, str]] = {}
-    results = [_split(c, partials, where) for c in columns]
+    parts = take_apart(where, columns, _CARRYING)
+    partials = parts.partials
     sums = [spark_column(partial).alias(name) for name, (partial, _) in partials.items()]
     own = frame.groupBy(*keys, *axis.columns).agg(*sums)
     if not axis.enabled:
@@ -138,45 +138,4 @@ def carried_aggregate(
     rows = merged.select(
         *keys, PARTITION_INDEX, *values, emit.alias(_EMIT), emit_in.alias(_EMIT_IN), until.alias(_STATE_UNTIL)
     )
-    return CarriedAggregate(rows, keys, list(partials), results, axis)
-
-
-def _split(expression: object, partials: dict[str, tuple[Recorded, str]], where: str) -> Recorded:
-    """The expression over merged partials; adds them to `partials`, each with the function that merges it."""
-    if not isinstance(expression, Recorded):
-        raise UnsupportedError(
-            f"{where}: carry_state cannot take apart {expression!r}; write it with dagster_unified.api.functions"
-        )
-    if expression.target is None and expression.name in MERGED_BY:
-        return _partial(expression, MERGED_BY[expression.name], partials)
-    if expression.target is None and expression.name in _MEANS:
-        total, count = (Recorded(None, name, expression.arguments) for name in ("sum", "count"))
-        return Recorded(_partial(total, "sum", partials), "__truediv__", (_partial(count, "sum", partials),))
-    if expression.target is None and expression.name in ("lit", "expr", "col", "column"):
-        if expression.name == "lit":
-            return expression
-        raise UnsupportedError(
-            f"{where}: carry_state cannot take apart {expression!r}, which stands outside of an aggregate"
-        )
-    if expression.target is None and not any(isinstance(a, Recorded) and _aggregates(a) for a in expression.arguments):
-        known = ", ".join(sorted({*MERGED_BY, *_MEANS}))
-        raise UnsupportedError(
-            f"{where}: carry_state cannot hand on {expression!r} from partition to partition; it can {known}, or use"
-            " reduce or process"
-        )
-    target = None if expression.target is None else _split(expression.target, partials, where)
-    arguments = tuple(_split(a, partials, where) if isinstance(a, Recorded) else a for a in expression.arguments)
-    return Recorded(target, expression.name, arguments, expression.options)
-
-
-def _aggregates(expression: Recorded) -> bool:
-    """Whether it contains an aggregate that has partials."""
-    if expression.target is None and expression.name in (*MERGED_BY, *_MEANS):
-        return True
-    return any(_aggregates(e) for e in (expression.target, *expression.arguments) if isinstance(e, Recorded))
-
-
-def _partial(expression: Recorded, by: str, partials: dict[str, tuple[Recorded, str]]) -> Recorded:
-    name = repr(expression)
-    partials.setdefault(name, (expression, by))
-    return Recorded(None, "col", (f"`{name.replace('`', '``')}`",))
+    return CarriedAggregate(rows, keys, list(partials), parts.results, axis)

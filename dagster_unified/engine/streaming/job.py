@@ -94,7 +94,7 @@ class StreamingJob:
         if plan.execution.savepoint.interval is not None and (why := without_tables(plan)):
             raise UnsupportedError(
                 f"{plan.name}: execution.savepoint.interval is set, and {why}, so that no savepoint can be taken while"
-                " the job runs; remove the option, or use reduce instead of the aggregate"
+                " the job runs; remove one of the two options, or use reduce instead of the aggregate"
             )
         self.plan, self.spark, self.start_as, self.observe = plan, spark, start, observe
         self.directory = CheckpointDirectory(plan.execution.streaming.directory, plan.name)

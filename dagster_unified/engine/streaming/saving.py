@@ -37,7 +37,13 @@ LOOK = 1.0
 def without_tables(plan: Plan) -> str:
     """Why a savepoint of a STREAMING job has no tables; empty where it has."""
     aggregates = [plan.graph.node(one.aggregate).name for one in queries(plan) if one.aggregate is not None]
-    return f"only Spark can read the state of the native aggregate '{aggregates[0]}'" if aggregates else ""
+    if not aggregates:
+        return ""
+    option = plan.execution.native_aggregates
+    return (
+        f"only Spark can read the state of the native aggregate '{aggregates[0]}', which"
+        f" state.native-aggregates={option} leaves to it"
+    )
 
 
 @dataclass

@@ -108,13 +108,14 @@ def queries(plan: Plan) -> list[QuerySpec]:
             if len(aggregates) > 1 or others:
                 raise UnsupportedError(
                     f"{plan.name}: sink '{node.name}' comes after the native aggregate '{name}' and after"
-                    f" '{(others or [graph.node(aggregates[1]).name])[0]}', which STREAMING cannot run in one query;"
-                    " use reduce instead of one of them, or write a table between them"
+                    f" '{(others or [graph.node(aggregates[1]).name])[0]}', which STREAMING cannot run in one query"
+                    " with state.native-aggregates=SPARK; remove the option, or write a table between them"
                 )
             if any(s.id in upstream and s.id not in plan.upstream(aggregates[0]) for s in graph.sources):
                 raise UnsupportedError(
                     f"{plan.name}: sink '{node.name}' unites the native aggregate '{name}' with another stream, which"
-                    " STREAMING cannot run; write them to two sinks"
+                    " STREAMING cannot run with state.native-aggregates=SPARK; remove the option, or write them to two"
+                    " sinks"
                 )
         found.setdefault(aggregates[0] if aggregates else None, []).append(node.id)
     return [

@@ -242,9 +242,7 @@ class _Pass:
         self.committed = committed_epoch()
         self.packer = Packer(self.subtask.number, groups)
         self.report = Report()
-        self.ahead = False
-        """Whether what goes through now is ahead of the micro-batch's control event."""
-
+        self._ahead = False
         self._tracks = tracks
         self._running: dict[tuple[int, int | None], RunningProgram] = {}
 
@@ -257,6 +255,22 @@ class _Pass:
     def __exit__(self, *_: object) -> None:
         for running in self._running.values():
             running.close()
+
+    @property
+    def ahead(self) -> bool:
+        """Whether what goes through now is ahead of the micro-batch's control event."""
+        return self._ahead
+
+    @ahead.setter
+    def ahead(self, ahead: bool) -> None:
+        if ahead is not self._ahead:
+            self._flush()
+            self._ahead = ahead
+
+    def _flush(self) -> None:
+        """Emits what operators hold."""
+        for running in self._running.values():
+            running.flush()
 
     def in_subtasks(self, lane: int) -> bool:
         """Whether each subtask has an instance of the lane's program."""
@@ -305,6 +319,7 @@ class _Pass:
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """What is left, and the report."""
+        self._flush()
         yield from self.packer.flush()
         for running in self._running.values():
             self.report.metrics.add(running.report())

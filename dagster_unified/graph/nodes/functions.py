@@ -64,7 +64,7 @@ class AssignTimestampsNode(Node):
         )
 
     def step_arguments(self) -> dict[str, Any]:
-        return {"generator": self.generator}
+        return {"generator": self.generator, "column": self.assigner if isinstance(self.assigner, str) else None}
 
     def code(self) -> tuple[Any, ...]:
         return tuple(given for given in (self.assigner, self.generator) if given is not None)

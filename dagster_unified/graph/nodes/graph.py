@@ -73,6 +73,16 @@ class Graph:
         """The edges that leave a node."""
         return [e for e in self.edges if e.source == node_id]
 
+    def upstream(self, *nodes: int) -> set[int]:
+        """Some nodes and everything upstream of them."""
+        found, pending = set(nodes), list(nodes)
+        while pending:
+            for edge in self.inputs(pending.pop()):
+                if edge.source not in found:
+                    found.add(edge.source)
+                    pending.append(edge.source)
+        return found
+
     def port_type(self, node_id: int, tag: str | None) -> RecordType | None:
         """The record type of a node's output or side output."""
         if tag is None:

@@ -60,6 +60,7 @@ def _batch(
         for _ in feed:
             yield from out
             out.clear()
+        running.flush()
         yield from out
         running.read_gauges()
     finally:

@@ -125,6 +125,7 @@ class KeyGroups:
             if event is not None and event.end:
                 self.grouped.end(group, event.last_event_times.get(uid))
             self.running.drain()
+            self.running.flush()
             self.grouped.save(group)
         return min((p.processing_timer for p in group.index.pages if p.processing_timer is not None), default=None)
 
@@ -134,6 +135,7 @@ class KeyGroups:
             (key,), _, records, timestamps = self._read(batch)
             self.grouped.process_unfinished(group, key, records, timestamps)
             self.running.drain()
+            self.running.flush()
             self.grouped.save(group)
 
     def contents(self, store: GroupStore) -> Iterator[Content]:

@@ -37,6 +37,15 @@ class Block:
             return len(self._records)
         return 0 if self._batch is None else int(self._batch.num_rows)
 
+    @property
+    def columns(self) -> pa.RecordBatch | None:
+        """As Arrow, where nobody has asked for Python records yet."""
+        return self._batch if self._records is None else None
+
+    def at(self, timestamps: Sequence[int | None]) -> Block:
+        """The same records with these event times."""
+        return Block(self._records, self._batch, timestamps, self._kind, self._where)
+
     def records(self) -> list[Any]:
         """As Python records."""
         if self._records is None:

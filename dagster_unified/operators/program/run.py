@@ -51,6 +51,7 @@ class RunningProgram:
         self._emit, self._clock, self._subtask = emit, clock, subtask
         self._first = program.where(program.steps[0]) if program.steps else program.pipeline
         self._closing: list[Any] = []
+        self._flushing: list[Callable[[], None]] = []
         self._generated: list[tuple[str, Generated]] | None = [] if generating else None
         self._consumers: dict[tuple[int, str | None], list[Consumer]] = {}
         self.keyed: KeyedOperator | None = None
@@ -102,6 +103,11 @@ class RunningProgram:
                 self._check_emitted(out.records)
             for tag, block in out.blocks():
                 self._send(0, tag, block)
+
+    def flush(self) -> None:
+        """Emits what steps hold of a micro-batch or a partition that ends now."""
+        for flush in self._flushing:
+            flush()
 
     def _check_emitted(self, records: list[Any]) -> None:
         """What the head emits is its state as well, and goes to other operators, which do not check it."""
@@ -190,6 +196,7 @@ class RunningProgram:
             metrics=self.metrics,
             context=context,
             closing=self._closing,
+            flushing=self._flushing,
             generated=self._generated,
             send=partial(self._send, index),
         )
@@ -218,6 +225,7 @@ class RunningProgram:
     def _fused(self, chain: dict[int, FusedStep]) -> Consumer:
         steps = list(chain.values())
         clauses = [step.clause(self._place(index)) for index, step in chain.items()]
+        alone = steps[0] if len(steps) == 1 else None
         compiled: dict[bool, FusedChain] = {}
         last = next(reversed(chain))
 
@@ -226,6 +234,11 @@ class RunningProgram:
                 self.metrics.saw_event_time(steps[clause].uid, max(timestamps))
 
         def consume(block: Block) -> None:
+            times = alone.times_of(block.columns) if alone is not None and block.columns is not None else None
+            if times is not None:
+                saw(0, times)
+                self._send(last, None, block.at(times))
+                return
             timestamped = block.timestamps is not None
             function = compiled.get(timestamped)
             if function is None:

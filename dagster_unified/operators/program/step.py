@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.functions.base import Function, RuntimeContext
 from dagster_unified.operators.functions.checkpoints import CheckpointListener, listeners
@@ -41,6 +43,9 @@ class Place:
 
     closing: list[Any]
     """What is closed with the program, the last first."""
+
+    flushing: list[Callable[[], None]]
+    """What is called where a micro-batch or a partition ends, the first first: steps emit what they hold of it."""
 
     generated: list[tuple[str, Generated]] | None
     """Takes the watermark generators that run, by the uid of their assigner; None where no driver asks them."""
@@ -86,6 +91,10 @@ class FusedStep(Step):
     def clause(self, place: Place) -> Clause:
         """Opens the step, as a clause of the function that it becomes part of."""
         raise NotImplementedError
+
+    def times_of(self, batch: pa.RecordBatch) -> list[int] | None:
+        """The event times of records in columns, where that is all that the step does and needs; else None."""
+        return None
 
 
 class BlockStep(Step):

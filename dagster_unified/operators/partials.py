@@ -1,0 +1,345 @@
+"""Partial aggregates: what a task's records of a key come to before they are exchanged, and how partials merge.
+
+Arrow aggregates whole batches, so that of many records of a key one goes on. Nulls do not count, and NaN is the largest
+number, as in Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from decimal import Context
+from operator import attrgetter
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dagster_unified.errors import RecordTypeError
+from dagster_unified.operators.functions.base import ReduceFunction
+from dagster_unified.operators.keyed import KeyedOperator, ReduceOperator, ReduceStep
+from dagster_unified.operators.layout import TIMESTAMP
+from dagster_unified.operators.program.blocks import Block, Consumer, encoded
+from dagster_unified.operators.program.step import BlockStep, Place
+from dagster_unified.operators.windows.functions import WindowFunction
+from dagster_unified.operators.windows.window import TimeWindow
+from dagster_unified.records import RecordType
+
+AT_ONCE = 1 << 18
+"""Records that Arrow aggregates at once."""
+
+EMITTED = 1 << 16
+"""Rows of partials in one batch."""
+
+PANE = "__pane"
+EXACT = Context(prec=76)
+"""Adds decimals as columns hold them, without rounding."""
+
+
+@dataclass(frozen=True)
+class Partial:
+    """One partial aggregate: a `count`, `sum`, `min` or `max`."""
+
+    name: str
+    """The field that holds it."""
+
+    kind: str
+    column: str | None
+    """What it reads; None where it counts records."""
+
+    shown: str
+    """The aggregate, as its author wrote it."""
+
+
+@dataclass(frozen=True)
+class PartialsStep(BlockStep):
+    """Aggregates the records of each key that come to a task in a micro-batch, or in BATCH in a partition.
+
+    With `panes` (length and offset in milliseconds) the records of each key and pane of event time. What it emits then
+    has the event time of the pane's last record, and is in the same windows.
+    """
+
+    keys: tuple[str, ...] = ()
+    partials: tuple[Partial, ...] = ()
+    panes: tuple[int, int] | None = None
+
+    def consumer(self, place: Place) -> Consumer:
+        assert self.input is not None
+        assert self.output is not None
+        holding = _Holding(self, self.input, self.output, place)
+        place.flushing.append(holding.flush)
+        return holding.take
+
+
+class _Holding:
+    """What has come of a micro-batch, and is not emitted yet."""
+
+    def __init__(self, step: PartialsStep, records: RecordType, output: RecordType, place: Place) -> None:
+        self._step, self._records, self._output, self._place = step, records, output, place
+        read = [*step.keys, *(partial.column for partial in step.partials if partial.column is not None)]
+        self._columns = list(dict.fromkeys(read))
+        self._came: list[pa.RecordBatch] = []
+        self._rows = 0
+        self._partials: list[pa.Table] = []
+
+    def take(self, block: Block) -> None:
+        batch = encoded(block, self._records, self._place.before).select(self._columns)
+        if self._step.panes is not None:
+            times = [None] * block.size if block.timestamps is None else block.timestamps
+            batch = batch.append_column(TIMESTAMP, pa.array(times, pa.int64()))
+        self._came.append(batch)
+        self._rows += batch.num_rows
+        if self._rows >= AT_ONCE:
+            self._aggregate()
+
+    def flush(self) -> None:
+        """Emit what is held."""
+        self._aggregate()
+        if len(self._partials) > 1:
+            self._partials = [self._merged()]
+        for table in self._partials:
+            self._emit(table)
+        self._partials = []
+
+    def _aggregate(self) -> None:
+        if not self._rows:
+            return
+        found, rows = self._found(), self._rows
+        self._came, self._rows = [], 0
+        self._partials.append(found)
+        held = sum(table.num_rows for table in self._partials)
+        if 2 * found.num_rows > rows or held > AT_ONCE:  # hardly any key comes twice: holding it would gain nothing
+            for table in self._partials:
+                self._emit(table)
+            self._partials = []
+
+    def _found(self) -> pa.Table:
+        """The partials of the records that have come."""
+        table = pa.Table.from_batches(self._came)
+        if self._step.panes is not None:
+            table = table.append_column(PANE, _panes(table.column(TIMESTAMP), *self._step.panes))
+        return self._grouped(table, [(partial, partial.column, partial.kind) for partial in self._step.partials])
+
+    def _merged(self) -> pa.Table:
+        """The partials of partials."""
+        merging = [(p, p.name, "sum" if p.kind == "count" else p.kind) for p in self._step.partials]
+        return self._grouped(pa.concat_tables(self._partials), merging)
+
+    def _grouped(self, table: pa.Table, wanted: Sequence[tuple[Partial, str | None, str]]) -> pa.Table:
+        step = self._step
+        keys = [*step.keys, *([PANE] if step.panes is not None else [])]
+        work = _Work(table.select(keys))
+        finish = [work.add(table, column, kind, p, self._place.where) for p, column, kind in wanted]
+        if step.panes is not None:
+            latest = work.column(table.column(TIMESTAMP), "max")
+        grouped = work.table.group_by(keys, use_threads=False).aggregate(work.aggregates)
+        columns = {name: _cast(name)(grouped, self._output.schema.field(name).type) for name in step.keys}
+        if step.panes is not None:
+            columns[PANE] = grouped.column(PANE)
+        for partial, made in zip(step.partials, finish, strict=True):
+            columns[partial.name] = made(grouped, self._output.schema.field(partial.name).type)
+        if step.panes is not None:
+            columns[TIMESTAMP] = grouped.column(latest)
+        return pa.table(columns)
+
+    def _emit(self, table: pa.Table) -> None:
+        schema, names = self._output.schema, list(self._output.names)
+        for start in range(0, table.num_rows, EMITTED):
+            whole = table.slice(start, EMITTED).combine_chunks()
+            arrays = [_whole(whole.column(name)) for name in names]
+            times = _whole(whole.column(TIMESTAMP)).to_pylist() if self._step.panes is not None else None
+            batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+            self._place.send(None, Block(None, batch, times, self._output))
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+
+
+def _panes(times: pa.ChunkedArray, length: int, offset: int) -> pa.ChunkedArray:
+    """The beginning of the pane that each moment is in."""
+    shifted = pc.subtract(times, offset)
+    past = pc.subtract(shifted, pc.multiply(pc.divide(shifted, length), length))  # with the sign of the moment
+    past = pc.if_else(pc.less(past, 0), pc.add(past, length), past)
+    return pc.subtract(times, past)
+
+
+Made = Callable[[pa.Table, pa.DataType], pa.ChunkedArray]
+"""Takes an aggregate out of what Arrow has grouped, as a column of a type."""
+
+
+class _Work:
+    """The table that Arrow groups, and the aggregates of its columns."""
+
+    def __init__(self, keys: pa.Table) -> None:
+        self.table = keys
+        self.aggregates: list[tuple[Any, ...]] = []
+
+    def column(self, values: pa.ChunkedArray, function: str) -> str:
+        """Add a column and an aggregate of it; return the name of its result."""
+        name = f"__{len(self.aggregates)}"
+        self.table = self.table.append_column(name, values)
+        self.aggregates.append((name, function))
+        return f"{name}_{function}"
+
+    def add(self, table: pa.Table, column: str | None, kind: str, partial: Partial, where: str) -> Made:
+        """Add what one partial needs."""
+        if column is None:
+            ones = pa.chunked_array([pa.repeat(pa.scalar(1, pa.int64()), table.num_rows)])
+            return _cast(self.column(ones, "sum"))
+        values = table.column(column)
+        if kind == "count":
+            return _cast(self.column(values, "count"))
+        if pa.types.is_duration(values.type):  # which Arrow does not aggregate
+            values = values.cast(pa.int64())
+        if kind == "sum":
+            return self._sum(values, partial, where)
+        largest = self.column(values, kind)
+        if kind == "max" and pa.types.is_floating(values.type):
+            unknown = pc.is_nan(values)
+            if pc.any(unknown).as_py():
+                return _or_nan(largest, self.column(unknown, "max"))
+        return _cast(largest)
+
+    def _sum(self, values: pa.ChunkedArray, partial: Partial, where: str) -> Made:
+        """A sum that cannot wrap around: where it might, Arrow adds wider numbers."""
+        kind = values.type
+        if pa.types.is_floating(kind):
+            return _cast(self.column(values, "sum"))
+        low, high = (value.as_py() or 0 for value in pc.min_max(values).values())
+        largest = max(abs(low), abs(high)) * len(values)
+        if pa.types.is_integer(kind) and largest >= 1 << 63:
+            values = values.cast(pa.decimal128(38, 0))
+        elif pa.types.is_decimal(kind) and largest >= 10 ** (kind.precision - kind.scale):
+            values = values.cast(pa.decimal256(76, kind.scale))
+        name = self.column(values, "sum")
+
+        def made(grouped: pa.Table, wanted: pa.DataType) -> pa.ChunkedArray:
+            try:
+                return _cast(name)(grouped, wanted)
+            except pa.ArrowInvalid as error:
+                raise RecordTypeError(f"{where}: {partial.shown} is too large for a {wanted}") from error
+
+        return made
+
+
+def _cast(name: str) -> Made:
+    def made(grouped: pa.Table, wanted: pa.DataType) -> pa.ChunkedArray:
+        found = grouped.column(name)
+        return found if found.type == wanted else found.cast(wanted)
+
+    return made
+
+
+def _or_nan(name: str, unknown: str) -> Made:
+    def made(grouped: pa.Table, wanted: pa.DataType) -> pa.ChunkedArray:
+        return pc.if_else(pc.fill_null(grouped.column(unknown), False), float("nan"), grouped.column(name))
+
+    return made
+
+
+# How partials merge, of which both are there
+
+
+def _add(a: Any, b: Any) -> Any:
+    return a + b
+
+
+def _add_decimals(a: Any, b: Any) -> Any:
+    return EXACT.add(a, b)
+
+
+def _min(a: Any, b: Any) -> Any:
+    return b if b < a or a != a else a
+
+
+def _max(a: Any, b: Any) -> Any:
+    return b if b > a or b != b else a
+
+
+MERGING: dict[str, Callable[[Any, Any], Any]] = {"count": _add, "sum": _add, "min": _min, "max": _max}
+
+
+class MergePartials(ReduceFunction[Any]):
+    """Merges the partials of one key, which are records of a class: the key's fields, then the partials."""
+
+    def __init__(
+        self, record: type[Any], names: Sequence[str], partials: Sequence[Partial], decimals: Sequence[str]
+    ) -> None:
+        self._record, self._keys = record, len(names) - len(partials)
+        self._values = attrgetter(*names)
+        self._merge = [_add_decimals if p.kind == "sum" and p.name in decimals else MERGING[p.kind] for p in partials]
+
+    def reduce(self, value1: Any, value2: Any) -> Any:
+        keys, one, other = self._keys, self._values(value1), self._values(value2)
+        merged = [
+            b if a is None else a if b is None else merge(a, b)
+            for merge, a, b in zip(self._merge, one[keys:], other[keys:], strict=True)
+        ]
+        return self._record(*one[:keys], *merged)
+
+
+class MergeOperator(ReduceOperator):
+    """Merges the partials of a key, one result for each run of them."""
+
+    def process_runs(
+        self,
+        keys: Sequence[Hashable],
+        starts: Sequence[int],
+        records: Sequence[Any],
+        timestamps: Sequence[int | None],
+        after: Callable[[], None],
+    ) -> None:
+        """In one go: where keys are many and their runs short, what is done for each key is what it costs."""
+        held_of, select, merge, emit = self.state.keys, self.state.select, self.function, self.out.records.append
+        for key, start, end in zip(keys, starts, [*starts[1:], len(records)], strict=True):
+            state = held_of.get(key)
+            if state is None:
+                select(key)
+                state = self.state.current
+            held = state.get("value")
+            for record in records[start:end]:
+                held = record if held is None else merge(held, record)
+            state["value"] = held
+            emit(held)
+        self.out.timestamps += [None] * len(keys)
+        after()
+
+
+class MergeStep(ReduceStep):
+    """Merges partials: one result for a key in each micro-batch, and in BATCH at its end."""
+
+    def operator(self, place: Place) -> KeyedOperator:
+        assert self.output is not None
+        once = replace(place.options, incremental_updates=False)
+        merge = self.function.reduce
+        return MergeOperator(place.where, merge, self.function, self.output.python, once, place.clock)
+
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class WithBounds(WindowFunction[Any, Any, Any, TimeWindow]):
+    """The merged partials of a window, with its bounds.
+
+    `bounds` are those that the result has: the name of each, whether it is a datetime, and whether with a time zone.
+    """
+
+    def __init__(
+        self, record: type[Any], names: Sequence[str], keys: int, bounds: Sequence[tuple[str, bool, bool]]
+    ) -> None:
+        self._record, self._keys, self._bounds = record, keys, tuple(bounds)
+        self._values = attrgetter(*names)
+
+    def apply(self, key: Any, window: TimeWindow, inputs: Any) -> list[Any]:
+        bounds = [self._bound(window, *bound) for bound in self._bounds]
+        merged = map(self._values, inputs)
+        return [self._record(*one[: self._keys], *bounds, *one[self._keys :]) for one in merged]
+
+    def _bound(self, window: TimeWindow, name: str, moment: bool, aware: bool) -> int | datetime:
+        millis = window.start if name == "window_start" else window.end
+        if not moment:
+            return millis
+        found = EPOCH + timedelta(milliseconds=millis)
+        return found if aware else found.replace(tzinfo=None)

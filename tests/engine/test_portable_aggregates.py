@@ -1,0 +1,166 @@
+"""Column aggregates with portable state on Spark: what Spark's own gives, and savepoints."""
+
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from dagster_unified.api import (
+    DeltaSink,
+    KeyedProcessFunction,
+    ParquetSource,
+    Pipeline,
+    SlidingEventTimeWindows,
+    TumblingEventTimeWindows,
+    WatermarkStrategy,
+)
+from dagster_unified.api import functions as F
+from dagster_unified.engine.events import EpochCommitted, SavepointTaken
+from dagster_unified.engine.streaming.job import Start, StreamingJob
+from dagster_unified.errors import StateError
+from dagster_unified.records import record_type
+from dagster_unified.state import Savepoint
+
+
+def rows(path):
+    return sorted(map(repr, DeltaTable(str(path)).to_pyarrow_table().to_pylist()))
+
+
+def stream(pipeline, spark, tmp_path, kept, **options):
+    epochs = []
+    options = {
+        "execution.runtime-mode": "STREAMING",
+        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+        "pipeline.max-parallelism": 3,
+        "state.native-aggregates": kept,
+        **options,
+    }
+    seen = lambda event: epochs.append(event) if isinstance(event, EpochCommitted) else None  # noqa: E731
+    StreamingJob(pipeline.plan(options), spark, Start("job"), seen).run()
+    return epochs
+
+
+def write(folder, name, table):
+    folder.mkdir(exist_ok=True)
+    pq.write_table(table, folder / f"{name}.parquet")
+
+
+def schema_of(python):
+    return record_type(python).schema
+
+
+class Event(NamedTuple):
+    key: str
+    at: int
+    value: int
+
+
+class Hour(NamedTuple):
+    key: str
+    window_start: datetime
+    window_end: int
+    total: int
+    half: float
+
+
+def ms(n):
+    return timedelta(milliseconds=n)
+
+
+def in_windows(tmp_path, where, assigner, **source):
+    pipeline = Pipeline("p")
+    strategy = WatermarkStrategy.for_bounded_out_of_orderness(ms(5)).with_timestamp_assigner("at")
+    events = pipeline.from_source(ParquetSource(str(tmp_path / "in"), Event, max_files_per_trigger=1, **source))
+    hours = events.assign_timestamps_and_watermarks(strategy).key_by("key").window(assigner)
+    columns = [F.sum("value").alias("total"), (F.sum(F.col("value") / 2)).alias("half")]
+    hours.agg(*columns, output_type=Hour).uid("hours").sink_to(DeltaSink(str(tmp_path / where), mode="append"))
+    return pipeline
+
+
+FIRST = [Event("a", 1, 1), Event("b", 3, 2), Event("a", 12, 4)]
+SECOND = [Event("a", 2, 50), Event("a", 33, 8), Event("b", 14, 16), Event("b", 25, 32)]
+THIRD = [Event("a", 1, 1000), Event("b", 34, 64), Event("a", 26, 128)]
+
+
+def events_in(folder, *batches, start=0):
+    for number, events in enumerate(batches, start):
+        write(folder, f"{number}", pa.Table.from_pylist([e._asdict() for e in events], schema=schema_of(Event)))
+
+
+@pytest.mark.parametrize(
+    "assigner",
+    [TumblingEventTimeWindows.of(ms(10)), SlidingEventTimeWindows.of(ms(10), ms(5))],
+    ids=["tumbling", "sliding"],
+)
+def test_windows_close_and_drop_late_records_as_with_sparks_own_state(spark, tmp_path, assigner):
+    events_in(tmp_path / "in", FIRST, SECOND, THIRD)
+    late = {}
+    for kept in ("SPARK", "PORTABLE"):
+        epochs = stream(in_windows(tmp_path, kept, assigner), spark, tmp_path / f"job {kept}", kept)
+        late[kept] = sum(e.metrics.counters.get("late records", 0) for e in epochs)
+    assert rows(tmp_path / "SPARK") == rows(tmp_path / "PORTABLE")
+    assert late["PORTABLE"] > 0
+
+
+# Savepoints
+
+
+class Total(NamedTuple):
+    key: str
+    total: int
+    mean: float
+
+
+class Latest(KeyedProcessFunction[str, Total, Total]):
+    def process_element(self, value, ctx) -> list[Total]:
+        return [value]
+
+
+def totals(tmp_path, where, **source):
+    pipeline = Pipeline("p")
+    events = pipeline.from_source(ParquetSource(str(tmp_path / "in"), Event, name="events", **source))
+    columns = [F.sum("value").alias("total"), F.avg("value").alias("mean")]
+    found = events.key_by("key").agg(*columns, output_type=Total).uid("totals")
+    found.key_by("key").process(Latest()).uid("latest").sink_to(
+        DeltaSink(str(tmp_path / where), mode="upsert", key="key")
+    )
+    return pipeline
+
+
+def test_a_job_that_runs_takes_savepoints_of_aggregates(spark, tmp_path):
+    events_in(tmp_path / "in", FIRST)
+    options = {
+        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+        "pipeline.max-parallelism": 3,
+        "execution.savepoint.interval": "1 ms",
+    }
+    taken = []
+    made = totals(tmp_path, "out", monitor=True)
+    job = StreamingJob(made.plan(options), spark, Start("job"))
+    job.observe = lambda event: taken.append(event) if isinstance(event, SavepointTaken) else None
+    job.run(lambda: bool(taken))
+    assert [one.error for one in taken] == [""]
+    (rows,) = [Savepoint.read(str(path.parent)).rows("totals") for path in tmp_path.rglob("savepoints/*/manifest.json")]
+    assert sorted((row["key"], row["value"]["sum_value"], row["value"]["count_value"]) for row in rows) == [
+        ("a", 5, 2),
+        ("b", 2, 1),
+    ]
+
+
+def test_a_checkpoint_of_one_kind_of_state_is_not_taken_for_the_other(spark, tmp_path):
+    events_in(tmp_path / "in", FIRST)
+    assigner = TumblingEventTimeWindows.of(ms(10))
+    made = in_windows(tmp_path, "out", assigner, monitor=True)
+    options = {
+        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+        "pipeline.max-parallelism": 3,
+    }
+    job = StreamingJob(made.plan({**options, "state.native-aggregates": "SPARK"}), spark, Start("job"))
+    done = []
+    job.observe = lambda event: done.append(event) if isinstance(event, EpochCommitted) else None
+    job.run(lambda: bool(done))
+    with pytest.raises(StateError, match="the stateful operators are hours, and the checkpoint has"):
+        StreamingJob(made.plan({**options, "state.native-aggregates": "PORTABLE"}), spark, Start("job")).run()

@@ -1,0 +1,313 @@
+"""Partial aggregates in Arrow, merged by key: what one aggregate over all records gives."""
+
+import math
+from collections import defaultdict
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagster_unified.api import (
+    EventTimeSessionWindows,
+    KeyedProcessFunction,
+    Pipeline,
+    SlidingEventTimeWindows,
+    TumblingEventTimeWindows,
+    WatermarkStrategy,
+)
+from dagster_unified.api import functions as F
+from dagster_unified.errors import RecordTypeError
+from dagster_unified.operators import partials
+from dagster_unified.operators.drivers.batch import run_batch
+from dagster_unified.operators.layout import StreamLayout
+from dagster_unified.operators.partials import MergePartials, Partial, PartialsStep
+from dagster_unified.operators.program.spec import Output, Program
+from dagster_unified.records import record_type
+from dagster_unified.testing import run_pipeline
+from tests.depth import examples
+
+PORTABLE = {"state.native-aggregates": "PORTABLE"}
+
+
+class Reading(NamedTuple):
+    sensor: str
+    number: int | None
+    share: float | None
+    price: Decimal | None
+    at: datetime | None
+    label: str | None
+    good: bool | None
+
+
+class Summary(NamedTuple):
+    sensor: str
+    records: int
+    numbers: int
+    total: int | None
+    mean: float | None
+    least: int | None
+    share: float | None
+    price: Decimal | None
+    first: datetime | None
+    label: str | None
+    good: bool | None
+
+
+COLUMNS = [
+    F.count("*").alias("records"),
+    F.count("number").alias("numbers"),
+    F.sum("number").alias("total"),
+    F.avg("number").alias("mean"),
+    F.min("number").alias("least"),
+    F.max("share").alias("share"),
+    F.sum("price").alias("price"),
+    F.min("at").alias("first"),
+    F.max("label").alias("label"),
+    F.bool_and("good").alias("good"),
+]
+
+
+def most(values, merge):
+    known = [value for value in values if value is not None]
+    return merge(known) if known else None
+
+
+def largest(values):
+    return math.nan if any(map(math.isnan, values)) else max(values)
+
+
+def expected(readings):
+    by_sensor = defaultdict(list)
+    for reading in readings:
+        by_sensor[reading.sensor].append(reading)
+    for sensor, own in by_sensor.items():
+        numbers = [r.number for r in own if r.number is not None]
+        yield Summary(
+            sensor,
+            len(own),
+            len(numbers),
+            most(numbers, sum),
+            sum(numbers) / len(numbers) if numbers else None,
+            most(numbers, min),
+            most([r.share for r in own], largest),
+            most([r.price for r in own], sum),
+            most([r.at for r in own], min),
+            most([r.label for r in own], max),
+            most([r.good for r in own], all),
+        )
+
+
+READINGS = st.lists(
+    st.builds(
+        Reading,
+        st.sampled_from("abc"),
+        st.none() | st.integers(-(10**6), 10**6),
+        st.none() | st.floats(allow_infinity=False, width=32),
+        st.none() | st.decimals(-(10**6), 10**6, places=2),
+        st.none() | st.datetimes(datetime(1960, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)),
+        st.none() | st.text("aäZ€😀", max_size=3),
+        st.none() | st.booleans(),
+    ),
+    max_size=12,
+)
+
+
+def comparable(summaries):
+    """With NaN as text, which equals itself."""
+    return {sensor: one._replace(share=str(one.share)) for sensor, one in summaries.items()}
+
+
+def last_of_each(records):
+    return {record.sensor: record for record in records}
+
+
+@settings(max_examples=examples(20))
+@given(READINGS, st.sampled_from([1, 3, None]))
+def test_partials_merge_to_the_aggregate_over_all_records(readings, size):
+    pipeline = Pipeline("p")
+    pipeline.from_collection(readings, Reading).key_by("sensor").agg(*COLUMNS, output_type=Summary).print("out")
+    found = last_of_each(run_pipeline(pipeline, "STREAMING", options=PORTABLE, micro_batch=size).only())
+    assert comparable(found) == comparable(last_of_each(expected(readings)))
+
+
+def test_streaming_gives_one_update_for_a_key_and_micro_batch():
+    class Total(NamedTuple):
+        f0: str
+        total: int
+
+    pipeline = Pipeline("p")
+    records = pipeline.from_collection([("a", 1), ("a", 2), ("b", 5), ("a", 4)], tuple[str, int])
+    records.key_by("f0").agg(F.sum("f1").alias("total"), output_type=Total).print()
+    found = run_pipeline(pipeline, "STREAMING", options=PORTABLE, micro_batch=3, seed=None).only()
+    assert found == [Total("a", 3), Total("b", 5), Total("a", 7)]
+
+
+def test_a_task_that_has_too_many_records_to_aggregate_at_once_emits_as_few(monkeypatch):
+    monkeypatch.setattr(partials, "AT_ONCE", 8)
+    monkeypatch.setattr(partials, "EMITTED", 2)
+    pipeline = Pipeline("p")
+    records = [(f"{n % 3}", n) for n in range(100)] + [(f"x{n}", n) for n in range(30)]
+    pipeline.from_collection(records, tuple[str, int]).key_by("f0").agg(
+        F.sum("f1").alias("f1"), output_type=tuple[str, int]
+    ).print()
+    found = dict(run_pipeline(pipeline, "STREAMING", options=PORTABLE, micro_batch=None).only())
+    assert found == {str(k): sum(range(k, 100, 3)) for k in range(3)} | {f"x{n}": n for n in range(30)}
+
+
+@pytest.mark.parametrize("numbers", [[2**62, 2**62], [-(2**62), -(2**62), -1]])
+def test_a_sum_that_no_column_holds_is_an_error_in_one_batch_and_over_several(numbers):
+    pipeline = Pipeline("p")
+    records = pipeline.from_collection([("a", n) for n in numbers], tuple[str, int])
+    records.key_by("f0").agg(F.sum("f1").alias("f1"), output_type=tuple[str, int]).print()
+    with pytest.raises(RecordTypeError, match=r"sum\(f1\) is too large for a int64"):
+        run_pipeline(pipeline, "STREAMING", options=PORTABLE, micro_batch=None)
+    with pytest.raises(RecordTypeError, match="sum_f1"):
+        run_pipeline(pipeline, "STREAMING", options=PORTABLE, micro_batch=1)
+
+
+def test_a_large_sum_that_a_column_holds_is_exact():
+    pipeline = Pipeline("p")
+    records = pipeline.from_collection([("a", 2**62), ("a", 2**62 - 1), ("b", 5)], tuple[str, int])
+    records.key_by("f0").agg(F.sum("f1").alias("f1"), output_type=tuple[str, int]).print()
+    found = run_pipeline(pipeline, "STREAMING", options=PORTABLE, micro_batch=None).only()
+    assert dict(found) == {"a": 2**63 - 1, "b": 5}
+
+
+def test_a_key_that_is_none_is_an_error():
+    class Loose(NamedTuple):
+        shop: str | None
+        amount: int
+
+    pipeline = Pipeline("p")
+    pipeline.from_collection([Loose(None, 1)], Loose).key_by("shop").agg(
+        F.sum("amount").alias("amount"), output_type=Loose
+    ).print()
+    with pytest.raises(RecordTypeError, match="the key 'shop' is None"):
+        run_pipeline(pipeline, "STREAMING", options=PORTABLE)
+
+
+def test_spans_of_time_are_added_and_compared():
+    class Task(NamedTuple):
+        name: str
+        lasts: timedelta | None
+
+    class Whole(NamedTuple):
+        name: str
+        sum_lasts: timedelta | None
+        max_lasts: timedelta | None
+
+    wanted = tuple(Partial(f"{kind}_lasts", kind, "lasts", f"{kind}(lasts)") for kind in ("sum", "max"))
+    given, output = record_type(Task), record_type(Whole)
+    step = PartialsStep("p", None, input=given, output=output, keys=("name",), partials=wanted)
+    program = Program("p", "p", StreamLayout(given), (step,), (Output(0, StreamLayout(output)),))
+    tasks = [Task("a", ms(5)), Task("a", None), Task("a", ms(-7)), Task("b", None)]
+    found = [one for e in run_batch(program, [given.to_batch(tasks)]) for one in output.from_batch(e.batch)]
+    assert found == [Whole("a", ms(-2), ms(5)), Whole("b", None, None)]
+    merge = MergePartials(Whole, Whole._fields, wanted, ())
+    assert merge.reduce(found[0], Whole("a", ms(1), ms(9))) == Whole("a", ms(-1), ms(9))
+    assert merge.reduce(found[1], found[0]) == Whole("b", ms(-2), ms(5))
+
+
+# Windows
+
+
+class Event(NamedTuple):
+    key: str
+    at: int
+    value: int
+
+
+class Total(NamedTuple):
+    key: str
+    window_start: int
+    window_end: datetime
+    total: int
+    most: int
+
+
+def ms(n):
+    return timedelta(milliseconds=n)
+
+
+ASSIGNERS = st.one_of(
+    st.builds(
+        lambda size, offset: TumblingEventTimeWindows.of(ms(size), ms(offset % size)),
+        st.integers(1, 50),
+        st.integers(-49, 49),
+    ),
+    st.builds(
+        lambda slide, more, offset: SlidingEventTimeWindows.of(ms(slide + more), ms(slide), ms(offset % slide)),
+        st.integers(1, 20), st.integers(0, 50), st.integers(0, 19),
+    ),
+    st.builds(lambda gap: EventTimeSessionWindows.with_gap(ms(gap)), st.integers(1, 30)),
+)  # fmt: skip
+EVENTS = st.lists(
+    st.builds(Event, st.sampled_from("ab"), st.integers(-100, 200), st.integers(-5, 5)), min_size=1, max_size=15
+)
+
+
+def windowed(events, assigner, bound):
+    pipeline = Pipeline("p")
+    strategy = WatermarkStrategy.for_bounded_out_of_orderness(ms(bound)).with_timestamp_assigner("at")
+    stream = pipeline.from_collection(events, Event).assign_timestamps_and_watermarks(strategy)
+    columns = [F.sum("value").alias("total"), F.max("value").alias("most")]
+    stream.key_by("key").window(assigner).agg(*columns, output_type=Total).print("out")
+    return pipeline
+
+
+@settings(max_examples=examples(20))
+@given(ASSIGNERS, EVENTS, st.sampled_from([0, 20, 1000]), st.sampled_from([1, 4, None]))
+def test_windows_close_and_drop_as_those_of_spark_do(assigner, events, bound, size):
+    pipeline = windowed(events, assigner, bound)
+    found, wanted = (
+        run_pipeline(pipeline, "STREAMING", options={"state.native-aggregates": kept}, micro_batch=size)
+        for kept in ("PORTABLE", "SPARK")
+    )
+    assert sorted(found.only()) == sorted(wanted.only())
+    left = run_pipeline(pipeline, "BATCH").only()
+    if bound == 1000:
+        assert sorted(found.only()) == sorted(left)
+
+
+def test_late_records_are_counted():
+    events = [Event("a", 0, 1), Event("a", 100, 1), Event("a", 5, 1), Event("a", 6, 1)]
+    result = run_pipeline(
+        windowed(events, TumblingEventTimeWindows.of(ms(10)), 0), "STREAMING", options=PORTABLE, seed=None
+    )
+    assert [(t.window_start, t.total) for t in result.only()] == [(0, 1), (100, 1)]
+    assert result.metrics.counters["late records dropped"] == 2
+
+
+# What comes after
+
+
+class Sum(NamedTuple):
+    key: str
+    total: int
+
+
+class Twice(KeyedProcessFunction[str, Sum, Sum]):
+    def process_element(self, value, ctx) -> list[Sum]:
+        return [Sum(value.key, 2 * value.total)]
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_a_keyed_operator_follows_in_one_pipeline(mode):
+    pipeline = Pipeline("p")
+    events = pipeline.from_collection([Event("a", 0, 1), Event("b", 0, 2), Event("a", 0, 3)], Event)
+    totals = events.key_by("key").agg(F.sum("value").alias("total"), output_type=Sum)
+    totals.key_by("key").process(Twice()).print()
+    found = dict(run_pipeline(pipeline, mode).only())
+    assert found == {"a": 8, "b": 4}
+
+
+def test_an_aggregate_follows_another_and_unites_with_other_streams():
+    pipeline = Pipeline("p")
+    events = pipeline.from_collection([Event("a", 0, 1), Event("b", 0, 2), Event("a", 0, 3)], Event)
+    totals = events.key_by("key").agg(F.sum("value").alias("total"), output_type=Sum)
+    most = totals.key_by("key").agg(F.max("total").alias("total"), output_type=Sum)
+    most.union(pipeline.from_collection([Sum("c", 9)], Sum, name="others")).print()
+    assert dict(run_pipeline(pipeline, "STREAMING", micro_batch=None).only()) == {"a": 4, "b": 2, "c": 9}
