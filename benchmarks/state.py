@@ -1,7 +1,8 @@
 """What savepoints cost: a value and a timer for each of many keys, written by a STREAMING job, by BATCH, and restored.
 
 Keys are read once. Rates are of keys, over what is done beside reading and processing them: writing the tables of a
-stopped job, and the first epoch of a job that starts from them, against one that starts without.
+stopped job, and the first epoch of a job that starts from them, against one that starts without. Then what a savepoint
+costs a job that goes on, with an eighth of the keys (`live_state.py`).
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 from pyspark.sql import SparkSession
 
 from benchmarks.bars import Bar, Measurement, Options
+from benchmarks.live_state import FAR, Number, measured
 from dagster_unified.api import (
     CollectionSource,
     FileSink,
@@ -31,14 +34,6 @@ from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.records import record_type
 from dagster_unified.state import manifest as manifests
-
-FAR = 4_000_000_000_000
-"""A timer's time that no watermark reaches."""
-
-
-class Number(NamedTuple):
-    k: int
-    v: int
 
 
 class Remember(KeyedProcessFunction[int, Number, Number]):
@@ -58,7 +53,8 @@ def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
     config = {"spark.driver.memory": "4g", "spark.sql.shuffle.partitions": "4"}
     spark = session.start("local[2]", config=config)
     try:
-        return _measured(spark, folder, keys)
+        of_savepoints, of_live_job = _measured(spark, folder, keys), measured(spark, Path(folder) / "live", keys // 8)
+        return of_savepoints[0] + of_live_job[0], of_savepoints[1] + of_live_job[1]
     finally:
         spark.stop()
         shutil.rmtree(folder, ignore_errors=True)
