@@ -24,12 +24,12 @@ def carrying(graph: Graph, execution: Execution) -> tuple[int, ...]:
     return tuple(n.id for n in graph.nodes if n.holds_state)
 
 
-def check_savepoint(graph: Graph, execution: Execution) -> None:
+def check_savepoint(graph: Graph) -> None:
     """Raises `UnsupportedError` naming an operator whose state no savepoint can hold."""
     for node in graph.nodes:
         if node.aggregates_natively:
-            why = "in BATCH" if execution.mode == "BATCH" else "with state.native-aggregates=SPARK"
             raise UnsupportedError(
-                f"{graph.name}: a savepoint cannot hold the state of '{node.name}', which Catalyst aggregates {why};"
-                " use reduce or aggregate, or a window with a function"
+                f"{graph.name}: a savepoint cannot hold the state of '{node.name}', which Catalyst aggregates with"
+                " state.native-aggregates=SPARK or carry_state; remove that, or use reduce or aggregate, or a window"
+                " with a function"
             )

@@ -207,8 +207,9 @@ OPTIONS: tuple[Option, ...] = (
         "choice",
         "AUTOMATIC",
         "What keeps the state of aggregates on columns (agg) in STREAMING: SPARK, in Catalyst's own form, or PORTABLE,"
-        " in key groups, so that it is in savepoints and keyed operators may follow. AUTOMATIC: PORTABLE where one of"
-        " these is asked for, else SPARK.",
+        " in key groups, so that it is in savepoints of both modes and keyed operators may follow. AUTOMATIC: PORTABLE"
+        " where one of these is asked for, else SPARK. In BATCH it is PORTABLE where a run starts from a savepoint or"
+        " leaves one.",
         ("AUTOMATIC", "PORTABLE", "SPARK"),
     ),
     Option(

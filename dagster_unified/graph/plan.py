@@ -139,7 +139,7 @@ def plan(graph: Graph, configuration: Configuration | None = None, carry_state: 
     execution = resolve(graph, configuration or Configuration())
     whole = lint(graph, execution)
     used = _used(graph)
-    graph, rewritten = with_portable_state(_without_unused(graph, used), execution)
+    graph, rewritten = with_portable_state(_without_unused(graph, used), execution, carry_state)
     numbers = {old: rewritten[new] for old, new in used.items()}
     findings = tuple(replace(f, node=None if f.node is None else numbers.get(f.node)) for f in whole)
     graph = resolve_forward(graph)
@@ -152,7 +152,7 @@ def plan(graph: Graph, configuration: Configuration | None = None, carry_state: 
     )
     in_batch = execution.mode == "BATCH"
     if execution.has_savepoint:
-        check_savepoint(graph, execution)
+        check_savepoint(graph)
     carried = carrying(graph, execution) if carry_state or (in_batch and execution.has_savepoint) else ()
     return Plan(
         graph,

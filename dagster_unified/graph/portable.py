@@ -45,24 +45,30 @@ PORTABLE = Purpose("a portable state", "cannot keep {}", MERGED_BY)
 OPTION = "state.native-aggregates"
 
 
-def with_portable_state(graph: Graph, execution: Execution) -> tuple[Graph, dict[int, int]]:
+def with_portable_state(graph: Graph, execution: Execution, carry_state: bool) -> tuple[Graph, dict[int, int]]:
     """The graph in which aggregates whose state has to be portable are taken apart, and the new number of each node.
 
     Raises `UnsupportedError` for an aggregate that cannot be.
     """
-    chosen = _chosen(graph, execution)
+    chosen = _chosen(graph, execution, carry_state)
     if not chosen:
         return graph, {node.id: node.id for node in graph.nodes}
     return _Rewriting(graph, chosen).run()
 
 
-def _chosen(graph: Graph, execution: Execution) -> set[int]:
+def _chosen(graph: Graph, execution: Execution, carry_state: bool) -> set[int]:
     """The native aggregates whose state has to be portable."""
     natives = {node.id for node in graph.nodes if node.aggregates_natively}
-    if execution.mode != "STREAMING" or execution.native_aggregates == "SPARK" or not natives:
+    if execution.native_aggregates == "SPARK" or not natives:
         return set()
-    with_savepoints = execution.has_savepoint or execution.savepoint.interval is not None
-    if with_savepoints or execution.native_aggregates == "PORTABLE":
+    streaming = execution.mode == "STREAMING"
+    if carry_state and not streaming:  # partitions hand on Catalyst's own form
+        return set()
+    if execution.has_savepoint or (streaming and execution.savepoint.interval is not None):
+        return natives
+    if not streaming:
+        return set()
+    if execution.native_aggregates == "PORTABLE":
         return natives
     found: set[int] = set()
     for sink in graph.sinks:
@@ -187,7 +193,7 @@ class _Apart:
         return kind(
             id=0,
             name=f"{node.name} {what}",
-            naming=Naming.LIBRARY,
+            naming=Naming.HELPER,
             uid=f"{node.uid}.{what}",
             location=node.location,
             **attributes,

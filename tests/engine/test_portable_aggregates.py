@@ -1,7 +1,10 @@
-"""Column aggregates with portable state on Spark: what Spark's own gives, and savepoints."""
+"""Column aggregates with portable state on Spark: what Spark's own gives, and savepoints of both modes."""
 
-from datetime import datetime, timedelta
+import math
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import NamedTuple
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,11 +21,71 @@ from dagster_unified.api import (
     WatermarkStrategy,
 )
 from dagster_unified.api import functions as F
+from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.run import Run
+from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.events import EpochCommitted, SavepointTaken
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import StateError
 from dagster_unified.records import record_type
 from dagster_unified.state import Savepoint
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Reading(NamedTuple):
+    sensor: str
+    number: int | None
+    share: float | None
+    price: Decimal | None
+    at: datetime | None
+    label: str | None
+    good: bool | None
+
+
+class Summary(NamedTuple):
+    sensor: str
+    records: int
+    numbers: int
+    total: int | None
+    mean: float | None
+    mean_price: Decimal | None
+    least: int | None
+    doubled: int | None
+    share: float | None
+    price: Decimal | None
+    first: datetime | None
+    label: str | None
+    good: bool | None
+    high: int
+    ratio: float | None
+
+
+COLUMNS = [
+    F.count("*").alias("records"),
+    F.count("number").alias("numbers"),
+    F.sum("number").alias("total"),
+    F.avg("number").alias("mean"),
+    F.avg("price").alias("mean_price"),
+    F.min("number").alias("least"),
+    F.max(F.col("number") * 2 + 1).alias("doubled"),
+    F.max("share").alias("share"),
+    F.sum("price").alias("price"),
+    F.min("at").alias("first"),
+    F.max("label").alias("label"),
+    F.bool_and("good").alias("good"),
+    F.count_if(F.col("number") > 2).alias("high"),
+    (F.sum("number") / F.count("*")).alias("ratio"),
+]
+READINGS = [
+    Reading("a", 1, 1.5, Decimal("10.25"), AT, "x", True),
+    Reading("a", None, math.nan, None, AT - timedelta(days=30_000), None, None),
+    Reading("a", 5, 2.5, Decimal("0.10"), None, "é", False),
+    Reading("b", None, None, None, None, None, None),
+    Reading("c", 3, math.nan, Decimal("-1"), AT, "", True),
+    Reading("b", None, None, None, None, None, None),
+    Reading("c", 4, -1.0, Decimal("3"), AT, "z", True),
+]
 
 
 def rows(path):
@@ -43,9 +106,35 @@ def stream(pipeline, spark, tmp_path, kept, **options):
     return epochs
 
 
+def batch(pipeline, spark, tmp_path, **options):
+    plan = pipeline.plan({"execution.runtime-mode": "BATCH", "pipeline.max-parallelism": 2, **options})
+    run_id = uuid4().hex
+    run_all(Run(plan, spark, IntermediateStore(str(tmp_path / "store")), run_id, run_id))
+
+
 def write(folder, name, table):
     folder.mkdir(exist_ok=True)
     pq.write_table(table, folder / f"{name}.parquet")
+
+
+def test_every_aggregate_gives_what_sparks_own_state_gives(spark, tmp_path):
+    table = pa.Table.from_pylist([r._asdict() for r in READINGS], schema=schema_of(Reading))
+    for number in range(len(READINGS)):
+        write(tmp_path / "in", f"{number}", table.slice(number, 1))
+
+    def summarized(where):
+        pipeline = Pipeline("p")
+        readings = pipeline.from_source(ParquetSource(str(tmp_path / "in"), Reading, max_files_per_trigger=3))
+        readings.key_by("sensor").agg(*COLUMNS, output_type=Summary).sink_to(
+            DeltaSink(str(tmp_path / where), mode="upsert", key="sensor")
+        )
+        return pipeline
+
+    for kept in ("SPARK", "PORTABLE"):
+        stream(summarized(kept), spark, tmp_path / f"job {kept}", kept)
+    batch(summarized("left"), spark, tmp_path, **{"execution.savepoint.path": str(tmp_path / "savepoint")})
+    assert rows(tmp_path / "SPARK") == rows(tmp_path / "PORTABLE") == rows(tmp_path / "left")
+    assert len(rows(tmp_path / "SPARK")) == 3
 
 
 def schema_of(python):
@@ -128,6 +217,37 @@ def totals(tmp_path, where, **source):
         DeltaSink(str(tmp_path / where), mode="upsert", key="key")
     )
     return pipeline
+
+
+def test_state_goes_from_batch_to_streaming_to_batch(spark, tmp_path):
+    events_in(tmp_path / "in", FIRST)
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    batch(totals(tmp_path, "out"), spark, tmp_path, **{"execution.savepoint.path": one})
+    assert Savepoint.read(one).keyed_state("totals").sort_by("key").to_pylist()
+    events_in(tmp_path / "in", SECOND, start=1)
+    stream(
+        totals(tmp_path, "out"), spark, tmp_path, "AUTOMATIC",
+        **{"execution.state-recovery.path": one, "execution.savepoint.path": two},
+    )  # fmt: skip
+    events_in(tmp_path / "in", THIRD, start=2)
+    batch(totals(tmp_path, "out"), spark, tmp_path / "last", **{"execution.state-recovery.path": two})
+    values = {key: [e.value for e in FIRST + SECOND + THIRD if e.key == key] for key in "ab"}
+    expected = [{"key": k, "total": sum(v), "mean": sum(v) / len(v)} for k, v in values.items()]
+    assert DeltaTable(str(tmp_path / "out")).to_pyarrow_table().sort_by("key").to_pylist() == expected
+
+
+def test_open_windows_go_from_batch_to_streaming(spark, tmp_path):
+    assigner = TumblingEventTimeWindows.of(ms(10))
+    events_in(tmp_path / "in", FIRST)
+    one = str(tmp_path / "one")
+    batch(in_windows(tmp_path, "out", assigner, name="events"), spark, tmp_path, **{"execution.savepoint.path": one})
+    events_in(tmp_path / "in", SECOND, THIRD, start=1)
+    stream(
+        in_windows(tmp_path, "out", assigner, name="events"), spark, tmp_path, "AUTOMATIC",
+        **{"execution.state-recovery.path": one},
+    )  # fmt: skip
+    stream(in_windows(tmp_path, "whole", assigner, name="events"), spark, tmp_path / "whole job", "SPARK")
+    assert rows(tmp_path / "out") == rows(tmp_path / "whole")
 
 
 def test_a_job_that_runs_takes_savepoints_of_aggregates(spark, tmp_path):

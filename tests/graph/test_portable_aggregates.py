@@ -64,6 +64,8 @@ TOTAL = F.sum("amount").alias("total")
     [
         ({}, False),
         ({"state.native-aggregates": "PORTABLE"}, False),
+        ({"execution.savepoint.path": "/s"}, True),
+        ({"execution.state-recovery.path": "/s"}, True),
         ({"execution.runtime-mode": "STREAMING"}, False),
         ({"execution.runtime-mode": "STREAMING", "execution.savepoint.interval": "1 h"}, True),
         ({"execution.runtime-mode": "STREAMING", "execution.state-recovery.path": "/s"}, True),
@@ -89,6 +91,16 @@ def test_an_aggregate_becomes_partials_a_merge_and_its_results():
     assert (merge.uid, merge.name) == ("u", "totals")
     assert merge.records.describe() == "Partials(shop: string, sum_amount: int64?)"
     assert [edge.partitioning.kind.value for edge in plan.graph.edges] == ["FORWARD", "HASH", "FORWARD", "FORWARD"]
+
+
+def test_stages_keep_their_names():
+    def names(options):
+        made = Pipeline("p")
+        sales = made.from_collection([], Sale).rebalance().map(lambda sale: sale, output_type=Sale)
+        sales.key_by("shop").agg(TOTAL, output_type=Total).key_by("shop").sum("total").print()
+        return [region.name for region in made.plan(options).regions]
+
+    assert names({"execution.savepoint.path": "/s"}) == names({}) == ["collection", "map", "agg", "print"]
 
 
 def test_what_an_aggregate_computes_is_computed_as_columns_before():

@@ -5,6 +5,8 @@ import pytest
 from dagster_unified.api import Pipeline
 from dagster_unified.api import functions as F
 from dagster_unified.errors import UnsupportedError
+from dagster_unified.graph.options import Configuration
+from dagster_unified.graph.plan import plan
 
 
 def totals():
@@ -20,6 +22,12 @@ def totals():
 def test_an_aggregate_whose_state_spark_keeps_and_a_savepoint_are_refused_together(mode, option):
     with pytest.raises(UnsupportedError, match=r"shops: a savepoint cannot hold the state of '.*', which Catalyst"):
         totals().plan({"execution.runtime-mode": mode, option: "/data/savepoint", "state.native-aggregates": "SPARK"})
+
+
+def test_partitions_hand_on_aggregates_as_catalyst_has_them_and_leave_no_savepoint():
+    options = Configuration.of({"execution.runtime-mode": "BATCH", "execution.savepoint.path": "/data/savepoint"})
+    with pytest.raises(UnsupportedError, match=r"savepoint cannot hold the state of '.*', which Catalyst aggregates"):
+        plan(totals().graph(), options, carry_state=True)
 
 
 def test_the_keyed_stages_of_a_run_that_leaves_a_savepoint_hand_on_their_state():

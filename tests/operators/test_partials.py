@@ -1,4 +1,4 @@
-"""Partial aggregates in Arrow, merged by key: what one aggregate over all records gives."""
+"""Partial aggregates in Arrow, merged by key: what one aggregate over all records gives, in both modes."""
 
 import math
 from collections import defaultdict
@@ -30,6 +30,7 @@ from dagster_unified.testing import run_pipeline
 from tests.depth import examples
 
 PORTABLE = {"state.native-aggregates": "PORTABLE"}
+LEAVING = {"execution.savepoint.path": "/nowhere"}
 
 
 class Reading(NamedTuple):
@@ -125,11 +126,11 @@ def last_of_each(records):
 
 
 @settings(max_examples=examples(20))
-@given(READINGS, st.sampled_from([1, 3, None]))
-def test_partials_merge_to_the_aggregate_over_all_records(readings, size):
+@given(READINGS, st.sampled_from([("BATCH", LEAVING), ("STREAMING", PORTABLE)]), st.sampled_from([1, 3, None]))
+def test_partials_merge_to_the_aggregate_over_all_records(readings, mode, size):
     pipeline = Pipeline("p")
     pipeline.from_collection(readings, Reading).key_by("sensor").agg(*COLUMNS, output_type=Summary).print("out")
-    found = last_of_each(run_pipeline(pipeline, "STREAMING", options=PORTABLE, micro_batch=size).only())
+    found = last_of_each(run_pipeline(pipeline, mode[0], options=mode[1], micro_batch=size).only())
     assert comparable(found) == comparable(last_of_each(expected(readings)))
 
 

@@ -41,6 +41,8 @@ class Naming(IntEnum):
     The higher, the more it says of what the operator computes: stages are named after it.
     """
 
+    HELPER = -1
+    """The library's, for an operator that planning adds beside the author's."""
     LIBRARY = 0
     """The library's word for the operator, such as `map`."""
     SOURCE = 1
