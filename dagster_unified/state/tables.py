@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,8 +26,24 @@ if TYPE_CHECKING:
 CODEC = "zstd"
 """Written once, and kept."""
 
-ROWS = 65_536
-"""Rows that are read, and that a row group has, at a time."""
+_ENCODING: dict[str, Any] = {"compression": CODEC, "use_dictionary": False, "write_statistics": False}
+"""Keys are unique and in no order: a dictionary and statistics would cost half of the time, and serve nobody."""
+
+ROWS, ROWS_BYTES = 65_536, 32 << 20
+"""Rows that a row group has, or their bytes in memory."""
+
+AT_A_TIME = 4 << 20
+"""Bytes in a savepoint's files, which are compressed, of the rows that are read at a time: some ten megabytes."""
+
+TOGETHER = 8 << 20
+"""Bytes in a savepoint's files of the row groups that one task reads."""
+
+
+class Split(NamedTuple):
+    """Row groups of a file, relative to the savepoint, that one task reads."""
+
+    file: str
+    row_groups: Sequence[int]
 
 
 def read_batches(folder: UPath, state: OperatorState, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
@@ -35,15 +51,47 @@ def read_batches(folder: UPath, state: OperatorState, columns: Sequence[str] | N
 
     `columns` are those to read, by default all.
     """
+    for file in state.files:
+        yield from _rows(folder / file.path, state, columns, None)
+
+
+def read_split(folder: UPath, state: OperatorState, split: Split) -> Iterator[pa.RecordBatch]:
+    """The rows of one split, as `read_batches` gives them."""
+    return _rows(folder / split.file, state, None, split.row_groups)
+
+
+def _rows(
+    path: UPath, state: OperatorState, columns: Sequence[str] | None, row_groups: Sequence[int] | None
+) -> Iterator[pa.RecordBatch]:
     schema = table_schema(state)
     if columns is not None:
         schema = pa.schema([schema.field(name) for name in columns])
+    rows = max(min(ROWS, AT_A_TIME * state.rows // max(state.bytes, 1)), 1)
+    with _opened(path) as parquet:
+        for batch in parquet.iter_batches(rows, row_groups, columns):
+            yield from pa.Table.from_batches([batch]).select(schema.names).cast(schema).to_batches()
+
+
+def splits(folder: UPath, state: OperatorState) -> list[Split]:
+    """The files of an operator's table in pieces of some size, which can be read at the same time."""
+    found = []
     for file in state.files:
-        path = folder / file.path
-        with _reading(path), path.open("rb") as opened:
-            parquet = pq.ParquetFile(opened, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
-            for batch in parquet.iter_batches(ROWS, columns=columns):
-                yield from pa.Table.from_batches([batch]).select(schema.names).cast(schema).to_batches()
+        with _opened(folder / file.path) as parquet:
+            of_file = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
+        sizes = [sum(group.column(i).total_compressed_size for i in range(group.num_columns)) for group in of_file]
+        first, size = 0, 0
+        for number, bytes_ in enumerate(sizes):
+            size += bytes_
+            if size >= TOGETHER or number + 1 == len(sizes):
+                found.append(Split(file.path, range(first, number + 1)))
+                first, size = number + 1, 0
+    return found
+
+
+@contextmanager
+def _opened(path: UPath) -> Iterator[pq.ParquetFile]:
+    with _reading(path), path.open("rb") as opened:
+        yield pq.ParquetFile(opened, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
 
 
 @contextmanager
@@ -67,11 +115,41 @@ def read_frame(spark: SparkSession, folder: UPath, state: OperatorState) -> Data
     return spark.read.schema(schema).option("parquet.page.verify-checksum.enabled", "true").parquet(*paths)
 
 
+def write_file(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: UPath) -> int:
+    """Write rows as one Parquet file with checksums, into a folder that is there, and return how many they are.
+
+    Without rows there is no file.
+    """
+    written = 0
+    with ExitStack() as stack:
+        writer: pq.ParquetWriter | None = None
+        for rows in _row_groups(batches):
+            if writer is None:
+                opened = stack.enter_context(path.open("wb"))
+                writer = stack.enter_context(pq.ParquetWriter(opened, schema, write_page_checksum=True, **_ENCODING))
+            writer.write_table(rows, ROWS)
+            written += rows.num_rows
+    return written
+
+
+def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """The rows in pieces of the size of a row group."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= ROWS or size >= ROWS_BYTES:
+            yield pa.Table.from_batches(waiting)
+            waiting, rows, size = [], 0, 0
+    if rows:
+        yield pa.Table.from_batches(waiting)
+
+
 def write_batches(table: pa.Table, folder: UPath, root: UPath) -> list[DataFile]:
-    """Write a table as one Parquet file with checksums."""
+    """Write a table as one file."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "part-00000.parquet").open("wb") as opened:
-        pq.write_table(table, opened, compression=CODEC, row_group_size=ROWS, write_page_checksum=True)
+    write_file(table.to_batches(ROWS), table.schema, folder / "part-00000.parquet")
     return files_in(folder, root)
 
 

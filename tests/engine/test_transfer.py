@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_unified.api import CollectionSource, FileSink, MapFunction, Pipeline
-from dagster_unified.engine.dataframe.transfer import MAX_BYTES, MAX_ROWS, UNLIMITED, may_be_large, small_rows
+from dagster_unified.engine.dataframe.transfer import MAX_BYTES, UNLIMITED, may_be_large, small_rows
 from dagster_unified.records import record_type
 
 NUMBER, BYTES = pa.schema([("n", pa.int64())]), pa.schema([("tags", pa.list_(pa.struct([("data", pa.binary())])))])
@@ -17,19 +17,17 @@ def test_rows_with_bytes_anywhere_may_be_large():
 
 @pytest.mark.spark
 def test_the_limit_is_gone_only_while_small_rows_are_moved(spark):
-    rows = spark.conf.get(MAX_ROWS)
-    with small_rows(spark, 7):
-        assert (spark.conf.get(MAX_BYTES), spark.conf.get(MAX_ROWS)) == (UNLIMITED, "7")
-    assert (spark.conf.get(MAX_BYTES, None), spark.conf.get(MAX_ROWS)) == (None, rows)
+    with small_rows(spark):
+        assert spark.conf.get(MAX_BYTES) == UNLIMITED
+    assert spark.conf.get(MAX_BYTES, None) is None
 
 
 @pytest.mark.spark
 def test_a_limit_that_the_session_sets_is_obeyed(spark):
     spark.conf.set(MAX_BYTES, "1m")
     try:
-        with small_rows(spark, 7):
+        with small_rows(spark):
             assert spark.conf.get(MAX_BYTES) == "1m"
-            assert spark.conf.get(MAX_ROWS) != "7"
     finally:
         spark.conf.unset(MAX_BYTES)
 

@@ -23,26 +23,16 @@ UNLIMITED = str((1 << 31) - 1)
 
 
 @contextmanager
-def small_rows(spark: SparkSession, rows: int | None = None) -> Iterator[None]:
-    """Spark does not measure batches, and they have up to `rows` rows.
-
-    Nothing changes where the session's configuration sets the limit of bytes.
-    """
-    wanted = {MAX_BYTES: UNLIMITED} if rows is None else {MAX_BYTES: UNLIMITED, MAX_ROWS: str(rows)}
-    before = {key: spark.conf.get(key, None) for key in wanted}
-    if before[MAX_BYTES] is not None:
+def small_rows(spark: SparkSession) -> Iterator[None]:
+    """Spark does not measure batches. Nothing changes where the session's configuration sets the limit of bytes."""
+    if spark.conf.get(MAX_BYTES, None) is not None:
         yield
         return
-    for key, value in wanted.items():
-        spark.conf.set(key, value)
+    spark.conf.set(MAX_BYTES, UNLIMITED)
     try:
         yield
     finally:
-        for key, held in before.items():
-            if held is None:
-                spark.conf.unset(key)
-            else:
-                spark.conf.set(key, held)
+        spark.conf.unset(MAX_BYTES)
 
 
 def may_be_large(schemas: Iterable[pa.Schema]) -> bool:

@@ -20,10 +20,13 @@ from dagster_unified.engine.translate import keyed_program
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.layout import CARRIED_LAYOUT
+from dagster_unified.state.manifest import OperatorState
 from dagster_unified.state.schemas import from_spark
+from dagster_unified.state.tables import splits
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+    from upath import UPath
 
 
 @dataclass(frozen=True)
@@ -34,22 +37,30 @@ class OperatorTable:
     payload: Payload
     schema: pa.Schema
 
-    def rows(self, pages: DataFrame) -> DataFrame:
-        """Its rows, from pages in the columns of `CARRIED_LAYOUT`."""
+    def files(self, pages: DataFrame, folder: UPath) -> DataFrame:
+        """The files with its rows that tasks write into a folder, from pages in the columns of `CARRIED_LAYOUT`."""
         by_group = pages.repartition("group").sortWithinPartitions("group", "page")
-        return by_group.mapInArrow(worker.to_rows(self.payload), spark_schema(self.schema))
+        writing = worker.to_file(self.payload, self.schema, str(folder))
+        return by_group.mapInArrow(writing, spark_schema(worker.WRITTEN))
 
-    def pages(self, rows: DataFrame, groups: int, watermark: int, group: Column | None = None) -> DataFrame:
-        """Pages of `groups` key groups, from rows. By default a key's group is that of a STREAMING job."""
+    def pages(self, spark: SparkSession, folder: UPath, state: OperatorState, groups: int, watermark: int) -> DataFrame:
+        """Pages of the key groups of a STREAMING job, from its rows in a savepoint, which tasks read."""
         from pyspark.sql import functions as F
 
-        stored, chosen = from_spark(rows.schema.json()), group is not None
-        if group is not None:
-            rows = rows.withColumn(worker.GROUP, group.cast("int"))
-        slices = rows.mapInArrow(worker.to_slices(self.payload, groups, chosen), spark_schema(worker.SLICES))
-        if not chosen:  # also a group without keys has a watermark
-            empty = rows.sparkSession.range(groups).select(F.col("id").cast("int").alias("group"))
-            slices = slices.unionByName(empty, allowMissingColumns=True)
+        found = splits(folder, state)
+        reading = worker.read_slices(self.payload, groups, str(folder), state, found)
+        slices = spark.range(0, len(found), 1, max(len(found), 1)).mapInArrow(reading, spark_schema(worker.SLICES))
+        # Also a group without keys has a watermark.
+        empty = spark.range(groups).select(F.col("id").cast("int").alias("group"))
+        return self._pages(slices.unionByName(empty, allowMissingColumns=True), from_spark(state.schema), watermark)
+
+    def pages_of_rows(self, rows: DataFrame, groups: int, watermark: int, group: Column) -> DataFrame:
+        """Pages of groups that Spark chooses, from its rows."""
+        chosen = rows.withColumn(worker.GROUP, group.cast("int"))
+        slices = chosen.mapInArrow(worker.to_slices(self.payload, groups, True), spark_schema(worker.SLICES))
+        return self._pages(slices, from_spark(rows.schema.json()), watermark)
+
+    def _pages(self, slices: DataFrame, stored: pa.Schema, watermark: int) -> DataFrame:
         spread = slices.repartition("group").sortWithinPartitions("group")
         return spread.mapInArrow(worker.to_pages(self.payload, stored, watermark), spark_schema(CARRIED_LAYOUT.schema))
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 from upath import UPath
 
-from dagster_unified.connectors.paths import for_spark
-from dagster_unified.engine.dataframe.observations import observed
 from dagster_unified.engine.state_tables.frames import OperatorTable, operator_tables
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
@@ -20,16 +18,12 @@ from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.state import manifest as manifests
 from dagster_unified.state.manifest import Manifest, OperatorState
-from dagster_unified.state.schemas import ROLES, columns_of, table_schema
-from dagster_unified.state.tables import CODEC, read_frame
+from dagster_unified.state.schemas import ROLES, columns_of, table_schema, to_spark
+from dagster_unified.state.tables import read_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame, SparkSession
-
-
-AT_A_TIME = 4 << 20
-"""Bytes in a savepoint's files, which are compressed, of the rows that a worker is given at a time."""
 
 
 def stateful(plan: Plan) -> list[g.Node]:
@@ -39,22 +33,27 @@ def stateful(plan: Plan) -> list[g.Node]:
 
 def write_table(table: OperatorTable, pages: DataFrame, folder: UPath, attempt: str) -> OperatorState:
     """Write the state of one operator below the folder of an attempt, in that of a savepoint."""
-    from pyspark.sql import Observation
-    from pyspark.sql import functions as F
-
-    count = Observation()
     name = f"{attempt}/{manifests.folder_of(table.node.uid)}"
-    rows = table.rows(pages)
-    counted = rows.observe(count, F.count(F.lit(1)).alias("rows"))
-    counted.write.mode("overwrite").option("compression", CODEC).parquet(for_spark(folder / name))
-    files = manifests.files_in(folder / name, folder)
+    own = folder / name
+    own.mkdir(parents=True, exist_ok=True)
+    rows = {f"{name}/{row['name']}": int(row["rows"]) for row in table.files(pages, own).collect()}
+    found = manifests.files_in(own, folder)
+    for file in found:
+        if file.path not in rows:  # of an attempt of a task that failed, or was not the first
+            (folder / file.path).unlink(missing_ok=True)
+    files = [file for file in found if file.path in rows]
+    if len(files) < len(rows):
+        lost = min(rows.keys() - {file.path for file in files})
+        raise StateError(
+            f"{folder / lost} was written by a worker, and is not there; give a path that all machines share"
+        )
     return OperatorState(
         table.node.uid,
         table.node.name,
         name,
         columns_of(table.schema),
-        rows.schema.json(),
-        int(observed(count).get("rows") or 0),
+        to_spark(table.schema),
+        sum(rows.values()),
         sum(file.bytes for file in files),
         files,
     )
@@ -70,20 +69,18 @@ class StartingState:
     manifest: Manifest
     tables: Mapping[str, OperatorTable]
 
-    @property
-    def rows_at_a_time(self) -> int:
-        """How many rows a worker is given at a time, so that they are of some ten megabytes; at most Spark's own."""
-        largest = max((one.bytes / max(one.rows, 1) for one in self.manifest.operators), default=0.0)
-        return max(min(10_000, int(AT_A_TIME / max(largest, 1.0))), 1)
-
     def pages(self, uid: str, groups: int, group: Callable[[], SparkColumn] | None = None) -> DataFrame | None:
-        """An operator's state as pages of key groups; None where the savepoint has none of it."""
+        """An operator's state as pages of key groups; None where the savepoint has none of it.
+
+        By default a key's group is that of a STREAMING job.
+        """
         state, table = self.manifest.operator(uid), self.tables.get(uid)
         if state is None or table is None:
             return None
-        rows = read_frame(self.spark, self.folder, state)
         watermark = self.manifest.event.watermarks.get(uid, MIN_TIMESTAMP)
-        return table.pages(rows, groups, watermark, group() if group is not None else None)
+        if group is None:
+            return table.pages(self.spark, self.folder, state, groups, watermark)
+        return table.pages_of_rows(read_frame(self.spark, self.folder, state), groups, watermark, group())
 
 
 def starting_state(plan: Plan, spark: SparkSession, path: str, ignore_unclaimed: bool) -> StartingState:

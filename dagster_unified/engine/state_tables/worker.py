@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
+from dagster_unified.connectors.paths import storage_path
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.worker import this_subtask
 from dagster_unified.operators.broadcast import BroadcastOperator
@@ -26,6 +27,8 @@ from dagster_unified.operators.program.spec import Program
 from dagster_unified.operators.state.pages import Content, decode_index
 from dagster_unified.operators.state.table import KeyShape, StateTable
 from dagster_unified.operators.time import wall_clock
+from dagster_unified.state.manifest import OperatorState
+from dagster_unified.state.tables import Split, read_split, write_file
 
 Mapped = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -45,6 +48,12 @@ SLICED, SLICED_BYTES = 131_072, 64 << 20
 
 ROWS, ROWS_BYTES = 32_768, 16 << 20
 """Keys, or bytes of their pages, that become rows together."""
+
+WRITTEN = pa.schema([("name", pa.string()), ("rows", pa.int64())])
+"""A file that a task has written, and how many rows are in it.
+
+It counts where Spark takes the task's result: that is one attempt of each task, however many have run.
+"""
 
 DESCRIBED = pa.schema([("operator", pa.int64()), ("schema", pa.binary())])
 
@@ -67,12 +76,25 @@ def to_rows(payload: Payload) -> Mapped:
     return functools.partial(_to_rows, payload)
 
 
+def to_file(payload: Payload, schema: pa.Schema, folder: str) -> Mapped:
+    """Pages, sorted by group, as rows of the operator's table, which a task writes into a file of its own.
+
+    Gives the file, in the columns of `WRITTEN`. The folder has to be there.
+    """
+    return functools.partial(_to_file, payload, schema.serialize().to_pybytes(), folder)
+
+
 def to_slices(payload: Payload, groups: int, chosen: bool) -> Mapped:
     """Rows as slices, each of one key group, in the columns of `SLICES`; broadcast state is in one of every group.
 
     A key's group is that of a STREAMING job, or is `chosen` by Spark and in the column `GROUP`.
     """
     return functools.partial(_to_slices, payload, groups, chosen)
+
+
+def read_slices(payload: Payload, groups: int, folder: str, state: OperatorState, splits: Sequence[Split]) -> Mapped:
+    """For rows of splits' numbers, the rows of a savepoint's table as slices, of the key groups of a STREAMING job."""
+    return functools.partial(_read_slices, payload, groups, folder, state, splits)
 
 
 def to_pages(payload: Payload, stored: pa.Schema, watermark: int) -> Mapped:
@@ -137,6 +159,24 @@ def _to_rows(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
                 yield found
 
 
+def _to_file(
+    payload: Payload, schema: bytes, folder: str, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    columns = pa.ipc.read_schema(pa.py_buffer(schema))
+    path = storage_path(folder, "savepoint") / _file_of_task()
+    rows = write_file(_to_rows(payload, batches), columns, path)
+    if rows:
+        yield pa.RecordBatch.from_pylist([{"name": path.name, "rows": rows}], WRITTEN)
+
+
+def _file_of_task() -> str:
+    """A name that no other attempt of this task has, nor another task: two may run at once, and one may come again."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return f"part-{context.partitionId():05}-{context.taskAttemptId()}.parquet" if context else "part.parquet"
+
+
 def _keys_at_once(store: MemoryStore) -> int:
     """How many keys of a group become rows together: fewer where they have large lists and maps."""
     index, size = store.read_index(), sum(map(len, store.pages.values()))
@@ -180,6 +220,20 @@ def _to_slices(
                 waiting = []
         if waiting:
             yield _by_group(waiting)
+
+
+def _read_slices(
+    payload: Payload,
+    groups: int,
+    folder: str,
+    state: OperatorState,
+    splits: Sequence[Split],
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    numbers = (number for batch in batches for number in batch.column(0).to_pylist())
+    path = storage_path(folder, "savepoint")
+    rows = (batch for number in numbers for batch in read_split(path, state, splits[number]))
+    yield from _to_slices(payload, groups, False, rows)
 
 
 def _hashed(batch: pa.RecordBatch, hashes: Sequence[int | None]) -> pa.RecordBatch:

@@ -20,7 +20,6 @@ from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.dataframe.inputs import spark_source
 from dagster_unified.engine.dataframe.native import Natives
 from dagster_unified.engine.dataframe.observations import observed
-from dagster_unified.engine.dataframe.transfer import small_rows
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.failures import naming_operator
 from dagster_unified.engine.job_time import JobTime
@@ -110,8 +109,7 @@ class PackedFrames:
         if found is None:
             return None
         made = for_spark(self.folder / INITIAL / str(number))
-        with small_rows(self.spark, self.start.rows_at_a_time):
-            found.write.mode("overwrite").option("compression", "lz4_raw").parquet(made)
+        found.write.mode("overwrite").option("compression", "lz4_raw").parquet(made)
         return self.spark.read.schema(found.schema).parquet(made).groupBy("lane", "group")
 
     def lane(self, frame: DataFrame, lane: int, schema: pa.Schema) -> DataFrame:

@@ -354,10 +354,12 @@ def timer_lists(keys: Sequence[Hashable], timers: Sequence[tuple[int, Hashable, 
     """The timers of each key, as lists; those of one key stay in their order."""
     if not timers:
         return pa.nulls(len(keys), TIMERS)
-    timestamps, owners, generations = zip(*timers, strict=True)
-    moments, numbers = pa.array(timestamps, pa.int64()), pa.array(generations, pa.int64())
-    if list(owners) == keys:
-        return _lists([1] * len(keys), _timer_structs(moments, numbers))
+    owners = [key for _, key, _ in timers]
+    moments = pa.array([timestamp for timestamp, _, _ in timers], pa.int64())
+    numbers = pa.array([generation for _, _, generation in timers], pa.int64())
+    if owners == keys:
+        each = pa.array(range(len(keys) + 1), pa.int32())
+        return pa.ListArray.from_arrays(each, _timer_structs(moments, numbers))
     place = {key: i for i, key in enumerate(keys)}
     places = [place[owner] for owner in owners]
     sizes = [0] * len(keys)
