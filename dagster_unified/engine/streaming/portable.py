@@ -169,6 +169,8 @@ class _State:
 
     def _operator_of(self, lane: int) -> int:
         """Spark's number of the stateful operator that has the lane's state; it does not count them by level."""
+        if self.operators == 1:  # each question loads all of the operator's state
+            return 0
         if self._found is None:
             self._found = {}
             for operator in range(self.operators):
