@@ -5,7 +5,7 @@ from zlib import crc32
 import pytest
 from deltalake import DeltaTable
 
-from jobs import aircraft_sessions, delay_totals
+from jobs import aircraft_sessions, delay_totals, flight_delays
 from jobs.data import daily, flights_csv, planes_csv
 from tests.depth import NIGHTLY, SEED, chance, rotated
 from tests.state.test_handover import Cut
@@ -36,7 +36,11 @@ def totals(folder, out):
     return delay_totals.build(f"{folder}/in/*.csv", f"{folder}/{out}")
 
 
-@pytest.mark.parametrize("build", rotated([sessions, totals], 1))
+def delays(folder, out):
+    return flight_delays.build(f"{folder}/in/*.csv", f"{folder}/{out}")
+
+
+@pytest.mark.parametrize("build", rotated([sessions, totals, delays], 1))
 def test_the_year_is_read_in_six_pieces_each_in_any_mode_and_the_tables_are_those_of_one_run(spark, tmp_path, build):
     random = chance("the year of flights")
     cuts = sorted(random.sample(range(1, 365), 5))
