@@ -49,7 +49,13 @@ from dagster_unified.operators.functions.base import (
     TimerService,
     TimestampAssigner,
 )
-from dagster_unified.operators.functions.checkpoints import CheckpointListener
+from dagster_unified.operators.functions.checkpoints import (
+    CheckpointedFunction,
+    CheckpointListener,
+    FunctionInitializationContext,
+    FunctionSnapshotContext,
+    OperatorStateStore,
+)
 from dagster_unified.operators.functions.event_time import IngestionTimeAssigner, WatermarkGenerator, WatermarkOutput
 from dagster_unified.operators.joins import CoGroupFunction, FlatJoinFunction, JoinFunction, ProcessJoinFunction
 from dagster_unified.operators.metrics import Counter, Distribution, Meter, MetricGroup
@@ -97,23 +103,23 @@ from dagster_unified.operators.windows import (
 __all__ = [
     "MAX_TIMESTAMP", "MIN_TIMESTAMP", "AggregateFunction", "AggregatingState", "AggregatingStateDescriptor",
     "AsyncDataStream", "AsyncFunction", "AsyncRetryStrategy", "BroadcastConnectedStream", "BroadcastProcessFunction",
-    "BroadcastState", "BroadcastStream", "CheckpointListener", "CoFlatMapFunction", "CoGroupFunction",
-    "CoGroupedStreams", "CoMapFunction", "CoProcessFunction", "CollectionSource", "ConnectedStreams",
+    "BroadcastState", "BroadcastStream", "CheckpointListener", "CheckpointedFunction", "CoFlatMapFunction",
+    "CoGroupFunction", "CoGroupedStreams", "CoMapFunction", "CoProcessFunction", "CollectionSource", "ConnectedStreams",
     "ContinuousEventTimeTrigger", "ContinuousProcessingTimeTrigger", "CountEvictor", "CountSlidingWindowAssigner",
     "CountTrigger", "CountTumblingWindowAssigner", "CountWindow", "Counter", "CsvSource", "DataStream",
     "DataStreamSink", "DeltaEvictor", "DeltaSink", "DeltaTrigger", "Distribution", "EventTimeSessionWindows",
     "EventTimeTrigger", "Evictor", "FileSink", "FilterFunction", "Firing", "FlatJoinFunction", "FlatMapFunction",
-    "ForeachSink", "GlobalWindow", "GlobalWindows", "IngestionTimeAssigner", "JoinFunction", "JoinedStreams",
-    "JsonSource", "KeySelector", "KeyedBroadcastConnectedStream", "KeyedBroadcastProcessFunction",
-    "KeyedCoProcessFunction", "KeyedConnectedStreams", "KeyedProcessFunction", "KeyedStream", "ListState",
-    "ListStateDescriptor", "MapFunction", "MapState", "MapStateDescriptor", "MergingWindowAssigner", "Meter",
-    "MetricGroup", "NeverTrigger", "OutputTag", "ParquetSource", "Partitioner", "Pipeline", "PrintSink",
-    "ProcessFunction", "ProcessJoinFunction", "ProcessWindowFunction", "ProcessingTimeSessionWindows",
-    "ProcessingTimeTrigger", "PurgingTrigger", "Rate", "RateSource", "ReadOnlyBroadcastState", "ReduceFunction",
-    "ReducingState", "ReducingStateDescriptor", "RuntimeContext", "SlidingEventTimeWindows",
-    "SlidingProcessingTimeWindows", "StateTtlConfig", "StateVisibility", "StructuredSource", "TimeDomain",
-    "TimeEvictor", "TimeWindow", "TimerService", "TimestampAssigner", "Trigger", "TriggerResult",
-    "TumblingEventTimeWindows", "TumblingProcessingTimeWindows", "UpdateType", "ValueState", "ValueStateDescriptor",
-    "WatermarkGenerator", "WatermarkOutput", "WatermarkStrategy", "WindowAssigner", "WindowFunction", "WindowedStream",
-    "functions",
+    "ForeachSink", "FunctionInitializationContext", "FunctionSnapshotContext", "GlobalWindow", "GlobalWindows",
+    "IngestionTimeAssigner", "JoinFunction", "JoinedStreams", "JsonSource", "KeySelector",
+    "KeyedBroadcastConnectedStream", "KeyedBroadcastProcessFunction", "KeyedCoProcessFunction", "KeyedConnectedStreams",
+    "KeyedProcessFunction", "KeyedStream", "ListState", "ListStateDescriptor", "MapFunction", "MapState",
+    "MapStateDescriptor", "MergingWindowAssigner", "Meter", "MetricGroup", "NeverTrigger", "OperatorStateStore",
+    "OutputTag", "ParquetSource", "Partitioner", "Pipeline", "PrintSink", "ProcessFunction", "ProcessJoinFunction",
+    "ProcessWindowFunction", "ProcessingTimeSessionWindows", "ProcessingTimeTrigger", "PurgingTrigger", "Rate",
+    "RateSource", "ReadOnlyBroadcastState", "ReduceFunction", "ReducingState", "ReducingStateDescriptor",
+    "RuntimeContext", "SlidingEventTimeWindows", "SlidingProcessingTimeWindows", "StateTtlConfig", "StateVisibility",
+    "StructuredSource", "TimeDomain", "TimeEvictor", "TimeWindow", "TimerService", "TimestampAssigner", "Trigger",
+    "TriggerResult", "TumblingEventTimeWindows", "TumblingProcessingTimeWindows", "UpdateType", "ValueState",
+    "ValueStateDescriptor", "WatermarkGenerator", "WatermarkOutput", "WatermarkStrategy", "WindowAssigner",
+    "WindowFunction", "WindowedStream", "functions",
 ]  # fmt: skip

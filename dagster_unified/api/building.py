@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dagster_unified.errors import PipelineError, RecordTypeError
 from dagster_unified.graph import explain as explanation
 from dagster_unified.graph.nodes import Edge, Graph, Location, Naming, Node, Partitioning, SinkNode
+from dagster_unified.graph.operator_state import check_operator_state
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, plan
 from dagster_unified.graph.targets import check_targets, written
@@ -76,6 +77,7 @@ class GraphBuilder:
                 sinks.add(node.name)
             nodes.append(node)
         graph = Graph(self.name, tuple(nodes), tuple(self._edges))
+        check_operator_state(graph)
         check_targets(written(graph))
         return graph
 

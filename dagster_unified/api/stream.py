@@ -48,6 +48,7 @@ from dagster_unified.operators.functions.base import (
     ProcessFunction,
     ReduceFunction,
 )
+from dagster_unified.operators.functions.checkpoints import checkpointed
 from dagster_unified.operators.functions.keyed import KEYED_FORMS, may_hold_state
 from dagster_unified.operators.functions.type_variables import B, K, KeyOut, R, T, W
 from dagster_unified.operators.layout import TIMESTAMP, ComputedKey
@@ -742,6 +743,10 @@ class DataStream(Generic[T]):
 
     def _function(self, kind: type[nodes.FunctionNode], name: str, function: Any, **attributes: Any) -> DataStream[Any]:
         """An operator that runs a function on records."""
+        form = KEYED_FORMS.get(kind.keyed_form) if checkpointed(function) is not None else None
+        if form is not None and not isinstance(self, KeyedStream):
+            attributes["function"] = form(function)
+            return self._next(nodes.CheckpointedNode, name, key=Key(), naming=_naming(function), **attributes)
         return self._next(kind, name, naming=_naming(function), function=function, **attributes)
 
     def _output(self, name: str, function: Any, output_type: Any, unwrap: Callable[[Any], Any]) -> RecordType:

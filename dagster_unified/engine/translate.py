@@ -29,9 +29,15 @@ def step(plan: Plan, node: g.Node, parent: int, tag: str | None) -> Step:
         tag=tag,
         input=input_layout(plan, node.id).records,
         output=None if node.keeps_records else node.records,
-        parallelism=node.parallelism or 0,
+        parallelism=_parallelism(plan, node),
         **node.step_arguments(),
     )
+
+
+def _parallelism(plan: Plan, node: g.Node) -> int:
+    """What a function learns of its operator's parallelism; 0 where Spark decides."""
+    keeps = plan.execution.mode == "STREAMING" or plan.execution.has_savepoint
+    return (plan.subtasks_with_state(node) if keeps else None) or node.parallelism or 0
 
 
 def keyed_options(execution: Execution, last_event_time: int | None) -> KeyedOptions:

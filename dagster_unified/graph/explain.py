@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dagster_unified.graph.nodes import Graph
+from dagster_unified.graph.nodes import Graph, Key
 from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.graph.regions import Exchange
 
@@ -101,7 +101,9 @@ def _region_text(plan: Plan, region: Region) -> list[str]:
         for operator in plan.tasks[task_id].operators:
             node = plan.graph.node(operator)
             text = f"    {node.kind} '{node.name}'"
-            if node.key is not None:
+            if node.holds_subtask_state:
+                text += " by subtask"
+            elif node.key not in (None, Key()):
                 text += f" by {node.key.describe()}"
             if node.describe():
                 text += f": {node.describe()}"

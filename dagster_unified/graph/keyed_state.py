@@ -1,4 +1,4 @@
-"""The keyed state that a function declares, as far as its code shows it.
+"""The state that a function declares, as far as its code shows it.
 
 A descriptor is found where it is created, in the methods of an author's class, and where they refer to one that exists.
 Knows no kind of state: a name counts if it stands for a `StateDescriptor` where it is used. Runs nothing.
@@ -32,10 +32,46 @@ def declared_states(function: Any) -> list[dict[str, str]]:
     return [{"name": name, "kind": kind} for name, kind in found.items()]
 
 
-def _made_in(cls: type) -> Iterator[tuple[str, str]]:
+_LISTS = {"get_list_state": "operator list", "get_union_list_state": "union list"}
+"""What gives a function operator state, and what kind of state it is."""
+
+
+def declared_lists(function: Any) -> list[dict[str, str]]:
+    """The name and kind of each operator state, in the order of the code."""
+    found: dict[str, str] = {}
+    for part in authors(function):
+        for cls in reversed(type(part).__mro__):
+            tree = None if is_installed(cls.__module__) else _tree(cls)
+            if tree is not None:
+                names = {**_names(cls, tree), "self": part}
+                found |= {name: kind for name, kind in _lists_in(tree, names) if name not in found}
+    return [{"name": name, "kind": kind} for name, kind in found.items()]
+
+
+def _lists_in(tree: ast.AST, names: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for call in ast.walk(tree):
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.args):
+            continue
+        kind, given = _LISTS.get(call.func.attr), call.args[0]
+        if kind is None:
+            continue
+        if isinstance(given, ast.Call) and given.args and isinstance(given.args[0], ast.Constant):
+            yield str(given.args[0].value), kind
+        held = _value(given, names)
+        if isinstance(held, StateDescriptor):
+            yield held.name, kind
+
+
+def _tree(cls: type) -> ast.AST | None:
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+        return ast.parse(textwrap.dedent(inspect.getsource(cls)))
     except (OSError, TypeError, SyntaxError):
+        return None
+
+
+def _made_in(cls: type) -> Iterator[tuple[str, str]]:
+    tree = _tree(cls)
+    if tree is None:
         return
     names = _names(cls, tree)
     for call in ast.walk(tree):

@@ -20,6 +20,7 @@ from dagster_unified.graph.lateness import nearest_assigners
 from dagster_unified.graph.lint import lint
 from dagster_unified.graph.mode import Execution, resolve
 from dagster_unified.graph.nodes import Edge, Graph, Naming, Node
+from dagster_unified.graph.operator_state import subtasks_with_state
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.portable import with_portable_state
 from dagster_unified.graph.regions import Exchange, exchanges, regions
@@ -90,6 +91,12 @@ class Plan:
     def subtasks(self) -> dict[int, int]:
         """How many subtasks there are, for each operator whose records are in subtasks that an exchange chose."""
         return subtasks(self.graph, self.execution.parallelism)
+
+    def subtasks_with_state(self, node: Node) -> int | None:
+        """By how many subtasks an operator keeps its state; None where it keeps it by key, or has none."""
+        if not node.holds_subtask_state:
+            return None
+        return subtasks_with_state(self.graph, node, self.subtasks.get(node.id), self.execution)
 
     def identifies_input(self, region: Region) -> bool:
         """Whether a region's fingerprint changes with all that its sources hold."""

@@ -122,6 +122,11 @@ class KeyedOperator:
         self.at_end = False
         self.ended = False
         self.last_event_time = options.last_event_time
+        self.restored = False
+        """Whether the state that is current was saved before."""
+
+        self.committed: int | None = None
+        """The latest epoch that was committed, where there is one."""
 
     def open(self, context: Callable[[KeyedStateBackend | None], RuntimeContext]) -> None:
         """Called once before the first record, with what creates a runtime context."""
@@ -181,6 +186,9 @@ class KeyedOperator:
 
     def finish_bundle(self) -> None:
         """The current key's bundle is over: emit what is held back for it."""
+
+    def snapshot(self) -> None:
+        """The state that is current is about to be saved."""
 
     def on_timer(self, timestamp: int, generation: int, domain: TimeDomain) -> None:
         """A timer of the current key has come."""

@@ -122,7 +122,8 @@ def state_schema(where: str, schema: pa.Schema, key: Sequence[str]) -> pa.Schema
             kind = pa.timestamp("us", "UTC") if pa.types.is_timestamp(kind) else kind
         else:
             held = field.metadata or {}
-            role = b"broadcast" if held.get(ROLE) == b"broadcast" else b"state"
+            known = held.get(ROLE)
+            role = known if known in (b"broadcast", b"list", b"union") else b"state"
             metadata = {ROLE: role, STATE: held.get(STATE, field.name.removesuffix(" (state)").encode())}
         fields.append(pa.field(field.name, kind, metadata=metadata))
     found = pa.schema(fields)

@@ -39,7 +39,8 @@ class DataFile(msgspec.Struct, frozen=True):
 class Column(msgspec.Struct, frozen=True):
     """A column of an operator's table.
 
-    `role` is `key`, `state`, `broadcast` or empty for the library's own; `state` the name of the state that it holds.
+    `role` is `key`, `state`, `broadcast`, `list` or `union` (operator state), or empty for the library's own; `state`
+    the name of the state that it holds.
     """
 
     name: str
@@ -59,6 +60,8 @@ class OperatorState(msgspec.Struct, frozen=True):
     rows: int
     bytes: int
     files: list[DataFile]
+    subtasks: int = 0
+    """How many subtasks operator state is of; 0 for keyed state, and where that is not known."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,12 +21,12 @@ from dagster_unified.graph.options import option
 from dagster_unified.graph.plan import library_version
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.state.columns import TypedColumn
-from dagster_unified.operators.state.table import ENCODED, EVENT_TIMERS, HELD, PROCESSING_TIMERS, ROLE
+from dagster_unified.operators.state.table import ENCODED, EVENT_TIMERS, HELD, PROCESSING_TIMERS, ROLE, SUBTASK_KEY
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.state import manifest as manifests
 from dagster_unified.state.arranged import arranged, arranged_frame, arrow_table, is_frame, millis, state_schema
 from dagster_unified.state.manifest import Column, Manifest, OperatorState
-from dagster_unified.state.schemas import columns_of, from_spark, table_schema, to_spark
+from dagster_unified.state.schemas import SUBTASK_ROLES, columns_of, from_spark, table_schema, to_spark
 from dagster_unified.state.tables import CODEC, copy_files, read_batches, read_frame, write_batches
 from dagster_unified.state.values import plain_rows
 
@@ -60,7 +60,7 @@ class Operator:
     @property
     def states(self) -> tuple[Column, ...]:
         """The columns of its states, keyed ones first."""
-        return tuple(column for column in self.columns if column.role in ("state", "broadcast"))
+        return tuple(column for column in self.columns if column.role in ("state", "broadcast", *SUBTASK_ROLES))
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class Savepoint:
     @overload
     def keyed_state(self, uid: str, *, spark: SparkSession) -> DataFrame: ...
     def keyed_state(self, uid: str, *, spark: SparkSession | None = None) -> pa.Table | DataFrame:
-        """The table of an operator: a row for each key, or a DataFrame of a Spark session.
+        """The table of an operator: a row for each key, or of operator state for each subtask; or a DataFrame.
 
         What Arrow has no type for is msgpack in the column `__encoded`; `rows` decodes it. The checksums of Parquet's
         pages are verified; raises `StateError` naming a file that is missing or damaged.
@@ -421,7 +421,7 @@ def _with_key_role(schema: pa.Schema) -> tuple[str, ...]:
 
 def _declared_key(node: GraphNode) -> tuple[str, ...]:
     assert node.key is not None
-    return node.key.fields or ("key",)
+    return (SUBTASK_KEY,) if node.holds_subtask_state else node.key.fields or ("key",)
 
 
 def _key_types(graph: Graph, node: GraphNode) -> list[Any]:

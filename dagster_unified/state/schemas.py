@@ -43,7 +43,10 @@ def to_spark(schema: pa.Schema) -> str:
     return json.dumps(_struct(schema))
 
 
-ROLES = ("key", "state", "broadcast")
+SUBTASK_ROLES = ("list", "union")
+"""Those of operator state, whose key is a subtask."""
+
+ROLES = ("key", "state", "broadcast", *SUBTASK_ROLES)
 
 
 def table_schema(state: OperatorState, roles: Sequence[str] = ROLES) -> pa.Schema:

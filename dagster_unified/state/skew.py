@@ -9,6 +9,7 @@ from upath import UPath
 
 from dagster_unified.operators.keys import key_hashes, key_values
 from dagster_unified.state.manifest import OperatorState
+from dagster_unified.state.schemas import SUBTASK_ROLES
 from dagster_unified.state.tables import read_batches
 
 SAMPLE = 1_000_000
@@ -16,10 +17,12 @@ SAMPLE = 1_000_000
 
 
 def keys_per_group(folder: UPath, state: OperatorState, groups: int, sample: int = SAMPLE) -> list[int] | None:
-    """How many keys each of `groups` key groups has; None where a key's columns do not tell its group.
+    """How many keys each of `groups` key groups has; None where a key's columns do not tell, and for operator state.
 
     Of more than `sample` keys it is an estimate.
     """
+    if any(column.role in SUBTASK_ROLES for column in state.columns):
+        return None
     key = [column.name for column in state.columns if column.role == "key"]
     every = max(1, -(-state.rows // sample))
     found: Counter[int] = Counter()

@@ -23,6 +23,7 @@ from dagster_unified.operators.functions.base import OutputTag
 from dagster_unified.operators.functions.keyed import PartlyKeyed
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.numbers import BROADCAST
+from dagster_unified.operators.operator_state import KEY
 from dagster_unified.operators.state.map import MapStateDescriptor
 from dagster_unified.operators.state.pages import Content
 from dagster_unified.operators.time import MIN_TIMESTAMP
@@ -130,6 +131,11 @@ class _Harness:
             ),
             {},
         )
+
+    def operator_state(self, name: str) -> list[Any]:
+        """What a list of the function's operator state holds, by the name of its descriptor."""
+        found: list[Any] = self.state(KEY).get(name, [])
+        return list(found)
 
     def snapshot(self) -> Snapshot:
         """All state and timers, as a checkpoint holds them."""

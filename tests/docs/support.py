@@ -18,6 +18,7 @@ from dagster_unified.api import (
     AsyncDataStream,
     AsyncFunction,
     BroadcastProcessFunction,
+    CheckpointedFunction,
     CoMapFunction,
     ContinuousEventTimeTrigger,
     CoProcessFunction,
@@ -28,11 +29,14 @@ from dagster_unified.api import (
     DataStream,
     DeltaTrigger,
     EventTimeSessionWindows,
+    FunctionInitializationContext,
+    FunctionSnapshotContext,
     GlobalWindows,
     IngestionTimeAssigner,
     KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
     KeyedProcessFunction,
+    ListStateDescriptor,
     MapFunction,
     MapStateDescriptor,
     OutputTag,
@@ -134,6 +138,19 @@ class Counting(MapFunction):
 
     def map(self, value: Event) -> Event:
         self.count.update((self.count.value() or 0) + 1)
+        return value
+
+
+class Remembering(MapFunction, CheckpointedFunction):
+    def initialize_state(self, context: FunctionInitializationContext) -> None:
+        store = context.get_operator_state_store()
+        self.keys = store.get_list_state(ListStateDescriptor("keys", str))
+
+    def snapshot_state(self, context: FunctionSnapshotContext) -> None:
+        pass
+
+    def map(self, value: Event) -> Event:
+        self.keys.update([value.key])
         return value
 
 
@@ -275,6 +292,7 @@ OPERATORS: dict[str, dict[str, Build]] = {
         "`select`": lambda s, o: s.select(F.col("key"), F.col("value"), output_type=Sum),
         "`with_columns`": lambda s, o: s.with_columns({"value": F.col("value") + 1}, output_type=Event),
         "`where`": lambda s, o: s.where("value > 0"),
+        "`map`, `flat_map`, `filter`, `process` with operator state": lambda s, o: s.map(Remembering()),
         "`union`": lambda s, o: s.union(o),
         "`connect`": lambda s, o: s.connect(o).map(CoMapped()),
         "`connect` with a broadcast stream": (
@@ -368,6 +386,7 @@ LINT = {
     "counts-updates": "what follows sees every update in STREAMING, and only the final result in BATCH",
     "expiry": "state expires in STREAMING only",
     "late-records": "a record that comes after the watermark is late in STREAMING; nothing is late in BATCH",
+    "operator-state": "which records a subtask gets, and when its function is restored, is the mode's affair",
     "other-fields": "fields that are not aggregated come from whichever record is first",
     "watermark": "the function reads the watermark",
     "windows": "windows close by arrival, by the clock, or early",

@@ -10,10 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dagster_unified.api import (
+    CheckpointedFunction,
     CollectionSource,
     DeltaSink,
     EventTimeSessionWindows,
     KeyedProcessFunction,
+    ListStateDescriptor,
+    MapFunction,
     MapStateDescriptor,
     Pipeline,
     SlidingEventTimeWindows,
@@ -308,6 +311,45 @@ def test_any_events_give_the_same_by_days_and_at_once(spark, tmp_path_factory, b
     run_all(Run(once, spark, IntermediateStore(f"{folder}/once"), "run", "run"))
     Days(spark, folder / "together").run_together(build(events, f"{folder}/table together"), *DAYS)
     assert table(f"{folder}/table of days") == table(f"{folder}/table once") == table(f"{folder}/table together")
+
+
+class Numbered(MapFunction, CheckpointedFunction):
+    """Numbers the records of its subtask, through all days."""
+
+    def initialize_state(self, context):
+        self.state = context.get_operator_state_store().get_list_state(ListStateDescriptor("last", int))
+        self.last = sum(self.state.get())
+
+    def snapshot_state(self, context):
+        self.state.update([self.last])
+
+    def map(self, value: Event) -> Out:
+        self.last += 1
+        return Out(value.key, value.at, self.last)
+
+
+def numbered(events, path, subtasks=1):
+    pipeline = Pipeline("numbered")
+    found = events_of(pipeline, events).map(Numbered()).uid("numbered").set_parallelism(subtasks)
+    found.sink_to(sink(path))
+    return pipeline
+
+
+def test_operator_state_goes_from_day_to_day_in_one_spark_job_and_in_several(spark, tmp_path):
+    days, together = Days(spark, tmp_path / "days"), Days(spark, tmp_path / "together")
+    days.run(numbered(EVENTS, str(tmp_path / "of days")), *DAYS)
+    together.run_together(numbered(EVENTS, str(tmp_path / "at once")), *DAYS)
+    recorded = {(e.key, e.at): (e.day - BEGIN) // DAY for e in EVENTS}
+    for path in ("of days", "at once"):
+        numbers = sorted((value, recorded[key, at]) for key, at, value in table(str(tmp_path / path)))
+        assert numbers == list(enumerate(sorted(recorded.values()), 1))
+
+
+def test_operator_state_of_another_number_of_subtasks_is_an_error(spark, tmp_path):
+    days = Days(spark, tmp_path)
+    days.run(numbered(EVENTS, str(tmp_path / "table")), DAYS[0])
+    with pytest.raises(StateError, match="'Numbered' has 2 subtasks, and its state of the partition before is of 1"):
+        days.run(numbered(EVENTS, str(tmp_path / "table"), 2), DAYS[1])
 
 
 def test_the_row_count_of_a_partition_is_of_its_records_and_not_of_its_state(spark, tmp_path):

@@ -109,6 +109,13 @@ def state_before(run: Run, manifest: Manifest | None, port: Port) -> DataFrame |
             f"{run.plan.name}: the state of the partition before is in {manifest.groups} key groups, and"
             f" pipeline.max-parallelism is {groups}; set it as it was, or run a backfill from the first partition"
         )
+    subtasks = run.plan.subtasks_with_state(node)
+    if subtasks is not None and manifest.subtasks.get(node.uid, subtasks) != subtasks:
+        raise StateError(
+            f"{run.plan.name}: operator '{node.name}' has {subtasks} subtasks, and its state of the partition before is"
+            f" of {manifest.subtasks[node.uid]}; set the parallelism that it had, start from a savepoint, which splits"
+            " the state anew, or run a backfill from the first partition"
+        )
     if all((s.uid, s.tag) != (node.uid, port.tag) for s in manifest.streams):
         raise StateError(
             f"{run.plan.name}: the partition before has no state of operator '{node.name}' (uid '{node.uid}'); give it"
@@ -124,6 +131,8 @@ def _in_savepoint(run: Run, node: g.Node, groups: int) -> DataFrame | None:
         return None
     edge = run.plan.graph.main_inputs(node.id)[0]
     computed = node.key is not None and node.key.computed is not None
+    if node.holds_subtask_state:
+        return start.pages(node.uid, groups)
     keys = ["key"] if computed else key_columns(edge)
     return start.pages(node.uid, groups, lambda: _group(keys, groups))
 
@@ -156,10 +165,14 @@ class CarriedState:
 
         plan, axis, state = self._streams.plan, self._streams.axis, self._before(Port(node.id, CARRIED))
         edges = plan.graph.main_inputs(node.id)
-        keys = key_columns(edges[0])
         groups = plan.execution.streaming.max_parallelism
-        group = _group(keys, groups).alias(GROUP)
-        records = self._streams.inputs.united(edges, layout).select(*layout.schema.names, group, *axis.columns)
+        keys: list[str] = []
+        if node.holds_subtask_state:
+            rows, group = self._in_subtasks(node, layout)
+        else:
+            keys = key_columns(edges[0])
+            rows, group = self._streams.inputs.united(edges, layout), _group(keys, groups)
+        records = rows.select(*layout.schema.names, group.alias(GROUP), *axis.columns)
         if state is None:
             frame = records.withColumns({PAGE: F.lit(None).cast("bigint"), STATE: F.lit(None).cast("binary")})
         else:
@@ -182,6 +195,16 @@ class CarriedState:
         spread = frame.repartition(count, GROUP) if count else frame.repartition(GROUP)
         time = [TIMESTAMP] if layout.timestamped else []
         return spread.sortWithinPartitions(GROUP, *axis.columns, F.col(PAGE).asc_nulls_last(), *keys, *time)
+
+    def _in_subtasks(self, node: g.Node, layout: StreamLayout) -> tuple[DataFrame, Column]:
+        """A node's records, and the subtask of each: the one that an exchange chose for it, or any."""
+        from pyspark.sql import functions as F
+
+        plan = self._streams.plan
+        if node.id in plan.subtasks:
+            return self._streams.inputs.of(node.id), F.spark_partition_id()
+        rows = self._streams.inputs.united(plan.graph.main_inputs(node.id), layout)
+        return rows, _group([], plan.subtasks_with_state(node) or 1)
 
     def aggregate(self, node: g.Node, port: Port) -> DataFrame:
         """The aggregates of the keys that a partition has, or of the windows that it closes; or the state after it."""

@@ -210,6 +210,7 @@ def manifests_of(
                 histograms=metrics.histograms,
                 created=now(),
                 carried_from=carried_from,
+                subtasks=_subtasks(run.plan, region),
                 groups=run.plan.execution.streaming.max_parallelism if region.carried else 0,
                 together=len(runs),
                 positions=dict(read),
@@ -218,6 +219,12 @@ def manifests_of(
         if run.carry is not None:
             carried_from, seen = run.run_id, Metrics(last_event_times=metrics.last_event_times)
     return manifests
+
+
+def _subtasks(plan: Plan, region: Region) -> dict[str, int]:
+    """Of how many subtasks the operator state is that a region carries, by uid."""
+    nodes = [plan.graph.node(port.node) for port in region.carried]
+    return {node.uid: count for node in nodes if (count := plan.subtasks_with_state(node)) is not None}
 
 
 def count_malformed(runs: Sequence[Run], frames: RegionFrames, manifests: Sequence[Manifest]) -> None:

@@ -103,7 +103,7 @@ class RegionFrames:
             frame = self._streams.inputs.of(node.id)
             ship = self.axis.timed(ship, self._last_event_times(node, frame))
             frame = frame.select(*ship.input.schema.names, *self.axis.columns)
-            frame = frame if node.runs_by_key else self.axis.in_order(frame)
+            frame = frame if node.runs_by_key and node.key != Key() else self.axis.in_order(frame)
         if ship.broadcast is None:
             combined = self.run_program(frame, ship, one.members)
         elif ship.carry:

@@ -36,6 +36,8 @@ class OperatorTable:
     node: g.Node
     payload: Payload
     schema: pa.Schema
+    subtasks: int | None = None
+    """By how many subtasks it keeps operator state; None for keyed state."""
 
     def files(self, pages: DataFrame, folder: UPath) -> DataFrame:
         """The files with its rows that tasks write into a folder, from pages in the columns of `CARRIED_LAYOUT`."""
@@ -59,6 +61,11 @@ class OperatorTable:
         chosen = rows.withColumn(worker.GROUP, group.cast("int"))
         slices = chosen.mapInArrow(worker.to_slices(self.payload, groups, True), spark_schema(worker.SLICES))
         return self._pages(slices, from_spark(rows.schema.json()), watermark)
+
+    def pages_of_subtasks(self, rows: DataFrame, before: int, subtasks: int) -> DataFrame:
+        """Pages of so many subtasks, from its rows, which were of `before` subtasks: one task reads all of them."""
+        made = worker.to_subtasks(self.payload, from_spark(rows.schema.json()), before, subtasks)
+        return rows.coalesce(1).mapInArrow(made, spark_schema(CARRIED_LAYOUT.schema))
 
     def _pages(self, slices: DataFrame, stored: pa.Schema, watermark: int) -> DataFrame:
         spread = slices.repartition("group").sortWithinPartitions("group")
@@ -84,4 +91,5 @@ def operator_tables(
     except Exception as error:
         raise translated(error, plan, "savepoint", spark) from error
     schemas = {row["operator"]: pa.ipc.read_schema(pa.py_buffer(bytes(row["schema"]))) for row in answers}
-    return [OperatorTable(node, payloads[i], schemas[i]) for i, node in enumerate(nodes)]
+    counts = [plan.subtasks_with_state(node) for node in nodes]
+    return [OperatorTable(node, payloads[i], schemas[i], counts[i]) for i, node in enumerate(nodes)]

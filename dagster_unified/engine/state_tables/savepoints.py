@@ -56,6 +56,7 @@ def write_table(table: OperatorTable, pages: DataFrame, folder: UPath, attempt: 
         sum(rows.values()),
         sum(file.bytes for file in files),
         files,
+        table.subtasks or 0,
     )
 
 
@@ -78,6 +79,9 @@ class StartingState:
         if state is None or table is None:
             return None
         watermark = self.manifest.event.watermarks.get(uid, MIN_TIMESTAMP)
+        if table.subtasks is not None:
+            rows = read_frame(self.spark, self.folder, state)
+            return table.pages_of_subtasks(rows, state.subtasks, table.subtasks)
         if group is None:
             return table.pages(self.spark, self.folder, state, groups, watermark)
         return table.pages_of_rows(read_frame(self.spark, self.folder, state), groups, watermark, group())

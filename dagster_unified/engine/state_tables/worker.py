@@ -7,8 +7,9 @@ and how they get to a worker; no session.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pyarrow as pa
 
@@ -23,10 +24,11 @@ from dagster_unified.operators.drivers.key_groups import KeyGroups
 from dagster_unified.operators.keys import grouped_stretches, key_hashes, stretches
 from dagster_unified.operators.lanes import decode, encode
 from dagster_unified.operators.numbers import BROADCAST
+from dagster_unified.operators.operator_state import KEY, LIST, CheckpointedOperator, redistributed
 from dagster_unified.operators.program.spec import Program
 from dagster_unified.operators.state.pages import Content, decode_index
-from dagster_unified.operators.state.table import KeyShape, StateTable
-from dagster_unified.operators.time import wall_clock
+from dagster_unified.operators.state.table import SUBTASK_KEY, KeyShape, StateTable
+from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock
 from dagster_unified.state.manifest import OperatorState
 from dagster_unified.state.tables import Split, read_split, write_file
 
@@ -103,6 +105,11 @@ def to_pages(payload: Payload, stored: pa.Schema, watermark: int) -> Mapped:
     return functools.partial(_to_pages, payload, sliced.serialize().to_pybytes(), watermark)
 
 
+def to_subtasks(payload: Payload, stored: pa.Schema, before: int, count: int) -> Mapped:
+    """All rows of operator state, with the columns `stored`, as pages of `count` subtasks; they were of `before`."""
+    return functools.partial(_to_subtasks, payload, stored.serialize().to_pybytes(), before, count)
+
+
 @contextmanager
 def _opened(payload: Payload) -> Iterator[tuple[KeyGroups, StateTable]]:
     spare_the_garbage_collector()
@@ -125,6 +132,10 @@ def _table(driver: KeyGroups) -> StateTable:
     broadcast = dict(operator.descriptors) if isinstance(operator, BroadcastOperator) else {}
     shape = KeyShape(keyed.columns if named else ("key",), keyed.python)
     where = f"{program.pipeline}: operator '{program.steps[0].name}'"
+    if isinstance(operator, CheckpointedOperator):
+        operator.declare()
+        states, subtask = dict(operator.state.descriptors), KeyShape((SUBTASK_KEY,), int)
+        return StateTable(where, subtask, program.input.records.python, states, {}, operator.kinds)
     return StateTable(where, shape, program.input.records.python, dict(operator.state.descriptors), broadcast)
 
 
@@ -150,6 +161,11 @@ def _to_rows(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
                     yield table.broadcast_row(driver.broadcast.decode(data))
             waiting, most = Content(), _keys_at_once(store)
             for content in driver.contents(store):
+                if isinstance(driver.operator, CheckpointedOperator):
+                    own: dict[Hashable, dict[str, Any]] = {}
+                    if KEY in content.keys:
+                        own[group] = content.keys[KEY]
+                    content = Content(own, large=content.large)
                 waiting.add(content)
                 if len(waiting.keys) >= most:
                     yield table.rows(waiting)
@@ -276,6 +292,29 @@ def _filled(driver: KeyGroups, table: StateTable, slices: Sequence[pa.RecordBatc
         pages = group.split(sum(rows.num_rows for rows in keyed))
         group.fill(_contents(table, keyed, pages), watermark)
     return store
+
+
+def _to_subtasks(
+    payload: Payload, stored: bytes, before: int, count: int, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    schema = pa.ipc.read_schema(pa.py_buffer(stored))
+    with _opened(payload) as (driver, table):
+        assert isinstance(driver.operator, CheckpointedOperator)
+        held: dict[int, dict[str, Any]] = {}
+        for batch in batches:
+            rows = table.content(decode(encode(batch), schema))
+            held |= {number: state for number, state in rows.keys.items() if isinstance(number, int)}
+        given = redistributed([held[n] for n in sorted(held)], driver.operator.kinds, count)
+        for number in range(count):
+            state = given[number]
+            if before == count:
+                own = held.get(number, {})
+                state |= {name: own.get(name, []) for name, kind in driver.operator.kinds.items() if kind == LIST}
+            store = MemoryStore()
+            driver.running.enter(number)
+            with driver.grouped.opened(store) as group:
+                group.fill([(0, Content(driver.operator.given(state)))], MIN_TIMESTAMP)
+            yield rows_of(number, store)
 
 
 def _contents(table: StateTable, keyed: Sequence[pa.RecordBatch], pages: int) -> Iterator[tuple[int, Content]]:

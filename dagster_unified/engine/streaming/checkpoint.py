@@ -70,6 +70,9 @@ class Deployed(msgspec.Struct, frozen=True):
     loaded: str = ""
     """Which loading of the code location requested the last start; empty where a person did."""
 
+    subtasks: dict[str, int] = {}
+    """How many subtasks there are of each operator with operator state, by uid."""
+
     start: str = ""
     """The savepoint that the deployment's state began with; empty where it began without."""
 
@@ -344,6 +347,13 @@ def _check(held: Deployed, wanted: Deployed) -> None:
             f"{held.pipeline}: the stateful operators are {_shown(wanted.levels)}, and the checkpoint has"
             f" {_shown(held.levels)}; keep their uids and their order, or start without state (upgrade mode stateless)"
         )
+    for uid, count in held.subtasks.items():
+        if wanted.subtasks.get(uid, count) != count:
+            raise ConfigurationError(
+                f"{held.pipeline}: operator '{uid}' has {wanted.subtasks[uid]} subtasks, and the checkpoint has its"
+                f" operator state of {count}; set the parallelism back, or stop the job with a savepoint and start from"
+                " that, which splits the state anew"
+            )
 
 
 def _shown(levels: dict[str, list[list[str]]]) -> str:

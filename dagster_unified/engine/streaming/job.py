@@ -287,6 +287,11 @@ class StreamingJob:
             code=code,
             loaded=self.start_as.loaded,
             start=self.plan.execution.starts_from or "",
+            subtasks={
+                node.uid: count
+                for node in self.plan.graph.nodes
+                if (count := self.plan.subtasks_with_state(node)) is not None
+            },
         )
 
     def _configure(self) -> None:

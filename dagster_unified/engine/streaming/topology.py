@@ -252,6 +252,8 @@ class _Builder:
 
     def _check_key_groups(self, node: g.Node) -> None:
         """Raises where a subtask has no key group, in which its copy of the broadcast state would be."""
+        if node.holds_subtask_state:
+            self.plan.subtasks_with_state(node)
         count, groups = self.plan.subtasks[node.id], self.plan.execution.streaming.max_parallelism
         if count > groups:
             raise PipelineError(
@@ -410,7 +412,7 @@ class _Builder:
         if node.id in self.keyed and node.id not in self.plan.subtasks:
             keyed = keyed_input(node, wanted.records)
             where = f"{self.plan.name}: operator '{node.name}'"
-            address = ByKey(keyed, wanted, where) if keyed.columns else Anywhere()
+            address = ByKey(keyed, wanted, where) if keyed.columns else Anywhere(self.plan.subtasks_with_state(node))
             return Route(output, self._lane(node.id), wanted.schema, tuple(columns), address)
         if node.id in self.keyed:
             self._check_key_groups(node)

@@ -366,6 +366,7 @@ class LevelTask:
             )
 
         self._address, self._count = (lane, group), 0
+        groups.running.enter(group)
         micro_batch = MicroBatch(
             arrived(Place.AHEAD, Place.BROADCAST_AHEAD),
             max(events, key=lambda e: e.number, default=None),

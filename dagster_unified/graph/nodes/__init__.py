@@ -15,7 +15,14 @@ from dagster_unified.graph.nodes.functions import (
     ProcessNode,
 )
 from dagster_unified.graph.nodes.graph import Edge, Graph
-from dagster_unified.graph.nodes.keyed import BroadcastNode, KeyedNode, KeyedProcessNode, ReduceNode, WindowNode
+from dagster_unified.graph.nodes.keyed import (
+    BroadcastNode,
+    CheckpointedNode,
+    KeyedNode,
+    KeyedProcessNode,
+    ReduceNode,
+    WindowNode,
+)
 from dagster_unified.graph.nodes.lookup import LookupNode
 from dagster_unified.graph.nodes.native import (
     BOUNDS,
@@ -36,6 +43,7 @@ __all__ = [
     "AsyncNode",
     "BroadcastNode",
     "Chaining",
+    "CheckpointedNode",
     "Edge",
     "ExchangeKind",
     "FilterNode",

@@ -141,6 +141,9 @@ class Node:
     has_broadcast_input: ClassVar[bool] = False
     """Whether what comes over BROADCAST exchanges is a stream of its own, apart from its main input."""
 
+    holds_subtask_state: ClassVar[bool] = False
+    """Whether its state is that of its subtasks, which have no keys."""
+
     product: ClassVar[str] = "output is"
     """What it computes, and the verb."""
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dagster_unified.graph.code import names_used
 from dagster_unified.graph.findings import Finding
-from dagster_unified.graph.keyed_state import declared_states
-from dagster_unified.graph.nodes.base import Key, Lineage, Node
+from dagster_unified.graph.keyed_state import declared_lists, declared_states
+from dagster_unified.graph.nodes.base import Chaining, Key, Lineage, Node
 from dagster_unified.operators.broadcast import BroadcastStep
 from dagster_unified.operators.keyed import KeyedProcessStep, ReduceStep
+from dagster_unified.operators.operator_state import CheckpointedStep
 from dagster_unified.operators.program.step import Step
 from dagster_unified.operators.windows import Firing
 from dagster_unified.operators.windows.spec import CONTENTS
@@ -94,6 +95,31 @@ class BroadcastNode(KeyedProcessNode):
                 )
             )
         return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CheckpointedNode(KeyedProcessNode):
+    """A function with operator state, on a stream that is not keyed."""
+
+    chaining: Chaining = Chaining.HEAD  # a driver runs it, so that it stands at the head of its task
+
+    step = CheckpointedStep
+    holds_subtask_state = True
+    has_timers = False
+
+    depends_on_order = False  # what it depends on more is which records its subtask gets
+
+    def state(self) -> list[dict[str, str]]:
+        return declared_lists(self.function)
+
+    def parity(self, graph: Graph) -> list[Finding]:
+        return [
+            self.warning(
+                "operator-state",
+                "has operator state, and which records a subtask gets, and when it is restored, differs by mode; make"
+                " its result independent of that, or use keyed state",
+            )
+        ]
 
 
 class WindowNode(KeyedProcessNode):

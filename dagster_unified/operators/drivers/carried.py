@@ -93,6 +93,7 @@ def carried(
                 if current.number != number:
                     finish(current, len(events))
                     current = _Group(number)
+                    driver.running.enter(number)
                 for partition, own in stretches(rows, PARTITION_INDEX) if program.last_event_times else [(0, rows)]:
                     finish(current, partition)
                     _take(current, own, program)

@@ -45,6 +45,7 @@ class GroupedOperator:
         operator.event_timers, operator.processing_timers = TimerQueue(), TimerQueue()
         operator.watermark = max(group.index.watermark, watermark)
         operator.at_end = operator.ended = False
+        operator.restored = group.before is not None
         try:
             yield group
         finally:
@@ -99,6 +100,7 @@ class GroupedOperator:
     def save(self, group: Group) -> None:
         """Writes back what has changed."""
         operator = self.operator
+        operator.snapshot()
         operator.state.forget_expired(group.keys.values())
         group.save(operator.event_timers, operator.processing_timers, operator.watermark)
 

@@ -1,4 +1,4 @@
-"""How a function takes part in checkpoints: it hears of those that are complete.
+"""How a function takes part in checkpoints: state of its own that has no key, and news of those that are complete.
 
 Names and methods are Flink's. Knows no engine.
 """
@@ -8,6 +8,93 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
+
+from dagster_unified.operators.functions.type_variables import V
+from dagster_unified.operators.state.list import ListState, ListStateDescriptor
+
+
+class OperatorStateStore(ABC):
+    """The operator state of a function; there is an example at `CheckpointedFunction`.
+
+    The elements of a state are held to the descriptor's type, as keyed state is.
+    """
+
+    @abstractmethod
+    def get_list_state(self, descriptor: ListStateDescriptor[V]) -> ListState[V]:
+        """A list of this subtask; started with another parallelism, all elements are split evenly over the subtasks."""
+
+    @abstractmethod
+    def get_union_list_state(self, descriptor: ListStateDescriptor[V]) -> ListState[V]:
+        """A list of this subtask; started from a savepoint, every subtask has the elements of all of them.
+
+        A function takes those that it needs, and writes its own only. From one epoch to the next, also after a
+        failure, a subtask finds what it wrote itself.
+        """
+
+
+class FunctionInitializationContext(ABC):
+    """What `CheckpointedFunction.initialize_state` is given; there is an example at `CheckpointedFunction`."""
+
+    @abstractmethod
+    def get_operator_state_store(self) -> OperatorStateStore:
+        """What gives the function its state."""
+
+    @abstractmethod
+    def is_restored(self) -> bool:
+        """Whether there is a snapshot that the function goes on from.
+
+        In STREAMING that is so from a subtask's second epoch on. In BATCH it is so where the run starts from a
+        savepoint, or from the partition before.
+        """
+
+
+class FunctionSnapshotContext(ABC):
+    """What `CheckpointedFunction.snapshot_state` is given; there is an example at `CheckpointedFunction`."""
+
+    @abstractmethod
+    def get_checkpoint_id(self) -> int:
+        """The epoch whose records the snapshot has seen; 0 in BATCH."""
+
+
+class CheckpointedFunction(ABC):
+    """A function with operator state: lists of a parallel instance (a subtask), not of a key.
+
+    It is a second base of a function of `map`, `flat_map`, `filter` or `process` on streams without a key, or of one
+    behind `connect`. `initialize_state` is called before `open`. In STREAMING an instance lives for one epoch: it is
+    initialized from the snapshot of the one before, processes the epoch's records, and `snapshot_state` puts what it
+    holds into its state, which is committed with the epoch and is in savepoints. What it keeps elsewhere is lost. There
+    are as many subtasks as `set_parallelism` says, or `parallelism.default`, or else `pipeline.max-parallelism`.
+
+    In BATCH an instance processes a partition of the data, and there are no checkpoints: `snapshot_state` is called
+    only where the run leaves a savepoint or hands state to the next partition (FLIP-140). A result that depends on
+    which records a subtask holds differs by mode.
+
+    Flink: `CheckpointedFunction`, *Working with State*, "Using Operator State".
+
+    Examples:
+        >>> class Pairs(FlatMapFunction[int, int], CheckpointedFunction):
+        ...     def initialize_state(self, context: FunctionInitializationContext) -> None:
+        ...         self.state = context.get_operator_state_store().get_list_state(ListStateDescriptor("waiting", int))
+        ...         self.waiting = self.state.get()
+        ...     def snapshot_state(self, context: FunctionSnapshotContext) -> None:
+        ...         self.state.update(self.waiting)
+        ...     def flat_map(self, value: int) -> list[int]:
+        ...         self.waiting.append(value)
+        ...         if len(self.waiting) < 2:
+        ...             return []
+        ...         found, self.waiting = self.waiting, []
+        ...         return [sum(found)]
+        >>> collect(numbers.flat_map(Pairs()))
+        [3]
+    """
+
+    @abstractmethod
+    def initialize_state(self, context: FunctionInitializationContext) -> None:
+        """Called before `open`: gets the state, and takes over what it holds."""
+
+    @abstractmethod
+    def snapshot_state(self, context: FunctionSnapshotContext) -> None:
+        """Called after an epoch's records: puts what has to last into the state."""
 
 
 class CheckpointListener(ABC):
@@ -43,3 +130,11 @@ def listeners(function: Any) -> Iterator[CheckpointListener]:
         yield function
     for part in getattr(function, "wrapped_functions", ()):
         yield from listeners(part)
+
+
+def checkpointed(function: Any) -> CheckpointedFunction | None:
+    """A function of the author's with operator state, or the one in a function of the library's."""
+    if isinstance(function, CheckpointedFunction):
+        return function
+    found = map(checkpointed, getattr(function, "wrapped_functions", ()))
+    return next((one for one in found if one is not None), None)

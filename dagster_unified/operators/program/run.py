@@ -82,6 +82,10 @@ class RunningProgram:
         block = self._block(batch, self.program.broadcast.layout)
         self.keyed.process_broadcast(block.records(), block.timestamps or [None] * block.size, leads)
 
+    def enter(self, subtask: int) -> None:
+        """The records that come now are of this group: where it is a subtask, functions that are opened now know it."""
+        self._subtask = self._subtask._replace(number=subtask)
+
     def run_of(self, key: Hashable, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
         """Passes a run of one key's records to a keyed head."""
         assert self.keyed is not None
@@ -120,6 +124,8 @@ class RunningProgram:
 
     def notify(self, epoch: int) -> None:
         """Tells the functions that an epoch is committed."""
+        if self.keyed is not None:
+            self.keyed.committed = epoch
         for step in self.program.steps:
             for listener in step.listeners():
                 try:

@@ -2,7 +2,8 @@
 
 What a savepoint holds. Beside the states a row has the key's timers and the elements that are held back for it, as
 lists, and in `ENCODED` what Arrow has no type for, by the name of its column. A row without a key holds the operator's
-broadcast state. Knows pages and descriptors; no engine.
+broadcast state. Operator state has a row for each subtask, whose number is the key. Knows pages and descriptors; no
+engine.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ TIMERS = pa.list_(pa.struct([("timestamp", pa.int64()), ("generation", pa.int64(
 _ENCODED = pa.map_(pa.string(), pa.binary())
 
 ROLE = b"role"
-"""In a field's metadata: `key`, `state` or `broadcast`; none for the library's own columns."""
+"""In a field's metadata: `key`, `state`, `broadcast`, `list` or `union`; none for the library's own columns."""
+
+SUBTASK_KEY = "subtask"
+"""The column of the key of operator state: the number of the subtask."""
 
 STATE = b"name"
 """In a field's metadata: the name of the key's column, or of the state, that it holds."""
@@ -52,8 +56,12 @@ class StateTable:
         record: Any,
         states: Mapping[str, StateDescriptor[Any]],
         broadcast: Mapping[str, StateDescriptor[Any]],
+        lists: Mapping[str, str] | None = None,
     ) -> None:
         self.where = where
+        self._roles = lists or {}
+        """The roles of states that are operator state, `list` or `union` by name."""
+
         self._several = len(key.names) > 1
         kinds = key.python.__args__ if self._several else (key.python,)
         self._keys = {
@@ -83,7 +91,8 @@ class StateTable:
         ):
             for name, column in columns.items():
                 if column.arrow is not None:
-                    metadata = {ROLE: role.encode(), STATE: name.encode()}
+                    own = self._roles.get(name, role) if role == "state" else role
+                    metadata = {ROLE: own.encode(), STATE: name.encode()}
                     fields.append(pa.field(names[name], column.arrow, metadata=metadata))
         fields += [pa.field(EVENT_TIMERS, TIMERS), pa.field(PROCESSING_TIMERS, TIMERS)]
         if self._held.arrow is not None:

@@ -69,6 +69,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     groups: int = 0
     """How many key groups carried state is spread over."""
 
+    subtasks: dict[str, int] = {}
+    """How many subtasks carried operator state is of, by the uid of its operator."""
+
     together: int = 1
     """How many partitions one Spark job materialized; `seconds` are this one's share."""
 
