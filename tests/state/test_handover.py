@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dagster_unified.api import (
+    BroadcastProcessFunction,
     CollectionSource,
     DeltaSink,
     EventTimeSessionWindows,
@@ -379,6 +380,36 @@ def test_a_run_goes_on_where_another_of_either_mode_has_left_its_state(spark, tm
     Cut(spark, tmp_path / "whole").run(build(EVENTS, once), "BATCH")
     assert table(once)
     assert Cut(spark, tmp_path).in_pieces(build, [EVENTS[:6], EVENTS], modes, (4, 3)) == table(once)
+
+
+WORDS = MapStateDescriptor("words", str, int)
+
+
+class Worded(BroadcastProcessFunction):
+    """Emits what the broadcast state holds."""
+
+    def process_element(self, value, ctx):
+        yield f"{value} {sorted(ctx.get_broadcast_state(WORDS).items())}"
+
+    def process_broadcast_element(self, value, ctx):
+        ctx.get_broadcast_state(WORDS).put(value, len(value))
+
+
+def worded(numbers, words, path):
+    pipeline = Pipeline("worded")
+    source = CollectionSource("numbers", record_type(int, "numbers"), numbers)
+    rules = pipeline.from_source(CollectionSource("words", record_type(str, "words"), words)).broadcast(WORDS)
+    ruled = pipeline.from_source(source).connect(rules).process(Worded(), output_type=str).uid("worded")
+    ruled.sink_to(DeltaSink(path, name="table"))
+    return pipeline
+
+
+@pytest.mark.parametrize("modes", rotated(PAIRS, 2), ids="-".join)
+def test_broadcast_state_of_an_operator_without_keys_is_handed_over(spark, tmp_path, modes):
+    cut, path, savepoint = Cut(spark, tmp_path), f"{tmp_path}/table", f"{tmp_path}/savepoint"
+    cut.run(worded((1, 2), ("a",), path), modes[0], {"execution.savepoint.path": savepoint})
+    cut.run(worded((1, 2, 3), ("a", "bb"), path), modes[1], {"execution.state-recovery.path": savepoint})
+    assert table(path) == [("3 [('a', 1), ('bb', 2)]",)]
 
 
 class Held(NamedTuple):

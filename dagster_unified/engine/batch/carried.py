@@ -129,12 +129,16 @@ def _in_savepoint(run: Run, node: g.Node, groups: int) -> DataFrame | None:
     start = run.carry.start if run.carry is not None else None
     if start is None:
         return None
-    edge = run.plan.graph.main_inputs(node.id)[0]
-    computed = node.key is not None and node.key.computed is not None
     if node.holds_subtask_state:
         return start.pages(node.uid, groups)
-    keys = ["key"] if computed else key_columns(edge)
+    computed = node.key is not None and node.key.computed is not None
+    keys = ["key"] if computed else _key_columns(node, run.plan)
     return start.pages(node.uid, groups, lambda: _group(keys, groups))
+
+
+def _key_columns(node: g.Node, plan: Plan) -> list[str]:
+    """The columns of an operator's key; none where it has only broadcast state."""
+    return [] if node.key == g.Key() else key_columns(plan.graph.main_inputs(node.id)[0])
 
 
 def _group(keys: Sequence[str], groups: int) -> Column:
@@ -164,14 +168,12 @@ class CarriedState:
         from pyspark.sql import functions as F
 
         plan, axis, state = self._streams.plan, self._streams.axis, self._before(Port(node.id, CARRIED))
-        edges = plan.graph.main_inputs(node.id)
         groups = plan.execution.streaming.max_parallelism
-        keys: list[str] = []
-        if node.holds_subtask_state:
-            rows, group = self._in_subtasks(node, layout)
+        keys = [] if node.holds_subtask_state else _key_columns(node, plan)
+        if keys:
+            rows, group = self._streams.inputs.united(plan.graph.main_inputs(node.id), layout), _group(keys, groups)
         else:
-            keys = key_columns(edges[0])
-            rows, group = self._streams.inputs.united(edges, layout), _group(keys, groups)
+            rows, group = self._in_subtasks(node, layout, plan.subtasks_with_state(node) or groups)
         records = rows.select(*layout.schema.names, group.alias(GROUP), *axis.columns)
         if state is None:
             frame = records.withColumns({PAGE: F.lit(None).cast("bigint"), STATE: F.lit(None).cast("binary")})
@@ -196,15 +198,14 @@ class CarriedState:
         time = [TIMESTAMP] if layout.timestamped else []
         return spread.sortWithinPartitions(GROUP, *axis.columns, F.col(PAGE).asc_nulls_last(), *keys, *time)
 
-    def _in_subtasks(self, node: g.Node, layout: StreamLayout) -> tuple[DataFrame, Column]:
+    def _in_subtasks(self, node: g.Node, layout: StreamLayout, subtasks: int) -> tuple[DataFrame, Column]:
         """A node's records, and the subtask of each: the one that an exchange chose for it, or any."""
         from pyspark.sql import functions as F
 
         plan = self._streams.plan
         if node.id in plan.subtasks:
-            return self._streams.inputs.of(node.id), F.spark_partition_id()
-        rows = self._streams.inputs.united(plan.graph.main_inputs(node.id), layout)
-        return rows, _group([], plan.subtasks_with_state(node) or 1)
+            return self._streams.inputs.of(node.id), F.pmod(F.spark_partition_id(), F.lit(subtasks))
+        return self._streams.inputs.united(plan.graph.main_inputs(node.id), layout), _group([], subtasks)
 
     def aggregate(self, node: g.Node, port: Port) -> DataFrame:
         """The aggregates of the keys that a partition has, or of the windows that it closes; or the state after it."""
