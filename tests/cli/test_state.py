@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 import pyarrow as pa
 import pytest
 
-from dagster_unified.cli import main
+from dagster_unified.cli import main, terminal
 from dagster_unified.operators.time import MAX_TIMESTAMP
 from dagster_unified.state import EverythingRead, Savepoint
 
@@ -41,6 +41,7 @@ def cli(tmp_path, monkeypatch, capsys):
     changed.with_state("pairs", pairs, key=["shop", "day"]).write(f"{tmp_path}/b")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "300")
+    terminal.out.cache_clear()  # a console of an earlier test has the width of its terminal
 
     def run(*arguments):
         with pytest.raises(SystemExit) as ended:
@@ -48,7 +49,8 @@ def cli(tmp_path, monkeypatch, capsys):
         captured = capsys.readouterr()
         return ended.value.code, captured.out, captured.err
 
-    return run
+    yield run
+    terminal.out.cache_clear()
 
 
 def cells(line):

@@ -66,7 +66,7 @@ def test_a_damaged_file_is_an_error_that_names_it_where_a_piece_is_read(tmp_path
 class Workers:
     """An operator's table whose tasks have written files, one of them twice, and say so of one attempt each."""
 
-    node, schema = SimpleNamespace(uid="totals", name="totals"), SCHEMA
+    node, schema, subtasks = SimpleNamespace(uid="totals", name="totals"), SCHEMA, None
 
     def __init__(self, reported):
         self.reported = reported
