@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 state = App(name="state", help="Look into savepoints: list what they hold, show keys, compare two.")
 
 Keys = Annotated[list[str], Parameter(name="--key", negative="")]
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 @state.command
@@ -229,8 +227,10 @@ def _shortened(text: str, limit: int = 200) -> str:
 
 def _moment(milliseconds: int) -> str:
     """A time; one that no calendar has, such as the end of time, as its number."""
+    from dagster_unified.operators.time import to_datetime
+
     try:
-        return (_EPOCH + timedelta(milliseconds=milliseconds)).isoformat(sep=" ", timespec="milliseconds")[:-6]
+        return to_datetime(milliseconds).isoformat(sep=" ", timespec="milliseconds")[:-6]
     except OverflowError:
         return str(milliseconds)
 

@@ -72,7 +72,7 @@ def broadcast_input(plan: Plan, node: g.Node) -> BroadcastInput | None:
 
 def _united(plan: Plan, edges: Sequence[Edge]) -> StreamLayout:
     first = edges[0]
-    records = plan.graph.port_type(first.source, first.tag.name if first.tag else None)
+    records = plan.graph.records_of(first)
     assert records is not None
     return StreamLayout(records, any(plan.graph.node(e.source).timestamped for e in edges))
 

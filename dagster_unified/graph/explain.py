@@ -52,7 +52,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
                 "to": e.target,
                 "kind": e.kind.value,
                 "key": e.edge.partitioning.key.describe() if e.edge.partitioning.key else None,
-                "side_output": e.edge.tag.name if e.edge.tag else None,
+                "side_output": e.edge.side_output,
                 "blocking": e.blocking,
                 "reason": e.reason,
             }

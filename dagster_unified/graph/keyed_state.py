@@ -21,11 +21,9 @@ from dagster_unified.operators.state.descriptors import StateDescriptor
 def declared_states(function: Any) -> list[dict[str, str]]:
     """The name and kind of each state, in the order of the code."""
     found: dict[str, str] = {}
-    for part in authors(function):
-        for cls in reversed(type(part).__mro__):
-            if not is_installed(cls.__module__):
-                for name, kind in _made_in(cls):
-                    found.setdefault(name, kind)
+    for _, tree, names in _classes(function):
+        for name, kind in _made_in(tree, names):
+            found.setdefault(name, kind)
     for held in held_by(function):
         if isinstance(held, StateDescriptor):
             found.setdefault(held.name, held.kind)
@@ -39,12 +37,9 @@ _LISTS = {"get_list_state": "operator list", "get_union_list_state": "union list
 def declared_lists(function: Any) -> list[dict[str, str]]:
     """The name and kind of each operator state, in the order of the code."""
     found: dict[str, str] = {}
-    for part in authors(function):
-        for cls in reversed(type(part).__mro__):
-            tree = None if is_installed(cls.__module__) else _tree(cls)
-            if tree is not None:
-                names = {**_names(cls, tree), "self": part}
-                found |= {name: kind for name, kind in _lists_in(tree, names) if name not in found}
+    for part, tree, names in _classes(function):
+        for name, kind in _lists_in(tree, {**names, "self": part}):
+            found.setdefault(name, kind)
     return [{"name": name, "kind": kind} for name, kind in found.items()]
 
 
@@ -62,18 +57,20 @@ def _lists_in(tree: ast.AST, names: dict[str, Any]) -> Iterator[tuple[str, str]]
             yield held.name, kind
 
 
-def _tree(cls: type) -> ast.AST | None:
-    try:
-        return ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except (OSError, TypeError, SyntaxError):
-        return None
+def _classes(function: Any) -> Iterator[tuple[Any, ast.AST, dict[str, Any]]]:
+    """The parts of a function that an author wrote, with the code of each class and what names stand for in it."""
+    for part in authors(function):
+        for cls in reversed(type(part).__mro__):
+            if is_installed(cls.__module__):
+                continue
+            try:
+                tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+            except (OSError, TypeError, SyntaxError):
+                continue
+            yield part, tree, _names(cls, tree)
 
 
-def _made_in(cls: type) -> Iterator[tuple[str, str]]:
-    tree = _tree(cls)
-    if tree is None:
-        return
-    names = _names(cls, tree)
+def _made_in(tree: ast.AST, names: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for call in ast.walk(tree):
         if isinstance(call, ast.Call) and call.args and isinstance(call.args[0], ast.Constant):
             made = _value(call.func, names)

@@ -192,7 +192,7 @@ def _null_key(graph: Graph, node: Node, execution: Execution) -> list[tuple[str,
         return []
     found = []
     for edge in graph.main_inputs(node.id):
-        records = graph.port_type(edge.source, edge.tag.name if edge.tag else None)
+        records = graph.records_of(edge)
         if records is not None:
             found += [
                 (

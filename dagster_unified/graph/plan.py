@@ -6,7 +6,7 @@ The engines execute these very objects and `explain` prints them, so that what i
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -34,6 +34,11 @@ class Port:
 
     node: int
     tag: str | None = None
+
+    @classmethod
+    def of(cls, edge: Edge) -> Port:
+        """The stream that comes over an edge."""
+        return cls(edge.source, edge.side_output)
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,10 @@ class Plan:
             return None
         return subtasks_with_state(self.graph, node, self.subtasks.get(node.id), self.execution)
 
+    def subtasks_of_state(self, nodes: Iterable[Node]) -> dict[str, int]:
+        """By how many subtasks those of some operators that have operator state keep it, by uid."""
+        return {node.uid: count for node in nodes if (count := self.subtasks_with_state(node)) is not None}
+
     def identifies_input(self, region: Region) -> bool:
         """Whether a region's fingerprint changes with all that its sources hold."""
         nodes = self.upstream(*region.nodes)
@@ -119,12 +128,7 @@ class Plan:
         keys: list[ComputedKey] = []
         for edge in self.graph.outputs(node):
             key = edge.partitioning.key
-            if (
-                (edge.tag.name if edge.tag else None) == tag
-                and key is not None
-                and key.computed is not None
-                and key.computed not in keys
-            ):
+            if edge.side_output == tag and key is not None and key.computed is not None and key.computed not in keys:
                 keys.append(key.computed)
         return tuple(keys)
 
@@ -206,7 +210,7 @@ def _regions(
         leaving = [e for e in all_exchanges if e.blocking and region_of[e.source] == i != region_of[e.target]]
         entering = [e for e in all_exchanges if e.blocking and region_of[e.target] == i != region_of[e.source]]
         inputs = tuple(sorted({region_of[e.source] for e in entering}))
-        outputs = tuple(dict.fromkeys(Port(e.edge.source, e.edge.tag.name if e.edge.tag else None) for e in leaving))
+        outputs = tuple(dict.fromkeys(Port.of(e.edge) for e in leaving))
         sinks = tuple(n for n in nodes if n in writing)
         name = _stage_name(graph, nodes, outputs, sinks, names)
         names.append(name)

@@ -42,7 +42,6 @@ MERGED_BY = {
 """The aggregates that a portable state can keep, and what each is a partial of."""
 
 PORTABLE = Purpose("a portable state", "cannot keep {}", MERGED_BY)
-OPTION = "state.native-aggregates"
 
 
 def with_portable_state(graph: Graph, execution: Execution, carry_state: bool) -> tuple[Graph, dict[int, int]]:
@@ -117,7 +116,7 @@ class _Rewriting:
     def _taken_apart(self, node: NativeKeyedNode, edges: Sequence[Edge]) -> int:
         """The nodes that an aggregate becomes; gives the last of them."""
         first = edges[0]
-        given = self._graph.port_type(first.source, first.tag.name if first.tag else None)
+        given = self._graph.records_of(first)
         assert given is not None
         apart = _Apart(f"{self._graph.name}: operator '{node.name}'", node, given)
         timed = any(self._graph.node(e.source).timestamped for e in edges)

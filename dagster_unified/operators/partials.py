@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from decimal import Context
 from operator import attrgetter
 from typing import Any
@@ -22,6 +22,7 @@ from dagster_unified.operators.keyed import KeyedOperator, ReduceOperator, Reduc
 from dagster_unified.operators.layout import TIMESTAMP
 from dagster_unified.operators.program.blocks import Block, Consumer, encoded
 from dagster_unified.operators.program.step import BlockStep, Place
+from dagster_unified.operators.time import to_datetime
 from dagster_unified.operators.windows.functions import WindowFunction
 from dagster_unified.operators.windows.window import TimeWindow
 from dagster_unified.records import RecordType
@@ -317,9 +318,6 @@ class MergeStep(ReduceStep):
         return MergeOperator(place.where, merge, self.function, self.output.python, once, place.clock)
 
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
 class WithBounds(WindowFunction[Any, Any, Any, TimeWindow]):
     """The merged partials of a window, with its bounds.
 
@@ -341,5 +339,5 @@ class WithBounds(WindowFunction[Any, Any, Any, TimeWindow]):
         millis = window.start if name == "window_start" else window.end
         if not moment:
             return millis
-        found = EPOCH + timedelta(milliseconds=millis)
+        found = to_datetime(millis)
         return found if aware else found.replace(tzinfo=None)

@@ -42,6 +42,11 @@ def to_millis(moment: int | datetime) -> int:
     return moment
 
 
+def to_datetime(millis: int) -> datetime:
+    """A moment in UTC, from milliseconds since the epoch; raises `OverflowError` where no calendar has it."""
+    return _EPOCH + millis * _MILLISECOND
+
+
 def to_span(length: timedelta) -> int:
     """A length of time in whole milliseconds.
 

@@ -103,7 +103,7 @@ def _schema(
     planned: Plan, node: SinkNode, sink: SparkSink[Any], key: AssetKey, checks: Checks
 ) -> AssetChecksDefinition:
     edge = planned.graph.inputs(node.id)[0]
-    records = planned.graph.port_type(edge.source, edge.tag.name if edge.tag else None)
+    records = planned.graph.records_of(edge)
     assert records is not None
 
     @asset_check(

@@ -86,7 +86,7 @@ def output_records(plan: Plan, region: Region) -> RecordType | None:
     if region.outputs:
         return plan.graph.port_type(region.outputs[0].node, region.outputs[0].tag)
     edge = plan.graph.inputs(region.sinks[0])[0]
-    return plan.graph.port_type(edge.source, edge.tag.name if edge.tag else None)
+    return plan.graph.records_of(edge)
 
 
 def table_schema(schema: pa.Schema) -> TableSchema:

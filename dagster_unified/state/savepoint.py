@@ -432,7 +432,7 @@ def _key_types(graph: Graph, node: GraphNode) -> list[Any]:
     if not node.key.fields:
         return [int]
     edge = graph.main_inputs(node.id)[0]
-    records = graph.port_type(edge.source, edge.tag.name if edge.tag else None)
+    records = graph.records_of(edge)
     assert records is not None
     return [records.type_of(name) for name in node.key.fields]
 

@@ -68,7 +68,7 @@ def _with_a_function_of_its_own(node: g.Node) -> g.Node:
 
 def tags(plan: Plan, node: g.Node) -> list[str | None]:
     """The outputs of a node that something reads, by their tags; the main one where nothing does."""
-    found = dict.fromkeys(e.tag.name if e.tag else None for e in plan.graph.outputs(node.id))
+    found = dict.fromkeys(e.side_output for e in plan.graph.outputs(node.id))
     return list(found) or [None]
 
 

@@ -44,7 +44,7 @@ def _chosen(plan: Plan, edge: Edge, node: g.Node, records: list[Timed], count: i
         return []
     key = edge.partitioning.key
     assert key is not None
-    own = plan.layout(Port(edge.source, edge.tag.name if edge.tag else None))
+    own = plan.layout(Port.of(edge))
     computed = () if key.computed is None else (key.computed,)
     batch = to_batch(plan.name, StreamLayout(own.records, own.timestamped, computed), records)
     keyed = keyed_by(key, own.records)

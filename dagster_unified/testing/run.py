@@ -22,7 +22,6 @@ from dagster_unified.engine.streaming.topology import Lanes, laid_out
 from dagster_unified.engine.translate import input_layout, keyed_input
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.nodes import Edge
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, Port, plan
 from dagster_unified.operators.drivers.batch import run_batch
@@ -133,10 +132,6 @@ def _inputs(decided: Plan, inputs: Mapping[str, Sequence[Any]]) -> dict[int, lis
     return found
 
 
-def _port(edge: Edge) -> Port:
-    return Port(edge.source, edge.tag.name if edge.tag else None)
-
-
 def _keys(decided: Plan, node: g.Node, timed: Sequence[Timed]) -> list[Any]:
     """The keys of some records; raises `RecordTypeError` for one that is None."""
     layout = input_layout(decided, node.id)
@@ -174,7 +169,7 @@ class _Batch:
         A stream that is forwarded keeps its own order, one that is spread does not.
         """
         edges = self.plan.graph.main_inputs(node.id)
-        streams = [sent(self.plan, e, node, self.streams.get(_port(e), {})) for e in edges]
+        streams = [sent(self.plan, e, node, self.streams.get(Port.of(e), {})) for e in edges]
         forwarded = all(e.partitioning.kind is g.ExchangeKind.FORWARD for e in edges)
         found: InSubtasks = {}
         for subtask in sorted({0}.union(*streams)):
@@ -191,7 +186,7 @@ class _Batch:
         program = single(self.plan, node, merge(self.reports).last_event_time(self.plan.assigners_before(node.id)))
         if program.broadcast is not None:
             edges = self.plan.graph.broadcast_inputs(node.id)
-            records = self.order.merged([in_one(self.streams.get(_port(e), {})) for e in edges])
+            records = self.order.merged([in_one(self.streams.get(Port.of(e), {})) for e in edges])
             if program.broadcast.layout.timestamped:
                 records.sort(key=lambda timed: MIN_TIMESTAMP if timed[1] is None else timed[1])
             data = tuple(encode(to_batch(self.plan.name, program.broadcast.layout, [timed])) for timed in records)
@@ -335,7 +330,7 @@ class _Streaming:
     def _arriving(self, node: g.Node) -> _Stream:
         ahead, behind = [], []
         for edge in self.plan.graph.main_inputs(node.id):
-            stream = self.streams.get(_port(edge), _Stream())
+            stream = self.streams.get(Port.of(edge), _Stream())
             ahead.append(sent(self.plan, edge, node, stream.ahead))
             behind.append(sent(self.plan, edge, node, stream.behind))
         return _Stream(self._merged(ahead), self._merged(behind))
@@ -352,7 +347,7 @@ class _Streaming:
 
     def _python(self, node: g.Node, came: _Stream, event: ControlEvent | None) -> None:
         """What is ahead of the event, the event, and what is behind it; the end of input comes last."""
-        rules = [self.streams.get(_port(e), _Stream()) for e in self.plan.graph.broadcast_inputs(node.id)]
+        rules = [self.streams.get(Port.of(e), _Stream()) for e in self.plan.graph.broadcast_inputs(node.id)]
         end = event if event is not None and event.end else None
         moved = event if end is None else None
         dues: dict[int, int | None] = {}

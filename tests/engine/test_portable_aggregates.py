@@ -29,18 +29,9 @@ from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import StateError
 from dagster_unified.records import record_type
 from dagster_unified.state import Savepoint
+from tests.operators.test_partials import Reading
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-class Reading(NamedTuple):
-    sensor: str
-    number: int | None
-    share: float | None
-    price: Decimal | None
-    at: datetime | None
-    label: str | None
-    good: bool | None
 
 
 class Summary(NamedTuple):

@@ -58,7 +58,7 @@ class LeavingStream:
         edges = plan.graph.inputs(sink.id)
         forwarded = len(edges) == 1 and edges[0].partitioning.kind is ExchangeKind.FORWARD
         if forwarded and edges[0].source in region.nodes:
-            return LeavingStream.of_port(plan, Port(edges[0].source, edges[0].tag.name if edges[0].tag else None))
+            return LeavingStream.of_port(plan, Port.of(edges[0]))
         return LeavingStream(sink.uid, None, StreamLayout(input_layout(plan, sink.id).records), None, sink.id)
 
     def frame(self, frames: RegionFrames) -> DataFrame:
@@ -210,7 +210,7 @@ def manifests_of(
                 histograms=metrics.histograms,
                 created=now(),
                 carried_from=carried_from,
-                subtasks=_subtasks(run.plan, region),
+                subtasks=run.plan.subtasks_of_state(run.plan.graph.node(port.node) for port in region.carried),
                 groups=run.plan.execution.streaming.max_parallelism if region.carried else 0,
                 together=len(runs),
                 positions=dict(read),
@@ -219,12 +219,6 @@ def manifests_of(
         if run.carry is not None:
             carried_from, seen = run.run_id, Metrics(last_event_times=metrics.last_event_times)
     return manifests
-
-
-def _subtasks(plan: Plan, region: Region) -> dict[str, int]:
-    """Of how many subtasks the operator state is that a region carries, by uid."""
-    nodes = [plan.graph.node(port.node) for port in region.carried]
-    return {node.uid: count for node in nodes if (count := plan.subtasks_with_state(node)) is not None}
 
 
 def count_malformed(runs: Sequence[Run], frames: RegionFrames, manifests: Sequence[Manifest]) -> None:

@@ -143,7 +143,7 @@ def _run_region(
 def _columns(plan: Plan, region: Region) -> list[pa.Schema]:
     """The columns of the records that a region's operators read."""
     read = [edge for edge in plan.graph.edges if edge.target in region.nodes]
-    found = [plan.graph.port_type(edge.source, edge.tag.name if edge.tag is not None else None) for edge in read]
+    found = [plan.graph.records_of(edge) for edge in read]
     return [records.schema for records in found if records is not None]
 
 

@@ -115,7 +115,7 @@ class Exchanges:
         from pyspark.sql.pandas.functions import arrow_udf
         from pyspark.sql.types import IntegerType
 
-        key, layout = edge.partitioning.key, self.plan.layout(Port(edge.source, edge.tag.name if edge.tag else None))
+        key, layout = edge.partitioning.key, self.plan.layout(Port.of(edge))
         assert key is not None
         where = f"{self.plan.name}: partition_custom before '{node.name}'"
         address = ByPartitioner(edge.partitioning.partitioner, keyed_by(key, layout.records), count, where)

@@ -62,7 +62,7 @@ class Inputs:
     def _aligned(self, edge: Edge, layout: StreamLayout) -> DataFrame:
         from pyspark.sql import functions as F
 
-        port = Port(edge.source, edge.tag.name if edge.tag else None)
+        port = Port.of(edge)
         frame = self.port(port)
         own = self.plan.layout(port)
         columns: list[Column] = [F.col(name) for name in own.records.names]

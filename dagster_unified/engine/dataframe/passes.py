@@ -64,11 +64,7 @@ def find_passes(plan: Plan, fragment: Fragment) -> list[Pass]:
 
 
 def _leaving(plan: Plan, fragment: Fragment, group: list[int]) -> tuple[Port, ...]:
-    found = [
-        Port(e.source, e.tag.name if e.tag else None)
-        for e in plan.graph.edges
-        if e.source in group and e.target not in group
-    ]
+    found = [Port.of(e) for e in plan.graph.edges if e.source in group and e.target not in group]
     return (*dict.fromkeys(found), *[p for p in fragment.carried if p.node in group])
 
 
@@ -81,7 +77,7 @@ def is_computed_again(plan: Plan, fragment: Fragment, one: Pass) -> bool:
     edges = [e for e in plan.graph.edges if e.source in one.members and e.target not in one.members]
     if len(carried) + len(edges) < 2:
         return False
-    written = {Port(e.source, e.tag.name if e.tag else None) for s in fragment.sinks for e in plan.graph.inputs(s)}
+    written = {Port.of(e) for s in fragment.sinks for e in plan.graph.inputs(s)}
     return not set(one.outputs) <= {*fragment.outputs, *fragment.carried, *written}
 
 

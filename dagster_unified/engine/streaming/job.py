@@ -287,11 +287,7 @@ class StreamingJob:
             code=code,
             loaded=self.start_as.loaded,
             start=self.plan.execution.starts_from or "",
-            subtasks={
-                node.uid: count
-                for node in self.plan.graph.nodes
-                if (count := self.plan.subtasks_with_state(node)) is not None
-            },
+            subtasks=self.plan.subtasks_of_state(self.plan.graph.nodes),
         )
 
     def _configure(self) -> None:

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData, SparkSession
     from upath import UPath
 
-
 MALFORMED_ROW = pa.schema([("file", pa.string()), ("row", pa.string()), ("reason", pa.string())])
 
 

@@ -241,7 +241,7 @@ class _Builder:
         if kind is ExchangeKind.BROADCAST:
             return EachOf(count), None
         if key is not None:
-            layout = self.plan.layout(_port(edge))
+            layout = self.plan.layout(Port.of(edge))
             keyed = keyed_by(key, layout.records)
             column = None if key.computed is None else pa.field(key_column(0), key.computed.arrow)
             if kind is ExchangeKind.CUSTOM:
@@ -336,7 +336,7 @@ class _Builder:
         for port in self.ports(node_id):
             full = self.plan.layout(port)
             bare = StreamLayout(full.records, full.timestamped)
-            targets = [e.target for e in self.outputs(node_id) if _tag(e) == port.tag]
+            targets = [e.target for e in self.outputs(node_id) if e.side_output == port.tag]
             if any(t in self.body or t in self.keyed for t in targets):
                 routes.append(_all(len(outputs), self._pass_lane(port), bare))
                 outputs.append(Output(0, bare, port.tag))
@@ -362,14 +362,16 @@ class _Builder:
         found = []
         for port in self.ports(node_id):
             if any(
-                e.target in self.body or e.target in self.keyed for e in self.outputs(node_id) if _tag(e) == port.tag
+                e.target in self.body or e.target in self.keyed
+                for e in self.outputs(node_id)
+                if e.side_output == port.tag
             ):
                 full = self.plan.layout(port)
                 found.append((self._pass_lane(port), self._track(port, StreamLayout(full.records, full.timestamped))))
         return found
 
     def ports(self, node_id: int) -> list[Port]:
-        return list(dict.fromkeys(Port(node_id, _tag(e)) for e in self.outputs(node_id)))
+        return list(dict.fromkeys(Port(node_id, e.side_output) for e in self.outputs(node_id)))
 
     def _pass_lane(self, port: Port) -> int:
         return self.lanes.of(f"{self.graph.node(port.node).uid} {port.tag or ''} onward")
@@ -400,7 +402,7 @@ class _Builder:
     def route(self, output: int, edge: Edge) -> Route:
         """From a stream to the lane of the operator behind an edge, in the columns of that operator's input."""
         node = self.graph.node(edge.target)
-        own = self.plan.layout(_port(edge))
+        own = self.plan.layout(Port.of(edge))
         if edge in self.graph.broadcast_inputs(node.id):
             copied = broadcast_layout(self.plan, node.id)
             return Route(output, self._lane(node.id), copied.schema, tuple(_columns(own, copied)), everywhere=True)
@@ -459,7 +461,7 @@ class _Track:
     def follow(self, port: Port, index: int) -> None:
         """Follow a stream: of the program's input, or of a step by its `index`."""
         tag = port.tag if index >= 0 else None
-        edges = [e for e in self.builder.outputs(port.node) if _tag(e) == port.tag]
+        edges = [e for e in self.builder.outputs(port.node) if e.side_output == port.tag]
         leaving = [e for e in edges if self._leaves(e)]
         to_tail = any(e.target in self.builder.tail for e in edges) and port.node not in self.builder.keyed
         if leaving or to_tail:
@@ -483,11 +485,3 @@ def _columns(own: StreamLayout, wanted: StreamLayout) -> list[str | None]:
 
 def _all(output: int, lane: int, layout: StreamLayout) -> Route:
     return Route(output, lane, layout.schema, tuple(layout.schema.names))
-
-
-def _port(edge: Edge) -> Port:
-    return Port(edge.source, _tag(edge))
-
-
-def _tag(edge: Edge) -> str | None:
-    return edge.tag.name if edge.tag is not None else None

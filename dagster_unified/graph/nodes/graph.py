@@ -21,6 +21,11 @@ class Edge:
     partitioning: Partitioning = field(default_factory=Partitioning)
     tag: OutputTag[Any] | None = None
 
+    @property
+    def side_output(self) -> str | None:
+        """The name of the side output that it takes; None for the main output."""
+        return self.tag.name if self.tag is not None else None
+
 
 @dataclass(frozen=True, eq=False)
 class Graph:
@@ -82,6 +87,10 @@ class Graph:
                     found.add(edge.source)
                     pending.append(edge.source)
         return found
+
+    def records_of(self, edge: Edge) -> RecordType | None:
+        """The record type of what comes over an edge."""
+        return self.port_type(edge.source, edge.side_output)
 
     def port_type(self, node_id: int, tag: str | None) -> RecordType | None:
         """The record type of a node's output or side output."""
