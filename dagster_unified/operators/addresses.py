@@ -32,6 +32,9 @@ class Sender(Protocol):
     def next(self) -> int:
         """A number that rises."""
 
+    def turn(self, count: int) -> int:
+        """One of `count` in turn, for each sender another one first."""
+
     def known(self, columns: tuple[str, ...]) -> dict[Any, int]:
         """The key groups of the keys that were met in these columns."""
 
@@ -67,7 +70,7 @@ class Anywhere(Address):
 
     def split(self, batch: pa.RecordBatch, sender: Sender) -> Iterator[tuple[int, pa.RecordBatch]]:
         for start in range(0, batch.num_rows, SPREAD):
-            yield sender.next() % (self.count or sender.groups), batch.slice(start, SPREAD)
+            yield sender.turn(self.count or sender.groups), batch.slice(start, SPREAD)
 
 
 @dataclass(frozen=True)

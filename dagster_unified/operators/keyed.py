@@ -106,6 +106,11 @@ class KeyedOperator:
     emits_state = False
     """Whether what it emits is its state as well."""
 
+    @property
+    def one_value(self) -> str | None:
+        """The name of its only state, if that is one value for each key, which `process_runs` takes and puts."""
+        return None
+
     def __init__(self, where: str, options: KeyedOptions, clock: Callable[[], int]) -> None:
         self.where = where
         self.options = options
@@ -161,7 +166,7 @@ class KeyedOperator:
         timestamps: Sequence[int | None],
         after: Callable[[], None],
     ) -> None:
-        """Runs of several keys, one after another, each a bundle; `after` is called after each."""
+        """Runs of several keys, one for each, one after another, each a bundle; `after` is called after each."""
         for key, start, end in zip(keys, starts, [*starts[1:], len(records)], strict=True):
             self.select(key)
             self.process(records[start:end], timestamps[start:end])
@@ -338,6 +343,10 @@ class KeyedProcessStep(KeyedStep):
         return KeyedProcessOperator(place.where, self.function, place.options, place.clock, place.metrics)
 
 
+_SHORT = 8
+"""Records of a key; where they are fewer on average, going from key to key costs more than it saves."""
+
+
 class ReduceOperator(KeyedOperator):
     """Combines a key's records. One update per record with incremental updates, else one result at the end of a bundle.
 
@@ -345,6 +354,10 @@ class ReduceOperator(KeyedOperator):
     """
 
     emits_state = True
+
+    @property
+    def one_value(self) -> str | None:
+        return "value" if self.options.incremental_updates and len(self.state.descriptors) == 1 else None
 
     def __init__(
         self,
@@ -378,39 +391,54 @@ class ReduceOperator(KeyedOperator):
         after: Callable[[], None],
     ) -> None:
         """As above, in one go: where keys are many and their runs short, what is done for each key is what it costs."""
-        if not self.options.incremental_updates:
+        if self.one_value is None:
             super().process_runs(keys, starts, records, timestamps, after)
             return
-        held_of, select, function, out = self.state.keys, self.state.select, self.function, self.out.records
-        held, start, state, emit = None, 0, self.state.current, out.append
-        try:
-            for key, start, end in zip(keys, starts, [*starts[1:], len(records)], strict=True):
-                known = held_of.get(key)
-                if known is None:
-                    select(key)
-                    state = self.state.current
-                else:
-                    state = known
-                held = state.get("value")
-                if end - start <= 2:
-                    for record in records[start:end]:
-                        held = record if held is None else function(held, record)
-                        emit(held)
-                    state["value"] = held
-                    continue
-                updates = (
-                    list(accumulate(records[start:end], function))
-                    if held is None
-                    else list(accumulate(records[start:end], function, initial=held))[1:]
-                )
-                out += updates
-                state["value"] = updates[-1]
-        except Exception as error:
-            raise user_failure(
-                error, self.where, self.user_function, _operands(error, held, records[start:])
-            ) from error
+        held = self.state.take("value", keys)
+        first = len(self.out.records)
+        if len(records) < _SHORT * len(keys):
+            self._update(held, starts, records)
+        else:
+            self._update_by_run(held, starts, records)
+        updates = self.out.records
+        self.state.put("value", keys, [updates[first + end - 1] for end in (*starts[1:], len(records))])
         self.out.timestamps += timestamps
         after()
+
+    def _update(self, held: Sequence[Any], starts: Sequence[int], records: Sequence[Any]) -> None:
+        """Emit one update for each record; `held` are the values of the keys, and `starts` where their runs begin."""
+        function, out = self.function, self.out.records
+        emit, first = out.append, len(out)
+        begins = bytearray(len(records))
+        for start in starts:
+            begins[start] = 1
+        values = iter(held)
+        value = record = None
+        try:
+            for record, begin in zip(records, begins, strict=True):
+                if begin:
+                    value = next(values)
+                value = record if value is None else function(value, record)
+                emit(value)
+        except Exception as error:
+            raise user_failure(
+                error, self.where, self.user_function, _operands(error, value, records[len(out) - first :])
+            ) from error
+
+    def _update_by_run(self, held: Sequence[Any], starts: Sequence[int], records: Sequence[Any]) -> None:
+        """As above, for runs that are long."""
+        function, out = self.function, self.out.records
+        start, value = 0, None
+        try:
+            for value, start, end in zip(held, starts, (*starts[1:], len(records)), strict=True):
+                if value is None:
+                    out += accumulate(records[start:end], function)
+                else:
+                    out += list(accumulate(records[start:end], function, initial=value))[1:]
+        except Exception as error:
+            raise user_failure(
+                error, self.where, self.user_function, _operands(error, value, records[start:])
+            ) from error
 
     def process(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
         state = self.state.current

@@ -7,7 +7,7 @@ the key's msgpack encoding, so it is the same in every process, and for ever: st
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -62,6 +62,43 @@ def runs(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: 
     return decoded(keyed, picked[0] if len(columns) == 1 else list(zip(*picked, strict=True)), where), starts
 
 
+def sorted_runs(
+    batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: str
+) -> tuple[pa.RecordBatch, list[Any], list[int]]:
+    """A batch with equal keys brought together, in their order of arrival, and then as `runs`.
+
+    The keys come in any order. Each comes once, except for such that only Python holds to be equal, as 0.0 and -0.0.
+    """
+    columns = key_columns(batch, keyed, layout, where)
+    if not columns or batch.num_rows < 2:
+        return batch, *runs(batch, keyed, layout, where)
+    if any(pa.types.is_nested(column.type) for column in columns):
+        batch = _sorted_in_python(batch, columns)
+        return batch, *runs(batch, keyed, layout, where)
+
+    import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
+
+    encoded = [column.dictionary_encode() for column in columns]
+    codes = encoded[0].indices
+    for more in encoded[1:]:
+        pairs = pc.add(pc.multiply(codes.cast(pa.int64()), len(more.dictionary)), more.indices.cast(pa.int64()))
+        codes = pairs.dictionary_encode().indices
+    order = pc.sort_indices(codes)  # of small numbers, which is much faster than of the keys
+    counts = codes.take(order).value_counts().field("counts").to_pylist()
+    batch, starts = batch.take(order), [0, *accumulate(counts[:-1])]
+    if len(columns) == 1:
+        return batch, decoded(keyed, encoded[0].dictionary.to_pylist(), where), starts
+    firsts = pa.array(starts, pa.int64())
+    picked = [batch.column(name).take(firsts).to_pylist() for name in keyed.columns]
+    return batch, decoded(keyed, list(zip(*picked, strict=True)), where), starts
+
+
+def _sorted_in_python(batch: pa.RecordBatch, columns: Sequence[pa.Array]) -> pa.RecordBatch:
+    """Nested keys, which Arrow does not sort; any order will do that brings equal ones together."""
+    texts = [repr(values) for values in zip(*[column.to_pylist() for column in columns], strict=True)]
+    return batch.take(pa.array(sorted(range(len(texts)), key=texts.__getitem__), pa.int64()))
+
+
 def stretches(batch: pa.RecordBatch, column: str) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The stretches of a batch in which a column of numbers keeps its value, each with that value."""
     if batch.num_rows:
@@ -86,13 +123,18 @@ def key_groups(
         spread = columns[0].dictionary_encode()
         values = spread.dictionary.to_pylist()
         hardly_any_twice = 2 * len(values) > batch.num_rows  # then remembering would cost more than it saves
-        found = (
-            [h % count for h in key_hashes(decoded(keyed, values, where))]
-            if hardly_any_twice
-            else [_group(key, keyed, count, known, where) for key in values]
-        )
-        return pa.array(found, pa.int32()).take(spread.indices)
-    return pa.array([h % count for h in key_hashes(decoded(keyed, key_values(columns), where))], pa.int32())
+        if hardly_any_twice:
+            return _groups(decoded(keyed, values, where), count).take(spread.indices)
+        return pa.array([_group(key, keyed, count, known, where) for key in values], pa.int32()).take(spread.indices)
+    return _groups(decoded(keyed, key_values(columns), where), count)
+
+
+def _groups(keys: Sequence[Hashable], count: int) -> pa.Array:
+    import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
+
+    hashes = pa.array(key_hashes(keys), pa.uint32())
+    number = pa.scalar(count, pa.uint32())
+    return pc.subtract(hashes, pc.multiply(pc.divide(hashes, number), number)).cast(pa.int32())
 
 
 def key_values(columns: Sequence[pa.Array]) -> list[Any]:

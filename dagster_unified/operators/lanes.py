@@ -115,7 +115,7 @@ class Packer:
         self._seq = partition << 40
         self._known: dict[tuple[str, ...], dict[Any, int]] = {}
         self._waiting: dict[tuple[int, bool, int | None], _Waiting] = {}
-        self._rows = 0
+        self._rows = self._turns = 0
 
     def add(self, route: Route, batch: pa.RecordBatch, ahead: bool = False, subtask: int | None = None) -> None:
         """Takes a batch of a route's output, ahead of the micro-batch's control event or behind it.
@@ -158,6 +158,11 @@ class Packer:
         """The next sequence number."""
         self._seq += 1
         return self._seq
+
+    def turn(self, count: int) -> int:
+        """One of `count` in turn, for each partition another one first: most send a few buffers only."""
+        self._turns += 1
+        return (self._partition + self._turns) % count
 
     def known(self, columns: tuple[str, ...]) -> dict[Any, int]:
         """The key groups of the keys that were met in these columns."""

@@ -284,6 +284,10 @@ class MergePartials(ReduceFunction[Any]):
 class MergeOperator(ReduceOperator):
     """Merges the partials of a key, one result for each run of them."""
 
+    @property
+    def one_value(self) -> str | None:
+        return "value"
+
     def process_runs(
         self,
         keys: Sequence[Hashable],
@@ -293,17 +297,14 @@ class MergeOperator(ReduceOperator):
         after: Callable[[], None],
     ) -> None:
         """In one go: where keys are many and their runs short, what is done for each key is what it costs."""
-        held_of, select, merge, emit = self.state.keys, self.state.select, self.function, self.out.records.append
-        for key, start, end in zip(keys, starts, [*starts[1:], len(records)], strict=True):
-            state = held_of.get(key)
-            if state is None:
-                select(key)
-                state = self.state.current
-            held = state.get("value")
+        merge, updates = self.function, []
+        for value, start, end in zip(self.state.take("value", keys), starts, (*starts[1:], len(records)), strict=True):
+            held = value
             for record in records[start:end]:
                 held = record if held is None else merge(held, record)
-            state["value"] = held
-            emit(held)
+            updates.append(held)
+        self.state.put("value", keys, updates)
+        self.out.records += updates
         self.out.timestamps += [None] * len(keys)
         after()
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -18,6 +19,7 @@ from dagster_unified.api import (
     KeyedProcessFunction,
     ListStateDescriptor,
     MapStateDescriptor,
+    ReduceFunction,
     ReducingStateDescriptor,
     StateTtlConfig,
     ValueStateDescriptor,
@@ -28,7 +30,7 @@ from dagster_unified.operators.keyed import KeyedOptions, KeyedProcessStep, Redu
 from dagster_unified.operators.keys import key_hash
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.program.spec import KeyedInput, Output, Program
-from dagster_unified.operators.state.pages import KEYS_PER_PAGE
+from dagster_unified.operators.state.pages import BYTES_PER_PAGE, KEYS_PER_PAGE, decode_page, encode_page
 from dagster_unified.records import record_type
 
 
@@ -172,12 +174,12 @@ def test_time_sorted_input_gives_the_same_whatever_the_watermarks(records, cuts,
     assert sorted(ran(process(Sorted()), moved)) == sorted(ran(process(Sorted()), [(ordered, None)]))
 
 
-@given(rows, st.lists(st.integers(0, 30), max_size=5))
-def test_keys_are_found_again_however_many_pages_they_fill(records, cuts):
-    expected = sorted(ran(process(Everything()), [(records, None)]))
-    assert (
-        sorted(ran(process(Everything()), [(part, None) for part in cut(records, cuts)], keys_per_page=1)) == expected
-    )
+@given(rows, st.lists(st.integers(0, 30), max_size=5), st.sampled_from([1, 2, 32]))
+def test_keys_are_found_again_however_many_pages_and_blocks_they_fill(records, cuts, keys_per_page):
+    parts = [(part, None) for part in cut(records, cuts)]
+    for function in (Everything, Sorted):
+        expected = sorted(ran(process(function()), [(records, None)]))
+        assert sorted(ran(process(function()), parts, keys_per_page=keys_per_page)) == expected
 
 
 def test_a_rolling_reduce_emits_per_record_or_per_micro_batch():
@@ -215,6 +217,97 @@ def test_a_batch_reads_and_writes_only_the_pages_it_touches():
     store[0].written.clear()
     assert [r.amount for r in ran(step, [([Row("k7", 2, 1)], None)], groups=1, stores=store, keys_per_page=4)] == [2]
     assert len(store[0].written) == 1
+
+
+def added(a, b):
+    return b._replace(amount=a.amount + b.amount)
+
+
+@given(rows, st.lists(st.integers(0, 30), max_size=5), st.sampled_from([1, 2, 32, KEYS_PER_PAGE]))
+def test_a_rolling_reduce_goes_on_whatever_its_pages_and_blocks(records, cuts, keys_per_page):
+    step, stores = ReduceStep("op", added, uid="op", output=ROWS.records), defaultdict(Memory)
+    parts = [(part, None) for part in cut(records, cuts)]
+    expected, totals = [], defaultdict(int)
+    for row in records:
+        totals[row.key] += row.amount
+        expected.append(row._replace(amount=totals[row.key]))
+    assert sorted(ran(step, parts, stores=stores, keys_per_page=keys_per_page)) == sorted(expected)
+    driver = KeyGroups(program(step), lambda number, b: None, lambda: 0, keys_per_page=keys_per_page)
+    kept = [content.keys for store in stores.values() for content in driver.contents(store)]
+    assert {key: state["value"].amount for keys in kept for key, state in keys.items()} == dict(totals)
+
+
+@given(rows, rows, st.integers(0, 20))
+def test_state_in_a_column_and_in_dicts_is_the_same(first, second, watermark):
+    """One that gives each key a dict, because it gathers a micro-batch, goes on from one that does not."""
+    step, stores = ReduceStep("op", added, uid="op", output=ROWS.records), defaultdict(Memory)
+    ran(step, [(first, None)], stores=stores, keys_per_page=2)
+    ran(step, [(second, watermark)], stores=stores, keys_per_page=2, updates=False)
+    ran(step, [(first, watermark)], stores=stores, keys_per_page=2)
+    totals = defaultdict(int)
+    for row in [*first, *second, *first]:
+        totals[row.key] += row.amount
+    driver = KeyGroups(program(step), lambda number, b: None, lambda: 0, keys_per_page=2)
+    kept = [content.keys for store in stores.values() for content in driver.contents(store)]
+    assert {key: state["value"].amount for keys in kept for key, state in keys.items()} == dict(totals)
+
+
+def test_of_a_page_only_the_blocks_that_a_batch_touches_are_decoded_and_encoded():
+    step, stores = ReduceStep("op", added, uid="op", output=ROWS.records), defaultdict(Memory)
+    ran(step, [([Row(f"k{i}", 1, 1) for i in range(300)], None)], groups=1, stores=stores, keys_per_page=256)
+    number = (key_hash("k7") >> 12) & 1
+    page = decode_page(stores[0].pages[number])
+    assert len(page.data) > 8
+    mine = page.block_of(key_hash("k7"))
+    unreadable = msgspec.Raw(msgspec.msgpack.encode("no block"))
+    page.data = [data if block == mine else unreadable for block, data in enumerate(page.data)]
+    stores[0].pages[number] = encode_page(page)
+    again = ran(step, [([Row("k7", 2, 1)], None)], groups=1, stores=stores, keys_per_page=256)
+    assert [r.amount for r in again] == [2]
+    left = decode_page(stores[0].pages[number])
+    assert [data == unreadable for data in left.data] == [block != mine for block in range(len(page.data))]
+    with pytest.raises(msgspec.ValidationError):
+        ran(step, [([Row(f"k{i}", 2, 1) for i in range(300)], None)], groups=1, stores=stores, keys_per_page=256)
+
+
+def test_pages_of_many_bytes_are_split_and_one_large_key_does_not_split_them():
+    step, stores = ReduceStep("op", added, uid="op", output=ROWS.records), defaultdict(Memory)
+    large = [Row("k" * 500 + str(i), 1, 1) for i in range(1000)]
+    ran(step, [(large, None), (large[:1], None)], groups=1, stores=stores)
+    assert len(stores[0].pages) == 8  # of 125 keys, where a page of 4,096 would have a megabyte
+    assert max(map(len, stores[0].pages.values())) < 2 * BYTES_PER_PAGE
+    assert {r.amount for r in ran(step, [(large[1:], None)], groups=1, stores=stores)} == {2}
+    other = defaultdict(Memory)
+    one = [Row("k" * 1_000_000, 1, 1), *(Row(str(i), 1, 1) for i in range(1000))]
+    ran(step, [(one, None), (one, None)], groups=1, stores=other)
+    assert not other[0].pages  # all in one page, which the index holds
+
+
+def test_a_batch_that_changes_nothing_writes_nothing():
+    step, stores = ReduceStep("op", max, uid="op", output=ROWS.records), defaultdict(Memory)
+    some = [Row(f"k{i}", 1, 1) for i in range(200)]
+    ran(step, [(some, None)], groups=1, stores=stores, keys_per_page=4)
+    stores[0].written.clear()
+    before = stores[0].index
+    ran(step, [(some, None)], groups=1, stores=stores, keys_per_page=4)
+    assert (stores[0].written, stores[0].index) == ([], before)
+
+
+def test_a_rolling_reduce_with_state_of_its_own_sees_that_of_its_key():
+    class Counting(ReduceFunction):
+        def open(self, runtime_context):
+            self.count = runtime_context.get_state(ValueStateDescriptor("count", int))
+
+        def reduce(self, value1, value2):
+            self.count.update((self.count.value() or 0) + 1)
+            return value2._replace(amount=self.count.value())
+
+    step = ReduceStep("op", Counting(), uid="op", output=ROWS.records)
+    parts = [([Row("a", 1, 9), Row("a", 2, 9), Row("b", 1, 9), Row("b", 2, 9), Row("b", 3, 9)], None)] * 2
+    found = ran(step, parts, groups=1)
+    assert sorted((r.key, r.amount) for r in found) == sorted(
+        [("a", 9), *(("a", n) for n in (1, 2, 3)), ("b", 9), *(("b", n) for n in (1, 2, 3, 4, 5))]
+    )
 
 
 def test_a_state_of_another_type_is_an_error_that_names_it():

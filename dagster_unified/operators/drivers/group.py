@@ -1,20 +1,40 @@
 """One key group's state: pages of keys, read when they are needed, written back where they have changed.
 
-Knows no engine; where the pages are kept is a `GroupStore`'s affair.
+Of a page that is read, only the blocks that are needed are decoded. Where an operator has one state of one value, and
+its keys nothing else, they are decoded into one column for the group; else each key has a dict of its states. Knows no
+engine; where the pages are kept is a `GroupStore`'s affair.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median_low
+from typing import Any, NamedTuple, Protocol
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_unified.errors import UnifiedError
 from dagster_unified.operators.keys import key_hash
 from dagster_unified.operators.numbers import INDEX
-from dagster_unified.operators.state.pages import Content, Index, Page, PageCodec, decode_index, encode_index
+from dagster_unified.operators.state.backend import KeyedColumn
+from dagster_unified.operators.state.pages import (
+    BLOCKS_PER_PAGE,
+    BYTES_PER_PAGE,
+    NOTHING,
+    Blocks,
+    Content,
+    Index,
+    Page,
+    PageCodec,
+    decode_index,
+    decode_page,
+    encode_index,
+    encode_page,
+)
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.operators.timers import TimerQueue
 
@@ -60,94 +80,202 @@ def pages_of_hashes(hashes: pa.ChunkedArray, pages: int) -> pa.ChunkedArray:
     return pc.bit_wise_and(pc.shift_right(hashes, PAGE_BITS), pages - 1)
 
 
+@dataclass
+class _OpenPage:
+    """A page that was read: its blocks as they are stored, and those that were decoded."""
+
+    blocks: Blocks
+    contents: dict[int, Content] = field(default_factory=dict)
+    spans: dict[int, _Span] = field(default_factory=dict)
+    changed: bool = False
+
+    @classmethod
+    def fresh(cls, blocks: int) -> _OpenPage:
+        """A page of so many blocks that has nothing, in the place of what there was."""
+        return cls(Blocks.empty(blocks), {block: Content() for block in range(blocks)}, changed=True)
+
+    def keys(self) -> int:
+        """How many keys it had when it was read."""
+        return sum(entry.keys for entry in self.blocks.entries)
+
+    def keys_read(self) -> int:
+        """How many of them were decoded."""
+        return sum(self.blocks.entries[block].keys for block in (*self.contents, *self.spans))
+
+    def typical_size(self) -> int:
+        """Its bytes, if no block were much larger than the others, as where one key has much more than others."""
+        return len(self.blocks.data) * median_low(map(len, self.blocks.data))
+
+    def missing(self, blocks: Iterable[int]) -> list[int]:
+        """Those of some blocks that were not decoded."""
+        return sorted(block for block in set(blocks) if block not in self.contents and block not in self.spans)
+
+    def put(self, block: int, entry: Page, data: msgspec.Raw) -> None:
+        """Replace a block."""
+        self.blocks.entries[block] = entry
+        if data != self.blocks.data[block]:
+            self.blocks.data[block] = data
+            self.changed = True
+
+
+class _Span(NamedTuple):
+    """Where the values of a block are in the group's column, and its keys."""
+
+    start: int
+    end: int
+    keys: list[Hashable]
+    stored: msgspec.Raw
+
+
 class Group:
     """The pages of one group, as far as they have been read, and the state of all their keys."""
 
     def __init__(self, store: GroupStore, codec: PageCodec, keys_per_page: int) -> None:
         self.store, self.codec, self.keys_per_page = store, codec, keys_per_page
+        self.keys_per_block = max(1, keys_per_page // BLOCKS_PER_PAGE)
         data = store.read_index()
         self.before = data
         self.index = decode_index(data) if data is not None else Index(MIN_TIMESTAMP, [Page()])
         self.keys: dict[Hashable, dict[str, Any]] = {}
         self.created: list[Hashable] = []
-        self.pages: dict[int, Content] = {}
+        self.column: KeyedColumn | None = None
+        """What the blocks hold that were read, instead of `keys`, where each key has one state and nothing else."""
+
+        self.pages: dict[int, _OpenPage] = {}
         self.held: dict[Hashable, list[tuple[int, Any]]] = {}
-        self.loaded: dict[int, bytes | None] = {}
         self.chunks: set[int] = set()
-        """The chunks of large lists and maps in the pages that were read."""
+        """The chunks of large lists and maps in the blocks that were read."""
 
         self.read: dict[int, bytes] = {}
         self._hashes: dict[Hashable, int] = {}
 
-    def page_of(self, key: Hashable) -> int:
-        """The page that a key is in."""
-        found = self._hashes.get(key)
-        if found is None:
-            found = self._hashes[key] = key_hash(key) >> PAGE_BITS
-        return found & (len(self.index.pages) - 1)
+    # Reading
 
-    def pages_of(self, keys: Sequence[Hashable]) -> set[int]:
-        """The pages that some keys are in; where that will be nearly all of them, all."""
-        count = len(self.index.pages)
-        return set(range(count)) if len(keys) >= 4 * count else {self.page_of(key) for key in keys}
+    def load_column(self, name: str, keys: Sequence[Hashable]) -> bool:
+        """Read the blocks that some keys are in into the column of one state.
 
-    def pages_due(self, watermark: int, now: int) -> list[int]:
-        """The pages with a timer or a held-back element that is due."""
+        Return False where that is not possible, because keys have anything else, or were read before. `load` is right
+        then.
+        """
+        if self.keys or any(page.contents for page in self.pages.values()):
+            return False
+        column = self.column = self.column or KeyedColumn(name)
+        for page, blocks in self._places(keys):
+            for block in page.missing(blocks):
+                found = self.codec.decode_values(page.blocks.data[block], name)
+                if found is None:
+                    return False
+                start, end = column.extend(found.keys, found.values)
+                page.spans[block] = _Span(start, end, found.keys, found.stored)
+        return True
 
-        def due(moment: int | None, until: int) -> bool:
-            return moment is not None and moment <= until
+    def load(self, keys: Sequence[Hashable]) -> list[Content]:
+        """Read the blocks that some keys are in, and return what they hold, without those that were read before."""
+        self._leave_column()
+        return self._load(self._places(keys))
 
-        return [
-            i
-            for i, p in enumerate(self.index.pages)
-            if due(p.event_timer, watermark) or due(p.held, watermark) or due(p.processing_timer, now)
-        ]
+    def load_all(self) -> list[Content]:
+        """As `load`, for all keys."""
+        self._leave_column()
+        return self._load(self._everything())
 
-    def load(self, pages: Iterable[int]) -> list[Content]:
-        """Reads pages that have not been read."""
+    def load_due(self, watermark: int, now: int) -> list[Content]:
+        """As `load`, for the blocks with a timer or a held-back element that is due."""
+        pages = [self._open(i) for i, entry in enumerate(self.index.pages) if entry.due(watermark, now)]
+        if pages:
+            self._leave_column()
+        return self._load(
+            (page, [i for i, entry in enumerate(page.blocks.entries) if entry.due(watermark, now)]) for page in pages
+        )
+
+    def contents(self) -> Iterator[Content]:
+        """What the blocks hold, one after another, without any of it becoming current."""
+        for number in range(len(self.index.pages)):
+            for data in self._read_page(number).data:
+                if data != NOTHING:
+                    yield self.codec.decode(data, self._read_chunk)
+
+    def _load(self, places: Iterable[tuple[_OpenPage, Iterable[int]]]) -> list[Content]:
         found = []
-        for number in sorted(pages):
-            if number in self.loaded:
-                continue
-            content = self.read_page(number)
-            if content is None:
-                continue
-            self.pages[number] = content
-            self.chunks |= content.parts()
-            self._add(content)
-            found.append(content)
+        for page, blocks in places:
+            for block in page.missing(blocks):
+                content = page.contents[block] = self.codec.decode(page.blocks.data[block], self._read_chunk)
+                self.chunks |= content.parts()
+                self.keys.update(content.keys)
+                for timestamp, key, record in content.held:
+                    self.held.setdefault(key, []).append((timestamp, record))
+                found.append(content)
         return found
 
-    def read_page(self, number: int) -> Content | None:
-        """What a page holds; None where it was never written."""
+    def _leave_column(self) -> None:
+        """Gives each key its dict."""
+        column, self.column = self.column, None
+        if column is None:
+            return
+        for page in self.pages.values():
+            for block, span in page.spans.items():
+                values = column.values[span.start : span.end]
+                states = {key: {column.name: value} for key, value in zip(span.keys, values, strict=True)}
+                page.contents[block] = Content(states)
+                self.keys.update(states)
+            page.spans.clear()
+        for key, value in column.created():
+            self.keys[key] = {column.name: value}
+            self.created.append(key)
+
+    def _places(self, keys: Sequence[Hashable]) -> Iterator[tuple[_OpenPage, Iterable[int]]]:
+        """The pages and their blocks that some keys are in; where that will be nearly all of them, all."""
+        held = sum(entry.keys for entry in self.index.pages)
+        if len(keys) * self.keys_per_block >= 2 * max(held, self.keys_per_block * len(self.index.pages)):
+            yield from self._everything()
+            return
+        hashes: dict[int, list[int]] = {}
+        for key in keys:
+            found = self._hash(key)
+            hashes.setdefault(self._page_of(found), []).append(found)
+        for number in sorted(hashes):
+            page = self._open(number)
+            yield page, map(page.blocks.block_of, hashes[number])
+
+    def _everything(self) -> Iterator[tuple[_OpenPage, Iterable[int]]]:
+        for number in range(len(self.index.pages)):
+            page = self._open(number)
+            yield page, range(len(page.blocks.data))
+
+    def _open(self, number: int) -> _OpenPage:
+        page = self.pages.get(number)
+        if page is None:
+            page = self.pages[number] = _OpenPage(self._read_page(number))
+        return page
+
+    def _read_page(self, number: int) -> Blocks:
         data = self.index.inline if len(self.index.pages) == 1 else self.store.read_page(number)
-        self.loaded[number] = data
         if data is not None:
-            return self.codec.decode(data, self._read_chunk)
+            return decode_page(data)
         if self.index.pages[number] != Page():
             raise UnifiedError(
                 f"{self.codec.where}: page {number} of a key group's state is missing in the checkpoint;"
                 " restore from an earlier one"
             )
-        return None
+        return Blocks.empty()
 
-    def split(self, count: int) -> int:
-        """Make pages for so many keys, in a group that has none yet; return how many they are."""
-        while count > self.keys_per_page * len(self.index.pages):
-            self.index.pages = [Page() for _ in range(2 * len(self.index.pages))]
-        return len(self.index.pages)
+    def _hash(self, key: Hashable) -> int:
+        found = self._hashes.get(key)
+        if found is None:
+            found = self._hashes[key] = key_hash(key)
+        return found
 
-    def fill(self, pages: Iterable[tuple[int, Content]], watermark: int) -> None:
-        """Write the pages of a group that has none yet, one after another."""
-        self.loaded = dict.fromkeys(range(len(self.index.pages)))
-        for number, content in pages:
-            self._store(number, content)
-        self._finish(watermark)
+    def _page_of(self, found: int) -> int:
+        """The page that a key with this hash is in."""
+        return found >> PAGE_BITS & len(self.index.pages) - 1
 
-    def _add(self, content: Content) -> None:
-        self.keys.update(content.keys)
-        for timestamp, key, record in content.held:
-            self.held.setdefault(key, []).append((timestamp, record))
+    def _block_of(self, key: Hashable) -> tuple[int, int]:
+        """The page and the block that a key is in."""
+        found = self._hash(key)
+        number = self._page_of(found)
+        return number, self.pages[number].blocks.block_of(found)
+
+    # Elements that wait for the watermark
 
     def hold(self, key: Hashable, elements: list[tuple[int, Any]]) -> None:
         """Keeps elements until the watermark passes them."""
@@ -162,64 +290,157 @@ class Group:
             due.sort(key=lambda e: e[0])
         return due
 
+    # Writing
+
+    def split(self, count: int) -> int:
+        """Make pages for so many keys, in a group that has none yet; return how many they are."""
+        pages = self._pages_for(count)
+        self.index.pages = [Page() for _ in range(pages)]
+        return pages
+
+    def _pages_for(self, keys: int) -> int:
+        """How many pages a group of so many keys has."""
+        count = len(self.index.pages)
+        while keys > self.keys_per_page * count or (count < self.index.wanted and keys > self.keys_per_block * count):
+            count *= 2
+        return count
+
+    def fill(self, pages: Iterable[tuple[int, Content]], watermark: int) -> None:
+        """Write the pages of a group that has none yet, one after another."""
+        for number, content in pages:
+            page = self.pages[number] = _OpenPage(Blocks.empty(self._blocks_for(len(content.keys))))
+            count = len(page.blocks.data)
+            for block, part in enumerate(self._apart(content, page.blocks) if count > 1 else [content]):
+                self._put(page, block, part)
+            self._store(number, page)
+            del self.pages[number]
+        self._finish(watermark)
+
     def save(self, event_timers: TimerQueue, processing_timers: TimerQueue, watermark: int) -> None:
         """Writes back what has changed."""
-        count = sum(p.keys for i, p in enumerate(self.index.pages) if i not in self.loaded) + len(self.keys)
-        if count > self.keys_per_page * len(self.index.pages):
-            for content in self.load(range(len(self.index.pages))):
-                for queue, timers in (
-                    (event_timers, content.event_timers),
-                    (processing_timers, content.processing_timers),
-                ):
-                    for timestamp, key, generation in timers:
-                        queue.register(key, timestamp, generation)
-            self.split(count)
-            self.loaded = dict.fromkeys(range(len(self.index.pages)))
-            self.pages, self.created = {}, list(self.keys)
-        self._write(event_timers, processing_timers)
+        for content in self._make_room():
+            for queue, timers in (
+                (event_timers, content.event_timers),
+                (processing_timers, content.processing_timers),
+            ):
+                for timestamp, key, generation in timers:
+                    queue.register(key, timestamp, generation)
+        if self.column is not None:
+            self._write_column(self.column)
+        else:
+            self._write(event_timers, processing_timers)
+        for number, page in self.pages.items():
+            self._store(number, page)
         self._finish(watermark)
+
+    def _make_room(self) -> list[Content]:
+        """Make pages, and blocks of pages, for the keys that have come; return what was read for it."""
+        created = self.created if self.column is None else self.column.created_keys()
+        if not created and self.index.wanted <= len(self.index.pages):
+            return []
+        found: list[Content] = []
+        before = sum(page.keys for number, page in enumerate(self.index.pages) if number not in self.pages)
+        before += sum(page.keys() - page.keys_read() for page in self.pages.values())
+        count = before + len(self.keys if self.column is None else self.column.places)
+        if self._pages_for(count) > len(self.index.pages):
+            found += self.load_all()
+            self.split(count)
+            self.pages = {number: _OpenPage.fresh(1) for number in range(len(self.index.pages))}
+            created = self.created = list(self.keys)
+        for number, more in Counter(self._page_of(self._hash(key)) for key in created).items():
+            page = self.pages[number]
+            blocks = self._blocks_for(page.keys() + more)
+            if blocks > len(page.blocks.data):
+                self._leave_column()
+                found += self._load([(page, range(len(page.blocks.data)))])
+                created = self.created = [*self.created, *(key for c in page.contents.values() for key in c.keys)]
+                self.pages[number] = _OpenPage.fresh(blocks)
+        return found
+
+    def _blocks_for(self, keys: int) -> int:
+        """How many blocks a page of so many keys has."""
+        count = 1
+        while keys > self.keys_per_block * count:
+            count *= 2
+        return count
+
+    def _apart(self, content: Content, blocks: Blocks) -> list[Content]:
+        """What a page holds, block by block."""
+        found = [Content(large=content.large) for _ in blocks.data]
+        for key, state in content.keys.items():
+            found[blocks.block_of(self._hash(key))].keys[key] = state
+        for timer in content.event_timers:
+            found[blocks.block_of(self._hash(timer[1]))].event_timers.append(timer)
+        for timer in content.processing_timers:
+            found[blocks.block_of(self._hash(timer[1]))].processing_timers.append(timer)
+        for element in content.held:
+            found[blocks.block_of(self._hash(element[1]))].held.append(element)
+        return found
+
+    def _write(self, event_timers: TimerQueue, processing_timers: TimerQueue) -> None:
+        blocks: dict[tuple[int, int], Content] = {}
+        for number, page in self.pages.items():
+            for block, content in page.contents.items():
+                states = content.keys
+                if not all(states.values()):
+                    states = {key: state for key, state in states.items() if state}
+                blocks[number, block] = Content(states, large=bool(self.chunks))
+        for key in self.created:
+            state = self.keys[key]
+            if state:
+                blocks[self._block_of(key)].keys[key] = state
+        for timer in event_timers.pending():
+            blocks[self._block_of(timer[1])].event_timers.append(timer)
+        for timer in processing_timers.pending():
+            blocks[self._block_of(timer[1])].processing_timers.append(timer)
+        for key, elements in self.held.items():
+            blocks[self._block_of(key)].held += [(timestamp, key, record) for timestamp, record in elements]
+        for (number, block), content in blocks.items():
+            self._put(self.pages[number], block, content)
+        if self.chunks:
+            for gone in self.chunks - {number for content in blocks.values() for number in content.parts()}:
+                self.store.remove_page(gone)
+
+    def _write_column(self, column: KeyedColumn) -> None:
+        """As `_write`, where each key has one state and nothing else. Keys that were read are not encoded again."""
+        created: dict[tuple[int, int], tuple[list[Hashable], list[Any]]] = {}
+        for key, value in column.created():
+            keys, values = created.setdefault(self._block_of(key), ([], []))
+            keys.append(key)
+            values.append(value)
+        for number, page in self.pages.items():
+            for block, span in page.spans.items():
+                more = created.get((number, block))
+                values = column.values[span.start : span.end]
+                if more is None:
+                    data = self.codec.encode_values(column.name, span.stored, values)
+                else:
+                    values += more[1]
+                    data = self.codec.encode_values(column.name, span.keys + more[0], values)
+                page.put(block, Page(len(values)), data)
+
+    def _put(self, page: _OpenPage, block: int, content: Content) -> None:
+        data = self.codec.encode(content, self._write_chunk, self._read_chunk)
+        page.put(block, content.entry(), data)
+
+    def _store(self, number: int, page: _OpenPage) -> None:
+        """Write a page, if it has changed."""
+        if not page.changed:
+            return
+        self.index.pages[number] = page.blocks.entry()
+        data = encode_page(page.blocks)
+        self.index.wanted = max(self.index.wanted, -(-len(self.index.pages) * page.typical_size() // BYTES_PER_PAGE))
+        if len(self.index.pages) == 1:
+            self.index.inline = data
+            return
+        self.index.inline = None
+        self.store.write_page(number, data)
 
     def _finish(self, watermark: int) -> None:
         self.index.watermark = watermark
         index = encode_index(self.index)
         if index != self.before:
             self.store.write_index(index)
-
-    def _write(self, event_timers: TimerQueue, processing_timers: TimerQueue) -> None:
-        pages: dict[int, Content] = {number: Content(large=bool(self.chunks)) for number in self.loaded}
-        for number, content in self.pages.items():
-            pages[number].keys = (
-                content.keys
-                if all(content.keys.values())
-                else {key: state for key, state in content.keys.items() if state}
-            )
-        for key in self.created:
-            state = self.keys[key]
-            if state:
-                pages[self.page_of(key)].keys[key] = state
-        for timer in event_timers.pending():
-            pages[self.page_of(timer[1])].event_timers.append(timer)
-        for timer in processing_timers.pending():
-            pages[self.page_of(timer[1])].processing_timers.append(timer)
-        for key, elements in self.held.items():
-            pages[self.page_of(key)].held += [(timestamp, key, record) for timestamp, record in elements]
-        for number, content in pages.items():
-            self._store(number, content)
-        for gone in (
-            self.chunks - {number for content in pages.values() for number in content.parts()} if self.chunks else ()
-        ):
-            self.store.remove_page(gone)
-
-    def _store(self, number: int, content: Content) -> None:
-        """Write a page, if it has changed."""
-        self.index.pages[number] = content.entry()
-        data = self.codec.encode(content, self._write_chunk, self._read_chunk)
-        if len(self.index.pages) == 1:
-            self.index.inline = data
-            return
-        self.index.inline = None
-        if data != self.loaded[number]:
-            self.store.write_page(number, data)
 
     def _read_chunk(self, number: int) -> bytes:
         data = self.store.read_page(number)

@@ -49,7 +49,7 @@ class GroupedOperator:
         try:
             yield group
         finally:
-            operator.state.keys = {}
+            operator.state.keys, operator.state.column = {}, None
             self._group = None
 
     def process(
@@ -61,7 +61,11 @@ class GroupedOperator:
         timestamps: Sequence[int | None],
     ) -> None:
         """Processes runs of several keys' records, each of which begins where `starts` says."""
-        self.load(group, group.pages_of(keys))
+        name = self.operator.one_value
+        if name is not None and not self.holds_back and group.load_column(name, keys):
+            self.operator.state.column = group.column
+        else:
+            self._load(group, group.load(keys))
         if not self.holds_back:
             self.operator.process_runs(keys, starts, records, timestamps, self.after)
             return
@@ -72,7 +76,7 @@ class GroupedOperator:
         self, group: Group, key: Hashable, records: Sequence[Any], timestamps: Sequence[int | None]
     ) -> None:
         """Processes some of one key's records, of which more follow, so that its bundle is not over."""
-        self.load(group, group.pages_of([key]))
+        self._load(group, group.load([key]))
         if self.holds_back:
             self._hold_early(group, key, records, timestamps)
             return
@@ -84,7 +88,7 @@ class GroupedOperator:
         """Moves event time and the clock forward."""
         operator = self.operator
         watermark = max(watermark, operator.watermark)
-        self.load(group, group.pages_due(watermark, now))
+        self._load(group, group.load_due(watermark, now))
         self._release(group, watermark)
         if watermark > operator.watermark:
             operator.advance_watermark(watermark)
@@ -92,7 +96,7 @@ class GroupedOperator:
 
     def end(self, group: Group, last_event_time: int | None) -> None:
         """Ends the input: what is held back is processed, and all timers fire."""
-        self.load(group, group.pages_due(MAX_TIMESTAMP, MAX_TIMESTAMP))
+        self._load(group, group.load_due(MAX_TIMESTAMP, MAX_TIMESTAMP))
         self._release(group, MAX_TIMESTAMP)
         self.operator.last_event_time = last_event_time
         self.operator.end_of_input()
@@ -104,24 +108,22 @@ class GroupedOperator:
         operator.state.forget_expired(group.keys.values())
         group.save(operator.event_timers, operator.processing_timers, operator.watermark)
 
-    def load(self, group: Group, pages: Iterable[int]) -> None:
-        """Reads pages that have not been read."""
-        for content in group.load(pages):
-            self._register(content)
+    def load_all(self, group: Group) -> None:
+        """Reads all that has not been read."""
+        self._load(group, group.load_all())
 
     def contents(self, store: GroupStore) -> Iterator[Content]:
-        """What a group's pages hold, one after another: state, timers and held-back elements of its keys."""
-        group = Group(store, self.codec, self.keys_per_page)
-        for number in range(len(group.index.pages)):
-            content = group.read_page(number)
-            if content is not None:
-                yield content
+        """What a group's blocks hold, one after another: state, timers and held-back elements of its keys."""
+        return Group(store, self.codec, self.keys_per_page).contents()
 
-    def _register(self, content: Content) -> None:
-        for timestamp, key, generation in content.event_timers:
-            self.operator.event_timers.register(key, timestamp, generation)
-        for timestamp, key, generation in content.processing_timers:
-            self.operator.processing_timers.register(key, timestamp, generation)
+    def _load(self, group: Group, contents: Iterable[Content]) -> None:
+        """Takes what was read."""
+        self.operator.state.column = group.column
+        for content in contents:
+            for timestamp, key, generation in content.event_timers:
+                self.operator.event_timers.register(key, timestamp, generation)
+            for timestamp, key, generation in content.processing_timers:
+                self.operator.processing_timers.register(key, timestamp, generation)
 
     def _hold_early(
         self, group: Group, key: Hashable, records: Sequence[Any], timestamps: Sequence[int | None]

@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dagster_unified.operators.broadcast import BroadcastOperator
 from dagster_unified.operators.drivers.group import Group, GroupStore
 from dagster_unified.operators.drivers.grouped import GroupedOperator
 from dagster_unified.operators.failures import placed
 from dagster_unified.operators.functions.base import FIRST, Subtask
-from dagster_unified.operators.keys import runs
+from dagster_unified.operators.keys import runs, sorted_runs
 from dagster_unified.operators.layout import TIMESTAMP
 from dagster_unified.operators.numbers import BROADCAST
 from dagster_unified.operators.program.run import FLUSH, RunningProgram
@@ -33,9 +32,9 @@ from dagster_unified.operators.time import MIN_TIMESTAMP
 class ControlEvent(msgspec.Struct, frozen=True):
     """What a driver sends to all key groups between micro-batches.
 
-    Times are milliseconds since the epoch, by operator uid. `assigned` and `generated` are the driver's own, from which
-    it goes on after a restart: each assigner's latest event time, and the watermark that its generator has emitted, if
-    it has one.
+    Times are milliseconds since the epoch, by operator uid. `assigned`, `parts` and `generated` are the driver's own,
+    from which it goes on after a restart: each assigner's latest event time, over all and by part of its source, and
+    the watermark that its generator has emitted, if it has one.
     """
 
     number: int = 0
@@ -44,6 +43,7 @@ class ControlEvent(msgspec.Struct, frozen=True):
     end: bool = False
     last_event_times: dict[str, int] = {}
     assigned: dict[str, int] = {}
+    parts: dict[str, dict[str, int]] = {}
     generated: dict[str, int] = {}
 
 
@@ -75,6 +75,10 @@ class MicroBatch(NamedTuple):
 
     leads: bool = True
     """Whether what comes of broadcast records is emitted; so it is in one group of all."""
+
+
+_PLAIN = (str, int, bytes, bool)
+"""Types of keys of which Arrow holds the same ones to be equal as Python does."""
 
 
 class KeyGroups:
@@ -132,14 +136,15 @@ class KeyGroups:
     def run_unfinished(self, store: GroupStore, batch: pa.RecordBatch, watermark: int = MIN_TIMESTAMP) -> None:
         """Processes some records of one key, of which more follow, so that its bundle is not over."""
         with self._opened(store, watermark) as group:
-            (key,), _, records, timestamps = self._read(batch)
+            (key,), _ = runs(batch, self.keyed, self.program.input, self.operator.where)
+            records, timestamps = self._read(batch)
             self.grouped.process_unfinished(group, key, records, timestamps)
             self.running.drain()
             self.running.flush()
             self.grouped.save(group)
 
     def contents(self, store: GroupStore) -> Iterator[Content]:
-        """What a group's pages hold, one after another: state, timers and held-back elements of its keys."""
+        """What a group's blocks hold, one after another: state, timers and held-back elements of its keys."""
         return self.grouped.contents(store)
 
     def close(self) -> None:
@@ -167,7 +172,7 @@ class KeyGroups:
         operator.broadcast = {} if data is None else self.broadcast.decode(data)
 
         def all_keys() -> Iterable[Hashable]:
-            self.grouped.load(group, range(len(group.index.pages)))
+            self.grouped.load_all(group)
             return group.keys
 
         operator.keys = all_keys
@@ -182,23 +187,22 @@ class KeyGroups:
         group.store.write_page(BROADCAST, self.broadcast.encode(self.operator.broadcast))
 
     def _records(self, group: Group, batches: Sequence[pa.RecordBatch], sorted_by_key: bool) -> None:
-        (batch,) = self._by_key(pa.Table.from_batches(batches), sorted_by_key).combine_chunks().to_batches()
-        self.grouped.process(group, *self._read(batch))
+        batch = pa.concat_batches(batches)
+        layout, where = self.program.input, self.operator.where
+        if sorted_by_key:
+            keys, starts = runs(batch, self.keyed, layout, where)
+        else:
+            batch, keys, starts = sorted_runs(batch, self.keyed, layout, where)
+        records, timestamps = self._read(batch)
+        if type(keys[0]) in _PLAIN or len(set(keys)) == len(keys):
+            self.grouped.process(group, keys, starts, records, timestamps)
+            return
+        for key, start, end in zip(keys, starts, (*starts[1:], len(records)), strict=True):
+            self.grouped.process(group, [key], [0], records[start:end], timestamps[start:end])
 
-    def _by_key(self, records: pa.Table, sorted_by_key: bool) -> pa.Table:
-        if sorted_by_key or records.num_rows < 2 or not self.keyed.columns:
-            return records
-        if not self._sortable(records):
-            return self._sorted_in_python(records)
-        by_key = [(name, "ascending") for name in self.keyed.columns]
-        return records.take(pc.sort_indices(records, by_key))
-
-    def _read(
-        self, batch: pa.RecordBatch
-    ) -> tuple[Sequence[Hashable], Sequence[int], Sequence[Any], Sequence[int | None]]:
-        """The keys of a sorted batch, where each one's run begins, its records and their event times."""
+    def _read(self, batch: pa.RecordBatch) -> tuple[Sequence[Any], Sequence[int | None]]:
+        """The records of a batch and their event times."""
         layout = self.program.input
-        keys, starts = runs(batch, self.keyed, layout, self.operator.where)
         with placed(self.operator.where):
             records = layout.records.from_batch(batch.select(list(layout.records.names)))
         timestamps: Sequence[int | None] = [None] * len(records)
@@ -208,13 +212,4 @@ class KeyGroups:
             late = sum(1 for t in timestamps if t is not None and t <= self.operator.watermark)
             if late:
                 self.running.metrics.count("late records", late)
-        return keys, starts, records, timestamps
-
-    def _sortable(self, batch: pa.Table) -> bool:
-        return not any(pa.types.is_nested(batch.schema.field(name).type) for name in self.keyed.columns)
-
-    def _sorted_in_python(self, batch: pa.Table) -> pa.Table:
-        """Nested keys, which Arrow does not sort; any order will do that brings equal ones together."""
-        columns = [batch.column(name).to_pylist() for name in self.keyed.columns]
-        texts = [repr(values) for values in zip(*columns, strict=True)]
-        return batch.take(pa.array(sorted(range(len(texts)), key=texts.__getitem__), pa.int64()))
+        return records, timestamps

@@ -27,6 +27,18 @@ class Report(msgspec.Struct):
     marks: dict[str, Mark] = {}
     """What watermark generators emitted, by their assigner's uid."""
 
+    parts: dict[str, dict[str, int]] = {}
+    """The last event time of each part of a source, such as a partition of a topic, by the assigner's uid.
+
+    '' stands for all that is read of sources without parts.
+    """
+
+    def saw_part(self, part: str, last_event_times: Mapping[str, int]) -> None:
+        """Takes the last event times that assigners saw in one part of a source."""
+        for uid, moment in last_event_times.items():
+            times = self.parts.setdefault(uid, {})
+            times[part] = max(moment, times.get(part, moment))
+
     def mark(self, marks: Mapping[str, Mark]) -> None:
         """Takes what some more watermark generators emitted."""
         self.marks = {uid: slowest(m[uid] for m in (self.marks, marks) if uid in m) for uid in {**self.marks, **marks}}
@@ -50,4 +62,7 @@ def merge_reports(reports: Iterable[bytes]) -> Report:
     )
     for report in found:
         merged.mark(report.marks)
+        for uid, times in report.parts.items():
+            for part, moment in times.items():
+                merged.saw_part(part, {uid: moment})
     return merged

@@ -11,7 +11,7 @@ place are seen.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -123,6 +123,52 @@ class StateBackend(ABC):
         """A state is declared that was not before."""
 
 
+class KeyedColumn:
+    """One state of many keys, one value each, where keys have no other: a value is found by its place."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.values: list[Any] = []
+        self.places: dict[Hashable, int] = {}
+        self._created: list[Hashable] = []
+        self._found: tuple[Sequence[Hashable], list[int | None]] = ((), [])
+
+    def extend(self, keys: Sequence[Hashable], values: Sequence[Any]) -> tuple[int, int]:
+        """Takes keys that it does not have; returns from where to where their values are."""
+        start = len(self.values)
+        self.values += values
+        self.places.update(zip(keys, range(start, len(self.values)), strict=True))
+        return start, len(self.values)
+
+    def take(self, keys: Sequence[Hashable]) -> list[Any]:
+        """The values of some keys, None where there is none."""
+        places = list(map(self.places.get, keys))
+        self._found = (keys, places)
+        values = self.values
+        return [None if place is None else values[place] for place in places]
+
+    def put(self, keys: Sequence[Hashable], replacing: Sequence[Any]) -> None:
+        """Replaces the values of keys that were taken last."""
+        taken, places = self._found
+        assert taken is keys
+        values = self.values
+        for place, value, key in zip(places, replacing, keys, strict=True):
+            if place is not None:
+                values[place] = value
+                continue
+            self.places[key] = len(values)
+            values.append(value)
+            self._created.append(key)
+
+    def created_keys(self) -> list[Hashable]:
+        """The keys that had no value when they were taken."""
+        return self._created
+
+    def created(self) -> Iterator[tuple[Hashable, Any]]:
+        """These, and the values that they have now."""
+        return ((key, self.values[self.places[key]]) for key in self._created)
+
+
 class KeyedStateBackend(StateBackend):
     """All keyed state of one operator: a dict of state name to value for each key, and the key that is current."""
 
@@ -133,6 +179,9 @@ class KeyedStateBackend(StateBackend):
         self.keys: dict[Hashable, dict[str, Any]] = {}
         self.created: list[Hashable] = []
         """The keys that had no state when they were selected; a driver that cares empties it."""
+
+        self.column: KeyedColumn | None = None
+        """The state of keys instead of `keys`, where a driver keeps it so for an operator that asks for it."""
 
         self.current = {}
         self.key = None
@@ -148,6 +197,22 @@ class KeyedStateBackend(StateBackend):
             self.created.append(key)
         self.current = current
         self.key = key
+
+    def take(self, name: str, keys: Sequence[Hashable]) -> list[Any]:
+        """The values of one state of several keys, None where there is none."""
+        if self.column is not None:
+            return self.column.take(keys)
+        states = map(self.keys.get, keys)
+        return [None if state is None else state.get(name) for state in states]
+
+    def put(self, name: str, keys: Sequence[Hashable], values: Sequence[Any]) -> None:
+        """Replaces the values of one state of several keys, which were taken before."""
+        if self.column is not None:
+            self.column.put(keys, values)
+            return
+        for key, value in zip(keys, values, strict=True):
+            self.select(key)
+            self.current[name] = value
 
     def look(self, declared: Declared, value: Any) -> None:
         """Takes a value of the current key to be checked; `StateError` is raised now or by `check`."""

@@ -1,17 +1,19 @@
 """How the keyed state of a key group is stored: pages of keys, encoded with msgspec by their declared types.
 
-A group's keys are spread over pages by their hash, so that a micro-batch reads and writes only what it touches. A page
-holds its keys' state, timers and held-back elements; of a list or map that is large it holds where its parts are.
-Nothing in it is executable, and each state is named: one that the operator has not declared (yet) is kept as it is, and
-one that no longer fits its type is an error that names it.
+A group's keys are spread over pages by their hash, so that a micro-batch reads and writes only what it touches; the
+keys of a page over blocks, so that it decodes and encodes only what it touches. A block holds its keys' state, column
+by column, timers and held-back elements; of a list or map that is large it holds where its parts are. Nothing in it is
+executable, and each state is named: one that the operator has not declared (yet) is kept as it is, and one that no
+longer fits its type is an error that names it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import itemgetter
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import msgspec
 
@@ -20,8 +22,17 @@ from dagster_unified.operators.state import chunks
 from dagster_unified.operators.state.chunks import CHUNKED, Chunked, Write
 from dagster_unified.operators.state.descriptors import StateDescriptor
 
-KEYS_PER_PAGE = 1024
-"""How many keys a page holds on average before a group's pages are split."""
+KEYS_PER_PAGE = 4096
+"""How many keys a page holds on average before a group's pages are split: to read or write one is a round trip."""
+
+BYTES_PER_PAGE = 1 << 17
+"""From how many bytes on a page makes its group split its pages, as long as they have a block's keys each."""
+
+BLOCKS_PER_PAGE = 64
+"""How many blocks a page of so many keys has."""
+
+HASH_BITS = 32
+"""A key's block is chosen by the highest of them."""
 
 
 class Index(msgspec.Struct, array_like=True):
@@ -33,10 +44,12 @@ class Index(msgspec.Struct, array_like=True):
     """The content of the only page, where there is but one."""
     parts: int = 0
     """How many parts of large lists and maps were ever numbered; they count down from -1, pages up from 0."""
+    wanted: int = 1
+    """How many pages there should be, by the bytes of the largest."""
 
 
 class Page(msgspec.Struct, array_like=True):
-    """What the index says of one page.
+    """What the index says of one page, and a page of one block.
 
     That is the number of its keys, and its earliest event timer, processing timer and held-back element.
     """
@@ -46,10 +59,57 @@ class Page(msgspec.Struct, array_like=True):
     processing_timer: int | None = None
     held: int | None = None
 
+    def due(self, watermark: int, now: int) -> bool:
+        """Whether it has a timer or a held-back element that is due."""
+        return (
+            (self.event_timer is not None and self.event_timer <= watermark)
+            or (self.held is not None and self.held <= watermark)
+            or (self.processing_timer is not None and self.processing_timer <= now)
+        )
 
-class _Stored(msgspec.Struct, array_like=True):
+
+NOTHING = msgspec.Raw(b"\xc0")
+"""A block that has nothing."""
+
+
+class Blocks(msgspec.Struct, array_like=True):
+    """A page as it is stored: its blocks, whose number is a power of two, and what is known of each."""
+
+    entries: list[Page]
+    data: list[msgspec.Raw]
+
+    @classmethod
+    def empty(cls, count: int = 1) -> Blocks:
+        """So many blocks that have nothing."""
+        return cls([Page() for _ in range(count)], [NOTHING] * count)
+
+    def block_of(self, key_hash: int) -> int:
+        """The block that a key with this hash is in."""
+        return (key_hash << len(self.data).bit_length() - 1) >> HASH_BITS
+
+    def entry(self) -> Page:
+        """What the index says of the page."""
+        entries = self.entries
+        if len(entries) == 1:
+            return entries[0]
+        return Page(
+            sum(entry.keys for entry in entries),
+            min((entry.event_timer for entry in entries if entry.event_timer is not None), default=None),
+            min((entry.processing_timer for entry in entries if entry.processing_timer is not None), default=None),
+            min((entry.held for entry in entries if entry.held is not None), default=None),
+        )
+
+
+class _Section(msgspec.Struct, array_like=True):
+    """The keys of a block that have the same states, and a column for each of these."""
+
     names: list[str]
     keys: msgspec.Raw
+    columns: list[msgspec.Raw]
+
+
+class _Stored(msgspec.Struct, array_like=True):
+    sections: list[_Section]
     event_timers: msgspec.Raw
     processing_timers: msgspec.Raw
     held: msgspec.Raw
@@ -109,8 +169,10 @@ class Content:
 
 
 _index = msgspec.msgpack.Decoder(Index)
-_stored = msgspec.msgpack.Decoder(_Stored)
+_blocks = msgspec.msgpack.Decoder(Blocks)
+_stored = msgspec.msgpack.Decoder(_Stored | None)
 _encoder = msgspec.msgpack.Encoder()
+_NONE = msgspec.Raw(_encoder.encode([]))
 
 
 def encode_index(index: Index) -> bytes:
@@ -121,6 +183,16 @@ def encode_index(index: Index) -> bytes:
 def decode_index(data: bytes) -> Index:
     """The inverse of `encode_index`."""
     return _index.decode(data)
+
+
+def encode_page(blocks: Blocks) -> bytes:
+    """As bytes."""
+    return _encoder.encode(blocks)
+
+
+def decode_page(data: bytes) -> Blocks:
+    """The inverse of `encode_page`."""
+    return _blocks.decode(data)
 
 
 class BroadcastCodec:
@@ -163,8 +235,16 @@ class BroadcastCodec:
         return found
 
 
+class Values(NamedTuple):
+    """A block whose keys have one state and nothing else: the keys, also as they are stored, and their values."""
+
+    keys: list[Hashable]
+    stored: msgspec.Raw
+    values: list[Any]
+
+
 class PageCodec:
-    """Encodes and decodes the pages of one operator.
+    """Encodes and decodes the blocks of one operator's pages.
 
     `where` names it in errors; `declared` are its descriptors, which may become more.
     """
@@ -172,13 +252,15 @@ class PageCodec:
     def __init__(self, where: str, key_type: Any, record_type: Any, declared: dict[str, StateDescriptor[Any]]) -> None:
         self.where, self.declared = where, declared
         self._parts: dict[str, msgspec.msgpack.Decoder[Any]] = {}
-        self._key_type = key_type
+        self._keys = self._decoder("keys", list[key_type])
         self._timers = self._decoder("timers", list[tuple[int, key_type, int]])
         self._held = self._decoder("held-back elements", list[tuple[int, key_type, record_type]])
-        self._keys: dict[tuple[str, ...], msgspec.msgpack.Decoder[Any]] = {}
+        self._columns: dict[str, msgspec.msgpack.Decoder[Any]] = {}
 
-    def encode(self, content: Content, write: Write, read: Callable[[int], bytes]) -> bytes:
-        """A page as bytes; large lists and maps are written in parts."""
+    def encode(self, content: Content, write: Write, read: Callable[[int], bytes]) -> msgspec.Raw:
+        """A block; large lists and maps are written in parts."""
+        if not (content.keys or content.event_timers or content.processing_timers or content.held):
+            return NOTHING
         large = self._set_apart(content, write, read)
         try:
             return self._encode(content, large)
@@ -186,28 +268,45 @@ class PageCodec:
             for state, name, value in large:
                 state[name] = value
 
-    def _encode(self, content: Content, large: list[tuple[dict[str, Any], str, Chunked]]) -> bytes:
-        places = {id(state): place for place, state in enumerate(content.keys.values())} if large else {}
+    def _encode(self, content: Content, large: list[tuple[dict[str, Any], str, Chunked]]) -> msgspec.Raw:
+        for state, name, value in large:
+            state[name] = value.inline
+        alike = _by_names(content.keys)
+        try:
+            sections = [_section(names, states) for names, states in alike.items()]
+        except (TypeError, ValueError, OverflowError) as error:
+            raise StateError(f"{self.where}: state cannot be stored: {error}; {self._misfit(content)}") from error
+        ordered = chain.from_iterable(states.values() for states in alike.values())
+        places = {id(state): place for place, state in enumerate(ordered)} if large else {}
         apart = [
             _Large(places[id(state)], name, value.kind, value.size, list(value.parts)) for state, name, value in large
         ]
-        for state, name, value in large:
-            state[name] = value.inline
-        names = sorted(set().union(*content.keys.values()))
-        try:
-            keys = _encoder.encode(list(content.keys.items()))
-        except (TypeError, ValueError, OverflowError) as error:
-            raise StateError(f"{self.where}: state cannot be stored: {error}; {self._misfit(content)}") from error
         event_timers, processing_timers, waiting = (
-            msgspec.Raw(_encoder.encode(part))
+            msgspec.Raw(_encoder.encode(part)) if part else _NONE
             for part in (content.event_timers, content.processing_timers, content.held)
         )
-        return _encoder.encode(_Stored(names, msgspec.Raw(keys), event_timers, processing_timers, waiting, apart))
+        return msgspec.Raw(_encoder.encode(_Stored(sections, event_timers, processing_timers, waiting, apart)))
+
+    def encode_values(self, name: str, keys: Sequence[Hashable] | msgspec.Raw, values: list[Any]) -> msgspec.Raw:
+        """A block whose keys have one state, which is no collection, and nothing else."""
+        if not values:
+            return NOTHING
+        try:
+            stored = keys if isinstance(keys, msgspec.Raw) else msgspec.Raw(_encoder.encode(keys))
+            section = _Section([name], stored, [msgspec.Raw(_encoder.encode(values))])
+        except (TypeError, ValueError, OverflowError) as error:
+            content = Content({key: {name: value} for key, value in zip(self._known(keys), values, strict=True)})
+            raise StateError(f"{self.where}: state cannot be stored: {error}; {self._misfit(content)}") from error
+        return msgspec.Raw(_encoder.encode(_Stored([section], _NONE, _NONE, _NONE)))
+
+    def _known(self, keys: Sequence[Hashable] | msgspec.Raw) -> Sequence[Hashable]:
+        found: Sequence[Hashable] = self._keys.decode(keys) if isinstance(keys, msgspec.Raw) else keys
+        return found
 
     def _set_apart(
         self, content: Content, write: Write, read: Callable[[int], bytes]
     ) -> list[tuple[dict[str, Any], str, Chunked]]:
-        """The large lists and maps of a page, with what has changed of them written."""
+        """The large lists and maps of a block, with what has changed of them written."""
         collections = [(name, d.chunks) for name, d in self.declared.items() if d.chunks is not None]
         found: list[tuple[dict[str, Any], str, Chunked]] = []
         if not collections and not content.large:
@@ -241,26 +340,57 @@ class PageCodec:
                 " or start without state"
             ) from error
 
-    def decode(self, data: bytes, read: Callable[[int], bytes]) -> Content:
-        """A page from its bytes; raises `StateError` naming the state that does not fit its type."""
+    def decode(self, data: msgspec.Raw, read: Callable[[int], bytes]) -> Content:
+        """A block from its bytes; raises `StateError` naming the state that does not fit its type."""
         stored = _stored.decode(data)
-        names = tuple(stored.names)
+        if stored is None:
+            return Content()
         try:
-            keys = dict(self._keys_decoder(names).decode(stored.keys))
             content = Content(
-                keys,
-                event_timers=self._timers.decode(stored.event_timers),
-                processing_timers=self._timers.decode(stored.processing_timers),
+                self._states(stored.sections),
+                event_timers=_decoded(self._timers, stored.event_timers),
+                processing_timers=_decoded(self._timers, stored.processing_timers),
+                held=_decoded(self._held, stored.held),
             )
-            content.held = self._held.decode(stored.held)
         except msgspec.ValidationError as error:
-            raise StateError(
-                f"{self.where}: stored state does not fit its declared type: {error} (states: {', '.join(names)}); keep"
-                " the type as it was, or start without state"
-            ) from error
+            raise self._unfit(error, stored) from error
         if stored.large:
             self._restore(content, stored.large, read)
         return content
+
+    def decode_values(self, data: msgspec.Raw, name: str) -> Values | None:
+        """A block as the values of one state; None where its keys have another one, or anything else."""
+        stored = _stored.decode(data)
+        if stored is None:
+            return Values([], _NONE, [])
+        plain = stored.event_timers == stored.processing_timers == stored.held == _NONE
+        if not plain or len(stored.sections) != 1 or stored.sections[0].names != [name] or stored.large:
+            return None
+        (section,) = stored.sections
+        try:
+            return Values(self._keys.decode(section.keys), section.keys, self._column(name).decode(section.columns[0]))
+        except msgspec.ValidationError as error:
+            raise self._unfit(error, stored) from error
+
+    def _states(self, sections: Sequence[_Section]) -> dict[Hashable, dict[str, Any]]:
+        found: dict[Hashable, dict[str, Any]] = {}
+        for section in sections:
+            keys, names = self._keys.decode(section.keys), section.names
+            columns = [self._column(name).decode(data) for name, data in zip(names, section.columns, strict=True)]
+            if len(names) == 1:
+                (name,), (values,) = names, columns
+                found.update({key: {name: value} for key, value in zip(keys, values, strict=True)})
+            else:
+                rows = zip(*columns, strict=True)
+                found.update({key: dict(zip(names, row, strict=True)) for key, row in zip(keys, rows, strict=True)})
+        return found
+
+    def _unfit(self, error: msgspec.ValidationError, stored: _Stored) -> StateError:
+        names = sorted({name for section in stored.sections for name in section.names})
+        return StateError(
+            f"{self.where}: stored state does not fit its declared type: {error} (states: {', '.join(names)}); keep"
+            " the type as it was, or start without state"
+        )
 
     def _restore(self, content: Content, large: list[_Large], read: Callable[[int], bytes]) -> None:
         states = list(content.keys.values())
@@ -278,15 +408,14 @@ class PageCodec:
         elif isinstance(held, Chunked) and isinstance(held.inline, msgspec.Raw):
             held.inline = self._decoder(descriptor.name, descriptor.stored_type).decode(held.inline)
 
-    def _keys_decoder(self, names: tuple[str, ...]) -> msgspec.msgpack.Decoder[Any]:
-        """For one set of names; those that are not declared are left as they are."""
-        known = tuple(name for name in names if name in self.declared)
-        decoder = self._keys.get((*names, "|", *known))
+    def _column(self, name: str) -> msgspec.msgpack.Decoder[Any]:
+        """The decoder of a state's values; those of a state that is not declared are left as they are."""
+        if name not in self.declared:
+            return _UNDECLARED
+        decoder = self._columns.get(name)
         if decoder is None:
-            types = {n: self.declared[n].stored_type if n in self.declared else msgspec.Raw for n in names}
-            states: Any = TypedDict("states", types, total=False)  # type: ignore[misc]
-            decoder = self._decoder(", ".join(names), list[tuple[self._key_type, states]])  # type: ignore[name-defined]
-            self._keys[(*names, "|", *known)] = decoder
+            stored: Any = self.declared[name].stored_type
+            decoder = self._columns[name] = self._decoder(name, list[stored])
         return decoder
 
     def _decoder(self, name: str, python: Any) -> msgspec.msgpack.Decoder[Any]:
@@ -305,3 +434,27 @@ class PageCodec:
                 except (TypeError, ValueError, OverflowError):
                     return f"state '{name}' of key {key!r} is a {type(value).__name__}"
         return "a key cannot be stored"
+
+
+_UNDECLARED = msgspec.msgpack.Decoder(list[msgspec.Raw])
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[list[Any]], data: msgspec.Raw) -> list[Any]:
+    return [] if data == _NONE else decoder.decode(data)
+
+
+def _by_names(keys: dict[Hashable, dict[str, Any]]) -> dict[tuple[str, ...], dict[Hashable, dict[str, Any]]]:
+    """The states of keys, apart by the names of the states that they have; keys without state are left out."""
+    shapes = set(map(tuple, keys.values()))
+    if len(shapes) <= 1:
+        return {tuple(sorted(shape)): keys for shape in shapes if shape}
+    found: dict[tuple[str, ...], dict[Hashable, dict[str, Any]]] = {}
+    for key, state in keys.items():
+        if state:
+            found.setdefault(tuple(sorted(state)), {})[key] = state
+    return found
+
+
+def _section(names: Sequence[str], states: dict[Hashable, dict[str, Any]]) -> _Section:
+    columns = [msgspec.Raw(_encoder.encode(list(map(itemgetter(name), states.values())))) for name in names]
+    return _Section(list(names), msgspec.Raw(_encoder.encode(list(states))), columns)

@@ -8,7 +8,7 @@ engine.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, repeat
 from typing import Any, NamedTuple
 
@@ -20,11 +20,15 @@ from dagster_unified.operators.state.chunks import Chunked, LargeList
 from dagster_unified.operators.state.columns import Encoded, TypedColumn
 from dagster_unified.operators.state.descriptors import StateDescriptor
 from dagster_unified.operators.state.pages import Content
+from dagster_unified.records import shorten
 
 EVENT_TIMERS, PROCESSING_TIMERS, HELD, ENCODED = "__event_timers", "__processing_timers", "__held_back", "__encoded"
 
 TIMERS = pa.list_(pa.struct([("timestamp", pa.int64()), ("generation", pa.int64())]))
 _ENCODED = pa.map_(pa.string(), pa.binary())
+
+LARGEST = (1 << 31) - (1 << 20)
+"""Bytes that the state of one key may have: Arrow counts those of a column, and Spark those of a row, with 31 bits."""
 
 ROLE = b"role"
 """In a field's metadata: `key`, `state`, `broadcast`, `list` or `union`; none for the library's own columns."""
@@ -103,6 +107,26 @@ class StateTable:
 
     # Pages to rows
 
+    def batches(self, content: Content) -> Iterator[pa.RecordBatch]:
+        """A row for each key that has anything, in as many batches as they need.
+
+        Raises `StateError` for a key that has more than `LARGEST` bytes.
+        """
+        try:
+            yield self.rows(content)
+        except _TooLargeError as error:
+            found = _halves(content)
+            if found is None:
+                raise StateError(
+                    f"{error.what} of key {shorten(next(iter(_all_keys(content))))} is too large for a savepoint, which"
+                    f" holds up to {LARGEST:,} bytes of a key; keep less of it, for example with a time to live, or"
+                    " spread what it holds over several keys"
+                ) from error
+        else:
+            return
+        for half in found:
+            yield from self.batches(half)
+
     def rows(self, content: Content) -> pa.RecordBatch:
         """A row for each key that has anything."""
         held = _by_key((key, (timestamp, record)) for timestamp, key, record in content.held)
@@ -130,7 +154,16 @@ class StateTable:
         return self._batch(arrays, len(order))
 
     def broadcast_row(self, maps: Mapping[str, Any]) -> pa.RecordBatch:
-        """The row of the operator's broadcast state."""
+        """The row of the operator's broadcast state; raises `StateError` where it has more than `LARGEST` bytes."""
+        try:
+            return self._broadcast_row(maps)
+        except _TooLargeError as error:
+            raise StateError(
+                f"{error.what} is too large for a savepoint, which holds up to {LARGEST:,} bytes of broadcast state;"
+                " keep less of it"
+            ) from error
+
+    def _broadcast_row(self, maps: Mapping[str, Any]) -> pa.RecordBatch:
         apart = Apart()
         arrays: dict[str, pa.Array] = {}
         for name, column in self._broadcast.items():
@@ -140,7 +173,15 @@ class StateTable:
 
     def _batch(self, arrays: Mapping[str, pa.Array], size: int) -> pa.RecordBatch:
         columns = [arrays[f.name] if f.name in arrays else _nulls(size, f.type) for f in self.schema]
+        if sum(column.nbytes for column in columns) > LARGEST:
+            raise _TooLargeError(self._shown(max(arrays, key=lambda name: arrays[name].nbytes)))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _shown(self, name: str) -> str:
+        """What a column holds, in words."""
+        what = {column: kind.what for column, kind, _ in self._columns()}
+        what |= {HELD: f"{self.where}: what is held back", ENCODED: f"{self.where}: state"}
+        return what.get(name, f"{self.where}: timers")
 
     def _key_arrays(self, keys: Sequence[Hashable], apart: Apart) -> dict[str, pa.Array]:
         arrays: dict[str, pa.Array] = {}
@@ -153,7 +194,12 @@ class StateTable:
 
     @staticmethod
     def _put(arrays: dict[str, pa.Array], name: str, column: TypedColumn, values: Sequence[Any], apart: Apart) -> None:
-        array, encoded = column.encode(values)
+        try:
+            array, encoded = column.encode(values)
+        except pa.ArrowCapacityError as error:
+            raise _TooLargeError(column.what) from error
+        if isinstance(array, pa.ChunkedArray):  # so Arrow makes an array that is too large for one
+            raise _TooLargeError(column.what)
         if array is not None:
             arrays[name] = array
         for place, data in encoded.items():
@@ -320,6 +366,14 @@ class Apart:
         return pa.array(rows, _ENCODED)
 
 
+class _TooLargeError(Exception):
+    """Rows that Arrow cannot hold in one batch; `what` is the largest of their columns."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+
 _NOTHING: Mapping[str, Any] = {}
 
 
@@ -347,6 +401,32 @@ def _by_key(pairs: Iterable[tuple[Hashable, tuple[int, Any]]]) -> dict[Hashable,
     for key, element in pairs:
         found.setdefault(key, []).append(element)
     return found
+
+
+def _all_keys(content: Content) -> dict[Hashable, None]:
+    """The keys that have anything, in their order."""
+    others = (content.event_timers, content.processing_timers, content.held)
+    found = dict.fromkeys(content.keys)
+    return found | {key: None for entries in others for _, key, _ in entries}
+
+
+def _halves(content: Content) -> tuple[Content, Content] | None:
+    """The content of half of the keys, and of the other half; None for that of one key."""
+    keys = list(_all_keys(content))
+    if len(keys) < 2:
+        return None
+    first = set(keys[: len(keys) // 2])
+    return _of_keys(content, lambda key: key in first), _of_keys(content, lambda key: key not in first)
+
+
+def _of_keys(content: Content, chosen: Callable[[Hashable], bool]) -> Content:
+    return Content(
+        {key: state for key, state in content.keys.items() if chosen(key)},
+        [timer for timer in content.event_timers if chosen(timer[1])],
+        [timer for timer in content.processing_timers if chosen(timer[1])],
+        [element for element in content.held if chosen(element[1])],
+        content.large,
+    )
 
 
 def _keys_without_state(

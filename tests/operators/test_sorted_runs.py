@@ -1,0 +1,79 @@
+"""Equal keys of a micro-batch are brought together, and each key's records stay in their order."""
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_unified.errors import RecordTypeError
+from dagster_unified.operators.drivers.group import MemoryStore
+from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch
+from dagster_unified.operators.keyed import KeyedOptions, ReduceStep
+from dagster_unified.operators.keys import sorted_runs
+from dagster_unified.operators.layout import StreamLayout
+from dagster_unified.operators.program.spec import KeyedInput, Output, Program
+from dagster_unified.records import record_type
+
+
+class Row(NamedTuple):
+    text: str
+    number: int
+    real: float
+    several: list[int]
+    place: int
+
+
+ROWS = StreamLayout(record_type(Row, "rows"))
+rows = st.lists(
+    st.tuples(
+        st.sampled_from(["", "a", "b", "ab"]),
+        st.sampled_from([0, 1, -1, 2**62]),
+        st.sampled_from([0.0, -0.0, 1.5]),
+        st.sampled_from([[], [1], [1, 2]]),
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+def batch(records):
+    return ROWS.records.to_batch([Row(*record, place) for place, record in enumerate(records)])
+
+
+@given(
+    rows,
+    st.sampled_from([("text",), ("number",), ("text", "number"), ("number", "text", "number"), ("text", "several")]),
+)
+def test_each_key_comes_once_with_all_its_records_in_their_order(records, columns):
+    ordered, keys, starts = sorted_runs(batch(records), KeyedInput(columns, object), ROWS, "here")
+    expected = {}
+    for place, record in enumerate(records):
+        row = dict(zip(Row._fields, record, strict=False))
+        key = tuple(row[name] for name in columns)
+        expected.setdefault(repr(key if len(columns) > 1 else key[0]), []).append(place)
+    places = ordered.column("place").to_pylist()
+    runs = [places[start:end] for start, end in pairwise([*starts, len(places)])]
+    assert dict(zip(map(repr, keys), runs, strict=True)) == expected
+    assert len(keys) == len(expected)
+
+
+@given(rows)
+def test_keys_that_only_python_holds_to_be_equal_lose_no_update(records):
+    step = ReduceStep("op", lambda a, b: b._replace(number=a.number + b.number), uid="op", output=ROWS.records)
+    options = KeyedOptions(incremental_updates=True)
+    program = Program("p", "s", ROWS, (step,), (Output(0, ROWS),), KeyedInput(("real",), float), options)
+    out = []
+    driver = KeyGroups(program, lambda number, b: out.extend(ROWS.records.from_batch(b)), lambda: 0)
+    counted = [(text, 1, real, several) for text, _, real, several in records]
+    driver.run(MemoryStore(), MicroBatch(Arrived([batch(counted)])))
+    found = {real: sorted(r.number for r in out if r.real == real) for real in {r.real for r in out}}
+    assert found == {real: list(range(1, len(numbers) + 1)) for real, numbers in found.items()}
+
+
+def test_a_key_that_is_none_is_an_error_that_shows_its_record():
+    records = batch([("a", 1, 0.0, [])]).set_column(0, "text", pa.array([None], pa.string()))
+    with pytest.raises(RecordTypeError, match="the key 'text' is None for"):
+        sorted_runs(records, KeyedInput(("text",), str), ROWS, "here")
