@@ -30,6 +30,5 @@ def check_savepoint(graph: Graph) -> None:
         if node.aggregates_natively:
             raise UnsupportedError(
                 f"{graph.name}: a savepoint cannot hold the state of '{node.name}', which Catalyst aggregates with"
-                " state.native-aggregates=SPARK or carry_state; remove that, or use reduce or aggregate, or a window"
-                " with a function"
+                " state.native-aggregates=SPARK; remove that, or use reduce or aggregate, or a window with a function"
             )

@@ -60,15 +60,13 @@ def _chosen(graph: Graph, execution: Execution, carry_state: bool) -> set[int]:
     natives = {node.id for node in graph.nodes if node.aggregates_natively}
     if execution.native_aggregates == "SPARK" or not natives:
         return set()
-    streaming = execution.mode == "STREAMING"
-    if carry_state and not streaming:  # partitions hand on Catalyst's own form
-        return set()
+    streaming, portable = execution.mode == "STREAMING", execution.native_aggregates == "PORTABLE"
     if execution.has_savepoint or (streaming and execution.savepoint.interval is not None):
         return natives
-    if not streaming:
-        return set()
-    if execution.native_aggregates == "PORTABLE":
+    if portable and (streaming or carry_state):
         return natives
+    if not streaming:  # partitions hand on Catalyst's own form
+        return set()
     found: set[int] = set()
     for sink in graph.sinks:
         upstream = graph.upstream(sink.id)

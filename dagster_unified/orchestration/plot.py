@@ -1,16 +1,24 @@
-"""Rows per partition as a picture, which Dagster shows in a materialization's metadata."""
+"""Rows per partition and keys per key group as pictures, which Dagster shows in a materialization's metadata."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Collection, Mapping, Sequence
 from io import BytesIO
-from typing import Any
+from statistics import mean
+from typing import TYPE_CHECKING, Any
 
 from dagster import MarkdownMetadataValue, MetadataValue
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 SHOWN = 90
 """Partitions in one picture: those that ran last of them, and as many before as there is room for."""
+
+OPERATORS = 8
+"""Operators in one picture: those whose fullest group is furthest above the mean."""
 
 _LABELS = 6
 
@@ -39,7 +47,6 @@ def _number(value: Any) -> int | None:
 def picture(rows: Mapping[str, int], highlighted: Collection[str]) -> MarkdownMetadataValue:
     """A bar for each partition; the highlighted ones in another colour."""
     from matplotlib.figure import Figure  # of its own, not pyplot's: steps may run in threads
-    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(8, 2.2), dpi=90, layout="tight")
     axes = figure.subplots()
@@ -51,12 +58,51 @@ def picture(rows: Mapping[str, int], highlighted: Collection[str]) -> MarkdownMe
     )
     step = max(1, -(-len(rows) // _LABELS))
     axes.set_xticks(range(0, len(rows), step), list(rows)[::step], fontsize=8)
+    _counting(axes, "rows")
+    return _drawn(figure, "rows per partition")
+
+
+def keys_per_group(spread: Mapping[str, Sequence[int]]) -> MarkdownMetadataValue:
+    """How many keys each key group has, by operator: a chart for each, in which a group is a bar, and the mean a line.
+
+    Of many operators the `OPERATORS` most uneven ones are shown.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    shown = sorted(spread, key=lambda name: _unevenness(spread[name]), reverse=True)[:OPERATORS]
+    figure = Figure(figsize=(8, 1.7 * len(shown) + 0.3), dpi=90, layout="tight")
+    for axes, name in zip(figure.subplots(len(shown), squeeze=False).flat, shown, strict=True):
+        keys = spread[name]
+        edges = [group - 0.5 for group in range(len(keys) + 1)]
+        axes.stairs(keys, edges, fill=True, color="#4f43dd")
+        axes.axhline(mean(keys), color="#e08a1e", linewidth=1)
+        axes.set_xlim(edges[0], edges[-1])
+        axes.set_ylim(0, 1.05 * max(1, *keys))
+        axes.set_title(name, fontsize=9, loc="left", parse_math=False)
+        axes.xaxis.set_major_locator(MaxNLocator(_LABELS, integer=True))
+        axes.tick_params(axis="x", labelsize=8)
+        _counting(axes, "keys")
+    axes.set_xlabel("key group", fontsize=8)
+    return _drawn(figure, "keys per key group")
+
+
+def _unevenness(keys: Sequence[int]) -> float:
+    """The fullest group against the mean; 0 where there are no keys."""
+    return max(keys) / mean(keys) if any(keys) else 0.0
+
+
+def _counting(axes: Axes, what: str) -> None:
+    """An axis for numbers of something, and no frame."""
+    from matplotlib.ticker import MaxNLocator
+
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.tick_params(axis="y", labelsize=8)
-    axes.set_ylabel("rows", fontsize=8)
+    axes.set_ylabel(what, fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _drawn(figure: Figure, title: str) -> MarkdownMetadataValue:
     drawn = BytesIO()
     figure.savefig(drawn, format="png")
-    return MetadataValue.md(
-        f"![rows per partition](data:image/png;base64,{base64.b64encode(drawn.getvalue()).decode()})"
-    )
+    return MetadataValue.md(f"![{title}](data:image/png;base64,{base64.b64encode(drawn.getvalue()).decode()})")

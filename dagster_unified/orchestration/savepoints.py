@@ -13,11 +13,11 @@ from statistics import median_low
 from typing import Any
 
 from dagster import AssetDep, AssetKey, AssetMaterialization, AssetObservation, AssetSpec, MetadataValue, TableRecord
-from upath import UPath
 
 from dagster_unified.connectors.paths import storage_path
 from dagster_unified.engine.batch.savepoint import PATH
 from dagster_unified.graph.plan import Plan
+from dagster_unified.orchestration import plot
 from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
 from dagster_unified.orchestration.batch_deployment import BatchDeployment
 from dagster_unified.orchestration.deployment import StreamingDeployment, configuration_of, directory_of
@@ -127,7 +127,13 @@ def _metadata(path: str) -> dict[str, Any]:
     if manifest.reason:
         shown["reason"] = manifest.reason
     if manifest.operators:
-        shown["operators"] = MetadataValue.table([_operator(folder, manifest, one) for one in manifest.operators])
+        spread = {one.uid: keys_per_group(folder, one, manifest.max_parallelism) for one in manifest.operators}
+        shown["operators"] = MetadataValue.table(
+            [_operator(manifest, one, spread[one.uid]) for one in manifest.operators]
+        )
+        known = {uid: keys for uid, keys in spread.items() if keys is not None}
+        if known:
+            shown["keys per group"] = plot.keys_per_group(known)
     if manifest.positions:
         read = [TableRecord({"source": uid, "read": at.describe()}) for uid, at in manifest.positions.items()]
         shown["sources"] = MetadataValue.table(read)
@@ -136,9 +142,8 @@ def _metadata(path: str) -> dict[str, Any]:
     return shown
 
 
-def _operator(folder: UPath, manifest: Manifest, state: OperatorState) -> TableRecord:
+def _operator(manifest: Manifest, state: OperatorState, spread: Sequence[int] | None) -> TableRecord:
     watermark = manifest.event.watermarks.get(state.uid)
-    spread = keys_per_group(folder, state, manifest.max_parallelism)
     return TableRecord(
         {
             "operator": state.uid,

@@ -76,6 +76,7 @@ class Trend:
             "state bytes": last.state_bytes,
             "batch durations": MetadataValue.text(self._picture()),
             "late records": 0,
+            **{f"backlog of {source}": waiting for source, waiting in last.backlog.items()},
             **self._totals.shown(self._clock() / 1000),
         }
         if self.watermark is not None:

@@ -1,6 +1,13 @@
 """Savepoints as tables: what they are, and what reads, writes and compares them. Knows no engine."""
 
-from dagster_unified.connectors.positions import EverythingRead, FilesRead, PartitionsRead, Position, Unread
+from dagster_unified.connectors.positions import (
+    EverythingRead,
+    FilesRead,
+    OffsetsRead,
+    PartitionsRead,
+    Position,
+    Unread,
+)
 from dagster_unified.state.manifest import Column
 from dagster_unified.state.savepoint import Operator, Savepoint
 
@@ -8,6 +15,7 @@ __all__ = [
     "Column",
     "EverythingRead",
     "FilesRead",
+    "OffsetsRead",
     "Operator",
     "PartitionsRead",
     "Position",

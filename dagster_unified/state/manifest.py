@@ -11,16 +11,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 from uuid import uuid4
 from zlib import crc32
 
 import msgspec
-from upath import UPath
 
 from dagster_unified.connectors.paths import remove_tree, storage_path
 from dagster_unified.connectors.positions import Position
 from dagster_unified.errors import StateError
 from dagster_unified.operators.drivers.key_groups import ControlEvent
+
+if TYPE_CHECKING:
+    from upath import UPath
 
 FORMAT = 1
 NAME = "manifest.json"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from upath import UPath
 
 from dagster_unified.connectors.paths import for_spark
 from dagster_unified.connectors.positions import Position, Unread
@@ -32,6 +31,7 @@ from dagster_unified.state.values import plain_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from upath import UPath
 
 
 class PipelineGraph(Protocol):

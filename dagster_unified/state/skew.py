@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from upath import UPath
 
 from dagster_unified.operators.keys import key_hashes, key_values
 from dagster_unified.state.manifest import OperatorState
 from dagster_unified.state.schemas import SUBTASK_ROLES
 from dagster_unified.state.tables import read_batches
+
+if TYPE_CHECKING:
+    from upath import UPath
 
 SAMPLE = 1_000_000
 """Keys that are looked at; of more, evenly spaced ones."""

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from upath import UPath
 
 from dagster_unified.connectors.paths import for_spark
 from dagster_unified.errors import StateError
+from dagster_unified.state.files import open_input, open_output
 from dagster_unified.state.manifest import DataFile, OperatorState, files_in
 from dagster_unified.state.schemas import table_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from upath import UPath
 
 CODEC = "zstd"
 """Written once, and kept."""
@@ -52,16 +53,18 @@ def read_batches(folder: UPath, state: OperatorState, columns: Sequence[str] | N
     `columns` are those to read, by default all.
     """
     for file in state.files:
-        yield from _rows(folder / file.path, state, columns, None)
+        yield from _rows(f"{folder}/{file.path}", state, columns, None)
 
 
-def read_split(folder: UPath, state: OperatorState, split: Split) -> Iterator[pa.RecordBatch]:
+def read_split(
+    folder: UPath | str, state: OperatorState, split: Split, columns: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
     """The rows of one split, as `read_batches` gives them."""
-    return _rows(folder / split.file, state, None, split.row_groups)
+    return _rows(f"{folder}/{split.file}", state, columns, split.row_groups)
 
 
 def _rows(
-    path: UPath, state: OperatorState, columns: Sequence[str] | None, row_groups: Sequence[int] | None
+    path: str, state: OperatorState, columns: Sequence[str] | None, row_groups: Sequence[int] | None
 ) -> Iterator[pa.RecordBatch]:
     schema = table_schema(state)
     if columns is not None:
@@ -76,7 +79,7 @@ def splits(folder: UPath, state: OperatorState) -> list[Split]:
     """The files of an operator's table in pieces of some size, which can be read at the same time."""
     found = []
     for file in state.files:
-        with _opened(folder / file.path) as parquet:
+        with _opened(f"{folder}/{file.path}") as parquet:
             of_file = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
         sizes = [sum(group.column(i).total_compressed_size for i in range(group.num_columns)) for group in of_file]
         first, size = 0, 0
@@ -89,13 +92,13 @@ def splits(folder: UPath, state: OperatorState) -> list[Split]:
 
 
 @contextmanager
-def _opened(path: UPath) -> Iterator[pq.ParquetFile]:
-    with _reading(path), path.open("rb") as opened:
+def _opened(path: str) -> Iterator[pq.ParquetFile]:
+    with _reading(path), open_input(path) as opened:
         yield pq.ParquetFile(opened, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
 
 
 @contextmanager
-def _reading(path: UPath) -> Iterator[None]:
+def _reading(path: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
@@ -115,7 +118,7 @@ def read_frame(spark: SparkSession, folder: UPath, state: OperatorState) -> Data
     return spark.read.schema(schema).option("parquet.page.verify-checksum.enabled", "true").parquet(*paths)
 
 
-def write_file(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: UPath) -> int:
+def write_file(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: UPath | str) -> int:
     """Write rows as one Parquet file with checksums, into a folder that is there, and return how many they are.
 
     Without rows there is no file.
@@ -125,7 +128,7 @@ def write_file(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: UPath
         writer: pq.ParquetWriter | None = None
         for rows in _row_groups(batches):
             if writer is None:
-                opened = stack.enter_context(path.open("wb"))
+                opened = stack.enter_context(open_output(str(path)))
                 writer = stack.enter_context(pq.ParquetWriter(opened, schema, write_page_checksum=True, **_ENCODING))
             writer.write_table(rows, ROWS)
             written += rows.num_rows
@@ -160,7 +163,8 @@ def copy_files(state: OperatorState, source: UPath, folder: str, root: UPath) ->
         name = f"{folder}/{file.path.rpartition('/')[2]}"
         target = root / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _reading(source / file.path), (source / file.path).open("rb") as old, target.open("wb") as new:
+        old_path = f"{source}/{file.path}"
+        with _reading(old_path), open_input(old_path) as old, open_output(str(target)) as new:
             shutil.copyfileobj(old, new, 1 << 20)
         copied.append(DataFile(name, file.bytes))
     return copied

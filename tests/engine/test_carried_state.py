@@ -27,8 +27,9 @@ from dagster_unified.api import (
 from dagster_unified.api import functions as F
 from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore
 from dagster_unified.engine.batch.run import Carrying, Run
-from dagster_unified.engine.batch.savepoint import run_all
+from dagster_unified.engine.batch.savepoint import begun, leave_savepoint, run_all
 from dagster_unified.engine.batch.stage import run_partitions
+from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import CarriedStateError, StateError, UnsupportedError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
@@ -36,6 +37,7 @@ from dagster_unified.graph.slices import bound
 from dagster_unified.operators.drivers import carried
 from dagster_unified.orchestration.partitions import slice_of
 from dagster_unified.records import record_type
+from dagster_unified.state import Savepoint
 from tests.depth import examples, rotated
 
 DAYS = ("2024-01-01", "2024-01-02", "2024-01-03")
@@ -193,8 +195,9 @@ def native_windows(events, path):
 class Days:
     """Runs a pipeline partition by partition."""
 
-    def __init__(self, spark, tmp_path):
+    def __init__(self, spark, tmp_path, **options):
         self.spark, self.store = spark, IntermediateStore(str(tmp_path / "store"))
+        self.options = {"execution.runtime-mode": "BATCH", "pipeline.max-parallelism": 4, **options}
 
     def run(self, pipeline, *days, run_id="run"):
         """Each day by itself."""
@@ -203,10 +206,11 @@ class Days:
 
     def run_together(self, pipeline, *days, run_id="run"):
         """Stage by stage, all days in one Spark job."""
-        runs = [self._run(pipeline, day, run_id) for day in days]
+        runs = [begun(self._run(pipeline, day, run_id)) for day in days]
         finds = [lambda region, run=run: self.store.find(run.address(region)) for run in runs]
         for region in runs[0].plan.regions:
             run_partitions(runs, region.name, finds)
+            leave_savepoint(runs[-1], region, finds[-1])
 
     def _run(self, pipeline, day, run_id):
         part = slice_of(PARTITIONS, day)
@@ -216,10 +220,9 @@ class Days:
             if at == 0
             else (lambda region: self.store.find(Address(pipeline.name, region.name, run_id, DAYS[at - 1])))
         )
-        options = Configuration.of({"execution.runtime-mode": "BATCH", "pipeline.max-parallelism": 4})
         carry = Carrying(before, DAYS[at - 1] if at else "", last=day == DAYS[-1])
         return Run(
-            plan(bound(pipeline.graph(), part), options, carry_state=True),
+            plan(bound(pipeline.graph(), part), Configuration.of(self.options), carry_state=True),
             self.spark,
             self.store,
             run_id,
@@ -311,6 +314,50 @@ def test_any_events_give_the_same_by_days_and_at_once(spark, tmp_path_factory, b
     run_all(Run(once, spark, IntermediateStore(f"{folder}/once"), "run", "run"))
     Days(spark, folder / "together").run_together(build(events, f"{folder}/table together"), *DAYS)
     assert table(f"{folder}/table of days") == table(f"{folder}/table once") == table(f"{folder}/table together")
+
+
+AGGREGATES = [(totals, False), (native_windows, True), (totals, True), (native_windows, False)]
+
+
+@pytest.mark.parametrize(("build", "together"), rotated(AGGREGATES, 1))
+def test_a_stream_goes_on_from_the_aggregates_that_days_with_carried_state_have_left(
+    spark, tmp_path, run_on_spark, build, together
+):
+    path, savepoint = str(tmp_path / "table"), str(tmp_path / "savepoint")
+    days = Days(spark, tmp_path, **{"execution.savepoint.path": savepoint})
+    if together:
+        days.run_together(build(EVENTS, path), *DAYS[:2])
+    else:
+        days.run(build(EVENTS, path), *DAYS[:2])
+    assert Savepoint.read(savepoint).operators
+    live = {
+        "execution.runtime-mode": "STREAMING",
+        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+        "execution.state-recovery.path": savepoint,
+        "pipeline.max-parallelism": 3,
+    }
+    StreamingJob(build(EVENTS, path).plan(live), spark, Start("live")).run()
+    run_on_spark(build(EVENTS, str(tmp_path / "once")))
+    assert table(path) == table(str(tmp_path / "once"))
+
+
+@pytest.mark.parametrize(("build", "together"), rotated(AGGREGATES, 1))
+def test_days_may_hand_aggregates_on_in_the_portable_form_and_not_change_it(
+    spark, tmp_path, run_on_spark, build, together
+):
+    path, kept = str(tmp_path / "table"), {"state.native-aggregates": "PORTABLE"}
+    portable, catalyst = Days(spark, tmp_path, **kept), Days(spark, tmp_path)
+    if together:
+        portable.run_together(build(EVENTS, path), *DAYS)
+    else:
+        portable.run(build(EVENTS, path), *DAYS)
+    run_on_spark(build(EVENTS, str(tmp_path / "once")))
+    assert table(path) == table(str(tmp_path / "once"))
+    with pytest.raises(StateError, match=r"in the portable form, and this run takes Catalyst's form"):
+        catalyst.run(build(EVENTS, path), DAYS[1])
+    catalyst.run(build(EVENTS, path), DAYS[0])
+    with pytest.raises(StateError, match=r"in Catalyst's form, and this run takes the portable form"):
+        portable.run(build(EVENTS, path), DAYS[1])
 
 
 class Numbered(MapFunction, CheckpointedFunction):

@@ -10,6 +10,8 @@ import pytest
 from dagster_unified.api import KeyedProcessFunction, Pipeline, TumblingEventTimeWindows, WatermarkStrategy
 from dagster_unified.api import functions as F
 from dagster_unified.errors import PipelineError, UnsupportedError
+from dagster_unified.graph.options import Configuration
+from dagster_unified.graph.plan import plan
 
 PORTABLE = {"execution.runtime-mode": "STREAMING", "state.native-aggregates": "PORTABLE"}
 
@@ -82,6 +84,19 @@ TOTAL = F.sum("amount").alias("total")
 )
 def test_the_state_is_portable_where_it_is_asked_for_or_needed(options, portable):
     assert ("merge" in kinds(pipeline(TOTAL).plan(options))) is portable
+
+
+@pytest.mark.parametrize(
+    ("options", "portable"),
+    [
+        ({}, False),
+        ({"state.native-aggregates": "PORTABLE"}, True),
+        ({"execution.savepoint.path": "/s"}, True),
+    ],
+)
+def test_partitions_hand_state_on_in_the_portable_form_where_it_is_asked_for_or_a_savepoint_is(options, portable):
+    planned = plan(pipeline(TOTAL).graph(), Configuration.of(options), carry_state=True)
+    assert ("merge" in kinds(planned)) is portable
 
 
 def test_an_aggregate_becomes_partials_a_merge_and_its_results():

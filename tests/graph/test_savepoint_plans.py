@@ -24,10 +24,22 @@ def test_an_aggregate_whose_state_spark_keeps_and_a_savepoint_are_refused_togeth
         totals().plan({"execution.runtime-mode": mode, option: "/data/savepoint", "state.native-aggregates": "SPARK"})
 
 
-def test_partitions_hand_on_aggregates_as_catalyst_has_them_and_leave_no_savepoint():
-    options = Configuration.of({"execution.runtime-mode": "BATCH", "execution.savepoint.path": "/data/savepoint"})
-    with pytest.raises(UnsupportedError, match=r"savepoint cannot hold the state of '.*', which Catalyst aggregates"):
-        plan(totals().graph(), options, carry_state=True)
+@pytest.mark.parametrize("kept", ["AUTOMATIC", "SPARK"])
+def test_partitions_that_leave_a_savepoint_hand_on_aggregates_in_the_portable_form_or_are_refused(kept):
+    options = {"execution.savepoint.path": "/data/savepoint", "state.native-aggregates": kept}
+
+    def planned():
+        return plan(
+            totals().graph(), Configuration.of({"execution.runtime-mode": "BATCH", **options}), carry_state=True
+        )
+
+    if kept == "SPARK":
+        with pytest.raises(
+            UnsupportedError, match=r"savepoint cannot hold the state of '.*', which Catalyst aggregates"
+        ):
+            planned()
+    else:
+        assert not any(node.aggregates_natively for node in planned().graph.nodes)
 
 
 def test_the_keyed_stages_of_a_run_that_leaves_a_savepoint_hand_on_their_state():

@@ -1,4 +1,4 @@
-"""The picture of rows per partition: which bars it has, and what it takes from the event log."""
+"""The pictures of rows per partition and of keys per key group: which bars they have, and whence."""
 
 import base64
 from io import BytesIO
@@ -8,7 +8,7 @@ from dagster import AssetKey, AssetMaterialization, DagsterInstance
 from PIL import Image
 
 from dagster_unified.orchestration.history import latest_metadata
-from dagster_unified.orchestration.plot import SHOWN, around, picture, rows_per_partition
+from dagster_unified.orchestration.plot import OPERATORS, SHOWN, around, keys_per_group, picture, rows_per_partition
 
 MINE, OTHERS = (0x4F, 0x43, 0xDD), (0xB8, 0xB5, 0xD6)
 ASSET = AssetKey(["sales", "totals"])
@@ -22,8 +22,7 @@ def shown(instance, keys, made):
 
 def bars(drawn):
     """The bars from left to right: whose each is, and how high."""
-    encoded = drawn.md_str.removeprefix("![rows per partition](data:image/png;base64,").removesuffix(")")
-    drawn = Image.open(BytesIO(base64.b64decode(encoded))).convert("RGB")
+    drawn = image(drawn, "rows per partition")
     found = []
     for x in range(drawn.width):
         column = [drawn.getpixel((x, y)) for y in range(drawn.height)]
@@ -33,6 +32,25 @@ def bars(drawn):
         elif of is not None:
             found[-1] = (of, max(found[-1][1], column.count(of)), x)
     return [(of == MINE, height) for of, height, _ in found]
+
+
+def image(drawn, title):
+    encoded = drawn.md_str.removeprefix(f"![{title}](data:image/png;base64,").removesuffix(")")
+    return Image.open(BytesIO(base64.b64decode(encoded))).convert("RGB")
+
+
+def charts(drawn):
+    """The charts from top to bottom, each as the heights of its columns of pixels, from left to right."""
+    drawn = image(drawn, "keys per key group")
+    filled = [[drawn.getpixel((x, y)) == MINE for x in range(drawn.width)] for y in range(drawn.height)]
+    found, last = [], -100
+    for y, row in enumerate(filled):
+        if any(row):
+            if y - last > 10:  # more than the line of the mean hides
+                found.append([0] * drawn.width)
+            found[-1] = [height + here for height, here in zip(found[-1], row, strict=True)]
+            last = y
+    return found
 
 
 @pytest.fixture
@@ -68,3 +86,27 @@ def test_of_many_partitions_the_last_before_the_runs_own_are_shown(instance):
     drawn = bars(shown(instance, keys, {keys[2 * SHOWN]: 10}))
     assert len(drawn) == SHOWN
     assert [mine for mine, _ in drawn] == [False] * (SHOWN - 1) + [True]
+
+
+def heights(chart, groups):
+    """How high the bar of each group is, in its middle; the first and the last bar fill their places."""
+    left = next(x for x, height in enumerate(chart) if height)
+    width = (len(chart) - next(x for x, height in enumerate(reversed(chart)) if height) - left) / groups
+    return [chart[left + int((group + 0.5) * width)] for group in range(groups)]
+
+
+def test_each_key_group_has_a_bar_as_high_as_it_has_keys():
+    (chart,) = charts(keys_per_group({"totals": [30, 10, 0, 20]}))
+    first, second, third, fourth = heights(chart, 4)
+    assert third == 0
+    assert abs(first - 3 * second) <= 4  # the line of the mean is above one bar, and in the others
+    assert abs(fourth - 2 * second) <= 4
+
+
+def test_the_most_uneven_operators_come_first_and_of_many_the_others_are_left_out():
+    spread = {f"even {number}": [5, 5, 5] for number in range(OPERATORS)}
+    found = charts(keys_per_group({"nothing": [0, 0], **spread, "odd $x": [6, 1, 2]}))
+    assert len(found) == OPERATORS
+    first, second, third = heights(found[0], 3)
+    assert first > third > second
+    assert len(set(heights(found[1], 3))) == 1

@@ -89,6 +89,7 @@ def test_a_run_that_leaves_a_savepoint_reports_what_is_in_it(spark, tmp_path, mo
     assert (shown["path"], shown["mode"], shown["dagster/row_count"], shown["key groups"]) == (path, mode.upper(), 2, 2)
     assert (operator.data["operator"], operator.data["keys"], operator.data["bytes"]) == ("totals", 2, shown["bytes"])
     assert operator.data["keys per group (least / median / most)"] in ("1 / 1 / 1", "0 / 0 / 2")
+    assert shown["keys per group"].startswith("![keys per key group](data:image/png;base64,")
     assert [one.data["read"] for one in shown["sources"].records] == [f"1 file in {tmp_path}/sales"]
 
 

@@ -116,12 +116,26 @@ def state_before(run: Run, manifest: Manifest | None, port: Port) -> DataFrame |
             f" of {manifest.subtasks[node.uid]}; set the parallelism that it had, start from a savepoint, which splits"
             " the state anew, or run a backfill from the first partition"
         )
+    _check_form(run, node, manifest)
     if all((s.uid, s.tag) != (node.uid, port.tag) for s in manifest.streams):
         raise StateError(
             f"{run.plan.name}: the partition before has no state of operator '{node.name}' (uid '{node.uid}'); give it"
             " the uid that it had, or run a backfill from the first partition"
         )
     return dataframes.read(run.spark, run.store, [manifest], node.uid, port.tag, run.plan.layout(port))
+
+
+def _check_form(run: Run, node: g.Node, manifest: Manifest) -> None:
+    """Raises `StateError` where an aggregate's state of the partition before is in another form than this run's."""
+    portable = node.uid in manifest.portable
+    if (node.merges_partials and not portable) or (node.aggregates_natively and portable):
+        forms = ("Catalyst's form", "the portable form")
+        raise StateError(
+            f"{run.plan.name}: the partition before has left the state of the aggregates of '{node.name}' in"
+            f" {forms[portable]}, and this run takes {forms[not portable]}, as its options of savepoints and"
+            " state.native-aggregates say; launch it with the options of the partition before, or run a backfill from"
+            " the first partition with state.native-aggregates=PORTABLE, which all may share"
+        )
 
 
 def _in_savepoint(run: Run, node: g.Node, groups: int) -> DataFrame | None:

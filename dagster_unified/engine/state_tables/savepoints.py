@@ -19,7 +19,6 @@ from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.state import manifest as manifests
 from dagster_unified.state.manifest import Manifest, OperatorState
 from dagster_unified.state.schemas import ROLES, columns_of, table_schema, to_spark
-from dagster_unified.state.tables import read_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -80,11 +79,10 @@ class StartingState:
             return None
         watermark = self.manifest.event.watermarks.get(uid, MIN_TIMESTAMP)
         if table.subtasks is not None:
-            rows = read_frame(self.spark, self.folder, state)
-            return table.pages_of_subtasks(rows, state.subtasks, table.subtasks)
+            return table.pages_of_subtasks(self.spark, self.folder, state, table.subtasks)
         if group is None:
             return table.pages(self.spark, self.folder, state, groups, watermark)
-        return table.pages_of_rows(read_frame(self.spark, self.folder, state), groups, watermark, group())
+        return table.pages_in_groups(self.spark, self.folder, state, groups, watermark, group())
 
 
 def starting_state(plan: Plan, spark: SparkSession, path: str, ignore_unclaimed: bool) -> StartingState:

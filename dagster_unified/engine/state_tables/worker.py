@@ -13,7 +13,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_unified.connectors.paths import storage_path
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.worker import this_subtask
 from dagster_unified.operators.broadcast import BroadcastOperator
@@ -30,14 +29,17 @@ from dagster_unified.operators.state.pages import Content, decode_index
 from dagster_unified.operators.state.table import SUBTASK_KEY, KeyShape, StateTable
 from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock
 from dagster_unified.state.manifest import OperatorState
+from dagster_unified.state.schemas import table_schema
 from dagster_unified.state.tables import Split, read_split, write_file
 
 Mapped = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-GROUP, HASH, PAGE = "__group", "__hash", "__page"
-"""Beside a table's own columns: the key group of a row, its key's hash, and its page in the group."""
+GROUP, HASH, PAGE, SPLIT = "__group", "__hash", "__page", "__split"
+"""Beside a table's own columns: a row's key group, its key's hash, its page in the group, and the split that it is of.
+"""
 
-HASH_FIELD = pa.field(HASH, pa.int64())
+GROUP_FIELD, HASH_FIELD = pa.field(GROUP, pa.int32()), pa.field(HASH, pa.int64())
+SPLIT_FIELD = pa.field(SPLIT, pa.int64())
 
 SLICES = pa.schema([("group", pa.int32()), ("rows", pa.binary())])
 """Rows of one key group, encoded; None in a row that only says that there is such a group.
@@ -97,6 +99,23 @@ def to_slices(payload: Payload, groups: int, chosen: bool) -> Mapped:
 def read_slices(payload: Payload, groups: int, folder: str, state: OperatorState, splits: Sequence[Split]) -> Mapped:
     """For rows of splits' numbers, the rows of a savepoint's table as slices, of the key groups of a STREAMING job."""
     return functools.partial(_read_slices, payload, groups, folder, state, splits)
+
+
+def read_keys(folder: str, state: OperatorState, splits: Sequence[Split], names: Sequence[str]) -> Mapped:
+    """For rows of splits' numbers, the key of each row of a savepoint's table, and the number of its split."""
+    return functools.partial(_read_keys, folder, state, splits, names)
+
+
+def slices_in_groups(
+    payload: Payload, groups: int, folder: str, state: OperatorState, splits: Sequence[Split]
+) -> Mapped:
+    """For what became of `read_keys`, in its order and with a key group for each row, the rows as slices."""
+    return functools.partial(_slices_in_groups, payload, groups, folder, state, splits)
+
+
+def read_subtasks(payload: Payload, folder: str, state: OperatorState, splits: Sequence[Split], count: int) -> Mapped:
+    """For the numbers of all splits of operator state, its rows as `to_subtasks` gives them."""
+    return functools.partial(_read_subtasks, payload, folder, state, splits, count)
 
 
 def to_pages(payload: Payload, stored: pa.Schema, watermark: int) -> Mapped:
@@ -168,21 +187,19 @@ def _to_rows(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
                     content = Content(own, large=content.large)
                 waiting.add(content)
                 if len(waiting.keys) >= most:
-                    yield table.rows(waiting)
+                    yield from table.batches(waiting)
                     waiting = Content()
-            found = table.rows(waiting)
-            if found.num_rows:
-                yield found
+            yield from (rows for rows in table.batches(waiting) if rows.num_rows)
 
 
 def _to_file(
     payload: Payload, schema: bytes, folder: str, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     columns = pa.ipc.read_schema(pa.py_buffer(schema))
-    path = storage_path(folder, "savepoint") / _file_of_task()
-    rows = write_file(_to_rows(payload, batches), columns, path)
+    name = _file_of_task()
+    rows = write_file(_to_rows(payload, batches), columns, f"{folder}/{name}")
     if rows:
-        yield pa.RecordBatch.from_pylist([{"name": path.name, "rows": rows}], WRITTEN)
+        yield pa.RecordBatch.from_pylist([{"name": name, "rows": rows}], WRITTEN)
 
 
 def _file_of_task() -> str:
@@ -215,21 +232,22 @@ def _to_slices(
 ) -> Iterator[pa.RecordBatch]:
     with _opened(payload) as (_, table):
         waiting: list[pa.RecordBatch] = []
-        for batch in batches:
+        for batch in (piece for given in batches for piece in _pieces(given)):
             keys = table.keys_of(batch)
             without = table.without_key(keys)
             if without:
                 broadcast = _hashed(batch.take(pa.array(without, pa.int64())), [None] * len(without))
                 rows = broadcast.drop_columns([GROUP]) if chosen else broadcast
-                yield _slices([(group, rows) for group in range(groups)])
+                yield from (_slices([(group, rows)]) for group in range(groups))
                 with_key = sorted(set(range(len(keys))) - set(without))
                 keys, batch = [keys[i] for i in with_key], batch.take(pa.array(with_key, pa.int64()))
             hashes = key_hashes(keys)
             batch = _hashed(batch, hashes)
             if not chosen:
-                batch = batch.append_column(
-                    pa.field(GROUP, pa.int32()), pa.array([h % groups for h in hashes], pa.int32())
-                )
+                batch = batch.append_column(GROUP_FIELD, pa.array([h % groups for h in hashes], GROUP_FIELD.type))
+            if waiting and batch.nbytes > SLICED_BYTES:
+                yield _by_group(waiting)
+                waiting = []
             waiting.append(batch)
             if sum(b.num_rows for b in waiting) >= SLICED or sum(b.nbytes for b in waiting) >= SLICED_BYTES:
                 yield _by_group(waiting)
@@ -246,10 +264,64 @@ def _read_slices(
     splits: Sequence[Split],
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    numbers = (number for batch in batches for number in batch.column(0).to_pylist())
-    path = storage_path(folder, "savepoint")
-    rows = (batch for number in numbers for batch in read_split(path, state, splits[number]))
-    yield from _to_slices(payload, groups, False, rows)
+    yield from _to_slices(payload, groups, False, _read_rows(folder, state, splits, batches))
+
+
+def _read_rows(
+    folder: str, state: OperatorState, splits: Sequence[Split], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            if number < len(splits):  # of a table without rows
+                yield from read_split(folder, state, splits[number])
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Rows in batches of `SLICED_BYTES` at most, or of one row: what is sliced together has to fit into one array."""
+    if batch.num_rows < 2 or batch.nbytes <= SLICED_BYTES:
+        yield batch
+        return
+    middle = batch.num_rows // 2
+    yield from _pieces(batch.slice(0, middle))
+    yield from _pieces(batch.slice(middle))
+
+
+def _read_keys(
+    folder: str,
+    state: OperatorState,
+    splits: Sequence[Split],
+    names: Sequence[str],
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            for keys in read_split(folder, state, splits[number], names):
+                yield keys.append_column(SPLIT_FIELD, pa.repeat(pa.scalar(number, SPLIT_FIELD.type), keys.num_rows))
+
+
+def _slices_in_groups(
+    payload: Payload,
+    groups: int,
+    folder: str,
+    state: OperatorState,
+    splits: Sequence[Split],
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    yield from _to_slices(payload, groups, True, _in_groups(folder, state, splits, batches))
+
+
+def _in_groups(
+    folder: str, state: OperatorState, splits: Sequence[Split], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """The rows of splits, each with the group that stands for it in `batches`."""
+    for number, own in grouped_stretches(batches, SPLIT):
+        chosen = pa.chunked_array([], GROUP_FIELD.type)
+        for rows in read_split(folder, state, splits[number]):
+            while len(chosen) < rows.num_rows:
+                chosen = pa.chunked_array([*chosen.chunks, next(own).column(GROUP)])
+            groups = pa.concat_arrays(chosen.slice(0, rows.num_rows).chunks)
+            chosen = chosen.slice(rows.num_rows)
+            yield rows.append_column(GROUP_FIELD, groups)
 
 
 def _hashed(batch: pa.RecordBatch, hashes: Sequence[int | None]) -> pa.RecordBatch:
@@ -315,6 +387,19 @@ def _to_subtasks(
             with driver.grouped.opened(store) as group:
                 group.fill([(0, Content(driver.operator.given(state)))], MIN_TIMESTAMP)
             yield rows_of(number, store)
+
+
+def _read_subtasks(
+    payload: Payload,
+    folder: str,
+    state: OperatorState,
+    splits: Sequence[Split],
+    count: int,
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    rows = _read_rows(folder, state, splits, batches)
+    stored = table_schema(state).serialize().to_pybytes()
+    yield from _to_subtasks(payload, stored, state.subtasks, count, rows)
 
 
 def _contents(table: StateTable, keyed: Sequence[pa.RecordBatch], pages: int) -> Iterator[tuple[int, Content]]:

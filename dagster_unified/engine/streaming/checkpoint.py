@@ -6,6 +6,7 @@
     <dir>/<pipeline>/spark/<query>/          Spark's checkpoint
     <dir>/<pipeline>/malformed/<source>/     rows that did not fit, by epoch
     <dir>/<pipeline>/epochs/                 the epoch that is being committed
+    <dir>/<pipeline>/splits/<query>.json     into how many tasks Spark splits what an epoch reads
     <dir>/<pipeline>/savepoints/<name>/      what one can go back to
     <dir>/<pipeline>/requests/, answers/     for a savepoint of the job that runs
     <dir>/<pipeline>/settled.json            the job has stopped, and its sinks have what its state has
@@ -28,6 +29,7 @@ from upath import UPath
 
 from dagster_unified.connectors.paths import remove_tree, storage_path
 from dagster_unified.connectors.positions import Position
+from dagster_unified.connectors.splits import forget_ranges
 from dagster_unified.engine.streaming.atomic import read_latest, write_alternately, write_atomically
 from dagster_unified.errors import ConfigurationError, LeaseLostError, StateError, UnifiedError
 from dagster_unified.operators.time import wall_clock
@@ -127,8 +129,9 @@ class CheckpointDirectory:
         """
         held = self.deployed()
         if fresh and held is not None:
-            for part in ("spark", "control", "epochs", "malformed"):
+            for part in ("spark", "control", "epochs", "malformed", "splits"):
                 remove_tree(self.path / part)
+            forget_ranges(self.path / "sources")
             held = None if held is None else msgspec.structs.replace(held, id="")
         if held is not None and held.id:
             _check(held, wanted)

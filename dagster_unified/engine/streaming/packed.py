@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.connectors.base import MALFORMED, spark_schema
+from dagster_unified.connectors.base import MALFORMED, PART, spark_schema
 from dagster_unified.connectors.paths import for_spark
 from dagster_unified.engine import malformed
 from dagster_unified.engine.dataframe.fragment import Fragment
@@ -30,6 +30,7 @@ from dagster_unified.engine.streaming.control import NAME, ControlFile, ControlS
 from dagster_unified.engine.streaming.native_streams import NativeStreams
 from dagster_unified.engine.streaming.processor import KeyGroupProcessor
 from dagster_unified.engine.streaming.query import Deployment, Query, written
+from dagster_unified.engine.streaming.splits import Splits
 from dagster_unified.engine.streaming.topology import Exchanged, Head, Native, Topology
 from dagster_unified.engine.translate import input_layout
 from dagster_unified.errors import UnsupportedError
@@ -146,7 +147,7 @@ class PackedFrames:
         source = spark_source(self.plan.name, node)
         frame, route = source.read_stream(self.spark, self.folder / "sources" / node.uid), None
         if MALFORMED not in frame.columns:
-            frame = frame.select(*source.records.names)
+            frame = frame.select(*source.records.names, *[name for name in (PART,) if name in frame.columns])
         elif source.keeps_malformed():
             route = Route(0, self.malformed[node.uid], MALFORMED_ROW, tuple(MALFORMED_ROW.names))
         return frame.mapInArrow(worker.head(head.track, groups, route), spark_schema(PACKED))
@@ -222,12 +223,22 @@ class PackedQuery(Query):
             self.control.write(msgspec.structs.replace(event, number=max(1, event.number)))
         self.time = JobTime(self.plan, self.control.read(), wall_clock())
         self.stages = stages
+        self.splits = Splits(self.spark, self.folder, name)
         read = {head.source for head in stages.heads}
         self.kept = {lanes[n.uid]: self._keep(n) for n in malformed.diverting(self.plan) if n.id in read}
         self.diverted: dict[str, int] = {}
 
     def frame(self) -> DataFrame:
         return self.frames.build()
+
+    def start(self) -> None:
+        if self.stages.levels:
+            self.splits.begin()
+        super().start()
+
+    def stop(self) -> None:
+        super().stop()
+        self.splits.end()
 
     def commit(self, frame: DataFrame, epoch: int) -> EpochCommitted:
         begun = time.monotonic()
@@ -239,6 +250,7 @@ class PackedQuery(Query):
             event = self.time.after(report, wall_clock())
             if event is not None:
                 self.control.write(event)
+        self.splits.look(epoch + 1)
         _, state_rows, state_bytes = self.measured()
         return EpochCommitted(
             self.name,
@@ -251,7 +263,22 @@ class PackedQuery(Query):
             state_rows,
             state_bytes,
             self.diverted,
+            self._backlog(),
         )
+
+    def _backlog(self) -> dict[str, int]:
+        """What waits to be read after the micro-batch before, by source."""
+        progress, found = self.progress(), {}
+        if progress is None:
+            return {}
+        for head, told in zip(self.stages.heads, progress["sources"], strict=False):
+            node = self.plan.graph.node(head.source)
+            assert isinstance(node, g.SourceNode)
+            offset, latest = told["endOffset"], told["latestOffset"]
+            waiting = spark_source(self.plan.name, node).backlog(str(offset), str(latest)) if latest else None
+            if waiting is not None:
+                found[node.source.name] = waiting
+        return found
 
     def tick(self) -> None:
         super().tick()

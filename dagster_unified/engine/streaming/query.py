@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from dagster_unified.connectors.base import WriteResult
+    from dagster_unified.engine.commit import WriteResult
 
 STALE = 1.0
 """Seconds after which a running query lists the files of a lookup's table again."""
@@ -177,6 +177,8 @@ class Query(ABC):
         except Exception as error:
             if self.query.isActive:
                 raise translated(error, self.plan, self.name, self.spark) from error
+        if waited:
+            self.writer.close()
 
     def busy(self) -> bool:
         """Whether an epoch is being worked on."""

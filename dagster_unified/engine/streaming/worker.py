@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Row
 
-from dagster_unified.connectors.base import MALFORMED
+from dagster_unified.connectors.base import MALFORMED, PART
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.worker import committed_epoch, this_subtask
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
@@ -103,6 +103,8 @@ def _head(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Re
         program = running.program(HEAD)
         push, names = program.push, program.program.input.schema.names
         for batch in batches:
+            if PART in batch.schema.names and batch.num_rows:
+                running.part = batch.column(PART)[0].as_py()
             if MALFORMED in batch.schema.names:
                 batch = running.without_malformed(batch, malformed)
             running.report.rows += batch.num_rows
@@ -242,6 +244,9 @@ class _Pass:
         self.committed = committed_epoch()
         self.packer = Packer(self.subtask.number, groups)
         self.report = Report()
+        self.part: str | None = None
+        """The part of a source that this task reads, where the source says it: a task has one."""
+
         self._ahead = False
         self._tracks = tracks
         self._running: dict[tuple[int, int | None], RunningProgram] = {}
@@ -271,6 +276,11 @@ class _Pass:
         """Emits what operators hold."""
         for running in self._running.values():
             running.flush()
+
+    @property
+    def reads_source(self) -> bool:
+        """Whether this is the pass behind a source."""
+        return HEAD in self._tracks
 
     def in_subtasks(self, lane: int) -> bool:
         """Whether each subtask has an instance of the lane's program."""
@@ -322,7 +332,10 @@ class _Pass:
         self._flush()
         yield from self.packer.flush()
         for running in self._running.values():
-            self.report.metrics.add(running.report())
+            report = running.report()
+            if self.reads_source:
+                self.report.saw_part(self.part or "", report.last_event_times)
+            self.report.metrics.add(report)
             self.report.mark(running.end_of_batch())
         yield from _reported(self.report, self.subtask.number)
 

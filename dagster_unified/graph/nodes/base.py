@@ -144,6 +144,9 @@ class Node:
     holds_subtask_state: ClassVar[bool] = False
     """Whether its state is that of its subtasks, which have no keys."""
 
+    merges_partials: ClassVar[bool] = False
+    """Whether its state is the portable form of a column aggregate's."""
+
     product: ClassVar[str] = "output is"
     """What it computes, and the verb."""
 

@@ -37,6 +37,7 @@ class MergeNode(ReduceNode):
     """Merges the partials of a key."""
 
     step = MergeStep
+    merges_partials = True
 
     def lineage(self, before: Lineage) -> Lineage | None:
         return before
@@ -44,6 +45,8 @@ class MergeNode(ReduceNode):
 
 class MergeWindowsNode(WindowNode):
     """Merges the partials of a key and window."""
+
+    merges_partials = True
 
     def lineage(self, before: Lineage) -> Lineage | None:
         names = self.records.names if self.records else ()

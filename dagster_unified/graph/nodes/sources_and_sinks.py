@@ -61,4 +61,4 @@ class SinkNode(Node):
         return [self.sink.describe()]
 
     def describe(self) -> str:
-        return f"{self.sink.describe()}, {self.sink.guarantee.value}"
+        return f"{self.sink.describe()}, {self.sink.capabilities.describe()}"

@@ -1,0 +1,30 @@
+"""Runs that hand state to each other through savepoints in a bucket, where Spark has no connector for it.
+
+`python -m tests.state.bucket_run FOLDER`; FOLDER/absent is where workers find packages that they must not need.
+"""
+
+import sys
+
+from dagster_unified.engine import session
+from tests.state.test_handover import EVENTS, KILLED, Cut
+
+BUCKET = "s3://lake/handed over"
+
+
+if __name__ == "__main__":
+    folder = sys.argv[1]
+    config = {
+        "spark.driver.memory": "1g",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.executorEnv.PYTHONPATH": f"{folder}/absent",
+    }
+    cut, path = Cut(session.start("local[2]", config=config), folder), f"{folder}/table"
+    cut.run(KILLED(EVENTS[:4], path), "BATCH", {"execution.savepoint.path": f"{BUCKET}/one"})
+    for mode, count, before, after in (("STREAMING", 7, "one", "two"), ("BATCH", 9, "two", "three")):
+        options = {
+            "execution.state-recovery.path": f"{BUCKET}/{before}",
+            "execution.savepoint.path": f"{BUCKET}/{after}",
+        }
+        cut.run(KILLED(EVENTS[:count], path), mode, options)
+    cut.run(KILLED(EVENTS, path), "STREAMING", {"execution.state-recovery.path": f"{BUCKET}/three"})
+    Cut(cut.spark, f"{folder}/whole").run(KILLED(EVENTS, f"{folder}/once"), "BATCH")
