@@ -67,6 +67,12 @@ class StageError(UnifiedError):
     retryable = True
 
 
+class UnavailableError(UnifiedError):
+    """A system at one end of the pipeline is away, overloaded or starting: another attempt may succeed."""
+
+    retryable = True
+
+
 class CancelledError(UnifiedError):
     """The process was asked to stop. Nobody's fault, and nothing to try again."""
 
@@ -89,6 +95,10 @@ class StateError(UnifiedError):
     """Keyed state cannot be stored, or what is stored no longer fits the operator; the message names both."""
 
 
+class SourceError(UnifiedError):
+    """A source cannot give what is asked of it, for instance because its records are gone."""
+
+
 class SinkError(UnifiedError):
     """A sink refused what was written to it, for instance because the table has another schema."""
 
@@ -99,6 +109,7 @@ _LASTING = (
     UnsupportedError,
     MissingRequirementError,
     MalformedInputError,
+    SourceError,
     SinkError,
 )
 

@@ -90,3 +90,24 @@ print([m for m in sys.modules if m.startswith(("pyarrow", "dagster_unified.opera
 """
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=600, check=True)
     assert done.stdout.splitlines() == ["index", "pages", "[]"]
+
+
+def test_workers_that_write_and_read_savepoints_load_no_packages_for_paths(tmp_path):
+    written = """
+import sys
+import pyarrow as pa
+from dagster_unified.engine.state_tables import worker
+from dagster_unified.state.tables import Split, read_split, write_file
+from dagster_unified.state.manifest import OperatorState
+
+table = pa.table({"k": [1]})
+assert write_file(table.to_batches(), table.schema, sys.argv[1] + "/one.parquet") == 1
+schema = '{"type": "struct", "fields": [{"name": "k", "type": "long", "nullable": true, "metadata": {}}]}'
+state = OperatorState("u", "n", "", [], schema, 1, 1, [])
+(rows,) = read_split(sys.argv[1], state, Split("one.parquet", [0]))
+assert rows.to_pylist() == [{"k": 1}]
+print([m for m in ("upath", "fsspec", "s3fs", "pyspark", "dagster") if m in sys.modules])
+"""
+    command = [sys.executable, "-c", written, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert (done.stdout, done.stderr) == ("[]\n", "")

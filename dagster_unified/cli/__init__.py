@@ -2,7 +2,7 @@
 
 `init` a project; `run` and `explain` a pipeline; `suspend`, `resume` and `drain` a streaming deployment; take, list and
 go back to its savepoints (`savepoint`, `savepoints`, `restore`); look at the `state` in savepoints, and at `malformed`
-rows; `stop-connect-server`, `config show`, `version`.
+rows; list the `connectors`; `stop-connect-server`, `config show`, `version`.
 
 The only package that talks to a terminal. A user's mistake is one sentence and exit code 2; a run that failed is exit
 code 1, one that was interrupted 130 (SIGINT) or 143 (SIGTERM).
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-from dagster_unified.cli import deployments, malformed, planning, running, scaffolding, state
+from dagster_unified.cli import connectors, deployments, malformed, planning, running, scaffolding, state
 from dagster_unified.cli.terminal import err
 from dagster_unified.errors import UnifiedError
 
@@ -31,6 +31,7 @@ for command in (
     running.run,
     planning.explain,
     malformed.malformed,
+    connectors.connectors,
     deployments.suspend,
     deployments.resume,
     deployments.drain,

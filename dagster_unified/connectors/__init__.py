@@ -1,18 +1,56 @@
-"""Sources and sinks.
+"""Sources and sinks, and the two protocols that they follow.
 
-A source says its boundedness, a sink its guarantee. Each reads or writes through Spark's public DataFrame API.
+A source says its boundedness, a sink what its target is able to do. Who writes a connector of their own extends
+`SplitSource` or `SparkSink`.
 
 pyspark is imported only when something is read or written, so that pipelines load without it.
 """
 
+from dagster_unified.connectors.base import SparkSink, SparkSource
 from dagster_unified.connectors.collection import CollectionSource
+from dagster_unified.connectors.commits import (
+    Commit,
+    CommitConflictError,
+    Committable,
+    Committer,
+    CommitUncertainError,
+    NoCommitter,
+    WriteAttempt,
+    WriteIdentity,
+    Writer,
+    WriterTask,
+)
 from dagster_unified.connectors.delta import DeltaSink
-from dagster_unified.connectors.files import CsvSource, FileSink, JsonSource, ParquetSource
+from dagster_unified.connectors.file_sink import FileSink
+from dagster_unified.connectors.files import CsvSource, JsonSource, ParquetSource
+from dagster_unified.connectors.finding import find_sink, find_source
 from dagster_unified.connectors.foreach import ForeachSink
+from dagster_unified.connectors.kafka import (
+    AvroFormat,
+    DeliveryGuarantee,
+    JsonFormat,
+    KafkaConnection,
+    KafkaMessage,
+    KafkaOffsetsInitializer,
+    KafkaSink,
+    KafkaSource,
+    ProtobufFormat,
+    RawFormat,
+    SchemaRegistry,
+)
+from dagster_unified.connectors.postgres import PostgresConnection, PostgresSink, PostgresSource
 from dagster_unified.connectors.printing import PrintSink
+from dagster_unified.connectors.splits import Malformed, Offsets, SplitSource
 from dagster_unified.connectors.structured import Rate, RateSource, StructuredSource
+from dagster_unified.connectors.written_ahead import GeneratorSource, SocketSource, WrittenAheadSource
+from dagster_unified.graph.connectors import Capabilities
 
 __all__ = [
-    "CollectionSource", "CsvSource", "DeltaSink", "FileSink", "ForeachSink", "JsonSource", "ParquetSource", "PrintSink",
-    "Rate", "RateSource", "StructuredSource",
+    "AvroFormat", "Capabilities", "CollectionSource", "Commit", "CommitConflictError", "CommitUncertainError",
+    "Committable", "Committer", "CsvSource", "DeliveryGuarantee", "DeltaSink", "FileSink", "ForeachSink",
+    "GeneratorSource", "JsonFormat", "JsonSource", "KafkaConnection", "KafkaMessage", "KafkaOffsetsInitializer",
+    "KafkaSink", "KafkaSource", "Malformed", "NoCommitter", "Offsets", "ParquetSource", "PostgresConnection",
+    "PostgresSink", "PostgresSource", "PrintSink", "ProtobufFormat", "Rate", "RateSource", "RawFormat",
+    "SchemaRegistry", "SocketSource", "SparkSink", "SparkSource", "SplitSource", "StructuredSource", "WriteAttempt",
+    "WriteIdentity", "Writer", "WriterTask", "WrittenAheadSource", "find_sink", "find_source",
 ]  # fmt: skip

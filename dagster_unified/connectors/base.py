@@ -1,27 +1,29 @@
-"""What an engine asks of a connector: to read a DataFrame, or to write one under an execution's identity."""
+"""What an engine asks of a connector: to read a DataFrame, or to write one (`commits.py` has how it is committed)."""
 
 from __future__ import annotations
 
 import copy
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Self
 
 import pyarrow as pa
 
+from dagster_unified.connectors.commits import C, Committer, WriteAttempt, WriteIdentity, Writer, WriterTask
 from dagster_unified.connectors.positions import (
     FilesRead,
+    OffsetsRead,
     PartitionsRead,
     Position,
     Unread,
     cannot_follow,
     partitions_read,
 )
+from dagster_unified.connectors.writers import Ship, stage_by_writers
 from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness, Sink, Source
-from dagster_unified.graph.slices import WHOLE, Dimensions, Slice
+from dagster_unified.graph.slices import Dimensions, Slice
 from dagster_unified.operators.functions.type_variables import In, Out
 from dagster_unified.operators.layout import PARTITION_INDEX
 
@@ -30,61 +32,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
     from upath import UPath
-
-
-def _may_write() -> None:
-    """Nobody else writes."""
-
-
-def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function
-
-
-@dataclass(frozen=True)
-class WriteContext:
-    """Who writes.
-
-    `execution` is the same for a run, its retries and its re-executions: a sink that has committed it does not write
-    again.
-
-    In STREAMING `execution` is the deployment and `epoch` the epoch: a sink that has this or a later epoch of it does
-    not write again. Where the deployment went back to a savepoint, it begins a new `timeline`, on which epochs come
-    again. `before_commit` raises where this job may not write any more; a sink calls it just before it commits.
-    """
-
-    spark: SparkSession
-    pipeline: str
-    stage: str
-    execution: str
-    partition: str = WHOLE
-    """The partition that is written. A sink that does not upsert replaces what an earlier run wrote of it."""
-
-    epoch: int | None = None
-    timeline: int = 0
-    before_commit: Callable[[], None] = _may_write
-    ship: Callable[[Callable[..., Any]], Callable[..., Any]] = _as_it_is
-    """Makes a function one that reaches Spark's workers with its author's code, where each task has a copy of its own.
-
-    A sink gives it the same functions for every epoch.
-    """
-
-    sink: str = "sink"
-    """The uid of the sink that writes: two sinks may write to one place, each under an identity of its own."""
-
-
-@dataclass
-class WriteResult:
-    """What a sink wrote: where, and how many bytes.
-
-    `repeated` says that this execution had committed before, and that nothing was written now.
-
-    The engine counts the `rows`, so a sink need not.
-    """
-
-    location: str
-    bytes: int = 0
-    repeated: bool = False
-    rows: int = 0
 
 
 class SparkSource(Source[Out]):
@@ -196,6 +143,10 @@ class SparkSource(Source[Out]):
         What `after` leaves out is left out here too (`unread`).
         """
 
+    def settled(self) -> Self:
+        """The same source, where what a BATCH run reads is decided now: its position is then exactly what is read."""
+        return self
+
     def batch_position(self, spark: SparkSession) -> Position:
         """What a BATCH run will have read when it has finished.
 
@@ -214,6 +165,10 @@ class SparkSource(Source[Out]):
         cannot tell.
         """
         raise self._positionless()
+
+    def backlog(self, offset: str, latest: str) -> int | None:
+        """How many records wait between two of its offsets, as Spark tells those of a query; None if unknown."""
+        return None
 
     def _positionless(self) -> UnsupportedError:
         return UnsupportedError(
@@ -245,7 +200,7 @@ class SparkSource(Source[Out]):
 
     def partitions_behind(self) -> PartitionsRead | None:
         """The partitions that were read before."""
-        if isinstance(self.behind, FilesRead):
+        if isinstance(self.behind, FilesRead | OffsetsRead):
             return self.behind.partitions
         return self.behind if isinstance(self.behind, PartitionsRead) else None
 
@@ -263,29 +218,51 @@ class SparkSource(Source[Out]):
         return False
 
 
-class SparkSink(Sink[In]):
-    """A sink that Spark writes."""
+class SparkSink(Sink[In], Generic[In, C]):
+    """A sink that Spark writes: `writer` in Spark's tasks, `committer` on the driver, `engine/commit.py` between them.
+
+    A sink whose rows Spark can write by itself, such as Parquet, overrides `stage` instead of `writer`.
+    """
+
+    committable: type[C]
+    """What its writers prepare."""
+
+    commits_in_writers: bool = False
+    """Whether writers make rows visible themselves, under the identity of their attempt."""
 
     @abstractmethod
-    def write(self, frame: DataFrame, context: WriteContext) -> WriteResult:
-        """Writes all rows, once per execution.
+    def committer(self, schema: pa.Schema) -> Committer[C]:
+        """The committer of a job, for rows of this schema.
 
-        `frame` has the columns of `self.records`; each of Spark's tasks has its rows in the order of emission, and the
-        rows of a key that an operator before the sink emitted are in one task. The engine counts the rows while they
-        are written, so run one job over them. A sink that promises exactly-once first asks whether this execution
-        (with `epoch`, `timeline`, `sink` and `partition`) has committed, and then gives a result that is `repeated`;
-        it calls `context.before_commit()` last before it commits; and it commits who it is together with the rows,
-        also where there are none.
+        It may create a table that is not there. Raises `SinkError` where the rows do not fit what is there, and
+        `UnavailableError` where the target is away.
         """
 
-    def write_partitions(self, frame: DataFrame, contexts: Sequence[WriteContext]) -> list[WriteResult] | None:
-        """Writes several partitions at once, or returns None where they have to be written one by one.
+    def writer(self, task: WriterTask) -> Writer[C]:
+        """A writer for the rows of one of Spark's tasks, which has them in the order of emission.
 
-        The column `PARTITION_INDEX` has the index in `contexts` of a row's partition.
-
-        For a sink that `upserts` the column `EMITTED` has the order of a key's rows within a partition.
+        The rows of a key that an operator before the sink emitted are in one task.
         """
-        return None
+        raise NotImplementedError
+
+    def stage(self, frame: DataFrame, attempts: Sequence[WriteAttempt], ship: Ship) -> list[list[C]]:
+        """Writes all rows where readers do not see them yet; returns the committables of each attempt.
+
+        With several attempts (`takes_together`), the column `PARTITION_INDEX` has the index of a row's attempt, and
+        for a sink that `upserts` the column `EMITTED` the order of a key's rows within a partition. The engine counts
+        the rows while they are written, so run one job over them.
+
+        In later epochs `ship` gives what it was given in the first: pass attempts as arguments, not inside.
+        """
+        return stage_by_writers(self, self.committable, frame, attempts, ship)
+
+    def takes_together(self) -> bool:
+        """Whether several partitions can be written at once; otherwise they are written one by one."""
+        return not self.upserts
+
+    def location(self, identity: WriteIdentity) -> str:
+        """Where a write goes to, for people."""
+        return self.describe()
 
     def elsewhere(self, path: str) -> Self | None:
         """The same sink, writing to another place; None where it writes to none that can be read back."""
@@ -299,10 +276,16 @@ class SparkSink(Sink[In]):
         """All that is there."""
         raise NotImplementedError
 
-    @abstractmethod
     def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
         """The first rows of what is there, or None where it cannot be read back."""
+        return None
 
+
+PART = "__part"
+"""A column of a stream with the part of the source that a row is of, such as a partition of a topic.
+
+All rows that one task reads are of one part. Each part then has a watermark of its own.
+"""
 
 MALFORMED = "__malformed"
 """A struct column (file, row, reason), null in every row that fits."""

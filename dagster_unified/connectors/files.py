@@ -1,53 +1,34 @@
-"""Files: CSV, JSON and Parquet sources, and Parquet and CSV directories as sinks."""
+"""Files as sources: CSV, JSON and Parquet."""
 
 from __future__ import annotations
 
-import copy
 import csv
 import re
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Literal, Self
 from urllib.parse import unquote
-from uuid import uuid4
 
 import pyarrow as pa
 
 from dagster_unified.connectors import spark_log
-from dagster_unified.connectors.base import (
-    MALFORMED,
-    SparkSink,
-    SparkSource,
-    WriteContext,
-    WriteResult,
-    fitting,
-    spark_schema,
-)
+from dagster_unified.connectors.base import MALFORMED, SparkSource, fitting, spark_schema
 from dagster_unified.connectors.bounds import PathTemplate
 from dagster_unified.connectors.folder import Folder
 from dagster_unified.connectors.listing import names_until, show
-from dagster_unified.connectors.paths import (
-    for_spark,
-    name_of,
-    path_text,
-    place_of,
-    remove_tree,
-    size_of,
-    storage_path,
-)
+from dagster_unified.connectors.paths import for_spark, name_of, path_text, storage_path
 from dagster_unified.connectors.positions import FilesRead, Position, Unread, cannot_follow
 from dagster_unified.errors import MalformedInputError, PipelineError
-from dagster_unified.graph.connectors import Boundedness, Guarantee, Target
+from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.fingerprint import digest
-from dagster_unified.graph.slices import WHOLE, Slice
+from dagster_unified.graph.slices import Slice
 from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.operators.layout import PARTITION_INDEX
-from dagster_unified.records import RecordType, record_type
+from dagster_unified.records import record_type
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import pyarrow.dataset as ds
-    from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructField, StructType
     from typing_extensions import TypeForm
     from upath import UPath
@@ -480,155 +461,6 @@ class ParquetSource(_FileSource[Out]):
             )
 
 
-class FileSink(SparkSink[object]):
-    """A directory of Parquet or CSV files, replaced as a whole: readers see the old files or the new ones.
-
-    In BATCH a run replaces the directory, and a run for a partition the folder `partition=<key>` in it. In STREAMING
-    each epoch adds files with its number in their names; a new deployment begins with an empty directory. Exactly-once
-    in both modes: a run or an epoch that is repeated writes the same files again.
-
-    Spark's workers write to a folder next to the directory, and a rename puts it in place; an object store has no
-    rename: use `DeltaSink` there. Raises `PipelineError` for another `format`, and for nested fields in CSV.
-
-    Examples:
-        >>> sink = sales.sink_to(FileSink("tables/sales", name="files"))
-        >>> [sale.amount for sale in run_pipeline(pipeline, "BATCH").sinks["files"]]
-        [3, 4, 5]
-    """
-
-    guarantee = Guarantee.EXACTLY_ONCE
-
-    def __init__(self, path: str, name: str | None = None, format: Literal["parquet", "csv"] = "parquet") -> None:  # noqa: A002
-        self.path = storage_path(path, "file sink")
-        self.name = name or self.path.name or "files"
-        if format not in ("parquet", "csv"):
-            raise PipelineError(f"sink '{self.name}': format is 'parquet' or 'csv', not {format!r}")
-        self.format = self.kind = format
-
-    def describe(self) -> str:
-        return f"{self.format} files at {self.path}"
-
-    def target(self) -> Target:
-        return Target(place_of(self.path))
-
-    def check(self, records: RecordType) -> None:
-        nested = [f.name for f in records.schema if pa.types.is_nested(f.type)]
-        if self.format == "csv" and nested:
-            raise PipelineError(
-                f"field '{nested[0]}' is nested, which CSV cannot hold; write Parquet, or map it to a text"
-            )
-
-    def write(self, frame: DataFrame, context: WriteContext) -> WriteResult:
-        if context.epoch is not None:
-            return self._write_epoch(frame, context, context.epoch)
-        target = self._target(context)
-        staged = target.parent / f".{target.name}.{uuid4().hex}"
-        try:
-            self._writer(frame.write).save(for_spark(staged))
-            return self._put(staged, context)
-        except BaseException:
-            remove_tree(staged)
-            raise
-
-    def _writer(self, writer: DataFrameWriter) -> DataFrameWriter:
-        return (
-            writer.mode("overwrite").format(self.format).options(**({"header": True} if self.format == "csv" else {}))
-        )
-
-    def _target(self, context: WriteContext) -> UPath:
-        return self.path if context.partition == WHOLE else self.path / f"partition={context.partition}"
-
-    def _put(self, staged: UPath, context: WriteContext) -> WriteResult:
-        """Puts a folder in the place of what was written before."""
-        target = self._target(context)
-        context.before_commit()
-        _swap(staged, target)
-        if target != self.path:  # what a run without partitions had written
-            for whole in self.path.glob(f"*.{self.format}"):
-                whole.unlink()
-        return WriteResult(str(target), size_of(target))
-
-    def write_partitions(self, frame: DataFrame, contexts: Sequence[WriteContext]) -> list[WriteResult] | None:
-        staged = self.path / f".{uuid4().hex}"
-        try:
-            self._writer(frame.write.partitionBy(PARTITION_INDEX)).save(for_spark(staged))
-            results = []
-            for number, context in enumerate(contexts):
-                own = staged / f"{PARTITION_INDEX}={number}"
-                if own.exists():
-                    (own / "_SUCCESS").touch()  # as Spark leaves it of a single one
-                    results.append(self._put(own, context))
-                else:
-                    results.append(self.write(frame.drop(PARTITION_INDEX).limit(0), context))
-            return results
-        finally:
-            remove_tree(staged)
-
-    def _has_rows(self, file: UPath) -> bool:
-        """Whether a file holds more than its schema or header."""
-        with file.open("rb") as opened:
-            if self.format == "csv":
-                return len(opened.read(1 << 20).splitlines()) > 1
-            import pyarrow.parquet as pq
-
-            return int(pq.read_metadata(opened).num_rows) > 0
-
-    def _write_epoch(self, frame: DataFrame, context: WriteContext, epoch: int) -> WriteResult:
-        """Adds an epoch's files under names of its own, so that a replayed epoch replaces them.
-
-        A new deployment begins with an empty directory; one that has gone back to a savepoint takes back the epochs
-        that it had since.
-        """
-        staged = self.path.parent / f".{self.path.name}.{uuid4().hex}"
-        try:
-            self._writer(frame.write).save(for_spark(staged))
-            context.before_commit()
-            mark, mine = self.path / "_deployment", f"{context.execution} timeline {context.timeline}"
-            before = mark.read_text() if mark.exists() else ""
-            if not before.startswith(f"{context.execution} timeline "):
-                fresh = self.path.parent / f".{self.path.name}.{uuid4().hex}"
-                fresh.mkdir(parents=True)
-                (fresh / mark.name).write_text(mine)
-                _swap(fresh, self.path)
-            elif before != mine:
-                for undone in (f for f in self.path.glob("epoch-*") if f.name >= f"epoch-{epoch:010d}-"):
-                    undone.unlink()
-                mark.write_text(mine)
-            prefix = f"epoch-{epoch:010d}-"
-            for old in self.path.glob(f"{prefix}*"):
-                old.unlink()
-            size = 0
-            filled = [f for f in sorted(staged.glob(f"*.{self.format}")) if epoch == 0 or self._has_rows(f)]
-            for number, file in enumerate(filled):
-                size += int(file.stat().st_size)
-                file.rename(self.path / f"{prefix}{number:04d}.{self.format}")
-        finally:
-            remove_tree(staged)
-        return WriteResult(str(self.path), size)
-
-    def elsewhere(self, path: str) -> Self:
-        changed = copy.copy(self)
-        changed.path = storage_path(path, "file sink")
-        return changed
-
-    def exists(self) -> bool:
-        return bool(self.path.exists())
-
-    def dataset(self) -> ds.Dataset:
-        import pyarrow.dataset as ds
-
-        files = [
-            f
-            for f in self.path.rglob(f"*.{self.format}")
-            if not any(p.startswith(("_", ".")) for p in f.relative_to(self.path).parts)
-        ]
-        return ds.dataset([f.path for f in files], format=self.format, filesystem=self.path.fs)
-
-    def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
-        reader = spark.read.option("header", True) if self.format == "csv" else spark.read
-        return reader.format(self.format).load(for_spark(self.path)).limit(rows).toArrow()
-
-
 def folder_columns(files: Folder) -> set[str]:
     """The columns that the names of folders tell, such as the day in day=2024-01-01/a.csv."""
     folders = (files.any() or "").split("/")[:-1]
@@ -647,11 +479,3 @@ def _from_path(field: StructField) -> Column:
 def _shown(file: str) -> str:
     """A file as its author writes it."""
     return file.removeprefix("file:").replace("///", "/")
-
-
-def _swap(staged: UPath, target: UPath) -> None:
-    old = target.parent / f".{target.name}.old.{uuid4().hex}"
-    if target.exists():
-        target.rename(old)
-    staged.rename(target)
-    remove_tree(old)

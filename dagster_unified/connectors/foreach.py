@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Generic
 
 import pyarrow as pa
 
-from dagster_unified.connectors.base import SparkSink, WriteContext, WriteResult
+from dagster_unified.connectors.base import SparkSink
+from dagster_unified.connectors.commits import Committable, NoCommitter, Writer, WriterTask
 from dagster_unified.errors import PipelineError
-from dagster_unified.graph.connectors import Guarantee
+from dagster_unified.graph.connectors import Capabilities
 from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.functions.type_variables import In
 from dagster_unified.records import RecordType
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
-
-class ForeachSink(SparkSink[In]):
+class ForeachSink(SparkSink[In, Committable]):
     """Calls a function with every record, on Spark's workers, in the order in which each partition has them.
 
     A callable object may have `open()` and `close()`: they are called once per partition, in BATCH of the stage, in
@@ -32,7 +30,9 @@ class ForeachSink(SparkSink[In]):
         [3, 4, 5]
     """
 
-    guarantee = Guarantee.AT_LEAST_ONCE
+    capabilities = Capabilities()
+    committable = Committable
+    commits_in_writers = True
 
     def __init__(self, function: Callable[[In], object], name: str | None = None, upserts: bool = False) -> None:
         called = getattr(function, "__name__", type(function).__name__)
@@ -49,38 +49,36 @@ class ForeachSink(SparkSink[In]):
     def check(self, records: RecordType) -> None:
         """Every record can be given to a function."""
 
-    def write(self, frame: DataFrame, context: WriteContext) -> WriteResult:
-        from pyspark.sql import functions as F
+    def takes_together(self) -> bool:
+        return False
 
-        context.before_commit()
-        where = f"{context.pipeline}: stage '{context.stage}', sink '{self.name}'"
-        called = frame.mapInArrow(context.ship(_Calls(self.function, self.records, where)), "calls long")
-        calls: int = called.agg(F.sum("calls")).collect()[0][0] or 0
-        return WriteResult(f"{calls} calls")
+    def committer(self, schema: pa.Schema) -> NoCommitter[Committable]:
+        return NoCommitter()
 
-    def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
-        return None
+    def writer(self, task: WriterTask) -> _Calls[In]:
+        where = f"{task.attempt.identity.pipeline}: stage '{task.attempt.stage}', sink '{self.name}'"
+        return _Calls(self.function, self.records, where)
 
 
-class _Calls:
-    """What runs on a worker: gives the number of calls."""
+class _Calls(Writer[Committable], Generic[In]):
+    """The calls for the rows of one task."""
 
-    def __init__(self, function: Any, records: RecordType, where: str) -> None:
+    def __init__(self, function: Callable[[In], object], records: RecordType, where: str) -> None:
         self._function, self._records, self._where = function, records, where
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        function = self._function
         if hasattr(function, "open"):
             function.open()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        record = None
         try:
-            for batch in batches:
-                record = None
-                try:
-                    for record in self._records.from_batch(batch):
-                        function(record)
-                except Exception as error:
-                    raise user_failure(error, self._where, function, record) from error
-                yield pa.RecordBatch.from_pydict({"calls": pa.array([batch.num_rows], pa.int64())})
-        finally:
-            if hasattr(function, "close"):
-                function.close()
+            for record in self._records.from_batch(batch):
+                self._function(record)
+        except Exception as error:
+            raise user_failure(error, self._where, self._function, record) from error
+
+    def prepare_commit(self) -> Sequence[Committable]:
+        return ()
+
+    def close(self) -> None:
+        if hasattr(self._function, "close"):
+            self._function.close()

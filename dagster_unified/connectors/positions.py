@@ -82,7 +82,26 @@ class FilesRead(msgspec.Struct, frozen=True, tag_field="kind", tag=True):
         return files if self.partitions is None else f"{self.partitions.describe()}, and of later ones {files}"
 
 
-Position = Unread | EverythingRead | PartitionsRead | FilesRead
+class OffsetsRead(msgspec.Struct, frozen=True, tag_field="kind", tag=True):
+    """Each part of a source, such as a partition of a topic, has been read up to an offset.
+
+    `offsets` has the next offset to read of each part, by its name; `origin` says which system and what of it that is.
+    What belongs to `partitions` has been read as well.
+    """
+
+    origin: str
+    offsets: dict[str, int]
+    partitions: PartitionsRead | None = None
+
+    def describe(self) -> str:
+        """The position in words."""
+        shown = [f"{part} up to {offset}" for part, offset in sorted(self.offsets.items())[:4]]
+        more = [f"{len(self.offsets) - len(shown)} more"] if len(self.offsets) > len(shown) else []
+        offsets = f"{self.origin} ({', '.join(shown + more)})"
+        return offsets if self.partitions is None else f"{self.partitions.describe()}, and of later ones {offsets}"
+
+
+Position = Unread | EverythingRead | PartitionsRead | FilesRead | OffsetsRead
 """What has been read of a source; `msgspec.json` writes and reads it."""
 
 

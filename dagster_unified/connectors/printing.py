@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from dagster_unified.connectors.base import SparkSink, WriteContext, WriteResult
-from dagster_unified.graph.connectors import Guarantee
+from dagster_unified.connectors.base import SparkSink
+from dagster_unified.connectors.commits import Committable, NoCommitter, WriteAttempt
+from dagster_unified.connectors.writers import Ship
+from dagster_unified.graph.connectors import Capabilities
 from dagster_unified.records import RecordType
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 
-class PrintSink(SparkSink[object]):
+class PrintSink(SparkSink[object, Committable]):
     """Prints every record as a line to standard output, in both modes, at least once.
 
     All rows pass through the driver, one partition at a time.
@@ -26,7 +29,8 @@ class PrintSink(SparkSink[object]):
         [1, 2, 3]
     """
 
-    guarantee = Guarantee.AT_LEAST_ONCE
+    capabilities = Capabilities()
+    commits_in_writers = True
     upserts = True  # a line per update is what one wants to see of a rolling operation
 
     def __init__(self, name: str | None = None) -> None:
@@ -38,7 +42,13 @@ class PrintSink(SparkSink[object]):
     def check(self, records: RecordType) -> None:
         """Every record can be printed."""
 
-    def write(self, frame: DataFrame, context: WriteContext) -> WriteResult:
+    def committer(self, schema: pa.Schema) -> NoCommitter[Committable]:
+        return NoCommitter()
+
+    def takes_together(self) -> bool:
+        return False
+
+    def stage(self, frame: DataFrame, attempts: Sequence[WriteAttempt], ship: Ship) -> list[list[Committable]]:
         kept = frame.persist()
         try:
             # the whole of it in one job: of the jobs that fetch one partition each, Spark observes nothing
@@ -54,7 +64,4 @@ class PrintSink(SparkSink[object]):
             sys.stdout.flush()
         finally:
             kept.unpersist()
-        return WriteResult("standard output")
-
-    def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
-        return None
+        return [[]]

@@ -60,6 +60,9 @@ class EpochCommitted:
     diverted: Mapping[str, int] = field(default_factory=dict)
     """Malformed rows that were set aside, by source."""
 
+    backlog: Mapping[str, int] = field(default_factory=dict)
+    """What waits to be read after the micro-batch before, by source: of those that tell it."""
+
     @property
     def counters(self) -> Mapping[str, int]:
         """Its counters."""

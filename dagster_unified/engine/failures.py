@@ -41,7 +41,7 @@ _MAY_COME_BACK = ("PATH_NOT_FOUND",)
 def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) -> errors.UnifiedError:
     """The error to raise instead of one that came out of Spark."""
     if isinstance(error, errors.UnifiedError):
-        return error
+        return _of_pipeline(error, plan)
     refused = refusal(error)
     if refused is not None:
         return errors.PipelineError(f"{plan.name}: stage '{stage}': {refused}")
@@ -57,8 +57,17 @@ def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) ->
             return _malformed(message, plan, spark)
         kind = getattr(errors, name, errors.StageError)
         built: errors.UnifiedError = kind(message)
-        return built
+        return _of_pipeline(built, plan)
     return errors.StageError(f"{plan.name}: stage '{stage}': {_sentence(error, text)[:500]}")
+
+
+def _of_pipeline(error: errors.UnifiedError, plan: Plan) -> errors.UnifiedError:
+    """An error that begins with the pipeline's name: a source does not know in which one it is."""
+    if not str(error).startswith("source '"):
+        return error
+    named = type(error)(f"{plan.name}: {error}")
+    named.__cause__ = error.__cause__
+    return named
 
 
 def refusal(error: Exception) -> str | None:

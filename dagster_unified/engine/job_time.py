@@ -3,13 +3,15 @@
 Watermarks come from what each micro-batch reported, and processing-time timers from the clock.
 
 An operator's watermark is the smallest of its nearest assigners' (FLIP-27's alignment of sources is not part of it); an
-assigner's is its latest event time less the strategy's bound, or what its watermark generator emitted. An assigner that
-is idle, by its generator or for longer than its strategy allows, does not hold others back. Knows the plan, not Spark;
-a control event is what it returns.
+assigner's is its latest event time less the strategy's bound, or what its watermark generator emitted. Directly behind
+a source with parts, such as the partitions of a topic, the latest event time is that of the part which is furthest
+behind. An assigner that is idle, by its generator or for longer than its strategy allows, does not hold others back;
+nor does a part. Knows the plan, not Spark; a control event is what it returns.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from threading import Lock
 
 import msgspec
@@ -38,6 +40,8 @@ class JobTime:
         self._latest = latest or ControlEvent()
         self._moved = dict.fromkeys(self._assigners, now)
         self._seen = Metrics(last_event_times=dict(self._latest.assigned))
+        self._parts = {uid: dict(times) for uid, times in self._latest.parts.items()}
+        self._part_moved = {(uid, part): now for uid, times in self._parts.items() for part in times}
         self._generated = dict(self._latest.generated)
         self._idle: set[str] = set()
         self._periodic = {
@@ -70,6 +74,8 @@ class JobTime:
                 if moment > self._seen.last_event_times.get(uid, MIN_TIMESTAMP):
                     self._seen.saw_event_time(uid, moment)
                     self._moved[uid] = now
+            for uid, times in report.parts.items():
+                self._saw_parts(uid, times, now)
             for uid, mark in report.marks.items():
                 (self._idle.add if mark.idle else self._idle.discard)(uid)
                 self._emitted(uid, mark)
@@ -107,9 +113,17 @@ class JobTime:
                 True,
                 last,
                 dict(self._seen.last_event_times),
+                {uid: dict(times) for uid, times in self._parts.items()},
                 dict(self._generated),
             )
             return self._latest
+
+    def _saw_parts(self, uid: str, times: Mapping[str, int], now: int) -> None:
+        known = self._parts.setdefault(uid, {})
+        for part, moment in times.items():
+            known[part] = max(moment, known.get(part, moment))
+            self._part_moved[uid, part] = now
+        self._moved[uid] = now
 
     def _next(self, now: int) -> ControlEvent | None:
         marks = {
@@ -129,6 +143,7 @@ class JobTime:
             watermarks=marks,
             now=now,
             assigned=dict(self._seen.last_event_times),
+            parts={uid: dict(times) for uid, times in self._parts.items()},
             generated=dict(self._generated),
         )
         return self._latest
@@ -141,18 +156,28 @@ class JobTime:
         marks: list[int] = []
         idle: list[int] = []
         for uid in assigners:
-            (idle if self._is_idle(uid, now) else marks).append(self._own_mark(uid))
+            (idle if self._is_idle(uid, now) else marks).append(self._own_mark(uid, now))
         return min(marks) if marks else max(idle, default=MIN_TIMESTAMP)
 
-    def _own_mark(self, uid: str) -> int:
+    def _own_mark(self, uid: str, now: int) -> int:
         """The watermark of one assigner."""
         node = self._assigners[uid]
         if node.generator is not None:
             return self._generated.get(uid, MIN_TIMESTAMP)
-        seen = self._seen.last_event_times.get(uid)
+        seen = self._slowest(uid, now)
         if seen is None or node.max_out_of_orderness_ms is None:
             return MIN_TIMESTAMP
         return seen - node.max_out_of_orderness_ms - 1
+
+    def _slowest(self, uid: str, now: int) -> int | None:
+        """The last event time of the part that is behind all others, of those that are not idle."""
+        parts, timeout = self._parts.get(uid), self._assigners[uid].idleness_ms
+        if not parts:
+            return self._seen.last_event_times.get(uid)
+        active = [
+            moment for part, moment in parts.items() if timeout is None or now - self._part_moved[uid, part] < timeout
+        ]
+        return min(active) if active else max(parts.values())
 
     def _is_idle(self, uid: str, now: int) -> bool:
         timeout = self._assigners[uid].idleness_ms

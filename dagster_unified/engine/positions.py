@@ -12,10 +12,25 @@ from typing import TYPE_CHECKING
 from dagster_unified.connectors.positions import Position, Unread
 from dagster_unified.engine.dataframe.inputs import spark_source
 from dagster_unified.errors import StateError, UnifiedError
+from dagster_unified.graph.nodes import SourceNode
 from dagster_unified.graph.plan import Plan, Region
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+def settled(plan: Plan, region: Region) -> Plan:
+    """The plan where the sources of a stage of a BATCH run have decided what it reads."""
+    found = {}
+    for node in (source for source in plan.graph.sources if source.id in region.nodes):
+        source = spark_source(plan.name, node)
+        try:
+            decided = source.settled()
+        except UnifiedError as error:
+            raise type(error)(f"{plan.name}: {error}") from error
+        if decided is not source:
+            found[node.id] = replace(node, source=decided)
+    return _with_sources(plan, found) if found else plan
 
 
 def batch_positions(plan: Plan, spark: SparkSession, region: Region) -> dict[str, Position]:
@@ -50,5 +65,9 @@ def after(plan: Plan, positions: Mapping[str, Position], ignore_unclaimed: bool)
                 moved[node.id] = replace(node, source=spark_source(plan.name, node).after(position))
             except UnifiedError as error:
                 raise type(error)(f"{plan.name}: {error}") from error
-    graph = replace(plan.graph, nodes=tuple(moved.get(node.id, node) for node in plan.graph.nodes))
+    return _with_sources(plan, moved)
+
+
+def _with_sources(plan: Plan, sources: Mapping[int, SourceNode]) -> Plan:
+    graph = replace(plan.graph, nodes=tuple(sources.get(node.id, node) for node in plan.graph.nodes))
     return replace(plan, graph=graph)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pyarrow as pa
 
-from dagster_unified.engine.shipping import by_value_bytes
+from dagster_unified.by_value import by_value_bytes
 from dagster_unified.errors import PipelineError
 from dagster_unified.operators.drivers.batch import run_batch, spare_the_garbage_collector
 from dagster_unified.operators.drivers.ranges import run_range

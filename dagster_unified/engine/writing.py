@@ -9,12 +9,13 @@ import errno
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from dagster_unified.connectors.base import SparkSink, WriteContext, WriteResult
+from dagster_unified.connectors.base import SparkSink
+from dagster_unified.engine.commit import SinkCommits, WriteContext, WriteResult
 from dagster_unified.engine.dataframe.observations import observed
 from dagster_unified.errors import PipelineError, SinkError, UnifiedError
 from dagster_unified.graph.nodes import SinkNode
@@ -34,15 +35,15 @@ _JAVA_CLASS = re.compile(r"^(?:Caused by)?[: ]*(?:[\w$]+\.)+[\w$]+: ")
 """What precedes an exception's own words where Java prints it."""
 
 
-def write(node: SinkNode, frame: DataFrame, context: WriteContext) -> WriteResult:
+def write(node: SinkNode, commits: SinkCommits[Any], frame: DataFrame, context: WriteContext) -> WriteResult:
     """Writes rows to a sink, and counts them, also where the sink has them already and takes none."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
     counts = Observation()
     counted = frame.observe(counts, F.count(F.lit(1)).alias("rows"))
-    with _named(node, context.pipeline):
-        result = spark_sink(context.pipeline, node).write(counted, context)
+    with _named(node, context.identity.pipeline):
+        (result,) = commits.write(counted, [context])
     if result.repeated:  # nothing has run, and asking for what was observed would wait for ever
         counted.write.format("noop").mode("overwrite").save()
     return replace(result, rows=int(observed(counts).get("rows") or 0))
@@ -50,11 +51,15 @@ def write(node: SinkNode, frame: DataFrame, context: WriteContext) -> WriteResul
 
 def write_partitions(node: SinkNode, frame: DataFrame, contexts: Sequence[WriteContext]) -> list[WriteResult] | None:
     """Writes several partitions at once; None where the sink has to write them one by one."""
-    with _named(node, contexts[0].pipeline):
-        return spark_sink(contexts[0].pipeline, node).write_partitions(frame, contexts)
+    pipeline = contexts[0].identity.pipeline
+    sink = spark_sink(pipeline, node)
+    if not sink.takes_together():
+        return None
+    with _named(node, pipeline), closing(SinkCommits(sink)) as commits:
+        return commits.write(frame, contexts)
 
 
-def spark_sink(pipeline: str, node: SinkNode) -> SparkSink[Any]:
+def spark_sink(pipeline: str, node: SinkNode) -> SparkSink[Any, Any]:
     """The sink of a node."""
     if not isinstance(node.sink, SparkSink):
         raise PipelineError(f"{pipeline}: sink '{node.name}' is a {type(node.sink).__name__}, which Spark cannot write")

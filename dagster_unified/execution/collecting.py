@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self
 
 import pyarrow.parquet as pq
 
-from dagster_unified.connectors.files import FileSink
+from dagster_unified.connectors.file_sink import FileSink
 from dagster_unified.errors import CancelledError
 from dagster_unified.execution.job import POLL, Environment, JobHandle, execute
 from dagster_unified.operators.functions.type_variables import T

@@ -35,6 +35,42 @@ class Guarantee(Enum):
 
 
 @dataclass(frozen=True)
+class Capabilities:
+    """What a sink's target is able to do, from which follows what the sink can promise."""
+
+    transactional: bool = False
+    """A commit is visible at once or not at all, and the target remembers who made it."""
+
+    upsert: bool = False
+    """A later record of a key replaces an earlier one."""
+
+    replaces_partition: bool = False
+    """A partition of the pipeline that runs again replaces what it had written."""
+
+    undoes: bool = False
+    """A deployment that goes back to a savepoint takes back what it wrote since."""
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What a repeated or retried write does to the target."""
+        if self.upsert:
+            return Guarantee.UPSERT
+        return Guarantee.EXACTLY_ONCE if self.transactional else Guarantee.AT_LEAST_ONCE
+
+    def describe(self) -> str:
+        """The guarantee in words, and what comes twice nevertheless."""
+        promised: str = self.guarantee.value
+        if self.guarantee is not Guarantee.EXACTLY_ONCE:
+            return promised
+        cases = []
+        if not self.replaces_partition:
+            cases.append("running a partition again")
+        if not self.undoes:
+            cases.append("going back to a savepoint")
+        return promised + (f", but {' or '.join(cases)} writes rows again" if cases else "")
+
+
+@dataclass(frozen=True)
 class Target:
     """A place that a sink writes to, in the one form that all ways of writing its path have.
 
@@ -100,9 +136,9 @@ class Sink(ABC, Generic[In]):
     named: bool = True
     """Whether the name says what is written: the author gave it, or it is the table's."""
 
-    guarantee: Guarantee
+    capabilities: Capabilities
     upserts: bool = False
-    """Whether a later record of a key replaces an earlier one, so that updates may end here."""
+    """Whether updates may end here: a later record of a key replaces an earlier one, or each is wanted."""
 
     key: tuple[str, ...] = ()
     """The fields that identify a row of a table that it upserts; none where it has no table."""
@@ -119,6 +155,11 @@ class Sink(ABC, Generic[In]):
         bound.records = records
         bound.check(records)
         return bound
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What it promises when a run is repeated or retried."""
+        return self.capabilities.guarantee
 
     @abstractmethod
     def describe(self) -> str:

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import threading
+from contextlib import closing
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -9,9 +11,12 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from dagster_unified.api import DeltaSink, Pipeline
-from dagster_unified.connectors.base import WriteContext
-from dagster_unified.errors import PipelineError, SinkError
+from dagster_unified.connectors.commits import WriteIdentity
+from dagster_unified.engine.commit import SinkCommits, WriteContext
+from dagster_unified.errors import LeaseLostError, PipelineError, SinkError
+from dagster_unified.operators.layout import PARTITION_INDEX
 from tests.depth import examples
+from tests.writing import written
 
 
 class Stock(NamedTuple):
@@ -24,7 +29,7 @@ class Stock(NamedTuple):
 def write(spark, tmp_path):
     def run(rows, execution="first", schema="shop string, item string, amount long", **options):
         sink = DeltaSink(str(tmp_path / "table"), **options)
-        return sink.write(spark.createDataFrame(rows, schema), WriteContext(spark, "p", "stage", execution, "all"))
+        return written(sink, spark.createDataFrame(rows, schema), execution)
 
     return run
 
@@ -91,10 +96,8 @@ def test_of_two_writers_of_one_execution_at_once_one_writes(spark, tmp_path):
     sink = DeltaSink(str(tmp_path / "table"), mode="append")
 
     def write(before_commit):
-        return sink.write(
-            spark.createDataFrame([A], "shop string, item string, amount long"),
-            WriteContext(spark, "p", "stage", "run", before_commit=before_commit),
-        )
+        rows = spark.createDataFrame([A], "shop string, item string, amount long")
+        return written(sink, rows, before_commit=before_commit)
 
     def another_is_first():
         write(lambda: None)
@@ -140,12 +143,78 @@ def test_two_sinks_of_a_pipeline_that_append_to_one_table_both_leave_their_rows_
 
 def test_a_partition_that_two_sinks_append_to_is_replaced_by_the_sink_that_runs_it_again(spark, table, tmp_path):
     def append(row, sink, execution):
-        context = WriteContext(spark, "p", "stage", execution, "2024-01-01", sink=sink)
-        DeltaSink(str(tmp_path / "table"), mode="append").write(
-            spark.createDataFrame([row], "shop string, item string, amount long"), context
-        )
+        rows = spark.createDataFrame([row], "shop string, item string, amount long")
+        target = DeltaSink(str(tmp_path / "table"), mode="append")
+        written(target, rows, execution, "2024-01-01", uid=sink)
 
     append(A, "one", "first")
     append(B, "two", "first")
     append(A._replace(amount=9), "one", "second")
     assert table() == [A._replace(amount=9), B]
+
+
+def test_of_two_runs_that_overwrite_a_table_at_once_the_rows_of_one_are_left(spark, tmp_path):
+    sink = DeltaSink(str(tmp_path / "table"))
+    gate = threading.Barrier(2, timeout=60)
+
+    def write(row, execution):
+        waited = []
+
+        def meet():
+            if not waited:
+                waited.append(True)
+                gate.wait()
+
+        written(sink, spark.createDataFrame([row], "shop string, item string, amount long"), execution, "all", meet)
+
+    runs = [threading.Thread(target=write, args=(row, row.shop)) for row in (A, B)]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join(60)
+    found = DeltaTable(str(tmp_path / "table")).to_pyarrow_table().to_pylist()
+    assert found in ([A._asdict()], [B._asdict()])
+
+
+def test_of_several_partitions_only_those_that_are_due_are_written(spark, tmp_path):
+    sink = DeltaSink(str(tmp_path / "table"), mode="append")
+    days = [WriteContext(WriteIdentity("p", "sink", "run", day), "stage") for day in ("first", "second", "third")]
+    rows = spark.createDataFrame([(1, 0), (2, 1), (3, 2)], f"n long, {PARTITION_INDEX} int")
+    for due in ([0], [0, 1], [0, 1, 2]):
+        with closing(SinkCommits(sink)) as commits:
+            some = rows.where(rows[PARTITION_INDEX] <= max(due))
+            results = commits.write(
+                some.drop(PARTITION_INDEX) if len(due) == 1 else some, [days[index] for index in due]
+            )
+        assert [result.repeated for result in results] == [True] * (len(due) - 1) + [False]
+        found = DeltaTable(str(tmp_path / "table")).to_pyarrow_table().to_pydict()
+        assert {name: sorted(values) for name, values in found.items()} == {"n": [index + 1 for index in due]}
+
+
+def test_a_job_that_slept_through_going_back_writes_nothing_even_where_the_new_timeline_wrote_no_rows(spark, tmp_path):
+    sink = DeltaSink(str(tmp_path / "table"), mode="append")
+    schema = "shop string, item string, amount long"
+
+    def epoch(rows, number, timeline):
+        return written(sink, spark.createDataFrame(rows, schema), "job", "streaming", epoch=number, timeline=timeline)
+
+    epoch([A], 0, 0)
+    epoch([], 1, 1)
+    with pytest.raises(LeaseLostError, match="this job may not write any more"):
+        epoch([B], 1, 0)
+    assert DeltaTable(str(tmp_path / "table")).to_pyarrow_table().to_pylist() == [A._asdict()]
+
+
+def test_a_table_whose_columns_change_between_epochs_is_an_error(spark, tmp_path):
+    sink = DeltaSink(str(tmp_path / "table"), mode="append")
+    with closing(SinkCommits(sink)) as commits:
+        for number in range(2):
+            identity = WriteIdentity("p", "sink", "job", "streaming", number)
+            if number:
+                write_deltalake(
+                    str(tmp_path / "table"), pa.table({"n": ["text"]}), mode="overwrite", schema_mode="overwrite"
+                )
+                with pytest.raises(SinkError, match="column 'n' is bigint, and string in the table"):
+                    commits.write(spark.createDataFrame([(1,)], "n long"), [WriteContext(identity, "stage")])
+            else:
+                commits.write(spark.createDataFrame([(1,)], "n long"), [WriteContext(identity, "stage")])

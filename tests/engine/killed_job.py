@@ -7,7 +7,6 @@ written and not committed, `committed` when they are, or `never`.
 import os
 import signal
 import sys
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -27,22 +26,39 @@ def add(a: Row, b: Row) -> Row:
     return Row(a.key, max(a.at, b.at), a.value + b.value)
 
 
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 class KillingSink(DeltaSink):
     """A Delta sink whose process dies."""
 
     epoch, point, seen = 0, "never", 0
 
-    def write(self, frame, context):
+    @property
+    def now(self):
+        return self.point if KillingSink.seen >= self.epoch else "never"
+
+    def stage(self, frame, attempts, ship):
         KillingSink.seen += 1
-        now = self.point if KillingSink.seen >= self.epoch else "never"
-        if now == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if now == "staged":
-            context = replace(context, before_commit=lambda: os.kill(os.getpid(), signal.SIGKILL))
-        result = super().write(frame, context)
-        if now == "committed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
+        if self.now == "before":
+            die()
+        staged = super().stage(frame, attempts, ship)
+        if self.now == "staged":
+            die()
+        return staged
+
+    def committer(self, schema):
+        committer = super().committer(schema)
+        commit = committer.commit
+
+        def commit_and_die(commits):
+            commit(commits)
+            if self.now == "committed":
+                die()
+
+        committer.commit = commit_and_die
+        return committer
 
 
 OPTIONS = {"execution.runtime-mode": "STREAMING", "pipeline.max-parallelism": 4}

@@ -95,6 +95,40 @@ def test_where_all_are_idle_the_furthest_counts():
     assert time.tick(5_001).watermarks == {"keep": 89}
 
 
+def parts(**moments):
+    """What the tasks of a micro-batch report of one source, each of a part of its own; of the other source nothing."""
+    reports = [Report(Metrics(last_event_times={"left": moment})) for moment in moments.values()]
+    for report, (part, moment) in zip(reports, moments.items(), strict=True):
+        report.saw_part(part, {"left": moment})
+    return merge_reports(report.encode() for report in reports)
+
+
+def test_the_slowest_part_of_a_source_holds_the_watermark_back():
+    time = JobTime(joined(right=0), None, now=0)
+    assert time.after(parts(p0=1_000, p1=100), 1).watermarks == {"keep": 89}
+    assert time.after(parts(p0=2_000), 2) is None
+    assert time.after(parts(p1=1_500, p2=300), 3).watermarks == {"keep": 289}  # a new part that is behind
+    time.after(parts(p2=5_000), 4)
+    assert time.latest.watermarks == {"keep": 1_489}
+
+
+def test_an_idle_part_holds_nothing_back_until_it_has_records_again():
+    time = JobTime(joined(left=5, right=0), None, now=0)
+    time.after(parts(p0=1_000, p1=100), 1)
+    assert time.after(parts(p0=2_000), 4_000) is None
+    assert time.tick(5_001).watermarks == {"keep": 1_989}
+    assert time.after(parts(p0=3_000, p1=2_500), 6_000).watermarks == {"keep": 2_489}
+    assert time.tick(11_000).watermarks == {"keep": 2_989}  # where all are idle the furthest counts
+
+
+def test_after_a_restart_the_parts_are_known():
+    first = JobTime(joined(right=0), None, now=0)
+    before = first.after(parts(p0=1_000, p1=100), 1)
+    second = JobTime(joined(right=0), before, now=2)
+    assert second.after(parts(p0=3_000), 3).watermarks == before.watermarks
+    assert second.after(parts(p1=2_000), 4).watermarks == {"keep": 1_989}
+
+
 def test_a_timer_of_processing_time_is_told_once_when_it_is_due():
     time = JobTime(joined(), None, now=0)
     assert time.after(saw(due=1_000), 10) is None

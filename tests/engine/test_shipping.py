@@ -7,7 +7,8 @@ from datetime import timedelta
 
 from pyspark import cloudpickle
 
-from dagster_unified.engine.shipping import Payload, Shipments, by_value_afresh, by_value_bytes
+from dagster_unified.by_value import by_value_bytes
+from dagster_unified.engine.shipping import Payload, Shipments, by_value_afresh
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
 from dagster_unified.operators.functions.base import MapFunction
 from dagster_unified.operators.windows import EventTimeTrigger, TumblingEventTimeWindows

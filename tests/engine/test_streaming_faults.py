@@ -177,9 +177,9 @@ def counting(tmp_path, **options):
 
 def test_a_job_that_was_overtaken_writes_nothing(spark, tmp_path):
     class Overtaken(DeltaSink):
-        def write(self, frame, context):
+        def stage(self, frame, attempts, ship):
             CheckpointDirectory(str(tmp_path / "checkpoints"), "p").take("another", patience=0)
-            return super().write(frame, context)
+            return super().stage(frame, attempts, ship)
 
     pipeline = Pipeline("p")
     pipeline.from_collection([("a", 1)], tuple[str, int]).key_by("f0").sum("f1").sink_to(

@@ -11,7 +11,7 @@ from dagster_unified.api import CsvSource, KeyedProcessFunction, Pipeline, Value
 from dagster_unified.api import functions as F
 from dagster_unified.connectors.base import SparkSink
 from dagster_unified.errors import PipelineError, UnifiedError
-from dagster_unified.graph.connectors import Guarantee
+from dagster_unified.graph.connectors import Capabilities
 from dagster_unified.testing import ManualClock, assert_same_in_both_modes, run_pipeline
 
 MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
@@ -120,7 +120,7 @@ def test_time_sorted_input_makes_both_modes_equal_whatever_order_records_arrive_
 class Latest(SparkSink):
     """A sink of one's own, which keeps the last record of a room."""
 
-    name, guarantee, upserts, key = "latest", Guarantee.UPSERT, True, ("room",)
+    name, capabilities, upserts, key = "latest", Capabilities(upsert=True), True, ("room",)
 
     def describe(self):
         return "the latest readings"
@@ -128,7 +128,7 @@ class Latest(SparkSink):
     def check(self, records):
         pass
 
-    def write(self, frame, context):
+    def committer(self, schema):
         raise NotImplementedError
 
     def preview(self, spark, rows):

@@ -190,6 +190,7 @@ def manifests_of(
     ):
         metrics = merge([own, start.upstream, seen])
         files = run.store.files(attempt)
+        carrying = [run.plan.graph.node(port.node) for port in region.carried]
         manifests.append(
             Manifest(
                 pipeline=run.plan.name,
@@ -210,7 +211,8 @@ def manifests_of(
                 histograms=metrics.histograms,
                 created=now(),
                 carried_from=carried_from,
-                subtasks=run.plan.subtasks_of_state(run.plan.graph.node(port.node) for port in region.carried),
+                subtasks=run.plan.subtasks_of_state(carrying),
+                portable=[node.uid for node in carrying if node.merges_partials],
                 groups=run.plan.execution.streaming.max_parallelism if region.carried else 0,
                 together=len(runs),
                 positions=dict(read),

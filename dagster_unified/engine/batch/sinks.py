@@ -6,16 +6,18 @@ Knows the intermediate store and the sink protocol; not what computed the rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
 
-from dagster_unified.connectors.base import WriteContext, WriteResult
+from dagster_unified.connectors.commits import WriteIdentity
 from dagster_unified.engine.batch.intermediates import dataframes
 from dagster_unified.engine.batch.intermediates.store import Manifest
 from dagster_unified.engine.batch.materialize import LeavingStream
 from dagster_unified.engine.batch.run import Run
+from dagster_unified.engine.commit import SinkCommits, WriteContext, WriteResult
 from dagster_unified.engine.dataframe.partitions import PartitionAxis
 from dagster_unified.engine.shipping import by_value_afresh
-from dagster_unified.engine.writing import write, write_partitions
+from dagster_unified.engine.writing import spark_sink, write, write_partitions
 from dagster_unified.graph.nodes import SinkNode
 from dagster_unified.graph.plan import Region
 from dagster_unified.operators.layout import EMITTED
@@ -37,7 +39,8 @@ class RegionSinks:
 
     def write(self, run: Run, node: SinkNode, frame: DataFrame) -> WriteResult:
         """Write the rows of one partition to a sink."""
-        return write(node, frame, self._context(run, node))
+        with closing(SinkCommits(spark_sink(run.plan.name, node))) as commits:
+            return write(node, commits, frame, self._context(run, node))
 
     def write_materialized(self, run: Run, node: SinkNode, manifest: Manifest) -> WriteResult:
         """Write what one partition materialized to a sink."""
@@ -69,12 +72,6 @@ class RegionSinks:
         return frame.select(*stream.layout.records.names, *further, *PartitionAxis(len(manifests)).columns)
 
     def _context(self, run: Run, node: SinkNode) -> WriteContext:
-        return WriteContext(
-            run.spark,
-            run.plan.name,
-            self.region.name,
-            run.execution,
-            run.partition,
-            ship=by_value_afresh,
-            sink=node.uid,
-        )
+        identity = WriteIdentity(run.plan.name, node.uid, run.execution, run.partition)
+        staging = str(run.store.root / ".staging")
+        return WriteContext(identity, self.region.name, ship=by_value_afresh, staging=staging)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, cast
 
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.connectors.base import WriteResult
 from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.engine.batch.carried import partition_starts, seen_before, state_before
 from dagster_unified.engine.batch.intermediates import dataframes
@@ -30,10 +30,11 @@ from dagster_unified.engine.batch.materialize import (
 from dagster_unified.engine.batch.region import RegionFrames
 from dagster_unified.engine.batch.run import Lookup, Run
 from dagster_unified.engine.batch.sinks import RegionSinks
+from dagster_unified.engine.commit import WriteResult
 from dagster_unified.engine.dataframe.transfer import may_be_large, small_rows
 from dagster_unified.engine.events import StageFinished, StageStarted
 from dagster_unified.engine.failures import translated
-from dagster_unified.engine.positions import batch_positions
+from dagster_unified.engine.positions import batch_positions, settled
 from dagster_unified.errors import IntermediateLostError, UnifiedError, UnsupportedError
 from dagster_unified.graph.failover import regions_to_recompute
 from dagster_unified.graph.nodes import SinkNode
@@ -111,7 +112,9 @@ def _run_region(
     runs: Sequence[Run], region_id: int, inputs: Sequence[Mapping[int, Manifest]], reason: str
 ) -> list[Manifest]:
     """Run a region for one partition, or for several in one Spark job."""
-    first, region = runs[0], runs[0].plan.regions[region_id]
+    region = runs[0].plan.regions[region_id]
+    runs = [replace(run, plan=settled(run.plan, region)) for run in runs]
+    first = runs[0]
     number, of = region.id + 1, len(first.plan.regions)
     for run in runs:
         run.observe(StageStarted(region.name, number, of, reason))

@@ -8,17 +8,19 @@ Otherwise they are staged in the checkpoint directory, and each sink is written 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
-from dagster_unified.connectors.base import WriteContext, WriteResult
+from dagster_unified.connectors.commits import WriteIdentity
 from dagster_unified.connectors.paths import for_spark, remove_tree
+from dagster_unified.engine.commit import SinkCommits, WriteContext, WriteResult
 from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.shipping import Shipments, by_value_afresh
 from dagster_unified.engine.streaming.tail import Tail
-from dagster_unified.engine.writing import write
+from dagster_unified.engine.writing import spark_sink, write
 from dagster_unified.graph.nodes import SinkNode
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.operators.metrics import Metrics
@@ -53,6 +55,7 @@ class EpochWriter:
 
     _begun: bool = False
     _shipments: Shipments = field(default_factory=Shipments)
+    _commits: dict[str, SinkCommits[Any]] = field(default_factory=dict)
 
     def commit(
         self,
@@ -85,6 +88,12 @@ class EpochWriter:
         remove_tree(target)
         return results, metrics
 
+    def close(self) -> None:
+        """Close what the sinks keep open between epochs."""
+        with ExitStack() as stack:
+            for commits in self._commits.values():
+                stack.callback(commits.close)
+
     def _reads_once(self) -> bool:
         """Whether the sinks read the rows of the query once: one sink does, and nothing before it unites streams."""
         return len(self.tail.sinks) == 1 and all(len(self.plan.graph.inputs(node)) == 1 for node in self.tail.nodes)
@@ -95,24 +104,23 @@ class EpochWriter:
         try:
             for number in self.tail.sinks:
                 node = cast("SinkNode", self.plan.graph.node(number))
-                results[node.name] = write(node, tail.sink_input(number), self._context(node, epoch))
+                results[node.name] = write(
+                    node, self._commits_of(node), tail.sink_input(number), self._context(node, epoch)
+                )
         finally:
             tail.release()
         return results, tail.metrics()
 
     def _context(self, node: SinkNode, epoch: int) -> WriteContext:
-        return WriteContext(
-            self.spark,
-            self.plan.name,
-            self.tail.name,
-            self.deployment,
-            "streaming",
-            epoch,
-            self.timeline,
-            self.check,
-            self._shipping(node.uid),
-            node.uid,
-        )
+        identity = WriteIdentity(self.plan.name, node.uid, self.deployment, "streaming", epoch, self.timeline)
+        staging = str(self.staging / "sinks")
+        return WriteContext(identity, self.tail.name, self.check, self._shipping(node.uid), staging)
+
+    def _commits_of(self, node: SinkNode) -> SinkCommits[Any]:
+        """The commits of a sink, the same for all epochs."""
+        if node.uid not in self._commits:
+            self._commits[node.uid] = SinkCommits(spark_sink(self.plan.name, node))
+        return self._commits[node.uid]
 
     def _shipping(self, uid: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Ships a sink's functions: in every epoch those of the first."""

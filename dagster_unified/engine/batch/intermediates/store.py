@@ -72,6 +72,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     subtasks: dict[str, int] = {}
     """How many subtasks carried operator state is of, by the uid of its operator."""
 
+    portable: list[str] = []
+    """The uids of the column aggregates whose carried state is in key groups, not in Catalyst's form."""
+
     together: int = 1
     """How many partitions one Spark job materialized; `seconds` are this one's share."""
 

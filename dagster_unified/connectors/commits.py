@@ -1,0 +1,207 @@
+"""How a sink commits: writers prepare committables, one committer makes them visible (FLIP-143).
+
+Writers run in Spark's tasks on Arrow batches. What they have prepared reaches the driver as committables, which are
+small and typed. There one committer commits them under the identity of who writes, which the target remembers together
+with the rows. So it can tell later what it has, and nothing is written twice.
+
+`engine/commit.py` drives it: it asks what has been committed, keeps out writers that may not write any more, tries
+again after a conflict or a lost answer, and cleans up. A sink only says how its target does each step. Knows neither
+Spark nor any target.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import msgspec
+import pyarrow as pa
+
+from dagster_unified.errors import UnifiedError
+from dagster_unified.graph.slices import WHOLE
+
+
+@dataclass(frozen=True)
+class WriteIdentity:
+    """Who writes to a sink, and what.
+
+    In BATCH `execution` is the run, its retries and its re-executions, which writes one `partition`. In STREAMING it is
+    the deployment, which writes an `epoch`; where the deployment went back to a savepoint, it begins a new `timeline`,
+    on which epochs come again.
+    """
+
+    pipeline: str
+    sink: str
+    """The uid of the sink: two sinks may write to one place, each under an identity of its own."""
+
+    execution: str
+    partition: str = WHOLE
+    epoch: int | None = None
+    timeline: int = 0
+
+    @property
+    def writer(self) -> str:
+        """A name for who writes, the same for all epochs of a timeline. A target remembers its highest version."""
+        return f"{self.origin}/timeline {self.timeline}" if self.timeline else self.origin
+
+    @property
+    def version(self) -> int:
+        """The number of this write among those of its writer."""
+        return self.epoch or 0
+
+    @property
+    def deployment(self) -> str | None:
+        """In STREAMING a name whose version is the timeline: a target that has a later one refuses this write."""
+        return None if self.epoch is None else f"{self.origin}/timelines"
+
+    @property
+    def replaces(self) -> str | None:
+        """A name for the pipeline's partition that is replaced, the same for all runs of it. None where it is none."""
+        if self.epoch is not None or self.partition == WHOLE:
+            return None
+        return f"dagster-unified/{self.pipeline}/{self.sink}/partition/{self.partition}"
+
+    @property
+    def origin(self) -> str:
+        """A name for who writes, the same on all timelines."""
+        return f"dagster-unified/{self.pipeline}/{self.sink}/{self.execution}/{self.partition}"
+
+
+@dataclass(frozen=True)
+class WriteAttempt:
+    """One attempt at a write. What it stages has its `id`, so that attempts do not meet."""
+
+    identity: WriteIdentity
+    id: str
+    stage: str
+    """The stage that writes, for messages."""
+
+    staging: str | None = None
+    """A folder of its own, which the driver and all workers reach, for a target without one. It may not exist yet.
+
+    The folders of all attempts of its writer are next to it, and nothing else is.
+    """
+
+
+class Committable(msgspec.Struct, frozen=True, kw_only=True):
+    """What a writer has prepared, for the committer: a file, a staging table, a receipt.
+
+    A sink subclasses it with fields of its own. It travels from a task to the driver as msgpack.
+    """
+
+    rows: int = 0
+    bytes: int = 0
+
+
+C = TypeVar("C", bound=Committable)
+
+
+class Writer(ABC, Generic[C]):
+    """Takes the rows of one Spark task, or of one partition in it."""
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Takes rows; they must not be visible to readers yet."""
+
+    @abstractmethod
+    def prepare_commit(self) -> Iterable[C]:
+        """Called once, after the last row: what was written is durable when it returns."""
+
+    def close(self) -> None:
+        """Called last, also after an error, which may have come before `prepare_commit`."""
+
+
+@dataclass(frozen=True)
+class WriterTask:
+    """For whom a writer writes, and in which of Spark's tasks."""
+
+    attempt: WriteAttempt
+    number: int
+    """The number of the task within the write, from 0; a retried task has the same."""
+
+    retry: int
+    """How many attempts at this task Spark has made before."""
+
+
+@dataclass(frozen=True)
+class Commit(Generic[C]):
+    """What a committer commits: the committables of all tasks, and who wrote them."""
+
+    attempt: WriteAttempt
+    committables: Sequence[C]
+    goes_back: bool = False
+    """Whether this is the first commit after going back to a savepoint.
+
+    What the deployment had written from this version on, on earlier timelines, is to be undone where that is possible.
+    """
+
+    @property
+    def identity(self) -> WriteIdentity:
+        """Who writes."""
+        return self.attempt.identity
+
+    @property
+    def marks(self) -> dict[str, int]:
+        """What the target has to remember in the same transaction: a version for each name."""
+        identity = self.identity
+        own = {identity.writer: identity.version}
+        return own if identity.deployment is None else {**own, identity.deployment: identity.timeline}
+
+
+class CommitConflictError(UnifiedError):
+    """Another write committed meanwhile: nothing of this one is visible, and it can be tried again over that one."""
+
+    retryable = True
+
+
+class CommitUncertainError(UnifiedError):
+    """The target's answer to a commit was lost: it may be there or not, and has to be asked."""
+
+    retryable = True
+
+
+class Committer(ABC, Generic[C]):
+    """Makes what writers have prepared visible. Lives on the driver; in STREAMING for all epochs of a job.
+
+    One thread at a time calls it, not always the same.
+    """
+
+    @abstractmethod
+    def last_version(self, name: str) -> int | None:
+        """The highest version that the target remembers for a name in `Commit.marks`, or None."""
+
+    def begin(self, attempts: Sequence[WriteAttempt]) -> None:
+        """Prepares a place for what these attempts will stage, where writers need one.
+
+        What killed attempts of the same writers have left may be swept here.
+        """
+
+    @abstractmethod
+    def commit(self, commits: Sequence[Commit[C]]) -> None:
+        """Makes these commits visible at once, or nothing of them, and remembers all their marks with them.
+
+        The target must hold no version of `identity.writer` that is as high, and none of `identity.deployment` that is
+        higher; the engine has asked, but another process may have committed since. Raises `CommitConflictError` then,
+        and where the commit has to be made anew over another one's; `CommitUncertainError` where nobody can tell
+        whether it was made. The engine asks again and repeats.
+
+        What earlier executions have written of `identity.replaces` is replaced.
+        """
+
+    def clean_up(self, attempts: Sequence[WriteAttempt], committed: bool) -> None:
+        """Removes what these attempts have staged and what is not part of the target. Called after every write."""
+
+    def close(self) -> None:
+        """Called at the end of a job."""
+
+
+class NoCommitter(Committer[C]):
+    """For a sink that remembers nothing: each attempt writes again."""
+
+    def last_version(self, name: str) -> int | None:
+        return None
+
+    def commit(self, commits: Sequence[Commit[C]]) -> None:
+        """What writers wrote is visible already."""

@@ -1,0 +1,302 @@
+"""Commits to a Delta table: one small transaction, made with the `deltalake` package.
+
+It carries who wrote as application transactions, which the table remembers. The names of files say the same: a folder
+belongs to a write, so that the next run of a partition finds what to replace, and a deployment that goes back to a
+savepoint what to undo.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from dagster_unified.connectors.base import spark_schema
+from dagster_unified.connectors.commits import (
+    Commit,
+    CommitConflictError,
+    Committable,
+    Committer,
+    WriteAttempt,
+    WriteIdentity,
+)
+from dagster_unified.connectors.paths import remove_tree
+from dagster_unified.errors import SinkError
+from dagster_unified.graph.fingerprint import digest
+
+if TYPE_CHECKING:
+    from deltalake import CommitProperties, DeltaTable
+    from deltalake.transaction import AddAction, RemoveAction
+    from upath import UPath
+
+_PARTITION = "part-of-"
+"""How the folders of files begin that belong to a partition of the pipeline."""
+
+_NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+
+
+class DeltaFile(Committable, frozen=True, kw_only=True):
+    """A data file with rows."""
+
+    path: str
+    """Below the table's folder."""
+
+
+class DeltaCommitter(Committer[DeltaFile]):
+    """Commits data files that lie in the table's folder: adds them, or merges them by key."""
+
+    def __init__(
+        self,
+        table: DeltaTable,
+        path: UPath,
+        mode: str,
+        key: tuple[str, ...],
+        partition_by: tuple[str, ...],
+        sink: str,
+        schema: pa.Schema,
+    ) -> None:
+        self._table, self._path = table, path
+        self._mode, self._key, self._partition_by = mode, key, partition_by
+        self._sink, self._schema = sink, schema
+        self._is_current = False
+
+    @classmethod
+    def of_table(
+        cls,
+        sink: str,
+        path: UPath,
+        schema: pa.Schema,
+        mode: str,
+        key: tuple[str, ...],
+        partition_by: tuple[str, ...],
+        storage_options: dict[str, str] | None,
+    ) -> Self:
+        """The committer of the table at a path, which is created if need be.
+
+        Raises `SinkError` where its columns are not the stream's.
+        """
+        from deltalake import DeltaTable
+
+        if not DeltaTable.is_deltatable(str(path), storage_options=storage_options):
+            if path.fs.exists(path.path) is False:
+                path.mkdir(parents=True, exist_ok=True)
+            DeltaTable.create(
+                str(path),
+                schema,
+                mode="ignore",
+                partition_by=list(partition_by) or None,
+                storage_options=storage_options,
+            )
+        table = DeltaTable(str(path), storage_options=storage_options)
+        committer = cls(table, path, mode, key, partition_by, sink, schema)
+        committer._check_columns()
+        return committer
+
+    def last_version(self, name: str) -> int | None:
+        # Once for each write that only adds, since it takes longer the more files there are. Delta itself finds a
+        # commit that another process makes in between under the same marks.
+        if not self._is_current:
+            self._table.update_incremental()
+            self._check_columns()
+            self._is_current = True
+        return self._table.transaction_version(name)
+
+    def begin(self, attempts: Sequence[WriteAttempt]) -> None:
+        """What others commit while rows are staged counts: `overwrite` removes it, and a merge reads it."""
+        self._is_current = self._is_current and self._mode == "append"
+
+    def commit(self, commits: Sequence[Commit[DeltaFile]]) -> None:
+        from deltalake import CommitProperties
+        from deltalake.exceptions import CommitFailedError
+        from deltalake.transaction import Transaction
+
+        undone = [action for commit in commits if commit.goes_back for action in self._undone(commit.identity)]
+        if not undone and not any(self._has_to_be_committed(commit) for commit in commits):
+            return
+        transactions = [Transaction(name, version) for commit in commits for name, version in commit.marks.items()]
+        # Of two runs of a partition at once, the second to commit must see what the first has added, and remove it.
+        owners = [commit.identity.replaces for commit in commits if commit.identity.replaces is not None]
+        if self._mode == "overwrite" and any(commit.identity.epoch is None for commit in commits):
+            owners.append("dagster-unified/overwrite")  # of two at once, the second must see what the first has added
+        transactions += [Transaction(o, (self._table.transaction_version(o) or 0) + 1) for o in owners]
+        properties = CommitProperties(app_transactions=transactions)
+        files = [file for commit in commits for file in commit.committables]
+        self._is_current = False
+        try:
+            if self._mode == "upsert" and files:
+                self._merge(files, properties)
+                return
+            adds = [self._add(file) for file in files]
+            self._table.create_write_transaction(
+                [*adds, *undone, *self._replaced(adds, [commit.identity for commit in commits])],
+                "append",
+                self._table.schema(),
+                partition_by=list(self._partition_by) or None,
+                commit_properties=properties,
+            )
+        except CommitFailedError as error:
+            raise CommitConflictError(f"Delta table at {self._path}: {error}; another write was first") from error
+
+    def clean_up(self, attempts: Sequence[WriteAttempt], committed: bool) -> None:
+        for attempt in attempts:
+            if self._mode == "upsert":
+                remove_tree(self._path / upsert_folder(attempt))
+            elif not committed and not self._holds(data_folder(attempt)):
+                remove_tree(self._path / data_folder(attempt))
+
+    def _check_columns(self) -> None:
+        """Raises `SinkError` where the table's columns are not the stream's, or not any more."""
+        given, held = spark_schema(self._schema), spark_schema(pa.schema(self._table.schema().to_arrow()))
+        for column in given:
+            if column.name not in held.names:
+                raise SinkError(
+                    f"sink '{self._sink}': the table at {self._path} has no column '{column.name}'; write to another"
+                    " table, or add the column to it"
+                )
+            if held[column.name].dataType != column.dataType:
+                raise SinkError(
+                    f"sink '{self._sink}': column '{column.name}' is {column.dataType.simpleString()}, and"
+                    f" {held[column.name].dataType.simpleString()} in the table at {self._path}; write to another"
+                    " table, or make them the same"
+                )
+
+    def _holds(self, folder: str) -> bool:
+        """Whether files of a folder are in the table: a store may have tried again, and met our own commit."""
+        return any(row["path"].startswith(f"{folder}/") for row in active_files(self._table))
+
+    def _has_to_be_committed(self, commit: Commit[DeltaFile]) -> bool:
+        """Whether a write changes the table, or has to be remembered though it does not."""
+        epoch = commit.identity.epoch
+        first = commit.goes_back or (epoch == 0 and self._mode == "overwrite")
+        return epoch is None or first or bool(commit.committables)
+
+    def _merge(self, files: Sequence[DeltaFile], properties: CommitProperties) -> None:
+        import pyarrow.dataset as ds  # loads pandas where it is installed, so only where it is needed
+
+        paths = [self._path / file.path for file in files]
+        if self._path.protocol:
+            source = ds.dataset([path.path for path in paths], filesystem=self._path.fs, format="parquet")
+        else:
+            source = ds.dataset([str(path) for path in paths], format="parquet")
+        same = " AND ".join(f'(target."{k}" IS NOT DISTINCT FROM source."{k}")' for k in self._key)
+        merger = self._table.merge(
+            source.scanner().to_reader(),
+            predicate=same,
+            source_alias="source",
+            target_alias="target",
+            commit_properties=properties,
+        )
+        merger.when_matched_update_all().when_not_matched_insert_all().execute()
+
+    def _add(self, file: DeltaFile) -> AddAction:
+        from deltalake.transaction import AddAction
+
+        values: dict[str, str | None] = {}
+        for folder in file.path.split("/")[:-1]:
+            name, is_column, value = folder.partition("=")
+            if is_column:
+                values[name] = None if value == _NO_PARTITION else unquote(value)
+        return AddAction(file.path, file.bytes, values, _now(), True, json.dumps({"numRecords": file.rows}))
+
+    def _undone(self, identity: WriteIdentity) -> list[RemoveAction]:
+        """Removals of what a STREAMING job had added from an epoch on, to which it has gone back."""
+        if self._mode == "upsert":
+            return []
+        prefix = _file_prefix(identity)
+        first = f"{prefix}{identity.version:010d}-"
+        return [
+            _remove(row)
+            for row in active_files(self._table)
+            if row["path"].startswith(prefix) and row["path"].split("/")[0] >= first
+        ]
+
+    def _replaced(self, adds: Sequence[AddAction], identities: Sequence[WriteIdentity]) -> list[RemoveAction]:
+        """Removals of the files that are replaced.
+
+        Those that earlier runs of the same partitions of the pipeline had written; with `overwrite` also those of no
+        such partition.
+
+        With `partition_by` the latter is only what lies in the table's partitions that are written. A STREAMING job
+        keeps what it wrote in earlier epochs.
+        """
+        own = tuple(_partition_prefix(i.replaces) for i in identities if i.replaces is not None)
+        kept = tuple(_file_prefix(i) for i in identities if i.replaces is None)
+        if self._mode != "overwrite" and not own:
+            return []
+        written = [dict(add.partition_values) for add in adds]
+
+        def goes(row: dict[str, Any]) -> bool:
+            path: str = row["path"]
+            if own and path.startswith(_PARTITION):
+                return path.startswith(own)
+            return (
+                self._mode == "overwrite"
+                and not path.startswith(kept)
+                and (not self._partition_by or partition_values(row) in written)
+            )
+
+        return [_remove(row) for row in active_files(self._table) if goes(row)]
+
+
+def data_folder(attempt: WriteAttempt) -> str:
+    """The folder of an attempt's data files, below the table's."""
+    return f"{_file_prefix(attempt.identity)}{attempt.identity.version:010d}-{attempt.id}"
+
+
+def upsert_folder(attempt: WriteAttempt) -> str:
+    """The folder of the files that an attempt merges, which do not belong to the table."""
+    return f"_data-{attempt.id}"
+
+
+def staged_files(table: UPath, folder: UPath) -> list[DeltaFile]:
+    """The files with rows below a folder. The folder goes where there are none."""
+    import pyarrow.parquet as pq
+
+    found = []
+    for file in sorted(f for f in folder.rglob("*.parquet") if not f.name.startswith(("_", "."))):
+        with file.open("rb") as opened:
+            rows = int(pq.read_metadata(opened).num_rows)
+        if rows:
+            path = file.relative_to(table).as_posix()
+            found.append(DeltaFile(path=path, rows=rows, bytes=int(file.stat().st_size)))
+    if not found:
+        remove_tree(folder)
+    return found
+
+
+def active_files(table: DeltaTable) -> list[dict[str, Any]]:
+    """The files of a table as it is now, as Delta's log describes them."""
+    found: list[dict[str, Any]] = pa.table(table.get_add_actions(flatten=False)).to_pylist()
+    return found
+
+
+def partition_values(row: dict[str, Any]) -> dict[str, str | None]:
+    """The values of the table's partition that a file is in."""
+    return {
+        k: None if v is None else str(v) for k, v in (row.get("partition") or row.get("partition_values") or {}).items()
+    }
+
+
+def _partition_prefix(replaces: str) -> str:
+    """How the folders of all that is written of one of the pipeline's partitions begin."""
+    return f"{_PARTITION}{digest(replaces)}-"
+
+
+def _file_prefix(identity: WriteIdentity) -> str:
+    """How the folders of all that one execution writes begin."""
+    own = digest(identity.origin)
+    return f"data-{own}-" if identity.replaces is None else f"{_partition_prefix(identity.replaces)}{own}-"
+
+
+def _remove(row: dict[str, Any]) -> RemoveAction:
+    from deltalake.transaction import RemoveAction
+
+    return RemoveAction(row["path"], True, _now(), row["size_bytes"], partition_values(row))
+
+
+def _now() -> int:
+    return int(datetime.now(timezone.utc).timestamp() * 1000)

@@ -1,0 +1,230 @@
+"""The Delta Lake sink: transactional tables, with no JVM jar.
+
+Spark, DuckDB, Polars and pandas read them. Spark's workers write the data files; `committer.py` commits them.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Literal, Self
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from dagster_unified.connectors.base import SparkSink
+from dagster_unified.connectors.commits import WriteAttempt, WriteIdentity
+from dagster_unified.connectors.delta.committer import (
+    DeltaCommitter,
+    DeltaFile,
+    active_files,
+    data_folder,
+    partition_values,
+    staged_files,
+    upsert_folder,
+)
+from dagster_unified.connectors.paths import for_spark, place_of, remove_tree, storage_path
+from dagster_unified.connectors.writers import Ship
+from dagster_unified.errors import PipelineError, nearest
+from dagster_unified.graph.connectors import Capabilities, Target
+from dagster_unified.operators.layout import EMITTED, PARTITION_INDEX
+from dagster_unified.records import RecordType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow.dataset as ds
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class DeltaSink(SparkSink[object, DeltaFile]):
+    """Writes a Delta table at `path`, which is created when it is not there.
+
+    `mode` is `append`; `overwrite`, which replaces the table, or with `partition_by` only the partitions that are
+    written; or `upsert`, where the last record of each `key` replaces the one in the table. In BATCH a run commits one
+    transaction, in STREAMING each epoch does; there `overwrite` replaces what was in the table before the deployment.
+    Exactly-once: a run or an epoch that is repeated changes nothing.
+
+    A BATCH run for a partition of the pipeline replaces what an earlier run had written of that partition, which it
+    knows by its files' names, so compact only partitions that are not run again; `overwrite` also what runs without
+    partitions had written. `upsert` merges: a row of a key that a partition no longer gives stays.
+
+    Raises `PipelineError` for a `key` or `partition_by` that is no field of the record, for `upsert` without a key, and
+    for a field of type `timedelta`, which Delta cannot hold.
+
+    Examples:
+        >>> totals = sales.key_by("shop").sum("amount")
+        >>> sink = totals.sink_to(DeltaSink("tables/totals", mode="upsert", key="shop", name="totals"))
+        >>> assert_same_in_both_modes(pipeline)
+        >>> sorted(sale.amount for sale in run_pipeline(pipeline, "BATCH").sinks["totals"])
+        [4, 8]
+    """
+
+    kind = "deltalake"
+    committable = DeltaFile
+
+    def __init__(
+        self,
+        path: str,
+        name: str | None = None,
+        mode: Literal["append", "overwrite", "upsert"] = "overwrite",
+        key: tuple[str, ...] | str = (),
+        partition_by: tuple[str, ...] | str = (),
+        storage_options: dict[str, str] | None = None,
+    ) -> None:
+        self.path = storage_path(path, "Delta sink")
+        self.name = name or self.path.name or "table"
+        self.mode = mode
+        self.key = (key,) if isinstance(key, str) else tuple(key)
+        self.partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+        self.storage_options = storage_options
+        self.upserts = mode == "upsert"
+        # a merge leaves nothing that a file identifies, so that no partition and no epoch can be taken back
+        told_apart = not self.upserts
+        self.capabilities = Capabilities(
+            transactional=True, upsert=self.upserts, replaces_partition=told_apart, undoes=told_apart
+        )
+        if mode not in ("append", "overwrite", "upsert"):
+            raise PipelineError(f"sink '{self.name}': mode is 'append', 'overwrite' or 'upsert', not {mode!r}")
+        if (mode == "upsert") != bool(self.key):
+            raise PipelineError(
+                f"sink '{self.name}': upsert needs key=, the columns that identify a row"
+                if mode == "upsert"
+                else f"sink '{self.name}': key= goes with mode='upsert'"
+            )
+
+    def describe(self) -> str:
+        key = f" by {', '.join(self.key)}" if self.key else ""
+        parts = f", partitioned by {', '.join(self.partition_by)}" if self.partition_by else ""
+        return f"Delta table at {self.path}, {self.mode}{key}{parts}"
+
+    def target(self) -> Target:
+        return Target(place_of(self.path), shared=self.mode == "append")
+
+    def check(self, records: RecordType) -> None:
+        for column in (*self.key, *self.partition_by):
+            if column not in records.names:
+                raise PipelineError(f"no field '{column}' in {records.describe()}{nearest(column, records.names)}")
+        for column in records.schema:
+            if pa.types.is_duration(column.type):
+                raise PipelineError(
+                    f"field '{column.name}' is a timedelta, which Delta cannot hold; map it to seconds or milliseconds"
+                )
+
+    def committer(self, schema: pa.Schema) -> DeltaCommitter:
+        return DeltaCommitter.of_table(
+            self.name, self.path, schema, self.mode, self.key, self.partition_by, self.storage_options
+        )
+
+    def takes_together(self) -> bool:
+        return self.mode == "upsert" or self.path.protocol in ("", "file")  # the others need a rename
+
+    def location(self, identity: WriteIdentity) -> str:
+        return str(self.path)
+
+    def stage(self, frame: DataFrame, attempts: Sequence[WriteAttempt], ship: Ship) -> list[list[DeltaFile]]:
+        if self.mode == "upsert":
+            staged = self.path / upsert_folder(attempts[0])
+            self._last_per_key(frame).write.mode("overwrite").parquet(for_spark(staged))
+            return [staged_files(self.path, staged), *([] for _ in attempts[1:])]
+        if len(attempts) > 1:
+            return self._stage_together(frame, attempts)
+        folder = self.path / data_folder(attempts[0])
+        writer = frame.write.mode("overwrite")
+        if self.partition_by:
+            writer = writer.partitionBy(*self.partition_by)
+        writer.parquet(for_spark(folder))
+        return [staged_files(self.path, folder)]
+
+    def _stage_together(self, frame: DataFrame, attempts: Sequence[WriteAttempt]) -> list[list[DeltaFile]]:
+        """Writes in one Spark job, which gives each attempt a folder that is then renamed."""
+        staged = self.path / f"_together-{attempts[0].id}"
+        files: list[list[DeltaFile]] = []
+        try:
+            frame.write.partitionBy(PARTITION_INDEX, *self.partition_by).mode("overwrite").parquet(for_spark(staged))
+            for index, attempt in enumerate(attempts):
+                own, folder = staged / f"{PARTITION_INDEX}={index}", self.path / data_folder(attempt)
+                if own.exists():
+                    own.rename(folder)
+                files.append(staged_files(self.path, folder))
+        finally:
+            remove_tree(staged)
+        return files
+
+    def _last_per_key(self, frame: DataFrame) -> DataFrame:
+        """One row per key: of several partitions the last partition's, within one the last that was emitted."""
+        from pyspark.sql import functions as F
+
+        columns = [c for c in frame.columns if c not in (PARTITION_INDEX, EMITTED)]
+        order = [F.col(PARTITION_INDEX)] if PARTITION_INDEX in frame.columns else []
+        numbered = frame if EMITTED in frame.columns else frame.withColumn(EMITTED, F.monotonically_increasing_id())
+        last = numbered.groupBy(*self.key).agg(
+            F.max_by(F.struct(*columns), F.struct(*order, F.col(EMITTED))).alias("__row")
+        )
+        return last.select(*[f"__row.{c}" for c in columns])
+
+    def elsewhere(self, path: str) -> Self:
+        changed = copy.copy(self)
+        changed.path = storage_path(path, "Delta sink")
+        return changed
+
+    def exists(self) -> bool:
+        from deltalake import DeltaTable
+
+        return bool(DeltaTable.is_deltatable(self._uri(), storage_options=self.storage_options))
+
+    def dataset(self) -> ds.Dataset:
+        """The table, read through a file system of Arrow's own.
+
+        deltalake's calls back into Python from threads that outlive a scan, which now and then aborts a process that
+        ends soon after.
+        """
+        from pyarrow import fs
+
+        inner = (
+            fs.LocalFileSystem()
+            if self.path.protocol in ("", "file")
+            else fs.PyFileSystem(fs.FSSpecHandler(self.path.fs))
+        )
+        return self._open().to_pyarrow_dataset(filesystem=fs.SubTreeFileSystem(self.path.path, inner))
+
+    def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
+        """Reads row by row.
+
+        A scan that is given up leaves threads behind, which may hang a process that ends soon after.
+        """
+        import pyarrow.parquet as pq
+
+        table = self._open()
+        schema = pa.schema(table.schema().to_arrow())
+        found = schema.empty_table()
+        for row in active_files(table):
+            if found.num_rows >= rows:
+                break
+            with (self.path / unquote(row["path"])).open("rb") as file:
+                batch = next(
+                    pq.ParquetFile(file, pre_buffer=False).iter_batches(batch_size=rows, use_threads=False), None
+                )
+            if batch is not None:
+                values = partition_values(row)
+                columns = [
+                    (
+                        batch.column(f.name)
+                        if f.name in batch.schema.names
+                        else pa.array([values.get(f.name)] * batch.num_rows, pa.string())
+                    )
+                    for f in schema
+                ]
+                found = pa.concat_tables(
+                    [found, pa.table([c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)]
+                )
+        return found.slice(0, rows)
+
+    def _uri(self) -> str:
+        return str(self.path)
+
+    def _open(self) -> DeltaTable:
+        """The table as it is now."""
+        from deltalake import DeltaTable
+
+        return DeltaTable(self._uri(), storage_options=self.storage_options)

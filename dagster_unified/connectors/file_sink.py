@@ -1,0 +1,224 @@
+"""The file sink: a directory of Parquet or CSV files, which a rename replaces or an epoch adds to."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, Self
+from uuid import uuid4
+
+import pyarrow as pa
+
+from dagster_unified.connectors.base import SparkSink
+from dagster_unified.connectors.commits import Commit, Committable, Committer, WriteAttempt, WriteIdentity
+from dagster_unified.connectors.paths import for_spark, place_of, put, remove_tree, size_of, storage_path
+from dagster_unified.connectors.writers import Ship
+from dagster_unified.errors import PipelineError
+from dagster_unified.graph.connectors import Capabilities, Target
+from dagster_unified.graph.slices import WHOLE
+from dagster_unified.operators.layout import PARTITION_INDEX
+from dagster_unified.records import RecordType
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
+    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+    from upath import UPath
+
+
+class StagedFolder(Committable, frozen=True, kw_only=True):
+    """A folder of files. The identity and the id of its attempt say where it is."""
+
+
+class FileSink(SparkSink[object, StagedFolder]):
+    """A directory of Parquet or CSV files, replaced as a whole: readers see the old files or the new ones.
+
+    In BATCH a run replaces the directory, and a run for a partition the folder `partition=<key>` in it. In STREAMING
+    each epoch adds files with its number in their names; a new deployment begins with an empty directory. Exactly-once
+    in both modes: a run or an epoch that is repeated writes the same files again.
+
+    Spark's workers write to a folder next to the directory, and a rename puts it in place; an object store has no
+    rename: use `DeltaSink` there. Raises `PipelineError` for another `format`, and for nested fields in CSV.
+
+    Examples:
+        >>> sink = sales.sink_to(FileSink("tables/sales", name="files"))
+        >>> [sale.amount for sale in run_pipeline(pipeline, "BATCH").sinks["files"]]
+        [3, 4, 5]
+    """
+
+    capabilities = Capabilities(transactional=True, replaces_partition=True, undoes=True)
+    committable = StagedFolder
+
+    def __init__(self, path: str, name: str | None = None, format: Literal["parquet", "csv"] = "parquet") -> None:  # noqa: A002
+        self.path = storage_path(path, "file sink")
+        self.name = name or self.path.name or "files"
+        if format not in ("parquet", "csv"):
+            raise PipelineError(f"sink '{self.name}': format is 'parquet' or 'csv', not {format!r}")
+        self.format = self.kind = format
+
+    def describe(self) -> str:
+        return f"{self.format} files at {self.path}"
+
+    def target(self) -> Target:
+        return Target(place_of(self.path))
+
+    def check(self, records: RecordType) -> None:
+        nested = [f.name for f in records.schema if pa.types.is_nested(f.type)]
+        if self.format == "csv" and nested:
+            raise PipelineError(
+                f"field '{nested[0]}' is nested, which CSV cannot hold; write Parquet, or map it to a text"
+            )
+
+    def committer(self, schema: pa.Schema) -> _FileCommitter:
+        return _FileCommitter(self.path, self.format)
+
+    def takes_together(self) -> bool:
+        return True
+
+    def location(self, identity: WriteIdentity) -> str:
+        return str(_target(self.path, identity))
+
+    def stage(self, frame: DataFrame, attempts: Sequence[WriteAttempt], ship: Ship) -> list[list[StagedFolder]]:
+        if len(attempts) == 1:
+            self._writer(frame.write).save(for_spark(_staged(self.path, attempts[0])))
+        else:
+            self._stage_together(frame, attempts)
+        return [[StagedFolder(bytes=size_of(_staged(self.path, attempt)))] for attempt in attempts]
+
+    def _stage_together(self, frame: DataFrame, attempts: Sequence[WriteAttempt]) -> None:
+        """Writes in one Spark job, which gives each attempt a folder that is then renamed."""
+        together = self.path / f".{attempts[0].id}"
+        try:
+            self._writer(frame.write.partitionBy(PARTITION_INDEX)).save(for_spark(together))
+            for index, attempt in enumerate(attempts):
+                own, staged = together / f"{PARTITION_INDEX}={index}", _staged(self.path, attempt)
+                if own.exists():
+                    (own / "_SUCCESS").touch()  # as Spark leaves it of a single one
+                    own.rename(staged)
+                else:
+                    self._writer(frame.drop(PARTITION_INDEX).limit(0).write).save(for_spark(staged))
+        finally:
+            remove_tree(together)
+
+    def _writer(self, writer: DataFrameWriter) -> DataFrameWriter:
+        return (
+            writer.mode("overwrite").format(self.format).options(**({"header": True} if self.format == "csv" else {}))
+        )
+
+    def elsewhere(self, path: str) -> Self:
+        changed = copy.copy(self)
+        changed.path = storage_path(path, "file sink")
+        return changed
+
+    def exists(self) -> bool:
+        return bool(self.path.exists())
+
+    def dataset(self) -> ds.Dataset:
+        import pyarrow.dataset as ds
+
+        files = [
+            f
+            for f in self.path.rglob(f"*.{self.format}")
+            if not any(p.startswith(("_", ".")) for p in f.relative_to(self.path).parts)
+        ]
+        return ds.dataset([f.path for f in files], format=self.format, filesystem=self.path.fs)
+
+    def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
+        reader = spark.read.option("header", True) if self.format == "csv" else spark.read
+        return reader.format(self.format).load(for_spark(self.path)).limit(rows).toArrow()
+
+
+class _FileCommitter(Committer[StagedFolder]):
+    """Puts staged folders in place by renames.
+
+    It remembers the deployment and its timeline in a file of the directory. Which epochs it has it need not: an epoch
+    that comes again replaces its files.
+    """
+
+    def __init__(self, path: UPath, file_format: str) -> None:
+        self._path, self._format = path, file_format
+        self._mark = path / "_deployment"
+
+    def last_version(self, name: str) -> int | None:
+        deployment, timeline = self._deployment()
+        return timeline if deployment and name.endswith(f"/{deployment}/streaming/timelines") else None
+
+    def commit(self, commits: Sequence[Commit[StagedFolder]]) -> None:
+        for commit in commits:
+            if commit.identity.epoch is None:
+                self._replace(commit.attempt)
+            else:
+                self._add_epoch(commit.attempt, commit.identity.epoch)
+
+    def clean_up(self, attempts: Sequence[WriteAttempt], committed: bool) -> None:
+        for attempt in attempts:
+            remove_tree(_staged(self._path, attempt))
+
+    def _replace(self, attempt: WriteAttempt) -> None:
+        """Puts a folder in the place of what was written before."""
+        target = _target(self._path, attempt.identity)
+        _swap(_staged(self._path, attempt), target)
+        if target != self._path:  # what a run without partitions had written
+            for whole in self._path.glob(f"*.{self._format}"):
+                whole.unlink()
+
+    def _add_epoch(self, attempt: WriteAttempt, epoch: int) -> None:
+        """Adds an epoch's files under names of its own, so that a replayed epoch replaces them.
+
+        A new deployment begins with an empty directory; one that has gone back to a savepoint takes back the epochs
+        that it had since.
+        """
+        identity = attempt.identity
+        mine = f"{identity.execution} timeline {identity.timeline}"
+        deployment, timeline = self._deployment()
+        if deployment != identity.execution:
+            fresh = self._path.parent / f".{self._path.name}.{uuid4().hex}"
+            fresh.mkdir(parents=True)
+            (fresh / self._mark.name).write_text(mine)
+            _swap(fresh, self._path)
+        elif timeline != identity.timeline:
+            for undone in (f for f in self._path.glob("epoch-*") if f.name >= f"epoch-{epoch:010d}-"):
+                undone.unlink()
+            put(self._mark, mine.encode())
+        prefix = f"epoch-{epoch:010d}-"
+        for old in self._path.glob(f"{prefix}*"):
+            old.unlink()
+        staged = sorted(_staged(self._path, attempt).glob(f"*.{self._format}"))
+        filled = [file for file in staged if epoch == 0 or self._has_rows(file)]
+        for number, file in enumerate(filled):
+            file.rename(self._path / f"{prefix}{number:04d}.{self._format}")
+
+    def _deployment(self) -> tuple[str, int]:
+        """The deployment that has written last, and its timeline; an empty name where none has."""
+        text = self._mark.read_text() if self._mark.exists() else ""
+        deployment, known, timeline = text.rpartition(" timeline ")
+        return (deployment, int(timeline)) if known else ("", 0)
+
+    def _has_rows(self, file: UPath) -> bool:
+        """Whether a file holds more than its schema or header."""
+        with file.open("rb") as opened:
+            if self._format == "csv":
+                return len(opened.read(1 << 20).splitlines()) > 1
+            import pyarrow.parquet as pq
+
+            return int(pq.read_metadata(opened).num_rows) > 0
+
+
+def _target(path: UPath, identity: WriteIdentity) -> UPath:
+    """What a write replaces: the directory, or a partition's folder in it."""
+    return (
+        path if identity.epoch is not None or identity.partition == WHOLE else path / f"partition={identity.partition}"
+    )
+
+
+def _staged(path: UPath, attempt: WriteAttempt) -> UPath:
+    """Where an attempt stages its files: next to what it replaces, so that a rename is enough."""
+    target = _target(path, attempt.identity)
+    return target.parent / f".{target.name}.{attempt.id}"
+
+
+def _swap(staged: UPath, target: UPath) -> None:
+    old = target.parent / f".{target.name}.old.{uuid4().hex}"
+    if target.exists():
+        target.rename(old)
+    staged.rename(target)
+    remove_tree(old)

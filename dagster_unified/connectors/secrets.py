@@ -1,0 +1,61 @@
+"""Values that are looked up when a client connects, such as passwords; they never appear in text.
+
+A value is a string, or an object with `get_value()`, such as Dagster's `EnvVar`. Knows no system and no Dagster.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, runtime_checkable
+
+from dagster_unified.errors import ConfigurationError
+
+
+@runtime_checkable
+class HasValue(Protocol):
+    """Something that finds a value when it is asked."""
+
+    def get_value(self) -> str | None:
+        """The value, or None where there is none."""
+
+
+Value: TypeAlias = str | HasValue
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The value of an environment variable, looked up where it is needed: on the driver, and in the workers."""
+
+    name: str
+
+    def get_value(self) -> str | None:
+        return os.environ.get(self.name)
+
+    def __repr__(self) -> str:
+        return f"${self.name}"
+
+
+def deferred(value: Value) -> Value:
+    """The value in a form that reaches workers: Dagster's `EnvVar` as an `Environment`, anything else as it is."""
+    name = getattr(value, "env_var_name", None)
+    return Environment(name) if isinstance(name, str) else value
+
+
+def resolved(value: Value, what: str) -> str:
+    """The value itself; raises `ConfigurationError` where there is none."""
+    if isinstance(value, str) and not hasattr(value, "get_value"):
+        return value
+    assert isinstance(value, HasValue)
+    found = value.get_value()
+    if found is None:
+        where = f"environment variable {value.name}" if isinstance(value, Environment) else "it"
+        raise ConfigurationError(f"{what}: {where} has no value; set it where the job and its workers run")
+    return found
+
+
+def shown(value: Value) -> str:
+    """The value for people, if it was written down; else where it comes from."""
+    if isinstance(value, str):
+        return value
+    return repr(value) if isinstance(value, Environment) else "(looked up)"

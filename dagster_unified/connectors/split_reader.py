@@ -1,0 +1,238 @@
+"""What Spark runs of a `SplitSource`: a Python data source that carries the source along.
+
+In BATCH the splits are planned where the DataFrame is made, so that what is wrong with the source is an error there.
+In STREAMING Spark asks a Python process beside the driver, and its offsets are the source's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StringType, StructField, StructType
+
+from dagster_unified.by_value import by_value_bytes
+from dagster_unified.connectors.base import MALFORMED, PART, spark_schema
+from dagster_unified.connectors.splits import Malformed, Offsets, Range, SplitSource
+from dagster_unified.errors import MalformedInputError, StageError, UnifiedError
+from dagster_unified.graph.fingerprint import digest
+from dagster_unified.records import shorten
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_MALFORMED_ROWS = 10_000
+"""Malformed rows at most in one batch."""
+
+_PAUSE = 0.02
+"""Seconds at least between two questions for what there is: Spark asks a hundred times a second while nothing comes."""
+
+_SALT = token_hex()
+"""Keeps what a source holds, such as a password, from being guessed by the names in Spark's plans."""
+
+_registering = threading.Lock()
+_registered: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+
+
+def batch(spark: SparkSession, source: SplitSource[Any], start: Offsets, end: Offsets) -> DataFrame:
+    """What lies between two positions, in the source's columns."""
+    splits = tuple(source.splits(start, end))
+    return spark.read.format(_register(spark, source, splits=splits)).load()
+
+
+def stream(spark: SparkSession, source: SplitSource[Any], range_: Range) -> DataFrame:
+    """The source as a stream, in the same columns."""
+    return spark.readStream.format(_register(spark, source, range_=range_)).load()
+
+
+def _register(
+    spark: SparkSession, source: SplitSource[Any], splits: Sequence[Any] = (), range_: Range | None = None
+) -> str:
+    """Make one read of a source known to Spark; returns its name.
+
+    Each read has a name of its own: a plan of Connect looks names up when it runs. The source travels in the class, and
+    not in options, which Spark shows.
+    """
+    payload = by_value_bytes((source, splits, range_))
+    name = f"{source.kind}_{digest(_SALT, payload)[:16]}"
+    with _registering:
+        known = _registered.setdefault(spark, set())
+        if name not in known:
+            members = {"payload": payload, "title": name, "__module__": __name__}
+            spark.dataSource.register(type(name, (_SplitData,), members))
+            known.add(name)
+    return name
+
+
+class _SplitData(DataSource):
+    """The data source of one read."""
+
+    payload: bytes
+    title: str
+
+    @classmethod
+    def name(cls) -> str:
+        return cls.title
+
+    def _read(self) -> tuple[SplitSource[Any], Sequence[Any], Range | None]:
+        from pyspark import cloudpickle
+
+        found: tuple[SplitSource[Any], Sequence[Any], Range | None] = cloudpickle.loads(self.payload)
+        return found
+
+    def schema(self) -> StructType:
+        source, _, range_ = self._read()
+        return _schema(source, streaming=range_ is not None)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        source, splits, _ = self._read()
+        return _BatchReader(source, splits)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        source, _, range_ = self._read()
+        assert range_ is not None
+        return _StreamReader(source, range_)
+
+
+class _Split(InputPartition):
+    def __init__(self, split: Any) -> None:
+        self.split = split
+
+
+class _BatchReader(DataSourceReader):
+    def __init__(self, source: SplitSource[Any], splits: Sequence[Any]) -> None:
+        self._source, self._splits = source, splits
+
+    def partitions(self) -> list[InputPartition]:
+        return [_Split(split) for split in self._splits]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _rows(self._source, partition, streaming=False)
+
+
+class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, source: SplitSource[Any], range_: Range) -> None:
+        self._source, self._range = source, range_
+        self._until = range_.end
+        self._seen: dict[str, int] | None = None
+        self._asked = 0.0
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
+        return _sorted(self._range.start)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        most = self._source.max_records_per_trigger
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        # Twice: a part that the query has not seen enters with its oldest offset.
+        self._until = self._capped(self._source.available(self._source.available(self._range.start)))
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802 - Spark's name
+        time.sleep(max(0.0, self._asked + _PAUSE - time.monotonic()))
+        self._seen = self._capped(self._source.available(start))
+        self._asked = time.monotonic()
+        bounded = isinstance(limit, ReadMaxRows) or self._source.max_records_per_trigger is not None
+        return _sorted(self._source.limited(start, self._seen) if bounded else self._seen)
+
+    def reportLatestOffset(self) -> dict[str, int] | None:  # noqa: N802 - Spark's name
+        return None if self._seen is None else _sorted(self._seen)
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        begin = {part: start.get(part, last) for part, last in end.items()}
+        return [_Split(split) for split in self._source.splits(begin, end)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _rows(self._source, partition, streaming=True)
+
+    def commit(self, end: dict[str, int]) -> None:
+        """The offsets are in Spark's checkpoint, and nowhere else."""
+
+    def _capped(self, offsets: dict[str, int]) -> dict[str, int]:
+        """These offsets, or where the stream ends if that is before them."""
+        if self._until is None:
+            return offsets
+        return {part: min(offset, self._until[part]) for part, offset in offsets.items() if part in self._until}
+
+
+def _sorted(offsets: Offsets) -> dict[str, int]:
+    """In one order: Spark compares offsets as texts."""
+    return {part: offsets[part] for part in sorted(offsets)}
+
+
+def _schema(source: SplitSource[Any], streaming: bool) -> StructType:
+    """The columns of a source's rows: the records', what does not fit, and in STREAMING the part."""
+    found = spark_schema(source.records.schema)
+    if source.on_malformed != "fail":
+        texts = [StructField(name, StringType()) for name in ("file", "row", "reason")]
+        found = found.add(MALFORMED, StructType(texts))
+    return found.add(PART, StringType()) if streaming else found
+
+
+def _rows(source: SplitSource[Any], partition: InputPartition, streaming: bool) -> Iterator[pa.RecordBatch]:
+    """In a worker: the rows of one split."""
+    if not isinstance(partition, _Split):  # what Spark asks for where there are no splits
+        return
+    schema = to_arrow_schema(_schema(source, streaming), timezone="UTC")
+    part = source.part_of(partition.split)
+    malformed: list[Malformed] = []
+    try:
+        for found in source.read_split(partition.split):
+            if isinstance(found, pa.RecordBatch):
+                columns = dict(zip(found.schema.names, found.columns, strict=True))
+                yield _with_schema(columns, len(found), part, schema)
+                continue
+            if source.on_malformed == "fail":
+                raise _refused(source, found)
+            malformed.append(found)
+            if len(malformed) == _MALFORMED_ROWS:
+                yield _set_aside(malformed, part, schema)
+                malformed = []
+    except (UnifiedError, GeneratorExit):
+        raise
+    except Exception as error:
+        raise StageError(
+            f"source '{source.name}': {shorten(partition.split)} of {source.describe()} cannot be read:"
+            f" {type(error).__name__}: {error}"
+        ) from error
+    if malformed:
+        yield _set_aside(malformed, part, schema)
+
+
+def _with_schema(columns: dict[str, pa.Array], size: int, part: str | None, schema: pa.Schema) -> pa.RecordBatch:
+    """Some columns in those that Spark expects, which may all be null."""
+    arrays = []
+    for field in schema:
+        column = columns.get(field.name)
+        if field.name == PART:
+            column = pa.repeat(pa.scalar(part, pa.string()), size)
+        elif column is None:
+            column = pa.nulls(size, field.type)
+        arrays.append(column if column.type == field.type else column.cast(field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _set_aside(malformed: Sequence[Malformed], part: str | None, schema: pa.Schema) -> pa.RecordBatch:
+    """Rows that do not fit, without any fields."""
+    rows = [{"file": one.place, "row": one.content, "reason": one.reason} for one in malformed]
+    return _with_schema({MALFORMED: pa.array(rows, schema.field(MALFORMED).type)}, len(rows), part, schema)
+
+
+def _refused(source: SplitSource[Any], found: Malformed) -> MalformedInputError:
+    return MalformedInputError(
+        f"source '{source.name}': {found.place}: {found.reason}: {shorten(found.content)}; correct what writes it, or"
+        " read with on_malformed='drop' or 'divert'"
+    )

@@ -1,0 +1,315 @@
+"""Sources that are read in splits: what a connector to a log, a queue or a database implements, once for both modes.
+
+A source of this kind has *parts*, such as the partitions of a topic, and of each part an offset says how far it has
+been read. The library plans which offsets a run or a micro-batch reads; the source cuts them into splits, and reads
+each split as Arrow batches in one of Spark's workers.
+
+Knows positions, slices and record types; `split_reader.py` is the part that Spark runs.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import msgspec
+
+from dagster_unified.connectors.base import SparkSource
+from dagster_unified.connectors.paths import put
+from dagster_unified.connectors.positions import (
+    OffsetsRead,
+    PartitionsRead,
+    Position,
+    cannot_follow,
+    partitions_read,
+)
+from dagster_unified.errors import PipelineError, SourceError, StateError
+from dagster_unified.graph.fingerprint import digest
+from dagster_unified.operators.functions.type_variables import Out
+from dagster_unified.records import shorten
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from upath import UPath
+
+    from dagster_unified.graph.slices import Dimensions, TimeRange
+
+Offsets = Mapping[str, int]
+"""How far each part of a source has been read, by the part's name: the offset of the next record."""
+
+
+@dataclass(frozen=True)
+class Malformed:
+    """Something that a source holds and that does not fit its record type.
+
+    `place` says where it is, such as `sales[0]@17`; `content` is what stands there.
+    """
+
+    place: str
+    content: str
+    reason: str
+
+
+class Range(msgspec.Struct, frozen=True):
+    """What a query reads: from `start`, and until `end` if it ends."""
+
+    start: dict[str, int]
+    end: dict[str, int] | None = None
+
+
+class SplitSource(SparkSource[Out]):
+    """A source that plans splits between two positions, and reads a split as Arrow batches in a worker.
+
+    A connector sets `name`, `kind`, `records` and `boundedness`, and implements the abstract methods below. The
+    library makes of it a source for both modes:
+
+    In BATCH a run reads from `first` to `last`, which are asked for once, when the run begins. A run for a partition in
+    time reads from `at(start)` to `at(end)`, if the source `finds_times`; or, with `partitioned_by`, the records that a
+    field puts into the partition.
+
+    In STREAMING each micro-batch reads up to `newest`, at most about `max_records_per_trigger` records. The offsets are
+    in Spark's checkpoint. A part that appears while the job runs is read from its oldest record.
+
+    Savepoints hold the offsets, and `after` goes on from them in either mode.
+
+    All methods but `read_split` run on the driver, or in a Python process beside it. The object travels there and to
+    the workers by value, with its author's classes, so it holds no open connections.
+
+    There is an example in the guide on connectors.
+    """
+
+    on_malformed: Literal["fail", "drop", "divert"] = "fail"
+    max_records_per_trigger: int | None = None
+    finds_times: bool = False
+    """Whether `at` finds where the records of a moment begin, so that a partition's window bounds the source."""
+
+    _range: Range | None = None
+
+    @property
+    @abstractmethod
+    def origin(self) -> str:
+        """What is read, without what may change of it: a position with another origin is of another source."""
+
+    @abstractmethod
+    def newest(self) -> Offsets:
+        """Where each part that there is ends now."""
+
+    @abstractmethod
+    def oldest(self) -> Offsets:
+        """The oldest offset that can still be read of each part."""
+
+    def first(self) -> Offsets:
+        """Where reading begins, if nothing was read before: the oldest records, unless the author says otherwise."""
+        return self.oldest()
+
+    def last(self) -> Offsets | None:
+        """Where reading ends; None where the author gives no end.
+
+        BATCH then ends where each part ends now, and STREAMING does not end.
+        """
+        return None
+
+    def at(self, moment: datetime) -> Offsets:
+        """Where the records of a moment or later begin; the end of a part that has none."""
+        raise NotImplementedError(f"{type(self).__name__} says that it finds times, and has no `at`")
+
+    @abstractmethod
+    def splits(self, start: Offsets, end: Offsets) -> Sequence[Any]:
+        """Cut what lies between two positions into pieces that workers read, each in one task.
+
+        Both positions have the same parts. A split is anything that can be pickled.
+        """
+
+    @abstractmethod
+    def read_split(self, split: Any) -> Iterator[pa.RecordBatch | Malformed]:
+        """Read one split, in a worker: batches in the columns of `records`, and what does not fit them."""
+
+    def part_of(self, split: Any) -> str | None:
+        """The part that a split is of, if it is of one: STREAMING then keeps a watermark for each part."""
+        return None
+
+    # What the library makes of it
+
+    def keeps_malformed(self) -> bool:
+        return self.on_malformed == "divert"
+
+    def snapshot(self) -> str:
+        return digest(self.kind, self.origin)
+
+    def identifies_input(self) -> bool:
+        return False
+
+    def can_be_bounded(self) -> bool:
+        return super().can_be_bounded() or self.finds_times
+
+    def reads_all(self) -> bool:
+        return not self.finds_times or bool(self.partition_columns)
+
+    def check_dimensions(self, known: Dimensions) -> None:
+        super().check_dimensions(known)
+        missing = [name for name in known.names if name not in self.partition_columns]
+        in_time = [name for name in missing if name in known.in_time]
+        if self.finds_times and len(in_time) == 1:
+            missing.remove(in_time[0])
+        if missing:
+            dimension = f"dimension '{missing[0]}'" if missing[0] else "the partitions, which are not in time"
+            raise PipelineError(
+                f"source '{self.name}': it does not say which records belong to {dimension}; name the field that says"
+                f" it, with .partitioned_by({missing[0] or 'field'}=...)"
+            )
+
+    def settled(self) -> Self:
+        changed = copy.copy(self)
+        changed._range = self._batch_range()
+        return changed
+
+    def after(self, position: Position) -> Self:
+        changed = super().after(position)
+        changed._range = None
+        return changed
+
+    def bounded_to(self, slice_: Any) -> Self:
+        changed = super().bounded_to(slice_)
+        changed._range = None
+        return changed
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        from dagster_unified.connectors.split_reader import batch
+
+        range_ = self._range or self._batch_range()
+        assert range_.end is not None
+        return self.unread(batch(spark, self, range_.start, range_.end))
+
+    def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
+        """The same as a stream. Where it begins, and ends, is decided once and kept in `folder`."""
+        from dagster_unified.connectors.split_reader import stream
+
+        return self.unread(stream(spark, self, self._stream_range(folder)))
+
+    def batch_position(self, spark: SparkSession) -> Position:
+        if self.slice is not None:
+            known = partitions_read(self.slice, self.name)
+            if self._window() is None:
+                return known
+        range_ = self._range or self._batch_range()
+        assert range_.end is not None
+        return OffsetsRead(self.origin, range_.end, self._filtered_before())
+
+    def stream_position(self, checkpoint_sources: UPath | None, offset: str | None) -> Position:
+        if offset is None:
+            return self.behind
+        try:
+            offsets = msgspec.json.decode(offset, type=dict[str, int])
+        except msgspec.DecodeError:
+            raise StateError(
+                f"source '{self.name}': {shorten(offset)} in Spark's checkpoint is not a position of {self.describe()};"
+                " restore the checkpoint, or start without state"
+            ) from None
+        return OffsetsRead(self.origin, offsets, self._filtered_before())
+
+    def backlog(self, offset: str, latest: str) -> int | None:
+        try:
+            read, there = (msgspec.json.decode(text, type=dict[str, int]) for text in (offset, latest))
+        except msgspec.DecodeError:
+            return None
+        return sum(max(0, last - read.get(part, last)) for part, last in there.items())
+
+    def check_behind(self) -> None:
+        if isinstance(self.behind, OffsetsRead):
+            if self.behind.origin != self.origin:
+                raise cannot_follow(self.name, self.behind, f"it reads {self.origin}")
+        elif not isinstance(self.behind, PartitionsRead) or self.partition_columns or not self.finds_times:
+            super().check_behind()
+
+    def limited(self, start: Offsets, end: Offsets) -> Offsets:
+        """Where a micro-batch ends that may not read everything up to `end`."""
+        return end if self.max_records_per_trigger is None else shared(start, end, self.max_records_per_trigger)
+
+    def available(self, since: Offsets) -> dict[str, int]:
+        """What there is now after a position, for a stream.
+
+        A part that the position does not have enters with its oldest offset, and is read from the next time on: so a
+        micro-batch that is run again reads the same.
+        """
+        newest = self._unlost(since, self.newest())
+        oldest = self.oldest() if any(part not in since for part in newest) else {}
+        return {**since, **{part: end if part in since else oldest.get(part, end) for part, end in newest.items()}}
+
+    def _window(self) -> TimeRange | None:
+        """The range of time that bounds it to a partition; None where a field says what belongs to the partition."""
+        if self.slice is None or not self.finds_times:
+            return None
+        in_time = [name for name in self.slice.shape.in_time if name not in self.partition_columns]
+        return self.slice.time() if in_time else None
+
+    def _filtered_before(self) -> PartitionsRead | None:
+        """The partitions whose records are left out by a field, not by where reading begins."""
+        return self.partitions_behind() if self.partition_columns else None
+
+    def _begin(self) -> Offsets:
+        """Where reading begins after what was read before."""
+        if isinstance(self.behind, OffsetsRead):
+            return self.behind.offsets
+        if isinstance(self.behind, PartitionsRead) and not self.partition_columns:
+            return self.at(self.behind.until)
+        return self.first()
+
+    def _batch_range(self) -> Range:
+        window = self._window()
+        if window is None:
+            start, last = self._begin(), self.last()
+            newest = self._unlost(start, self.newest())
+            end = newest if last is None else last
+        else:
+            start, end = self.at(window.start), self.at(window.end)
+        oldest = self.oldest() if any(part not in start for part in end) else {}
+        begin = {part: start.get(part, oldest.get(part, last)) for part, last in end.items()}
+        begin = {**start, **begin}
+        return Range(begin, {part: max(end.get(part, first), first) for part, first in begin.items()})
+
+    def _stream_range(self, folder: UPath) -> Range:
+        kept = folder / f"range-{digest(self.behind)[:16]}.json"
+        if kept.exists():
+            return msgspec.json.decode(kept.read_bytes(), type=Range)
+        start, last = dict(self._begin()), self.last()
+        # it does not end before it begins, and keeps the offsets of parts that are not read any more
+        ends = {**start, **{part: max(end, start.get(part, end)) for part, end in (last or {}).items()}}
+        range_ = Range(start, None if last is None else ends)
+        folder.mkdir(parents=True, exist_ok=True)
+        put(kept, msgspec.json.encode(range_))
+        return range_
+
+    def _unlost(self, read: Offsets, end: Offsets) -> Offsets:
+        """Where the parts end now; raises `SourceError` where one ends before what was read of it."""
+        for part, offset in read.items():
+            if offset > end.get(part, offset):
+                raise SourceError(
+                    f"source '{self.name}': {part} ends at offset {end[part]}, and has been read up to {offset}: it was"
+                    " deleted and made again, or lost records; start without state to read it from its beginning"
+                )
+        return end
+
+
+def forget_ranges(sources: UPath) -> None:
+    """Let the sources of a job decide again where they begin and end; `sources` has a folder for each."""
+    for kept in sources.glob("*/range-*.json"):
+        kept.unlink()
+
+
+def shared(start: Offsets, end: Offsets, most: int) -> dict[str, int]:
+    """The position that is at most so many records behind `start`: each part gives in proportion to what it has."""
+    waiting = {part: max(0, last - start.get(part, last)) for part, last in end.items()}
+    total = sum(waiting.values())
+    if total <= most:
+        return dict(end)
+    given = {part: count * most // total for part, count in waiting.items()}
+    rest = most - sum(given.values())
+    for part in sorted(waiting, key=lambda part: (given[part] - waiting[part], part))[:rest]:
+        given[part] += 1
+    return {part: start.get(part, last) + given.get(part, 0) for part, last in end.items()}

@@ -1,0 +1,234 @@
+"""Commits what is written to sinks, once: identity, fencing, conflicts and lost answers, for all sinks in one place.
+
+A write is repeated whenever nobody can tell whether it has succeeded: a retried stage, a replayed epoch, a second job
+that believes it is the only one. So each has an identity, which its target remembers together with the rows, and what
+a target remembers decides. The steps are FLIP-143's: writers stage, the committer commits, and then what is left over
+is removed.
+
+Knows the sink protocol (`connectors/commits.py`); not who writes, nor any target.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic
+from uuid import uuid4
+
+from dagster_unified.connectors.base import SparkSink
+from dagster_unified.connectors.commits import (
+    C,
+    Commit,
+    CommitConflictError,
+    Committer,
+    CommitUncertainError,
+    WriteAttempt,
+    WriteIdentity,
+)
+from dagster_unified.connectors.writers import Ship
+from dagster_unified.errors import LeaseLostError
+from dagster_unified.graph.fingerprint import digest
+from dagster_unified.operators.layout import EMITTED, PARTITION_INDEX
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_ATTEMPTS = 20
+"""Commits that are tried before a conflict, or an answer that stays lost, is an error."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 2.0
+"""Seconds between them; each pause is twice the one before."""
+
+
+def _may_write() -> None:
+    """Nobody else writes."""
+
+
+def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
+@dataclass(frozen=True)
+class WriteContext:
+    """One write: who writes, and what the engine gives along."""
+
+    identity: WriteIdentity
+    stage: str
+    """The stage that writes, for messages."""
+
+    before_commit: Callable[[], None] = _may_write
+    """Raises where this job may not write any more."""
+
+    ship: Ship = _as_it_is
+    """Makes a function one that reaches Spark's workers with its author's code, the same for every epoch."""
+
+    staging: str | None = None
+    """A folder for what writers stage, which the driver and all workers reach."""
+
+
+@dataclass
+class WriteResult:
+    """What was written to a sink: where, how many rows and bytes.
+
+    `repeated` says that this identity had committed before, and that nothing was written now.
+    """
+
+    location: str
+    bytes: int = 0
+    repeated: bool = False
+    rows: int = 0
+
+
+class SinkCommits(Generic[C]):
+    """The commits of one sink, by one job. Keeps the sink's committer from epoch to epoch until it is closed."""
+
+    def __init__(self, sink: SparkSink[Any, C]) -> None:
+        self.sink = sink
+        self._committer: Committer[C] | None = None
+
+    def write(self, frame: DataFrame, contexts: Sequence[WriteContext]) -> list[WriteResult]:
+        """Write rows under these identities, unless the target has them; several at once where the sink can.
+
+        With several the column `PARTITION_INDEX` has the index of a row's identity.
+        """
+        sink, committer = self.sink, self._open(frame)
+        attempts = [_attempt(context) for context in contexts]
+        due = [index for index, attempt in enumerate(attempts) if _is_due(committer, attempt.identity)]
+        committed: dict[int, Commit[C]] = {}
+        if due:
+            committed = self._write(frame, contexts, attempts, due)
+        return [
+            WriteResult(
+                sink.location(attempt.identity),
+                sum(c.bytes for c in committed[index].committables) if index in committed else 0,
+                repeated=index not in committed,
+            )
+            for index, attempt in enumerate(attempts)
+        ]
+
+    def close(self) -> None:
+        """Close the committer. The next write opens another."""
+        if self._committer is not None:
+            committer, self._committer = self._committer, None
+            committer.close()
+
+    def _open(self, frame: DataFrame) -> Committer[C]:
+        if self._committer is None:
+            from pyspark.sql.pandas.types import to_arrow_schema
+
+            rows = frame.drop(PARTITION_INDEX, EMITTED)
+            schema = to_arrow_schema(rows.schema, timezone="UTC", prefers_large_types=False)
+            self._committer = self.sink.committer(schema)
+        return self._committer
+
+    def _write(
+        self,
+        frame: DataFrame,
+        contexts: Sequence[WriteContext],
+        attempts: Sequence[WriteAttempt],
+        due: Sequence[int],
+    ) -> dict[int, Commit[C]]:
+        """Stage and commit the attempts that are due; returns the commits that were made, by the attempt's index."""
+        sink, committer = self.sink, self._open(frame)
+        started = [attempts[index] for index in due]
+        rows = frame if len(contexts) == len(due) else _only(frame, due)
+        try:
+            if sink.commits_in_writers:
+                _check(contexts, due)
+            committer.begin(started)
+            staged = sink.stage(rows, started, contexts[0].ship)
+            _check(contexts, due)
+            commits = {
+                index: Commit(attempt, committables, _goes_back(committer, attempt.identity))
+                for index, attempt, committables in zip(due, started, staged, strict=True)
+            }
+        except BaseException:
+            with suppress(Exception):  # the error that ended the write is the one to show
+                committer.clean_up(started, committed=False)
+            raise
+        # an error in here may hide a commit that was made: what is staged stays, unless it is known that none was
+        committed = _commit(
+            committer,
+            commits,
+            check=lambda: _check(contexts, due),
+            give_up=lambda: committer.clean_up(started, committed=False),
+        )
+        for was_committed in (True, False):
+            own = [attempts[index] for index in due if (index in committed) == was_committed]
+            if own:
+                committer.clean_up(own, was_committed)
+        return committed
+
+
+def _attempt(context: WriteContext) -> WriteAttempt:
+    made = uuid4().hex
+    staging = None if context.staging is None else f"{context.staging}/{digest(context.identity.origin)}/{made}"
+    return WriteAttempt(context.identity, made, context.stage, staging)
+
+
+def _check(contexts: Sequence[WriteContext], due: Sequence[int]) -> None:
+    for index in due:
+        contexts[index].before_commit()
+
+
+def _only(frame: DataFrame, indices: Sequence[int]) -> DataFrame:
+    """The rows of some attempts, which are numbered anew."""
+    from pyspark.sql import functions as F
+
+    rows = frame.where(F.col(PARTITION_INDEX).isin(*indices))
+    if len(indices) == 1:
+        return rows.drop(PARTITION_INDEX)  # the rows of a single attempt have no index
+    number = F.array_position(F.lit(list(indices)), F.col(PARTITION_INDEX)) - 1
+    return rows.withColumn(PARTITION_INDEX, number.cast("int"))
+
+
+def _is_due(committer: Committer[Any], identity: WriteIdentity) -> bool:
+    """Whether the target has not got this write. Raises `LeaseLostError` where it is on a later timeline."""
+    if identity.deployment is not None:
+        timeline = committer.last_version(identity.deployment)
+        if timeline is not None and timeline > identity.timeline:
+            raise LeaseLostError(
+                f"{identity.pipeline}: sink '{identity.sink}' has been written by a job that went back to a savepoint"
+                f" after this one began (timeline {timeline}, this job is on {identity.timeline}); this job may not"
+                " write any more"
+            )
+    done = committer.last_version(identity.writer)
+    return done is None or done < identity.version
+
+
+def _goes_back(committer: Committer[Any], identity: WriteIdentity) -> bool:
+    return identity.timeline > 0 and committer.last_version(identity.writer) is None
+
+
+def _commit(
+    committer: Committer[C], commits: dict[int, Commit[C]], check: Callable[[], None], give_up: Callable[[], None]
+) -> dict[int, Commit[C]]:
+    """Commit; returns those that another process had not committed meanwhile.
+
+    After a conflict, and where it is not known whether a commit was made, the target is asked and the rest is tried
+    again, if this job still may write: a conflict may be the first that it hears of its successor. Calls `give_up`
+    where it ends without having committed anything.
+    """
+    pause, uncertain = _FIRST_PAUSE, False
+    try:
+        for _ in range(_ATTEMPTS):
+            due = {index: commit for index, commit in commits.items() if _is_due(committer, commit.identity)}
+            if not due:
+                return commits if uncertain else {}
+            try:
+                committer.commit(list(due.values()))
+                return due
+            except (CommitConflictError, CommitUncertainError) as error:
+                last = error
+                uncertain = uncertain or isinstance(error, CommitUncertainError)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            check()
+        raise last
+    except (CommitConflictError, LeaseLostError):
+        if not uncertain:
+            with suppress(Exception):
+                give_up()
+        raise

@@ -1,0 +1,83 @@
+"""Every sink of the library that commits, under kills, zombies and retried tasks, on a Spark Connect server."""
+
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from dagster_unified.api import DeltaSink, FileSink
+from dagster_unified.testing.connectors import SinkTarget, check_epochs, check_partitions, spark_connect_server
+from tests.depth import NIGHTLY, SEED
+from tests.ports import free_port
+
+KILLS = 120 if NIGHTLY else 6
+
+
+class Delta(SinkTarget):
+    def __init__(self, folder, **options):
+        self.folder, self.options = str(folder), options
+
+    def sink(self):
+        return DeltaSink(f"{self.folder}/table", **self.options)
+
+    def rows(self):
+        table = DeltaTable(f"{self.folder}/table").to_pyarrow_table()
+        return list(zip(*(table[name].to_pylist() for name in ("key", "version", "text")), strict=True))
+
+
+class Files(SinkTarget):
+    def __init__(self, folder):
+        self.folder = str(folder)
+
+    def sink(self):
+        return FileSink(f"{self.folder}/files")
+
+    def rows(self):
+        table = self.sink().dataset().to_table(["key", "version", "text"])
+        return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+SINKS = {
+    "delta append": lambda folder: Delta(folder, mode="append"),
+    "delta overwrite": Delta,
+    "delta upsert": lambda folder: Delta(folder, mode="upsert", key="key"),
+    "files": Files,
+}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with spark_connect_server(free_port()) as address:
+        yield address
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("check", [check_epochs, check_partitions])
+@pytest.mark.parametrize("sink", SINKS)
+def test_a_sink_loses_nothing_and_writes_nothing_twice_whoever_is_killed(server, tmp_path, sink, check):
+    faults = check(SINKS[sink](tmp_path), server, SEED, KILLS)
+    assert faults.kills >= KILLS
+    left = [path.name for path in Path(tmp_path).rglob("_data-*")]
+    assert len(left) <= faults.kills + faults.zombies
+
+
+class Forgetful(Delta):
+    """A target that does not remember who wrote."""
+
+    def sink(self):
+        sink = super().sink()
+        committer = sink.committer
+
+        def forgetting(schema):
+            made = committer(schema)
+            made.last_version = lambda name: None
+            return made
+
+        sink.committer = forgetting
+        return sink
+
+
+@pytest.mark.spark
+def test_the_kit_finds_a_sink_that_writes_twice(server, tmp_path):
+    with pytest.raises(AssertionError, match="should not be there"):
+        check_epochs(Forgetful(tmp_path, mode="append"), server, SEED, 6)

@@ -1,0 +1,78 @@
+"""What is shipped by value arrives whole in a process that cannot import its module."""
+
+import subprocess
+import sys
+
+MODULE = """
+from typing import Annotated, ClassVar
+import msgspec
+from dagster_unified.connectors.commits import Committable
+
+class Point(msgspec.Struct, frozen=True, order=True, tag="p"):
+    x: int
+    y: float = 1.5
+    tags: list[str] = msgspec.field(default_factory=list)
+    other: Annotated[int, msgspec.Meta(ge=0)] = msgspec.field(default=3, name="o")
+    unit: ClassVar[str] = "m"
+
+    def __post_init__(self):
+        if self.x < 0:
+            raise ValueError("behind the origin")
+
+    def twin(self) -> "Point":
+        return Point(self.x + 1)
+
+    @property
+    def twice(self) -> int:
+        return 2 * self.x
+
+class Named(Point, frozen=True, kw_only=True):
+    name: str
+
+class Staged(Committable, frozen=True, kw_only=True):
+    file: str
+"""
+
+SENDER = """
+import sys, pathlib
+sys.path.insert(0, {folder!r})
+import shapes
+from dagster_unified.by_value import by_value_bytes
+use = lambda: (shapes.Point(1).twin(), shapes.Named(2, name="n"), shapes.Staged(file="f", rows=3))
+pathlib.Path({file!r}).write_bytes(by_value_bytes((use, shapes.Point, shapes.Named)))
+"""
+
+RECEIVER = """
+import pathlib, msgspec
+from pyspark import cloudpickle
+use, Point, Named = cloudpickle.loads(pathlib.Path({file!r}).read_bytes())
+twin, named, staged = use()
+assert (twin, type(twin)) == (Point(2), Point)
+assert (twin.twice, Point.unit, twin < Point(3)) == (4, "m", True)
+assert (named.name, named.y, isinstance(named, Point)) == ("n", 1.5, True)
+assert (staged.file, staged.rows, staged.bytes) == ("f", 3, 0)
+assert msgspec.json.encode(Point(1, tags=["a"])) == b'{{"type":"p","x":1,"y":1.5,"tags":["a"],"o":3}}'
+assert msgspec.msgpack.decode(msgspec.msgpack.encode(named), type=Named) == named
+for make in (lambda: Point(-1), lambda: msgspec.convert({{"x": -1, "type": "p"}}, Point), lambda: Named(-1, name="")):
+    try:
+        make()
+        raise SystemExit("nobody looked at it")
+    except ValueError:
+        pass
+try:
+    msgspec.json.decode(b'{{"type":"p","x":1,"o":-1}}', type=Point)
+except msgspec.ValidationError:
+    print("whole")
+"""
+
+
+def test_a_struct_keeps_its_fields_its_settings_and_its_methods(tmp_path):
+    (tmp_path / "author").mkdir()
+    (tmp_path / "author" / "shapes.py").write_text(MODULE)
+    names = {"folder": str(tmp_path / "author"), "file": str(tmp_path / "shipped")}
+    for program in (SENDER, RECEIVER):
+        done = subprocess.run(
+            [sys.executable, "-c", program.format(**names)], capture_output=True, text=True, check=False, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "whole"
