@@ -1,0 +1,145 @@
+"""Reads rows as Arrow batches of a record type: what is asked of the server for each field, and what becomes of it.
+
+The server casts a column to the type that its field has, so that a batch needs little work in a worker. Knows neither
+splits nor positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+
+from dagster_unified.connectors.postgres.names import quoted
+from dagster_unified.connectors.postgres.types import json_type
+from dagster_unified.connectors.splits import Malformed
+from dagster_unified.records import RecordType, shorten
+
+_READ_FROM: dict[str, tuple[str, ...]] = {
+    "bool": ("bool",),
+    "int8": ("int2", "int4", "int8"),
+    "float8": ("float4", "float8", "numeric", "int2", "int4", "int8"),
+    "text": ("text", "varchar", "bpchar", "citext", "name", "uuid", "json", "jsonb", "xml", "inet", "cidr", "enum"),
+    "bytea": ("bytea",),
+    "date": ("date",),
+    "interval": ("interval",),
+    "timestamp": ("timestamp",),
+    "timestamptz": ("timestamptz", "timestamp"),
+    "numeric": ("numeric", "int2", "int4", "int8"),
+}
+"""Types of columns from which fields are read, by the type that holds all of a field's values."""
+
+_TYPES: dict[pa.DataType, str] = {
+    pa.bool_(): "bool",
+    pa.int64(): "int8",
+    pa.float64(): "float8",
+    pa.string(): "text",
+    pa.binary(): "bytea",
+    pa.date32(): "date",
+    pa.duration("us"): "interval",
+    pa.timestamp("us"): "timestamp",
+    pa.timestamp("us", "UTC"): "timestamptz",
+}
+_ELEMENTS = ("bool", "int8", "float8", "text", "bytea", "interval")
+"""Elements of lists that are read as arrays; PostgreSQL's JSON has bytes and intervals in forms of its own."""
+
+_JSON = ("json", "jsonb")
+
+
+@dataclass(frozen=True)
+class ReadField:
+    """A field of a record, as it is read."""
+
+    name: str
+    arrow: pa.DataType
+    nullable: bool
+
+    @classmethod
+    def of(cls, records: RecordType) -> list[ReadField]:
+        """The fields of a record type."""
+        return [cls(field.name, field.type, field.nullable) for field in records.schema]
+
+    @property
+    def type(self) -> str:
+        """The type of PostgreSQL that holds all its values; an array's ends with `[]`, and `json` is all the rest."""
+        simple = self._simple(self.arrow)
+        if simple is not None:
+            return simple
+        element = self._simple(self.arrow.value_type) if pa.types.is_list(self.arrow) else None
+        return f"{element}[]" if element in _ELEMENTS else "json"
+
+    def reads(self, base: str) -> bool:
+        """Whether it is read from a column whose type has this name in the catalog."""
+        if self.type == "json":
+            return base in _JSON or ((base == "record" or base.startswith("_")) and not _has_binary(self.arrow))
+        if self.type.endswith("[]"):
+            return base in [f"_{name}" for name in _READ_FROM[self.type[:-2]]]
+        return base in _READ_FROM[self.type]
+
+    def expression(self, base: str) -> str:
+        """What is asked of the server, for a column of such a type."""
+        name = quoted(self.name)
+        if self.type == "json":
+            return f"to_jsonb({name})::text AS {name}"
+        if self.type == "numeric":
+            return f"{name}::text AS {name}"
+        if self.type == "interval":
+            return f"(EXTRACT(EPOCH FROM {name}) * 1000000)::int8 AS {name}"
+        if self.type == "interval[]":
+            each = "(EXTRACT(EPOCH FROM each) * 1000000)::int8"
+            return f"CASE WHEN {name} IS NOT NULL THEN ARRAY(SELECT {each} FROM unnest({name}) AS each) END AS {name}"
+        if self.type == "timestamptz" and base == "timestamp":
+            return f"{name} AT TIME ZONE 'UTC' AS {name}"
+        return name if base == self.type else f"{name}::{self.type} AS {name}"
+
+    def converted(self, column: pa.Array) -> pa.Array:
+        """The values in the field's Arrow type; raises a `ValueError` for what it does not hold."""
+        if not self.nullable and column.null_count:
+            raise ValueError("it is null, and its type does not allow None")
+        if self.type == "json":
+            decode = msgspec.json.Decoder(json_type(self.arrow)).decode
+            return pa.array([None if text is None else decode(text) for text in column.to_pylist()], self.arrow)
+        if self.type == "interval":
+            return column.cast(pa.int64()).cast(self.arrow)
+        if self.type == "interval[]":
+            return column.cast(pa.list_(pa.int64())).cast(self.arrow)
+        return column if column.type == self.arrow else column.cast(self.arrow)
+
+    @staticmethod
+    def _simple(kind: pa.DataType) -> str | None:
+        return "numeric" if pa.types.is_decimal(kind) else _TYPES.get(kind)
+
+
+def _has_binary(kind: pa.DataType) -> bool:
+    """Whether it holds bytes or durations, which PostgreSQL's `to_jsonb` writes as nobody else reads them."""
+    if pa.types.is_nested(kind):
+        return any(_has_binary(kind.field(number).type) for number in range(kind.num_fields))
+    return kind in (pa.binary(), pa.duration("us"))
+
+
+def converted(batch: pa.RecordBatch, fields: list[ReadField], place: str) -> Iterator[pa.RecordBatch | Malformed]:
+    """A batch in the columns of the records, and the rows of it that do not fit."""
+    try:
+        columns = [field.converted(column) for field, column in zip(fields, batch.columns, strict=True)]
+    except (ValueError, TypeError, msgspec.MsgspecError) as error:
+        if batch.num_rows > 1:
+            half = batch.num_rows // 2
+            yield from converted(batch.slice(0, half), fields, place)
+            yield from converted(batch.slice(half), fields, place)
+        else:
+            yield _malformed(batch, fields, place, error)
+    else:
+        yield pa.RecordBatch.from_arrays(columns, [field.name for field in fields])
+
+
+def _malformed(batch: pa.RecordBatch, fields: list[ReadField], place: str, error: Exception) -> Malformed:
+    """A row that does not fit, and the first of its fields that does not."""
+    for field, column in zip(fields, batch.columns, strict=True):
+        try:
+            field.converted(column)
+        except (ValueError, TypeError, msgspec.MsgspecError) as found:
+            content = msgspec.json.encode(batch.to_pylist()[0], enc_hook=str).decode()
+            return Malformed(place, content, f"field '{field.name}': {shorten(str(found))[1:-1]}")
+    return Malformed(place, "", str(error))

@@ -1,0 +1,164 @@
+"""A sink into a table of PostgreSQL: workers stage rows with `staging.py`, the driver commits with `committer.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Literal
+
+import pyarrow as pa
+
+from dagster_unified.connectors.base import SparkSink
+from dagster_unified.connectors.commits import WriterTask
+from dagster_unified.connectors.postgres.committer import Plan, PostgresCommitter
+from dagster_unified.connectors.postgres.connection import GivesConnection, PostgresConnection
+from dagster_unified.connectors.postgres.names import TableName, quoted
+from dagster_unified.connectors.postgres.source import PostgresSource
+from dagster_unified.connectors.postgres.staging import PostgresCommittable, Staging, StagingWriter
+from dagster_unified.connectors.postgres.tables import Wanted
+from dagster_unified.connectors.postgres.types import staged_column
+from dagster_unified.connectors.secrets import Value
+from dagster_unified.errors import PipelineError, nearest
+from dagster_unified.graph.connectors import Capabilities, Target
+from dagster_unified.operators.functions.type_variables import In
+from dagster_unified.records import RecordType
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
+    from pyspark.sql import SparkSession
+
+
+Mode = Literal["append", "upsert", "overwrite"]
+_MODES = ("append", "upsert", "overwrite")
+_PRIVILEGES = {
+    "append": ("INSERT",),
+    "upsert": ("INSERT", "SELECT", "UPDATE"),
+    "overwrite": ("INSERT", "SELECT", "DELETE"),
+}
+
+
+class PostgresSink(SparkSink[In, PostgresCommittable]):
+    """Writes to a table of PostgreSQL, in one transaction per stage in BATCH and per epoch in STREAMING.
+
+    The same transaction marks who wrote, in a table of the library, so that nothing is written twice; readers see all
+    of a write or nothing of it. `mode` is
+
+    - `append`: rows are added. A run of a partition replaces what an earlier run of it wrote, if `partition_column`
+      names a column of text that the sink fills with the partition's key; without it, a second run is refused.
+    - `upsert`: the last record of each `key` replaces the row with that key.
+    - `overwrite`: in BATCH the rows of a run replace the whole table, or, with `partition_column`, those of its
+      partition; in STREAMING the first epoch of a deployment replaces what was there, and later ones add.
+
+    A deployment that goes back to a savepoint does not take back what it appended since; its upserts come again.
+
+    `table` is `table` or `schema.table`, in its case. A missing table is made, with the key as its primary key. In a
+    table that is there a column may be of any type that holds the field's values: of text also `uuid`, `json` and
+    enums; of nested fields `json` or `jsonb`. Raises `SinkError` where the records do not fit, before rows are written.
+
+    `connection` is a `PostgresConnection`, a `PostgresResource` or a URL. `library_schema` is where the library keeps
+    its marks and stages rows; it is made if it is missing.
+
+    Examples:
+        >>> sink = PostgresSink("public.sales", "postgresql://etl@db.example/shop", mode="upsert", key="id")
+        >>> sink.describe()
+        'table public.sales at postgresql://db.example:5432/shop (upsert by id)'
+    """
+
+    kind = "postgres"
+    committable = PostgresCommittable
+
+    def __init__(
+        self,
+        table: str,
+        connection: PostgresConnection | GivesConnection | Value,
+        mode: Mode = "append",
+        key: str | Sequence[str] = (),
+        partition_column: str | None = None,
+        name: str | None = None,
+        library_schema: str = "dagster_unified",
+    ) -> None:
+        self.table = TableName.of(table)
+        self.name = name or self.table.table
+        self.connection = PostgresConnection.of(connection)
+        self.mode = mode
+        self.key = (key,) if isinstance(key, str) else tuple(key)
+        self.partition_column = partition_column
+        self.library_schema = library_schema
+        quoted(library_schema)
+        if mode not in _MODES:
+            raise PipelineError(f"sink '{self.name}': mode {mode!r} is not one of {', '.join(_MODES)}")
+        if (mode == "upsert") != bool(self.key):
+            raise PipelineError(
+                f"sink '{self.name}': mode 'upsert' needs the fields that identify a row, as key=..., and no other mode"
+                " has them"
+            )
+        if partition_column is not None:
+            quoted(partition_column)
+            if mode == "upsert":
+                raise PipelineError(
+                    f"sink '{self.name}': upserts replace rows by their key; leave partition_column out, or use mode"
+                    " 'append'"
+                )
+        self.upserts = mode == "upsert"
+        self.capabilities = Capabilities(
+            transactional=True, upsert=self.upserts, replaces_partition=partition_column is not None
+        )
+
+    def describe(self) -> str:
+        by = f" by {', '.join(self.key)}" if self.key else ""
+        return f"table {self.table} at {self.connection.describe()} ({self.mode}{by})"
+
+    def target(self) -> Target | None:
+        shared = self.mode == "append" and self.partition_column is None
+        return Target(f"{self.connection.describe()}/{self.table}", shared)
+
+    def check(self, records: RecordType) -> None:
+        for name in self.key:
+            if name not in records.names:
+                raise PipelineError(
+                    f"sink '{self.name}': the records have no field '{name}', which is in its key"
+                    f"{nearest(name, records.names)}"
+                )
+            if records.schema.field(name).nullable:
+                raise PipelineError(
+                    f"sink '{self.name}': field '{name}' is in its key and may be None, which a primary key cannot"
+                    " hold; declare it without None"
+                )
+            if staged_column(records.schema.field(name)).json:
+                raise PipelineError(f"sink '{self.name}': field '{name}' is nested, and cannot be in a key")
+        if self.partition_column in records.names:
+            raise PipelineError(
+                f"sink '{self.name}': the records have the field '{self.partition_column}', which the sink fills"
+                " itself; give partition_column another name"
+            )
+        for name in records.names:
+            quoted(name)
+
+    def committer(self, schema: pa.Schema) -> PostgresCommitter:
+        staging = self._staging()
+        privileges = _PRIVILEGES["overwrite" if self.partition_column else self.mode]
+        wanted = Wanted(self.name, self.table, staging.columns, self.key, self.partition_column, privileges)
+        return PostgresCommitter(Plan(staging, wanted, self.mode, f"sink '{self.name}'"))
+
+    def writer(self, task: WriterTask) -> StagingWriter:
+        return self._staging().writer(task, f"sink '{self.name}'")
+
+    def exists(self) -> bool:
+        with closing(self.connection.connect(f"sink '{self.name}'")) as client:
+            return client.execute("SELECT to_regclass(%s)", (self.table.sql,)).fetchone() != (None,)
+
+    def dataset(self) -> ds.Dataset:
+        import pyarrow.dataset as ds  # loads pandas where it is installed, so only where it is needed
+
+        return ds.dataset(self._written().rows())
+
+    def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
+        return self._written().rows(rows) if self.exists() else None
+
+    def _written(self) -> PostgresSource[In]:
+        """The columns of its table that it writes."""
+        return PostgresSource(str(self.table), self.records, self.connection, name=self.name)
+
+    def _staging(self) -> Staging:
+        columns = [staged_column(field) for field in self.records.schema]
+        return Staging(self.connection, self.library_schema, columns, self.upserts)

@@ -1,0 +1,181 @@
+"""Which column types of PostgreSQL hold which Arrow types, and how values get from one to the other.
+
+A column of a simple type is staged in the type of PostgreSQL that holds all its values, a list of such as an array, and
+everything else that is nested as JSON. Needs no client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any, TypedDict
+
+import msgspec
+import pyarrow as pa
+
+_SIMPLE: dict[pa.DataType, str] = {
+    pa.bool_(): "bool",
+    pa.int8(): "int2",
+    pa.int16(): "int2",
+    pa.int32(): "int4",
+    pa.int64(): "int8",
+    pa.float32(): "float4",
+    pa.float64(): "float8",
+    pa.string(): "text",
+    pa.binary(): "bytea",
+    pa.date32(): "date",
+    pa.duration("us"): "interval",
+    pa.timestamp("us"): "timestamp",
+}
+
+_HELD_BY: dict[str, tuple[str, ...]] = {
+    "bool": ("bool",),
+    "int2": ("int2", "int4", "int8", "numeric"),
+    "int4": ("int2", "int4", "int8", "numeric"),
+    "int8": ("int2", "int4", "int8", "numeric"),
+    "float4": ("float4", "float8"),
+    "float8": ("float4", "float8"),
+    "text": ("text", "varchar", "bpchar", "citext", "uuid", "json", "jsonb", "inet", "cidr"),
+    "bytea": ("bytea",),
+    "date": ("date",),
+    "interval": ("interval",),
+    "timestamp": ("timestamp",),
+    "timestamptz": ("timestamptz",),
+    "numeric": ("numeric",),
+}
+"""Types of a table's columns that take a staged type's values. Those that do not fit are an error at the commit."""
+
+_ASSIGNED = ("text", "varchar", "bpchar", "citext")
+"""Types that text becomes without a cast, which would cut it off."""
+
+Plain = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class TableColumn:
+    """A column of a table that is there."""
+
+    name: str
+    type: str
+    """The type as SQL has it, such as `numeric(10,2)`."""
+
+    base: str
+    """The type's name in the catalog, below domains: `numeric`, `_int8` for an array, `enum` for an enum."""
+
+    required: bool
+    """Whether it has to be given a value: it may not be null, and has no default."""
+
+
+@dataclass(frozen=True)
+class StagedColumn:
+    """A column of a stream, as it is staged."""
+
+    name: str
+    type: str
+    """The staged type; an array's ends with `[]`."""
+
+    json: bool = False
+    """Whether the values are JSON, in text."""
+
+    nullable: bool = True
+    declared: str = ""
+    """The type of a table's column that is made for it."""
+
+    def fits(self, held: TableColumn) -> bool:
+        """Whether the table's column takes its values."""
+        if self.json:
+            return held.base in ("json", "jsonb")
+        if self.type.endswith("[]"):
+            elements = _HELD_BY[self.type[:-2]]
+            return held.base in ("json", "jsonb") or held.base in [f"_{element}" for element in elements]
+        return held.base in _HELD_BY[self.type] or (self.type == "text" and held.base == "enum")
+
+    def expression(self, held: TableColumn) -> str:
+        """The staged value in SQL, as the table's column takes it."""
+        name = f'"{self.name}"'
+        if self.type.endswith("[]"):
+            return f"to_jsonb({name})" if held.base in ("json", "jsonb") else f"{name}::{held.type}"
+        if self.type == "text" and held.base not in _ASSIGNED:
+            return f"{name}::{held.type}"
+        return name
+
+
+def staged_column(field: pa.Field) -> StagedColumn:
+    """How a column of this Arrow type is staged."""
+    kind, declared, json = _type(field.type)
+    return StagedColumn(field.name, kind, json, field.nullable, declared)
+
+
+def _type(kind: pa.DataType) -> tuple[str, str, bool]:
+    """The staged type, the type of a column that is made, and whether it is JSON."""
+    simple = _simple(kind)
+    if simple is not None:
+        declared = f"numeric({kind.precision},{kind.scale})" if simple == "numeric" else simple
+        return simple, declared, False
+    if pa.types.is_list(kind):
+        element = _simple(kind.value_type)
+        if element is not None:
+            return f"{element}[]", f"{element}[]", False
+    return "text", "jsonb", True
+
+
+def _simple(kind: pa.DataType) -> str | None:
+    if pa.types.is_decimal128(kind):
+        return "numeric"
+    if pa.types.is_timestamp(kind):
+        return "timestamp" if kind.tz is None else "timestamptz"
+    if pa.types.is_large_string(kind):
+        return "text"
+    return "bytea" if pa.types.is_large_binary(kind) else _SIMPLE.get(kind)
+
+
+def to_json(column: pa.Array) -> pa.Array:
+    """Nested values as texts of JSON: records as objects, what JSON has no type for as msgspec writes it."""
+    plain, encode = _plain(column.type), msgspec.json.Encoder().encode
+    values = column.to_pylist()
+    texts = [None if v is None else encode(v if plain is None else plain(v)).decode() for v in values]
+    return pa.array(texts, pa.string())
+
+
+def _plain(kind: pa.DataType) -> Plain | None:
+    """What turns a value as Arrow gives it into one that JSON has; None where nothing is to be done.
+
+    Arrow gives a map as a list of pairs.
+    """
+    if pa.types.is_map(kind):
+        item = _plain(kind.item_type)
+        return lambda v: {key: x if item is None or x is None else item(x) for key, x in v}
+    if pa.types.is_list(kind):
+        element = _plain(kind.value_type)
+        return None if element is None else lambda v: [None if x is None else element(x) for x in v]
+    if pa.types.is_struct(kind):
+        found = {field.name: plain for field in kind if (plain := _plain(field.type)) is not None}
+        if found:
+            return lambda v: {k: found[k](x) if k in found and x is not None else x for k, x in v.items()}
+    return None
+
+
+def json_type(kind: pa.DataType) -> Any:
+    """The Python type by which JSON is decoded for an Arrow type."""
+    if pa.types.is_map(kind):
+        return dict[json_type(kind.key_type), json_type(kind.item_type) | None]  # type: ignore[misc]
+    if pa.types.is_list(kind):
+        return list[json_type(kind.value_type) | None]  # type: ignore[misc]
+    if pa.types.is_struct(kind):
+        return TypedDict("Fields", {field.name: json_type(field.type) | None for field in kind}, total=False)  # type: ignore[operator]
+    if pa.types.is_decimal(kind):
+        return Decimal
+    return datetime if pa.types.is_timestamp(kind) else _PYTHON[kind]
+
+
+_PYTHON: dict[pa.DataType, type] = {
+    pa.bool_(): bool,
+    pa.int64(): int,
+    pa.float64(): float,
+    pa.string(): str,
+    pa.binary(): bytes,
+    pa.date32(): date,
+    pa.duration("us"): timedelta,
+}

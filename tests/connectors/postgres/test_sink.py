@@ -1,0 +1,429 @@
+"""What a sink leaves in a real database: modes, types, and what it refuses."""
+
+import math
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from enum import Enum
+from typing import NamedTuple
+
+import pytest
+
+from dagster_unified.connectors.postgres import PostgresConnection, PostgresSink
+from dagster_unified.engine.commit import WriteContext
+from dagster_unified.errors import ConfigurationError, LeaseLostError, PipelineError, SinkError, UnavailableError
+from dagster_unified.records import record_type
+from tests.connectors.postgres.support import LocalCommits, execute, identity, rows, staging_tables, write
+
+
+class Sale(NamedTuple):
+    id: int
+    shop: str
+    amount: float | None = None
+
+
+MANY = [Sale(n, f"shop {n % 100}", n / 2) for n in range(20_000)]
+"""More than travel with a committable, so that they are staged in a table."""
+
+
+def sales(url):
+    return rows(url, "SELECT * FROM sales ORDER BY id")
+
+
+def test_a_missing_table_is_made(postgres):
+    write(PostgresSink("sales", postgres), [Sale(1, "a", 1.5)], [Sale(2, "b", None)])
+    assert sales(postgres) == [(1, "a", 1.5), (2, "b", None)]
+    columns = rows(
+        postgres,
+        "SELECT column_name, data_type, is_nullable FROM information_schema.columns"
+        " WHERE table_name = 'sales' ORDER BY ordinal_position",
+    )
+    assert columns == [
+        ("id", "bigint", "NO"),
+        ("shop", "text", "NO"),
+        ("amount", "double precision", "YES"),
+    ]
+
+
+@pytest.mark.parametrize("tasks", [[[Sale(1, "a")]], [MANY, MANY], [MANY, [Sale(-1, "few")], []]])
+def test_an_execution_appends_once(postgres, tasks):
+    count = sum(map(len, tasks))
+    assert not write(PostgresSink("sales", postgres), *tasks).repeated
+    assert write(PostgresSink("sales", postgres), *tasks).repeated
+    assert rows(postgres, "SELECT count(*) FROM sales") == [(count,)]
+    write(PostgresSink("sales", postgres), *tasks, execution="another")
+    assert rows(postgres, "SELECT count(*) FROM sales") == [(2 * count,)]
+    assert staging_tables(postgres) == []
+
+
+def test_an_epoch_is_written_once_and_none_after_it_is_taken_back(postgres):
+    sink = PostgresSink("sales", postgres)
+    for epoch in (0, 1, 1, 0, 2):
+        write(sink, [Sale(epoch, "a")], epoch=epoch)
+    assert [row[0] for row in sales(postgres)] == [0, 1, 2]
+
+
+def test_no_rows_are_remembered_as_well(postgres):
+    sink = PostgresSink("sales", postgres)
+    assert not write(sink, [], record=Sale, epoch=3).repeated
+    assert write(sink, [Sale(1, "a")], epoch=3).repeated
+    assert sales(postgres) == []
+
+
+def test_a_job_on_an_earlier_timeline_may_not_write(postgres):
+    sink = PostgresSink("sales", postgres)
+    write(sink, [Sale(1, "a")], epoch=7)
+    write(sink, [Sale(2, "a")], epoch=4, timeline=1)
+    with pytest.raises(LeaseLostError, match=r"timeline 1"):
+        write(sink, [Sale(3, "a")], epoch=8)
+    assert [row[0] for row in sales(postgres)] == [1, 2]
+
+
+@pytest.mark.parametrize("more", [[], MANY])
+def test_the_last_record_of_a_key_stays(postgres, more):
+    sink = PostgresSink("sales", postgres, mode="upsert", key="id")
+    write(sink, [Sale(1, "first"), Sale(2, "x"), Sale(1, "second"), *more[3:]], epoch=0)
+    assert sales(postgres)[:2] == [(1, "second", None), (2, "x", None)]
+    write(sink, [Sale(1, "third", 3.0), *more[3:]], epoch=1)
+    assert sales(postgres)[:2] == [(1, "third", 3.0), (2, "x", None)]
+    assert len(sales(postgres)) == max(2, len(more) - 1)
+
+
+class Pair(NamedTuple):
+    left: str
+    right: date
+
+
+def test_a_key_may_be_all_there_is(postgres):
+    sink = PostgresSink("pairs", postgres, mode="upsert", key=("left", "right"))
+    write(sink, [Pair("a", date(2024, 1, 1))] * 2, epoch=0)
+    write(sink, [Pair("a", date(2024, 1, 1)), Pair("b", date(2024, 1, 2))], epoch=1)
+    assert rows(postgres, "SELECT count(*) FROM pairs") == [(2,)]
+
+
+class Named(NamedTuple):
+    key: str
+    value: int
+
+
+@pytest.mark.parametrize(
+    ("column", "spellings"),
+    [
+        ("uuid", ["2f1c8a52-0000-4000-8000-00000000000a", "2F1C8A52-0000-4000-8000-00000000000A"]),
+        ("citext", ["Lisbon", "LISBON"]),
+        ("char(9)", ["Lisbon", "Lisbon "]),
+        ("inet", ["10.0.0.1", "10.0.0.1/32"]),
+    ],
+)
+@pytest.mark.parametrize("few", [True, False])
+def test_two_spellings_of_a_key_are_one_row(postgres, column, spellings, few):
+    execute(
+        postgres, "CREATE EXTENSION IF NOT EXISTS citext", f"CREATE TABLE named (key {column} PRIMARY KEY, value int8)"
+    )
+    times = 1 if few else 5_000
+    records = [Named(spelling, number) for number, spelling in enumerate(spellings)] * times
+    write(PostgresSink("named", postgres, mode="upsert", key="key"), records)
+    assert rows(postgres, "SELECT value FROM named") == [(1,)]
+
+
+@pytest.mark.parametrize("count", [10, len(MANY)])
+def test_a_trigger_may_leave_rows_out(postgres, count):
+    execute(
+        postgres,
+        "CREATE TABLE sales (id int8, shop text, amount float8)",
+        "CREATE FUNCTION odd() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN IF NEW.id % 2 = 0 THEN RETURN NULL; END IF; RETURN NEW; END $$",
+        "CREATE TRIGGER odd BEFORE INSERT ON sales FOR EACH ROW EXECUTE FUNCTION odd()",
+    )
+    write(PostgresSink("sales", postgres), MANY[:count])
+    assert rows(postgres, "SELECT count(*) FROM sales") == [(count // 2,)]
+
+
+def test_overwrite_replaces_the_table_in_batch(postgres):
+    sink = PostgresSink("sales", postgres, mode="overwrite")
+    write(sink, MANY, execution="one")
+    write(sink, [Sale(1, "a")], execution="two")
+    assert sales(postgres) == [(1, "a", None)]
+
+
+def test_overwrite_replaces_what_was_there_before_a_stream(postgres):
+    write(PostgresSink("sales", postgres), [Sale(0, "old")], execution="before")
+    sink = PostgresSink("sales", postgres, mode="overwrite")
+    for epoch in range(3):
+        write(sink, [Sale(epoch, "new")], epoch=epoch)
+    assert [row[:2] for row in sales(postgres)] == [(0, "new"), (1, "new"), (2, "new")]
+
+
+@pytest.mark.parametrize("mode", ["append", "overwrite"])
+def test_a_partition_that_runs_again_replaces_its_rows(postgres, mode):
+    sink = PostgresSink("sales", postgres, mode=mode, partition_column="of_run")
+    for execution, partition, ids in [("1", "mon", (1, 2)), ("2", "tue", (3,)), ("3", "mon", (4,)), ("4", "tue", ())]:
+        write(sink, [Sale(n, "a") for n in ids], record=Sale, execution=execution, partition=partition)
+    assert rows(postgres, "SELECT id, of_run FROM sales") == [(4, "mon")]
+
+
+@pytest.mark.parametrize("tasks", [[[Sale(1, "a")]], [[Sale(1, "a")], MANY]])
+def test_several_partitions_are_committed_at_once(postgres, tasks):
+    def run(execution):
+        with closing(LocalCommits(PostgresSink("sales", postgres, partition_column="of"), Sale)) as commits:
+            contexts = [WriteContext(identity(execution, day), "stage") for day in ("mon", "tue")]
+            return [result.repeated for result in commits.write(tasks, contexts)]
+
+    count = sum(map(len, tasks))
+    assert run("one") == [False, False]
+    assert run("one") == [True, True]
+    assert run("two") == [False, False]
+    found = rows(postgres, "SELECT of, count(*) FROM sales GROUP BY of ORDER BY of")
+    assert found == [("mon", count), ("tue", count)]
+    assert staging_tables(postgres) == []
+
+
+def test_a_partition_whose_rows_cannot_be_told_is_not_written_twice(postgres):
+    sink = PostgresSink("sales", postgres)
+    write(sink, [Sale(1, "a")], execution="one", partition="mon")
+    with pytest.raises(SinkError, match=r"partition 'mon' was written before.*partition_column"):
+        write(sink, [Sale(1, "a")], execution="two", partition="mon")
+    write(sink, [Sale(2, "a")], execution="two", partition="tue")
+    assert [row[0] for row in sales(postgres)] == [1, 2]
+    with pytest.raises(SinkError, match=r"replaces the whole table"):
+        write(PostgresSink("sales", postgres, mode="overwrite"), [Sale(1, "a")], partition="mon")
+
+
+def test_names_are_taken_as_they_are_written(postgres):
+    execute(postgres, 'CREATE SCHEMA "My Shop"')
+    write(PostgresSink("My Shop.Select", postgres), [Sale(1, "a")])
+    assert rows(postgres, 'SELECT * FROM "My Shop"."Select"') == [(1, "a", None)]
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass(frozen=True)
+class Point:
+    x: int
+    at: datetime | None
+
+
+class Everything(NamedTuple):
+    text: str | None
+    number: int | None
+    real: float | None
+    flag: bool | None
+    raw: bytes | None
+    day: date | None
+    at: datetime | None
+    money: Decimal | None
+    took: timedelta | None
+    colour: Colour | None
+    texts: list[str] | None
+    numbers: list[int | None] | None
+    days: list[date] | None
+    prices: list[Decimal] | None
+    point: Point | None
+    points: list[Point] | None
+    counts: dict[str, int] | None
+
+
+UTC = timezone.utc
+VALUES = [
+    Everything(
+        "é€\n\t\\N",
+        -(2**63),
+        -0.0,
+        True,
+        b"\x00\xff",
+        date(1, 1, 1),
+        datetime(2024, 2, 29, 12, 30, 1, 5, UTC),
+        Decimal("-12345678901234567890.123456789012345678"),
+        timedelta(days=-3, microseconds=1),
+        Colour.RED,
+        ["a", "", "{}"],
+        [1, None],
+        [date(2024, 1, 1)],
+        [Decimal("1.5")],
+        Point(1, datetime(2024, 1, 1, tzinfo=UTC)),
+        [Point(2, None)],
+        {"a": 1},
+    ),
+    Everything(*[None] * 17),
+    Everything(
+        "", 2**63 - 1, math.inf, False, b"", date(9999, 12, 31), datetime(9999, 12, 31, 23, 59, 59, 999999, UTC),
+        Decimal(0), timedelta(0), Colour.BLUE, [], [], [], [], Point(-1, None), [], {},
+    ),
+]  # fmt: skip
+
+
+def test_what_was_written_can_be_looked_at(postgres):
+    sink = PostgresSink("sales", postgres, partition_column="of").taking(record_type(Sale))
+    assert sink.preview(None, 5) is None
+    write(PostgresSink("sales", postgres, partition_column="of"), MANY, partition="mon")
+    assert sink.exists()
+    assert sink.preview(None, 2).to_pylist() == [
+        {"id": 0, "shop": "shop 0", "amount": 0.0},
+        {"id": 1, "shop": "shop 1", "amount": 0.5},
+    ]
+    assert sink.dataset().count_rows() == len(MANY)
+
+
+@pytest.mark.parametrize("copies", [1, 400], ids=["with committables", "in a table"])
+def test_every_type_arrives(postgres, copies):
+    write(PostgresSink("everything", postgres), VALUES * copies)
+    found = rows(postgres, "SELECT * FROM everything")
+    expected = []
+    for value in VALUES:
+        points = None if value.points is None else [{"x": p.x, "at": None} for p in value.points]
+        point = None
+        if value.point is not None:
+            point = {"x": value.point.x, "at": value.point.at and "2024-01-01T00:00:00Z"}
+        colour = value.colour and value.colour.value
+        expected.append((*value[:9], colour, *value[10:14], point, points, value.counts))
+    assert len(found) == len(VALUES) * copies
+    assert found == expected * copies
+    (types,) = rows(postgres, "SELECT " + ", ".join(f"pg_typeof({name})::text" for name in Everything._fields)
+                    + " FROM everything LIMIT 1")  # fmt: skip
+    assert types == (
+        "text", "bigint", "double precision", "boolean", "bytea", "date", "timestamp with time zone", "numeric",
+        "interval", "text", "text[]", "bigint[]", "date[]", "numeric[]", "jsonb", "jsonb", "jsonb",
+    )  # fmt: skip
+
+
+class Loose(NamedTuple):
+    id: str
+    colour: Colour
+    small: int
+    price: Decimal
+    code: str
+    doc: str
+    tags: list[str]
+    point: Point
+
+
+def test_columns_that_are_there_may_be_of_narrower_types(postgres):
+    execute(
+        postgres,
+        "CREATE TYPE colour AS ENUM ('red', 'blue')",
+        "CREATE DOMAIN code AS varchar(3) CHECK (VALUE <> '')",
+        "CREATE TABLE loose (serial bigserial, id uuid PRIMARY KEY, small smallint, colour colour,"
+        " price numeric(10,2), code code, doc jsonb, tags jsonb, point json, added timestamptz DEFAULT now())",
+    )
+    sink = PostgresSink("loose", postgres, mode="upsert", key="id")
+    one = "2f1c8a52-0000-4000-8000-000000000001"
+    record = Loose(one, Colour.BLUE, 7, Decimal("1.25"), "abc", '{"a": [1]}', ["x"], Point(1, None))
+    write(sink, [record], epoch=0)
+    write(sink, [record._replace(small=8)] * 5000, epoch=1)
+    found = rows(postgres, "SELECT id::text, small, colour::text, price, code, doc, tags, point FROM loose")
+    assert found == [(one, 8, "blue", Decimal("1.25"), "abc", {"a": [1]}, ["x"], {"x": 1, "at": None})]
+    for wrong, says in [
+        (record._replace(small=70_000), "smallint out of range"),
+        (record._replace(code="abcd"), "value too long"),
+        (record._replace(id="?"), "invalid input syntax for type uuid"),
+        (record._replace(doc="{"), "invalid input syntax for type json"),
+    ]:
+        with pytest.raises(SinkError, match=says):
+            write(sink, [wrong], epoch=2)
+
+
+@pytest.mark.parametrize("copies", [1, 60_000])
+def test_text_that_the_server_cannot_hold_is_refused(postgres, copies):
+    with pytest.raises(SinkError, match=r"sink 'sales': .*(NUL|0x00)"):
+        write(PostgresSink("sales", postgres), [Sale(1, "a\0b")] * copies)
+    write(PostgresSink("sales", postgres), [Sale(1, "a")])
+    assert staging_tables(postgres) == []
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        ("id text, shop text, amount float8", "column 'id' of public.sales is text, and the records' field needs int8"),
+        ("id int8, shop text", "has no column 'amount'; .*ADD COLUMN \"amount\" float8"),
+        ("id int8, shop text, amount float8, who text NOT NULL", "column 'who' of public.sales may not be null"),
+        ("id int8 GENERATED ALWAYS AS IDENTITY, shop text, amount float8", "column 'id' .* is generated"),
+    ],
+)
+def test_a_table_that_the_records_do_not_fit_is_refused_before_anything_is_written(postgres, made, says):
+    execute(postgres, f"CREATE TABLE sales ({made})")
+    with pytest.raises(SinkError, match=says):
+        write(PostgresSink("sales", postgres), MANY)
+    assert staging_tables(postgres) == []
+
+
+def test_upserts_need_a_unique_index(postgres):
+    execute(postgres, "CREATE TABLE sales (id int8, shop text, amount float8)")
+    sink = PostgresSink("sales", postgres, mode="upsert", key=("id", "shop"))
+    with pytest.raises(SinkError, match=r'CREATE UNIQUE INDEX ON "public"."sales" \("id", "shop"\)'):
+        write(sink, [Sale(1, "a")])
+    execute(postgres, "CREATE UNIQUE INDEX ON sales (shop, id)")
+    write(sink, [Sale(1, "a")])
+
+
+def test_a_view_is_refused(postgres):
+    execute(postgres, "CREATE VIEW sales AS SELECT 1::int8 AS id, ''::text AS shop, 0::float8 AS amount")
+    with pytest.raises(SinkError, match=r"public\.sales is no table"):
+        write(PostgresSink("sales", postgres), [Sale(1, "a")])
+
+
+def test_missing_rights_are_named(postgres, postgres_server):
+    execute(
+        postgres,
+        "CREATE TABLE sales (id int8 PRIMARY KEY, shop text, amount float8)",
+        "CREATE ROLE limited LOGIN PASSWORD 'right'",
+    )
+    database = postgres.rsplit("/", 1)[1]
+    limited = PostgresConnection(
+        host="127.0.0.1", port=postgres_server.port, database=database, user="limited", password="right"
+    )
+    sink = PostgresSink("sales", limited, mode="upsert", key="id")
+    try:
+        with pytest.raises(ConfigurationError, match=r"permission denied for database"):
+            write(sink, [Sale(1, "a")])
+        execute(
+            postgres, "CREATE SCHEMA dagster_unified AUTHORIZATION limited", "GRANT INSERT, SELECT ON sales TO limited"
+        )
+        with pytest.raises(
+            ConfigurationError, match=r'may not UPDATE in public.sales; GRANT UPDATE ON "public"."sales"'
+        ):
+            write(sink, [Sale(1, "a")])
+        execute(postgres, "GRANT UPDATE ON sales TO limited")
+        write(sink, MANY)
+        assert rows(postgres, "SELECT count(*) FROM sales") == [(len(MANY),)]
+    finally:
+        execute(postgres, "DROP OWNED BY limited", "DROP ROLE limited")
+
+
+def test_a_schema_that_changes_under_the_job_is_one_sentence(postgres):
+    with closing(LocalCommits(PostgresSink("sales", postgres), Sale)) as commits:
+        commits.write([[Sale(1, "a")]], [WriteContext(identity(epoch=0), "stage")])
+        execute(postgres, "ALTER TABLE sales RENAME COLUMN shop TO store")
+        with pytest.raises(SinkError, match=r'column "shop" of relation "sales" does not exist'):
+            commits.write([[Sale(2, "a")]], [WriteContext(identity(epoch=1), "stage")])
+        execute(postgres, "DROP TABLE sales")
+        with pytest.raises(SinkError, match=r'relation "public.sales" does not exist; check the name, or create it'):
+            commits.write([[Sale(2, "a")]], [WriteContext(identity(epoch=1), "stage")])
+
+
+def test_a_server_that_is_away_is_transient(postgres_server):
+    with pytest.raises(UnavailableError, match=r"sink 'sales': postgresql://127.0.0.1:1/shop"):
+        write(PostgresSink("sales", "postgresql://127.0.0.1:1/shop"), [Sale(1, "a")])
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"mode": "merge"}, "mode 'merge' is not one of append, upsert, overwrite"),
+        ({"mode": "upsert"}, "needs the fields that identify a row"),
+        ({"key": "id"}, "needs the fields that identify a row"),
+        ({"mode": "upsert", "key": "ids"}, "no field 'ids', which is in its key; did you mean 'id'"),
+        ({"mode": "upsert", "key": "amount"}, "may be None"),
+        ({"mode": "upsert", "key": "id", "partition_column": "p"}, "leave partition_column out"),
+        ({"partition_column": "shop"}, "give partition_column another name"),
+        ({"table": "a.b.c"}, "is no table of PostgreSQL"),
+        ({"table": 'sa"les'}, "cannot be the name"),
+        ({"table": "s" * 64}, "cannot be the name"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_when_the_graph_is_built(given, says):
+    with pytest.raises(PipelineError, match=says):
+        PostgresSink(**{"table": "sales", "connection": "postgresql://x/y", **given}).taking(record_type(Sale))

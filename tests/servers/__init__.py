@@ -1,0 +1,1 @@
+"""Real servers for tests, each started by this process, on loopback only."""
