@@ -1,0 +1,139 @@
+"""What a source asks of a cluster: which partitions its topics have, and which offsets these have now, or at a moment.
+
+One client serves all questions of a process. Knows Kafka's administration client; not what is read.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dagster_unified.connectors.kafka.connection import PATIENCE, KafkaConnection
+from dagster_unified.connectors.kafka.offsets import part_name, topic_and_partition
+from dagster_unified.connectors.kafka.reading import Isolation
+from dagster_unified.errors import SourceError, nearest
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.admin._metadata import ClusterMetadata
+
+_SETTLING = {
+    "LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION", "UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC",
+}  # fmt: skip
+"""What brokers say of a partition that is new, or that is moving, for a moment."""
+
+Topics = tuple[str, ...] | re.Pattern[str]
+
+
+class Cluster:
+    """The topics of one source. `where` begins the messages of errors."""
+
+    def __init__(
+        self, connection: KafkaConnection, topics: Topics, isolation: Isolation, discovery: float, where: str
+    ) -> None:
+        self._connection, self._topics, self._isolation = connection, topics, isolation
+        self._discovery, self._where = discovery, where
+        self._parts: tuple[str, ...] = ()
+        self._listed = 0.0
+        self._admin: AdminClient | None = None
+
+    def parts(self) -> Sequence[str]:
+        """The partitions, which are asked for again when the time of discovery has passed.
+
+        Raises `SourceError` where there is no such topic.
+        """
+        if not self._parts or time.monotonic() - self._listed >= self._discovery:
+            self._parts = tuple(self._list())
+            self._listed = time.monotonic()
+        return self._parts
+
+    def oldest(self) -> dict[str, int]:
+        """The oldest offset of each partition."""
+        return self._offsets(_specs().earliest())
+
+    def newest(self) -> dict[str, int]:
+        """Where each partition ends; of committed records where only those are read."""
+        return self._offsets(_specs().latest())
+
+    def at(self, moment: int) -> dict[str, int]:
+        """The first offset whose record has this timestamp or a later one; where there is none, the partition's end."""
+        found, newest = self._offsets(_specs().for_timestamp(moment)), self.newest()
+        known = {part: offset for part, offset in found.items() if part in newest}
+        return {part: newest[part] if offset < 0 else min(offset, newest[part]) for part, offset in known.items()}
+
+    def _list(self) -> list[str]:
+        found = self._metadata().topics
+        names = [name for name, topic in found.items() if topic.error is None and topic.partitions]
+        if isinstance(self._topics, re.Pattern):
+            wanted = [name for name in names if self._topics.fullmatch(name) and not name.startswith("__")]
+            if not wanted:
+                raise SourceError(
+                    f"{self._where}: {self._connection.describe()} has no topic that matches"
+                    f" {self._topics.pattern!r}; correct the pattern, or give this user DESCRIBE on the topics"
+                )
+        else:
+            wanted = list(self._topics)
+        for name in wanted:
+            if name in names:
+                continue
+            reason = found[name].error if name in found else None
+            if reason is not None and reason.name() not in ("UNKNOWN_TOPIC_OR_PART", "LEADER_NOT_AVAILABLE"):
+                raise self._connection.failure(reason, self._where, SourceError)
+            raise SourceError(
+                f"{self._where}: {self._connection.describe()} has no topic '{name}', or this user may not see it;"
+                f" create the topic, correct its name, or give the user DESCRIBE and READ{nearest(name, names)}"
+            )
+        return [part_name(name, number) for name in wanted for number in sorted(found[name].partitions)]
+
+    def _metadata(self) -> ClusterMetadata:
+        """What the cluster says of its topics. The client that asks for offsets then knows new partitions as well."""
+        from confluent_kafka import KafkaException
+
+        if self._admin is None:
+            found = self._connection.metadata(self._where)
+            self._admin = self._connection.admin()
+            return found
+        try:
+            return self._admin.list_topics(timeout=PATIENCE)
+        except KafkaException as error:
+            raise self._connection.failure(error.args[0], self._where, SourceError) from None
+
+    def _offsets(self, spec: Any) -> dict[str, int]:
+        end = time.monotonic() + PATIENCE
+        while True:
+            error, found = self._asked(spec)
+            if error is None:
+                return found
+            if error.name() not in _SETTLING or time.monotonic() > end:
+                raise self._connection.failure(error, self._where, SourceError)
+            self._parts = ()  # what is not there any more is told by the topics
+            time.sleep(0.1)
+
+    def _asked(self, spec: Any) -> tuple[KafkaError | None, dict[str, int]]:
+        from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+
+        parts = self.parts()
+        assert self._admin is not None
+        committed = self._isolation == "read_committed"
+        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        asked = {TopicPartition(*topic_and_partition(part)): spec for part in parts}
+        futures: Mapping[Any, Any] = self._admin.list_offsets(asked, isolation_level=level, request_timeout=PATIENCE)
+        try:
+            offsets = {
+                part_name(part.topic, part.partition): int(future.result(2 * PATIENCE).offset)
+                for part, future in futures.items()
+            }
+        except KafkaException as error:
+            return error.args[0], {}
+        return None, offsets
+
+
+def _specs() -> Any:
+    """What makes specifications of offsets; Kafka's client does not type them."""
+    from confluent_kafka import admin
+
+    untyped: Any = admin
+    return untyped.OffsetSpec

@@ -1,0 +1,263 @@
+"""Commits to a Kafka topic: each write is one transaction, which the driver publishes from what workers have staged.
+
+The transaction also has the write's marks: a consumer group with the mark's name holds the version as its offset. So
+readers of committed messages see all of a write or nothing, and whoever asks the group knows which.
+
+The last producer that began with a transactional id fences all earlier ones, and what these had in flight is committed
+or aborted by then. Only after that does a group's answer stay true. So the order is always the same: begin with the id,
+ask for the marks, add the marks to the transaction (which tells at once whether another producer has begun since),
+publish, commit.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from dagster_unified.connectors.commits import (
+    Commit,
+    CommitConflictError,
+    Committer,
+    CommitUncertainError,
+    WriteAttempt,
+)
+from dagster_unified.connectors.kafka.connection import KafkaConnection
+from dagster_unified.connectors.kafka.publishing import Publisher, topic_partitions
+from dagster_unified.connectors.kafka.staging import StagedMessages, staged_messages
+from dagster_unified.connectors.paths import remove_tree, storage_path
+from dagster_unified.errors import UnavailableError, UnifiedError
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+_ANSWER = 30.0
+"""Seconds in which the coordinator has to answer."""
+
+_COMMIT = 60.0
+"""Seconds after which nobody can tell whether a transaction was committed, if it may last for as long."""
+
+_FENCED = {"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"}
+_FORGOTTEN = {"INVALID_PRODUCER_ID_MAPPING", "UNKNOWN_PRODUCER_ID", "INVALID_TXN_STATE"}
+_OF_A_TIMELINE = re.compile(r"/(?:timeline \d+|timelines)$")
+
+
+@dataclass(frozen=True)
+class TransactionalTopic:
+    """Where transactions write to, and how."""
+
+    connection: KafkaConnection
+    name: str
+    where: str
+    """Begins the message of an error."""
+
+    timeout: timedelta
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raises `SinkError` where there is no such topic, and what a connection raises where it is away."""
+        topic_partitions(self.connection, self.name, self.where)
+
+
+class KafkaCommitter(Committer[StagedMessages]):
+    """The transactions of one sink, with a producer for each transactional id until it is closed."""
+
+    def __init__(self, topic: TransactionalTopic) -> None:
+        self._topic = topic
+        self._producers: dict[str, _TransactionalProducer] = {}
+        topic.check()
+
+    def last_version(self, name: str) -> int | None:
+        return self._producer(name).mark(name)
+
+    def commit(self, commits: Sequence[Commit[StagedMessages]]) -> None:
+        for commit in commits:
+            self._producer(commit.identity.writer).commit(commit)
+
+    def clean_up(self, attempts: Sequence[WriteAttempt], committed: bool) -> None:
+        for attempt in attempts:
+            if attempt.staging is not None:
+                own = storage_path(attempt.staging, "staging folder")
+                # who has committed is the only one: what killed attempts have left goes as well
+                remove_tree(own.parent if committed else own)
+
+    def close(self) -> None:
+        for producer in self._producers.values():
+            producer.close()
+        self._producers.clear()
+
+    def _producer(self, name: str) -> _TransactionalProducer:
+        """The producer for a mark: the marks of one writer, on all timelines, have one transactional id."""
+        identity = _OF_A_TIMELINE.sub("", name)
+        if identity not in self._producers:
+            self._producers[identity] = _TransactionalProducer(self._topic, identity)
+        return self._producers[identity]
+
+
+class _TransactionalProducer:
+    """One transactional id. Remembers marks for as long as no other producer has begun with it."""
+
+    def __init__(self, topic: TransactionalTopic, identity: str) -> None:
+        self._topic, self._identity = topic, identity
+        self._where = topic.where
+        self._publisher: Publisher | None = None
+        self._groups: dict[str, Consumer] = {}
+        self._marks: dict[str, int | None] = {}
+
+    def mark(self, name: str) -> int | None:
+        """The version that the cluster holds for a mark."""
+        publisher = self._begun()
+        if name not in self._marks:
+            self._marks[name] = self._asked(publisher, name)
+        return self._marks[name]
+
+    def commit(self, commit: Commit[StagedMessages]) -> None:
+        """Publish what was staged, with the marks, in one transaction."""
+        from confluent_kafka import KafkaException
+
+        publisher = self._begun()
+        writer, version = commit.identity.writer, commit.identity.version
+        held = self.mark(writer)
+        if held is not None and held >= version:
+            raise CommitConflictError(f"{self._where}: '{writer}' is at {held} already, and this write is {version}")
+        began = time.monotonic()
+        try:
+            publisher.producer.begin_transaction()
+            for name, marked in commit.marks.items():
+                member = self._group(name).consumer_group_metadata()
+                publisher.producer.send_offsets_to_transaction([self._place(marked + 1)], member, _ANSWER)
+            for messages in staged_messages(commit.committables):
+                publisher.publish(messages)
+            self._end(publisher)
+        except KafkaException as error:
+            self._abort(publisher, error)
+            raise self._failure(publisher, error, time.monotonic() - began) from None
+        except CommitUncertainError:
+            self._forget()
+            raise
+        except BaseException:
+            self._abort(publisher)
+            raise
+        self._marks.update(commit.marks)
+
+    def close(self) -> None:
+        """Let go of the producer and the groups."""
+        self._forget()
+        for group in self._groups.values():
+            group.close()
+        self._groups.clear()
+
+    def _begun(self) -> Publisher:
+        """The producer, which is the last to have begun with this id as far as it knows."""
+        from confluent_kafka import KafkaException
+
+        if self._publisher is None:
+            config = {
+                **self._topic.config,
+                "transactional.id": self._identity,
+                "transaction.timeout.ms": round(self._topic.timeout.total_seconds() * 1000),
+            }
+            publisher = Publisher(self._topic.connection, self._topic.name, self._topic.where, config)
+            try:
+                publisher.producer.init_transactions(_ANSWER)
+            except KafkaException as error:
+                raise self._failure(publisher, error) from None
+            self._publisher = publisher
+        return self._publisher
+
+    def _asked(self, publisher: Publisher, name: str) -> int | None:
+        """Ask a group; a coordinator that moves or starts may take its time.
+
+        An admin client could be asked as well, and crashes where the coordinator is still starting (librdkafka 2.16).
+        """
+        from confluent_kafka import KafkaException
+
+        deadline = time.monotonic() + _ANSWER
+        while True:
+            try:
+                (found,) = self._group(name).committed([self._place()], timeout=5.0)
+                if found.error is not None:
+                    raise KafkaException(found.error)
+                return found.offset - 1 if found.offset > 0 else None
+            except KafkaException as error:
+                failure = self._failure(publisher, self._refusal(name) or error)
+                if not failure.retryable or time.monotonic() > deadline:
+                    raise failure from None
+                time.sleep(0.2)
+
+    def _refusal(self, name: str) -> KafkaException | None:
+        """Whether a group may not be asked, which a consumer does not say."""
+        from confluent_kafka import KafkaException
+
+        admin = self._topic.connection.admin()
+        try:
+            admin.describe_consumer_groups([name], request_timeout=5.0)[name].result()
+        except KafkaException as error:
+            return error if error.args[0].name() == "GROUP_AUTHORIZATION_FAILED" else None
+        return None
+
+    def _end(self, publisher: Publisher) -> None:
+        """Commit, and go on waiting while the cluster only takes its time."""
+        from confluent_kafka import KafkaException
+
+        deadline = time.monotonic() + min(_COMMIT, self._topic.timeout.total_seconds())
+        while True:
+            try:
+                publisher.producer.commit_transaction(5.0)
+                return
+            except KafkaException as error:
+                with suppress(KafkaException):
+                    publisher.producer.poll(0)
+                publisher.raise_refused()
+                if not error.args[0].retriable():
+                    raise
+                if time.monotonic() > deadline:
+                    reason = self._failure(publisher, error)
+                    raise CommitUncertainError(
+                        f"{reason}; nobody can tell whether the transaction was committed"
+                    ) from None
+
+    def _abort(self, publisher: Publisher, error: KafkaException | None = None) -> None:
+        """End what has failed: nothing of it is visible."""
+        self._forget()
+        if error is None or not error.args[0].fatal():
+            with suppress(Exception):  # the next producer with this id aborts what is left
+                publisher.producer.abort_transaction(5.0)
+
+    def _forget(self) -> None:
+        """Begin anew next time, and ask anew."""
+        self._publisher = None
+        self._marks.clear()
+
+    def _failure(self, publisher: Publisher, error: KafkaException, seconds: float = 0.0) -> UnifiedError:
+        """What an error means that came so many seconds after the transaction had begun."""
+        name = error.args[0].name()
+        allowed = self._topic.timeout.total_seconds()
+        if name in _FENCED and seconds >= allowed:
+            return UnavailableError(
+                f"{self._where}: a transaction took {seconds:.0f} s, and the cluster has aborted it after"
+                f" {allowed:.0f} s; raise transaction_timeout, or write less at once"
+            )
+        if name in _FENCED:
+            return CommitConflictError(f"{self._where}: another process has begun to write as '{self._identity}'")
+        if name in _FORGOTTEN:
+            return CommitConflictError(f"{self._where}: the cluster has forgotten the producer '{self._identity}'")
+        return publisher.failure(error)
+
+    def _group(self, name: str) -> Consumer:
+        """A member of the group that holds a mark."""
+        if name not in self._groups:
+            self._groups[name] = self._topic.connection.consumer(
+                {"group.id": name, "isolation.level": "read_committed", "enable.auto.commit": False}
+            )
+        return self._groups[name]
+
+    def _place(self, offset: int | None = None) -> TopicPartition:
+        """Where a group holds its mark: at the partition that every topic has."""
+        from confluent_kafka import TopicPartition
+
+        return TopicPartition(self._topic.name, 0) if offset is None else TopicPartition(self._topic.name, 0, offset)

@@ -1,0 +1,208 @@
+"""How clients reach a Kafka cluster, and what is secret about it.
+
+Options that hold secrets are resolved only where a client is made. Nothing here prints, stores or hashes an option's
+value. Knows librdkafka's clients; not what is read or written.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from dagster_unified.connectors.kafka.failures import REFUSALS, failure
+from dagster_unified.connectors.secrets import HasValue, Value, deferred, resolved, shown
+from dagster_unified.errors import ConfigurationError, MissingRequirementError, PipelineError, UnifiedError
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, KafkaError, Producer
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.admin._metadata import ClusterMetadata
+
+PATIENCE = 6.0
+"""Seconds in which a cluster has to give its first answer."""
+
+_OWN = {
+    "bootstrap.servers": "give it as bootstrap_servers",
+    "group.id": "the library names consumer groups",
+    "transactional.id": "the library names transactions",
+    "enable.auto.commit": "positions belong to checkpoints",
+    "enable.auto.offset.store": "positions belong to checkpoints",
+}
+"""Options of librdkafka that an author cannot set, and why."""
+
+
+_CLIENT = {
+    # what the client would print of an error comes back as an error
+    "log_level": 0,
+    # else a transactional producer hangs for ever when its broker comes back (librdkafka 2.10 to 2.16)
+    "metadata.recovery.strategy": "none",
+}
+
+Option = Value | int | float | bool
+
+
+@runtime_checkable
+class GivesConnection(Protocol):
+    """Something that knows how to reach a cluster, such as `KafkaResource`."""
+
+    def connection(self) -> KafkaConnection:
+        """How to reach it."""
+
+
+class KafkaConnection:
+    """A Kafka cluster: the brokers to ask first, and further options of librdkafka, such as those of TLS and SASL.
+
+    It serves sources and sinks in both modes. A value is a text, a number, or an object with `get_value()`, such as
+    Dagster's `EnvVar`: that is called only where a client is made, on the driver and in Spark's workers. No value of an
+    option appears in plans, logs, metadata or checkpoints.
+
+    Raises `ConfigurationError` for options that the library sets itself.
+
+    Examples:
+        >>> from dagster import EnvVar
+        >>> login = {"sasl.username": "etl", "sasl.password": EnvVar("KAFKA_PASSWORD")}
+        >>> KafkaConnection("broker:9093", {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", **login})
+        KafkaConnection(broker:9093, options sasl.mechanism, sasl.password, sasl.username, security.protocol)
+    """
+
+    def __init__(self, bootstrap_servers: Value, options: Mapping[str, Option] | None = None) -> None:
+        self._servers = deferred(bootstrap_servers)
+        self._options: dict[str, Option] = {
+            # Dagster's EnvVar.int is an int, too
+            name: value if isinstance(value, (int, float)) and not isinstance(value, HasValue) else deferred(value)
+            for name, value in (options or {}).items()
+        }
+        for name in self._options:
+            if name in _OWN:
+                raise ConfigurationError(f"{self.describe()}: the option {name} cannot be set: {_OWN[name]}")
+
+    @classmethod
+    def of(cls, given: KafkaConnection | GivesConnection | Value) -> KafkaConnection:
+        """A connection from whatever an author may write for one; raises `PipelineError` for anything else."""
+        if isinstance(given, KafkaConnection):
+            return given
+        if isinstance(given, GivesConnection):
+            return given.connection()
+        if isinstance(given, (str, HasValue)):
+            return cls(given)
+        raise PipelineError(
+            f"expected a KafkaConnection, a KafkaResource or the address of a broker, got a {type(given).__name__};"
+            ' write KafkaConnection("broker:9092")'
+        )
+
+    def describe(self) -> str:
+        """Where the cluster is, for people: no user, no password, no options."""
+        return f"Kafka at {self.origin}"
+
+    @property
+    def origin(self) -> str:
+        """The brokers to ask first; where these are looked up, what they are looked up in."""
+        return shown(self._servers)
+
+    def __repr__(self) -> str:
+        options = f", options {', '.join(sorted(self._options))}" if self._options else ""
+        return f"KafkaConnection({self.origin}{options})"
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, KafkaConnection) and self._servers == other._servers and self._options == other._options
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.origin)
+
+    def consumer(self, config: Mapping[str, Any]) -> Consumer:
+        """A consumer; `config` overrides the author's options."""
+        made: Consumer = self._client(_imported("confluent_kafka").Consumer, config)
+        return made
+
+    def producer(self, config: Mapping[str, Any]) -> Producer:
+        """A producer; `config` overrides the author's options."""
+        made: Producer = self._client(_imported("confluent_kafka").Producer, config)
+        return made
+
+    def admin(self, config: Mapping[str, Any] | None = None) -> AdminClient:
+        """A client that asks about topics and groups."""
+        made: AdminClient = self._client(_imported("confluent_kafka.admin").AdminClient, config or {})
+        return made
+
+    def metadata(self, where: str, topic: str | None = None, patience: float = PATIENCE) -> ClusterMetadata:
+        """What the cluster says of its topics, or of one. `where` begins the message of an error.
+
+        Raises `ConfigurationError` at once where the cluster refuses this client, and `UnavailableError` where it does
+        not answer within `patience` seconds.
+        """
+        from confluent_kafka import KafkaException
+
+        reported: list[KafkaError] = []
+        admin = self.admin({"error_cb": reported.append, "socket.connection.setup.timeout.ms": int(1000 * patience)})
+        end = time.monotonic() + patience
+        while True:
+            try:
+                return admin.list_topics(topic, timeout=0.5) if topic is not None else admin.list_topics(timeout=0.5)
+            except KafkaException as error:
+                admin.poll(0.1)
+                refused = next((reason for reason in reported if reason.code() in REFUSALS), None)
+                if refused is not None or time.monotonic() > end:
+                    raise self.failure(refused or telling(reported) or error.args[0], where) from None
+
+    def failure(self, error: KafkaError, where: str, refused: type[UnifiedError] = ConfigurationError) -> UnifiedError:
+        """The library's error for one of Kafka's, whose message `where` begins.
+
+        `refused` is its class where no further attempt would help.
+        """
+        return failure(error, f"{where}: {self.describe()}", self._hidden, refused)
+
+    def _client(self, make: Callable[[dict[str, Any]], Any], config: Mapping[str, Any]) -> Any:
+        from confluent_kafka import KafkaException
+
+        where = self.describe()
+        options = {
+            name: value if isinstance(value, (int, float)) else resolved(value, f"{where}: {name}")
+            for name, value in self._options.items()
+        }
+        servers = resolved(self._servers, f"{where}: bootstrap_servers")
+        try:
+            return make({**_CLIENT, **options, **config, "bootstrap.servers": servers})
+        except KafkaException as error:
+            raise ConfigurationError(
+                f"{where}: {self._hidden(error.args[0].str())}; options are those of librdkafka"
+            ) from None
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"{where}: {self._hidden(str(error))}") from None
+
+    def _hidden(self, text: str) -> str:
+        """A text without the values of options that are secret."""
+        for name, value in self._options.items():
+            known = value.get_value() if isinstance(value, HasValue) else value if _is_secret(name) else None
+            if known:
+                text = text.replace(str(known), "***")
+        return text
+
+
+def telling(reported: Sequence[KafkaError]) -> KafkaError | None:
+    """Of the errors that a client has reported, the one that says most of why nobody answers, if there is one.
+
+    That all brokers are down says nothing.
+    """
+    from confluent_kafka import KafkaError
+
+    return next((reason for reason in reversed(reported) if reason.code() != KafkaError._ALL_BROKERS_DOWN), None)
+
+
+_SECRET = ("password", "passphrase", "secret", "token", "key.pem", "sasl.jaas", "credentials", "oauthbearer.config")
+
+
+def _is_secret(name: str) -> bool:
+    return any(word in name for word in _SECRET)
+
+
+def _imported(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingRequirementError(
+            "Kafka needs the package confluent-kafka: install dagster-unified[kafka]"
+        ) from error

@@ -1,0 +1,225 @@
+"""Kafka messages made of records, in Spark's workers: key, value, headers, partition, timestamp.
+
+Knows record types and Arrow batches; no client. `staging.py` carries messages to the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import repeat
+from typing import Any, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from dagster_unified.errors import PipelineError, SinkError, nearest
+from dagster_unified.operators.failures import user_failure
+from dagster_unified.operators.time import to_millis
+from dagster_unified.records import RecordType, shorten
+
+Bytes: TypeAlias = bytes | str | None
+Header: TypeAlias = tuple[str, bytes | None]
+FieldOr: TypeAlias = str | Callable[[Any], Any]
+"""The name of a field, or a function of a record."""
+
+
+class Messages(msgspec.Struct, frozen=True):
+    """Messages by column, in the order in which they are to be published. A column that nobody asked for is None."""
+
+    keys: Sequence[bytes | None] | None
+    values: Sequence[bytes | None]
+    headers: Sequence[list[Header]] | None = None
+    places: Sequence[int] | None = None
+    """A number whose remainder by the topic's partitions is a message's partition."""
+
+    timestamps: Sequence[int] | None = None
+    """Milliseconds since the epoch."""
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def size(self) -> int:
+        """About how many bytes they are."""
+        parts: list[Iterable[bytes | None]] = [self.values] if self.keys is None else [self.keys, self.values]
+        return sum(len(text) for part in parts for text in part if text is not None) + 16 * len(self)
+
+    def last_of_each_key(self) -> Messages:
+        """The last message of each key, in their order: the others would be replaced at once."""
+        if self.keys is None:
+            return self
+        # a message without a key replaces none
+        last = {place if key is None else key: place for place, key in enumerate(self.keys)}
+        if len(last) == len(self):
+            return self
+        kept = sorted(last.values())
+        columns = (self.keys, self.values, self.headers, self.places, self.timestamps)
+        return Messages(*(None if column is None else [column[place] for place in kept] for column in columns))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class MessageFormat:
+    """What of a record becomes which part of its message."""
+
+    key: tuple[str, ...] | Callable[[Any], Bytes] | None = None
+    value: FieldOr | None = None
+    """A field of type str or bytes, or a function; else the record is JSON."""
+
+    headers: Mapping[str, str] | Callable[[Any], Mapping[str, Bytes]] | None = None
+    partition: FieldOr | None = None
+    timestamp: str | None = None
+    tombstone: FieldOr | None = None
+    """Whether the message has no value, which deletes its key from a compacted topic."""
+
+    def check(self, records: RecordType) -> None:
+        """Raises `PipelineError` where a field is not there, or has a type that does not fit its part."""
+        headers = tuple(self.headers.values()) if isinstance(self.headers, Mapping) else ()
+        for name in self.key if isinstance(self.key, tuple) else ():
+            _type(records, name)
+        for part, fields, fits in (
+            ("value", (self.value,), _is_text),
+            ("headers", headers, _is_text),
+            ("partition", (self.partition,), pa.types.is_integer),
+            ("timestamp", (self.timestamp,), lambda kind: pa.types.is_timestamp(kind) or pa.types.is_integer(kind)),
+            ("tombstone", (self.tombstone,), pa.types.is_boolean),
+        ):
+            for field in fields:
+                if isinstance(field, str) and not fits(_type(records, field)):
+                    raise PipelineError(
+                        f"{part}: the field '{field}' is {_type(records, field)}, and {_WANTED[part]} is needed"
+                    )
+
+
+_WANTED = {
+    "value": "str or bytes",
+    "headers": "str or bytes",
+    "partition": "int",
+    "timestamp": "a datetime, or an int of milliseconds since the epoch,",
+    "tombstone": "bool",
+}
+
+
+class MessageEncoder:
+    """Makes messages of the records of one stream, in a worker."""
+
+    def __init__(self, made: MessageFormat, records: RecordType, where: str) -> None:
+        self._made, self._records, self._where = made, records, where
+        self._object = msgspec.defstruct("Record", [(name, Any) for name in records.names], gc=False)
+        self._key_object = (
+            msgspec.defstruct("Key", [(name, Any) for name in made.key], gc=False)
+            if isinstance(made.key, tuple) and len(made.key) > 1
+            else None
+        )
+        self._json = msgspec.json.Encoder(decimal_format="string").encode
+        functions = (made.key, made.value, made.headers, made.partition, made.tombstone)
+        self._takes_records = any(callable(function) for function in functions)
+
+    def encode(self, batch: pa.RecordBatch) -> Messages:
+        """The messages of a batch of records. Raises `UserFunctionError`, naming the record, where a function does."""
+        made = self._made
+        columns = {name: self._column(batch, name) for name in self._records.names}
+        records = self._records.from_batch(batch) if self._takes_records else []
+        keys = self._keys(columns, records)
+        return Messages(
+            keys,
+            self._values(columns, records, batch.num_rows),
+            self._headers(columns, records),
+            None if made.partition is None else self._part(made.partition, columns, records),
+            None if made.timestamp is None else list(map(_milliseconds, columns[made.timestamp])),
+        )
+
+    def _column(self, batch: pa.RecordBatch, name: str) -> list[Any]:
+        """The values of a field, as a record has them."""
+        values: list[Any] = batch.column(name).to_pylist()
+        decode = self._records.decoder_of(name)
+        return values if decode is None else [None if value is None else _plain(decode(value)) for value in values]
+
+    def _part(self, part: FieldOr, columns: Mapping[str, list[Any]], records: Sequence[Any]) -> list[Any]:
+        """What a field or a function says of each record."""
+        if isinstance(part, str):
+            return columns[part]
+        found: list[Any] = []
+        try:
+            found.extend(map(part, records))
+        except Exception as error:
+            raise user_failure(error, self._where, part, records[len(found)]) from error
+        return found
+
+    def _keys(self, columns: Mapping[str, list[Any]], records: Sequence[Any]) -> list[bytes | None] | None:
+        key = self._made.key
+        if key is None:
+            return None
+        if not isinstance(key, tuple):
+            return [self._bytes(value, "key") for value in self._part(key, columns, records)]
+        if self._key_object is not None:
+            return list(map(self._json, map(self._key_object, *(columns[name] for name in key))))
+        values = columns[key[0]]
+        if pa.types.is_string(kind := self._records.schema.field(key[0]).type) or pa.types.is_binary(kind):
+            return [self._bytes(value, "key") for value in values]
+        return [None if value is None else self._json(value) for value in values]
+
+    def _values(self, columns: Mapping[str, list[Any]], records: Sequence[Any], rows: int) -> list[bytes | None]:
+        value, tombstone = self._made.value, self._made.tombstone
+        values: list[bytes | None]
+        if value is not None:
+            values = [self._bytes(found, "value") for found in self._part(value, columns, records)]
+        elif self._records.shape == "value":
+            values = list(map(self._json, next(iter(columns.values()))))
+        else:
+            values = list(map(self._json, map(self._object, *columns.values()))) if rows else []
+        if tombstone is None:
+            return values
+        gone = self._part(tombstone, columns, records)
+        return [None if is_gone else found for found, is_gone in zip(values, gone, strict=True)]
+
+    def _headers(self, columns: Mapping[str, list[Any]], records: Sequence[Any]) -> list[list[Header]] | None:
+        headers = self._made.headers
+        if headers is None:
+            return None
+        if isinstance(headers, Mapping):
+            named = [zip(repeat(name), map(self._header, columns[field])) for name, field in headers.items()]
+            return [list(of_message) for of_message in zip(*named, strict=True)]
+        return [
+            [(name, self._header(value)) for name, value in of_message.items()]
+            for of_message in self._part(headers, columns, records)
+        ]
+
+    def _header(self, value: Any) -> bytes | None:
+        return self._bytes(value, "header")
+
+    def _bytes(self, value: Any, part: str) -> bytes | None:
+        if value is None or isinstance(value, bytes):
+            return value
+        if isinstance(value, str):
+            return value.encode()
+        raise SinkError(
+            f"{self._where}: a message's {part} is bytes, str or None, and the function gave {shorten(value)}"
+            f" ({type(value).__name__})"
+        )
+
+
+def _type(records: RecordType, field: str) -> pa.DataType:
+    if field not in records.names:
+        raise PipelineError(f"no field '{field}' in {records.describe()}{nearest(field, records.names)}")
+    return records.schema.field(field).type
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
+
+
+def _milliseconds(value: Any) -> int:
+    """A time as Kafka has it; 0 is the time at which the message is sent."""
+    if value is None:
+        return 0
+    return to_millis(value) if isinstance(value, datetime) else int(value)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it: a NamedTuple within a record is an object by field name."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: _plain(item) for name, item in value._asdict().items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return {name: _plain(item) for name, item in value.items()} if isinstance(value, dict) else value

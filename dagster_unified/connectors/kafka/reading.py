@@ -1,0 +1,160 @@
+"""Reads a range of offsets of one partition, in a worker.
+
+A range ends where the consumer's position says so, not with a message: the last offsets of a range may belong to
+transaction markers, to aborted transactions, or to records that compaction has removed. Knows Kafka's consumer; not
+what the messages hold.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+
+from dagster_unified.connectors.kafka.connection import KafkaConnection
+from dagster_unified.connectors.kafka.offsets import part_name
+from dagster_unified.errors import SourceError, UnavailableError, UnifiedError
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, KafkaError, Message
+
+Isolation = Literal["read_committed", "read_uncommitted"]
+
+PATIENCE = 20.0
+"""Seconds without any progress after which the cluster counts as gone."""
+
+_MOST = 20_000
+"""Messages at most that are handed on at once."""
+
+_WAIT = 0.1
+"""Seconds to wait for so many."""
+
+_CONFIG: dict[str, str | int | bool] = {
+    "group.id": "dagster-unified",  # required, and not used: nothing joins or commits
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+    "fetch.wait.max.ms": 10,
+    "fetch.message.max.bytes": 8 << 20,
+    "queued.min.messages": 200_000,
+    "queued.max.messages.kbytes": 64 << 10,
+}
+
+_idle: dict[tuple[KafkaConnection, Isolation], _Reader] = {}
+"""Consumers that no task of this worker uses: the next one need not connect."""
+
+
+class _Reader(NamedTuple):
+    """A consumer, and the topics whose leaders it knows."""
+
+    consumer: Consumer
+    topics: set[str]
+
+
+class OffsetRange(NamedTuple):
+    """The offsets of a partition from `start` until before `end`."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+def messages(
+    connection: KafkaConnection, isolation: Isolation, range_: OffsetRange, where: str
+) -> Iterator[list[Message]]:
+    """The messages of a range in their order, many at a time. `where` begins the message of an error.
+
+    Raises `SourceError` where offsets are gone, and `UnavailableError` where the cluster is away.
+    """
+    key = (connection, isolation)
+    reader = _idle.pop(key, None) or _Reader(connection.consumer({**_CONFIG, "isolation.level": isolation}), set())
+    try:
+        _assign(reader, connection, range_, where)
+        yield from _read(reader.consumer, connection, range_, where)
+    except BaseException:
+        reader.consumer.close()
+        raise
+    reader.consumer.unassign()
+    _idle[key] = reader
+
+
+def _assign(reader: _Reader, connection: KafkaConnection, range_: OffsetRange, where: str) -> None:
+    from confluent_kafka import KafkaException, TopicPartition
+
+    if range_.topic not in reader.topics:  # else the consumer takes a second until it asks for the topic's leaders
+        try:
+            reader.consumer.list_topics(range_.topic, timeout=PATIENCE)
+        except KafkaException as error:
+            raise connection.failure(error.args[0], where, SourceError) from None
+        reader.topics.add(range_.topic)
+    reader.consumer.assign([TopicPartition(range_.topic, range_.partition, range_.start)])
+
+
+def _read(consumer: Consumer, connection: KafkaConnection, range_: OffsetRange, where: str) -> Iterator[list[Message]]:
+    from confluent_kafka import Message
+
+    position, moved, last = range_.start, time.monotonic(), None
+    while position < range_.end:
+        found = consumer.consume(min(_MOST, range_.end - position), _WAIT)
+        errors = [message for message in found if message.error() is not None]
+        if errors:
+            found = [message for message in found if message.error() is None]
+        if found:
+            offsets = cast("list[int]", list(map(Message.offset, found)))
+            position, moved = offsets[-1] + 1, time.monotonic()
+            if position > range_.end:
+                found = [message for message, offset in zip(found, offsets, strict=True) if offset < range_.end]
+            if found:
+                yield found
+                moved = time.monotonic()
+        for message in errors:
+            error = message.error()
+            assert error is not None
+            if _is_end(error):
+                position = max(position, _offset(message))
+            else:
+                _check(error, connection, range_, position, where)
+                last = error
+        if time.monotonic() - moved > PATIENCE:
+            raise _stuck(connection, range_, position, last, where)
+
+
+def _is_end(error: KafkaError) -> bool:
+    from confluent_kafka import KafkaError
+
+    return bool(error.code() == KafkaError._PARTITION_EOF)
+
+
+def _offset(message: Message) -> int:
+    offset = message.offset()
+    return -1 if offset is None else offset
+
+
+def _check(error: KafkaError, connection: KafkaConnection, range_: OffsetRange, position: int, where: str) -> None:
+    """Raises where waiting does not help."""
+    if error.name() == "GROUP_AUTHORIZATION_FAILED":  # the client asks for its group's coordinator, and needs none
+        return
+    if error.name() in ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"):
+        part = part_name(range_.topic, range_.partition)
+        raise SourceError(
+            f"{where}: the records of {part} from offset {position} on are gone, before they were read:"
+            " the topic's retention has deleted them, or it was made again; start without state, or with another uid,"
+            " to read what there is, and give the topic a longer retention.ms"
+        )
+    failure = connection.failure(error, where, SourceError)
+    if not failure.retryable:
+        raise failure
+
+
+def _stuck(
+    connection: KafkaConnection, range_: OffsetRange, position: int, error: KafkaError | None, where: str
+) -> UnifiedError:
+    if error is not None:
+        return connection.failure(error, where)
+    part = part_name(range_.topic, range_.partition)
+    return UnavailableError(
+        f"{where}: {connection.describe()} gave nothing of {part} for {PATIENCE:.0f} s at offset {position}, and there"
+        f" have to be records up to {range_.end}; see that its brokers run"
+    )
