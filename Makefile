@@ -3,12 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 export DAGSTER_HOME ?= $(CURDIR)/.dagster_home
 export DAGSTER_DISABLE_TELEMETRY ?= yes
+MVN ?= mvn
 ONLY ?=
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20
 
-.PHONY: demo demo-streaming demo-backfill demo-handover test test-fast test-all faults check bench dev docs format lock clean
+.PHONY: demo demo-streaming demo-backfill demo-handover demo-kafka kafka postgres test test-fast test-all faults check bench dev docs format lock clean
 
 .venv/ready: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dagster-unified needs Python 3.11 or newer: run make PYTHON=/path/to/python3.11")'
@@ -27,6 +28,15 @@ PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20
 	@echo "archiving Spark's classes, for the JVMs of tests"
 	@$(BIN)/python -m tests.class_data
 
+.venv/kafka/ready: tests/servers/kafka.xml | .venv/java
+.venv/spark-kafka/ready: benchmarks/kafka.xml | .venv/java
+.venv/kafka/ready .venv/spark-kafka/ready:
+	@command -v $(MVN) >/dev/null || { echo "Kafka's jars come by Maven; Debian: apt-get install maven"; exit 1; }
+	@echo "fetching the jars of $< into $(@D)"
+	@rm -rf $(@D)
+	@$(MVN) -q -B -Dstyle.color=never -f $< dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$(@D)
+	@touch $@
+
 demo: .venv/java $(DAGSTER_HOME)/dagster.yaml ## run the flights pipeline in BATCH, through Dagster
 	@$(BIN)/python -m jobs.data
 	@$(BIN)/dagster-unified run jobs.flight_delays -D execution.runtime-mode=BATCH
@@ -44,13 +54,20 @@ demo-handover: .venv/java $(DAGSTER_HOME)/dagster.yaml ## ten months in BATCH, t
 	@$(BIN)/python -m jobs.data
 	@$(BIN)/python -m jobs.handover_demo
 
-test: .venv/spark/classes.jsa ## the whole test suite; long tests run a part that changes from day to day
+demo-kafka: .venv/kafka/ready $(DAGSTER_HOME)/dagster.yaml ## from a topic to PostgreSQL and a topic: a stream, killed once, against BATCH
+	@$(BIN)/python -m jobs.data
+	@$(BIN)/python -m jobs.kafka_demo
+
+kafka: .venv/kafka/ready ## run a Kafka broker until Ctrl-C, and say where it listens
+	@$(BIN)/python -m tests.servers.kafka
+
+test: .venv/spark/classes.jsa .venv/kafka/ready ## the whole test suite; long tests run a part that changes from day to day
 	@$(PYTEST) $(PARALLEL)
 
 test-fast: .venv/ready ## harness, graph, API and operators: no JVM
 	@$(PYTEST) $(PARALLEL) -m "not spark" tests/api tests/graph tests/operators tests/records tests/testing tests/conformance tests/typing tests/test_records.py
 
-test-all: .venv/spark/classes.jsa ## the whole test suite, and the long tests in full: some hours
+test-all: .venv/spark/classes.jsa .venv/kafka/ready ## the whole test suite, and the long tests in full: some hours
 	@UNIFIED_TESTS=nightly $(PYTEST) $(PARALLEL)
 
 faults: .venv/spark/classes.jsa ## kill a streaming job at twenty points
@@ -62,8 +79,11 @@ check: .venv/ready ## format, lint, types, architecture
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: .venv/java ## measure; ONLY="batch stream" runs these families
+bench: .venv/java .venv/kafka/ready .venv/spark-kafka/ready ## measure; ONLY="batch stream" runs these families
 	@$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY))
+
+postgres: .venv/ready ## a PostgreSQL server until Ctrl-C; prints its URL
+	@$(BIN)/python -m tests.servers.postgres
 
 $(DAGSTER_HOME)/dagster.yaml: resources/dagster.yaml
 	@mkdir -p $(DAGSTER_HOME) && cp $< $@
@@ -72,7 +92,7 @@ dev: .venv/java $(DAGSTER_HOME)/dagster.yaml ## the Dagster UI with the code loc
 	@$(BIN)/python -m jobs.data
 	@$(BIN)/dagster dev -w workspace.yaml -h 127.0.0.1
 
-docs: .venv/spark/classes.jsa ## build the documentation into site/, and run its examples
+docs: .venv/spark/classes.jsa .venv/kafka/ready ## build the documentation into site/, and run its examples
 	@$(BIN)/python -m tests.docs.support
 	@$(BIN)/zensical build --strict --clean
 	@$(PYTEST) tests/docs

@@ -24,6 +24,7 @@ from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
 
 from dagster_unified.api import (
+    DataStream,
     DeltaSink,
     KeyedProcessFunction,
     MapStateDescriptor,
@@ -161,17 +162,17 @@ def _millis(time: datetime) -> int:
     return (time - EPOCH) // MILLISECOND
 
 
-def build(
-    flights_csv: str = str(FLIGHTS), output: str = str(OUTPUT), name: str = "flight_delays", live: bool = False
-) -> Pipeline:
-    """The pipeline, from a CSV file to three Delta tables; `live` from a folder in which files appear."""
-    pipeline = Pipeline(name)
-    flights = (
-        cleaned(pipeline, flights_csv, live)
-        .assign_timestamps_and_watermarks(IN_ORDER)
-        .name("flights")
-        .uid("event-times")
-    )
+class Delays(NamedTuple):
+    """The streams of the pipeline that go to its sinks."""
+
+    totals: DataStream[CarrierDelay]
+    sums: DataStream[Propagation]
+    alerts: DataStream[Idle]
+
+
+def delays(clean_flights: DataStream[Flight]) -> Delays:
+    """The pipeline between its source and its sinks."""
+    flights = clean_flights.assign_timestamps_and_watermarks(IN_ORDER).name("flights").uid("event-times")
 
     totals = flights.key_by("carrier").agg(
         F.count("*").alias("flights"),
@@ -181,14 +182,21 @@ def build(
         F.sum("miles").alias("miles"),
         output_type=CarrierDelay,
     )
-    totals.name("totals").uid("totals").sink_to(DeltaSink(f"{output}/carrier_delays", mode="upsert", key="carrier"))
-
     legs = flights.key_by("tail").process(AircraftDay()).name("legs").uid("aircraft")
     propagation = legs.map(as_propagation).name("propagation").uid("propagation")
     sums = propagation.key_by("carrier", "month").reduce(add).name("sums").uid("sums")
-    sums.sink_to(DeltaSink(f"{output}/delay_propagation", mode="upsert", key=("carrier", "month")))
-
     alerts = legs.get_side_output(IDLE).filter(within_the_data).name("alerts").uid("alerts")
+    return Delays(totals.name("totals").uid("totals"), sums, alerts)
+
+
+def build(
+    flights_csv: str = str(FLIGHTS), output: str = str(OUTPUT), name: str = "flight_delays", live: bool = False
+) -> Pipeline:
+    """The pipeline, from a CSV file to three Delta tables; `live` from a folder in which files appear."""
+    pipeline = Pipeline(name)
+    totals, sums, alerts = delays(cleaned(pipeline, flights_csv, live))
+    totals.sink_to(DeltaSink(f"{output}/carrier_delays", mode="upsert", key="carrier"))
+    sums.sink_to(DeltaSink(f"{output}/delay_propagation", mode="upsert", key=("carrier", "month")))
     alerts.sink_to(DeltaSink(f"{output}/idle_aircraft", mode="upsert", key=("tail", "since")))
     return pipeline
 

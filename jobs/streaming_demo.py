@@ -47,7 +47,7 @@ def main() -> int:
         check=True,
         stdout=subprocess.DEVNULL,
     )
-    with DagsterInstance.get() as instance, daemon():
+    with DagsterInstance.get() as instance, daemon("-w", "workspace.yaml"):
         subprocess.run(
             [BIN / "dagster", "sensor", "start", "live_flights_streaming_sensor", "-w", "workspace.yaml"],
             check=True,
@@ -78,7 +78,7 @@ def replay(instance: DagsterInstance, directory: CheckpointDirectory) -> str:
             (INCOMING / f".{day}").write_text("\n".join(lines) + "\n")
             (INCOMING / f".{day}").rename(INCOMING / f"{day}.csv")
             if number == len(days) // 2:
-                run = until(lambda: running(instance), "a run is started")
+                run = until(lambda: running(instance, "live_flights_streaming"), "a run is started")
                 until(
                     lambda: (s := read_status(directory)) is not None and s.epochs > 0, "the job has committed an epoch"
                 )
@@ -96,13 +96,13 @@ def replay(instance: DagsterInstance, directory: CheckpointDirectory) -> str:
 
 
 @contextmanager
-def daemon() -> Iterator[None]:
-    """Dagster's daemon, with its output in a file."""
+def daemon(*location: str) -> Iterator[None]:
+    """Dagster's daemon for a code location, with its output in a file."""
     log = Path(os.environ["DAGSTER_HOME"]) / "demo-daemon.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as file:
         running_daemon = subprocess.Popen(
-            [BIN / "dagster-daemon", "run", "-w", "workspace.yaml"], stdout=file, stderr=file, start_new_session=True
+            [BIN / "dagster-daemon", "run", *location], stdout=file, stderr=file, start_new_session=True
         )
     try:
         yield
@@ -113,11 +113,9 @@ def daemon() -> Iterator[None]:
         running_daemon.kill()
 
 
-def running(instance: DagsterInstance) -> str | None:
-    """The run that is started."""
-    found = instance.get_runs(
-        RunsFilter(job_name="live_flights_streaming", statuses=[DagsterRunStatus.STARTED]), limit=1
-    )
+def running(instance: DagsterInstance, job: str) -> str | None:
+    """The run of a job that is started."""
+    found = instance.get_runs(RunsFilter(job_name=job, statuses=[DagsterRunStatus.STARTED]), limit=1)
     return found[0].run_id if found else None
 
 

@@ -23,6 +23,8 @@ from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from tests.depth import NIGHTLY, SEED
+from tests.servers.kafka import Broker
+from tests.servers.postgres import postgres, postgres_server  # noqa: F401
 
 settings.register_profile("ci", max_examples=50, deadline=None)
 settings.register_profile("nightly", max_examples=1000, deadline=None)
@@ -80,6 +82,14 @@ def spark():
     running = session.start("local[2]", config={"spark.driver.memory": "2g", "spark.sql.shuffle.partitions": "2"})
     yield running
     running.stop()
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory):
+    """A Kafka broker of this test process's own; each test makes topics of its own."""
+    broker = Broker(tmp_path_factory.mktemp("kafka")).start()
+    yield broker
+    broker.stop()
 
 
 @pytest.fixture

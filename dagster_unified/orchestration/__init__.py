@@ -7,6 +7,8 @@ from dagster_unified.orchestration.deployment import StreamingDeployment
 from dagster_unified.orchestration.executors import process_executor
 from dagster_unified.orchestration.intermediates import IntermediatesResource
 from dagster_unified.orchestration.janitor import Retention
+from dagster_unified.orchestration.kafka import KafkaResource
+from dagster_unified.orchestration.postgres import PostgresResource
 from dagster_unified.orchestration.resources import ExecutionConfig, SparkResource
 from dagster_unified.orchestration.schedules import BatchSchedule
 from dagster_unified.orchestration.translator import StageTranslator
@@ -17,7 +19,9 @@ __all__ = [
     "Checks",
     "ExecutionConfig",
     "IntermediatesResource",
+    "KafkaResource",
     "Parity",
+    "PostgresResource",
     "Retention",
     "SparkResource",
     "StageTranslator",

@@ -100,7 +100,7 @@ def sink_checks(
 
 
 def _schema(
-    planned: Plan, node: SinkNode, sink: SparkSink[Any], key: AssetKey, checks: Checks
+    planned: Plan, node: SinkNode, sink: SparkSink[Any, Any], key: AssetKey, checks: Checks
 ) -> AssetChecksDefinition:
     edge = planned.graph.inputs(node.id)[0]
     records = planned.graph.records_of(edge)
@@ -126,7 +126,7 @@ def _schema(
     return check
 
 
-def _unique(node: SinkNode, sink: SparkSink[Any], key: AssetKey, checks: Checks) -> AssetChecksDefinition:
+def _unique(node: SinkNode, sink: SparkSink[Any, Any], key: AssetKey, checks: Checks) -> AssetChecksDefinition:
     columns = list(sink.key)
 
     @asset_check(
@@ -183,7 +183,7 @@ def _rows(key: AssetKey, checks: Checks, within: float) -> AssetChecksDefinition
 
 
 def _parity(
-    graph: Graph, node: SinkNode, sink: SparkSink[Any], key: AssetKey, checks: Checks, parity: Parity
+    graph: Graph, node: SinkNode, sink: SparkSink[Any, Any], key: AssetKey, checks: Checks, parity: Parity
 ) -> AssetChecksDefinition:
     @asset_check(
         name=_name(node, "parity"),

@@ -414,7 +414,7 @@ def sink_specs(
             deps=[*upstream_deps(planned, read_by(node), upstream, translator), *before],
             group_name=planned.name,
             description=(
-                f"{node.sink.describe()}, written by {planned.name} in STREAMING ({node.sink.guarantee.value})."
+                f"{node.sink.describe()}, written by {planned.name} in STREAMING ({node.sink.capabilities.describe()})."
             ),
             kinds={"spark", "streaming"},
             metadata=targets_metadata(planned, [node.id]),

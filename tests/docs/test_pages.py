@@ -14,12 +14,14 @@ import pytest
 from deltalake import DeltaTable
 
 from dagster_unified.orchestration import unified_definitions
+from tests.depth import SEED
 from tests.docs.support import PAGES
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "docs"
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
-ON_SPARK = ("tutorial", "without-dagster", "handover")
+ON_SPARK = ("tutorial", "without-dagster", "handover", "write-a-connector")
 EXAMPLES = sorted(
     str(page.relative_to(SITE))
     for page in SITE.rglob("*.md")
@@ -75,6 +77,30 @@ def test_a_pipeline_runs_without_dagster(spark, run):
     page = run("guides/without-dagster.md")
     assert sorted(page.collected) == [page.Sale("north", 5), page.Sale("south", 2)]
     assert page.result.metrics.rows["totals"] == 2
+
+
+def test_the_sink_of_the_page_on_connectors_loses_nothing_and_writes_nothing_twice(tmp_path):
+    """In a process of its own: the kit's processes have to be able to import the page."""
+    page = (SITE / "guides/write-a-connector.md").read_text()
+    assert len(BLOCK.findall(page)[0].splitlines()) < 120
+    (tmp_path / "sqlite_page.py").write_text("\n".join(BLOCK.findall(page)))
+    program = f"""
+import os
+
+import sqlite_page
+from dagster_unified.testing.connectors import check_epochs, check_partitions, spark_connect_server
+if __name__ == "__main__":
+    with spark_connect_server({free_port()}) as server:
+        for number, check in enumerate((check_epochs, check_partitions)):
+            folder = f"{{os.getcwd()}}/{{number}}"
+            os.mkdir(folder)
+            check(sqlite_page.SqliteTarget(folder), server, {SEED}, 5)
+"""
+    (tmp_path / "check.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "check.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_batch_hands_its_state_to_streaming(spark, run, tmp_path):

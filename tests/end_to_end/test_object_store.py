@@ -4,44 +4,25 @@ They are written by s3fs, by deltalake and by Hadoop's s3a.
 """
 
 import json
-import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.errors import LeaseLostError
+from tests.object_store import client, served
 
 ROOT = Path(__file__).parents[2]
-
-
-def client(url):
-    return boto3.client(
-        "s3", endpoint_url=url, aws_access_key_id="key", aws_secret_access_key="secret", region_name="us-east-1"
-    )
 
 
 @pytest.fixture(scope="module")
 def bucket():
     """The environment of a process that reaches the bucket `lake`."""
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    url = "http://{}:{}".format(*server.get_host_and_port())
-    access = {
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_REGION": "us-east-1",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    client(url).create_bucket(Bucket="lake")
-    yield {**access, "AWS_ENDPOINT_URL": url, "AWS_ALLOW_HTTP": "true"}
-    server.stop()
+    with served("lake") as environment:
+        yield environment
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,8 @@ import pytest
 from deltalake import DeltaTable
 
 from dagster_unified.engine import connect_server
-from tests.orchestration.dagster_dev import DagsterDev, free_port
+from tests.orchestration.dagster_dev import DagsterDev
+from tests.ports import free_port
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 LOCATION = "/locations/tests.orchestration.backfill_job"

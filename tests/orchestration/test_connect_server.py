@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from dagster_unified.engine import connect_server
 from dagster_unified.errors import ConfigurationError, StageError
 from dagster_unified.orchestration import SparkResource
-from tests.orchestration.dagster_dev import free_port
+from tests.ports import free_port
 
 PROGRAM = """
 from dagster import DagsterInstance, execute_job, reconstructable

@@ -18,12 +18,12 @@ from dagster import (
 from deltalake import DeltaTable
 
 from dagster_unified.api import DeltaSink, Pipeline, RateSource
-from dagster_unified.connectors.base import WriteContext
 from dagster_unified.errors import PipelineError
 from dagster_unified.orchestration import BatchDeployment, StreamingDeployment, unified_definitions
 from dagster_unified.orchestration.partitions import in_zone, slice_of
 from dagster_unified.state import Savepoint
 from tests.orchestration.partitioned_job import BROKEN, DAILY, HOME, build, carrying_job, defs, job, shops_job
+from tests.writing import written
 
 DAYS = ["2013-03-09", "2013-03-10", "2013-03-11"]
 
@@ -216,9 +216,9 @@ def test_two_runs_of_one_partition_at_once_leave_what_one_of_them_wrote(spark, t
 
     def write(run):
         frame = spark.createDataFrame([(run,), (run,)], "run string")
-        sink.write(frame, WriteContext(spark, "p", "stage", run, "2013-03-10", before_commit=meet))
+        written(sink, frame, run, "2013-03-10", meet)
 
-    sink.write(spark.createDataFrame([("other",)], "run string"), WriteContext(spark, "p", "stage", "r0", "2013-03-09"))
+    written(sink, spark.createDataFrame([("other",)], "run string"), "r0", "2013-03-09")
     runs = [threading.Thread(target=write, args=(name,)) for name in ("one", "two")]
     for run in runs:
         run.start()
@@ -231,9 +231,7 @@ def test_two_runs_of_one_partition_at_once_leave_what_one_of_them_wrote(spark, t
 def test_a_partitioned_overwrite_replaces_what_runs_without_partitions_had_written(spark, tmp_path):
     sink = DeltaSink(str(tmp_path / "table"))
     for partition, value in (("all", 1), ("2013-03-09", 2), ("2013-03-10", 3), ("2013-03-09", 4)):
-        sink.write(
-            spark.createDataFrame([(value,)], "n long"), WriteContext(spark, "p", "stage", f"run {value}", partition)
-        )
+        written(sink, spark.createDataFrame([(value,)], "n long"), f"run {value}", partition)
     assert sorted(DeltaTable(str(tmp_path / "table")).to_pyarrow_table()["n"].to_pylist()) == [3, 4]
 
 

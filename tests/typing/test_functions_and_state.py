@@ -39,7 +39,7 @@ from dagster_unified.api import (
     ValueState,
     ValueStateDescriptor,
 )
-from dagster_unified.engine.shipping import by_value_bytes
+from dagster_unified.by_value import by_value_bytes
 from dagster_unified.testing import run_pipeline
 
 
