@@ -47,6 +47,9 @@ class Capabilities:
     replaces_partition: bool = False
     """A partition of the pipeline that runs again replaces what it had written."""
 
+    refuses_repeats: bool = False
+    """A partition of the pipeline that runs again is an error: what it had written can be neither replaced nor told."""
+
     undoes: bool = False
     """A deployment that goes back to a savepoint takes back what it wrote since."""
 
@@ -63,11 +66,12 @@ class Capabilities:
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             return promised
         cases = []
-        if not self.replaces_partition:
+        if not self.replaces_partition and not self.refuses_repeats:
             cases.append("running a partition again")
         if not self.undoes:
             cases.append("going back to a savepoint")
-        return promised + (f", but {' or '.join(cases)} writes rows again" if cases else "")
+        again = f", but {' or '.join(cases)} writes rows again" if cases else ""
+        return promised + again + (", and running a partition again is refused" if self.refuses_repeats else "")
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,16 @@ _OWN = {
 }
 """Options of librdkafka that an author cannot set, and why."""
 
+PRODUCER_OWN = {
+    **_OWN,
+    "transaction.timeout.ms": "give it as transaction_timeout",
+    "enable.idempotence": "without it, messages come twice or out of order",
+    "partitioner": "give it as partitioner",
+    "error_cb": "the library explains what the client reports",
+    "on_delivery": "the library explains what the client reports",
+}
+"""Further ones of a producer."""
+
 
 _CLIENT = {
     # what the client would print of an error comes back as an error
@@ -75,8 +85,7 @@ class KafkaConnection:
             for name, value in (options or {}).items()
         }
         for name in self._options:
-            if name in _OWN:
-                raise ConfigurationError(f"{self.describe()}: the option {name} cannot be set: {_OWN[name]}")
+            check_option(name, self.describe())
 
     @classmethod
     def of(cls, given: KafkaConnection | GivesConnection | Value) -> KafkaConnection:
@@ -180,6 +189,12 @@ class KafkaConnection:
             if known:
                 text = text.replace(str(known), "***")
         return text
+
+
+def check_option(name: str, where: str, own: Mapping[str, str] = _OWN) -> None:
+    """Raises `ConfigurationError` for an option of librdkafka that the library sets itself; `own` says why."""
+    if name in own:
+        raise ConfigurationError(f"{where}: the option {name} cannot be set: {own[name]}")
 
 
 def telling(reported: Sequence[KafkaError]) -> KafkaError | None:

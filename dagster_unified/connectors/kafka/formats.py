@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import inspect as mi
 
-from dagster_unified.connectors.kafka.registry import SchemaRegistry
+from dagster_unified.connectors.kafka.registry import SchemaRegistry, without_uuids
 from dagster_unified.errors import MissingRequirementError, PipelineError, nearest
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.records import RecordType, record_type, type_name
@@ -161,7 +161,7 @@ class AvroFormat(ValueFormat):
         except ImportError as error:
             raise MissingRequirementError("Avro needs the package fastavro: install dagster-unified[kafka]") from error
         given, registry = self._given(), self.registry
-        schema = None if given is None else parse_schema(given)
+        schema = None if given is None else parse_schema(without_uuids(given))
         if registry is None:
             return lambda value: msgspec.convert(_avro(value, schema, None), python)
         known: dict[int, Any] = {}

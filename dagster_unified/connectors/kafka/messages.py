@@ -114,6 +114,8 @@ class MessageEncoder:
         self._json = msgspec.json.Encoder(decimal_format="string").encode
         functions = (made.key, made.value, made.headers, made.partition, made.tombstone)
         self._takes_records = any(callable(function) for function in functions)
+        in_json = {*records.names} if made.value is None else {*(made.key if isinstance(made.key, tuple) else ())}
+        self._in_json = {name for name in in_json if _has_floats(records.schema.field(name).type)}
 
     def encode(self, batch: pa.RecordBatch) -> Messages:
         """The messages of a batch of records. Raises `UserFunctionError`, naming the record, where a function does."""
@@ -131,9 +133,21 @@ class MessageEncoder:
 
     def _column(self, batch: pa.RecordBatch, name: str) -> list[Any]:
         """The values of a field, as a record has them."""
+        if name in self._in_json:
+            self._check_finite(batch.column(name), name)
         values: list[Any] = batch.column(name).to_pylist()
         decode = self._records.decoder_of(name)
         return values if decode is None else [None if value is None else _plain(decode(value)) for value in values]
+
+    def _check_finite(self, column: pa.Array, name: str) -> None:
+        """Raises `SinkError` for NaN and the infinities, which JSON has no numbers for: they would become null."""
+        found = _not_finite(column, name)
+        if found is not None:
+            path, number = found
+            raise SinkError(
+                f"{self._where}: field '{path}' is {number}, and JSON has no such number; write None in its place,"
+                " leave the record out, or make the value yourself, with value="
+            )
 
     def _part(self, part: FieldOr, columns: Mapping[str, list[Any]], records: Sequence[Any]) -> list[Any]:
         """What a field or a function says of each record."""
@@ -223,3 +237,30 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return {name: _plain(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+def _has_floats(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_has_floats(field.type) for field in kind)
+    if pa.types.is_map(kind):
+        return _has_floats(kind.key_type) or _has_floats(kind.item_type)
+    return _has_floats(kind.value_type) if pa.types.is_list(kind) else bool(pa.types.is_floating(kind))
+
+
+def _not_finite(column: pa.Array, path: str) -> tuple[str, float] | None:
+    """The first number of a column that JSON does not have, and the field that it is in."""
+    import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
+
+    kind = column.type
+    inner: list[tuple[pa.Array, str]] = []
+    if pa.types.is_floating(kind):
+        bad = pc.invert(pc.is_finite(column))
+        return (path, column.filter(bad)[0].as_py()) if pc.any(bad).as_py() else None
+    if pa.types.is_struct(kind):
+        inner = [(part, f"{path}.{field.name}") for field, part in zip(kind, column.flatten(), strict=True)]
+    elif pa.types.is_map(kind):
+        entries = (column.keys, column.items)
+        inner = [(pa.ListArray.from_arrays(column.offsets, part).flatten(), f"{path}[]") for part in entries]
+    elif pa.types.is_list(kind):
+        inner = [(column.flatten(), f"{path}[]")]
+    return next((found for part, name in inner if (found := _not_finite(part, name)) is not None), None)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from dagster_unified.connectors.base import SparkSink
 from dagster_unified.connectors.commits import Committer, NoCommitter, WriteIdentity, Writer, WriterTask
 from dagster_unified.connectors.kafka.committer import KafkaCommitter, TransactionalTopic
-from dagster_unified.connectors.kafka.connection import GivesConnection, KafkaConnection
+from dagster_unified.connectors.kafka.connection import PRODUCER_OWN, GivesConnection, KafkaConnection, check_option
 from dagster_unified.connectors.kafka.messages import Bytes, MessageEncoder, MessageFormat
 from dagster_unified.connectors.kafka.publishing import Publisher, topic_partitions
 from dagster_unified.connectors.kafka.staging import StagedMessages, StagingWriter
@@ -54,10 +54,11 @@ class KafkaSink(SparkSink[In, StagedMessages]):
     * `timestamp`: the field of the message's time; else it is when the message is published.
     * `transaction_timeout`: how long the cluster lets a transaction last. What a job that died has left holds back
       readers of committed messages for so long, unless the job is started again before.
-    * `options`: further options of librdkafka's producer.
+    * `options`: further options of librdkafka's producer, except those that the library sets itself.
 
-    Raises `PipelineError` for a field that is not there or of another type, and for `upsert` without a key. When it
-    runs, `SinkError` where the topic is not there, a record is too large or permission is lacking, and
+    Raises `PipelineError` for a field that is not there or of another type, for `upsert` without a key or with one that
+    may be None, and `ConfigurationError` for an option of the library's own. When it runs, `SinkError` where the topic
+    is not there, a record is too large, a number has no JSON (NaN, the infinities) or permission is lacking, and
     `UnavailableError`, which is tried again, where the cluster is away.
 
     Examples:
@@ -101,6 +102,8 @@ class KafkaSink(SparkSink[In, StagedMessages]):
         named = isinstance(partitioner, str) and partitioner in _PARTITIONERS
         self._options = {"partitioner": partitioner if named else _PARTITIONERS[0], **(options or {})}
         self._format = MessageFormat(keys, value, headers, None if named else partitioner, timestamp, tombstone)
+        for option in options or {}:
+            check_option(option, f"sink '{self.name}'", PRODUCER_OWN)
         if mode not in ("append", "upsert"):
             raise PipelineError(f"sink '{self.name}': mode is 'append' or 'upsert', not {mode!r}")
         if self.upserts and not keys:
@@ -117,6 +120,12 @@ class KafkaSink(SparkSink[In, StagedMessages]):
 
     def check(self, records: RecordType) -> None:
         self._format.check(records)
+        for field in self.key:
+            if records.schema.field(field).nullable:
+                raise PipelineError(
+                    f"sink '{self.name}': field '{field}' is in its key and may be None, and a message without a key"
+                    " replaces none; declare it without None"
+                )
 
     def committer(self, schema: pa.Schema) -> Committer[StagedMessages]:
         where = f"sink '{self.name}' (topic '{self.topic}')"

@@ -101,7 +101,10 @@ class PostgresSink(SparkSink[In, PostgresCommittable]):
                 )
         self.upserts = mode == "upsert"
         self.capabilities = Capabilities(
-            transactional=True, upsert=self.upserts, replaces_partition=partition_column is not None
+            transactional=True,
+            upsert=self.upserts,
+            replaces_partition=partition_column is not None,
+            refuses_repeats=partition_column is None and not self.upserts,
         )
 
     def describe(self) -> str:

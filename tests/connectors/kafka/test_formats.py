@@ -186,6 +186,24 @@ def test_avro_that_does_not_fit_says_why():
         AvroFormat()
 
 
+class Named(NamedTuple):
+    id: str
+    others: list[str | None]
+
+
+def test_a_uuid_of_avro_is_text(registry):
+    uuid = {"type": "string", "logicalType": "uuid"}
+    others = {"type": "array", "items": ["null", uuid]}
+    fields = [{"name": "id", "type": uuid}, {"name": "others", "type": others}]
+    schema = {"type": "record", "name": "Named", "fields": fields}
+    one, other = "0B2D4D8A-6F0F-4E3A-9A55-0A8E8C3F3B11", "2f1f7a1e-7c0b-4f54-8d2b-5f3e8e1a9c77"
+    record = {"id": one, "others": [None, other]}
+    assert decoded(AvroFormat(schema), Named, avro(schema, record)) == [Named(one, [None, other])]
+    registry.schemas[1] = {"schema": json.dumps(schema)}
+    in_registry = AvroFormat(registry=SchemaRegistry(registry.url))
+    assert decoded(in_registry, Named, avro(schema, record, 1)) == [Named(one, [None, other])]
+
+
 @pytest.fixture
 def registry():
     """Confluent's interface of a schema registry, as far as a reader asks: a schema by number, and by version."""

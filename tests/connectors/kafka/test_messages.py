@@ -1,4 +1,5 @@
 import json
+import re
 import time
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
@@ -110,6 +111,32 @@ def test_headers_partition_and_time_come_from_fields_or_functions():
     messages = encoded(SALES, headers=lambda sale: {"a": str(sale.amount)}, partition=lambda sale: sale.amount * 2)
     assert messages.headers == [[("a", b"3")], [("a", b"4")]]
     assert messages.places == [6, 8]
+
+
+class Measure(NamedTuple):
+    at: str
+    value: float | None = None
+    each: list[float] = []
+    by_name: dict[str, float] = {}
+    point: tuple[float, int] = (0.0, 0)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(
+    ("field", "path"), [("value", "value"), ("each", "each[]"), ("by_name", "by_name[]"), ("point", "point.f0")]
+)
+def test_a_number_that_json_does_not_have_is_an_error_that_names_its_field(number, field, path):
+    wrong = {"value": number, "each": [1.0, number], "by_name": {"a": number}, "point": (number, 1)}[field]
+    record = Measure("a")._replace(**{field: wrong})
+    said = f"p: sink 's': field '{path}' is {number}, and JSON has no such number; write None in its place"
+    with pytest.raises(SinkError, match=re.escape(said)):
+        encoded([Measure("b"), record])
+    with pytest.raises(SinkError, match=re.escape(said)):
+        encoded([record], key=("at", field), value="at")
+    assert encoded([record], value="at").values == [b"a"]
+    kind = record_type(Measure)
+    part = kind.to_batch([record, Measure("b", by_name={"x": 1.0})]).slice(1)
+    assert len(MessageEncoder(MessageFormat(), kind, "s").encode(part)) == 1  # what is sliced off does not count
 
 
 def test_a_plain_value_is_its_json():

@@ -12,7 +12,7 @@ import pytest
 from dagster_unified.api import DeliveryGuarantee, KafkaConnection, KafkaSink, ParquetSource, Pipeline
 from dagster_unified.connectors.secrets import Environment
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.errors import PipelineError, SinkError, UnavailableError
+from dagster_unified.errors import ConfigurationError, PipelineError, SinkError, UnavailableError
 from dagster_unified.graph.explain import as_mermaid, as_text, dumps
 from dagster_unified.records import record_type
 
@@ -170,6 +170,34 @@ def test_what_it_promises_is_in_the_plan():
 def test_what_cannot_be_written_is_refused_when_the_pipeline_is_made(options, said):
     with pytest.raises(PipelineError, match=said):
         Pipeline("sales").from_collection(SALES, Sale).sink_to(KafkaSink("broker:9092", "sales", **options))
+
+
+class Noted(NamedTuple):
+    shop: str
+    note: str | None
+
+
+def test_a_key_of_upserts_that_may_be_none_is_refused_when_the_pipeline_is_made():
+    noted = Pipeline("sales").from_collection([Noted("a", None)], Noted)
+    with pytest.raises(PipelineError, match="field 'note' is in its key and may be None, and a message without a key"):
+        noted.sink_to(KafkaSink("broker:9092", "sales", mode="upsert", key=("shop", "note")))
+    noted.sink_to(KafkaSink("broker:9092", "sales", key="note"))
+
+
+@pytest.mark.parametrize(
+    ("option", "advice"),
+    [
+        ("transactional.id", "the library names transactions"),
+        ("bootstrap.servers", "give it as bootstrap_servers"),
+        ("transaction.timeout.ms", "give it as transaction_timeout"),
+        ("partitioner", "give it as partitioner"),
+        ("enable.idempotence", "without it, messages come twice or out of order"),
+        ("on_delivery", "the library explains what the client reports"),
+    ],
+)
+def test_an_option_that_the_library_sets_itself_is_refused(option, advice):
+    with pytest.raises(ConfigurationError, match=rf"sink 'sales': the option {option} cannot be set: {advice}"):
+        KafkaSink("broker:9092", "sales", options={option: "x"})
 
 
 @pytest.mark.parametrize("guarantee", DeliveryGuarantee)

@@ -427,3 +427,14 @@ def test_a_server_that_is_away_is_transient(postgres_server):
 def test_what_makes_no_sense_is_refused_when_the_graph_is_built(given, says):
     with pytest.raises(PipelineError, match=says):
         PostgresSink(**{"table": "sales", "connection": "postgresql://x/y", **given}).taking(record_type(Sale))
+
+
+def test_explain_says_of_a_partition_that_runs_again_what_the_sink_does():
+    def promised(**given):
+        return PostgresSink("sales", "postgresql://db.example/shop", **given).capabilities.describe()
+
+    assert promised() == (
+        "exactly-once, but going back to a savepoint writes rows again, and running a partition again is refused"
+    )
+    assert promised(partition_column="day") == "exactly-once, but going back to a savepoint writes rows again"
+    assert promised(mode="upsert", key="id") == "upsert"
