@@ -233,6 +233,16 @@ def check_partition_columns(columns: Mapping[str, str], schema: pa.Schema, known
 _TIMES = (pa.types.is_timestamp, pa.types.is_date, pa.types.is_int64, pa.types.is_string)
 
 
+def time_hull(columns: Mapping[str, str], slices: Sequence[Slice]) -> tuple[str, datetime, datetime] | None:
+    """The time that partitions cover, and the column that has it."""
+    for dimension, column in columns.items():
+        times = [slice_.dimensions.get(dimension) for slice_ in slices]
+        ranges = [time for time in times if isinstance(time, TimeRange)]
+        if ranges and len(ranges) == len(slices):
+            return column, min(one.start for one in ranges), max(one.end for one in ranges)
+    return None
+
+
 def within(frame: DataFrame, columns: Mapping[str, str], slices: Sequence[Slice], source: str) -> DataFrame:
     """The rows of a partition or, of several, with the place of each row's own in the column `PARTITION_INDEX`.
 

@@ -19,6 +19,7 @@ from typing import Generic, TypeVar
 import msgspec
 import pyarrow as pa
 
+from dagster_unified.connectors.paths import remove_tree, storage_path
 from dagster_unified.errors import UnifiedError
 from dagster_unified.graph.slices import WHOLE
 
@@ -205,3 +206,12 @@ class NoCommitter(Committer[C]):
 
     def commit(self, commits: Sequence[Commit[C]]) -> None:
         """What writers wrote is visible already."""
+
+
+def remove_staging(attempts: Sequence[WriteAttempt], committed: bool) -> None:
+    """Removes what these attempts have staged in their folders, and, once one has committed, what killed ones have."""
+    for attempt in attempts:
+        if attempt.staging is not None:
+            own = storage_path(attempt.staging, "staging folder")
+            # who has committed is the only one: what killed attempts have left goes as well
+            remove_tree(own.parent if committed else own)

@@ -13,6 +13,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
@@ -313,3 +314,10 @@ def shared(start: Offsets, end: Offsets, most: int) -> dict[str, int]:
     for part in sorted(waiting, key=lambda part: (given[part] - waiting[part], part))[:rest]:
         given[part] += 1
     return {part: start.get(part, last) + given.get(part, 0) for part, last in end.items()}
+
+
+def cuts(low: int, high: int, count: int) -> list[tuple[int, int]]:
+    """A range in so many pieces, at least one."""
+    count = max(1, min(count, high - low))
+    marks = [low + (high - low) * number // count for number in range(count + 1)]
+    return list(pairwise(marks))

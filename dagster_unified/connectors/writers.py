@@ -100,3 +100,13 @@ def _by_attempt(batch: pa.RecordBatch, attempts: int) -> Iterator[tuple[int, pa.
     of_row = batch.column(PARTITION_INDEX)
     for index in pc.unique(of_row).to_pylist():
         yield index, batch.filter(pc.equal(of_row, index)).select(own)
+
+
+def arrow_stream(batches: Sequence[pa.RecordBatch]) -> bytes:
+    """Batches as an Arrow stream, compressed."""
+    buffer = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_stream(buffer, batches[0].schema, options=options) as stream:
+        for batch in batches:
+            stream.write_batch(batch)
+    return bytes(buffer.getvalue())

@@ -25,11 +25,11 @@ from dagster_unified.connectors.commits import (
     Committer,
     CommitUncertainError,
     WriteAttempt,
+    remove_staging,
 )
 from dagster_unified.connectors.kafka.connection import KafkaConnection
 from dagster_unified.connectors.kafka.publishing import Publisher, topic_partitions
 from dagster_unified.connectors.kafka.staging import StagedMessages, staged_messages
-from dagster_unified.connectors.paths import remove_tree, storage_path
 from dagster_unified.errors import UnavailableError, UnifiedError
 
 if TYPE_CHECKING:
@@ -79,11 +79,7 @@ class KafkaCommitter(Committer[StagedMessages]):
             self._producer(commit.identity.writer).commit(commit)
 
     def clean_up(self, attempts: Sequence[WriteAttempt], committed: bool) -> None:
-        for attempt in attempts:
-            if attempt.staging is not None:
-                own = storage_path(attempt.staging, "staging folder")
-                # who has committed is the only one: what killed attempts have left goes as well
-                remove_tree(own.parent if committed else own)
+        remove_staging(attempts, committed)
 
     def close(self) -> None:
         for producer in self._producers.values():

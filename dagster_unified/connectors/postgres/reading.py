@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import msgspec
 import pyarrow as pa
 
+from dagster_unified.connectors.nested import json_type
 from dagster_unified.connectors.postgres.names import quoted
-from dagster_unified.connectors.postgres.types import json_type
 from dagster_unified.connectors.splits import Malformed
 from dagster_unified.records import RecordType, shorten
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from dagster_unified.connectors.base import SparkSink
 from dagster_unified.connectors.commits import WriterTask
 from dagster_unified.connectors.postgres.committer import Plan, PostgresCommitter
 from dagster_unified.connectors.postgres.connection import GivesConnection, PostgresConnection
@@ -18,8 +17,8 @@ from dagster_unified.connectors.postgres.staging import PostgresCommittable, Sta
 from dagster_unified.connectors.postgres.tables import Wanted
 from dagster_unified.connectors.postgres.types import staged_column
 from dagster_unified.connectors.secrets import Value
-from dagster_unified.errors import PipelineError, nearest
-from dagster_unified.graph.connectors import Capabilities, Target
+from dagster_unified.connectors.table_sink import Mode, TableSink
+from dagster_unified.graph.connectors import Target
 from dagster_unified.operators.functions.type_variables import In
 from dagster_unified.records import RecordType
 
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-Mode = Literal["append", "upsert", "overwrite"]
-_MODES = ("append", "upsert", "overwrite")
 _PRIVILEGES = {
     "append": ("INSERT",),
     "upsert": ("INSERT", "SELECT", "UPDATE"),
@@ -37,7 +34,7 @@ _PRIVILEGES = {
 }
 
 
-class PostgresSink(SparkSink[In, PostgresCommittable]):
+class PostgresSink(TableSink[In, PostgresCommittable]):
     """Writes to a table of PostgreSQL, in one transaction per stage in BATCH and per epoch in STREAMING.
 
     The same transaction marks who wrote, in a table of the library, so that nothing is written twice; readers see all
@@ -78,34 +75,12 @@ class PostgresSink(SparkSink[In, PostgresCommittable]):
         library_schema: str = "dagster_unified",
     ) -> None:
         self.table = TableName.of(table)
-        self.name = name or self.table.table
+        super().__init__(name or self.table.table, mode, key, partition_column)
         self.connection = PostgresConnection.of(connection)
-        self.mode = mode
-        self.key = (key,) if isinstance(key, str) else tuple(key)
-        self.partition_column = partition_column
         self.library_schema = library_schema
         quoted(library_schema)
-        if mode not in _MODES:
-            raise PipelineError(f"sink '{self.name}': mode {mode!r} is not one of {', '.join(_MODES)}")
-        if (mode == "upsert") != bool(self.key):
-            raise PipelineError(
-                f"sink '{self.name}': mode 'upsert' needs the fields that identify a row, as key=..., and no other mode"
-                " has them"
-            )
         if partition_column is not None:
             quoted(partition_column)
-            if mode == "upsert":
-                raise PipelineError(
-                    f"sink '{self.name}': upserts replace rows by their key; leave partition_column out, or use mode"
-                    " 'append'"
-                )
-        self.upserts = mode == "upsert"
-        self.capabilities = Capabilities(
-            transactional=True,
-            upsert=self.upserts,
-            replaces_partition=partition_column is not None,
-            refuses_repeats=partition_column is None and not self.upserts,
-        )
 
     def describe(self) -> str:
         by = f" by {', '.join(self.key)}" if self.key else ""
@@ -116,26 +91,12 @@ class PostgresSink(SparkSink[In, PostgresCommittable]):
         return Target(f"{self.connection.describe()}/{self.table}", shared)
 
     def check(self, records: RecordType) -> None:
-        for name in self.key:
-            if name not in records.names:
-                raise PipelineError(
-                    f"sink '{self.name}': the records have no field '{name}', which is in its key"
-                    f"{nearest(name, records.names)}"
-                )
-            if records.schema.field(name).nullable:
-                raise PipelineError(
-                    f"sink '{self.name}': field '{name}' is in its key and may be None, which a primary key cannot"
-                    " hold; declare it without None"
-                )
-            if staged_column(records.schema.field(name)).json:
-                raise PipelineError(f"sink '{self.name}': field '{name}' is nested, and cannot be in a key")
-        if self.partition_column in records.names:
-            raise PipelineError(
-                f"sink '{self.name}': the records have the field '{self.partition_column}', which the sink fills"
-                " itself; give partition_column another name"
-            )
+        super().check(records)
         for name in records.names:
             quoted(name)
+
+    def is_json(self, field: pa.Field) -> bool:
+        return staged_column(field).json
 
     def committer(self, schema: pa.Schema) -> PostgresCommitter:
         staging = self._staging()

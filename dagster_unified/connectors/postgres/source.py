@@ -8,22 +8,21 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from datetime import datetime, timedelta, timezone
-from itertools import pairwise
 from math import floor
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import pyarrow as pa
 
+from dagster_unified.connectors.bounds import time_hull
 from dagster_unified.connectors.postgres.connection import GivesConnection, PostgresConnection, errors_of
 from dagster_unified.connectors.postgres.names import TableName, quoted
 from dagster_unified.connectors.postgres.reading import ReadField, converted
 from dagster_unified.connectors.postgres.snapshots import Snapshot, export, keep
 from dagster_unified.connectors.secrets import Value
-from dagster_unified.connectors.splits import Malformed, Offsets, Range, SplitSource
+from dagster_unified.connectors.splits import Malformed, Offsets, Range, SplitSource, cuts
 from dagster_unified.errors import PipelineError, SourceError, UnavailableError, nearest
 from dagster_unified.graph.connectors import Boundedness
-from dagster_unified.graph.slices import Slice, TimeRange
 from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.records import record_type
 
@@ -283,21 +282,14 @@ class PostgresSource(SplitSource[Out]):
     def read_partitions(self, spark: SparkSession, bounded: Sequence[SparkSource[Any]]) -> DataFrame:
         slices = [source.slice for source in bounded if source.slice is not None]
         pushed = copy.copy(self)
-        pushed._window_pushed = self._hull(slices)
+        pushed._window_pushed = time_hull(self.partition_columns, slices)
         return super(PostgresSource, pushed).read_partitions(spark, bounded)
-
-    def _hull(self, slices: Sequence[Slice]) -> tuple[str, datetime, datetime] | None:
-        """The time that partitions cover, and the column that has it."""
-        for dimension, column in self.partition_columns.items():
-            times = [slice_.dimensions.get(dimension) for slice_ in slices]
-            ranges = [time for time in times if isinstance(time, TimeRange)]
-            if ranges and len(ranges) == len(slices):
-                return column, min(one.start for one in ranges), max(one.end for one in ranges)
-        return None
 
     def _pushed(self, bases: dict[str, str]) -> list[str]:
         """Conditions that a partition's rows meet, and rows that do not say their partition; Spark looks closer."""
-        hull = self._window_pushed or (self._hull([self.slice]) if self.slice is not None else None)
+        hull = self._window_pushed
+        if hull is None and self.slice is not None:
+            hull = time_hull(self.partition_columns, [self.slice])
         if hull is None or bases[hull[0]] not in ("timestamptz", "timestamp", "date"):
             return []
         column = quoted(hull[0])
@@ -385,9 +377,9 @@ class PostgresSource(SplitSource[Out]):
             row = client.execute(counting.encode()).fetchone()
         if row is None or not row[0]:
             return []
-        cuts = _cuts(int(row[1]), int(row[2]) + 1, min(self.parallelism, -(-row[0] // _ROWS)))
+        pieces = cuts(int(row[1]), int(row[2]) + 1, min(self.parallelism, -(-row[0] // _ROWS)))
         return [
-            PostgresSplit(_select(columns, self._from, [self._between(low, high)]), self._place) for low, high in cuts
+            PostgresSplit(_select(columns, self._from, [self._between(low, high)]), self._place) for low, high in pieces
         ]
 
     def _pages(self, client: psycopg.Connection[tuple[Any, ...]]) -> list[tuple[str, list[str]]]:
@@ -415,8 +407,8 @@ class PostgresSource(SplitSource[Out]):
         size = max(_PAGES, -(-sum(pages for _, _, pages, *_ in leaves) // self.parallelism))
         found = []
         for schema, name, pages, *_ in leaves:
-            cuts = _cuts(0, max(pages, 1), -(-pages // size))
-            for low, high in cuts:
+            pieces = cuts(0, max(pages, 1), -(-pages // size))
+            for low, high in pieces:
                 own = [f"ctid >= '({low},0)'"] if low else []
                 own += [f"ctid < '({high},0)'"] if high < pages else []
                 found.append((f"ONLY {TableName(schema, name).sql}", own))
@@ -428,8 +420,8 @@ class PostgresSource(SplitSource[Out]):
         row = client.execute(f"SELECT min({column}), max({column}) FROM {self._from}".encode()).fetchone()
         if row is None or row[0] is None:
             return [(self._from, [])]
-        cuts = _cuts(row[0], row[1] + 1, self.parallelism)
-        ranges = [(self._from, [f"{column} >= {low} AND {column} < {high}"]) for low, high in cuts]
+        pieces = cuts(row[0], row[1] + 1, self.parallelism)
+        ranges = [(self._from, [f"{column} >= {low} AND {column} < {high}"]) for low, high in pieces]
         return [*ranges, (self._from, [f"{column} IS NULL"])]
 
     def _bases(self, client: psycopg.Connection[tuple[Any, ...]]) -> dict[str, str]:
@@ -490,13 +482,6 @@ class PostgresSource(SplitSource[Out]):
 
 def _select(columns: str, relation: str, conditions: Sequence[str]) -> str:
     return f"SELECT {columns} FROM {relation}" + (f" WHERE {' AND '.join(conditions)}" if conditions else "")
-
-
-def _cuts(low: int, high: int, count: int) -> list[tuple[int, int]]:
-    """A range in so many pieces, at least one."""
-    count = max(1, min(count, high - low))
-    marks = [low + (high - low) * number // count for number in range(count + 1)]
-    return list(pairwise(marks))
 
 
 def _literal(moment: datetime) -> str:

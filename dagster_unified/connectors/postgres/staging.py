@@ -19,9 +19,11 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_unified.connectors.commits import Committable, WriteAttempt, WriteIdentity, Writer, WriterTask
+from dagster_unified.connectors.nested import to_json
 from dagster_unified.connectors.postgres.connection import PostgresConnection, errors_of
 from dagster_unified.connectors.postgres.names import quoted
-from dagster_unified.connectors.postgres.types import StagedColumn, to_json
+from dagster_unified.connectors.postgres.types import StagedColumn
+from dagster_unified.connectors.writers import arrow_stream
 
 ORDER = "__order"
 """A staged column that orders rows of one key, for upserts."""
@@ -112,7 +114,7 @@ class StagingWriter(Writer[PostgresCommittable]):
         if not self._rows:
             return []
         if self._connected is None:
-            return [PostgresCommittable(rows=self._rows, bytes=self._bytes, arrow=_arrow(self._kept))]
+            return [PostgresCommittable(rows=self._rows, bytes=self._bytes, arrow=arrow_stream(self._kept))]
         self._send()
         with errors_of(self._staging.connection, self._where):
             self._connected.commit()
@@ -150,12 +152,3 @@ class StagingWriter(Writer[PostgresCommittable]):
         table = f"{quoted(staging.schema)}.{quoted(self._table)}"
         with errors_of(staging.connection, self._where), closing(self._connected.cursor()) as cursor:
             cursor.execute(f"CREATE UNLOGGED TABLE {table} ({columns}) WITH (autovacuum_enabled = false)")
-
-
-def _arrow(batches: Sequence[pa.RecordBatch]) -> bytes:
-    buffer = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with pa.ipc.new_stream(buffer, batches[0].schema, options=options) as stream:
-        for batch in batches:
-            stream.write_batch(batch)
-    return bytes(buffer.getvalue())

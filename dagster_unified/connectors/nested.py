@@ -1,0 +1,63 @@
+"""Nested values as texts of JSON, for systems whose columns hold no records, lists or maps. Needs no client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any, TypedDict
+
+import msgspec
+import pyarrow as pa
+
+Plain = Callable[[Any], Any]
+
+
+def to_json(column: pa.Array) -> pa.Array:
+    """Nested values as texts of JSON: records as objects, what JSON has no type for as msgspec writes it."""
+    plain, encode = _plain(column.type), msgspec.json.Encoder().encode
+    values = column.to_pylist()
+    texts = [None if v is None else encode(v if plain is None else plain(v)).decode() for v in values]
+    return pa.array(texts, pa.string())
+
+
+def _plain(kind: pa.DataType) -> Plain | None:
+    """What turns a value as Arrow gives it into one that JSON has; None where nothing is to be done.
+
+    Arrow gives a map as a list of pairs.
+    """
+    if pa.types.is_map(kind):
+        item = _plain(kind.item_type)
+        return lambda v: {key: x if item is None or x is None else item(x) for key, x in v}
+    if pa.types.is_list(kind):
+        element = _plain(kind.value_type)
+        return None if element is None else lambda v: [None if x is None else element(x) for x in v]
+    if pa.types.is_struct(kind):
+        found = {field.name: plain for field in kind if (plain := _plain(field.type)) is not None}
+        if found:
+            return lambda v: {k: found[k](x) if k in found and x is not None else x for k, x in v.items()}
+    return None
+
+
+def json_type(kind: pa.DataType) -> Any:
+    """The Python type by which JSON is decoded for an Arrow type."""
+    if pa.types.is_map(kind):
+        return dict[json_type(kind.key_type), json_type(kind.item_type) | None]  # type: ignore[misc]
+    if pa.types.is_list(kind):
+        return list[json_type(kind.value_type) | None]  # type: ignore[misc]
+    if pa.types.is_struct(kind):
+        return TypedDict("Fields", {field.name: json_type(field.type) | None for field in kind}, total=False)  # type: ignore[operator]
+    if pa.types.is_decimal(kind):
+        return Decimal
+    return datetime if pa.types.is_timestamp(kind) else _PYTHON[kind]
+
+
+_PYTHON: dict[pa.DataType, type] = {
+    pa.bool_(): bool,
+    pa.int64(): int,
+    pa.float64(): float,
+    pa.string(): str,
+    pa.binary(): bytes,
+    pa.date32(): date,
+    pa.duration("us"): timedelta,
+}
