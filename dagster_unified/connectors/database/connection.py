@@ -1,0 +1,145 @@
+"""How to reach a database by a URL of SQLAlchemy, and what its errors mean. Knows neither sinks nor sources."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from dagster_unified.connectors.secrets import Value, deferred, resolved, shown
+from dagster_unified.errors import (
+    ConfigurationError,
+    MissingRequirementError,
+    PipelineError,
+    SinkError,
+    UnavailableError,
+    UnifiedError,
+)
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+_LOCK_SECONDS = 20.0
+"""How long to wait for a file that another process has locked, as DuckDB locks its own."""
+
+_PAUSE = 0.05
+_DIALECTS = {"duckdb": "duckdb-sqlalchemy"}
+"""Packages of dialects that are not SQLAlchemy's own."""
+
+_LOCKED = re.compile(
+    "database (table )?is locked|could not set lock|lock wait timeout|deadlock|write-write conflict|conflict on",
+    re.IGNORECASE,
+)
+_LASTING = re.compile(
+    "no such |no column named|syntax error|readonly|unknown column|doesn't exist|access denied|unknown database",
+    re.IGNORECASE,
+)
+"""What SQLite and MySQL report as operational, and another attempt would meet again."""
+
+_URL = re.compile(r"[a-z][a-z0-9_+]*://", re.IGNORECASE)
+
+
+@dataclass(frozen=True, repr=False)
+class Database:
+    """A database, by its URL, which may be looked up where a client connects. Secrets never appear in its text."""
+
+    url: Value
+
+    @classmethod
+    def of(cls, given: Value, where: str) -> Database:
+        """A database from a URL or an `EnvVar`; raises `PipelineError` for anything else."""
+        if isinstance(given, str) and not hasattr(given, "get_value"):
+            if _URL.match(given):
+                return cls(given)
+        elif hasattr(given, "get_value"):
+            return cls(deferred(given))
+        # not shown: it may have a password in it
+        raise PipelineError(
+            f"{where}: the connection is no URL of SQLAlchemy; write duckdb:////data/shop.duckdb,"
+            " sqlite:////data/shop.db, mysql+pymysql://user@host/database, or give an EnvVar that has such a URL"
+        )
+
+    def describe(self) -> str:
+        """Where it is, for people: no user, no password, no options."""
+        if not isinstance(self.url, str):
+            return f"database at {shown(self.url)}"
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+    def __repr__(self) -> str:
+        return f"Database({self.describe()})"
+
+    def engine(self, where: str) -> sa.Engine:
+        """An engine that keeps no connections: a file that is open is locked for others."""
+        try:
+            import sqlalchemy as sa
+        except ImportError as error:
+            raise _missing(where, "sqlalchemy", "dagster-unified[databases]") from error
+        try:
+            url = sa.make_url(resolved(self.url, f"{where}: connection"))
+        except sa.exc.ArgumentError:
+            raise ConfigurationError(f"{where}: what {self.describe()} holds is no URL of SQLAlchemy") from None
+        try:
+            return sa.create_engine(url, poolclass=sa.pool.NullPool, hide_parameters=True)
+        except sa.exc.NoSuchModuleError:
+            name = url.get_backend_name()
+            package = _DIALECTS.get(name, f"a dialect of SQLAlchemy for {name}")
+            raise _missing(where, f"the dialect '{name}'", package) from None
+        except ImportError as error:
+            raise _missing(where, f"the driver '{error.name}'", f"the package of {error.name}") from error
+
+    @contextmanager
+    def transaction(self, where: str, refused: type[UnifiedError] = SinkError) -> Iterator[sa.Connection]:
+        """A connection whose transaction is committed at the end, or rolled back after an error."""
+        engine = self.engine(where)
+        with self.errors(where, refused):
+            connection = _connected(engine)
+            try:
+                with connection, connection.begin():
+                    yield connection
+            finally:
+                engine.dispose()
+
+    @contextmanager
+    def errors(self, where: str, refused: type[UnifiedError]) -> Iterator[None]:
+        """Raises what a driver raises as an error of this library; `refused` is what the database refuses."""
+        import sqlalchemy as sa
+
+        try:
+            yield
+        except sa.exc.DBAPIError as error:
+            said = str(error.orig).strip().split("\n")[0] or type(error.orig).__name__
+            if is_locked(error):
+                raise UnavailableError(
+                    f"{where}: {self.describe()} is locked by another connection ({said}); another attempt may succeed"
+                ) from None
+            away = isinstance(error, sa.exc.OperationalError) and not _LASTING.search(said)
+            if away or error.connection_invalidated:
+                raise UnavailableError(f"{where}: {self.describe()} cannot do it now ({said})") from None
+            raise refused(f"{where}: {self.describe()} refuses it: {said}") from None
+
+
+def is_locked(error: Any) -> bool:
+    """Whether another connection is in the way, so that it may be tried again."""
+    return bool(_LOCKED.search(str(error.orig)))
+
+
+def _connected(engine: sa.Engine) -> sa.Connection:
+    import sqlalchemy as sa
+
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            return engine.connect()
+        except sa.exc.DBAPIError as error:
+            if not is_locked(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(_PAUSE)
+
+
+def _missing(where: str, what: str, package: str) -> MissingRequirementError:
+    return MissingRequirementError(f"{where}: {what} is not installed; install {package} on the driver and the workers")

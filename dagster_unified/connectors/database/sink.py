@@ -1,0 +1,114 @@
+"""A sink into a table of a database: workers stage rows with `staging.py`, the driver commits with `committer.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from dagster_unified.connectors.commits import WriterTask
+from dagster_unified.connectors.database.committer import MARKS, DatabaseCommitter, Plan
+from dagster_unified.connectors.database.connection import Database
+from dagster_unified.connectors.database.staging import StagedRows, StagingWriter
+from dagster_unified.connectors.secrets import Value
+from dagster_unified.connectors.table_sink import Mode, TableSink
+from dagster_unified.errors import PipelineError
+from dagster_unified.graph.connectors import Target
+from dagster_unified.operators.functions.type_variables import In
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class DatabaseSink(TableSink[In, StagedRows]):
+    """Writes to a table of DuckDB, SQLite, MySQL or another database of SQLAlchemy's.
+
+    In BATCH each stage is one transaction, in STREAMING each epoch. The same transaction marks who wrote, in the table
+    `dagster_unified_commits`, so that nothing is written twice; readers see all of a write or nothing of it. `mode` is
+
+    - `append`: rows are added. A run of a partition replaces what an earlier run of it wrote, if `partition_column`
+      names a column of text that the sink fills with the partition's key; without it, a second run is refused.
+    - `upsert`: the last record of each `key` replaces the row with that key, in DuckDB, SQLite, PostgreSQL and MySQL.
+    - `overwrite`: in BATCH the rows of a run replace the whole table, or, with `partition_column`, those of its
+      partition; in STREAMING the first epoch of a deployment replaces what was there, and later ones add.
+
+    A deployment that goes back to a savepoint does not take back what it appended since; its upserts come again.
+
+    `connection` is a URL of SQLAlchemy, or an `EnvVar` that has one. Workers stage rows as files, and the driver loads
+    them, so only the driver needs the database. `table` is taken as it is written, in the schema `schema`. A missing
+    table is made, with the key as its primary key. Raises `SinkError` where the records do not fit the table, before
+    rows are written, and `UnavailableError`, which is tried again, where the database is locked or away.
+
+    Examples:
+        >>> sink = DatabaseSink("sales", "duckdb:////data/shop.duckdb", mode="upsert", key="id")
+        >>> sink.describe()
+        'table sales at duckdb:////data/shop.duckdb (upsert by id)'
+    """
+
+    kind = "database"
+    committable = StagedRows
+
+    def __init__(
+        self,
+        table: str,
+        connection: Value,
+        mode: Mode = "append",
+        key: str | Sequence[str] = (),
+        partition_column: str | None = None,
+        name: str | None = None,
+        schema: str | None = None,
+    ) -> None:
+        super().__init__(name or table, mode, key, partition_column)
+        self.table, self.schema = table, schema
+        self.database = Database.of(connection, f"sink '{self.name}'")
+        if not table or table == MARKS or "\0" in table:
+            raise PipelineError(f"sink '{self.name}': {table!r} cannot be the name of a table; choose another")
+
+    def describe(self) -> str:
+        by = f" by {', '.join(self.key)}" if self.key else ""
+        return f"table {self._shown} at {self.database.describe()} ({self.mode}{by})"
+
+    def target(self) -> Target:
+        shared = self.mode == "append" and self.partition_column is None
+        return Target(f"{self.database.describe()}/{self._shown}", shared)
+
+    def committer(self, schema: pa.Schema) -> DatabaseCommitter:
+        self.database.engine(self._where).dispose()
+        return DatabaseCommitter(
+            Plan(
+                self.database, self.table, self.schema, self.records.schema, self.mode, self.key,
+                self.partition_column, self._where,
+            )
+        )  # fmt: skip
+
+    def writer(self, task: WriterTask) -> StagingWriter:
+        return StagingWriter(task.attempt)
+
+    def exists(self) -> bool:
+        import sqlalchemy as sa
+
+        with self.database.transaction(self._where) as connection:
+            return sa.inspect(connection).has_table(self.table, self.schema)
+
+    def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
+        import sqlalchemy as sa
+        from sqlalchemy.sql.elements import quoted_name
+
+        if not self.exists():
+            return None
+        columns: list[sa.ColumnElement[Any]] = [sa.column(quoted_name(name, True)) for name in self.records.names]
+        schema = None if self.schema is None else quoted_name(self.schema, True)
+        table = sa.table(quoted_name(self.table, True), schema=schema)
+        with self.database.transaction(self._where) as connection:
+            found = connection.execute(sa.select(*columns).select_from(table).limit(rows)).fetchall()
+        values = zip(*found, strict=True) if found else [()] * len(columns)
+        return pa.table(dict(zip(self.records.names, map(list, values), strict=True)))
+
+    @property
+    def _shown(self) -> str:
+        return self.table if self.schema is None else f"{self.schema}.{self.table}"
+
+    @property
+    def _where(self) -> str:
+        return f"sink '{self.name}'"

@@ -1,0 +1,96 @@
+"""Which columns of a database hold which Arrow types, and how values get there. Knows no single database.
+
+What a database has no type for is stored as one that all have: nested values as texts of JSON, durations as
+microseconds, and in SQLite decimals as texts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from dagster_unified.connectors.nested import to_json
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+_ZONED = ("postgresql", "duckdb", "oracle", "mssql")
+"""Dialects with a type for times that know their zone; elsewhere times are UTC, without saying so."""
+
+_KEY_LENGTH = 255
+"""Characters of a text in a key, which MySQL cannot index without a length."""
+
+
+def column_type(kind: pa.DataType, in_key: bool = False) -> Any:
+    """The type of a column that is made for an Arrow type."""
+    import sqlalchemy as sa
+
+    if pa.types.is_decimal(kind):
+        return sa.Numeric(kind.precision, kind.scale).with_variant(sa.Text(), "sqlite")
+    if pa.types.is_timestamp(kind):
+        return sa.DateTime(timezone=kind.tz is not None)
+    simple = {
+        pa.bool_(): sa.Boolean(),
+        pa.int64(): sa.BigInteger(),
+        pa.float64(): sa.Double(),
+        pa.binary(): sa.LargeBinary(),
+        pa.date32(): sa.Date(),
+        pa.duration("us"): sa.BigInteger(),
+    }
+    return simple.get(kind) or (sa.String(_KEY_LENGTH) if in_key else sa.Text())
+
+
+def fits(kind: pa.DataType, held: Any) -> bool:
+    """Whether a column of the database holds an Arrow type; one whose type SQLAlchemy does not know may."""
+    import sqlalchemy as sa
+
+    accepted: dict[pa.DataType, tuple[Any, ...]] = {
+        pa.bool_(): (sa.Boolean, sa.Integer),
+        pa.int64(): (sa.Integer,),
+        pa.float64(): (sa.Float,),
+        pa.string(): (sa.String, sa.Uuid, sa.JSON),
+        pa.binary(): (sa.LargeBinary, sa.types._Binary),
+        pa.date32(): (sa.Date,),
+        pa.duration("us"): (sa.Integer,),
+    }
+    if pa.types.is_decimal(kind):
+        types: tuple[Any, ...] = (sa.Numeric, sa.String)
+    elif pa.types.is_timestamp(kind):
+        types = (sa.DateTime,)
+    else:
+        types = accepted.get(kind, (sa.String, sa.JSON))
+    return isinstance(held, (*types, sa.types.NullType))
+
+
+def stored(table: pa.Table, dialect: str) -> pa.Table:
+    """Rows in the types in which a database of this dialect holds them."""
+    return pa.table({name: _stored(table.column(name), dialect) for name in table.column_names})
+
+
+def _stored(column: pa.ChunkedArray, dialect: str) -> Any:
+    kind = column.type
+    if pa.types.is_nested(kind):
+        return pa.chunked_array([to_json(chunk) for chunk in column.chunks], pa.string())
+    if pa.types.is_duration(kind):
+        return column.cast(pa.int64())
+    if pa.types.is_timestamp(kind) and kind.tz is not None and dialect not in _ZONED:
+        return column.cast(pa.timestamp("us"))
+    return column.cast(pa.string()) if pa.types.is_decimal(kind) and dialect == "sqlite" else column
+
+
+def statement_columns(schema: pa.Schema, key: tuple[str, ...] = ()) -> list[sa.Column[Any]]:
+    """The columns of a table for rows of this schema, with the names as they are written."""
+    import sqlalchemy as sa
+    from sqlalchemy.sql.elements import quoted_name
+
+    return [
+        sa.Column(
+            quoted_name(field.name, True),
+            column_type(field.type, field.name in key),
+            primary_key=field.name in key,
+            autoincrement=False,
+            nullable=field.nullable,
+        )
+        for field in schema
+    ]

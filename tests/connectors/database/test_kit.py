@@ -1,0 +1,46 @@
+"""The sink under kills, zombies and retried tasks, on a Spark Connect server."""
+
+from itertools import product
+
+import pytest
+
+from dagster_unified.api import DatabaseSink
+from dagster_unified.testing.connectors import SinkTarget, check_epochs, check_partitions, spark_connect_server
+from tests.connectors.database.test_sink import rows
+from tests.depth import NIGHTLY, SEED, rotated
+from tests.ports import free_port
+
+KILLS = 120 if NIGHTLY else 6
+MODES = {
+    "append": {"partition_column": "of_partition"},
+    "overwrite": {"mode": "overwrite", "partition_column": "of_partition"},
+    "upsert": {"mode": "upsert", "key": "key"},
+}
+
+
+class Table(SinkTarget):
+    locks_others_out = True  # nobody can take a file's lock from a process that is stopped
+
+    def __init__(self, url, options):
+        self.url, self.options = url, options
+
+    def sink(self):
+        return DatabaseSink("entries", self.url, **self.options)
+
+    def rows(self):
+        return rows(self.url, "SELECT key, version, text FROM entries")
+
+
+@pytest.fixture(scope="module")
+def spark_server():
+    with spark_connect_server(free_port()) as address:
+        yield address
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("kind", "mode", "check"), rotated(list(product(("duckdb", "sqlite"), MODES, (check_epochs, check_partitions))), 3)
+)
+def test_nothing_is_lost_and_nothing_is_there_twice_whoever_is_killed(spark_server, tmp_path, kind, mode, check):
+    faults = check(Table(f"{kind}:///{tmp_path}/entries.db", MODES[mode]), spark_server, SEED, KILLS)
+    assert faults.kills >= KILLS

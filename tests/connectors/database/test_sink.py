@@ -1,0 +1,313 @@
+"""What a sink leaves in real databases: modes, types, and what it refuses."""
+
+import sqlite3
+from contextlib import closing
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import NamedTuple
+
+import duckdb
+import pytest
+
+from dagster_unified.api import DatabaseSink
+from dagster_unified.connectors.commits import WriteAttempt, WriterTask
+from dagster_unified.connectors.database.connection import Database
+from dagster_unified.connectors.secrets import Environment
+from dagster_unified.engine.commit import WriteContext
+from dagster_unified.errors import (
+    ConfigurationError,
+    LeaseLostError,
+    MissingRequirementError,
+    PipelineError,
+    SinkError,
+    UnavailableError,
+)
+from dagster_unified.records import record_type
+from tests.connectors.postgres.support import LocalCommits, identity, write
+
+OPENED = {"sqlite": sqlite3.connect, "duckdb": duckdb.connect}
+UTC = timezone.utc
+
+
+class Sale(NamedTuple):
+    id: int
+    order: str
+    amount: float | None = None
+
+
+MANY = [Sale(n, f"shop {n % 100}", n / 2) for n in range(20_000)]
+
+
+@pytest.fixture(params=sorted(OPENED))
+def url(request, tmp_path):
+    return f"{request.param}:///{tmp_path}/shop.db"
+
+
+def rows(url, query):
+    kind, _, path = url.partition(":///")
+    with closing(OPENED[kind](path)) as database:
+        return database.execute(query).fetchall()
+
+
+def execute(url, statement):
+    kind, _, path = url.partition(":///")
+    with closing(OPENED[kind](path)) as database:
+        database.execute(statement)
+        database.commit()
+
+
+def sales(url):
+    return rows(url, "SELECT * FROM sales ORDER BY id")
+
+
+def test_a_missing_table_is_made(url):
+    write(DatabaseSink("sales", url), [Sale(1, "a", 1.5)], [Sale(2, "b", None)])
+    assert sales(url) == [(1, "a", 1.5), (2, "b", None)]
+
+
+@pytest.mark.parametrize("tasks", [[[Sale(1, "a")]], [MANY, MANY], [MANY, [Sale(-1, "few")], []]])
+def test_an_execution_appends_once(url, tasks):
+    count = sum(map(len, tasks))
+    assert not write(DatabaseSink("sales", url), *tasks).repeated
+    assert write(DatabaseSink("sales", url), *tasks).repeated
+    assert rows(url, "SELECT count(*) FROM sales") == [(count,)]
+    write(DatabaseSink("sales", url), *tasks, execution="another")
+    assert rows(url, "SELECT count(*) FROM sales") == [(2 * count,)]
+
+
+def test_a_job_on_an_earlier_timeline_may_not_write(url):
+    sink = DatabaseSink("sales", url)
+    for epoch in (0, 1, 1, 0, 2):
+        write(sink, [Sale(epoch, "a")], epoch=epoch)
+    write(sink, [Sale(3, "a")], epoch=1, timeline=1)
+    with pytest.raises(LeaseLostError, match="timeline 1"):
+        write(sink, [Sale(4, "a")], epoch=8)
+    assert [row[0] for row in sales(url)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("more", [[], MANY])
+def test_the_last_record_of_a_key_stays(url, more):
+    sink = DatabaseSink("sales", url, mode="upsert", key="id")
+    write(sink, [Sale(1, "first"), Sale(2, "x"), Sale(1, "second"), *more[3:]], epoch=0)
+    assert sales(url)[:2] == [(1, "second", None), (2, "x", None)]
+    write(sink, [Sale(1, "third", 3.0), *more[3:]], [Sale(2, "y")], epoch=1)
+    assert sales(url)[:2] == [(1, "third", 3.0), (2, "y", None)]
+    assert len(sales(url)) == max(2, len(more) - 1)
+
+
+class Pair(NamedTuple):
+    left: str
+    right: date
+
+
+def test_a_key_may_be_all_there_is(url):
+    sink = DatabaseSink("pairs", url, mode="upsert", key=("left", "right"))
+    write(sink, [Pair("a", date(2024, 1, 1))] * 2, epoch=0)
+    write(sink, [Pair("a", date(2024, 1, 1)), Pair("b", date(2024, 1, 2))], epoch=1)
+    assert rows(url, "SELECT count(*) FROM pairs") == [(2,)]
+
+
+def test_overwrite_replaces_the_table(url):
+    sink = DatabaseSink("sales", url, mode="overwrite")
+    write(sink, MANY, execution="one")
+    write(sink, [Sale(1, "a")], execution="two")
+    assert sales(url) == [(1, "a", None)]
+    for epoch in range(3):
+        write(sink, [Sale(epoch, "new")], epoch=epoch)
+    assert [row[:2] for row in sales(url)] == [(0, "new"), (1, "new"), (2, "new")]
+
+
+@pytest.mark.parametrize("mode", ["append", "overwrite"])
+def test_a_partition_that_runs_again_replaces_its_rows(url, mode):
+    sink = DatabaseSink("sales", url, mode=mode, partition_column="of_run")
+    for execution, partition, ids in [("1", "mon", (1, 2)), ("2", "tue", (3,)), ("3", "mon", (4,)), ("4", "tue", ())]:
+        write(sink, [Sale(n, "a") for n in ids], record=Sale, execution=execution, partition=partition)
+    assert rows(url, "SELECT id, of_run FROM sales") == [(4, "mon")]
+
+
+def test_several_partitions_are_committed_at_once(url):
+    def run(execution):
+        with closing(LocalCommits(DatabaseSink("sales", url, partition_column="of"), Sale)) as commits:
+            contexts = [WriteContext(identity(execution, day), "stage") for day in ("mon", "tue")]
+            return [result.repeated for result in commits.write([[Sale(1, "a")]], contexts)]
+
+    assert [run("one"), run("one"), run("two")] == [[False, False], [True, True], [False, False]]
+    assert rows(url, "SELECT of, count(*) FROM sales GROUP BY of ORDER BY of") == [("mon", 1), ("tue", 1)]
+
+
+def test_a_partition_whose_rows_cannot_be_told_is_not_written_twice(url):
+    sink = DatabaseSink("sales", url)
+    write(sink, [Sale(1, "a")], execution="one", partition="mon")
+    with pytest.raises(SinkError, match=r"partition 'mon' was written before.*partition_column"):
+        write(sink, [Sale(1, "a")], execution="two", partition="mon")
+    with pytest.raises(SinkError, match="replaces the whole table"):
+        write(DatabaseSink("sales", url, mode="overwrite"), [Sale(1, "a")], partition="tue")
+    assert [row[0] for row in sales(url)] == [1]
+
+
+class Point(NamedTuple):
+    x: int
+    label: str | None
+
+
+class Everything(NamedTuple):
+    text: str | None
+    number: int | None
+    real: float | None
+    flag: bool | None
+    raw: bytes | None
+    day: date | None
+    at: datetime | None
+    money: Decimal | None
+    took: timedelta | None
+    point: Point | None
+    texts: list[str] | None
+
+
+VALUE = Everything(
+    "é€\n", -(2**63), 1.5, True, b"\x00\xff", date(2024, 2, 29), datetime(2024, 2, 29, 12, 30, 1, 5, UTC),
+    Decimal("-12345678901234567890.123456789012345678"), timedelta(days=-3, microseconds=1), Point(1, None), ["a", ""],
+)  # fmt: skip
+
+
+def test_every_type_arrives(url):
+    write(DatabaseSink("everything", url), [VALUE, Everything(*[None] * 11)])
+    first, second = rows(url, "SELECT * FROM everything ORDER BY number IS NULL")
+    took = -3 * 24 * 3600 * 10**6 + 1
+    assert second == (None,) * 11
+    assert first[0:3] + first[4:5] + first[8:] == (
+        "é€\n", -(2**63), 1.5, b"\x00\xff", took, '{"x":1,"label":null}', '["a",""]',
+    )  # fmt: skip
+    assert bool(first[3])
+    assert str(first[5]) == "2024-02-29"
+    assert Decimal(first[7]) == VALUE.money
+    at = first[6] if isinstance(first[6], datetime) else datetime.fromisoformat(first[6]).replace(tzinfo=UTC)
+    assert at == VALUE.at
+
+
+def test_names_are_taken_as_they_are_written(url):
+    write(DatabaseSink('my "Select', url), [Sale(1, "a'); DROP TABLE x")])
+    assert rows(url, 'SELECT "order" FROM "my ""Select"') == [("a'); DROP TABLE x",)]
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        ('id text, "order" text, amount float', "column 'id' of sales is .*which does not hold the field's int64"),
+        ('id bigint, "order" text', "table sales has no column 'amount'; add it"),
+        ('id bigint, "order" text, amount float, who text NOT NULL', "column 'who' of sales may not be null"),
+    ],
+)
+def test_a_table_that_the_records_do_not_fit_is_refused_before_anything_is_written(url, made, says):
+    execute(url, f"CREATE TABLE sales ({made})")
+    with pytest.raises(SinkError, match=says):
+        write(DatabaseSink("sales", url), [Sale(1, "a")])
+    assert sales(url) == []
+
+
+def test_upserts_need_a_unique_index(url):
+    execute(url, 'CREATE TABLE sales (id bigint, "order" text, amount float)')
+    with pytest.raises(SinkError, match=r"no primary key or unique index of \(id\), which upserts need"):
+        write(DatabaseSink("sales", url, mode="upsert", key="id"), [Sale(1, "a")])
+
+
+def test_a_table_that_changes_under_the_job_is_terminal(url):
+    with closing(LocalCommits(DatabaseSink("sales", url), Sale)) as commits:
+        commits.write([[Sale(1, "a")]], [WriteContext(identity(epoch=0), "stage")])
+        execute(url, "DROP TABLE sales")
+        with pytest.raises(SinkError, match=r"sink 'sales': .* refuses it: .*sales"):
+            commits.write([[Sale(2, "a")]], [WriteContext(identity(epoch=1), "stage")])
+
+
+def test_what_a_constraint_refuses_leaves_nothing_and_shows_no_values(url):
+    execute(url, 'CREATE TABLE sales (id bigint, "order" text, amount double CHECK (amount < 9))')
+    sink = DatabaseSink("sales", url)
+    with pytest.raises(SinkError, match=r"sink 'sales': .* refuses it: ") as refused:
+        write(sink, [Sale(1, "hidden", 1.0), Sale(2, "hidden", 10.0)])
+    assert "hidden" not in str(refused.value)
+    assert sales(url) == []
+    assert not write(sink, [Sale(1, "a", 1.0)]).repeated
+
+
+def test_a_database_that_stays_locked_is_transient(tmp_path):
+    url = f"sqlite:///{tmp_path}/shop.db?timeout=0.05"
+    write(DatabaseSink("sales", url), [Sale(1, "a")])
+    with closing(sqlite3.connect(tmp_path / "shop.db", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(
+            UnavailableError, match=r"sink 'sales': sqlite:///.*shop.db is locked by another connection"
+        ):
+            write(DatabaseSink("sales", url), [Sale(2, "a")], execution="other")
+
+
+def test_a_write_that_another_one_holds_up_comes_through(tmp_path):
+    url = f"sqlite:///{tmp_path}/shop.db?timeout=0.05"
+    other = sqlite3.connect(tmp_path / "shop.db", isolation_level=None)
+    held = []
+
+    def hold():
+        """Lock once, before the commit; let go when it is asked about again."""
+        if held:
+            other.execute("ROLLBACK")
+        else:
+            other.execute("BEGIN IMMEDIATE")
+            held.append(True)
+
+    with closing(other):
+        write(DatabaseSink("sales", url), [Sale(1, "a")], before_commit=hold)
+    assert [row[0] for row in rows(f"sqlite:///{tmp_path}/shop.db", "SELECT id FROM sales")] == [1]
+
+
+def test_many_rows_are_staged_in_files_that_are_removed(tmp_path):
+    sink = DatabaseSink("sales", f"sqlite:///{tmp_path}/shop.db").taking(record_type(Sale))
+    attempt = WriteAttempt(identity(), "one", "stage", f"{tmp_path}/staging/of writer/one")
+    writer = sink.writer(WriterTask(attempt, 0, 0))
+    for _ in range(100):
+        writer.write(sink.records.to_batch(MANY))
+    staged = list(writer.prepare_commit())
+    assert all(Path(one.file).exists() and not one.content for one in staged)
+    assert sum(one.table().num_rows for one in staged) == 100 * len(MANY)
+    sink.committer(sink.records.schema).clean_up([attempt], committed=True)
+    assert not any(path.is_file() for path in (tmp_path / "staging").rglob("*"))
+
+
+def test_what_was_written_can_be_looked_at(url):
+    sink = DatabaseSink("sales", url).taking(record_type(Sale))
+    assert sink.preview(None, 5) is None
+    write(DatabaseSink("sales", url), [Sale(1, "a", 2.0)])
+    assert sink.preview(None, 5).to_pylist() == [{"id": 1, "order": "a", "amount": 2.0}]
+
+
+def test_what_is_missing_is_named():
+    with pytest.raises(MissingRequirementError, match="the driver 'pymysql' is not installed; install"):
+        write(DatabaseSink("sales", "mysql+pymysql://u@h/d"), [Sale(1, "a")])
+    with pytest.raises(MissingRequirementError, match="the dialect 'snowflake' is not installed"):
+        write(DatabaseSink("sales", "snowflake://u@h/d"), [Sale(1, "a")])
+    with pytest.raises(ConfigurationError, match="environment variable NOT_SET has no value"):
+        write(DatabaseSink("sales", Environment("NOT_SET")), [Sale(1, "a")])
+
+
+def test_no_secret_is_in_what_is_shown():
+    database = Database.of("mysql+pymysql://etl:hidden@host:3306/shop?ssl_key=hidden", "sink")
+    assert database.describe() == "mysql+pymysql://host:3306/shop"
+    assert "hidden" not in repr(database)
+    with pytest.raises(PipelineError) as refused:
+        DatabaseSink("sales", "hidden")
+    assert "hidden" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"mode": "merge"}, "mode 'merge' is not one of append, upsert, overwrite"),
+        ({"mode": "upsert"}, "needs the fields that identify a row"),
+        ({"mode": "upsert", "key": "ids"}, "no field 'ids', which is in its key; did you mean 'id'"),
+        ({"mode": "upsert", "key": "amount"}, "may be None"),
+        ({"partition_column": "order"}, "give partition_column another name"),
+        ({"table": "dagster_unified_commits"}, "cannot be the name of a table"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_when_the_graph_is_built(given, says):
+    with pytest.raises(PipelineError, match=says):
+        DatabaseSink(**{"table": "sales", "connection": "sqlite://", **given}).taking(record_type(Sale))
