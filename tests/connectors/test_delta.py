@@ -11,7 +11,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from dagster_unified.api import DeltaSink, Pipeline
-from dagster_unified.connectors.commits import WriteIdentity
+from dagster_unified.connectors.commits import Commit, WriteAttempt, WriteIdentity
+from dagster_unified.connectors.delta.committer import DeltaFile
 from dagster_unified.engine.commit import SinkCommits, WriteContext
 from dagster_unified.errors import LeaseLostError, PipelineError, SinkError
 from dagster_unified.operators.layout import PARTITION_INDEX
@@ -218,3 +219,23 @@ def test_a_table_whose_columns_change_between_epochs_is_an_error(spark, tmp_path
                     commits.write(spark.createDataFrame([(1,)], "n long"), [WriteContext(identity, "stage")])
             else:
                 commits.write(spark.createDataFrame([(1,)], "n long"), [WriteContext(identity, "stage")])
+
+
+def test_a_job_removes_expired_log_entries_once_in_a_hundred_commits(tmp_path):
+    table, schema = tmp_path / "table", pa.schema([("n", pa.int64())])
+    properties = {"delta.checkpointInterval": "10", "delta.logRetentionDuration": "interval 0 days"}
+    DeltaTable.create(str(table), schema, configuration=properties)
+    with closing(DeltaSink(str(table), mode="append").committer(schema)) as committer:
+
+        def commit_epochs(first, end):
+            for epoch in range(first, end):
+                identity = WriteIdentity("p", "sink", "job", "streaming", epoch)
+                attempt = WriteAttempt(identity, f"attempt-{epoch}", "stage")
+                assert committer.last_version(identity.writer) == (epoch - 1 if epoch else None)
+                committer.commit([Commit(attempt, [DeltaFile(path=f"{epoch}.parquet", rows=1, bytes=1)])])
+
+        commit_epochs(0, 100)
+        assert (table / "_delta_log" / f"{1:020d}.json").exists()
+        commit_epochs(100, 101)
+    assert not (table / "_delta_log" / f"{1:020d}.json").exists()
+    assert len(DeltaTable(str(table)).file_uris()) == 101

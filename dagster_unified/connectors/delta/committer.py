@@ -29,12 +29,15 @@ from dagster_unified.errors import SinkError
 from dagster_unified.graph.fingerprint import digest
 
 if TYPE_CHECKING:
-    from deltalake import CommitProperties, DeltaTable
+    from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
     from deltalake.transaction import AddAction, RemoveAction
     from upath import UPath
 
 _PARTITION = "part-of-"
 """How the folders of files begin that belong to a partition of the pipeline."""
+
+_COMMITS_PER_LOG_CLEANUP = 100
+"""Commits of a job for each that also looks for expired entries of the table's log."""
 
 _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
@@ -62,7 +65,7 @@ class DeltaCommitter(Committer[DeltaFile]):
         self._table, self._path = table, path
         self._mode, self._key, self._partition_by = mode, key, partition_by
         self._sink, self._schema = sink, schema
-        self._is_current = False
+        self._is_current, self._commits = False, 0
 
     @classmethod
     def of_table(
@@ -129,17 +132,19 @@ class DeltaCommitter(Committer[DeltaFile]):
         try:
             if self._mode == "upsert" and files:
                 self._merge(files, properties)
-                return
-            adds = [self._add(file) for file in files]
-            self._table.create_write_transaction(
-                [*adds, *undone, *self._replaced(adds, [commit.identity for commit in commits])],
-                "append",
-                self._table.schema(),
-                partition_by=list(self._partition_by) or None,
-                commit_properties=properties,
-            )
+            else:
+                adds = [self._add(file) for file in files]
+                self._table.create_write_transaction(
+                    [*adds, *undone, *self._replaced(adds, [commit.identity for commit in commits])],
+                    "append",
+                    self._table.schema(),
+                    partition_by=list(self._partition_by) or None,
+                    commit_properties=properties,
+                    post_commithook_properties=self._hooks(),
+                )
         except CommitFailedError as error:
             raise CommitConflictError(f"Delta table at {self._path}: {error}; another write was first") from error
+        self._commits += 1
 
     def clean_up(self, attempts: Sequence[WriteAttempt], committed: bool) -> None:
         for attempt in attempts:
@@ -174,6 +179,17 @@ class DeltaCommitter(Committer[DeltaFile]):
         first = commit.goes_back or (epoch == 0 and self._mode == "overwrite")
         return epoch is None or first or bool(commit.committables)
 
+    def _hooks(self) -> PostCommitHookProperties:
+        """What deltalake does after a commit: checkpoints as often as the table says, and now and then a cleanup.
+
+        A cleanup examines every entry of the log, and the entries become one more with each epoch. By itself deltalake
+        cleans up after every commit.
+        """
+        from deltalake import PostCommitHookProperties
+
+        is_due = self._commits % _COMMITS_PER_LOG_CLEANUP == 0
+        return PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=None if is_due else False)
+
     def _merge(self, files: Sequence[DeltaFile], properties: CommitProperties) -> None:
         import pyarrow.dataset as ds  # loads pandas where it is installed, so only where it is needed
 
@@ -189,6 +205,7 @@ class DeltaCommitter(Committer[DeltaFile]):
             source_alias="source",
             target_alias="target",
             commit_properties=properties,
+            post_commithook_properties=self._hooks(),
         )
         merger.when_matched_update_all().when_not_matched_insert_all().execute()
 
