@@ -20,7 +20,7 @@ from dagster_unified.connectors.commits import (
     Writer,
     WriterTask,
 )
-from dagster_unified.connectors.database import DatabaseSink
+from dagster_unified.connectors.database import DatabaseSink, DatabaseSource
 from dagster_unified.connectors.delta import DeltaSink
 from dagster_unified.connectors.file_sink import FileSink
 from dagster_unified.connectors.files import CsvSource, JsonSource, ParquetSource
@@ -48,8 +48,8 @@ from dagster_unified.graph.connectors import Capabilities
 
 __all__ = [
     "AvroFormat", "Capabilities", "CollectionSource", "Commit", "CommitConflictError", "CommitUncertainError",
-    "Committable", "Committer", "CsvSource", "DatabaseSink", "DeliveryGuarantee", "DeltaSink", "FileSink",
-    "ForeachSink", "GeneratorSource", "JsonFormat", "JsonSource", "KafkaConnection", "KafkaMessage",
+    "Committable", "Committer", "CsvSource", "DatabaseSink", "DatabaseSource", "DeliveryGuarantee", "DeltaSink",
+    "FileSink", "ForeachSink", "GeneratorSource", "JsonFormat", "JsonSource", "KafkaConnection", "KafkaMessage",
     "KafkaOffsetsInitializer", "KafkaSink", "KafkaSource", "Malformed", "NoCommitter", "Offsets", "ParquetSource",
     "PostgresConnection", "PostgresSink", "PostgresSource", "PrintSink", "ProtobufFormat", "Rate", "RateSource",
     "RawFormat", "SchemaRegistry", "SocketSource", "SparkSink", "SparkSource", "SplitSource", "StructuredSource",

@@ -73,8 +73,11 @@ class Database:
     def __repr__(self) -> str:
         return f"Database({self.describe()})"
 
-    def engine(self, where: str) -> sa.Engine:
-        """An engine that keeps no connections: a file that is open is locked for others."""
+    def engine(self, where: str, read_only: bool = False) -> sa.Engine:
+        """An engine that keeps no connections: a file that is open is locked for others.
+
+        Of DuckDB several processes may have a file open, if all only read it.
+        """
         try:
             import sqlalchemy as sa
         except ImportError as error:
@@ -84,7 +87,8 @@ class Database:
         except sa.exc.ArgumentError:
             raise ConfigurationError(f"{where}: what {self.describe()} holds is no URL of SQLAlchemy") from None
         try:
-            return sa.create_engine(url, poolclass=sa.pool.NullPool, hide_parameters=True)
+            shared = {"read_only": True} if read_only and url.get_backend_name() == "duckdb" else {}
+            return sa.create_engine(url, poolclass=sa.pool.NullPool, hide_parameters=True, connect_args=shared)
         except sa.exc.NoSuchModuleError:
             name = url.get_backend_name()
             package = _DIALECTS.get(name, f"a dialect of SQLAlchemy for {name}")
@@ -93,9 +97,11 @@ class Database:
             raise _missing(where, f"the driver '{error.name}'", f"the package of {error.name}") from error
 
     @contextmanager
-    def transaction(self, where: str, refused: type[UnifiedError] = SinkError) -> Iterator[sa.Connection]:
+    def transaction(
+        self, where: str, refused: type[UnifiedError] = SinkError, read_only: bool = False
+    ) -> Iterator[sa.Connection]:
         """A connection whose transaction is committed at the end, or rolled back after an error."""
-        engine = self.engine(where)
+        engine = self.engine(where, read_only)
         with self.errors(where, refused):
             connection = _connected(engine)
             try:

@@ -41,8 +41,11 @@ def column_type(kind: pa.DataType, in_key: bool = False) -> Any:
     return simple.get(kind) or (sa.String(_KEY_LENGTH) if in_key else sa.Text())
 
 
-def fits(kind: pa.DataType, held: Any) -> bool:
-    """Whether a column of the database holds an Arrow type; one whose type SQLAlchemy does not know may."""
+def fits(kind: pa.DataType, held: Any, reading: bool = False) -> bool:
+    """Whether a column of the database holds an Arrow type, or can be read as one.
+
+    One whose type SQLAlchemy does not know may.
+    """
     import sqlalchemy as sa
 
     accepted: dict[pa.DataType, tuple[Any, ...]] = {
@@ -60,6 +63,8 @@ def fits(kind: pa.DataType, held: Any) -> bool:
         types = (sa.DateTime,)
     else:
         types = accepted.get(kind, (sa.String, sa.JSON))
+    if reading and (kind == pa.float64() or pa.types.is_decimal(kind)):
+        types = (*types, sa.Numeric, sa.Float, sa.Integer)
     return isinstance(held, (*types, sa.types.NullType))
 
 

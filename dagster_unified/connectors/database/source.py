@@ -1,0 +1,337 @@
+"""A source that reads a table or a query of a database, in ranges of a column."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Literal
+from uuid import UUID
+
+import msgspec
+import pyarrow as pa
+
+from dagster_unified.connectors.bounds import time_hull
+from dagster_unified.connectors.database.connection import Database
+from dagster_unified.connectors.database.types import fits
+from dagster_unified.connectors.nested import json_type
+from dagster_unified.connectors.secrets import Value
+from dagster_unified.connectors.splits import Malformed, Offsets, SplitSource, cuts
+from dagster_unified.errors import PipelineError, SourceError, nearest
+from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.operators.functions.type_variables import Out
+from dagster_unified.records import record_type, shorten
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from dagster_unified.connectors.base import SparkSource
+    from dagster_unified.connectors.positions import Position
+
+_PART = "rows"
+"""The one part of a table, with offset 0 before and 1 after it was read."""
+
+_ROWS = 10_000
+"""Rows of a batch."""
+
+_DAY = timedelta(days=1)
+
+
+class DatabaseSplit(msgspec.Struct, frozen=True):
+    """What one task reads: all rows, those of a range of `split_by`, or those without a value in it."""
+
+    low: int | None = None
+    high: int | None = None
+    nulls: bool = False
+
+
+class DatabaseSource(SplitSource[Out]):
+    """Reads a table of DuckDB, SQLite, MySQL or another database of SQLAlchemy's, or a query.
+
+    In BATCH one task reads it, or with `split_by`, a column of whole numbers, up to `parallelism` tasks read ranges of
+    it. Each task reads by itself, so together they are not one snapshot: what others commit meanwhile may be seen by
+    some. Of a table, a partition's window of `partitioned_by(field)` is part of the statement, if the column holds
+    times. In STREAMING it is read once, in one micro-batch, and ends; new rows are not followed, for which there are
+    `PostgresSource` and `KafkaSource`.
+
+    Give a table, in the schema `schema`, or a statement as `query`. `connection` is a URL of SQLAlchemy, or an `EnvVar`
+    that has one; it is looked up on the driver and in the workers, which all have to reach the database. Raises
+    `SourceError` where columns do not fit the record, before anything is read: their names, and of a table the types.
+
+    Examples:
+        >>> class Order(NamedTuple):
+        ...     id: int
+        ...     shop: str
+        >>> orders = DatabaseSource("orders", Order, "sqlite:////data/shop.db", split_by="id")
+        >>> orders.describe()
+        'table orders at sqlite:////data/shop.db'
+    """
+
+    kind = "database"
+    boundedness = Boundedness.BOUNDED
+
+    def __init__(
+        self,
+        table: str | None,
+        record: type[Out] | Any,
+        connection: Value,
+        *,
+        query: str | None = None,
+        name: str | None = None,
+        schema: str | None = None,
+        split_by: str | None = None,
+        parallelism: int = 8,
+        on_malformed: Literal["fail", "drop", "divert"] = "fail",
+    ) -> None:
+        self.table, self.schema = table, schema
+        self.query = None if query is None else query.strip().rstrip(";")
+        self.name = name or table or "query"
+        self.records = record_type(record, f"source '{self.name}'")
+        self.database = Database.of(connection, f"source '{self.name}'")
+        self.split_by, self.parallelism, self.on_malformed = split_by, parallelism, on_malformed
+        self._window_pushed: tuple[str, datetime, datetime] | None = None
+        if bool(table) == bool(self.query):
+            raise PipelineError(f"source '{self.name}': give either a table or query=...")
+        if split_by is not None and split_by not in self.records.names:
+            raise PipelineError(
+                f"source '{self.name}': the records have no field '{split_by}'{nearest(split_by, self.records.names)}"
+            )
+        if split_by is not None and self.records.schema.field(split_by).type != pa.int64():
+            raise PipelineError(f"source '{self.name}': split_by='{split_by}' has to be an int")
+        if parallelism < 1:
+            raise PipelineError(f"source '{self.name}': parallelism has to be at least 1")
+
+    def describe(self) -> str:
+        return f"{self._place} at {self.database.describe()}"
+
+    @property
+    def origin(self) -> str:
+        what = self._place if self.query is None else f"({self.query})"
+        return f"{what} at {self.database.describe()}"
+
+    def settings(self) -> str:
+        return f"{super().settings()} {self.query} {self.split_by}"
+
+    def oldest(self) -> Offsets:
+        return {_PART: 0}
+
+    def newest(self) -> Offsets:
+        return {_PART: 1}
+
+    def last(self) -> Offsets:
+        return {_PART: 1}
+
+    def batch_position(self, spark: SparkSession) -> Position:
+        if self.slice is None:
+            raise self._positionless()  # rows may come and go at any place
+        return super().batch_position(spark)
+
+    def read_partitions(self, spark: SparkSession, bounded: Sequence[SparkSource[Any]]) -> DataFrame:
+        pushed = copy.copy(self)
+        slices = [source.slice for source in bounded if source.slice is not None]
+        pushed._window_pushed = time_hull(self.partition_columns, slices)
+        return super(DatabaseSource, pushed).read_partitions(spark, bounded)
+
+    def splits(self, start: Offsets, end: Offsets) -> Sequence[DatabaseSplit]:
+        if start[_PART] == end[_PART]:
+            return []
+        import sqlalchemy as sa
+
+        with self.database.transaction(self._where, SourceError, read_only=True) as connection:
+            self._check(connection)
+            if self.split_by is None:
+                return [DatabaseSplit()]
+            column = self._column(self.split_by)
+            found = connection.execute(sa.select(sa.func.min(column), sa.func.max(column)).select_from(self._from()))
+            low, high = found.one()
+        if low is None:
+            return [DatabaseSplit()]
+        pieces = cuts(int(low), int(high) + 1, self.parallelism)
+        # what is written meanwhile at either end belongs to the first and the last
+        lows = [None, *[low for low, _ in pieces[1:]]]
+        highs = [*[high for _, high in pieces[:-1]], None]
+        ranges = [DatabaseSplit(low, high) for low, high in zip(lows, highs, strict=True)]
+        return ranges if ranges == [DatabaseSplit()] else [*ranges, DatabaseSplit(nulls=True)]
+
+    def read_split(self, split: DatabaseSplit) -> Iterator[pa.RecordBatch | Malformed]:
+        convert = [_converter(field) for field in self.records.schema]
+        with self.database.transaction(self._where, SourceError, read_only=True) as connection:
+            asked = self._statement(split, self._times(connection))
+            for rows in connection.execution_options(stream_results=True).execute(asked).partitions(_ROWS):
+                yield from self._converted([tuple(row) for row in rows], convert)
+
+    # The statement
+
+    def _statement(self, split: DatabaseSplit, times: dict[str, Any]) -> sa.Select[Any]:
+        import sqlalchemy as sa
+
+        asked = sa.select(*[self._column(name) for name in self.records.names]).select_from(self._from())
+        if self.split_by is not None:
+            column = self._column(self.split_by)
+            if split.nulls:
+                return asked.where(column.is_(None), *self._pushed(times))
+            if split.low is not None:
+                asked = asked.where(column >= split.low)
+            if split.high is not None:
+                asked = asked.where(column < split.high)
+        return asked.where(*self._pushed(times))
+
+    def _pushed(self, times: dict[str, Any]) -> list[Any]:
+        """What a partition's rows meet, and rows that do not say their partition; Spark looks closer."""
+        import sqlalchemy as sa
+
+        hull = self._window_pushed
+        if hull is None and self.slice is not None:
+            hull = time_hull(self.partition_columns, [self.slice])
+        if hull is None or hull[0] not in times:
+            return []
+        kind = times[hull[0]]
+
+        def bound(moment: datetime) -> date:
+            moment = moment.astimezone(timezone.utc)
+            if isinstance(kind, sa.Date):
+                return moment.date()
+            return moment if getattr(kind, "timezone", False) else moment.replace(tzinfo=None)
+
+        column = sa.column(self._column(hull[0]).name, kind)
+        # a day more on each side: dates and times without a zone are those of some zone
+        inside = sa.and_(column >= bound(hull[1] - _DAY), column < bound(hull[2] + 2 * _DAY))
+        return [sa.or_(column.is_(None), inside)]
+
+    def _times(self, connection: sa.Connection) -> dict[str, Any]:
+        """The types of a table's columns of times."""
+        import sqlalchemy as sa
+
+        if self.table is None or not self.partition_columns:
+            return {}
+        held = sa.inspect(connection).get_columns(self.table, self.schema)
+        return {one["name"]: one["type"] for one in held if isinstance(one["type"], (sa.DateTime, sa.Date))}
+
+    def _from(self) -> Any:
+        import sqlalchemy as sa
+        from sqlalchemy.sql.elements import quoted_name
+
+        if self.query is not None:
+            plain = self.query.replace(":", "\\:")  # a colon is no parameter
+            return sa.text(f"{plain}\n").columns().subquery("asked")  # it may end in a comment
+        assert self.table is not None
+        schema = None if self.schema is None else quoted_name(self.schema, True)
+        return sa.table(quoted_name(self.table, True), schema=schema)
+
+    def _column(self, name: str) -> sa.ColumnClause[Any]:
+        import sqlalchemy as sa
+        from sqlalchemy.sql.elements import quoted_name
+
+        return sa.column(quoted_name(name, True))
+
+    # What is there
+
+    def _check(self, connection: sa.Connection) -> None:
+        """Raises `SourceError` where columns do not fit the record."""
+        import sqlalchemy as sa
+
+        if self.table is None:
+            result = connection.execute(sa.select(sa.text("*")).select_from(self._from()).limit(0))
+            held: dict[str, Any] = dict.fromkeys(result.keys(), sa.types.NullType())
+        else:
+            inspector = sa.inspect(connection)
+            if not (inspector.has_table(self.table, self.schema)):
+                raise SourceError(
+                    f"{self._where}: {self.database.describe()} has no {self._place}; check the name, or create it"
+                )
+            held = {one["name"]: one["type"] for one in inspector.get_columns(self.table, self.schema)}
+        for field in self.records.schema:
+            if field.name not in held:
+                raise SourceError(
+                    f"{self._where}: {self._place} has no column '{field.name}'{nearest(field.name, held)}; the record"
+                    " has a field of this name"
+                )
+            if not fits(field.type, held[field.name], reading=True):
+                raise SourceError(
+                    f"{self._where}: column '{field.name}' of {self._place} is {held[field.name]}, and cannot be read"
+                    f" as the field's {field.type}; declare another type, or cast it in a query"
+                )
+
+    def _converted(self, rows: Sequence[Any], convert: Sequence[Convert]) -> Iterator[pa.RecordBatch | Malformed]:
+        try:
+            columns = [[one(v) for v in values] for one, values in zip(convert, zip(*rows, strict=True), strict=True)]
+            arrays = [pa.array(c, f.type) for c, f in zip(columns, self.records.schema, strict=True)]
+        except _REFUSED as error:
+            if len(rows) > 1:
+                half = len(rows) // 2
+                yield from self._converted(rows[:half], convert)
+                yield from self._converted(rows[half:], convert)
+                return
+            content = msgspec.json.encode(dict(zip(self.records.names, rows[0], strict=True)), enc_hook=str).decode()
+            yield Malformed(self._place, content, shorten(str(error))[1:-1])
+        else:
+            yield pa.RecordBatch.from_arrays(arrays, schema=self.records.schema)
+
+    @property
+    def _place(self) -> str:
+        if self.table is None:
+            return "the query"
+        return f"table {self.table}" if self.schema is None else f"table {self.schema}.{self.table}"
+
+    @property
+    def _where(self) -> str:
+        return f"source '{self.name}'"
+
+
+Convert = Callable[[Any], Any]
+_REFUSED = (ValueError, TypeError, ArithmeticError, msgspec.MsgspecError, pa.ArrowException)
+
+
+def _converter(field: pa.Field) -> Convert:
+    """What makes a field's value of what drivers give: a value of its type, or one that stands for it."""
+    convert = _value(field.type)
+
+    def converted(value: Any) -> Any:
+        if value is not None:
+            return convert(value)
+        if not field.nullable:
+            raise ValueError(f"field '{field.name}': it is null, and its type does not allow None")
+        return None
+
+    return converted
+
+
+def _value(kind: pa.DataType) -> Convert:
+    if pa.types.is_nested(kind):
+        return _nested(json_type(kind))
+    if pa.types.is_decimal(kind):
+        return lambda v: Decimal(str(v)) if isinstance(v, float) else Decimal(v)
+    if pa.types.is_timestamp(kind):
+        return lambda v: _moment(v, kind.tz is not None)
+    if pa.types.is_duration(kind):
+        return lambda v: v if isinstance(v, timedelta) else timedelta(microseconds=v)
+    if pa.types.is_date(kind):
+        return lambda v: date.fromisoformat(v) if isinstance(v, str) else v
+    if kind == pa.bool_():
+        return lambda v: {0: False, 1: True}[v] if v in (0, 1) else _refuse(v, "a bool")
+    if kind == pa.float64():
+        return lambda v: float(v) if not isinstance(v, str) else _refuse(v, "a float")
+    if kind == pa.string():
+        return lambda v: str(v) if isinstance(v, (str, UUID)) else _refuse(v, "a text")
+    return lambda v: v
+
+
+def _refuse(value: Any, what: str) -> Any:
+    raise TypeError(f"{shorten(value)} is not {what}")
+
+
+def _nested(python: Any) -> Convert:
+    decode = msgspec.json.Decoder(python).decode
+    return lambda v: decode(v) if isinstance(v, (str, bytes)) else msgspec.convert(v, python)
+
+
+def _moment(value: Any, zoned: bool) -> datetime:
+    moment = datetime.fromisoformat(value) if isinstance(value, str) else value
+    if not isinstance(moment, datetime):
+        raise TypeError(f"{shorten(value)} is not a time")
+    if moment.tzinfo is None:
+        return moment.replace(tzinfo=timezone.utc) if zoned else moment
+    moment = moment.astimezone(timezone.utc)
+    return moment if zoned else moment.replace(tzinfo=None)
