@@ -89,7 +89,7 @@ def _kafka_batch(broker: Broker, folder: Path, options: Options) -> list[Measure
     )
     try:
         library = Pipeline("bench")
-        source = KafkaSource(broker.address, topic, Seen, bounded=KafkaOffsetsInitializer.latest())
+        source = KafkaSource(topic, Seen, broker.address, bounded=KafkaOffsetsInitializer.latest())
         seen = library.from_source(source).map(later).filter(positive).map(half)
         seen.sink_to(FileSink(f"{folder}/library", name="seen"))
         plan = library.plan({"execution.runtime-mode": "BATCH"})

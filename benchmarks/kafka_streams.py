@@ -76,9 +76,9 @@ def _library(spark: SparkSession, broker: Broker, folder: Path, topic: str) -> t
     target = broker.create_topic("library", PARTITIONS)
     pipeline = Pipeline("bench")
     source = KafkaSource(
-        broker.address, topic, Reading, bounded=KafkaOffsetsInitializer.latest(), max_records_per_trigger=BATCH
+        topic, Reading, broker.address, bounded=KafkaOffsetsInitializer.latest(), max_records_per_trigger=BATCH
     )
-    pipeline.from_source(source).key_by("k").reduce(add).sink_to(KafkaSink(broker.address, target, key="k"))
+    pipeline.from_source(source).key_by("k").reduce(add).sink_to(KafkaSink(target, broker.address, key="k"))
     checkpoints = folder / "library"
     plan = pipeline.plan({"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(checkpoints)})
     StreamingJob(plan, spark, Start("bench")).run()
@@ -117,8 +117,8 @@ def _latencies(spark: SparkSession, broker: Broker, folder: Path) -> list[float]
     """Seconds from when a record is sent until a reader of committed messages has it."""
     arriving, committed = broker.create_topic("arriving", PARTITIONS), broker.create_topic("committed", PARTITIONS)
     pipeline = Pipeline("latency")
-    source = KafkaSource(broker.address, arriving, Sent, starting_offsets=KafkaOffsetsInitializer.latest())
-    pipeline.from_source(source).map(same).sink_to(KafkaSink(broker.address, committed))
+    source = KafkaSource(arriving, Sent, broker.address, starting_offsets=KafkaOffsetsInitializer.latest())
+    pipeline.from_source(source).map(same).sink_to(KafkaSink(committed, broker.address))
     plan = pipeline.plan(
         {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(folder / "latency")}
     )

@@ -33,11 +33,11 @@ def build(name: str, suffix: str, ends: bool) -> Pipeline:
     """The pipeline. `suffix` tells the tables and the topic of idle aircraft from others'; `ends` bounds the source."""
     pipeline = Pipeline(name)
     bounded = KafkaOffsetsInitializer.latest() if ends else None
-    source = KafkaSource(CLUSTER, FLIGHTS, RawFlight, name="flights", bounded=bounded, on_malformed="divert")
+    source = KafkaSource(FLIGHTS, RawFlight, CLUSTER, name="flights", bounded=bounded, on_malformed="divert")
     totals, sums, alerts = delays(pipeline.from_source(source).flat_map(clean).name("clean").uid("clean"))
     totals.sink_to(PostgresSink(f"carrier_delays{suffix}", DATABASE, mode="upsert", key="carrier"))
     sums.sink_to(PostgresSink(f"delay_propagation{suffix}", DATABASE, mode="upsert", key=("carrier", "month")))
-    alerts.sink_to(KafkaSink(CLUSTER, f"idle_aircraft{suffix}", key="tail"))
+    alerts.sink_to(KafkaSink(f"idle_aircraft{suffix}", CLUSTER, key="tail"))
     return pipeline
 
 

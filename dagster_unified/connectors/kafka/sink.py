@@ -63,10 +63,10 @@ class KafkaSink(SparkSink[In, StagedMessages]):
 
     Examples:
         >>> from dagster_unified.connectors.kafka import DeliveryGuarantee, KafkaSink
-        >>> sink = sales.sink_to(KafkaSink("broker:9092", "sales", key="shop"))
+        >>> sink = sales.sink_to(KafkaSink("sales", "broker:9092", key="shop"))
         >>> [sale.amount for sale in run_pipeline(pipeline, "BATCH").sinks["sales"]]
         [3, 4, 5]
-        >>> KafkaSink("broker:9092", "sales", delivery_guarantee=DeliveryGuarantee.AT_LEAST_ONCE).guarantee.value
+        >>> KafkaSink("sales", "broker:9092", delivery_guarantee=DeliveryGuarantee.AT_LEAST_ONCE).guarantee.value
         'at-least-once'
     """
 
@@ -75,8 +75,8 @@ class KafkaSink(SparkSink[In, StagedMessages]):
 
     def __init__(
         self,
-        connection: KafkaConnection | GivesConnection | Value,
         topic: str,
+        connection: KafkaConnection | GivesConnection | Value,
         *,
         name: str | None = None,
         key: str | Sequence[str] | Callable[[In], Bytes] | None = None,

@@ -43,7 +43,7 @@ class KafkaMessage(NamedTuple):
     """A message as it is: the record of `KafkaSource(…, KafkaMessage, value_format=RawFormat())`.
 
     Examples:
-        >>> source = KafkaSource("broker:9092", "raw", KafkaMessage, RawFormat())
+        >>> source = KafkaSource("raw", KafkaMessage, "broker:9092", RawFormat())
         >>> lengths = pipeline.from_source(source).map(lambda message: len(message.value or b""), int)
         >>> collect(lengths, "STREAMING", {"raw": [KafkaMessage(b"k", b"abc", "sales", 0, 17, at(9, 0), [])]})
         [3]
@@ -90,7 +90,7 @@ class KafkaSource(SplitSource[Out]):
     is tried again.
 
     Examples:
-        >>> sold = pipeline.from_source(KafkaSource("broker:9092", "sold", Sale, metadata={"at": "timestamp"}))
+        >>> sold = pipeline.from_source(KafkaSource("sold", Sale, "broker:9092", metadata={"at": "timestamp"}))
         >>> amounts = sold.map(lambda sale: sale.amount, int)
         >>> collect(amounts, "STREAMING", {"sold": [Sale("north", 3, at(9, 0))]})
         [3]
@@ -101,9 +101,9 @@ class KafkaSource(SplitSource[Out]):
 
     def __init__(
         self,
-        connection: KafkaConnection | GivesConnection | Value,
         topics: str | Sequence[str] | re.Pattern[str],
         record: TypeForm[Out],
+        connection: KafkaConnection | GivesConnection | Value,
         value_format: ValueFormat | None = None,
         metadata: Mapping[str, str] | None = None,
         starting_offsets: KafkaOffsetsInitializer = EARLIEST,

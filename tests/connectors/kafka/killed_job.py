@@ -28,9 +28,9 @@ def add(a: Row, b: Row) -> Row:
 def build(folder: Path, address: str, topic: str) -> Pipeline:
     pipeline = Pipeline("killed")
     rows = pipeline.from_source(ParquetSource(str(folder / "in"), Row, name="rows", max_files_per_trigger=1))
-    rows.sink_to(KafkaSink(address, topic, key="key", name="rows"))
+    rows.sink_to(KafkaSink(topic, address, key="key", name="rows"))
     rows.key_by("key").reduce(add).uid("totals").sink_to(
-        KafkaSink(address, f"{topic}-totals", key="key", mode="upsert", name="totals")
+        KafkaSink(f"{topic}-totals", address, key="key", mode="upsert", name="totals")
     )
     return pipeline
 

@@ -18,7 +18,7 @@ from tests.engine.killed_job import OPTIONS, KillingSink, Row, add
 def build(folder: Path, address: str, topic: str) -> Pipeline:
     pipeline = Pipeline("killed")
     source = KafkaSource(
-        address, topic, Row, bounded=KafkaOffsetsInitializer.latest(), max_records_per_trigger=50, name="rows"
+        topic, Row, address, bounded=KafkaOffsetsInitializer.latest(), max_records_per_trigger=50, name="rows"
     )
     rows = pipeline.from_source(source)
     rows.sink_to(KillingSink(str(folder / "all"), mode="append", name="all"))

@@ -39,7 +39,7 @@ def attempt(address, topic, epoch, lease):
         if Path(lease).read_text() != mine:
             raise LeaseLostError("another process has the lease")
 
-    commits = LocalCommits(KafkaSink(address, topic, key="number"), Row)
+    commits = LocalCommits(KafkaSink(topic, address, key="number"), Row)
     who = WriteIdentity("killed", "sink", f"deployment {topic}", "streaming", epoch)
     tasks = [[Row(epoch, number) for number in range(task, ROWS, 2)] for task in range(2)]
     try:

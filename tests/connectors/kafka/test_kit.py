@@ -22,7 +22,7 @@ class Topic(SinkTarget):
         self.topic = broker.create_topic(partitions=3)
 
     def sink(self):
-        return KafkaSink(self.address, self.topic, **self.options)
+        return KafkaSink(self.topic, self.address, **self.options)
 
     def rows(self):
         messages = _BROKERS[self.address].read(self.topic)

@@ -42,7 +42,7 @@ def values(broker, topic):
 def test_every_record_is_a_message(run, kafka, mode, guarantee):
     topic = kafka.create_topic()
     pipeline = Pipeline("sales")
-    sink = KafkaSink(kafka.address, topic, key="shop", headers={"h": "shop"}, delivery_guarantee=guarantee)
+    sink = KafkaSink(topic, kafka.address, key="shop", headers={"h": "shop"}, delivery_guarantee=guarantee)
     pipeline.from_collection(SALES, Sale).sink_to(sink)
     run(pipeline, mode)
     messages = kafka.read(topic)
@@ -62,7 +62,7 @@ def test_a_rolling_update_leaves_the_last_message_of_each_key_and_a_tombstone_de
         .key_by("shop")
         .reduce(lambda a, b: Sale(a.shop, a.amount + b.amount, a.closed or b.closed))
     )
-    totals.sink_to(KafkaSink(kafka.address, topic, key="shop", mode="upsert", tombstone="closed"))
+    totals.sink_to(KafkaSink(topic, kafka.address, key="shop", mode="upsert", tombstone="closed"))
     run(pipeline, mode)
     table = {}
     for message in kafka.read(topic):
@@ -78,7 +78,7 @@ def test_a_run_that_is_repeated_writes_nothing_and_another_run_adds(run_on_spark
 
     topic = kafka.create_topic()
     pipeline = Pipeline("sales")
-    pipeline.from_collection(SALES, Sale).sink_to(KafkaSink(kafka.address, topic))
+    pipeline.from_collection(SALES, Sale).sink_to(KafkaSink(topic, kafka.address))
     plan = pipeline.plan({"execution.runtime-mode": "BATCH"})
     for execution in ("one", "one", "two"):
         run_all(Run(plan, spark, IntermediateStore(str(tmp_path / "store")), execution, execution))
@@ -90,7 +90,7 @@ def test_a_job_that_is_started_again_goes_on_after_its_last_epoch(spark, kafka, 
     topic, folder = kafka.create_topic(), tmp_path / "sales"
     pipeline = Pipeline("sales")
     pipeline.from_source(ParquetSource(str(folder), Sale, name="files", monitor=True)).sink_to(
-        KafkaSink(kafka.address, topic, key="shop")
+        KafkaSink(topic, kafka.address, key="shop")
     )
     options = {
         "execution.runtime-mode": "STREAMING",
@@ -114,7 +114,7 @@ def test_over_tls_no_secret_is_in_plans_logs_results_or_files(run, kafka, mode, 
     monkeypatch.setenv("KAFKA_PASSWORD", password)
     options = {**kafka.security(), "sasl.password": Environment("KAFKA_PASSWORD")}
     pipeline = Pipeline("sales")
-    sink = KafkaSink(KafkaConnection(kafka.secure_address, options), topic, key="shop")
+    sink = KafkaSink(topic, KafkaConnection(kafka.secure_address, options), key="shop")
     pipeline.from_collection(SALES, Sale).sink_to(sink)
     result = run(pipeline, mode)
     assert values(kafka, topic) == [1, 2, 3, 4, 5]
@@ -136,11 +136,11 @@ def test_over_tls_no_secret_is_in_plans_logs_results_or_files(run, kafka, mode, 
 @MODES
 def test_a_topic_that_is_not_there_ends_the_run_at_once_and_a_cluster_that_is_away_is_tried_again(run, kafka, mode):
     pipeline = Pipeline("sales")
-    pipeline.from_collection(SALES, Sale).sink_to(KafkaSink(kafka.address, "nowhere"))
+    pipeline.from_collection(SALES, Sale).sink_to(KafkaSink("nowhere", kafka.address))
     with pytest.raises(SinkError, match=r"there is no such topic or partition .*create the topic"):
         run(pipeline, mode)
     away = Pipeline("sales")
-    away.from_collection(SALES, Sale).sink_to(KafkaSink("127.0.0.1:1", "sales"))
+    away.from_collection(SALES, Sale).sink_to(KafkaSink("sales", "127.0.0.1:1"))
     with pytest.raises(UnavailableError, match="does not answer"):
         run(away, mode, {"restart-strategy.type": "none"})
 
@@ -148,7 +148,7 @@ def test_a_topic_that_is_not_there_ends_the_run_at_once_and_a_cluster_that_is_aw
 def test_what_it_promises_is_in_the_plan():
     def explained(**options):
         pipeline = Pipeline("sales")
-        pipeline.from_collection(SALES, Sale).sink_to(KafkaSink("broker:9092", "sales", **options))
+        pipeline.from_collection(SALES, Sale).sink_to(KafkaSink("sales", "broker:9092", **options))
         return as_text(pipeline.plan({"execution.runtime-mode": "BATCH"}))
 
     assert "Kafka at broker:9092, topic 'sales', append" in explained()
@@ -169,7 +169,7 @@ def test_what_it_promises_is_in_the_plan():
 )
 def test_what_cannot_be_written_is_refused_when_the_pipeline_is_made(options, said):
     with pytest.raises(PipelineError, match=said):
-        Pipeline("sales").from_collection(SALES, Sale).sink_to(KafkaSink("broker:9092", "sales", **options))
+        Pipeline("sales").from_collection(SALES, Sale).sink_to(KafkaSink("sales", "broker:9092", **options))
 
 
 class Noted(NamedTuple):
@@ -180,8 +180,8 @@ class Noted(NamedTuple):
 def test_a_key_of_upserts_that_may_be_none_is_refused_when_the_pipeline_is_made():
     noted = Pipeline("sales").from_collection([Noted("a", None)], Noted)
     with pytest.raises(PipelineError, match="field 'note' is in its key and may be None, and a message without a key"):
-        noted.sink_to(KafkaSink("broker:9092", "sales", mode="upsert", key=("shop", "note")))
-    noted.sink_to(KafkaSink("broker:9092", "sales", key="note"))
+        noted.sink_to(KafkaSink("sales", "broker:9092", mode="upsert", key=("shop", "note")))
+    noted.sink_to(KafkaSink("sales", "broker:9092", key="note"))
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_key_of_upserts_that_may_be_none_is_refused_when_the_pipeline_is_made(
 )
 def test_an_option_that_the_library_sets_itself_is_refused(option, advice):
     with pytest.raises(ConfigurationError, match=rf"sink 'sales': the option {option} cannot be set: {advice}"):
-        KafkaSink("broker:9092", "sales", options={option: "x"})
+        KafkaSink("sales", "broker:9092", options={option: "x"})
 
 
 @pytest.mark.parametrize("guarantee", DeliveryGuarantee)
@@ -208,7 +208,7 @@ def test_many_records_arrive_once(run_on_spark, spark, kafka, tmp_path, guarante
     ).write.parquet(str(tmp_path / "sales"))
     pipeline = Pipeline("sales")
     pipeline.from_source(ParquetSource(str(tmp_path / "sales"), Sale, name="files")).sink_to(
-        KafkaSink(kafka.address, topic, key="shop", value=lambda sale: str(sale.amount), delivery_guarantee=guarantee)
+        KafkaSink(topic, kafka.address, key="shop", value=lambda sale: str(sale.amount), delivery_guarantee=guarantee)
     )
     run_on_spark(pipeline)
     assert Counter(map(int, kafka.values(topic))) == Counter(range(200_000))

@@ -87,7 +87,7 @@ def topic(kafka):
 
 def test_values_become_records_and_fields_what_the_message_says(kafka, topic):
     kafka.write(topic, [sale(1, key="x", timestamp=JANUARY), sale(2, key="y", timestamp=JANUARY + 7, partition=1)])
-    source = KafkaSource(kafka.address, topic, Placed, metadata=PLACES)
+    source = KafkaSource(topic, Placed, kafka.address, metadata=PLACES)
     at = datetime(2024, 1, 1, tzinfo=timezone.utc)
     assert sorted(read(source)) == [
         Placed(1, at, "x", 0, 0, topic),
@@ -99,7 +99,7 @@ def test_messages_as_they_are(kafka, topic):
     headers = [("a", b"1"), ("a", None)]
     messages = [{"key": b"\xff", "value": b"v", "headers": headers}, {"key": b"k", "value": None}]
     kafka.write(topic, [{**message, "partition": 1, "timestamp": JANUARY} for message in messages])
-    source = KafkaSource(kafka.address, topic, KafkaMessage, RawFormat())
+    source = KafkaSource(topic, KafkaMessage, kafka.address, RawFormat())
     at = datetime(2024, 1, 1, tzinfo=timezone.utc)
     assert read(source) == [
         KafkaMessage(b"\xff", b"v", topic, 1, 0, at, headers),
@@ -111,9 +111,9 @@ def test_several_topics_and_a_pattern(kafka, topic):
     other = kafka.create_topic(f"{topic}-more")
     kafka.write(topic, [sale(1)])
     kafka.write(other, [sale(2)])
-    assert amounts(KafkaSource(kafka.address, [topic, other], Sale)) == [1, 2]
-    assert amounts(KafkaSource(kafka.address, re.compile(f"{topic}.*"), Sale)) == [1, 2]
-    assert amounts(KafkaSource(kafka.address, re.compile(topic), Sale)) == [1]  # the whole name
+    assert amounts(KafkaSource([topic, other], Sale, kafka.address)) == [1, 2]
+    assert amounts(KafkaSource(re.compile(f"{topic}.*"), Sale, kafka.address)) == [1, 2]
+    assert amounts(KafkaSource(re.compile(topic), Sale, kafka.address)) == [1]  # the whole name
 
 
 def test_where_it_begins_and_ends(kafka, topic):
@@ -129,7 +129,7 @@ def test_where_it_begins_and_ends(kafka, topic):
         ),
         (KafkaOffsetsInitializer.offsets({(topic, 0): 8}), KafkaOffsetsInitializer.timestamp(JANUARY + DAY), [8, 9]),
     ):
-        source = KafkaSource(kafka.address, topic, Sale, starting_offsets=start, bounded=end)
+        source = KafkaSource(topic, Sale, kafka.address, starting_offsets=start, bounded=end)
         assert source.boundedness is Boundedness.BOUNDED
         assert amounts(source) == list(expected)
 
@@ -137,7 +137,7 @@ def test_where_it_begins_and_ends(kafka, topic):
 def test_a_partition_in_time_is_a_range_of_offsets(kafka, topic):
     days = [0, 1, 0, 1, 2]  # the third is late: it is behind the first record of its next day
     kafka.write(topic, [sale(n, timestamp=JANUARY + day * DAY + n) for n, day in enumerate(days)])
-    source = KafkaSource(kafka.address, topic, Sale)
+    source = KafkaSource(topic, Sale, kafka.address)
     found = []
     for number in (1, 2, 3, 4):
         day = source.bounded_to(slice_of(DAYS, f"2024-01-0{number}")).settled()
@@ -160,7 +160,7 @@ def test_what_a_transaction_has_not_committed_is_not_read(kafka, topic):
     transaction(3, 4).abort_transaction(30)
     transaction(5).commit_transaction(30)
     transaction(6, 7).abort_transaction(30)
-    source = KafkaSource(kafka.address, topic, Sale)
+    source = KafkaSource(topic, Sale, kafka.address)
     assert eventually(lambda: source.newest()[f"{topic}[0]"] == 11)  # markers follow a commit after a while
     began = time.monotonic()
     assert amounts(source) == [1, 2, 5]  # the end is a marker, and reading stops there
@@ -169,7 +169,7 @@ def test_what_a_transaction_has_not_committed_is_not_read(kafka, topic):
     still_open = transaction(8)
     kafka.write(topic, [sale(9)])
     assert amounts(source) == [1, 2, 5]  # what is behind an open transaction waits
-    everything = KafkaSource(kafka.address, topic, Sale, isolation_level="read_uncommitted")
+    everything = KafkaSource(topic, Sale, kafka.address, isolation_level="read_uncommitted")
     assert amounts(everything) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
     still_open.commit_transaction(30)
     assert eventually(lambda: amounts(source) == [1, 2, 5, 8, 9])
@@ -178,7 +178,7 @@ def test_what_a_transaction_has_not_committed_is_not_read(kafka, topic):
 def test_many_records_in_order_through_one_consumer(kafka, topic):
     kafka.write(topic, [sale(n) for n in range(50_000)])
     kafka.write(topic, [sale(n, partition=1) for n in range(100)])
-    source = KafkaSource(kafka.address, topic, Sale)
+    source = KafkaSource(topic, Sale, kafka.address)
     part, other = f"{topic}[0]", f"{topic}[1]"
     for start, end in ((0, 50_000), (1_000, 1_001), (20_000, 45_000), (49_999, 50_000), (0, 1)):
         assert [r.amount for r in read(source, {part: start}, {part: end})] == list(range(start, end))
@@ -189,7 +189,7 @@ def test_many_records_in_order_through_one_consumer(kafka, topic):
 def test_what_does_not_fit_says_where_it_is(kafka, topic):
     values = [b'{"shop": "a", "amount": 1}', b"{", None, b'{"shop": "a", "amount": "x"}', b'{"shop": "\xff"}']
     kafka.write(topic, [{"value": value, "partition": 0} for value in [*values, values[0]]])
-    records, malformed = read(KafkaSource(kafka.address, topic, Sale, on_malformed="divert"))
+    records, malformed = read(KafkaSource(topic, Sale, kafka.address, on_malformed="divert"))
     assert records == [Sale("a", 1)] * 2
     assert [(one.place, one.content) for one in malformed] == [
         (f"{topic}[0]@1", "{"),
@@ -207,7 +207,7 @@ def test_what_does_not_fit_says_where_it_is(kafka, topic):
 
 def test_a_key_that_is_missing_or_no_text_does_not_fit(kafka, topic):
     kafka.write(topic, [sale(1), sale(2, key=b"\xff"), sale(3, key="ok")])
-    source = KafkaSource(kafka.address, topic, Sale, metadata={"shop": "key"}, on_malformed="drop")
+    source = KafkaSource(topic, Sale, kafka.address, metadata={"shop": "key"}, on_malformed="drop")
     records, malformed = read(source)
     assert records == [Sale("ok", 3)]
     assert [one.reason for one in malformed] == [
@@ -220,7 +220,7 @@ def test_new_partitions_enter_with_their_oldest_offset(kafka, topic):
     from confluent_kafka.admin import NewPartitions
 
     kafka.write(topic, [sale(1)])
-    source = KafkaSource(kafka.address, topic, Sale, partition_discovery_interval=timedelta(0))
+    source = KafkaSource(topic, Sale, kafka.address, partition_discovery_interval=timedelta(0))
     seen = source.available(source.first())
     kafka.admin.create_partitions([NewPartitions(topic, 3)])[topic].result(30)
     kafka.write(topic, [sale(2, partition=2)])
@@ -232,7 +232,7 @@ def test_new_partitions_enter_with_their_oldest_offset(kafka, topic):
 
 def test_records_that_retention_has_deleted_are_an_error_and_not_left_out(kafka, topic):
     kafka.write(topic, [sale(n) for n in range(10)])
-    source = KafkaSource(kafka.address, topic, Sale)
+    source = KafkaSource(topic, Sale, kafka.address)
     position = OffsetsRead(source.origin, {f"{topic}[0]": 2, f"{topic}[1]": 0})
     kafka.admin.delete_records([TopicPartition(topic, 0, 5)])
     assert eventually(lambda: source.oldest()[f"{topic}[0]"] == 5)
@@ -241,12 +241,12 @@ def test_records_that_retention_has_deleted_are_an_error_and_not_left_out(kafka,
         amounts(source, position.offsets)
     assert amounts(source) == [5, 6, 7, 8, 9]
     with pytest.raises(SourceError, match=rf"starting_offsets names offset 2 of {topic}\[0\], which has 5 to 10; .*"):
-        read(KafkaSource(kafka.address, topic, Sale, starting_offsets=KafkaOffsetsInitializer.offsets({(topic, 0): 2})))
+        read(KafkaSource(topic, Sale, kafka.address, starting_offsets=KafkaOffsetsInitializer.offsets({(topic, 0): 2})))
 
 
 def test_a_topic_that_was_made_again_is_an_error(kafka, topic):
-    source = KafkaSource(kafka.address, topic, Sale).after(
-        OffsetsRead(KafkaSource(kafka.address, topic, Sale).origin, {f"{topic}[0]": 7})
+    source = KafkaSource(topic, Sale, kafka.address).after(
+        OffsetsRead(KafkaSource(topic, Sale, kafka.address).origin, {f"{topic}[0]": 7})
     )
     with pytest.raises(
         SourceError, match=r"ends at offset 0, and has been read up to 7: it was deleted and made again"
@@ -258,16 +258,16 @@ def test_an_unknown_topic(kafka, topic):
     with pytest.raises(
         SourceError, match=rf"source 'sold': Kafka at .* has no topic '{topic}s', .*did you mean '{topic}'"
     ):
-        read(KafkaSource(kafka.address, f"{topic}s", Sale, name="sold"))
+        read(KafkaSource(f"{topic}s", Sale, kafka.address, name="sold"))
     with pytest.raises(SourceError, match=r"has no topic that matches 'nothing.*'; correct the pattern"):
-        read(KafkaSource(kafka.address, re.compile("nothing.*"), Sale))
+        read(KafkaSource(re.compile("nothing.*"), Sale, kafka.address))
     with pytest.raises(SourceError, match=rf"starting_offsets names {topic}\[5\], which .* does not have; there are"):
-        read(KafkaSource(kafka.address, topic, Sale, starting_offsets=KafkaOffsetsInitializer.offsets({(topic, 5): 2})))
+        read(KafkaSource(topic, Sale, kafka.address, starting_offsets=KafkaOffsetsInitializer.offsets({(topic, 5): 2})))
 
 
 def test_a_user_without_permission(kafka, topic):
     kafka.write(topic, [sale(1)])
-    source = KafkaSource(KafkaConnection(kafka.secure_address, kafka.security("guest")), topic, Sale)
+    source = KafkaSource(topic, Sale, KafkaConnection(kafka.secure_address, kafka.security("guest")))
     with pytest.raises(SourceError, match=r"has no topic .* or this user may not see it; .* give the user DESCRIBE"):
         read(source)
     kafka.allow("guest", AclOperation.DESCRIBE, ResourceType.TOPIC, topic)
@@ -280,7 +280,7 @@ def test_a_user_without_permission(kafka, topic):
     assert read(source) == [Sale("a", 1)]
     wrong = KafkaConnection(kafka.secure_address, kafka.security("guest", "wrong"))
     with pytest.raises(ConfigurationError, match=rf"source '{topic}': .* the broker refused the login"):
-        read(KafkaSource(wrong, topic, Sale))
+        read(KafkaSource(topic, Sale, wrong))
 
 
 def allowed(action):
@@ -295,18 +295,18 @@ def allowed(action):
 def test_a_broker_that_is_away_at_the_start(kafka):
     began = time.monotonic()
     with pytest.raises(UnavailableError, match=r"source 'sales': Kafka at 127.0.0.1:1 does not answer"):
-        read(KafkaSource("127.0.0.1:1", "sales", Sale))
+        read(KafkaSource("sales", Sale, "127.0.0.1:1"))
     assert time.monotonic() - began < 10
 
 
 def test_a_position_belongs_to_topics_and_not_to_the_brokers_that_are_asked():
     position = OffsetsRead("Kafka", {"a[0]": 1, "b[0]": 2})
     for topics in ("a", ["b", "new"], re.compile("a.*")):
-        KafkaSource("elsewhere:9092", topics, Sale).after(position)
+        KafkaSource(topics, Sale, "elsewhere:9092").after(position)
     with pytest.raises(
         StateError, match=r"cannot go on after Kafka \(a\[0\] up to 1, .*\): it reads .*, topic c; start"
     ):
-        KafkaSource("broker:9092", "c", Sale).after(position)
+        KafkaSource("c", Sale, "broker:9092").after(position)
 
 
 @pytest.mark.parametrize(
@@ -334,11 +334,11 @@ def test_what_an_author_gets_wrong_is_told_when_the_source_is_made(arguments, pr
 def test_it_says_in_one_line_what_is_read_and_tells_no_secret():
     connection = KafkaConnection("broker:9092", {"sasl.password": "pa55"})
     source = KafkaSource(
-        connection, ["a", "b"], Sale, JsonFormat(), bounded=KafkaOffsetsInitializer.timestamp(JANUARY), name="s"
+        ["a", "b"], Sale, connection, JsonFormat(), bounded=KafkaOffsetsInitializer.timestamp(JANUARY), name="s"
     )
     assert source.describe() == (
         "Kafka at broker:9092, topics a, b as json, from earliest until timestamp 2024-01-01T00:00:00+00:00,"
         " malformed messages: fail"
     )
     assert "pa55" not in f"{source.settings()} {source.snapshot()} {source.connection!r}"
-    assert KafkaSource("broker:9092", re.compile("sold|sales-.*"), Sale).name == "sold_sales-"
+    assert KafkaSource(re.compile("sold|sales-.*"), Sale, "broker:9092").name == "sold_sales-"

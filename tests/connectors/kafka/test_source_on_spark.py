@@ -50,7 +50,7 @@ def sales(*amounts, hour=0):
 
 
 def source(kafka, topic, **options):
-    return KafkaSource(kafka.address, topic, Placed, metadata=PLACES, name="sales", **options)
+    return KafkaSource(topic, Placed, kafka.address, metadata=PLACES, name="sales", **options)
 
 
 def rows(table):
@@ -139,7 +139,7 @@ def test_what_is_wrong_at_the_start_is_one_sentence(run_on_spark, run_streaming,
     with pytest.raises(SourceError, match=r"totals: source 'sales': Kafka at .* has no topic 'nothing'"):
         run(totals(kafka, "nothing", tmp_path / "table"))
     pipeline = Pipeline("away")
-    away = KafkaSource(KafkaConnection("127.0.0.1:1"), "sales", Total, bounded=KafkaOffsetsInitializer.latest())
+    away = KafkaSource("sales", Total, KafkaConnection("127.0.0.1:1"), bounded=KafkaOffsetsInitializer.latest())
     pipeline.from_source(away).print()
     with pytest.raises(UnavailableError, match=r"away: source 'sales': Kafka at 127.0.0.1:1 does not answer"):
         run(pipeline)
