@@ -128,7 +128,7 @@ class MessageEncoder:
             self._values(columns, records, batch.num_rows),
             self._headers(columns, records),
             None if made.partition is None else self._part(made.partition, columns, records),
-            None if made.timestamp is None else list(map(_milliseconds, columns[made.timestamp])),
+            None if made.timestamp is None else self._times(made.timestamp, columns),
         )
 
     def _column(self, batch: pa.RecordBatch, name: str) -> list[Any]:
@@ -198,6 +198,17 @@ class MessageEncoder:
             [(name, self._header(value)) for name, value in of_message.items()]
             for of_message in self._part(headers, columns, records)
         ]
+
+    def _times(self, field: str, columns: Mapping[str, list[Any]]) -> list[int]:
+        """Times as Kafka has them: to its client 0 is the time at which a message is sent."""
+        times = list(map(_milliseconds, columns[field]))
+        for value, time in zip(columns[field], times, strict=True):
+            if time <= 0 and value is not None:
+                raise SinkError(
+                    f"{self._where}: field '{field}' is {shorten(value)}, and the time of a message is after 1970"
+                    " began; correct it, or write None for the time at which the message is sent"
+                )
+        return times
 
     def _header(self, value: Any) -> bytes | None:
         return self._bytes(value, "header")

@@ -164,6 +164,12 @@ def test_a_time_without_a_zone_is_in_utc_and_is_cut_to_milliseconds(monkeypatch)
         time.tzset()
 
 
+@pytest.mark.parametrize("at", [datetime(1970, 1, 1, tzinfo=timezone.utc), datetime(1969, 1, 1, tzinfo=timezone.utc)])
+def test_a_time_that_kafka_would_replace_by_the_present_is_an_error_that_names_its_field(at):
+    with pytest.raises(SinkError, match=r"p: sink 's': field 'at' is datetime.datetime\(19.*after 1970 began"):
+        encoded([Sale("a", 1, at)], timestamp="at")
+
+
 def test_an_empty_batch_makes_no_messages():
     kind = record_type(Sale, "test")
     made = MessageFormat(("shop",), None, {"h": "shop"}, "amount", "at", "gone")
