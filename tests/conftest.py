@@ -4,6 +4,7 @@ import os
 import sys
 from collections import Counter
 from itertools import chain
+from pathlib import Path
 
 from tests.class_data import SMALL, home, options
 
@@ -45,7 +46,7 @@ def pytest_collection_modifyitems(items):
         if "spark" in item.fixturenames:
             item.add_marker(pytest.mark.spark)
     folders = {folder: place for place, folder in enumerate(LONGEST_FIRST)}
-    items.sort(key=lambda item: folders.get(item.path.parent.name, len(folders)))
+    items.sort(key=lambda item: folders.get(item.path.relative_to(Path(__file__).parent).parts[0], len(folders)))
 
 
 def pytest_sessionfinish(session, exitstatus):

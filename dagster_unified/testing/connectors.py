@@ -20,7 +20,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -40,8 +40,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-_PATIENCE = 120.0
+_PATIENCE = 300.0
 """Seconds that a process may take for a write, and that it may take to wake up."""
+
+_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 
 _TRIES = 8
 """How often a write that fails without a fault of the kit's is tried, for a target that is restarted meanwhile."""
@@ -117,6 +119,9 @@ class _Write:
     entries: tuple[Entry, ...]
     fails_first: bool
     """Whether Spark's tasks fail at their first attempt, after some rows."""
+
+    token: str | None
+    """What the server asks for; the fork server may be older than the server, and then has another environment."""
 
 
 @contextmanager
@@ -239,7 +244,7 @@ class _Check:
         step = self.chance.choice(list(_Step))
         span = {_Step.STAGING: 0.5, _Step.COMMITTING: 0.05, _Step.ANY: 1.5}.get(step, 0.0)
         sent = signal.SIGSTOP if self.chance.random() < 0.25 else signal.SIGKILL
-        if self.target.locks_others_out and step in (_Step.COMMITTING, _Step.ANY):
+        if self.target.locks_others_out and step in (_Step.STAGING, _Step.COMMITTING, _Step.ANY):
             sent = signal.SIGKILL
         process, log = self._start(identity, entries, _Fault(step, sent, self.chance.uniform(0, span)))
         if sent == signal.SIGKILL:
@@ -253,7 +258,8 @@ class _Check:
         try:
             self._write(identity, entries, False)
         finally:
-            os.kill(process.pid, signal.SIGCONT)  # one that is stopped could not be ended either
+            with suppress(ProcessLookupError):  # it was about to end when it was to be stopped
+                os.kill(process.pid, signal.SIGCONT)  # one that is stopped could not be ended either
         self._join(process, log)
 
     def _write_at_once(self, rivals: Sequence[tuple[WriteIdentity, tuple[Entry, ...]]]) -> tuple[Entry, ...]:
@@ -278,7 +284,7 @@ class _Check:
         fails_first = self.chance.random() < 0.2
         self.faults.retried_tasks += fails_first
         log = self._folder / f"write-{self._number}"
-        write = _Write(self.target, self.server, identity, entries, fails_first)
+        write = _Write(self.target, self.server, identity, entries, fails_first, os.environ.get(_TOKEN))
         process = _processes().Process(target=_run, args=(write, fault, str(log)), daemon=True)
         process.start()
         return process, log
@@ -316,6 +322,8 @@ def _run(write: _Write, fault: _Fault | None, log: str) -> None:
     """What a process does: one write, and the fault."""
     from pyspark.sql import SparkSession
 
+    if write.token is not None:
+        os.environ[_TOKEN] = write.token
     faults = _Faults(fault, Path(log))
     try:
         faults.at(_Step.ANY)

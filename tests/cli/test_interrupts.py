@@ -54,13 +54,26 @@ def until(look, what, running):
     return found
 
 
+def process_file(path):
+    """A file of /proc; nothing once its process or thread has ended."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
 def children(process):
-    return [int(pid) for file in Path(f"/proc/{process}/task").glob("*/children") for pid in file.read_text().split()]
+    found = Path(f"/proc/{process}/task").glob("*/children")
+    return [int(pid) for file in found for pid in process_file(file).split()]
+
+
+def command_of(process):
+    return process_file(Path(f"/proc/{process}/cmdline"))
 
 
 def jvm_of(process):
     """The JVM that a process has started; None before it has."""
-    return next((pid for pid in children(process) if b"SparkSubmit" in Path(f"/proc/{pid}/cmdline").read_bytes()), None)
+    return next((pid for pid in children(process) if b"SparkSubmit" in command_of(pid)), None)
 
 
 def mirrors_output(process):
@@ -68,7 +81,7 @@ def mirrors_output(process):
 
     It takes processes of its own.
     """
-    return any(b"watch_orphans" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(process))
+    return any(b"watch_orphans" in command_of(pid) for pid in children(process))
 
 
 @pytest.fixture

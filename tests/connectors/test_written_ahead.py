@@ -219,8 +219,8 @@ def test_a_job_that_is_killed_processes_what_it_has_received_exactly_once(tmp_pa
 
 def wait_for_versions(job, table, more):
     deadline = time.monotonic() + 300
-    before = DeltaTable(str(table)).version() if table.exists() else 0
-    while not table.exists() or DeltaTable(str(table)).version() < before + more:
+    before = DeltaTable(str(table)).version() if DeltaTable.is_deltatable(str(table)) else 0
+    while not DeltaTable.is_deltatable(str(table)) or DeltaTable(str(table)).version() < before + more:
         assert job.poll() is None, job.stderr.read().decode()[-3000:]
         assert time.monotonic() < deadline
         time.sleep(0.2)

@@ -98,7 +98,7 @@ if __name__ == "__main__":
 """
     (tmp_path / "check.py").write_text(program)
     done = subprocess.run(
-        [sys.executable, "check.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
+        [sys.executable, "check.py"], cwd=tmp_path, capture_output=True, text=True, timeout=1800, check=False
     )
     assert done.returncode == 0, done.stderr
 

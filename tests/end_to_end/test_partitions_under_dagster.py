@@ -166,13 +166,13 @@ def again(dagster, killed):
 def page(dagster, again):
     from playwright.sync_api import expect, sync_playwright
 
-    expect.set_options(timeout=30_000)
+    expect.set_options(timeout=180_000)
     launched = {"executable_path": CHROMIUM, "args": ["--no-sandbox"]}
     with sync_playwright() as playwright, playwright.chromium.launch(**launched) as chromium:
         opened = chromium.new_page(
             viewport={"width": 1600, "height": 1200}, base_url=f"http://127.0.0.1:{dagster.port}"
         )
-        opened.set_default_timeout(30_000)
+        opened.set_default_timeout(180_000)
         yield opened
 
 

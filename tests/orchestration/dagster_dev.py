@@ -90,8 +90,7 @@ class DagsterDev:
         """Stops the webserver and the daemon; runs live on, as they do for a user."""
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(40)
+            self.process.wait(150)  # Dagster gives each of its processes a minute
 
     def end(self):
         """Kills everything that was started for this test, the processes of runs among them.
@@ -111,7 +110,7 @@ class DagsterDev:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/graphql", body, {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=20) as response:
+        with urllib.request.urlopen(request, timeout=120) as response:
             return json.load(response)["data"]
 
     def until(self, look, what):
@@ -121,7 +120,7 @@ class DagsterDev:
                 found = look()
                 if found:
                     return found
-            except OSError:
+            except (OSError, KeyError, TypeError, ValueError):  # not up yet, or an answer that is an error
                 pass
             if time.monotonic() > end:
                 raise AssertionError(

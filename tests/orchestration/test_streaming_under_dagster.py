@@ -120,9 +120,9 @@ def writer(dagster):
     )
     killed = dagster.until(dagster.started, "a run is there")
     os.kill(dagster.worker_of(killed), signal.SIGKILL)
+    dagster.until(lambda: dagster.statuses()[killed] == "FAILURE", "Dagster has seen the run die")
     dagster.drop("two", a=10)
     dagster.until(lambda: dagster.totals() == {"a": 11, "b": 2}, "another run goes on where the killed one was")
-    assert dagster.statuses()[killed] == "FAILURE"
     dagster.until(lambda: dagster.started() not in (None, killed), "a second run is there")
     assert len(dagster.runs()) == 2
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -116,6 +117,9 @@ class Broker:
 
     def go_on(self) -> None:
         self._process.send_signal(signal.SIGCONT)
+        end = time.monotonic() + START_SECONDS
+        while not self._answers() and time.monotonic() < end:
+            time.sleep(0.1)
 
     @cached_property
     def admin(self) -> AdminClient:
@@ -129,12 +133,19 @@ class Broker:
         while True:
             try:
                 self.admin.create_topics([topic])[name].result(30)
-                return name
+                break
             except KafkaException as error:
                 # a starved broker misses a heartbeat, and is out for a moment
                 if error.args[0].code() != KafkaError.INVALID_REPLICATION_FACTOR or time.monotonic() > end:
                     raise
                 time.sleep(0.5)
+        while not self._leads(name, partitions) and time.monotonic() < end:
+            time.sleep(0.02)  # the broker answers before it has the partitions itself
+        return name
+
+    def _leads(self, topic: str, partitions: int) -> bool:
+        known = self.admin.list_topics(topic, timeout=30).topics[topic].partitions
+        return len(known) >= partitions and all(one.leader >= 0 for one in known.values())
 
     def delete_topic(self, name: str) -> None:
         self.admin.delete_topics([name])[name].result(30)
@@ -145,6 +156,12 @@ class Broker:
             kind, name, ResourcePatternType.LITERAL, f"User:{user}", "*", operation, AclPermissionType.ALLOW
         )
         self.admin.create_acls([rule])[rule].result(30)
+        wanted = AclBindingFilter(
+            kind, name, ResourcePatternType.LITERAL, f"User:{user}", "*", operation, AclPermissionType.ALLOW
+        )
+        end = time.monotonic() + START_SECONDS
+        while not self.admin.describe_acls(wanted).result(30) and time.monotonic() < end:
+            time.sleep(0.02)  # the broker answers before it heeds the rule itself
 
     def write(self, topic: str, messages: Iterable[Mapping[str, object]]) -> None:
         """Produce messages, each given as the arguments of `Producer.produce`."""

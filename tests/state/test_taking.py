@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -242,6 +243,7 @@ def test_a_job_is_killed_while_it_takes_a_savepoint(shops, point):
     with ThreadPoolExecutor(1) as thread, subprocess.Popen(command, cwd=ROOT) as killed:
         while shops.directory.last_epoch("main") is None:
             assert killed.poll() in (None, -9)
+            time.sleep(0.05)
         asked = thread.submit(shops.take) if point != "committed" else None
         assert killed.wait() == -9
         shops.arrive([3])

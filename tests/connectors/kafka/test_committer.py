@@ -233,15 +233,16 @@ def test_a_transaction_that_takes_too_long_is_one_sentence_and_nothing_of_it_is_
     slow = [part, StagedMessages(file=str(pipe))]
 
     def feed():
-        time.sleep(4)
-        pipe.write_bytes(part.content)
+        with pipe.open("wb") as written:  # opens once the transaction is under way
+            time.sleep(6)
+            written.write(part.content)
 
     threading.Thread(target=feed, daemon=True).start()
     committer = opened(kafka, topic, timeout=1.5)
     with pytest.raises(UnavailableError, match="raise transaction_timeout, or write less at once"):
         committer.commit([Commit(attempt, slow)])
     assert kafka.values(topic) == []
-    assert write(committer, identity(topic), ["b"])
+    assert write(opened(kafka, topic), identity(topic), ["b"])
     assert kafka.values(topic) == [b"b"]
 
 
@@ -250,8 +251,12 @@ def test_a_broker_that_is_away_is_one_sentence_and_the_write_goes_on_when_it_is_
     committer = opened(kafka, topic)
     assert write(committer, identity(topic, 0), ["a"])
     kafka.kill()
-    with pytest.raises(UnavailableError, match="does not answer"):
-        opened(kafka, topic)
+    try:
+        with pytest.raises(UnavailableError, match="does not answer"):
+            opened(kafka, topic)
+    except BaseException:
+        kafka.start()
+        raise
     attempt = WriteAttempt(identity(topic, 1), "a", "stage")
     outcome = []
 
@@ -275,11 +280,13 @@ def test_where_nobody_can_tell_whether_it_was_committed_the_cluster_is_asked_aga
     topic = kafka.create_topic()
     committer = opened(kafka, topic, timeout=8)
     assert write(committer, identity(topic, 0), ["a"])
-    kafka.pause()
     attempt = WriteAttempt(identity(topic, 1), "a", "stage")
-    with pytest.raises((CommitUncertainError, UnavailableError)):
-        committer.commit([Commit(attempt, staged(["b"], attempt))])
-    kafka.go_on()
+    kafka.pause()
+    try:
+        with pytest.raises((CommitUncertainError, UnavailableError)):
+            committer.commit([Commit(attempt, staged(["b"], attempt))])
+    finally:
+        kafka.go_on()
     write(committer, identity(topic, 1), ["b"])
     assert sorted(kafka.values(topic)) == [b"a", b"b"]
 

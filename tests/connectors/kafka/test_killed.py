@@ -17,7 +17,7 @@ from tests.depth import NIGHTLY, chance
 
 FILES, ROWS = (60, 50) if NIGHTLY else (12, 50)
 KILLS = 25 if NIGHTLY else 3
-PATIENCE = 180
+PATIENCE = 600
 
 
 def start(mode, folder, broker, topic, log):

@@ -223,8 +223,8 @@ def test_new_partitions_enter_with_their_oldest_offset(kafka, topic):
     source = KafkaSource(topic, Sale, kafka.address, partition_discovery_interval=timedelta(0))
     seen = source.available(source.first())
     kafka.admin.create_partitions([NewPartitions(topic, 3)])[topic].result(30)
-    kafka.write(topic, [sale(2, partition=2)])
     assert eventually(lambda: len(source.available(seen)) == 3)
+    kafka.write(topic, [sale(2, partition=2)])
     entered = source.available(seen)
     assert entered == {f"{topic}[0]": 1, f"{topic}[1]": 0, f"{topic}[2]": 0}
     assert amounts(source, entered, source.available(entered)) == [2]

@@ -23,7 +23,7 @@ from dagster_unified.errors import (
 )
 from dagster_unified.graph.slices import TimeRange
 from dagster_unified.orchestration.partitions import slice_of
-from tests.connectors.postgres.support import execute, write
+from tests.connectors.postgres.support import execute, rows, write
 from tests.connectors.postgres.test_sink import VALUES, Everything
 
 UTC = timezone.utc
@@ -397,7 +397,8 @@ def test_a_number_is_waited_for_whose_transaction_has_none_yet(postgres):
     query = "INSERT INTO orders SELECT nextval('orders_id_seq'), slow()"
     slow = threading.Thread(target=execute, args=(postgres, query))
     slow.start()
-    time.sleep(0.5)
+    while rows(postgres, "SELECT last_value FROM orders_id_seq") == [(1,)]:
+        time.sleep(0.02)
     execute(postgres, "INSERT INTO orders (shop) VALUES ('quick')")
     found = read(source, source.splits(start, source.available(start)))
     slow.join()
@@ -428,13 +429,13 @@ def test_a_number_is_waited_for_that_was_asked_for_before_the_row_was_written(po
 def test_a_window_that_has_just_ended_is_read_once_it_is_as_old_as_the_lag(postgres):
     execute(postgres, "CREATE TABLE visits (id bigserial, at timestamptz DEFAULT now())")
     end = datetime.now(UTC) + timedelta(seconds=0.5)
-    source = PostgresSource("visits", Visit, postgres, follow="at", lag=timedelta(seconds=2))
+    source = PostgresSource("visits", Visit, postgres, follow="at", lag=timedelta(seconds=4))
     source._window = lambda: TimeRange(end - timedelta(days=1), end)
     with psycopg.connect(postgres) as late:
-        late.execute("INSERT INTO visits DEFAULT VALUES")
+        late.execute("INSERT INTO visits (at) VALUES (%s)", [end - timedelta(seconds=0.1)])
         threading.Timer(1, late.commit).start()
         assert len(everything(source)) == 1
-    assert datetime.now(UTC) >= end + timedelta(seconds=2)
+    assert datetime.now(UTC) >= end + timedelta(seconds=4)
 
 
 @pytest.mark.parametrize("end", [timedelta(days=-1), timedelta(days=1)])
