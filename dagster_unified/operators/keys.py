@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import accumulate, groupby
+from math import nan
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -67,7 +68,7 @@ def sorted_runs(
 ) -> tuple[pa.RecordBatch, list[Any], list[int]]:
     """A batch with equal keys brought together, in their order of arrival, and then as `runs`.
 
-    The keys come in any order. Each comes once, except for such that only Python holds to be equal, as 0.0 and -0.0.
+    The keys come in any order, and each comes once.
     """
     columns = key_columns(batch, keyed, layout, where)
     if not columns or batch.num_rows < 2:
@@ -88,8 +89,8 @@ def sorted_runs(
     batch, starts = batch.take(order), [0, *accumulate(counts[:-1])]
     if len(columns) == 1:
         return batch, decoded(keyed, encoded[0].dictionary.to_pylist(), where), starts
-    firsts = pa.array(starts, pa.int64())
-    picked = [batch.column(name).take(firsts).to_pylist() for name in keyed.columns]
+    firsts = order.take(pa.array(starts, pa.int64()))
+    picked = [column.take(firsts).to_pylist() for column in columns]
     return batch, decoded(keyed, list(zip(*picked, strict=True)), where), starts
 
 
@@ -143,20 +144,32 @@ def key_values(columns: Sequence[pa.Array]) -> list[Any]:
 
 
 def key_columns(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: str) -> list[pa.Array]:
-    """The key's columns; raises `RecordTypeError` for a record whose key is None."""
+    """The key's columns; raises `RecordTypeError` for a record whose key is None or not a number.
+
+    -0.0 is 0.0, as everywhere in Spark, so that equal keys have one encoding and one key group.
+    """
     columns = [batch.column(name) for name in keyed.columns]
-    for name, column in zip(keyed.columns, columns, strict=True):
+    for place, (name, column) in enumerate(zip(keyed.columns, columns, strict=True)):
         if column.null_count:
-            row = (
-                batch.slice(column.is_null().to_pylist().index(True), 1)
-                .select(list(layout.records.names))
-                .to_pylist()[0]
-            )
-            raise RecordTypeError(
-                f"{where}: the key '{name}' is None for {shorten(row)}; filter such records out before key_by, or give"
-                " them a key"
-            )
+            raise _no_key(name, None, column.is_null(), batch, layout, where)
+        if pa.types.is_floating(column.type):
+            import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
+
+            if pc.any(pc.is_nan(column)).as_py():
+                raise _no_key(name, nan, pc.is_nan(column), batch, layout, where)
+            columns[place] = pc.add(column, pa.scalar(0.0, column.type))
     return columns
+
+
+def _no_key(
+    name: str, key: float | None, found: pa.Array, batch: pa.RecordBatch, layout: StreamLayout, where: str
+) -> RecordTypeError:
+    row = batch.slice(found.to_pylist().index(True), 1).select(list(layout.records.names)).to_pylist()[0]
+    what = "None" if key is None else "nan, which equals nothing,"
+    return RecordTypeError(
+        f"{where}: the key '{name}' is {what} for {shorten(row)}; filter such records out before key_by, or"
+        " give them a key"
+    )
 
 
 _REMEMBERED = 1_000_000

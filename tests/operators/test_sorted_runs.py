@@ -1,6 +1,7 @@
 """Equal keys of a micro-batch are brought together, and each key's records stay in their order."""
 
 from itertools import pairwise
+from math import nan
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch
 from dagster_unified.operators.keyed import KeyedOptions, ReduceStep
-from dagster_unified.operators.keys import sorted_runs
+from dagster_unified.operators.keys import key_groups, sorted_runs
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.program.spec import KeyedInput, Output, Program
 from dagster_unified.records import record_type
@@ -45,14 +46,24 @@ def batch(records):
 
 @given(
     rows,
-    st.sampled_from([("text",), ("number",), ("text", "number"), ("number", "text", "number"), ("text", "several")]),
+    st.sampled_from(
+        [
+            ("text",),
+            ("number",),
+            ("real",),
+            ("text", "number"),
+            ("real", "text"),
+            ("number", "text", "number"),
+            ("real", "several"),
+        ]
+    ),
 )
 def test_each_key_comes_once_with_all_its_records_in_their_order(records, columns):
     ordered, keys, starts = sorted_runs(batch(records), KeyedInput(columns, object), ROWS, "here")
     expected = {}
     for place, record in enumerate(records):
         row = dict(zip(Row._fields, record, strict=False))
-        key = tuple(row[name] for name in columns)
+        key = tuple(row[name] + 0.0 if name == "real" else row[name] for name in columns)  # -0.0 is 0.0
         expected.setdefault(repr(key if len(columns) > 1 else key[0]), []).append(place)
     places = ordered.column("place").to_pylist()
     runs = [places[start:end] for start, end in pairwise([*starts, len(places)])]
@@ -61,7 +72,7 @@ def test_each_key_comes_once_with_all_its_records_in_their_order(records, column
 
 
 @given(rows)
-def test_keys_that_only_python_holds_to_be_equal_lose_no_update(records):
+def test_keys_that_are_equal_numbers_lose_no_update(records):
     step = ReduceStep("op", lambda a, b: b._replace(number=a.number + b.number), uid="op", output=ROWS.records)
     options = KeyedOptions(incremental_updates=True)
     program = Program("p", "s", ROWS, (step,), (Output(0, ROWS),), KeyedInput(("real",), float), options)
@@ -71,6 +82,19 @@ def test_keys_that_only_python_holds_to_be_equal_lose_no_update(records):
     driver.run(MemoryStore(), MicroBatch(Arrived([batch(counted)])))
     found = {real: sorted(r.number for r in out if r.real == real) for real in {r.real for r in out}}
     assert found == {real: list(range(1, len(numbers) + 1)) for real, numbers in found.items()}
+
+
+@given(rows)
+def test_equal_numbers_are_in_one_key_group(records):
+    groups = key_groups(batch(records), KeyedInput(("real",), float), ROWS, "here", 1024, {}).to_pylist()
+    found = {}
+    for record, group in zip(records, groups, strict=True):
+        assert found.setdefault(record[2], group) == group
+
+
+def test_a_key_that_is_no_number_is_an_error_that_shows_its_record():
+    with pytest.raises(RecordTypeError, match=r"the key 'real' is nan, which equals nothing, for .*'text': 'b'"):
+        sorted_runs(batch([("a", 1, 0.0, []), ("b", 1, nan, [])]), KeyedInput(("real",), float), ROWS, "here")
 
 
 def test_a_key_that_is_none_is_an_error_that_shows_its_record():
