@@ -3,7 +3,7 @@
 Kafka in BATCH: JSON of three fields from four partitions through three Python functions into Parquet. By hand that is
 Spark's Kafka connector, `from_json` and `mapInArrow`, with the same functions on the same NamedTuples.
 
-`postgres.py` has PostgreSQL.
+`delta.py` has Delta tables, `postgres.py` PostgreSQL.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from benchmarks import kafka_streams, postgres
+from benchmarks import delta, kafka_streams, postgres
 from benchmarks.bars import Bar, Measurement, Options
 from dagster_unified.api import FileSink, Pipeline
 from dagster_unified.connectors.kafka import KafkaOffsetsInitializer, KafkaSource
@@ -67,7 +67,7 @@ def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
     best = {m.name: m.best for m in rates}
     bars = [Bar("connectors.kafka_json_batch_vs_spark", best["Kafka"] / best["Kafka by hand"], 1.8)]
     bars, rates = bars + streaming, rates + streams
-    for family in (postgres,):
+    for family in (delta, postgres):
         further, measured = family.measure(options)
         bars, rates = bars + further, rates + measured
     return bars, rates
