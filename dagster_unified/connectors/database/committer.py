@@ -23,7 +23,7 @@ from dagster_unified.connectors.commits import (
 from dagster_unified.connectors.database.connection import Database, is_locked
 from dagster_unified.connectors.database.staging import StagedRows
 from dagster_unified.connectors.database.types import fits, statement_columns, stored
-from dagster_unified.errors import SinkError, UnavailableError
+from dagster_unified.errors import SinkError, UnavailableError, UnifiedError
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -34,8 +34,8 @@ MARKS = "dagster_unified_commits"
 _ROWS = 10_000
 """Rows of one call of a driver."""
 
-_UPSERTS = ("sqlite", "duckdb", "postgresql", "mysql", "mariadb")
-"""Dialects whose statement for upserts is known."""
+_WRITTEN = ("sqlite", "duckdb")
+"""Dialects whose transactions and comparisons are known to keep what a sink promises."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,12 @@ class DatabaseCommitter(Committer[StagedRows]):
         from sqlalchemy.sql.elements import quoted_name
 
         self._plan = plan
+        dialect = plan.database.engine(plan.where).dialect.name
+        if dialect not in _WRITTEN:
+            raise SinkError(
+                f"{plan.where}: DatabaseSink writes to {' and '.join(_WRITTEN)}, not to {dialect}; for PostgreSQL there"
+                " is PostgresSink, and docs/guides/write-a-connector.md shows how to write a sink of your own"
+            )
         held = sa.MetaData()
         self._marks = sa.Table(
             MARKS,
@@ -73,14 +79,21 @@ class DatabaseCommitter(Committer[StagedRows]):
             columns.append(sa.Column(quoted_name(plan.partition_column, True), sa.String(255), index=True))
         schema = None if plan.db_schema is None else quoted_name(plan.db_schema, True)
         self._table = sa.Table(quoted_name(plan.table, True), held, *columns, schema=schema)
+        try:
+            self._prepare(held)
+        except UnifiedError as error:
+            if "already exists" not in str(error):
+                raise
+            self._prepare(held)  # two who began at once, and the other has made the tables
+
+    def _prepare(self, held: sa.MetaData) -> None:
+        """Makes the tables that are missing, and looks at those that are there."""
+        import sqlalchemy as sa
+
+        plan = self._plan
         with plan.database.transaction(plan.where) as connection:
-            if plan.mode == "upsert" and connection.dialect.name not in _UPSERTS:
-                raise SinkError(
-                    f"{plan.where}: the library knows no upserts for {connection.dialect.name}, only for"
-                    f" {', '.join(_UPSERTS)}; append, or write to another database"
-                )
             held.create_all(connection)
-            self._check(sa.inspect(connection))
+            self._check(sa.inspect(connection), connection.dialect.name)
 
     def last_version(self, name: str) -> int | None:
         import sqlalchemy as sa
@@ -177,12 +190,12 @@ class DatabaseCommitter(Committer[StagedRows]):
     def _load(self, connection: sa.Connection, rows: pa.Table, partition: str | None) -> None:
         import sqlalchemy as sa
 
-        dialect = connection.dialect.name
-        if self._plan.key:
-            rows = _last_of_each_key(rows, self._plan.key)
-        rows = stored(rows, dialect)
-        if partition is not None and self._plan.partition_column is not None:
-            rows = rows.append_column(self._plan.partition_column, pa.array([partition] * len(rows), pa.string()))
+        plan, dialect = self._plan, connection.dialect.name
+        if plan.key:
+            rows = _last_of_each_key(rows, plan.key)
+        rows = stored(rows, dialect, plan.where)
+        if partition is not None and plan.partition_column is not None:
+            rows = rows.append_column(plan.partition_column, pa.array([partition] * len(rows), pa.string()))
         insert = self._insert(dialect)
         if dialect == "duckdb":  # row by row takes it ten times as long
             names = rows.column_names
@@ -196,15 +209,10 @@ class DatabaseCommitter(Committer[StagedRows]):
     def _insert(self, dialect: str) -> Any:
         if self._plan.mode != "upsert":
             return self._table.insert()
-        further = [name for name in self._plan.rows.names if name not in self._plan.key]
-        if dialect in ("mysql", "mariadb"):
-            from sqlalchemy.dialects import mysql
-
-            replacing = mysql.insert(self._table)
-            return replacing.on_duplicate_key_update({n: replacing.inserted[n] for n in further or self._plan.key})
         from sqlalchemy.dialects import postgresql, sqlite
 
-        upserting: Any = (sqlite if dialect == "sqlite" else postgresql).insert(self._table)
+        further = [name for name in self._plan.rows.names if name not in self._plan.key]
+        upserting: Any = (sqlite if dialect == "sqlite" else postgresql).insert(self._table)  # DuckDB's is PostgreSQL's
         keys = [self._table.c[name] for name in self._plan.key]
         if not further:
             return upserting.on_conflict_do_nothing(index_elements=keys)
@@ -214,7 +222,7 @@ class DatabaseCommitter(Committer[StagedRows]):
 
     # What is there
 
-    def _check(self, found: Any) -> None:
+    def _check(self, found: Any, dialect: str) -> None:
         """Raises where the records do not fit the table."""
         plan = self._plan
         held = {column["name"]: column for column in found.get_columns(plan.table, plan.db_schema)}
@@ -226,7 +234,7 @@ class DatabaseCommitter(Committer[StagedRows]):
                 raise SinkError(
                     f"{plan.where}: table {plan.table} has no column '{name}'; add it, or write to another table"
                 )
-            if not fits(kind, held[name]["type"]):
+            if not fits(kind, held[name]["type"], dialect):
                 raise SinkError(
                     f"{plan.where}: column '{name}' of {plan.table} is {held[name]['type']}, which does not hold the"
                     f" field's {kind}; write to another table, or change the column"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from dagster_unified.connectors.secrets import Value, deferred, resolved, shown
 from dagster_unified.errors import (
@@ -31,16 +31,30 @@ _DIALECTS = {"duckdb": "duckdb-sqlalchemy"}
 """Packages of dialects that are not SQLAlchemy's own."""
 
 _LOCKED = re.compile(
-    "database (table )?is locked|could not set lock|lock wait timeout|deadlock|write-write conflict|conflict on",
+    "database (table )?is locked|could not set lock|lock wait timeout|deadlock|write-write conflict|conflict on"
+    "|different configuration than existing",
     re.IGNORECASE,
 )
 _LASTING = re.compile(
-    "no such |no column named|syntax error|readonly|unknown column|doesn't exist|access denied|unknown database",
+    "no such |no column named|syntax error|readonly|unknown column|doesn't exist|access denied|unknown database"
+    "|does not exist|not a valid duckdb|command denied|authentication failed|login failed",
     re.IGNORECASE,
 )
-"""What SQLite and MySQL report as operational, and another attempt would meet again."""
+"""What databases report as operational, and another attempt would meet again."""
 
-_URL = re.compile(r"[a-z][a-z0-9_+]*://", re.IGNORECASE)
+_SQLITE_LASTING = (1, 3, 8, 14, 23)
+"""SQLite's codes of what another attempt would meet again: ERROR, PERM, READONLY, CANTOPEN, AUTH."""
+
+_URL = re.compile(r"([\w+]+)://(?:[^:/]*(?::[^@]*)?@)?([^/?@]*)(/[^?]*)?(?:\?.*)?", re.DOTALL)
+"""A URL as SQLAlchemy takes it apart, whose passwords may hold a slash: its scheme, its host, its path."""
+
+_UTC = {
+    "duckdb": "SET TimeZone = 'UTC'",
+    "mariadb": "SET time_zone = '+00:00'",
+    "mysql": "SET time_zone = '+00:00'",
+    "postgresql": "SET TIME ZONE 'UTC'",
+}
+"""How a session's zone is set, by which these databases convert between times with a zone and without."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,22 +67,23 @@ class Database:
     def of(cls, given: Value, where: str) -> Database:
         """A database from a URL or an `EnvVar`; raises `PipelineError` for anything else."""
         if isinstance(given, str) and not hasattr(given, "get_value"):
-            if _URL.match(given):
+            if _URL.fullmatch(given):
                 return cls(given)
         elif hasattr(given, "get_value"):
             return cls(deferred(given))
         # not shown: it may have a password in it
         raise PipelineError(
             f"{where}: the connection is no URL of SQLAlchemy; write duckdb:////data/shop.duckdb,"
-            " sqlite:////data/shop.db, mysql+pymysql://user@host/database, or give an EnvVar that has such a URL"
+            " sqlite:////data/shop.db, mysql+pymysql://user@host/database, or give an EnvVar that has such a URL; an @"
+            " in a password is %40"
         )
 
     def describe(self) -> str:
         """Where it is, for people: no user, no password, no options."""
         if not isinstance(self.url, str):
             return f"database at {shown(self.url)}"
-        parts = urlsplit(self.url)
-        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        parts = _URL.fullmatch(self.url)
+        return f"{parts[1]}://{parts[2]}{parts[3] or ''}" if parts else "a database"
 
     def __repr__(self) -> str:
         return f"Database({self.describe()})"
@@ -84,15 +99,19 @@ class Database:
             raise _missing(where, "sqlalchemy", "dagster-unified[databases]") from error
         try:
             url = sa.make_url(resolved(self.url, f"{where}: connection"))
-        except sa.exc.ArgumentError:
+        except (sa.exc.ArgumentError, ValueError):
             raise ConfigurationError(f"{where}: what {self.describe()} holds is no URL of SQLAlchemy") from None
+        if read_only and (file := _file(url)) is not None and not os.path.exists(file):
+            raise ConfigurationError(f"{where}: there is no file {file}; check the path, and that all workers see it")
         try:
             shared = {"read_only": True} if read_only and url.get_backend_name() == "duckdb" else {}
             return sa.create_engine(url, poolclass=sa.pool.NullPool, hide_parameters=True, connect_args=shared)
-        except sa.exc.NoSuchModuleError:
+        except sa.exc.NoSuchModuleError:  # an ArgumentError as well
             name = url.get_backend_name()
             package = _DIALECTS.get(name, f"a dialect of SQLAlchemy for {name}")
             raise _missing(where, f"the dialect '{name}'", package) from None
+        except sa.exc.ArgumentError as error:
+            raise ConfigurationError(f"{where}: {self.describe()} is no URL of its dialect: {error}") from None
         except ImportError as error:
             raise _missing(where, f"the driver '{error.name}'", f"the package of {error.name}") from error
 
@@ -102,10 +121,14 @@ class Database:
     ) -> Iterator[sa.Connection]:
         """A connection whose transaction is committed at the end, or rolled back after an error."""
         engine = self.engine(where, read_only)
+        import sqlalchemy as sa
+
         with self.errors(where, refused):
             connection = _connected(engine)
             try:
                 with connection, connection.begin():
+                    if (in_utc := _UTC.get(connection.dialect.name)) is not None:
+                        connection.execute(sa.text(in_utc))
                     yield connection
             finally:
                 engine.dispose()
@@ -123,10 +146,24 @@ class Database:
                 raise UnavailableError(
                     f"{where}: {self.describe()} is locked by another connection ({said}); another attempt may succeed"
                 ) from None
-            away = isinstance(error, sa.exc.OperationalError) and not _LASTING.search(said)
+            code = getattr(error.orig, "sqlite_errorcode", None)
+            lasting = _LASTING.search(said) or (code is not None and code & 0xFF in _SQLITE_LASTING)
+            away = isinstance(error, sa.exc.OperationalError) and not lasting
             if away or error.connection_invalidated:
                 raise UnavailableError(f"{where}: {self.describe()} cannot do it now ({said})") from None
             raise refused(f"{where}: {self.describe()} refuses it: {said}") from None
+
+    def is_missing(self, where: str) -> bool:
+        """Whether it is a file that is not there."""
+        file = _file(self.engine(where).url)
+        return file is not None and not os.path.exists(file)
+
+
+def _file(url: sa.URL) -> str | None:
+    """The file of a database that is one."""
+    file = url.database
+    is_file = url.get_backend_name() in ("duckdb", "sqlite") and file and not file.startswith(("file:", ":", "md:"))
+    return file if is_file else None
 
 
 def is_locked(error: Any) -> bool:

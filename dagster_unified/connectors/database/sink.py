@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class DatabaseSink(TableSink[In, StagedRows]):
-    """Writes to a table of DuckDB, SQLite, MySQL or another database of SQLAlchemy's.
+    """Writes to a table of DuckDB or SQLite.
 
     In BATCH each stage is one transaction, in STREAMING each epoch. The same transaction marks who wrote, in the table
     `dagster_unified_commits`, so that nothing is written twice; readers see all of a write or nothing of it. `mode` is
 
     - `append`: rows are added. A run of a partition replaces what an earlier run of it wrote, if `partition_column`
       names a column of text that the sink fills with the partition's key; without it, a second run is refused.
-    - `upsert`: the last record of each `key` replaces the row with that key, in DuckDB, SQLite, PostgreSQL and MySQL.
+    - `upsert`: the last record of each `key` replaces the row with that key.
     - `overwrite`: in BATCH the rows of a run replace the whole table, or, with `partition_column`, those of its
       partition; in STREAMING the first epoch of a deployment replaces what was there, and later ones add.
 
@@ -74,7 +74,6 @@ class DatabaseSink(TableSink[In, StagedRows]):
         return Target(f"{self.database.describe()}/{self._shown}", shared)
 
     def committer(self, schema: pa.Schema) -> DatabaseCommitter:
-        self.database.engine(self._where).dispose()
         return DatabaseCommitter(
             Plan(
                 self.database, self.table, self.schema, self.records.schema, self.mode, self.key,
@@ -86,9 +85,11 @@ class DatabaseSink(TableSink[In, StagedRows]):
         return StagingWriter(task.attempt)
 
     def exists(self) -> bool:
-        import sqlalchemy as sa
+        if self.database.is_missing(self._where):
+            return False
+        with self.database.transaction(self._where, read_only=True) as connection:
+            import sqlalchemy as sa
 
-        with self.database.transaction(self._where) as connection:
             return sa.inspect(connection).has_table(self.table, self.schema)
 
     def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
@@ -100,7 +101,7 @@ class DatabaseSink(TableSink[In, StagedRows]):
         columns: list[sa.ColumnElement[Any]] = [sa.column(quoted_name(name, True)) for name in self.records.names]
         schema = None if self.schema is None else quoted_name(self.schema, True)
         table = sa.table(quoted_name(self.table, True), schema=schema)
-        with self.database.transaction(self._where) as connection:
+        with self.database.transaction(self._where, read_only=True) as connection:
             found = connection.execute(sa.select(*columns).select_from(table).limit(rows)).fetchall()
         values = zip(*found, strict=True) if found else [()] * len(columns)
         return pa.table(dict(zip(self.records.names, map(list, values), strict=True)))

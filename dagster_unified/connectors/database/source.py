@@ -137,9 +137,9 @@ class DatabaseSource(SplitSource[Out]):
     def splits(self, start: Offsets, end: Offsets) -> Sequence[DatabaseSplit]:
         if start[_PART] == end[_PART]:
             return []
-        import sqlalchemy as sa
-
         with self.database.transaction(self._where, SourceError, read_only=True) as connection:
+            import sqlalchemy as sa
+
             self._check(connection)
             if self.split_by is None:
                 return [DatabaseSplit()]
@@ -158,27 +158,28 @@ class DatabaseSource(SplitSource[Out]):
     def read_split(self, split: DatabaseSplit) -> Iterator[pa.RecordBatch | Malformed]:
         convert = [_converter(field) for field in self.records.schema]
         with self.database.transaction(self._where, SourceError, read_only=True) as connection:
-            asked = self._statement(split, self._times(connection))
+            asked = self._statement(split, self._times(connection), connection.dialect.name)
             for rows in connection.execution_options(stream_results=True).execute(asked).partitions(_ROWS):
                 yield from self._converted([tuple(row) for row in rows], convert)
 
     # The statement
 
-    def _statement(self, split: DatabaseSplit, times: dict[str, Any]) -> sa.Select[Any]:
+    def _statement(self, split: DatabaseSplit, times: dict[str, Any], dialect: str) -> sa.Select[Any]:
         import sqlalchemy as sa
 
         asked = sa.select(*[self._column(name) for name in self.records.names]).select_from(self._from())
+        pushed = self._pushed(times, dialect)
         if self.split_by is not None:
             column = self._column(self.split_by)
             if split.nulls:
-                return asked.where(column.is_(None), *self._pushed(times))
+                return asked.where(column.is_(None), *pushed)
             if split.low is not None:
                 asked = asked.where(column >= split.low)
             if split.high is not None:
                 asked = asked.where(column < split.high)
-        return asked.where(*self._pushed(times))
+        return asked.where(*pushed)
 
-    def _pushed(self, times: dict[str, Any]) -> list[Any]:
+    def _pushed(self, times: dict[str, Any], dialect: str) -> list[Any]:
         """What a partition's rows meet, and rows that do not say their partition; Spark looks closer."""
         import sqlalchemy as sa
 
@@ -198,6 +199,9 @@ class DatabaseSource(SplitSource[Out]):
         column = sa.column(self._column(hull[0]).name, kind)
         # a day more on each side: dates and times without a zone are those of some zone
         inside = sa.and_(column >= bound(hull[1] - _DAY), column < bound(hull[2] + 2 * _DAY))
+        if dialect == "sqlite":  # any column holds anything, and what is no time is for whoever reads it to refuse
+            is_time = self._column(hull[0]).op("GLOB")("[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]*")
+            return [sa.or_(column.is_(None), sa.not_(is_time), inside)]
         return [sa.or_(column.is_(None), inside)]
 
     def _times(self, connection: sa.Connection) -> dict[str, Any]:
@@ -248,7 +252,7 @@ class DatabaseSource(SplitSource[Out]):
                     f"{self._where}: {self._place} has no column '{field.name}'{nearest(field.name, held)}; the record"
                     " has a field of this name"
                 )
-            if not fits(field.type, held[field.name], reading=True):
+            if not fits(field.type, held[field.name], connection.dialect.name, reading=True):
                 raise SourceError(
                     f"{self._where}: column '{field.name}' of {self._place} is {held[field.name]}, and cannot be read"
                     f" as the field's {field.type}; declare another type, or cast it in a query"
@@ -308,7 +312,7 @@ def _value(kind: pa.DataType) -> Convert:
     if pa.types.is_duration(kind):
         return lambda v: v if isinstance(v, timedelta) else timedelta(microseconds=v)
     if pa.types.is_date(kind):
-        return lambda v: date.fromisoformat(v) if isinstance(v, str) else v
+        return _day
     if kind == pa.bool_():
         return lambda v: {0: False, 1: True}[v] if v in (0, 1) else _refuse(v, "a bool")
     if kind == pa.float64():
@@ -325,6 +329,12 @@ def _refuse(value: Any, what: str) -> Any:
 def _nested(python: Any) -> Convert:
     decode = msgspec.json.Decoder(python).decode
     return lambda v: decode(v) if isinstance(v, (str, bytes)) else msgspec.convert(v, python)
+
+
+def _day(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return _refuse(value, "a date")
+    return date.fromisoformat(value) if isinstance(value, str) else value
 
 
 def _moment(value: Any, zoned: bool) -> datetime:

@@ -11,18 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dagster_unified.connectors.nested import to_json
+from dagster_unified.errors import SinkError
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-_ZONED = ("postgresql", "duckdb", "oracle", "mssql")
-"""Dialects with a type for times that know their zone; elsewhere times are UTC, without saying so."""
 
-_KEY_LENGTH = 255
-"""Characters of a text in a key, which MySQL cannot index without a length."""
-
-
-def column_type(kind: pa.DataType, in_key: bool = False) -> Any:
+def column_type(kind: pa.DataType) -> Any:
     """The type of a column that is made for an Arrow type."""
     import sqlalchemy as sa
 
@@ -38,13 +33,14 @@ def column_type(kind: pa.DataType, in_key: bool = False) -> Any:
         pa.date32(): sa.Date(),
         pa.duration("us"): sa.BigInteger(),
     }
-    return simple.get(kind) or (sa.String(_KEY_LENGTH) if in_key else sa.Text())
+    return simple.get(kind) or sa.Text()
 
 
-def fits(kind: pa.DataType, held: Any, reading: bool = False) -> bool:
+def fits(kind: pa.DataType, held: Any, dialect: str, reading: bool = False) -> bool:
     """Whether a column of the database holds an Arrow type, or can be read as one.
 
-    One whose type SQLAlchemy does not know may.
+    One whose type SQLAlchemy does not know may. A decimal loses digits in a column of floats, as all numbers of SQLite
+    are.
     """
     import sqlalchemy as sa
 
@@ -58,6 +54,8 @@ def fits(kind: pa.DataType, held: Any, reading: bool = False) -> bool:
         pa.duration("us"): (sa.Integer,),
     }
     if pa.types.is_decimal(kind):
+        if not reading and isinstance(held, (sa.Float, sa.Numeric) if dialect == "sqlite" else sa.Float):
+            return False
         types: tuple[Any, ...] = (sa.Numeric, sa.String)
     elif pa.types.is_timestamp(kind):
         types = (sa.DateTime,)
@@ -68,8 +66,16 @@ def fits(kind: pa.DataType, held: Any, reading: bool = False) -> bool:
     return isinstance(held, (*types, sa.types.NullType))
 
 
-def stored(table: pa.Table, dialect: str) -> pa.Table:
-    """Rows in the types in which a database of this dialect holds them."""
+def stored(table: pa.Table, dialect: str, where: str) -> pa.Table:
+    """Rows in the types in which a database of this dialect holds them; raises `SinkError` for what it does not."""
+    import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
+
+    for name in table.column_names if dialect == "sqlite" else ():
+        column = table.column(name)
+        if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
+            raise SinkError(
+                f"{where}: field '{name}' is NaN, which SQLite would store as NULL; write None where that is meant"
+            )
     return pa.table({name: _stored(table.column(name), dialect) for name in table.column_names})
 
 
@@ -79,7 +85,7 @@ def _stored(column: pa.ChunkedArray, dialect: str) -> Any:
         return pa.chunked_array([to_json(chunk) for chunk in column.chunks], pa.string())
     if pa.types.is_duration(kind):
         return column.cast(pa.int64())
-    if pa.types.is_timestamp(kind) and kind.tz is not None and dialect not in _ZONED:
+    if pa.types.is_timestamp(kind) and kind.tz is not None and dialect == "sqlite":  # it knows no zones: UTC
         return column.cast(pa.timestamp("us"))
     return column.cast(pa.string()) if pa.types.is_decimal(kind) and dialect == "sqlite" else column
 
@@ -92,7 +98,7 @@ def statement_columns(schema: pa.Schema, key: tuple[str, ...] = ()) -> list[sa.C
     return [
         sa.Column(
             quoted_name(field.name, True),
-            column_type(field.type, field.name in key),
+            column_type(field.type),
             primary_key=field.name in key,
             autoincrement=False,
             nullable=field.nullable,

@@ -13,6 +13,7 @@ import pytest
 from dagster_unified.api import DatabaseSink
 from dagster_unified.connectors.commits import WriteAttempt, WriterTask
 from dagster_unified.connectors.database.connection import Database
+from dagster_unified.connectors.database.staging import StagedRows
 from dagster_unified.connectors.secrets import Environment
 from dagster_unified.engine.commit import WriteContext
 from dagster_unified.errors import (
@@ -289,8 +290,13 @@ def test_what_is_missing_is_named():
 
 
 def test_no_secret_is_in_what_is_shown():
-    database = Database.of("mysql+pymysql://etl:hidden@host:3306/shop?ssl_key=hidden", "sink")
-    assert database.describe() == "mysql+pymysql://host:3306/shop"
+    for password in ("hidden", "hid/den", "hid#den", "hid[den", "%40hidden"):
+        database = Database.of(f"mysql+pymysql://etl:{password}@host:3306/shop?ssl_key=hidden", "sink")
+        assert database.describe() == "mysql+pymysql://host:3306/shop"
+    with pytest.raises(PipelineError, match="no URL of SQLAlchemy") as raised:
+        Database.of("mysql+pymysql://etl:hid@den:w0rd@host/shop", "sink")
+    assert "hid" not in str(raised.value)
+    assert Database.of("sqlite:////data/shop#1.db", "sink").describe() == "sqlite:////data/shop#1.db"
     assert "hidden" not in repr(database)
     with pytest.raises(PipelineError) as refused:
         DatabaseSink("sales", "hidden")
@@ -311,3 +317,60 @@ def test_no_secret_is_in_what_is_shown():
 def test_what_makes_no_sense_is_refused_when_the_graph_is_built(given, says):
     with pytest.raises(PipelineError, match=says):
         DatabaseSink(**{"table": "sales", "connection": "sqlite://", **given}).taking(record_type(Sale))
+
+
+def test_databases_whose_transactions_were_not_looked_at_are_refused():
+    with pytest.raises(SinkError, match=r"writes to sqlite and duckdb, not to postgresql; .* PostgresSink"):
+        write(DatabaseSink("sales", "postgresql+psycopg://nobody@127.0.0.1:1/shop"), [Sale(1, "a")])
+
+
+class Price(NamedTuple):
+    amount: Decimal
+
+
+def test_decimals_do_not_become_floats(tmp_path):
+    url = f"sqlite:///{tmp_path}/shop.db"
+    execute(url, "CREATE TABLE prices (amount NUMERIC)")
+    with pytest.raises(SinkError, match=r"'amount' of prices is NUMERIC, which does not hold the field's decimal"):
+        write(DatabaseSink("prices", url), [Price(Decimal("12345678901234567890.12"))])
+    url = f"duckdb:///{tmp_path}/shop.duckdb"
+    execute(url, "CREATE TABLE prices (amount DOUBLE)")
+    with pytest.raises(SinkError, match="which does not hold the field's decimal"):
+        write(DatabaseSink("prices", url), [Price(Decimal("12345678901234567890.12"))])
+
+
+def test_nan_does_not_become_null(url):
+    nan = Sale(1, "a", float("nan"))
+    if url.startswith("sqlite"):
+        with pytest.raises(SinkError, match="field 'amount' is NaN, which SQLite would store as NULL"):
+            write(DatabaseSink("sales", url), [nan])
+        assert sales(url) == []
+    else:
+        write(DatabaseSink("sales", url), [nan])
+        assert str(sales(url)) == "[(1, 'a', nan)]"
+
+
+class Visit(NamedTuple):
+    at: datetime
+
+
+@pytest.mark.parametrize("column", ["TIMESTAMP", "TIMESTAMPTZ"])
+def test_times_are_utc_whatever_the_zone_of_the_session(tmp_path, monkeypatch, column):
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    url = f"duckdb:///{tmp_path}/shop.duckdb"
+    execute(url, f'CREATE TABLE visits ("at" {column})')
+    write(DatabaseSink("visits", url), [Visit(datetime(2024, 1, 1, 12, tzinfo=UTC))])
+    assert rows(url, 'SELECT epoch("at") FROM visits') == [(datetime(2024, 1, 1, 12, tzinfo=UTC).timestamp(),)]
+
+
+def test_looking_at_a_table_makes_no_file(tmp_path):
+    for kind in OPENED:
+        sink = DatabaseSink("sales", f"{kind}:///{tmp_path}/gone.db").taking(record_type(Sale))
+        assert not sink.exists()
+        assert sink.preview(None, 1) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_staged_rows_that_another_job_removed_are_staged_again(tmp_path):
+    with pytest.raises(UnavailableError, match="another attempt stages them again"):
+        StagedRows(file=str(tmp_path / "gone.arrows"), rows=1, bytes=1).table()

@@ -1,6 +1,6 @@
 """What a source reads of real databases: types, splits, partitions, and what it refuses."""
 
-from datetime import datetime, timedelta, timezone
+from datetime import date, datetime, timedelta, timezone
 from typing import NamedTuple
 
 import pytest
@@ -8,7 +8,7 @@ from dagster import DailyPartitionsDefinition
 
 from dagster_unified.api import DatabaseSink, DatabaseSource, Pipeline
 from dagster_unified.connectors.splits import Malformed
-from dagster_unified.errors import PipelineError, SourceError, UnsupportedError
+from dagster_unified.errors import ConfigurationError, PipelineError, SourceError, UnsupportedError
 from dagster_unified.orchestration.partitions import slice_of
 from tests.connectors.database.test_sink import MANY, VALUE, Everything, Sale, execute, rows, url  # noqa: F401
 from tests.connectors.postgres.support import write
@@ -61,6 +61,15 @@ def test_a_partition_reads_its_window(url):  # noqa: F811
     assert {visit.at.day for visit in everything(source)} == {4, 5, 6, 7}
 
 
+def test_what_is_no_time_is_not_left_out_with_a_window(tmp_path):
+    shop = f"sqlite:///{tmp_path}/shop.db"
+    execute(shop, "CREATE TABLE visits (id bigint, at DATETIME)")
+    execute(shop, "INSERT INTO visits VALUES (1, 1704447000), (2, '2024-01-05 10:00:00'), (3, '2024-01-20 10:00:00')")
+    source = DatabaseSource("visits", Visit, shop, on_malformed="divert").partitioned_by("at")
+    found = everything(source.bounded_to(slice_of(DAYS, "2024-01-05")))
+    assert [one.id if isinstance(one, Visit) else one.reason for one in found] == ["1704447000 is not a time", 2]
+
+
 def test_rows_that_do_not_fit_are_told_apart(url):  # noqa: F811
     execute(url, 'CREATE TABLE sales (id bigint, "order" text, amount double)')
     execute(url, "INSERT INTO sales VALUES (1, 'a', 1), (NULL, 'b', 1), (3, 'c', NULL)")
@@ -111,3 +120,22 @@ def test_a_table_is_copied_on_spark(url, run_on_spark, run_streaming, mode):  # 
     built.from_source(source).sink_to(DatabaseSink("copied", url, mode="upsert", key="id"))
     (run_on_spark if mode == "batch" else run_streaming)(built)
     assert rows(url, "SELECT * FROM copied ORDER BY id") == [tuple(sale) for sale in MANY]
+
+
+def test_reading_what_is_not_there_makes_no_file(tmp_path):
+    for kind in ("sqlite", "duckdb"):
+        with pytest.raises(ConfigurationError, match=r"there is no file .*gone.db; check the path"):
+            planned(DatabaseSource("sales", Sale, f"{kind}:///{tmp_path}/gone.db"))
+    assert list(tmp_path.iterdir()) == []
+
+
+class Day(NamedTuple):
+    day: date
+
+
+def test_a_time_is_not_cut_to_a_date(tmp_path):
+    shop = f"duckdb:///{tmp_path}/shop.duckdb"
+    execute(shop, "CREATE TABLE visits (moment TIMESTAMP)")
+    execute(shop, "INSERT INTO visits VALUES ('2024-01-01 12:00:00')")
+    source = DatabaseSource(None, Day, shop, query="SELECT moment AS day FROM visits", on_malformed="divert")
+    assert ["is not a date" in one.reason for one in everything(source)] == [True]
