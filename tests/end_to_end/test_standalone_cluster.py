@@ -15,6 +15,8 @@ import pyspark
 import pytest
 from deltalake import DeltaTable
 
+from tests.ports import free_port
+
 pytestmark = pytest.mark.spark
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
@@ -56,9 +58,7 @@ numbers.key_by("number").reduce(lambda a, b: a).set_parallelism(4).sink_to(Delta
 class Cluster:
     def __init__(self, folder):
         self.folder = folder
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            self.port = taken.getsockname()[1]
+        self.port = free_port()
         self.url = f"spark://127.0.0.1:{self.port}"
         self.environment = {
             **os.environ,
