@@ -81,7 +81,7 @@ class Broker:
         }
 
     def start(self) -> "Broker":
-        if not (self.folder / "data").exists():
+        if not (self.folder / "server.properties").exists():
             self._format()
         with (self.folder / "broker.log").open("a") as log:
             self._process = subprocess.Popen(

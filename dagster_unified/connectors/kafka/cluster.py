@@ -8,22 +8,25 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dagster_unified.connectors.kafka.connection import PATIENCE, KafkaConnection
+from dagster_unified.connectors.kafka.connection import (
+    PATIENCE,
+    SETTLING,
+    SETTLING_PATIENCE,
+    SLOW_PATIENCE,
+    KafkaConnection,
+)
+from dagster_unified.connectors.kafka.groups import committed_offsets, group_member
 from dagster_unified.connectors.kafka.offsets import part_name, topic_and_partition
 from dagster_unified.connectors.kafka.reading import Isolation
-from dagster_unified.errors import SourceError, nearest
+from dagster_unified.errors import SourceError, UnifiedError, nearest
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError
+    from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.admin._metadata import ClusterMetadata
-
-_SETTLING = {
-    "LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION", "UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC",
-}  # fmt: skip
-"""What brokers say of a partition that is new, or that is moving, for a moment."""
 
 Topics = tuple[str, ...] | re.Pattern[str]
 
@@ -64,29 +67,59 @@ class Cluster:
         known = {part: offset for part, offset in found.items() if part in newest}
         return {part: newest[part] if offset < 0 else min(offset, newest[part]) for part, offset in known.items()}
 
-    def _list(self) -> list[str]:
-        found = self._metadata().topics
-        names = [name for name, topic in found.items() if topic.error is None and topic.partitions]
-        if isinstance(self._topics, re.Pattern):
-            wanted = [name for name in names if self._topics.fullmatch(name) and not name.startswith("__")]
-            if not wanted:
-                raise SourceError(
-                    f"{self._where}: {self._connection.describe()} has no topic that matches"
-                    f" {self._topics.pattern!r}; correct the pattern, or give this user DESCRIBE on the topics"
-                )
-        else:
-            wanted = list(self._topics)
-        for name in wanted:
-            if name in names:
-                continue
-            reason = found[name].error if name in found else None
-            if reason is not None and reason.name() not in ("UNKNOWN_TOPIC_OR_PART", "LEADER_NOT_AVAILABLE"):
-                raise self._connection.failure(reason, self._where, SourceError)
-            raise SourceError(
-                f"{self._where}: {self._connection.describe()} has no topic '{name}', or this user may not see it;"
-                f" create the topic, correct its name, or give the user DESCRIBE and READ{nearest(name, names)}"
+    def committed(self, group: str) -> dict[str, int]:
+        """The offset that a consumer group has committed of each partition, where it has one."""
+        from confluent_kafka import TopicPartition
+
+        places = [TopicPartition(*topic_and_partition(part)) for part in self.parts()]
+        member = group_member(self._connection, group)
+        try:
+            explain = partial(self._group_failure, group)
+            found = committed_offsets(self._connection, member, group, places, explain, self._where)
+        finally:
+            member.close()
+        return {part_name(place.topic, place.partition): place.offset for place in found if place.offset >= 0}
+
+    def _group_failure(self, group: str, error: KafkaException) -> UnifiedError:
+        if error.args[0].name() == "GROUP_AUTHORIZATION_FAILED":
+            return SourceError(
+                f"{self._where}: {self._connection.describe()}: this user may not ask what consumer group '{group}' has"
+                " committed; give it READ on the group"
             )
-        return [part_name(name, number) for name in wanted for number in sorted(found[name].partitions)]
+        return self._connection.failure(error.args[0], self._where, SourceError)
+
+    def _list(self) -> list[str]:
+        end = time.monotonic() + SETTLING_PATIENCE
+        while True:
+            found = self._metadata().topics
+            names = [name for name, topic in found.items() if topic.error is None and topic.partitions]
+            wanted = self._wanted(names)
+            missing = next((name for name in wanted if name not in names), None)
+            if wanted and missing is None:
+                return [part_name(name, number) for name in wanted for number in sorted(found[name].partitions)]
+            error = found[missing].error if missing is not None and missing in found else None
+            settles = error is None or error.name() in SETTLING
+            if not settles or time.monotonic() > end:
+                raise self._no_topic(missing, names, None if settles else error)
+            time.sleep(0.1)
+
+    def _wanted(self, names: Sequence[str]) -> Sequence[str]:
+        if not isinstance(self._topics, re.Pattern):
+            return self._topics
+        return [name for name in names if self._topics.fullmatch(name) and not name.startswith("__")]
+
+    def _no_topic(self, missing: str | None, names: Sequence[str], error: KafkaError | None) -> UnifiedError:
+        if error is not None:
+            return self._connection.failure(error, self._where, SourceError)
+        if isinstance(self._topics, re.Pattern):
+            return SourceError(
+                f"{self._where}: {self._connection.describe()} has no topic that matches {self._topics.pattern!r};"
+                " correct the pattern, or give this user DESCRIBE on the topics"
+            )
+        return SourceError(
+            f"{self._where}: {self._connection.describe()} has no topic '{missing}', or this user may not see it;"
+            f" create the topic, correct its name, or give the user DESCRIBE and READ{nearest(missing or '', names)}"
+        )
 
     def _metadata(self) -> ClusterMetadata:
         """What the cluster says of its topics. The client that asks for offsets then knows new partitions as well."""
@@ -97,7 +130,7 @@ class Cluster:
             self._admin = self._connection.admin()
             return found
         try:
-            return self._admin.list_topics(timeout=PATIENCE)
+            return self._admin.list_topics(timeout=SLOW_PATIENCE)
         except KafkaException as error:
             raise self._connection.failure(error.args[0], self._where, SourceError) from None
 
@@ -107,13 +140,13 @@ class Cluster:
             error, found = self._asked(spec)
             if error is None:
                 return found
-            if error.name() not in _SETTLING or time.monotonic() > end:
+            if error.name() not in SETTLING or time.monotonic() > end:
                 raise self._connection.failure(error, self._where, SourceError)
             self._parts = ()  # what is not there any more is told by the topics
             time.sleep(0.1)
 
     def _asked(self, spec: Any) -> tuple[KafkaError | None, dict[str, int]]:
-        from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+        from confluent_kafka import OFFSET_INVALID, IsolationLevel, KafkaError, KafkaException, TopicPartition
 
         parts = self.parts()
         assert self._admin is not None
@@ -128,6 +161,8 @@ class Cluster:
             }
         except KafkaException as error:
             return error.args[0], {}
+        if OFFSET_INVALID in offsets.values():  # of a broker that stops, and says nothing more of the partition
+            return KafkaError(KafkaError.LEADER_NOT_AVAILABLE), {}
         return None, offsets
 
 

@@ -28,6 +28,8 @@ from dagster_unified.connectors.commits import (
     remove_staging,
 )
 from dagster_unified.connectors.kafka.connection import KafkaConnection
+from dagster_unified.connectors.kafka.failures import FORGOTTEN, UNCOORDINATED
+from dagster_unified.connectors.kafka.groups import ANSWER, answers, committed_offsets, group_member
 from dagster_unified.connectors.kafka.publishing import Publisher, topic_partitions
 from dagster_unified.connectors.kafka.staging import StagedMessages, staged_messages
 from dagster_unified.errors import UnavailableError, UnifiedError
@@ -35,14 +37,11 @@ from dagster_unified.errors import UnavailableError, UnifiedError
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-_ANSWER = 30.0
-"""Seconds in which the coordinator has to answer."""
-
 _COMMIT = 60.0
 """Seconds after which nobody can tell whether a transaction was committed, if it may last for as long."""
 
 _FENCED = {"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"}
-_FORGOTTEN = {"INVALID_PRODUCER_ID_MAPPING", "UNKNOWN_PRODUCER_ID", "INVALID_TXN_STATE"}
+_FORGOTTEN = {"INVALID_PRODUCER_ID_MAPPING", "UNKNOWN_PRODUCER_ID"}
 _OF_A_TIMELINE = re.compile(r"/(?:timeline \d+|timelines)$")
 
 
@@ -125,7 +124,7 @@ class _TransactionalProducer:
             publisher.producer.begin_transaction()
             for name, marked in commit.marks.items():
                 member = self._group(name).consumer_group_metadata()
-                publisher.producer.send_offsets_to_transaction([self._place(marked + 1)], member, _ANSWER)
+                publisher.producer.send_offsets_to_transaction([self._place(marked + 1)], member, ANSWER)
             for messages in staged_messages(commit.committables):
                 publisher.publish(messages)
             self._end(publisher)
@@ -159,42 +158,24 @@ class _TransactionalProducer:
             }
             publisher = Publisher(self._topic.connection, self._topic.name, self._topic.where, config)
             try:
-                publisher.producer.init_transactions(_ANSWER)
+                publisher.producer.init_transactions(ANSWER)
             except KafkaException as error:
+                if error.args[0].name() in UNCOORDINATED and answers(publisher.producer):
+                    raise self._uncoordinated(error) from None
                 raise self._failure(publisher, error) from None
             self._publisher = publisher
         return self._publisher
 
     def _asked(self, publisher: Publisher, name: str) -> int | None:
-        """Ask a group; a coordinator that moves or starts may take its time.
-
-        An admin client could be asked as well, and crashes where the coordinator is still starting (librdkafka 2.16).
-        """
-        from confluent_kafka import KafkaException
-
-        deadline = time.monotonic() + _ANSWER
-        while True:
-            try:
-                (found,) = self._group(name).committed([self._place()], timeout=5.0)
-                if found.error is not None:
-                    raise KafkaException(found.error)
-                return found.offset - 1 if found.offset > 0 else None
-            except KafkaException as error:
-                failure = self._failure(publisher, self._refusal(name) or error)
-                if not failure.retryable or time.monotonic() > deadline:
-                    raise failure from None
-                time.sleep(0.2)
-
-    def _refusal(self, name: str) -> KafkaException | None:
-        """Whether a group may not be asked, which a consumer does not say."""
-        from confluent_kafka import KafkaException
-
-        admin = self._topic.connection.admin()
-        try:
-            admin.describe_consumer_groups([name], request_timeout=5.0)[name].result()
-        except KafkaException as error:
-            return error if error.args[0].name() == "GROUP_AUTHORIZATION_FAILED" else None
-        return None
+        (found,) = committed_offsets(
+            self._topic.connection,
+            self._group(name),
+            name,
+            [self._place()],
+            lambda error: self._failure(publisher, error),
+            self._where,
+        )
+        return found.offset - 1 if found.offset > 0 else None
 
     def _end(self, publisher: Publisher) -> None:
         """Commit, and go on waiting while the cluster only takes its time."""
@@ -234,22 +215,35 @@ class _TransactionalProducer:
         name = error.args[0].name()
         allowed = self._topic.timeout.total_seconds()
         if name in _FENCED and seconds >= allowed:
-            return UnavailableError(
+            return publisher.leaderless() or UnavailableError(
                 f"{self._where}: a transaction took {seconds:.0f} s, and the cluster has aborted it after"
-                f" {allowed:.0f} s; raise transaction_timeout, or write less at once"
+                f" {allowed:.0f} s, with nothing of it visible; raise transaction_timeout, or write less at once (the"
+                " brokers allow what their transaction.max.timeout.ms says)"
             )
         if name in _FENCED:
             return CommitConflictError(f"{self._where}: another process has begun to write as '{self._identity}'")
         if name in _FORGOTTEN:
-            return CommitConflictError(f"{self._where}: the cluster has forgotten the producer '{self._identity}'")
+            return CommitConflictError(
+                f"{self._where}: '{self._identity}': {FORGOTTEN}; it begins anew, and asks first what is committed"
+            )
+        if name == "INVALID_TXN_STATE":
+            return CommitConflictError(
+                f"{self._where}: '{self._identity}': the cluster has ended the transaction; it begins anew, and asks"
+                " first what is committed"
+            )
         return publisher.failure(error)
+
+    def _uncoordinated(self, error: KafkaException) -> UnavailableError:
+        return UnavailableError(
+            f"{self._where}: {self._topic.connection.describe()} answers, and its coordinator of transactions does not"
+            f" ({error.args[0].str()}); see that the topic __transaction_state is there and has"
+            " transaction.state.log.min.isr replicas in sync"
+        )
 
     def _group(self, name: str) -> Consumer:
         """A member of the group that holds a mark."""
         if name not in self._groups:
-            self._groups[name] = self._topic.connection.consumer(
-                {"group.id": name, "isolation.level": "read_committed", "enable.auto.commit": False}
-            )
+            self._groups[name] = group_member(self._topic.connection, name)
         return self._groups[name]
 
     def _place(self, offset: int | None = None) -> TopicPartition:

@@ -21,7 +21,24 @@ if TYPE_CHECKING:
     from confluent_kafka.admin._metadata import ClusterMetadata
 
 PATIENCE = 6.0
-"""Seconds in which a cluster has to give its first answer."""
+"""Seconds after which a cluster counts as away that cannot be reached."""
+
+SLOW_PATIENCE = 15.0
+"""Seconds in which one has to answer that can be reached: it may be starting, or busy."""
+
+SETTLING_PATIENCE = 5.0
+"""Seconds after which a broker knows a topic that has just been made."""
+
+SETTLING = frozenset(
+    (
+        "LEADER_NOT_AVAILABLE",
+        "NOT_LEADER_FOR_PARTITION",
+        "UNKNOWN_TOPIC_OR_PART",
+        "_UNKNOWN_PARTITION",
+        "_UNKNOWN_TOPIC",
+    )
+)
+"""What brokers say of a topic or a partition that is new, or that is moving, for a moment."""
 
 _OWN = {
     "bootstrap.servers": "give it as bootstrap_servers",
@@ -137,25 +154,34 @@ class KafkaConnection:
         made: AdminClient = self._client(_imported("confluent_kafka.admin").AdminClient, config or {})
         return made
 
-    def metadata(self, where: str, topic: str | None = None, patience: float = PATIENCE) -> ClusterMetadata:
+    def metadata(self, where: str, topic: str | None = None) -> ClusterMetadata:
         """What the cluster says of its topics, or of one. `where` begins the message of an error.
 
-        Raises `ConfigurationError` at once where the cluster refuses this client, and `UnavailableError` where it does
-        not answer within `patience` seconds.
+        Of a topic that brokers do not know, or whose partitions have no leader, it waits a moment: it may be new.
+        Raises `ConfigurationError` at once where the cluster refuses this client, and `UnavailableError` where it
+        cannot be reached for `PATIENCE` seconds, or does not answer for `SLOW_PATIENCE`.
         """
         from confluent_kafka import KafkaException
 
         reported: list[KafkaError] = []
-        admin = self.admin({"error_cb": reported.append, "socket.connection.setup.timeout.ms": int(1000 * patience)})
-        end = time.monotonic() + patience
+        admin = self.admin({"error_cb": reported.append, "socket.connection.setup.timeout.ms": int(1000 * PATIENCE)})
+        began, wait, settled = time.monotonic(), 0.5, 0.0
         while True:
             try:
-                return admin.list_topics(topic, timeout=0.5) if topic is not None else admin.list_topics(timeout=0.5)
+                found = admin.list_topics(topic, timeout=wait) if topic is not None else admin.list_topics(timeout=wait)
             except KafkaException as error:
                 admin.poll(0.1)
                 refused = next((reason for reason in reported if reason.code() in REFUSALS), None)
-                if refused is not None or time.monotonic() > end:
-                    raise self.failure(refused or telling(reported) or error.args[0], where) from None
+                away = telling(reported)
+                if refused is not None or time.monotonic() > began + (SLOW_PATIENCE if away is None else PATIENCE):
+                    raise self.failure(refused or away or error.args[0], where) from None
+                # an answer that comes later than this is not looked at: a slow cluster needs ever longer waits
+                wait = min(2 * wait, PATIENCE)
+                continue
+            settled = settled or time.monotonic() + SETTLING_PATIENCE
+            if not _settles(found, topic) or time.monotonic() > settled:
+                return found
+            time.sleep(0.1)
 
     def failure(self, error: KafkaError, where: str, refused: type[UnifiedError] = ConfigurationError) -> UnifiedError:
         """The library's error for one of Kafka's, whose message `where` begins.
@@ -205,6 +231,12 @@ def telling(reported: Sequence[KafkaError]) -> KafkaError | None:
     from confluent_kafka import KafkaError
 
     return next((reason for reason in reversed(reported) if reason.code() != KafkaError._ALL_BROKERS_DOWN), None)
+
+
+def _settles(found: ClusterMetadata, topic: str | None) -> bool:
+    """Whether a topic may only be too new to be known."""
+    error = None if topic is None else found.topics[topic].error
+    return error is not None and error.name() in SETTLING
 
 
 _SECRET = ("password", "passphrase", "secret", "token", "key.pem", "sasl.jaas", "credentials", "oauthbearer.config")

@@ -18,6 +18,16 @@ _AUTHENTICATION, _SSL, SASL_AUTHENTICATION_FAILED = -169, -181, 58
 REFUSALS = {_AUTHENTICATION, _SSL, SASL_AUTHENTICATION_FAILED}
 """Codes with which a cluster, or this client, ends a conversation before it has begun."""
 
+UNCOORDINATED = {
+    "_TIMED_OUT", "_WAIT_COORD", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR", "COORDINATOR_LOAD_IN_PROGRESS",
+}  # fmt: skip
+"""What a client says where it has found no coordinator, whether or not its brokers answer."""
+
+FORGOTTEN = (
+    "the cluster has forgotten this producer, which wrote nothing for longer than the brokers'"
+    " transactional.id.expiration.ms"
+)
+
 _LASTING = {
     "TOPIC_AUTHORIZATION_FAILED": (
         "this user has no permission for the topic",
@@ -84,11 +94,8 @@ _PASSING = {
         "see that the brokers run, or lower the topic's min.insync.replicas",
     ),
     "KAFKA_STORAGE_ERROR": ("a broker cannot write to its disk", "see whether it is full"),
-    "INVALID_PRODUCER_ID_MAPPING": (
-        "the cluster has forgotten this producer, which wrote nothing for longer than transactional.id.expiration.ms",
-        "another attempt begins anew",
-    ),
-    "UNKNOWN_PRODUCER_ID": ("the cluster has forgotten this producer", "another attempt begins anew"),
+    "INVALID_PRODUCER_ID_MAPPING": (FORGOTTEN, "another attempt begins anew"),
+    "UNKNOWN_PRODUCER_ID": (FORGOTTEN, "another attempt begins anew"),
 }
 """What another attempt may not meet."""
 

@@ -14,6 +14,10 @@ from typing import Any, TypeAlias
 import msgspec
 import pyarrow as pa
 
+from dagster_unified.connectors.kafka.formats import JsonFormat, ValueFormat
+from dagster_unified.connectors.kafka.formats.base import spelled_type
+from dagster_unified.connectors.kafka.formats.json import check_keys, encode, object_of
+from dagster_unified.connectors.kafka.formats.values import columns, plain
 from dagster_unified.errors import PipelineError, SinkError, nearest
 from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.time import to_millis
@@ -23,6 +27,8 @@ Bytes: TypeAlias = bytes | str | None
 Header: TypeAlias = tuple[str, bytes | None]
 FieldOr: TypeAlias = str | Callable[[Any], Any]
 """The name of a field, or a function of a record."""
+
+_JSON = JsonFormat()
 
 
 class Messages(msgspec.Struct, frozen=True):
@@ -64,7 +70,7 @@ class MessageFormat:
 
     key: tuple[str, ...] | Callable[[Any], Bytes] | None = None
     value: FieldOr | None = None
-    """A field of type str or bytes, or a function; else the record is JSON."""
+    """A field of type str or bytes, or a function; else the record is written in `value_format`."""
 
     headers: Mapping[str, str] | Callable[[Any], Mapping[str, Bytes]] | None = None
     partition: FieldOr | None = None
@@ -72,11 +78,17 @@ class MessageFormat:
     tombstone: FieldOr | None = None
     """Whether the message has no value, which deletes its key from a compacted topic."""
 
-    def check(self, records: RecordType) -> None:
+    value_format: ValueFormat = _JSON
+    prefix: bytes = b""
+    """What each value of the format begins with."""
+
+    def check(self, records: RecordType, where: str) -> None:
         """Raises `PipelineError` where a field is not there, or has a type that does not fit its part."""
+        if self.value is None:
+            self.value_format.check(records.names if records.shape == "class" else (), where)
+            self.value_format.check_writing(self.value_format.value_type(records, records.names, where), where)
         headers = tuple(self.headers.values()) if isinstance(self.headers, Mapping) else ()
-        for name in self.key if isinstance(self.key, tuple) else ():
-            _type(records, name)
+        self._check_key(records, where)
         for part, fields, fits in (
             ("value", (self.value,), _is_text),
             ("headers", headers, _is_text),
@@ -85,10 +97,35 @@ class MessageFormat:
             ("tombstone", (self.tombstone,), pa.types.is_boolean),
         ):
             for field in fields:
-                if isinstance(field, str) and not fits(_type(records, field)):
+                if isinstance(field, str) and not fits(_type(records, field, where)):
                     raise PipelineError(
-                        f"{part}: the field '{field}' is {_type(records, field)}, and {_WANTED[part]} is needed"
+                        f"{where}: {part}: the field '{field}' is {_type(records, field, where)}, and {_WANTED[part]}"
+                        " is needed"
                     )
+        if isinstance(self.partition, str) and records.schema.field(self.partition).nullable:
+            raise PipelineError(
+                f"{where}: partition: the field '{self.partition}' may be None, and None is no partition; declare it"
+                " without None, or give a function that says where such a record goes"
+            )
+
+    def _check_key(self, records: RecordType, where: str) -> None:
+        names = self.key if isinstance(self.key, tuple) else ()
+        for name in names:
+            _type(records, name, where)
+        for column in columns(spelled_type(records, names, where)) if names else ():
+            try:
+                check_keys(column.type, f"key: the field '{column.name}'")
+            except ValueError as error:
+                raise PipelineError(f"{where}: {error}") from None
+
+    def fields(self, records: RecordType) -> tuple[str, ...]:
+        """The fields that a part is made of, in the record's order: of these columns are made, which costs time."""
+        if self.value is None:
+            return records.names
+        parts = [self.value, self.partition, self.timestamp, self.tombstone]
+        parts += self.key if isinstance(self.key, tuple) else ()
+        parts += self.headers.values() if isinstance(self.headers, Mapping) else ()
+        return tuple(name for name in records.names if name in parts)
 
 
 _WANTED = {
@@ -105,39 +142,43 @@ class MessageEncoder:
 
     def __init__(self, made: MessageFormat, records: RecordType, where: str) -> None:
         self._made, self._records, self._where = made, records, where
-        self._object = msgspec.defstruct("Record", [(name, Any) for name in records.names], gc=False)
-        self._key_object = (
-            msgspec.defstruct("Key", [(name, Any) for name in made.key], gc=False)
-            if isinstance(made.key, tuple) and len(made.key) > 1
+        known = {column.name: column for column in columns(spelled_type(records, records.names, where))}
+        self._plain = {name: plain(known[name].type) for name in made.fields(records)}
+        of_key = made.key if isinstance(made.key, tuple) else ()
+        self._key_object = object_of([known[name] for name in of_key]) if len(of_key) > 1 else None
+        self._encode_values = (
+            made.value_format.encoder(made.value_format.value_type(records, records.names, where))
+            if made.value is None
             else None
         )
-        self._json = msgspec.json.Encoder(decimal_format="string").encode
         functions = (made.key, made.value, made.headers, made.partition, made.tombstone)
         self._takes_records = any(callable(function) for function in functions)
-        in_json = {*records.names} if made.value is None else {*(made.key if isinstance(made.key, tuple) else ())}
-        self._in_json = {name for name in in_json if _has_floats(records.schema.field(name).type)}
+        without_nan = {*of_key}
+        if made.value is None and not made.value_format.holds_nan:
+            without_nan.update(records.names)
+        self._in_json = {name for name in without_nan if _has_floats(records.schema.field(name).type)}
 
     def encode(self, batch: pa.RecordBatch) -> Messages:
         """The messages of a batch of records. Raises `UserFunctionError`, naming the record, where a function does."""
         made = self._made
-        columns = {name: self._column(batch, name) for name in self._records.names}
+        columns = {name: self._column(batch, name) for name in self._plain}
         records = self._records.from_batch(batch) if self._takes_records else []
         keys = self._keys(columns, records)
         return Messages(
             keys,
-            self._values(columns, records, batch.num_rows),
+            self._values(columns, records),
             self._headers(columns, records),
-            None if made.partition is None else self._part(made.partition, columns, records),
+            None if made.partition is None else self._places(made.partition, columns, records),
             None if made.timestamp is None else self._times(made.timestamp, columns),
         )
 
     def _column(self, batch: pa.RecordBatch, name: str) -> list[Any]:
-        """The values of a field, as a record has them."""
+        """The values of a field, as formats take them."""
         if name in self._in_json:
             self._check_finite(batch.column(name), name)
         values: list[Any] = batch.column(name).to_pylist()
-        decode = self._records.decoder_of(name)
-        return values if decode is None else [None if value is None else _plain(decode(value)) for value in values]
+        convert = self._plain[name]
+        return values if convert is None else list(map(convert, values))
 
     def _check_finite(self, column: pa.Array, name: str) -> None:
         """Raises `SinkError` for NaN and the infinities, which JSON has no numbers for: they would become null."""
@@ -146,7 +187,7 @@ class MessageEncoder:
             path, number = found
             raise SinkError(
                 f"{self._where}: field '{path}' is {number}, and JSON has no such number; write None in its place,"
-                " leave the record out, or make the value yourself, with value="
+                " leave the record out, choose another value_format, or make the value yourself, with value="
             )
 
     def _part(self, part: FieldOr, columns: Mapping[str, list[Any]], records: Sequence[Any]) -> list[Any]:
@@ -167,25 +208,33 @@ class MessageEncoder:
         if not isinstance(key, tuple):
             return [self._bytes(value, "key") for value in self._part(key, columns, records)]
         if self._key_object is not None:
-            return list(map(self._json, map(self._key_object, *(columns[name] for name in key))))
+            return list(map(encode, map(self._key_object, *(columns[name] for name in key))))
         values = columns[key[0]]
         if pa.types.is_string(kind := self._records.schema.field(key[0]).type) or pa.types.is_binary(kind):
             return [self._bytes(value, "key") for value in values]
-        return [None if value is None else self._json(value) for value in values]
+        return [None if value is None else encode(value) for value in values]
 
-    def _values(self, columns: Mapping[str, list[Any]], records: Sequence[Any], rows: int) -> list[bytes | None]:
+    def _values(self, columns: Mapping[str, list[Any]], records: Sequence[Any]) -> list[bytes | None]:
         value, tombstone = self._made.value, self._made.tombstone
         values: list[bytes | None]
         if value is not None:
             values = [self._bytes(found, "value") for found in self._part(value, columns, records)]
-        elif self._records.shape == "value":
-            values = list(map(self._json, next(iter(columns.values()))))
         else:
-            values = list(map(self._json, map(self._object, *columns.values()))) if rows else []
+            values = self._formatted(list(columns.values()))
         if tombstone is None:
             return values
         gone = self._part(tombstone, columns, records)
         return [None if is_gone else found for found, is_gone in zip(values, gone, strict=True)]
+
+    def _formatted(self, columns: Sequence[list[Any]]) -> list[bytes | None]:
+        """The values in their format. Raises `SinkError` for a record that does not fit it."""
+        assert self._encode_values is not None
+        try:
+            values = self._encode_values(columns)
+        except ValueError as error:
+            raise SinkError(f"{self._where}: {error}") from error
+        prefix = self._made.prefix
+        return [None if value is None else prefix + value for value in values] if prefix else list(values)
 
     def _headers(self, columns: Mapping[str, list[Any]], records: Sequence[Any]) -> list[list[Header]] | None:
         headers = self._made.headers
@@ -198,6 +247,16 @@ class MessageEncoder:
             [(name, self._header(value)) for name, value in of_message.items()]
             for of_message in self._part(headers, columns, records)
         ]
+
+    def _places(self, part: FieldOr, columns: Mapping[str, list[Any]], records: Sequence[Any]) -> list[int]:
+        places = self._part(part, columns, records)
+        for place, value in enumerate(places):
+            if not isinstance(value, int):
+                raise SinkError(
+                    f"{self._where}: the partitioner gave {shorten(value)} ({type(value).__name__}) for"
+                    f" {shorten(records[place])}, and a partition is an int"
+                )
+        return places
 
     def _times(self, field: str, columns: Mapping[str, list[Any]]) -> list[int]:
         """Times as Kafka has them: to its client 0 is the time at which a message is sent."""
@@ -224,9 +283,9 @@ class MessageEncoder:
         )
 
 
-def _type(records: RecordType, field: str) -> pa.DataType:
+def _type(records: RecordType, field: str, where: str) -> pa.DataType:
     if field not in records.names:
-        raise PipelineError(f"no field '{field}' in {records.describe()}{nearest(field, records.names)}")
+        raise PipelineError(f"{where}: no field '{field}' in {records.describe()}{nearest(field, records.names)}")
     return records.schema.field(field).type
 
 
@@ -239,15 +298,6 @@ def _milliseconds(value: Any) -> int:
     if value is None:
         return 0
     return to_millis(value) if isinstance(value, datetime) else int(value)
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON has it: a NamedTuple within a record is an object by field name."""
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: _plain(item) for name, item in value._asdict().items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return {name: _plain(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 def _has_floats(kind: pa.DataType) -> bool:

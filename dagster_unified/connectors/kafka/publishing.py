@@ -12,7 +12,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dagster_unified.connectors.kafka.connection import KafkaConnection, telling
+from dagster_unified.connectors.kafka.groups import PROBE
 from dagster_unified.connectors.kafka.messages import Messages
+from dagster_unified.connectors.kafka.offsets import part_name
 from dagster_unified.errors import SinkError, UnavailableError, UnifiedError
 
 if TYPE_CHECKING:
@@ -91,9 +93,29 @@ class Publisher:
         with suppress(KafkaException):  # after a fatal error it says so again
             self.producer.poll(0)
         reason: KafkaError = error.args[0]
+        if reason.code() in (KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT):
+            leaderless = self.leaderless()
+            if leaderless is not None:
+                return leaderless
         if reason.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
             reason = telling(self._reported) or reason
         return self._connection.failure(reason, self._where, SinkError)
+
+    def leaderless(self) -> UnavailableError | None:
+        """What is wrong where nobody can write to a partition now, as on a broker's full disk."""
+        from confluent_kafka import KafkaException
+
+        try:
+            found = self.producer.list_topics(self._topic, timeout=PROBE).topics[self._topic].partitions
+        except KafkaException:
+            return None
+        partitions = [part_name(self._topic, number) for number, one in sorted(found.items()) if one.leader < 0]
+        if not partitions:
+            return None
+        return UnavailableError(
+            f"{self._where}: {self._connection.describe()}: {', '.join(partitions)} has no leader; see that the brokers"
+            " with its replicas run, and that there is room on their disks"
+        )
 
     def _delivered(self, error: KafkaError | None, _: object) -> None:
         from confluent_kafka import KafkaError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from enum import Enum
 from typing import Any, Literal
@@ -14,11 +15,12 @@ from dagster_unified.connectors.base import SparkSink
 from dagster_unified.connectors.commits import Committer, NoCommitter, WriteIdentity, Writer, WriterTask
 from dagster_unified.connectors.kafka.committer import KafkaCommitter, TransactionalTopic
 from dagster_unified.connectors.kafka.connection import PRODUCER_OWN, GivesConnection, KafkaConnection, check_option
+from dagster_unified.connectors.kafka.formats import JsonFormat, ValueFormat
 from dagster_unified.connectors.kafka.messages import Bytes, MessageEncoder, MessageFormat
 from dagster_unified.connectors.kafka.publishing import Publisher, topic_partitions
 from dagster_unified.connectors.kafka.staging import StagedMessages, StagingWriter
 from dagster_unified.connectors.secrets import Value
-from dagster_unified.errors import PipelineError
+from dagster_unified.errors import PipelineError, SinkError
 from dagster_unified.graph.connectors import Capabilities, Target
 from dagster_unified.operators.functions.type_variables import In
 from dagster_unified.records import RecordType
@@ -43,8 +45,9 @@ class KafkaSink(SparkSink[In, StagedMessages]):
     * `key`: the fields of the key, or a function of a record that gives bytes or a str. One field of type str or bytes
       is the key as it is; another is JSON, and several are a JSON object. Messages with one key are in one partition,
       in the order of emission.
-    * `value`: the record as a JSON object, with datetimes in ISO 8601 and bytes in Base64; or one field of type str or
-      bytes, or a function, whose None is a message without a value.
+    * `value_format`: how the record is written, as `KafkaSource` reads it: `JsonFormat` if nothing else is said,
+      `AvroFormat`, `ProtobufFormat`, `RawFormat`. Where its schema is in a registry, the driver asks that, once for a
+      job. Or `value`: one field of type str or bytes, or a function, whose None is a message without a value.
     * `mode="upsert"`: a later message of a key replaces an earlier one, as in a compacted topic, so that rolling
       updates may end here; of an epoch only the last message of each key is written, where it has several.
     * `tombstone`: a bool field, or a function, that says which records delete their key: their message has no value.
@@ -57,9 +60,10 @@ class KafkaSink(SparkSink[In, StagedMessages]):
     * `options`: further options of librdkafka's producer, except those that the library sets itself.
 
     Raises `PipelineError` for a field that is not there or of another type, for `upsert` without a key or with one that
-    may be None, and `ConfigurationError` for an option of the library's own. When it runs, `SinkError` where the topic
-    is not there, a record is too large, a number has no JSON (NaN, the infinities) or permission is lacking, and
-    `UnavailableError`, which is tried again, where the cluster is away.
+    may be None, where the schema of `value_format` cannot hold the record's fields, and `ConfigurationError` for an
+    option of the library's own. When it runs, `SinkError` where the topic is not there, a record is too large or does
+    not fit its format (NaN in JSON, an int of 64 bits in one of 32), a registry does not take the schema or permission
+    is lacking, and `UnavailableError`, which is tried again, where the cluster or the registry is away.
 
     Examples:
         >>> from dagster_unified.connectors.kafka import DeliveryGuarantee, KafkaSink
@@ -89,6 +93,7 @@ class KafkaSink(SparkSink[In, StagedMessages]):
         delivery_guarantee: DeliveryGuarantee = DeliveryGuarantee.EXACTLY_ONCE,
         transaction_timeout: timedelta = timedelta(minutes=5),
         options: Mapping[str, str | int | float | bool] | None = None,
+        value_format: ValueFormat | None = None,
     ) -> None:
         self.topic, self.connection = topic, KafkaConnection.of(connection)
         self.name = name or topic
@@ -101,11 +106,20 @@ class KafkaSink(SparkSink[In, StagedMessages]):
         self.commits_in_writers = not exactly_once
         named = isinstance(partitioner, str) and partitioner in _PARTITIONERS
         self._options = {"partitioner": partitioner if named else _PARTITIONERS[0], **(options or {})}
-        self._format = MessageFormat(keys, value, headers, None if named else partitioner, timestamp, tombstone)
+        self.value_format = value_format or JsonFormat()
+        self._format = MessageFormat(
+            keys, value, headers, None if named else partitioner, timestamp, tombstone, self.value_format
+        )
+        self._registered = False
         for option in options or {}:
             check_option(option, f"sink '{self.name}'", PRODUCER_OWN)
         if mode not in ("append", "upsert"):
             raise PipelineError(f"sink '{self.name}': mode is 'append' or 'upsert', not {mode!r}")
+        if value is not None and value_format is not None:
+            raise PipelineError(
+                f"sink '{self.name}': value= gives the value itself, and value_format= encodes the record; give one of"
+                " them"
+            )
         if self.upserts and not keys:
             raise PipelineError(f"sink '{self.name}': upsert needs key=, the fields that identify a record")
         if tombstone is not None and not keys:
@@ -113,13 +127,14 @@ class KafkaSink(SparkSink[In, StagedMessages]):
 
     def describe(self) -> str:
         key = f" by {', '.join(self.key)}" if self.key else ""
-        return f"{self.connection.describe()}, topic '{self.topic}', {self.mode}{key}"
+        encoded = "" if isinstance(self.value_format, JsonFormat) else f" as {self.value_format.describe()}"
+        return f"{self.connection.describe()}, topic '{self.topic}', {self.mode}{key}{encoded}"
 
     def target(self) -> Target:
         return Target(f"kafka://{self.connection.origin}/{self.topic}", shared=True)
 
     def check(self, records: RecordType) -> None:
-        self._format.check(records)
+        self._format.check(records, f"sink '{self.name}'")
         for field in self.key:
             if records.schema.field(field).nullable:
                 raise PipelineError(
@@ -129,6 +144,7 @@ class KafkaSink(SparkSink[In, StagedMessages]):
 
     def committer(self, schema: pa.Schema) -> Committer[StagedMessages]:
         where = f"sink '{self.name}' (topic '{self.topic}')"
+        self._register(where)
         if self.delivery_guarantee is DeliveryGuarantee.AT_LEAST_ONCE:
             topic_partitions(self.connection, self.topic, where)
             return NoCommitter()
@@ -139,10 +155,25 @@ class KafkaSink(SparkSink[In, StagedMessages]):
     def writer(self, task: WriterTask) -> Writer[StagedMessages]:
         stage = f"{task.attempt.identity.pipeline}: stage '{task.attempt.stage}'"
         where = f"{stage}, sink '{self.name}' (topic '{self.topic}')"
+        self._register(where)
         encoder = MessageEncoder(self._format, self.records, where)
         if self.delivery_guarantee is DeliveryGuarantee.EXACTLY_ONCE:
             return StagingWriter(encoder, task.attempt, self.upserts)
         return _PublishingWriter(encoder, self, where)
+
+    def _register(self, where: str) -> None:
+        """Ask what only a registry knows. Workers get the answer, and ask nothing.
+
+        Raises `SinkError` where the registry has no schema that holds the records, or does not take this one.
+        """
+        if self._registered or self._format.value is not None:
+            return
+        try:
+            made, prefix = self.value_format.registered(self.topic)
+            made.encoder(made.value_type(self.records, self.records.names, where))
+        except ValueError as error:
+            raise SinkError(f"{where}: {error}") from None
+        self._format, self._registered = replace(self._format, value_format=made, prefix=prefix), True
 
     def takes_together(self) -> bool:
         return False  # a transaction of several partitions could not keep out a writer of one of them

@@ -17,7 +17,12 @@ import pyarrow as pa
 from dagster_unified.connectors.kafka.cluster import Cluster, Topics
 from dagster_unified.connectors.kafka.connection import GivesConnection, KafkaConnection
 from dagster_unified.connectors.kafka.formats import JsonFormat, RawFormat, ValueFormat
-from dagster_unified.connectors.kafka.offsets import KafkaOffsetsInitializer, part_name, topic_and_partition
+from dagster_unified.connectors.kafka.offsets import (
+    KafkaOffsetsInitializer,
+    OffsetResetStrategy,
+    part_name,
+    topic_and_partition,
+)
 from dagster_unified.connectors.kafka.reading import Isolation, OffsetRange, messages
 from dagster_unified.connectors.positions import OffsetsRead, cannot_follow
 from dagster_unified.connectors.secrets import Value
@@ -221,6 +226,8 @@ class KafkaSource(SplitSource[Out]):
         if wanted.kind == "earliest":
             return oldest
         newest = self.newest()
+        if wanted.kind == "committed":
+            return self._committed(wanted, setting, oldest, newest)
         for part, offset in wanted.given:
             if part not in newest:
                 raise SourceError(
@@ -234,6 +241,28 @@ class KafkaSource(SplitSource[Out]):
                 )
         rest = newest if setting == "bounded" else oldest
         return {**rest, **dict(wanted.given)}
+
+    def _committed(self, wanted: KafkaOffsetsInitializer, setting: str, oldest: Offsets, newest: Offsets) -> Offsets:
+        found = self._cluster.committed(wanted.group)
+        held = {part: offset for part, offset in found.items() if oldest[part] <= offset <= newest[part]}
+        if wanted.reset is not OffsetResetStrategy.NONE:
+            return {**(oldest if wanted.reset is OffsetResetStrategy.EARLIEST else newest), **held}
+        where = f"source '{self.name}': {setting}: consumer group '{wanted.group}'"
+        advice = "say what to take in its place, with OffsetResetStrategy.EARLIEST or LATEST"
+        missing = sorted(part for part in newest if part not in found)
+        if missing:
+            raise SourceError(
+                f"{where} has committed no offset of {', '.join(missing[:10])} in {self.connection.describe()}; correct"
+                f" the group's name, or {advice}"
+            )
+        for part, offset in found.items():
+            if part not in held:
+                raise SourceError(
+                    f"{where} has committed offset {offset} of {part}, which has {oldest[part]} to {newest[part]}:"
+                    " retention has deleted what comes next, the topic was made again, or a transaction is still open;"
+                    f" {advice}"
+                )
+        return held
 
     # Reading, in a worker
 

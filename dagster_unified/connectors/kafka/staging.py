@@ -12,7 +12,7 @@ from uuid import uuid4
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.connectors.commits import Committable, WriteAttempt, Writer
+from dagster_unified.connectors.commits import Committable, WriteAttempt, Writer, staged_content
 from dagster_unified.connectors.kafka.messages import MessageEncoder, Messages
 from dagster_unified.connectors.paths import put, storage_path
 
@@ -66,12 +66,10 @@ class StagingWriter(Writer[StagedMessages]):
 
 
 def staged_messages(committables: Sequence[StagedMessages]) -> Iterator[Messages]:
-    """What was staged, in the order of each task."""
+    """What was staged, in the order of each task. Raises `UnavailableError` where another job has removed it."""
     decoder = msgspec.msgpack.Decoder(list[Messages])
     for committable in committables:
-        content = committable.content
-        if committable.file:
-            content = storage_path(committable.file, "staged messages").read_bytes()
+        content = staged_content(committable.file, "staged messages") if committable.file else committable.content
         yield from decoder.decode(content)
 
 

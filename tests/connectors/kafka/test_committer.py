@@ -17,6 +17,7 @@ from dagster_unified.connectors.commits import (
     CommitUncertainError,
     WriteAttempt,
     WriteIdentity,
+    remove_staging,
 )
 from dagster_unified.connectors.kafka import KafkaConnection
 from dagster_unified.connectors.kafka.committer import KafkaCommitter, TransactionalTopic
@@ -138,6 +139,21 @@ def test_many_messages_go_through_files_that_are_removed(kafka, tmp_path):
     assert {message.partition() for message in messages} == {0, 1, 2}
 
 
+def test_staged_files_that_another_job_has_removed_are_one_sentence_and_nothing_is_committed(kafka, tmp_path):
+    topic = kafka.create_topic()
+    who = identity(topic)
+    attempt = WriteAttempt(who, "1", "stage", str(tmp_path / "staging" / "1"))
+    here = WriteAttempt(who, "1", "stage")
+    gone = staged([(f"key-{number}", number) for number in range(30_000)], attempt)
+    remove_staging([attempt], committed=True)
+    committer = opened(kafka, topic)
+    with pytest.raises(UnavailableError, match=r"the staged messages .* are gone: another job has taken over"):
+        committer.commit([Commit(attempt, [*staged(["a"], here), *gone])])
+    assert kafka.values(topic) == []
+    assert write(committer, who, ["b"])
+    assert kafka.values(topic) == [b"b"]
+
+
 def test_of_an_upsert_the_last_message_of_each_key_is_written():
     attempt = WriteAttempt(identity("t"), "a", "stage")
     (part,) = staged([("a", 1), ("b", 2), ("a", 3)], attempt, upserts=True)
@@ -173,7 +189,7 @@ def test_keys_are_in_the_partitions_that_javas_clients_give_them(kafka):
 JAVA = {b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string": -985981536 & 0xFFFFFFFF}
 
 
-def test_a_topic_that_is_not_there_is_one_sentence(kafka):
+def test_a_topic_that_is_not_there_is_one_sentence(kafka, impatient):
     with pytest.raises(SinkError) as raised:
         opened(kafka, "nowhere")
     assert str(raised.value) == (
@@ -246,9 +262,10 @@ def test_a_transaction_that_takes_too_long_is_one_sentence_and_nothing_of_it_is_
     assert kafka.values(topic) == [b"b"]
 
 
-def test_a_broker_that_is_away_is_one_sentence_and_the_write_goes_on_when_it_is_back(kafka):
+def test_a_broker_that_is_away_is_one_sentence_and_the_write_goes_on_when_it_is_back(kafka, impatient):
     topic = kafka.create_topic()
-    committer = opened(kafka, topic)
+    quick = KafkaConnection(kafka.address, {"reconnect.backoff.max.ms": 500})
+    committer = opened(kafka, topic, connection=quick)
     assert write(committer, identity(topic, 0), ["a"])
     kafka.kill()
     try:

@@ -1,13 +1,16 @@
 import copy
 import pickle
+import re
 import socket
 import threading
 import time
+import uuid
 
 import pytest
 from dagster import EnvVar, asset, materialize
 
-from dagster_unified.connectors.kafka import KafkaConnection
+from dagster_unified.connectors.kafka import KafkaConnection, cluster, connection
+from dagster_unified.connectors.kafka.publishing import topic_partitions
 from dagster_unified.connectors.secrets import Environment
 from dagster_unified.errors import ConfigurationError, UnavailableError
 from dagster_unified.orchestration import KafkaResource
@@ -34,7 +37,9 @@ def test_where_nobody_listens_it_says_so_within_ten_seconds():
     )
 
 
-def test_where_something_else_listens_it_says_so_within_ten_seconds():
+def test_where_something_else_listens_it_says_so_within_half_a_minute(monkeypatch):
+    assert connection.SLOW_PATIENCE + connection.PATIENCE < 30
+    monkeypatch.setattr(connection, "SLOW_PATIENCE", 3.0)
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         bound.listen()
@@ -43,7 +48,7 @@ def test_where_something_else_listens_it_says_so_within_ten_seconds():
         began = time.monotonic()
         with pytest.raises(UnavailableError, match="does not answer"):
             KafkaConnection(f"127.0.0.1:{bound.getsockname()[1]}").metadata("here")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
 
 
 def test_over_tls_a_login_with_a_password_from_the_environment(kafka, monkeypatch):
@@ -63,10 +68,12 @@ def test_over_tls_a_login_with_a_password_from_the_environment(kafka, monkeypatc
         ({"sasl.mechanism": "PLAIN"}, "the broker refused the login"),
     ],
 )
-def test_a_wrong_setting_of_security_is_one_sentence_without_the_password(kafka, changed, said):
-    connection = KafkaConnection(kafka.secure_address, {**kafka.security(), **changed})
+def test_a_wrong_setting_of_security_is_one_sentence_without_the_password(kafka, monkeypatch, changed, said):
+    if said == "does not answer":
+        monkeypatch.setattr(connection, "SLOW_PATIENCE", 3.0)
+    given = KafkaConnection(kafka.secure_address, {**kafka.security(), **changed})
     with pytest.raises((ConfigurationError, UnavailableError)) as raised:
-        connection.metadata("here")
+        given.metadata("here")
     assert said in str(raised.value)
     assert PASSWORD not in str(raised.value)
     assert kafka.security()["sasl.password"] not in str(raised.value)
@@ -126,6 +133,44 @@ def test_it_waits_for_a_broker_that_starts(kafka):
     timer.start()
     assert KafkaConnection(f"127.0.0.1:{port}").metadata("here").brokers
     timer.join()
+
+
+def test_it_waits_for_a_broker_that_is_slow_to_answer(kafka, monkeypatch):
+    monkeypatch.setattr(connection, "SLOW_PATIENCE", 60.0)
+    monkeypatch.setattr(connection, "PATIENCE", 1.0)
+    given = KafkaConnection(kafka.address)
+    kafka.pause()
+    timer = threading.Timer(2.0, kafka.go_on)
+    timer.start()
+    try:
+        assert given.metadata("here").brokers
+    finally:
+        timer.join()
+
+
+def test_a_sink_waits_for_a_topic_that_has_just_been_made(kafka, monkeypatch):
+    name = f"topic-{uuid.uuid4().hex[:12]}"
+    monkeypatch.setattr(connection, "SETTLING_PATIENCE", 60.0)
+    timer = threading.Timer(1.0, kafka.create_topic, (name, 3))
+    timer.start()
+    try:
+        assert topic_partitions(KafkaConnection(kafka.address), name, "here") == 3
+    finally:
+        timer.join()
+
+
+@pytest.mark.parametrize("pattern", [False, True])
+def test_a_source_waits_for_a_topic_that_has_just_been_made(kafka, monkeypatch, pattern):
+    name = f"topic-{uuid.uuid4().hex[:12]}"
+    monkeypatch.setattr(cluster, "SETTLING_PATIENCE", 60.0)
+    timer = threading.Timer(1.0, kafka.create_topic, (name, 3))
+    timer.start()
+    try:
+        topics = re.compile(name) if pattern else (name,)
+        found = cluster.Cluster(KafkaConnection(kafka.address), topics, "read_committed", 30.0, "here")
+        assert found.newest() == {f"{name}[{partition}]": 0 for partition in range(3)}
+    finally:
+        timer.join()
 
 
 def _forward(port, address):

@@ -2,25 +2,15 @@
 
 import io
 import json
-import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import pytest
 from fastavro import parse_schema, schemaless_writer
-from google.protobuf import (
-    descriptor_pb2,
-    descriptor_pool,
-    duration_pb2,
-    message_factory,
-    timestamp_pb2,
-    wrappers_pb2,
-)
 from pyspark import cloudpickle
 
 from dagster_unified.connectors.kafka import AvroFormat, JsonFormat, ProtobufFormat, RawFormat, SchemaRegistry
@@ -204,42 +194,6 @@ def test_a_uuid_of_avro_is_text(registry):
     assert decoded(in_registry, Named, avro(schema, record, 1)) == [Named(one, [None, other])]
 
 
-@pytest.fixture
-def registry():
-    """Confluent's interface of a schema registry, as far as a reader asks: a schema by number, and by version."""
-    schemas, versions, asked = {}, {}, []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            path = self.path.partition("?")[0].strip("/").split("/")
-            asked.append(self.path)
-            if self.headers.get("Authorization") == "Basic bm9ib2R5Og==":
-                return self.answer(401, {"error_code": 401, "message": "no"})
-            found = schemas.get(int(path[2])) if path[0] == "schemas" else versions.get((path[1], int(path[3])))
-            if found is None:
-                return self.answer(404, {"error_code": 40403, "message": "Schema not found"})
-            return self.answer(200, found)
-
-        def answer(self, status, content):
-            data = json.dumps(content).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *arguments):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    server.url, server.asked = f"http://127.0.0.1:{server.server_port}", asked
-    server.schemas, server.versions = schemas, versions
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
 def test_avro_values_name_their_schema_in_a_registry(registry):
     old = {"type": "record", "name": "S", "fields": [{"name": "x", "type": "int"}]}
     new = {"type": "record", "name": "S", "fields": [{"name": "y", "type": "float"}, {"name": "x", "type": "double"}]}
@@ -250,6 +204,65 @@ def test_avro_values_name_their_schema_in_a_registry(registry):
     assert len(registry.asked) == 2
     reader = {**new, "fields": [{"name": "x", "type": "double"}, {"name": "y", "type": "double", "default": 9}]}
     assert decoded(AvroFormat(reader, SchemaRegistry(registry.url)), Point, values[0]) == [Point(1.0, 9.0)]
+
+
+def test_a_default_of_bytes_in_the_readers_schema_is_read(registry):
+    class Coded(NamedTuple):
+        x: int
+        code: bytes
+
+    x, wrong = {"name": "x", "type": "int"}, {"name": "z", "type": "bytes", "default": "\u1234"}
+    old = {"type": "record", "name": "S", "fields": [x, wrong]}  # the writer's default is not what is read
+    new = {**old, "fields": [x, {"name": "code", "type": "bytes", "default": "\u00ff"}]}
+    registry.schemas[1] = {"schema": json.dumps(old)}
+    form = AvroFormat(new, SchemaRegistry(registry.url))
+    assert decoded(form, Coded, avro(old, {"x": 1, "z": b"z"}, 1)) == [Coded(1, b"\xff")]
+
+
+class Dated(NamedTuple):
+    day: date
+    at: datetime
+    millis: datetime
+    local: Annotated[datetime, msgspec.Meta(tz=False)]
+    since: timedelta
+    until: timedelta
+    maybe: datetime | None
+    days: list[date]
+    by_name: dict[str, datetime]
+
+
+def test_defaults_of_dates_and_times_in_the_readers_schema_are_read(registry):
+    def logical(avro, name):
+        return {"type": avro, "logicalType": name}
+
+    micros = logical("long", "timestamp-micros")
+    fields = {
+        "day": (logical("int", "date"), 1),
+        "at": (micros, 10**6),
+        "millis": (logical("long", "timestamp-millis"), 2000),
+        "local": (logical("long", "local-timestamp-micros"), 3 * 10**6),
+        "since": (logical("int", "time-millis"), 4000),
+        "until": (logical("long", "time-micros"), 5 * 10**6),
+        "maybe": (["null", "boolean", "string", micros], 6 * 10**6),
+        "days": ({"type": "array", "items": logical("int", "date")}, [2, 3]),
+        "by_name": ({"type": "map", "values": micros}, {"k": 0}),
+    }
+    start = datetime(1970, 1, 1, tzinfo=timezone.utc)
+    expected = Dated(
+        date(1970, 1, 2), start + timedelta(seconds=1), start + timedelta(seconds=2), datetime(1970, 1, 1, 0, 0, 3),
+        timedelta(seconds=4), timedelta(seconds=5), start + timedelta(seconds=6), [date(1970, 1, 3), date(1970, 1, 4)],
+        {"k": start},
+    )  # fmt: skip
+    old = {"type": "record", "name": "S", "fields": [{"name": "x", "type": "int"}]}
+    new = [{"name": name, "type": kind, "default": default} for name, (kind, default) in fields.items()]
+    registry.schemas[1] = {"schema": json.dumps(old)}
+    form = AvroFormat({**old, "fields": new}, SchemaRegistry(registry.url))
+    assert decoded(form, Dated, avro(old, {"x": 1}, 1)) == [expected]
+    written = {**old, "fields": [{"name": name, "type": kind} for name, (kind, _) in fields.items()]}
+    values = {name: default for name, (_, default) in fields.items()} | {"maybe": None}
+    assert decoded(AvroFormat(written), Dated, avro(written, values)) == [expected._replace(maybe=None)]
+    with pytest.raises(PipelineError, match="the default of field 'day' is 1000000000, and"):
+        AvroFormat({**old, "fields": [{"name": "day", "type": logical("int", "date"), "default": 10**9}]})
 
 
 def test_a_schema_in_a_registry_may_refer_to_others(registry):
@@ -290,37 +303,6 @@ def test_what_is_wrong_with_a_registry_is_one_sentence(registry):
     with pytest.raises(ConfigurationError, match="the url has a login in it"):
         SchemaRegistry("http://me:secret@registry")
     assert "nobody" not in repr(refused)
-
-
-@pytest.fixture(scope="module")
-def measured():
-    """A message class as `protoc` generates it from a file."""
-    file = descriptor_pb2.FileDescriptorProto(name="tests/measured.proto", package="tests", syntax="proto3")
-    file.dependency.extend(one.DESCRIPTOR.name for one in (timestamp_pb2, duration_pb2, wrappers_pb2))
-    other = file.message_type.add(name="Other")
-    other.field.add(name="x", number=1, type=1, label=1)
-    message = file.message_type.add(name="Measured")
-    kinds = message.enum_type.add(name="Kind")
-    kinds.value.add(name="SMALL", number=0)
-    kinds.value.add(name="LARGE", number=1)
-    entry = message.nested_type.add(name="TagsEntry", options=descriptor_pb2.MessageOptions(map_entry=True))
-    entry.field.add(name="key", number=1, type=9, label=1)
-    entry.field.add(name="value", number=2, type=3, label=1)
-    message.oneof_decl.add(name="_note")
-    add = message.field.add
-    add(name="sensor", number=1, type=9, label=1)
-    add(name="value", number=2, type=5, label=1)
-    add(name="at", number=3, type=11, type_name=".google.protobuf.Timestamp", label=1)
-    add(name="took", number=4, type=11, type_name=".google.protobuf.Duration", label=1)
-    add(name="near", number=5, type=11, type_name=".tests.Other", label=3)
-    add(name="kind", number=6, type=14, type_name=".tests.Measured.Kind", label=1)
-    add(name="tags", number=7, type=11, type_name=".tests.Measured.TagsEntry", label=3)
-    add(name="note", number=8, type=9, label=1, proto3_optional=True, oneof_index=0)
-    add(name="limit", number=9, type=11, type_name=".google.protobuf.Int64Value", label=1)
-    add(name="raw", number=10, type=12, label=1)
-    pool = descriptor_pool.Default()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("tests.Measured"))
 
 
 class Kind(Enum):
@@ -365,3 +347,45 @@ def test_protobuf_that_does_not_fit_says_why(measured):
         decoded(ProtobufFormat(measured), Item, b"")
     with pytest.raises(Exception, match="Error parsing message"):
         decoded(ProtobufFormat(measured), Measured, b"\xff")
+
+
+class Spot(msgspec.Struct, rename="camel"):
+    mean_height: float
+    note: str | None = None
+
+
+@dataclass
+class Area:
+    middle: Spot
+    near: list[Spot] = field(default_factory=lambda: [Spot(0.5)])
+
+
+class Visit(NamedTuple):
+    shop: str
+    item: Item = Item("pen", Decimal("1.5"))
+    spot: Spot | None = Spot(1.0, "here")
+    area: Area = Area(Spot(2.0))
+    items: list[Item] = [Item("ink", Decimal(2))]
+    spots: dict[str, Spot] = {"a": Spot(3.0)}
+    pair: tuple[Spot, int] = (Spot(4.0), 1)
+    several: tuple[Spot, ...] = (Spot(5.0), Spot(6.0))
+    tags: list[str] = ["x"]
+    none: Item | None = None
+
+
+class Ordered(NamedTuple):
+    orderId: str
+    lastPlace: Point = Point(1.0, 2.0)
+
+
+def test_a_default_may_be_a_record_or_hold_records(registry, message):
+    visit = Visit("a")
+    assert decoded(JsonFormat(), Visit, b'{"shop": "a"}') == [visit]
+    inner = b'{"shop": "a", "area": {"middle": {"meanHeight": 9}}}'
+    assert decoded(JsonFormat(), Visit, inner) == [visit._replace(area=Area(Spot(9.0)))]
+    schema = {"type": "record", "name": "Visit", "fields": [{"name": "shop", "type": "string"}]}
+    registry.schemas[1] = {"schema": json.dumps(schema)}
+    form = AvroFormat(registry=SchemaRegistry(registry.url))
+    assert decoded(form, Visit, avro(schema, {"shop": "a"}, 1)) == [visit]
+    order = message("Order")(orderId="o").SerializeToString()
+    assert decoded(ProtobufFormat(message("Order")), Ordered, order) == [Ordered("o")]

@@ -15,8 +15,8 @@ from dagster_unified.records import record_type
 from tests.connectors.kafka.killed_job import Row
 from tests.depth import NIGHTLY, chance
 
-FILES, ROWS = (60, 50) if NIGHTLY else (12, 50)
-KILLS = 25 if NIGHTLY else 3
+FILES, ROWS = (60, 50) if NIGHTLY else (5, 50)
+KILLS = 25 if NIGHTLY else 2
 PATIENCE = 600
 
 
@@ -28,6 +28,7 @@ def start(mode, folder, broker, topic, log):
 
 
 @pytest.mark.spark
+@pytest.mark.rotates("kills")
 @pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
 def test_a_job_that_is_killed_again_and_again_loses_nothing_and_writes_nothing_twice(kafka, tmp_path, mode):
     random = chance(f"kafka {mode}")

@@ -19,7 +19,7 @@ from dagster_unified.errors import LeaseLostError
 from tests.connectors.postgres.support import LocalCommits
 from tests.depth import NIGHTLY, chance
 
-EPOCHS = 400 if NIGHTLY else 15
+EPOCHS = 400 if NIGHTLY else 8
 ROWS = 50
 PATIENCE = 180
 

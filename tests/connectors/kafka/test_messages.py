@@ -52,7 +52,7 @@ SALES = [Sale("north", 3, NOON, False, b"\x00"), Sale("süd", 4, None, True, Non
 def encoded(records, **made):
     kind = record_type(type(records[0]), "test")
     form = MessageFormat(**made)
-    form.check(kind)
+    form.check(kind, "test")
     return MessageEncoder(form, kind, "p: sink 's'").encode(kind.to_batch(records))
 
 
@@ -95,6 +95,21 @@ def test_a_value_is_a_field_or_a_function_whose_none_is_a_message_without_one():
     assert encoded(SALES, value="shop").values == [b"north", "süd".encode()]
     assert encoded(SALES, value="code").values == [b"\x00", None]
     assert encoded(SALES, value=lambda sale: None if sale.gone else b"there").values == [b"there", None]
+
+
+class Tallied(NamedTuple):
+    shop: str
+    by_place: dict[tuple[int, int], int]
+
+
+def test_a_field_in_no_part_may_have_a_type_that_no_format_holds():
+    records = [Tallied("north", {(1, 2): 3})]
+    assert encoded(records, value="shop").values == [b"north"]
+    assert encoded(records, key=("shop",), value=lambda tallied: str(tallied.by_place)).values == [b"{(1, 2): 3}"]
+    with pytest.raises(PipelineError, match="test: key: the field 'by_place' is a dict whose keys are not texts"):
+        encoded(records, key=("by_place",), value="shop")
+    with pytest.raises(PipelineError, match="test: key: the field 'by_place' is a dict whose keys are not texts"):
+        encoded(records, key=("shop", "by_place"), value="shop")
 
 
 @pytest.mark.parametrize("tombstone", ["gone", lambda sale: sale.gone])
@@ -197,3 +212,7 @@ def test_a_function_that_fails_or_gives_something_else_names_the_record():
         encoded(SALES, key=lambda sale: str(1 // (4 - sale.amount)))
     with pytest.raises(SinkError, match=r"a message's key is bytes, str or None, and the function gave 3 \(int\)"):
         encoded(SALES, key=lambda sale: sale.amount)
+    with pytest.raises(
+        SinkError, match=r"p: sink 's': the partitioner gave None \(NoneType\) for Sale.*a partition is an"
+    ):
+        encoded(SALES, partition=lambda sale: None if sale.gone else 1)

@@ -8,8 +8,22 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
-from dagster_unified.api import DeliveryGuarantee, KafkaConnection, KafkaSink, ParquetSource, Pipeline
+from dagster_unified.api import (
+    AvroFormat,
+    DeliveryGuarantee,
+    DeltaSink,
+    KafkaConnection,
+    KafkaOffsetsInitializer,
+    KafkaSink,
+    KafkaSource,
+    ParquetSource,
+    Pipeline,
+    ProtobufFormat,
+    RawFormat,
+    SchemaRegistry,
+)
 from dagster_unified.connectors.secrets import Environment
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import ConfigurationError, PipelineError, SinkError, UnavailableError
@@ -69,6 +83,79 @@ def test_a_rolling_update_leaves_the_last_message_of_each_key_and_a_tombstone_de
         table[message.key()] = message.value()
     assert json.loads(table[b"a"])["amount"] == 9
     assert table[b"b"] is None
+
+
+AVRO = {
+    "type": "record",
+    "name": "Sale",
+    "fields": [
+        {"name": "shop", "type": "string"},
+        {"name": "amount", "type": "long"},
+        {"name": "closed", "type": ["null", "boolean"]},
+    ],
+}
+
+
+def through_a_topic(run, kafka, mode, folder, value_format):
+    """What a source reads of what a sink wrote, and the messages themselves."""
+    topic = kafka.create_topic()
+    writing, reading = Pipeline("writing"), Pipeline("reading")
+    sink = KafkaSink(topic, kafka.address, key="shop", tombstone=lambda sale: sale.closed, value_format=value_format)
+    writing.from_collection(SALES, Sale).sink_to(sink)
+    run(writing, mode)
+    source = KafkaSource(
+        topic, Sale, kafka.address, value_format, on_malformed="drop", bounded=KafkaOffsetsInitializer.latest()
+    )
+    reading.from_source(source).sink_to(DeltaSink(str(folder / "read")))
+    run(reading, mode, {"execution.checkpointing.dir": str(folder / "reading")} if mode == "STREAMING" else {})
+    rows = DeltaTable(str(folder / "read")).to_pyarrow_table().to_pylist()
+    return sorted(Sale(**row) for row in rows), kafka.values(topic)
+
+
+OPEN = sorted(sale for sale in SALES if not sale.closed)
+
+
+@MODES
+def test_avro_of_one_schema_goes_through_a_topic(run, kafka, mode, tmp_path):
+    read, values = through_a_topic(run, kafka, mode, tmp_path, AvroFormat(AVRO))
+    assert read == OPEN
+    assert values.count(None) == 1
+
+
+@MODES
+def test_avro_in_a_registry_goes_through_a_topic(run, kafka, registry, mode, tmp_path):
+    form = AvroFormat(AVRO, SchemaRegistry(registry.url))
+    read, values = through_a_topic(run, kafka, mode, tmp_path, form)
+    assert read == OPEN
+    assert {value[:5] for value in values if value is not None} == {b"\0\0\0\0\1"}
+    assert sum("/subjects/" in asked for asked in registry.asked) == 1  # the driver registers, and workers do not ask
+    assert list(registry.schemas) == [1]
+
+
+@MODES
+def test_protobuf_goes_through_a_topic(run, kafka, registry, mode, tmp_path, message):
+    for form in (
+        ProtobufFormat(message("Sale")),
+        ProtobufFormat(message("Sale"), registry=SchemaRegistry(registry.url)),
+    ):
+        assert through_a_topic(run, kafka, mode, tmp_path / form.fingerprint(), form)[0] == OPEN
+
+
+@MODES
+def test_what_a_registry_does_not_take_ends_the_run_before_anything_is_written(run, kafka, registry, mode):
+    topic, where = kafka.create_topic(), SchemaRegistry(registry.url)
+    shops = {**AVRO, "fields": [{"name": "shop", "type": "long"}, *AVRO["fields"][1:]]}
+    where.register("shops", json.dumps(shops), "AVRO")
+    for form, said in (
+        (AvroFormat(registry=where), f"the subject '{topic}-value' is not in the registry"),
+        (AvroFormat(AVRO, where, subject="closed"), "does not take the schema for the subject 'closed'"),
+        (AvroFormat(registry=where, subject="shops"), "field 'shop' is str, which the Avro type long does not hold"),
+    ):
+        pipeline = Pipeline("sales")
+        pipeline.from_collection(SALES, Sale).sink_to(KafkaSink(topic, kafka.address, value_format=form))
+        with pytest.raises(SinkError, match=rf"sink '{topic}' \(topic '{topic}'\): .*{said}"):
+            run(pipeline, mode)
+    assert kafka.values(topic, committed=False) == []
 
 
 def test_a_run_that_is_repeated_writes_nothing_and_another_run_adds(run_on_spark, kafka, tmp_path, spark):
@@ -134,7 +221,9 @@ def test_over_tls_no_secret_is_in_plans_logs_results_or_files(run, kafka, mode, 
 
 
 @MODES
-def test_a_topic_that_is_not_there_ends_the_run_at_once_and_a_cluster_that_is_away_is_tried_again(run, kafka, mode):
+def test_a_topic_that_is_not_there_ends_the_run_at_once_and_a_cluster_that_is_away_is_tried_again(
+    run, kafka, impatient, mode
+):
     pipeline = Pipeline("sales")
     pipeline.from_collection(SALES, Sale).sink_to(KafkaSink("nowhere", kafka.address))
     with pytest.raises(SinkError, match=r"there is no such topic or partition .*create the topic"):
@@ -155,6 +244,7 @@ def test_what_it_promises_is_in_the_plan():
     assert "exactly-once" in explained()
     assert "at-least-once" in explained(delivery_guarantee=DeliveryGuarantee.AT_LEAST_ONCE)
     assert "upsert by shop" in explained(mode="upsert", key="shop")
+    assert "topic 'sales', append as avro" in explained(value_format=AvroFormat(AVRO))
 
 
 @pytest.mark.parametrize(
@@ -163,8 +253,13 @@ def test_what_it_promises_is_in_the_plan():
         ({"mode": "upsert"}, "upsert needs key="),
         ({"mode": "merge"}, "mode is 'append' or 'upsert', not 'merge'"),
         ({"tombstone": "closed"}, "a tombstone deletes a key"),
-        ({"key": "shp"}, "no field 'shp' .*did you mean 'shop'"),
-        ({"partitioner": "shop"}, "partition: the field 'shop' is string"),
+        ({"key": "shp"}, "sink 'sales': no field 'shp' .*did you mean 'shop'"),
+        ({"partitioner": "shop"}, "sink 'sales': partition: the field 'shop' is string"),
+        (
+            {"value_format": AvroFormat('"long"')},
+            "sink 'sales': the record has fields, and the Avro schema is no record",
+        ),
+        ({"value": "shop", "value_format": RawFormat()}, "value= gives the value itself, and value_format= encodes"),
     ],
 )
 def test_what_cannot_be_written_is_refused_when_the_pipeline_is_made(options, said):
@@ -182,6 +277,20 @@ def test_a_key_of_upserts_that_may_be_none_is_refused_when_the_pipeline_is_made(
     with pytest.raises(PipelineError, match="field 'note' is in its key and may be None, and a message without a key"):
         noted.sink_to(KafkaSink("sales", "broker:9092", mode="upsert", key=("shop", "note")))
     noted.sink_to(KafkaSink("sales", "broker:9092", key="note"))
+
+
+class Placed(NamedTuple):
+    shop: str
+    place: int | None
+
+
+def test_a_partition_that_may_be_none_is_refused_when_the_pipeline_is_made():
+    placed = Pipeline("sales").from_collection([Placed("a", None)], Placed)
+    with pytest.raises(
+        PipelineError, match="sink 'sales': partition: the field 'place' may be None, and None is no part"
+    ):
+        placed.sink_to(KafkaSink("sales", "broker:9092", partitioner="place"))
+    placed.sink_to(KafkaSink("sales", "broker:9092", partitioner=lambda record: record.place or 0))
 
 
 @pytest.mark.parametrize(

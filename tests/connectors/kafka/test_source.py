@@ -2,12 +2,13 @@
 
 import re
 import time
+from concurrent.futures import Future
 from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AclOperation, ResourceType
+from confluent_kafka import OFFSET_INVALID, Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AclOperation, AdminClient, ListOffsetsResultInfo, ResourceType
 from dagster import DailyPartitionsDefinition
 from pyspark import cloudpickle
 
@@ -17,7 +18,9 @@ from dagster_unified.connectors.kafka import (
     KafkaMessage,
     KafkaOffsetsInitializer,
     KafkaSource,
+    OffsetResetStrategy,
     RawFormat,
+    groups,
     reading,
 )
 from dagster_unified.connectors.positions import OffsetsRead
@@ -134,6 +137,98 @@ def test_where_it_begins_and_ends(kafka, topic):
         assert amounts(source) == list(expected)
 
 
+def commit(kafka, group, **offsets):
+    """What another consumer does: commit offsets of partitions, given by names such as `sales_0`."""
+    places = [TopicPartition(name[:-2], int(name[-1]), offset) for name, offset in offsets.items()]
+    consumer = Consumer({"bootstrap.servers": kafka.address, "group.id": group})
+    consumer.commit(offsets=places, asynchronous=False)
+    consumer.close()
+
+
+def from_group(kafka, topic, *given, **options):
+    return KafkaSource(
+        topic,
+        Sale,
+        kafka.address,
+        starting_offsets=KafkaOffsetsInitializer.committed_offsets(*given),
+        bounded=KafkaOffsetsInitializer.latest(),
+        name="sales",
+        **options,
+    )
+
+
+def test_it_begins_and_ends_where_a_consumer_group_has_stopped(kafka, topic):
+    kafka.write(topic, [sale(n, partition=n % 2) for n in range(10)])
+    first, second = f"{topic}-first", f"{topic}-second"
+    commit(kafka, first, **{f"{topic}_0": 1, f"{topic}_1": 4})
+    commit(kafka, second, **{f"{topic}_0": 3, f"{topic}_1": 5})
+    assert amounts(from_group(kafka, topic, first)) == [2, 4, 6, 8, 9]
+    committed = KafkaOffsetsInitializer.committed_offsets
+    between = KafkaSource(topic, Sale, kafka.address, starting_offsets=committed(first), bounded=committed(second))
+    assert amounts(between) == [2, 4, 9]
+    assert "from committed offsets of group" in between.describe()
+
+
+def test_a_group_without_an_offset_is_an_error_unless_something_is_to_be_taken_in_its_place(kafka, topic):
+    kafka.write(topic, [sale(n, partition=n % 2) for n in range(4)])
+    group = f"{topic}-group"
+    said = (
+        f"source 'sales': starting_offsets: consumer group '{group}' has committed no offset of {{}} in Kafka at"
+        f" {kafka.address}; correct the group's name, or say what to take in its place, with"
+        " OffsetResetStrategy.EARLIEST or LATEST"
+    )
+    with pytest.raises(SourceError, match=re.escape(said.format(f"{topic}[0], {topic}[1]"))):
+        from_group(kafka, topic, group).first()
+    commit(kafka, group, **{f"{topic}_0": 1})
+    with pytest.raises(SourceError, match=re.escape(said.format(f"{topic}[1]"))):
+        from_group(kafka, topic, group).first()
+    assert amounts(from_group(kafka, topic, group, OffsetResetStrategy.EARLIEST)) == [1, 2, 3]
+    assert amounts(from_group(kafka, topic, group, OffsetResetStrategy.LATEST)) == [2]
+
+
+def test_an_offset_of_a_group_that_is_gone_is_an_error_unless_something_is_to_be_taken_in_its_place(kafka, topic):
+    kafka.write(topic, [sale(n) for n in range(4)])
+    group = f"{topic}-group"
+    commit(kafka, group, **{f"{topic}_0": 1, f"{topic}_1": 0})
+    kafka.admin.delete_records([TopicPartition(topic, 0, 3)])[TopicPartition(topic, 0)].result(30)
+    with pytest.raises(SourceError, match=re.escape(f"has committed offset 1 of {topic}[0], which has 3 to 4")):
+        from_group(kafka, topic, group).first()
+    assert amounts(from_group(kafka, topic, group, OffsetResetStrategy.EARLIEST)) == [3]
+    assert amounts(from_group(kafka, topic, group, OffsetResetStrategy.LATEST)) == []
+
+
+def test_a_group_that_the_user_may_not_ask_is_named(kafka, topic, impatient):
+    guest = KafkaConnection(kafka.secure_address, kafka.security("guest"))
+    kafka.allow("guest", AclOperation.READ, ResourceType.TOPIC, topic)
+    source = KafkaSource(
+        topic, Sale, guest, starting_offsets=KafkaOffsetsInitializer.committed_offsets(f"{topic}-closed"), name="sales"
+    )
+    with pytest.raises(SourceError, match=f"may not ask what consumer group '{topic}-closed' has committed; give"):
+        source.first()
+    kafka.allow("guest", AclOperation.READ, ResourceType.GROUP, f"{topic}-closed")
+    with pytest.raises(SourceError, match="has committed no offset of"):
+        source.first()
+
+
+def test_offsets_of_a_group_in_a_transaction_that_has_not_ended_are_waited_for(kafka, topic, monkeypatch):
+    kafka.write(topic, [sale(n, partition=0) for n in range(4)])
+    group = f"{topic}-group"
+    commit(kafka, group, **{f"{topic}_0": 1, f"{topic}_1": 0})
+    producer = Producer({"bootstrap.servers": kafka.address, "transactional.id": group})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    consumer = Consumer({"bootstrap.servers": kafka.address, "group.id": group})
+    producer.send_offsets_to_transaction([TopicPartition(topic, 0, 3)], consumer.consumer_group_metadata(), 30)
+    monkeypatch.setattr(groups, "ANSWER", 1.0)
+    with pytest.raises(
+        UnavailableError, match=f"consumer group '{group}' in .* are in a transaction that has not ended"
+    ):
+        from_group(kafka, topic, group).first()
+    producer.commit_transaction(30)
+    consumer.close()
+    assert amounts(from_group(kafka, topic, group)) == [3]
+
+
 def test_a_partition_in_time_is_a_range_of_offsets(kafka, topic):
     days = [0, 1, 0, 1, 2]  # the third is late: it is behind the first record of its next day
     kafka.write(topic, [sale(n, timestamp=JANUARY + day * DAY + n) for n, day in enumerate(days)])
@@ -230,6 +325,24 @@ def test_new_partitions_enter_with_their_oldest_offset(kafka, topic):
     assert amounts(source, entered, source.available(entered)) == [2]
 
 
+def test_an_end_that_a_broker_does_not_tell_while_it_stops_is_asked_for_again(kafka, topic, monkeypatch):
+    kafka.write(topic, [sale(1)])
+    source, answers, ask = KafkaSource(topic, Sale, kafka.address), [], AdminClient.list_offsets
+
+    def without_an_offset(client, asked, **options):
+        futures = ask(client, asked, **options)
+        if not answers:
+            futures = {part: Future() for part in asked}
+            for future in futures.values():
+                future.set_result(ListOffsetsResultInfo(OFFSET_INVALID, -1, -1))
+        answers.append(futures)
+        return futures
+
+    monkeypatch.setattr(AdminClient, "list_offsets", without_an_offset)
+    assert source.newest() == {f"{topic}[0]": 1, f"{topic}[1]": 0}
+    assert len(answers) == 2
+
+
 def test_records_that_retention_has_deleted_are_an_error_and_not_left_out(kafka, topic):
     kafka.write(topic, [sale(n) for n in range(10)])
     source = KafkaSource(topic, Sale, kafka.address)
@@ -254,7 +367,7 @@ def test_a_topic_that_was_made_again_is_an_error(kafka, topic):
         source.settled()
 
 
-def test_an_unknown_topic(kafka, topic):
+def test_an_unknown_topic(kafka, topic, impatient):
     with pytest.raises(
         SourceError, match=rf"source 'sold': Kafka at .* has no topic '{topic}s', .*did you mean '{topic}'"
     ):
@@ -265,7 +378,7 @@ def test_an_unknown_topic(kafka, topic):
         read(KafkaSource(topic, Sale, kafka.address, starting_offsets=KafkaOffsetsInitializer.offsets({(topic, 5): 2})))
 
 
-def test_a_user_without_permission(kafka, topic):
+def test_a_user_without_permission(kafka, topic, impatient):
     kafka.write(topic, [sale(1)])
     source = KafkaSource(topic, Sale, KafkaConnection(kafka.secure_address, kafka.security("guest")))
     with pytest.raises(SourceError, match=r"has no topic .* or this user may not see it; .* give the user DESCRIBE"):
@@ -292,7 +405,7 @@ def allowed(action):
     return True
 
 
-def test_a_broker_that_is_away_at_the_start(kafka):
+def test_a_broker_that_is_away_at_the_start(kafka, impatient):
     began = time.monotonic()
     with pytest.raises(UnavailableError, match=r"source 'sales': Kafka at 127.0.0.1:1 does not answer"):
         read(KafkaSource("sales", Sale, "127.0.0.1:1"))

@@ -12,19 +12,30 @@ import pytest
 from deltalake import DeltaTable
 
 from dagster_unified.api import DeltaSink, Pipeline, TumblingEventTimeWindows, WatermarkStrategy
-from dagster_unified.connectors.kafka import KafkaConnection, KafkaOffsetsInitializer, KafkaSource
+from dagster_unified.connectors.kafka import (
+    KafkaConnection,
+    KafkaOffsetsInitializer,
+    KafkaSource,
+    OffsetResetStrategy,
+)
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.malformed import in_batch, in_streaming
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import MalformedInputError, SourceError, UnavailableError
-from tests.connectors.kafka.test_source import JANUARY, PLACES, Placed
-from tests.depth import NIGHTLY
+from tests.connectors.kafka.killed_source import build
+from tests.connectors.kafka.test_source import JANUARY, PLACES, Placed, commit
+from tests.depth import NIGHTLY, SEED
+from tests.engine.killed_job import OPTIONS
 
 ROOT = Path(__file__).parents[3]
-KILLS = 12 if NIGHTLY else 3
+KILLS, MESSAGES = (12, 300) if NIGHTLY else (2, 200)
 POINTS = ("before", "staged", "committed")
 HOUR = 3_600_000
+
+
+class Sold(NamedTuple):
+    amount: int
 
 
 class Total(NamedTuple):
@@ -116,6 +127,38 @@ def test_a_stream_goes_on_at_the_offsets_where_batch_ended(run_on_spark, run_str
     assert rows(tmp_path / "table") == [("a", 20), ("b", 9)]
 
 
+def test_both_modes_begin_and_end_where_a_consumer_group_has_stopped(
+    run_on_spark, run_streaming, kafka, topic, tmp_path
+):
+    kafka.write(topic, sales(*range(1, 9)))
+    begun, ended, none = (f"{topic}-{name}" for name in ("begun", "ended", "none"))
+    commit(kafka, begun, **{f"{topic}_0": 1, f"{topic}_1": 3})
+    commit(kafka, ended, **{f"{topic}_0": 2, f"{topic}_1": 4})
+    of, latest = KafkaOffsetsInitializer.committed_offsets, KafkaOffsetsInitializer.latest()
+    ranges = [
+        (of(begun), latest),
+        (of(begun), of(ended)),
+        (of(none, OffsetResetStrategy.EARLIEST), of(ended)),
+        (of(none, OffsetResetStrategy.LATEST), latest),
+        (of(begun), of(none, OffsetResetStrategy.LATEST)),
+    ]
+
+    def reading(table):
+        pipeline = Pipeline("groups")
+        streams = []
+        for number, (start, end) in enumerate(ranges):
+            own = KafkaSource(topic, Sold, kafka.address, starting_offsets=start, bounded=end, name=f"sales-{number}")
+            streams.append(pipeline.from_source(own).map(lambda s, n=number: (n, s.amount), tuple[int, int]))
+        streams[0].union(*streams[1:]).sink_to(DeltaSink(str(tmp_path / table)))
+        return pipeline
+
+    run_on_spark(reading("batch"))
+    run_streaming(reading("stream"))
+    found = [sorted(amount for number, amount in rows(tmp_path / "batch") if number == n) for n in range(len(ranges))]
+    assert found == [[4, 6, 7, 8], [4, 7], [1, 2, 3, 4, 5, 7], [], [4, 6, 7, 8]]
+    assert rows(tmp_path / "stream") == rows(tmp_path / "batch")
+
+
 def test_messages_that_do_not_fit_are_set_aside_in_both_modes(run_on_spark, run_streaming, kafka, topic, tmp_path):
     kafka.write(topic, [*sales(1, 2), {"value": b'{"amount":', "key": "a", "partition": 0}, *sales(4)])
     pipeline = totals(kafka, topic, tmp_path / "batch", on_malformed="divert")
@@ -135,10 +178,14 @@ def test_messages_that_do_not_fit_are_set_aside_in_both_modes(run_on_spark, run_
 
 
 @pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
-def test_what_is_wrong_at_the_start_is_one_sentence(run_on_spark, run_streaming, kafka, tmp_path, mode):
+def test_what_is_wrong_at_the_start_is_one_sentence(run_on_spark, run_streaming, kafka, impatient, tmp_path, mode):
     run = run_on_spark if mode == "BATCH" else run_streaming
     with pytest.raises(SourceError, match=r"totals: source 'sales': Kafka at .* has no topic 'nothing'"):
         run(totals(kafka, "nothing", tmp_path / "table"))
+    group = KafkaOffsetsInitializer.committed_offsets("nobody")
+    topic = kafka.create_topic()
+    with pytest.raises(SourceError, match=r"totals: source 'sales': starting_offsets: consumer group 'nobody' has com"):
+        run(totals(kafka, topic, tmp_path / "table", starting_offsets=group))
     pipeline = Pipeline("away")
     away = KafkaSource("sales", Total, KafkaConnection("127.0.0.1:1"), bounded=KafkaOffsetsInitializer.latest())
     pipeline.from_source(away).print()
@@ -188,20 +235,20 @@ def test_a_stream_whose_broker_was_away_goes_on(spark, kafka, topic, tmp_path):
     assert seen[-1].backlog == {"sales": 0}
 
 
-def test_a_job_that_is_killed_goes_on_at_its_offsets(kafka, topic, tmp_path):
-    sent = [{"key": "abc"[n % 3], "at": n, "value": n * 7 % 100} for n in range(300)]
+@pytest.mark.rotates("kills")
+def test_a_job_that_is_killed_goes_on_at_its_offsets(spark, kafka, topic, tmp_path):
+    sent = [{"key": "abc"[n % 3], "at": n, "value": n * 7 % 100} for n in range(MESSAGES)]
     kafka.write(topic, [{"value": json.dumps(row).encode(), "partition": row["at"] % 2} for row in sent])
-    killed = 0
-    while True:
-        point = POINTS[killed % 3] if killed < KILLS else "never"
+    for killed in range(KILLS):
+        point = POINTS[(SEED + killed) % 3]
         module = "tests.connectors.kafka.killed_source"
         command = [sys.executable, "-m", module, str(tmp_path), "2", point, kafka.address, topic]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600, check=False)
-        if done.returncode == 0:
-            break
         assert done.returncode == -9, done.stderr[-2000:]
-        killed += 1
-    assert killed == KILLS
+    plan = build(tmp_path, kafka.address, topic).plan(
+        {**OPTIONS, "execution.checkpointing.dir": str(tmp_path / "checkpoints")}
+    )
+    assert StreamingJob(plan, spark, Start("last", patience=0.5)).run() == "finished"
     found = DeltaTable(str(tmp_path / "all")).to_pyarrow_table().to_pylist()
     assert sorted(found, key=lambda row: row["at"]) == sent
     totals = {row["key"]: row["value"] for row in DeltaTable(str(tmp_path / "totals")).to_pyarrow_table().to_pylist()}

@@ -1,0 +1,13 @@
+"""How records become the values of Kafka messages, and values records: a module for each format, which does both.
+
+A format knows the type that a value has as `values.py` spells it, and neither topics nor offsets. What a format is
+encoded with is imported only where that is done: on workers, and on the driver to check a schema.
+"""
+
+from dagster_unified.connectors.kafka.formats.avro import AvroFormat
+from dagster_unified.connectors.kafka.formats.base import ValueFormat
+from dagster_unified.connectors.kafka.formats.json import JsonFormat
+from dagster_unified.connectors.kafka.formats.protobuf import ProtobufFormat
+from dagster_unified.connectors.kafka.formats.raw import RawFormat
+
+__all__ = ["AvroFormat", "JsonFormat", "ProtobufFormat", "RawFormat", "ValueFormat"]

@@ -1,0 +1,495 @@
+"""Values that are Avro: with one schema, or each with its own, which is in a registry."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Context, Decimal, Inexact, InvalidOperation
+from functools import cache, partial
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+from msgspec import inspect as mi
+
+from dagster_unified.connectors.kafka.formats.base import Decode, Encode, ValueFormat, framing, unframed
+from dagster_unified.connectors.kafka.formats.values import (
+    SCALARS,
+    Convert,
+    check_names,
+    columns,
+    converted,
+    each,
+    in_32_bits,
+    inside,
+    needed,
+    one_of,
+)
+from dagster_unified.connectors.kafka.registry import SINCE_MIDNIGHT, TIMES_OF_DAY, SchemaRegistry, for_records
+from dagster_unified.errors import MissingRequirementError, PipelineError
+from dagster_unified.graph.fingerprint import digest
+from dagster_unified.records import RecordType, shorten
+from dagster_unified.values import described
+
+
+@dataclasses.dataclass(frozen=True)
+class AvroFormat(ValueFormat):
+    """Values are Avro without a header, all with one `schema`; or, with a `registry`, each with its own.
+
+    In a registry's format each value begins with the number of its schema. A worker that reads asks the registry for
+    each number once; `schema` is then the reader's schema, and may be left out. The driver of a job that writes
+    registers `schema` for `subject`, which is the topic's name with `-value` if nothing else is said, and where there
+    is no `schema` takes the subject's latest; workers that write ask for nothing. `schema` is Avro's JSON, as a text or
+    as a mapping.
+
+    Raises `PipelineError` where the schema is not Avro's, where it has no such field as the record, and, in writing,
+    where it cannot hold all values of the record's type. A value that its type in the schema cannot hold exactly, such
+    as 0.1 in a `float` of 32 bits, is a `SinkError` that names the field.
+
+    Examples:
+        >>> AvroFormat({"type": "record", "name": "Sale", "fields": [{"name": "amount", "type": "long"}]}).describe()
+        'avro'
+    """
+
+    schema: str | Mapping[str, Any] | None = None
+    registry: SchemaRegistry | None = None
+    subject: str | None = None
+    name = "avro"
+
+    def __post_init__(self) -> None:
+        if self.schema is None and self.registry is None:
+            raise PipelineError(
+                "AvroFormat: there is no schema; give schema=, or registry= where values name their own"
+            )
+        if self.schema is None:
+            return
+        try:
+            given = self._given()
+        except ValueError as error:
+            raise PipelineError(
+                f"AvroFormat: the schema {shorten(self.schema)} is not JSON ({error}); give the text of an .avsc file,"
+                " such as '\"long\"' for a type by its name, or the schema as a mapping"
+            ) from None
+        try:
+            _parsed(given, {})
+        except ValueError as error:
+            raise PipelineError(f"AvroFormat: {error}") from None
+
+    def describe(self) -> str:
+        return self.name if self.registry is None else f"{self.name}, schemas in {self.registry.origin}"
+
+    def fingerprint(self) -> str:
+        return digest(self.describe(), json.dumps(self._given(), sort_keys=True))
+
+    def value_type(self, records: RecordType, fields: Sequence[str], where: str) -> RecordType:
+        kind, given = super().value_type(records, fields, where), self._given()
+        if isinstance(given, dict) and given.get("type") == "record":
+            check_names(kind, [field["name"] for field in given["fields"]], "the Avro schema", where)
+        return kind
+
+    def decoder(self, python: Any) -> Decode:
+        given, registry = self._given(), self.registry
+        schema = None if given is None else _parsed(given, {})
+        if registry is None:
+            return lambda value: msgspec.convert(_read(value, schema, None), python)
+        from fastavro import parse_schema
+
+        known: dict[int, Any] = {}
+
+        def registered(value: bytes) -> Any:
+            number, content = unframed(value)
+            if number not in known:
+                known[number] = parse_schema(registry.avro(number))
+            return msgspec.convert(_read(content, known[number], schema), python)
+
+        return registered
+
+    def check_writing(self, kind: RecordType, where: str) -> None:
+        if self.schema is not None:  # else only the registry knows it, which the driver asks
+            super().check_writing(kind, where)
+
+    def registered(self, topic: str) -> tuple[ValueFormat, bytes]:
+        if self.registry is None:
+            return self, b""
+        subject, given = self.subject or f"{topic}-value", self._given()
+        if given is not None:
+            return self, framing(self.registry.register(subject, json.dumps(given), "AVRO"))
+        number = self.registry.latest(subject)
+        return dataclasses.replace(self, schema=json.dumps(self.registry.avro(number))), framing(number)
+
+    def encoder(self, kind: RecordType) -> Encode:
+        named: dict[str, Any] = {}
+        schema = _parsed(self._given(), named)
+        fields = columns(kind)
+        if kind.shape == "class":
+            names = [field.encoded for field in fields]
+            found = _record([(field.encoded, field.type) for field in fields], schema, named, "")
+            converts = [found[name] for name in names]
+            return lambda given: _written(
+                [dict(zip(names, row, strict=True)) for row in zip(*converted(given, names, converts), strict=True)],
+                schema,
+            )
+        whole = _writer(mi.type_info(kind.python), schema, named, "the value")
+        if kind.shape == "tuple":
+            return lambda given: _written(
+                converted([list(map(list, zip(*given, strict=True)))], ["value"], [whole])[0], schema
+            )
+        return lambda given: _written(converted(given, ["value"], [whole])[0], schema)
+
+    def _given(self) -> Any:
+        return json.loads(self.schema) if isinstance(self.schema, str) else self.schema
+
+
+def _parsed(given: Any, named: dict[str, Any]) -> Any:
+    """A schema as fastavro takes it; `named` gets its named types."""
+    try:
+        from fastavro import parse_schema
+    except ImportError as error:
+        raise MissingRequirementError("Avro needs the package fastavro: install dagster-unified[kafka]") from error
+    try:
+        schema = parse_schema(for_records(given), named_schemas=named)
+        _convert_defaults(named)
+    except Exception as error:
+        raise ValueError(f"the Avro schema cannot be used ({_reason(error)}); correct it") from error
+    if isinstance(given, Mapping) and given["type"] == "record" and "fields" not in given:
+        raise ValueError(f"the Avro schema cannot be used (the record {given['name']} has no fields); correct it")
+    return schema
+
+
+def _reason(error: Exception) -> str:
+    """Why fastavro does not take a schema: some of its errors are only a name."""
+    from fastavro.schema import UnknownType
+
+    if isinstance(error, UnknownType):
+        return f"there is no type '{error}'"
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
+
+
+def _convert_defaults(named: Mapping[str, Any]) -> None:
+    """Make values of the fields' defaults, in place.
+
+    In a schema bytes are a text, and a time is a number, and fastavro leaves them so.
+    """
+    for record in named.values():
+        for field in record.get("fields", ()):
+            if "default" in field:
+                try:
+                    field["default"] = _default(field["default"], field["type"], named)
+                except (ValueError, OverflowError) as error:
+                    raise ValueError(
+                        f"the default of field '{field['name']}' is {shorten(field['default'])}, and {error}"
+                    ) from None
+
+
+def _default(value: Any, schema: Any, named: Mapping[str, Any]) -> Any:
+    schema = _resolved(schema, named)
+    if isinstance(schema, list):  # of which type it is, only JSON says
+        kinds = [kind for kind in schema if type(value) in _IN_JSON.get(_avro(_resolved(kind, named)), ())]
+        return _default(value, kinds[0], named) if kinds else value
+    avro = _avro(schema)
+    if avro == "array":
+        return [_default(one, schema["items"], named) for one in value]
+    if avro == "map":
+        return {key: _default(one, schema["values"], named) for key, one in value.items()}
+    if avro in ("record", "error"):
+        types = {field["name"]: field["type"] for field in schema["fields"]}
+        return {name: _default(one, types[name], named) if name in types else one for name, one in value.items()}
+    logical = schema.get("logicalType") if isinstance(schema, dict) else None
+    if type(value) is int and avro in TIMES_OF_DAY and logical is not None:
+        read = _logical_readers().get(f"{avro}-{logical}")
+        return value if read is None else read(value)
+    if avro not in ("bytes", "fixed") or not isinstance(value, str):
+        return value
+    try:
+        content = value.encode("latin-1")
+    except UnicodeEncodeError:
+        raise ValueError("bytes are the first 256 characters of Unicode there") from None
+    if avro == "fixed" and len(content) != schema["size"]:
+        raise ValueError(f"{_spelled(schema)} has {schema['size']} bytes")
+    if logical != "decimal":
+        return content
+    return Decimal(int.from_bytes(content, "big", signed=True)).scaleb(-schema.get("scale", 0))
+
+
+_IN_JSON: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("record", "error", "map"), (dict,)), "array": (list,),
+    **dict.fromkeys(("string", "enum", "bytes", "fixed"), (str,)),
+    **dict.fromkeys(("int", "long"), (int,)), **dict.fromkeys(("float", "double"), (int, float)),
+}  # fmt: skip
+"""What a default of a type is in a schema; booleans and null stay as they are."""
+
+
+def _avro(schema: Any) -> str:
+    """The type of a schema that is no union, without its logical type."""
+    found: str = schema if isinstance(schema, str) else schema["type"]
+    return found
+
+
+@cache
+def _logical_readers() -> dict[str, Callable[..., Any]]:
+    """What fastavro makes values of logical types with, by type; it then knows the times of day of records as well."""
+    from fastavro.read import LOGICAL_READERS
+
+    known: dict[str, Callable[..., Any]] = LOGICAL_READERS
+    for avro, logical in TIMES_OF_DAY.items():
+        known[f"{avro}-{SINCE_MIDNIGHT}{logical}"] = partial(_since_midnight, _UNITS[logical])
+    return known
+
+
+def _since_midnight(unit: timedelta, value: int, *schemas: Any) -> timedelta:
+    return unit * value
+
+
+_UNITS = {"time-millis": timedelta(milliseconds=1), "time-micros": timedelta(microseconds=1)}
+
+
+def _read(value: bytes, writer: Any, reader: Any) -> Any:
+    """What an Avro value holds; raises `ValueError` where it has bytes too many or too few, and so another schema."""
+    from fastavro import schemaless_reader
+
+    _logical_readers()
+    stream = io.BytesIO(value)
+    try:
+        found = schemaless_reader(stream, writer, reader)
+    except (EOFError, IndexError):
+        raise ValueError("it ends before its schema does") from None
+    if stream.read(1):
+        raise ValueError("it does not end where its schema does")
+    return found
+
+
+def _written(found: Sequence[Any], schema: Any) -> list[bytes]:
+    """The values of many records; raises `ValueError` with the one that does not fit."""
+    from fastavro import schemaless_writer
+
+    stream, ends = io.BytesIO(), [0]
+    for one in found:
+        try:
+            schemaless_writer(stream, schema, one)
+        except Exception as error:
+            raise ValueError(f"{shorten(one)} does not fit the Avro schema: {error}") from error
+        ends.append(stream.tell())
+    content = stream.getvalue()
+    return [content[start:end] for start, end in pairwise(ends)]
+
+
+# What of a record goes into which type of a schema
+
+
+def _writer(info: mi.Type, schema: Any, named: Mapping[str, Any], where: str) -> Convert | None:
+    """What makes of a plain value one for this schema; None where they are the same.
+
+    Raises `ValueError` that begins with `where`, if the schema cannot hold all values of the type.
+    """
+    schema = _resolved(schema, named)
+    if isinstance(schema, list):
+        return _of_union(info, schema, named, where)
+    kind, nullable = needed(info)
+    if nullable:
+        raise ValueError(
+            f"{where} may be None, and in the Avro schema it may not; make its type there a union with null, or declare"
+            " it without None"
+        )
+    avro = _avro(schema)
+    if isinstance(kind, mi.StructType) and avro in ("record", "error"):
+        found = _record([(field.encode_name, field.type) for field in kind.fields], schema, named, where)
+        if not any(found.values()):
+            return None
+        return lambda value: {
+            name: value[name] if convert is None else convert(value[name]) for name, convert in found.items()
+        }
+    if isinstance(kind, (mi.ListType, mi.VarTupleType)) and avro == "array":
+        item = _writer(kind.item_type, schema["items"], named, inside(where, "[]"))
+        return item and each(item)
+    if isinstance(kind, mi.TupleType) and avro == "array":
+        items = [_writer(of_item, schema["items"], named, inside(where, "[]")) for of_item in kind.item_types]
+        return lambda value: [
+            one if convert is None else convert(one) for one, convert in zip(value, items, strict=True)
+        ]
+    if isinstance(kind, mi.DictType) and avro == "map" and _is_text(kind.key_type):
+        item = _writer(kind.value_type, schema["values"], named, inside(where, "[]"))
+        return None if item is None else lambda value: {key: item(one) for key, one in value.items()}
+    return _scalar(kind, avro, schema if isinstance(schema, dict) else {}, where)
+
+
+def _resolved(schema: Any, named: Mapping[str, Any]) -> Any:
+    """A schema, also where only its name is given."""
+    return named.get(schema, schema) if isinstance(schema, str) else schema
+
+
+def _record(
+    fields: Sequence[tuple[str, mi.Type]], schema: Any, named: Mapping[str, Any], where: str
+) -> dict[str, Convert | None]:
+    """What converts each field of a record."""
+    if not isinstance(schema, dict) or schema["type"] not in ("record", "error"):
+        raise ValueError(f"the record has fields, and the Avro schema is no record ({_spelled(schema)})")
+
+    def place(name: str) -> str:
+        return inside(where, f".{name}") if where else f"field '{name}'"
+
+    known = {field["name"]: field for field in schema["fields"]}
+    names = [name for name, _ in fields]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{place(name)} is not in the Avro schema, which has {', '.join(known)}")
+    for name, field in known.items():
+        if name not in names and "default" not in field:
+            raise ValueError(f"{place(name)} of the Avro schema has no default, and the record has no such field")
+    return {name: _writer(info, known[name]["type"], named, place(name)) for name, info in fields}
+
+
+def _of_union(info: mi.Type, schemas: Sequence[Any], named: Mapping[str, Any], where: str) -> Convert:
+    """What names the type of a union that a value has, which fastavro would look for with each value."""
+    kind, nullable = needed(info)
+    if nullable and "null" not in map(_branch, schemas):
+        raise ValueError(f"{where} may be None, and the Avro schema's union has no null; add it, or declare another")
+    wrong = ""
+    # a type that holds all values goes before one that holds some
+    for schema in sorted(schemas, key=lambda one: _is_narrow(_resolved(one, named), kind)):
+        try:
+            convert = _writer(kind, schema, named, where)
+        except ValueError as error:
+            wrong = wrong if _branch(schema) == "null" else str(error)
+            continue
+        return _of_branch(_branch(schema), convert)
+    raise ValueError(wrong or f"{where} is {described(kind)}, and the Avro schema's union has no type for it")
+
+
+def _is_narrow(schema: Any, kind: mi.Type) -> bool:
+    """Whether one of a union's types may hold only some values of a record's type."""
+    avro, logical = (schema, None) if isinstance(schema, str) else (schema["type"], schema.get("logicalType"))
+    if logical == "decimal":
+        scale = schema.get("scale", 0)
+        return bool(scale < 18 or schema["precision"] - scale < 20)  # what a record's Decimal has
+    if avro == "enum":
+        return isinstance(kind, mi.StrType)
+    in_millis = logical in _TIMES and _TIMES[logical][1]
+    return in_millis or logical in _OF_DAY or (avro in ("int", "float", "fixed") and logical != "date")
+
+
+def _of_branch(branch: str, convert: Convert | None) -> Convert:
+    if convert is None:
+        return lambda value: _NULL if value is None else (branch, value)
+    return lambda value: _NULL if value is None else (branch, convert(value))
+
+
+_NULL = ("null", None)
+
+
+def _branch(schema: Any) -> str:
+    """The name of one of a union's types."""
+    if isinstance(schema, str):
+        return schema
+    found: str = schema["name"] if schema["type"] in ("record", "error", "enum", "fixed") else schema["type"]
+    return found
+
+
+_TIMES = {
+    "timestamp-millis": (False, True), "timestamp-micros": (False, False),
+    "local-timestamp-millis": (True, True), "local-timestamp-micros": (True, False),
+}  # fmt: skip
+"""Avro's types of moments: whether they have no zone, and whether only milliseconds."""
+
+_OF_DAY = tuple(f"{SINCE_MIDNIGHT}{logical}" for logical in TIMES_OF_DAY.values())
+_OTHER_LOGICAL = ("date", "decimal", "duration", "timestamp-nanos", *_TIMES, *_OF_DAY)
+
+
+def _scalar(kind: mi.Type, avro: str, schema: Mapping[str, Any], where: str) -> Convert | None:
+    logical = schema.get("logicalType", "")
+    logical = logical if logical in _OTHER_LOGICAL else ""
+    found = _SCALARS.get((type(kind), avro)) if not logical else None
+    if found is not None:
+        return found[0]
+    if isinstance(kind, mi.DateType) and (avro, logical) == ("int", "date"):
+        return None
+    if isinstance(kind, mi.DateTimeType) and avro == "long" and logical in _TIMES:
+        local, in_millis = _TIMES[logical]
+        if local == (kind.tz is False):
+            return _whole_millis if in_millis else None
+    if isinstance(kind, mi.DecimalType) and logical == "decimal":
+        return _decimal(schema)
+    if isinstance(kind, mi.TimeDeltaType) and logical in _OF_DAY:
+        return partial(_time_of_day, _UNITS[TIMES_OF_DAY[avro]])
+    if avro == "fixed" and not logical and isinstance(kind, mi.BytesType):
+        return None  # fastavro holds it to the size
+    if avro == "enum" and isinstance(kind, mi.StrType):
+        return one_of(schema["symbols"], f"the Avro enum {schema['name']}")
+    if isinstance(kind, mi.EnumType):
+        return _member(kind, avro, logical, schema, where)
+    raise ValueError(
+        f"{where} is {described(kind)}, which the Avro type {_spelled(schema or avro)} does not hold; change the schema"
+        " or the record"
+    )
+
+
+def _member(kind: mi.EnumType, avro: str, logical: str, schema: Mapping[str, Any], where: str) -> Convert | None:
+    """An enum's member, which is its value."""
+    values = [member.value for member in kind.cls]
+    if isinstance(values[0], int):
+        return _scalar(mi.IntType(), avro, schema, where)
+    if avro != "enum":
+        return _scalar(mi.StrType(), avro, schema, where)
+    missing = [value for value in values if value not in schema["symbols"]]
+    if missing:
+        raise ValueError(
+            f"{where} may be {', '.join(missing)}, which the Avro enum {schema['name']} does not have; it has"
+            f" {', '.join(schema['symbols'])}"
+        )
+    return None
+
+
+def _decimal(schema: Mapping[str, Any]) -> Convert:
+    unit = Decimal(1).scaleb(-schema.get("scale", 0))
+    exact = Context(prec=schema["precision"], traps=[Inexact, InvalidOperation])
+
+    def convert(value: Decimal) -> Decimal:
+        try:
+            return value.quantize(unit, context=exact)
+        except (Inexact, InvalidOperation):
+            raise ValueError(
+                f"the schema's decimal has {schema['precision']} digits, {schema.get('scale', 0)} of them after the"
+                " point; round it, or change the schema"
+            ) from None
+
+    return convert
+
+
+def _time_of_day(unit: timedelta, value: timedelta) -> int:
+    count, rest = divmod(value, unit)
+    if rest or not timedelta() <= value < timedelta(days=1):
+        whole = "whole milliseconds" if unit == _UNITS["time-millis"] else "microseconds"
+        raise ValueError(f"the schema's type is a time of day, in {whole}; change the schema, or write a string")
+    return count
+
+
+def _whole_millis(value: datetime) -> datetime:
+    if value.microsecond % 1000:
+        raise ValueError("the schema's type has only milliseconds; cut it to these, or declare timestamp-micros")
+    return value
+
+
+_SCALARS: dict[tuple[type[mi.Type], str], tuple[Convert | None]] = {
+    (mi.BoolType, "boolean"): (None,),
+    (mi.IntType, "long"): (None,),
+    (mi.IntType, "int"): (in_32_bits,),
+    **SCALARS,
+}
+"""What holds which type of a record without a logical type, and what converts to it."""
+
+
+def _is_text(info: mi.Type) -> bool:
+    kind, nullable = needed(info)
+    if isinstance(kind, mi.EnumType):
+        return isinstance(next(iter(kind.cls)).value, str)
+    return isinstance(kind, mi.StrType) and not nullable
+
+
+def _spelled(schema: Any) -> str:
+    """A type as people know it: `long`, `timestamp-millis`, `record Sale`."""
+    if not isinstance(schema, dict):
+        return str(schema)
+    logical = schema.get("logicalType", "").removeprefix(SINCE_MIDNIGHT)
+    return str(logical or " ".join(filter(None, (schema["type"], schema.get("name")))))

@@ -1,0 +1,259 @@
+"""The types of values: a record's type as formats spell it, and its columns as formats take them.
+
+Reading decodes to the spelled type; writing gives a format what `plain` makes of Arrow's values. Both go by the same
+inspected type, so that what is written is what is read. Knows no format.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import inspect as mi
+
+from dagster_unified.errors import PipelineError, nearest
+from dagster_unified.records import RecordType, shorten
+
+Convert = Callable[[Any], Any]
+"""Makes of one value another one; raises `ValueError` where it cannot."""
+
+
+class Column(NamedTuple):
+    """A column of a record type, as values have it."""
+
+    name: str
+    encoded: str
+    """Its name in a value."""
+
+    type: mi.Type
+
+
+def columns(kind: RecordType) -> tuple[Column, ...]:
+    """The columns of a spelled record type."""
+    info = typing.cast("Any", mi.type_info(kind.python))
+    if kind.shape == "class":
+        return tuple(Column(field.name, field.encode_name, field.type) for field in info.fields)
+    kinds = info.item_types if kind.shape == "tuple" else (info,)
+    return tuple(Column(name, name, of_item) for name, of_item in zip(kind.names, kinds, strict=True))
+
+
+def check_names(kind: RecordType, known: Sequence[str], what: str, where: str) -> None:
+    """Raises `PipelineError` where `what` has no such field as a spelled record type."""
+    for column in columns(kind) if kind.shape == "class" else ():
+        if column.encoded not in known:
+            raise PipelineError(
+                f"{where}: {what} has no field '{column.encoded}'; it has {', '.join(known)}"
+                f"{nearest(column.encoded, known)}"
+            )
+
+
+# The types that values are decoded to
+
+
+@cache
+def spelled_class(python: Any, names: tuple[str, ...]) -> type[msgspec.Struct]:
+    """A msgspec struct with these fields of an annotated class: what an object in JSON is decoded to."""
+    info = typing.cast("Any", mi.type_info(python))
+    hints = typing.get_type_hints(python, include_extras=True)
+    fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
+    renamed = {}
+    for field in info.fields:
+        if field.name not in names:
+            continue
+        kind = spelled(hints[field.name])
+        renamed[field.name] = field.encode_name
+        if field.default is not msgspec.NODEFAULT:
+            fields.append((field.name, kind, _default(field.default, hints[field.name])))
+        elif field.default_factory is not msgspec.NODEFAULT:
+            fields.append((field.name, kind, _made(field.default_factory, hints[field.name])))
+        elif type(None) in typing.get_args(kind):
+            fields.append((field.name, kind, None))
+        else:
+            fields.append((field.name, kind))
+    return msgspec.defstruct(python.__name__, fields, rename=renamed, kw_only=True, gc=False)
+
+
+def spelled(python: Any) -> Any:
+    """A type as values spell it: annotated classes are objects by field name, also NamedTuples."""
+    origin, arguments = typing.get_origin(python), typing.get_args(python)
+    if origin is typing.Annotated:
+        return typing.Annotated[(spelled(arguments[0]), *arguments[1:])]
+    if origin in (typing.Union, types.UnionType):
+        return typing.Union[tuple(map(spelled, arguments))]  # noqa: UP007 - made of values
+    if origin is not None:
+        return origin[tuple(map(spelled, arguments))]
+    if not isinstance(python, type):
+        return python
+    info = mi.type_info(python)
+    if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)):
+        return spelled_class(python, tuple(field.name for field in info.fields))
+    return python
+
+
+def _default(value: Any, python: Any) -> Any:
+    """A field's default, as values spell the field's type."""
+    value = _respelled(value, python)
+    # msgspec shares a default with all objects, and so refuses what could be changed
+    return msgspec.field(default_factory=lambda: value) if isinstance(value, (list, dict, msgspec.Struct)) else value
+
+
+def _made(make: Callable[[], Any], python: Any) -> Any:
+    return msgspec.field(default_factory=lambda: _respelled(make(), python))
+
+
+def _respelled(value: Any, python: Any) -> Any:
+    """A value of a type as that type is spelled; what is not of the type stays as it is."""
+    origin, arguments = typing.get_origin(python), typing.get_args(python)
+    if origin is typing.Annotated:
+        return _respelled(value, arguments[0])
+    if origin in (typing.Union, types.UnionType):
+        return value if value is None else _respelled(value, without_none(python))
+    if isinstance(value, dict) and len(arguments) == 2:
+        return {key: _respelled(item, arguments[1]) for key, item in value.items()}
+    if isinstance(value, list) and len(arguments) == 1:
+        return [_respelled(item, arguments[0]) for item in value]
+    if isinstance(value, tuple) and origin is tuple:
+        kinds = arguments[:1] * len(value) if arguments[1:] == (...,) else arguments
+        return tuple(map(_respelled, value, kinds)) if len(kinds) == len(value) else value
+    kind = spelled(python)
+    if kind is python or not isinstance(value, python):
+        return value
+    hints = typing.get_type_hints(python, include_extras=True)
+    return kind(**{name: _respelled(getattr(value, name), hints[name]) for name in kind.__struct_fields__})
+
+
+def without_none(python: Any) -> Any:
+    """The type of values that are not None."""
+    kinds = [kind for kind in typing.get_args(python) if kind is not type(None)]
+    return kinds[0] if len(kinds) == 1 else python
+
+
+def inside(where: str, path: str) -> str:
+    """The place of something within a field, for messages: `field 'items[].price'`."""
+    return f"{where[:-1]}{path}'" if where.endswith("'") else f"{where}{path}"
+
+
+# Values to be encoded
+
+
+def plain(info: mi.Type) -> Convert | None:
+    """What makes of a value as Arrow gives it one as formats take it; None where these are the same.
+
+    Objects are dicts by the names that values have, tuples are lists and maps dicts; an enum's member is its value.
+    """
+    kind, nullable = needed(info)
+    convert = _plain(kind)
+    return convert if convert is None or not nullable else optional(convert)
+
+
+def _plain(info: mi.Type) -> Convert | None:
+    if isinstance(info, (mi.StructType, mi.DataclassType, mi.NamedTupleType)):
+        fields = [(field.name, field.encode_name, plain(field.type)) for field in info.fields]
+        if all(name == encoded and convert is None for name, encoded, convert in fields):
+            return None
+        return lambda value: {
+            encoded: value[name] if convert is None else convert(value[name]) for name, encoded, convert in fields
+        }
+    if isinstance(info, mi.TupleType):
+        items = [(f"f{place}", plain(item)) for place, item in enumerate(info.item_types)]
+        return lambda value: [value[name] if convert is None else convert(value[name]) for name, convert in items]
+    if isinstance(info, (mi.ListType, mi.VarTupleType)):
+        item = plain(info.item_type)
+        return item and each(item)
+    if isinstance(info, mi.DictType):
+        item = plain(info.value_type)
+        return dict if item is None else lambda value: {key: item(found) for key, found in value}
+    return None
+
+
+def needed(info: mi.Type) -> tuple[mi.Type, bool]:
+    """The type of values that are not None, and whether they may be None."""
+    if isinstance(info, mi.Metadata):
+        return needed(info.type)
+    if isinstance(info, mi.UnionType):
+        kinds = [needed(kind)[0] for kind in info.types if not isinstance(kind, mi.NoneType)]
+        return kinds[0], len(kinds) < len(info.types)
+    return info, False
+
+
+def optional(convert: Convert) -> Convert:
+    """The same for values that may be None."""
+    return lambda value: None if value is None else convert(value)
+
+
+def each(convert: Convert) -> Convert:
+    """The same for lists of values."""
+    return lambda values: list(map(convert, values))
+
+
+def converted(found: Sequence[Sequence[Any]], names: Sequence[str], converts: Sequence[Convert | None]) -> list[Any]:
+    """Columns of converted values; raises `ValueError` that names the field and the value that does not fit."""
+    return [
+        values if convert is None else _converted(values, name, convert)
+        for values, name, convert in zip(found, names, converts, strict=True)
+    ]
+
+
+def _converted(values: Sequence[Any], name: str, convert: Convert) -> list[Any]:
+    done: list[Any] = []
+    try:
+        done.extend(map(convert, values))
+    except Exception as error:
+        raise ValueError(f"field '{name}' is {shorten(values[len(done)])}, and {error}") from error
+    return done
+
+
+# What a schema asks of a value
+
+
+def in_32_bits(value: int) -> int:
+    """An int that a schema's type of 32 bits takes."""
+    if not -(1 << 31) <= value < 1 << 31:
+        raise ValueError("the schema's type takes 32 bits; declare one of 64 in the schema")
+    return value
+
+
+def single(value: float) -> float:
+    """A float that one of 32 bits is equal to."""
+    import struct
+
+    try:
+        exact = value != value or struct.unpack("f", struct.pack("f", value))[0] == value
+    except OverflowError:
+        exact = False
+    if not exact:
+        raise ValueError("the schema's float of 32 bits cannot hold it exactly; declare a double in the schema")
+    return value
+
+
+def one_of(names: Sequence[str], what: str) -> Convert:
+    """A text that is one of these."""
+    known = frozenset(names)
+
+    def check(value: str) -> str:
+        if value not in known:
+            raise ValueError(f"{what} has {', '.join(names)}")
+        return value
+
+    return check
+
+
+def text(value: Any) -> str:
+    """A time, a date or a duration in ISO 8601."""
+    found: str = msgspec.to_builtins(value)
+    return found
+
+
+SCALARS: dict[tuple[type[mi.Type], str], tuple[Convert | None]] = {
+    (mi.FloatType, "double"): (None,),
+    (mi.FloatType, "float"): (single,),
+    (mi.StrType, "string"): (None,),
+    (mi.BytesType, "bytes"): (None,),
+    (mi.DecimalType, "string"): (str,),
+    **{(kind, "string"): (text,) for kind in (mi.DateTimeType, mi.DateType, mi.TimeDeltaType)},
+}
+"""What holds which type of a record in the words that Avro and Protobuf share, and what converts to it."""
