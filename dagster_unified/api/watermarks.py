@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Generic, NoReturn, Self, overload
+from typing import Any, Generic, Self, overload
 
 from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.operators.functions.base import TimestampAssigner
@@ -25,6 +25,8 @@ class WatermarkStrategy(Generic[In]):
     assigner: Any = None
     idleness: timedelta | None = None
     generator: Callable[[], WatermarkGenerator[In]] | None = None
+    watermark_group: str | None = None
+    max_drift: timedelta | None = None
 
     @staticmethod
     def for_bounded_out_of_orderness(max_out_of_orderness: timedelta) -> WatermarkStrategy[object]:
@@ -89,11 +91,26 @@ class WatermarkStrategy(Generic[In]):
 
     def with_watermark_alignment(
         self, watermark_group: str, max_allowed_watermark_drift: timedelta, update_interval: timedelta | None = None
-    ) -> NoReturn:
-        """Raises `UnsupportedError`: Spark gives no source of a query a way to wait for another (FLIP-182)."""
-        raise UnsupportedError(
-            f"watermark group '{watermark_group}': watermark alignment is not supported, because Spark fixes how much"
-            " each source reads in a micro-batch when the query starts, so that no source can wait for another; limit"
-            " the source that gets ahead, with max_files_per_trigger or an option of its format such as"
-            " maxOffsetsPerTrigger"
-        )
+    ) -> Self:
+        """In STREAMING, parts of a source that get too far ahead of others wait (FLIP-182, FLIP-217).
+
+        A part, such as a partition of a topic, is not read further while its watermark is more than
+        `max_allowed_watermark_drift` ahead of the slowest part of all sources in `watermark_group`. A part that is
+        idle, has come to its end, or has had no record does not hold others back. Each micro-batch goes by the
+        watermarks that the one before it left, so `update_interval` changes nothing; what one micro-batch reads of a
+        part is not cut by its times, so limit it with the source's `max_records_per_trigger`. No effect in BATCH.
+
+        The timestamps have to be assigned straight behind a source that is read in splits, such as `KafkaSource`; a
+        STREAMING job with another source in a group raises `UnsupportedError`, and so does `for_generator`.
+        """
+        if not isinstance(max_allowed_watermark_drift, timedelta) or max_allowed_watermark_drift < timedelta(0):
+            raise PipelineError(
+                f"watermark group '{watermark_group}': the drift must be a timedelta that is not negative, not"
+                f" {max_allowed_watermark_drift!r}"
+            )
+        if self.max_out_of_orderness is None:
+            raise UnsupportedError(
+                f"watermark group '{watermark_group}': the watermark of each part has to be known, which only"
+                " for_bounded_out_of_orderness and for_monotonous_timestamps tell"
+            )
+        return replace(self, watermark_group=watermark_group, max_drift=max_allowed_watermark_drift)

@@ -1,0 +1,93 @@
+"""Aligns the watermarks of sources while a job runs: tells each of them, after each epoch, how far its group has come.
+
+Knows the job's time. `connectors/alignment.py` is what a source goes by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dagster_unified.connectors.alignment import ALL, Watermarks, tell
+from dagster_unified.connectors.splits import Offsets, Range
+from dagster_unified.engine.job_time import JobTime
+from dagster_unified.graph.alignment import Aligned, aligned
+from dagster_unified.graph.plan import Plan
+
+if TYPE_CHECKING:
+    from upath import UPath
+
+
+class Alignment:
+    """The aligned sources of one query. Safe for several threads."""
+
+    def __init__(self, plan: Plan, sources: Collection[int], folder: UPath) -> None:
+        """`folder` has a folder for each source, by its uid."""
+        self._members = [one for one in aligned(plan.graph) if one.source in sources]
+        uids = {one.source: plan.graph.node(one.source).uid for one in self._members}
+        self._files = {source: folder / uid / "watermarks.json" for source, uid in uids.items()}
+        self._told: dict[int, Watermarks] = {}
+        self._ends: dict[int, Offsets] = {}
+        self._finished: dict[int, frozenset[str]] = {}
+        self._over = False
+        self._lock = Lock()
+
+    def __bool__(self) -> bool:
+        return bool(self._members)
+
+    def file(self, source: int) -> UPath | None:
+        """What a source goes by; None where it is not aligned."""
+        return self._files.get(source)
+
+    def reads(self, source: int, range_: Range) -> None:
+        """Note where a source begins, and where it ends, if it does."""
+        if source in self._files and range_.end is not None:
+            with self._lock:
+                self._ends[source] = range_.end
+                self._finished[source] = _finished(range_.start, range_.end)
+
+    @property
+    def ends(self) -> bool:
+        """Whether one of the sources comes to an end."""
+        return bool(self._ends)
+
+    def reached(self, positions: Mapping[int, str]) -> None:
+        """Note how far the query has read its sources, as Spark has logged it: nobody waits for what has ended."""
+        with self._lock:
+            for source, end in self._ends.items():
+                if positions[source] != "-":  # it had nothing to read yet
+                    position = msgspec.json.decode(positions[source], type=dict[str, int])
+                    self._finished[source] = _finished(position, end)
+
+    def tell(self, time: JobTime, now: int) -> None:
+        """Tell the sources how far their groups are."""
+        with self._lock:
+            if self._over:
+                return
+            own = {one.source: Watermarks(one.drift, *time.parts(one.assigner, now)) for one in self._members}
+            for one in self._members:
+                others = [o.source for o in self._members if o.group == one.group and o is not one]
+                marks = [own[source].slowest(self._finished.get(source, ())) for source in others]
+                slowest = min((mark for mark in marks if mark is not None), default=None)
+                self._write(one, msgspec.structs.replace(own[one.source], others=slowest))
+
+    def end(self) -> None:
+        """Let nobody wait any more: what there is, is read."""
+        with self._lock:
+            self._over = True
+            for one in self._members:
+                self._write(one, Watermarks(one.drift))
+
+    def _write(self, one: Aligned, watermarks: Watermarks) -> None:
+        if self._told.get(one.source) != watermarks:
+            tell(self._files[one.source], watermarks)
+            self._told[one.source] = watermarks
+
+
+def _finished(position: Offsets, end: Offsets) -> frozenset[str]:
+    """The parts that a query has read to their end; all of a source, too, where it is so for each of its parts."""
+    parts = {part for part, last in end.items() if position.get(part, -1) >= last}
+    return frozenset({*parts, ALL} if len(parts) == len(end) else parts)
