@@ -16,6 +16,7 @@ from dagster_unified.connectors.positions import (
     OffsetsRead,
     PartitionsRead,
     Position,
+    SparkOffset,
     Unread,
     cannot_follow,
     partitions_read,
@@ -200,7 +201,7 @@ class SparkSource(Source[Out]):
 
     def partitions_behind(self) -> PartitionsRead | None:
         """The partitions that were read before."""
-        if isinstance(self.behind, FilesRead | OffsetsRead):
+        if isinstance(self.behind, FilesRead | OffsetsRead | SparkOffset):
             return self.behind.partitions
         return self.behind if isinstance(self.behind, PartitionsRead) else None
 

@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 
 from dagster_unified.connectors.paths import remove_tree, storage_path
-from dagster_unified.errors import UnifiedError
+from dagster_unified.errors import UnavailableError, UnifiedError
 from dagster_unified.graph.slices import WHOLE
 
 
@@ -206,6 +206,21 @@ class NoCommitter(Committer[C]):
 
     def commit(self, commits: Sequence[Commit[C]]) -> None:
         """What writers wrote is visible already."""
+
+
+def staged_content(file: str, what: str) -> bytes:
+    """A file that a writer has staged. Raises `UnavailableError` where another job has removed it.
+
+    `what` says what is in it.
+    """
+    try:
+        content: bytes = storage_path(file, what).read_bytes()
+    except FileNotFoundError:
+        raise UnavailableError(
+            f"the {what} {file} are gone: another job has taken over and removed them; nothing was committed, and"
+            " another attempt stages them again"
+        ) from None
+    return content
 
 
 def remove_staging(attempts: Sequence[WriteAttempt], committed: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from abc import abstractmethod
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 from urllib.parse import unquote
 
@@ -26,7 +27,7 @@ from dagster_unified.operators.layout import PARTITION_INDEX
 from dagster_unified.records import record_type
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructField, StructType
@@ -311,6 +312,8 @@ class TextSource(_FileSource[Out]):
         for field in self.records.schema:
             if not field.nullable:
                 reason = reason.when(F.col(field.name).isNull(), F.lit(f"field '{field.name}' is missing"))
+            for path, lacks in _needed_within(field.type, field.name):
+                reason = reason.when(lacks(F.col(field.name)), F.lit(f"field '{path}' is missing"))
         for name, enum in self.records.members().items():
             values = [member.value for member in enum]
             listed = ", ".join(map(repr, values))
@@ -465,6 +468,47 @@ def folder_columns(files: Folder) -> set[str]:
     """The columns that the names of folders tell, such as the day in day=2024-01-01/a.csv."""
     folders = (files.any() or "").split("/")[:-1]
     return {name for name, is_column, _ in (folder.partition("=") for folder in folders) if is_column}
+
+
+def _needed_within(kind: pa.DataType, path: str) -> Iterator[tuple[str, Callable[[Column], Column]]]:
+    """What may not be null within values of a type, by its path, and what says of a value whether it is."""
+    from pyspark.sql import functions as F
+
+    if pa.types.is_struct(kind):
+        for field in kind:
+            inner = f"{path}.{field.name}"
+            if not field.nullable:
+                yield inner, partial(_lacks_member, field.name)
+            for place, lacks in _needed_within(field.type, inner):
+                yield place, partial(_of_member, field.name, lacks)
+    elif pa.types.is_list(kind):
+        if not kind.value_field.nullable:
+            yield f"{path}[]", lambda value: F.exists(value, F.isnull)
+        for place, lacks in _needed_within(kind.value_type, f"{path}[]"):
+            yield place, partial(_of_any, lacks)
+    elif pa.types.is_map(kind):
+        for place, lacks in _needed_within(kind.item_type, f"{path}[]"):
+            yield place, partial(_of_any_value, lacks)
+
+
+def _lacks_member(name: str, value: Column) -> Column:
+    return value.isNotNull() & value[name].isNull()
+
+
+def _of_member(name: str, lacks: Callable[[Column], Column], value: Column) -> Column:
+    return lacks(value[name])
+
+
+def _of_any(lacks: Callable[[Column], Column], values: Column) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.exists(values, lambda value: lacks(value))
+
+
+def _of_any_value(lacks: Callable[[Column], Column], mapped: Column) -> Column:
+    from pyspark.sql import functions as F
+
+    return _of_any(lacks, F.map_values(mapped))
 
 
 def _from_path(field: StructField) -> Column:

@@ -18,7 +18,7 @@ import re
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from threading import Lock, Thread
+from threading import RLock, Thread
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -26,14 +26,18 @@ import msgspec
 
 from dagster_unified.connectors import spark_log
 from dagster_unified.connectors.folder import File, Folder
-from dagster_unified.connectors.paths import for_spark, path_text, put, remove_tree, url
+from dagster_unified.connectors.paths import children, for_spark, path_text, put, remove_tree, url
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
     from upath import UPath
 
 PAUSE = 0.1
 """Seconds between two listings, at least; one that takes long has ten times as long after it."""
+
+_BRIEF = 0.05
+"""Seconds of a listing for which the next epoch may wait."""
 
 _LOG = "_spark_metadata"
 _BLOCK = 256
@@ -69,9 +73,10 @@ class Listing:
         self._known = set(read)
         self._known.update(self._chunks.names())
         self._shown = self._chunks.numbers()
-        self._lock = Lock()
-        self._due = 0.0
+        self._lock = RLock()
+        self._due = self._took = 0.0
         self._looking: Thread | None = None
+        self._ended = False
         self._failed: BaseException | None = None
         self.readers = 1
         """How many queries were given this listing's folder to read, at most."""
@@ -87,21 +92,42 @@ class Listing:
                 raise
             finally:
                 ended = time.monotonic()
-                self._due = ended + max(PAUSE, 10 * (ended - begun))
+                self._took = ended - begun
+                self._due = ended + max(PAUSE, 10 * self._took)
 
-    def look_beside(self) -> None:
+    def end(self) -> None:
+        """List the folder for the last time."""
+        with self._lock:
+            if not self._ended:
+                self.look()
+                self._ended = True
+
+    def look_between_epochs(self) -> None:
+        """List the folder as an epoch ends, before Spark asks what the next one reads, unless that takes long.
+
+        So the next epoch reads what came during this one. What goes wrong is raised by the next `look_beside`.
+        """
+        if not self._is_brief:
+            return
+        try:
+            self._look_if_taken()
+        except BaseException as error:
+            self._failed = error
+
+    def look_beside(self, early: bool) -> None:
         """List the folder in a thread, if it is time to and Spark has taken what it was shown.
 
-        So what comes while Spark is busy is one chunk. Raises what went wrong the last time.
+        So what comes while Spark is busy is one chunk. `early` says that Spark will not ask for a while: then only what
+        takes long is listed. Raises what went wrong the last time.
         """
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
         if self._looking is not None:
             if self._looking.is_alive():
                 return
             self._looking = None
-            if self._failed is not None:
-                failed, self._failed = self._failed, None
-                raise failed
-        if time.monotonic() >= self._due:
+        if not self._ended and time.monotonic() >= self._due and not (early and self._is_brief):
             self._looking = Thread(target=self._look_in_thread, daemon=True, name=f"list {self.files.root}")
             self._looking.start()
 
@@ -112,22 +138,32 @@ class Listing:
 
     def _look_in_thread(self) -> None:
         try:
-            if self._all_taken():
-                self._shown = []
-                self.look()
-            else:
+            # a chunk that is listed early in an epoch leaves what comes later in it to the epoch after the next
+            waits = self._is_brief and any(map(is_busy, _running(self._spark, self.folder).values()))
+            if waits or not self._look_if_taken():
                 self._due = time.monotonic() + PAUSE
         except BaseException as error:
             self._failed = error
 
-    def _all_taken(self) -> bool:
-        """Whether the queries that read the chunks have found all of them."""
-        if not self._shown:
+    def _look_if_taken(self) -> bool:
+        with self._lock:
+            if self._ended or not self.all_taken():
+                return False
+            self._shown = []
+            self.look()
             return True
-        active = active_queries(self._spark)
-        running = [path for path in _checkpoints(self.folder) if spark_log.query_id(path) in active]
-        found = [number for path in running for number in _found(path, self.folder)]
-        return len(found) >= self.readers and min(found) >= self._shown[-1]
+
+    def all_taken(self) -> bool:
+        """Whether the queries that read the chunks have found all of them; waits for a listing that is under way."""
+        with self._lock:
+            if not self._shown:
+                return True
+            found = [number for path in _running(self._spark, self.folder) for number in _found(path, self.folder)]
+            return len(found) >= self.readers and min(found) >= self._shown[-1]
+
+    @property
+    def _is_brief(self) -> bool:
+        return self._took <= _BRIEF
 
     def _look(self) -> None:
         new = self._new()
@@ -235,15 +271,23 @@ def names_until(reader: spark_log.Reader, root: str) -> set[str]:
     return names
 
 
-def active_queries(spark: SparkSession) -> set[str]:
-    """The ids of the queries that run."""
-    return {query.id for query in spark.streams.active}
+def is_busy(query: StreamingQuery) -> bool:
+    """Whether Spark is working on an epoch, and not only asking whether there is anything to read."""
+    status = query.status
+    return bool(status["isTriggerActive"] and status["isDataAvailable"])
+
+
+def _running(spark: SparkSession, folder: UPath) -> dict[UPath, StreamingQuery]:
+    """The queries of the job that a source's folder belongs to, of those that run, by their checkpoints."""
+    active = {query.id: query for query in spark.streams.active}
+    ids = {path: spark_log.query_id(path) for path in _checkpoints(folder)}
+    return {path: active[number] for path, number in ids.items() if number in active}
 
 
 def _checkpoints(folder: UPath) -> list[UPath]:
     """The checkpoints of the queries of the job that a source's folder belongs to."""
     spark = folder.parent.parent / "spark"
-    return [path for path in spark.iterdir() if path.is_dir()] if spark.exists() else []
+    return [spark / name for name, is_folder in children(spark).items() if is_folder]
 
 
 def _unpacked(file: UPath) -> list[str]:
@@ -274,6 +318,9 @@ _listings: dict[str, Listing] = {}
 _watched: set[str] = set()
 """The folders of those that are listed again and again."""
 
+_starting = RLock()
+"""Held while a query starts: no epoch of another one may list for a listing that is about to be replaced."""
+
 
 def show(
     spark: SparkSession,
@@ -290,25 +337,26 @@ def show(
     is called for the job.
     """
     key = path_text(folder)
-    before = _listings.pop(key, None)
-    if before is not None:
-        before.close()
-    active = active_queries(spark)
-    idle = [path for path in _checkpoints(folder) if spark_log.query_id(path) not in active]
-    runs = len(idle) < len(_checkpoints(folder))
-    for checkpoint in idle:
-        for reader in spark_log.readers(checkpoint):
-            paths = [spark_log.path_of(entry.path) for entry in spark_log.newest(reader.log)]
-            if any(path.startswith((f"{key}/chunks/", f"{files.root}/")) for path in paths):
-                spark_log.forget_unlogged(reader)
-    if not runs:
-        _begin(folder, files)
-    listing = Listing(spark, files, folder, read, skip, at_most)
-    listing.readers += before.readers if before is not None and runs else 0
-    listing.look()
-    _listings[key] = listing
-    (_watched.add if watch else _watched.discard)(key)
-    return for_spark(folder / "chunks")
+    with _starting:
+        before = _listings.pop(key, None)
+        _watched.discard(key)
+        if before is not None:
+            before.close()
+        running = _running(spark, folder)
+        for checkpoint in (path for path in _checkpoints(folder) if path not in running):
+            for reader in spark_log.readers(checkpoint):
+                paths = [spark_log.path_of(entry.path) for entry in spark_log.newest(reader.log)]
+                if any(path.startswith((f"{key}/chunks/", f"{files.root}/")) for path in paths):
+                    spark_log.forget_unlogged(reader)
+        if not running:
+            _begin(folder, files)
+        listing = Listing(spark, files, folder, read, skip, at_most)
+        listing.readers += before.readers if before is not None and running else 0
+        listing.look()
+        _listings[key] = listing
+        if watch:
+            _watched.add(key)
+        return for_spark(folder / "chunks")
 
 
 def _begin(folder: UPath, files: Folder) -> None:
@@ -328,11 +376,41 @@ def _begin(folder: UPath, files: Folder) -> None:
         put(folder / "names" / _EARLIER, zlib.compress("\0".join(names).encode(*_UTF8)))
 
 
-def look(job: UPath, now: bool = False) -> None:
-    """List what the sources of a job monitor, where it is time to; with `now` in any case, and before it returns."""
-    below = f"{path_text(job)}/"
-    for key in [key for key in _watched if key.startswith(below)]:
+def look(job: UPath, now: bool = False, early: bool = False) -> None:
+    """List what the sources of a job monitor, where it is time to; with `now` in any case, and before it returns.
+
+    `early` says that Spark will not ask for a while.
+    """
+    for listing in _watched_by(job):
         if now:
-            _listings[key].look()
+            listing.look()
         else:
-            _listings[key].look_beside()
+            listing.look_beside(early)
+
+
+def end(job: UPath) -> None:
+    """List what the sources of a job monitor for the last time: what comes from now on is not read."""
+    for listing in _watched_by(job):
+        listing.end()
+
+
+def all_taken(job: UPath) -> bool:
+    """Whether Spark has planned to read all that was listed for a job."""
+    return all(listing.all_taken() for listing in _of_job(job, _listings))
+
+
+def look_between_epochs(job: UPath) -> None:
+    """List what the sources of a job monitor, as an epoch of one of its queries ends."""
+    with _starting:
+        for listing in _watched_by(job):
+            listing.look_between_epochs()
+
+
+def _watched_by(job: UPath) -> list[Listing]:
+    return _of_job(job, _watched)
+
+
+def _of_job(job: UPath, folders: Iterable[str]) -> list[Listing]:
+    below = f"{path_text(job)}/"
+    known = dict(_listings)  # other threads change both
+    return [known[key] for key in list(folders) if key.startswith(below) and key in known]

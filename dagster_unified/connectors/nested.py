@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import date, datetime, timedelta
 from decimal import Decimal
-from typing import Any, TypedDict
+from typing import Any, Required, TypedDict
 
 import msgspec
 import pyarrow as pa
@@ -40,16 +40,21 @@ def _plain(kind: pa.DataType) -> Plain | None:
 
 
 def json_type(kind: pa.DataType) -> Any:
-    """The Python type by which JSON is decoded for an Arrow type."""
+    """The Python type by which JSON is decoded for an Arrow type; what may not be null has to be there."""
     if pa.types.is_map(kind):
         return dict[json_type(kind.key_type), json_type(kind.item_type) | None]  # type: ignore[misc]
     if pa.types.is_list(kind):
-        return list[json_type(kind.value_type) | None]  # type: ignore[misc]
+        return list[_of_field(kind.value_field)]  # type: ignore[misc]
     if pa.types.is_struct(kind):
-        return TypedDict("Fields", {field.name: json_type(field.type) | None for field in kind}, total=False)  # type: ignore[operator]
+        fields = {field.name: _of_field(field) if field.nullable else Required[_of_field(field)] for field in kind}
+        return TypedDict("Fields", fields, total=False)  # type: ignore[operator]
     if pa.types.is_decimal(kind):
         return Decimal
     return datetime if pa.types.is_timestamp(kind) else _PYTHON[kind]
+
+
+def _of_field(field: pa.Field) -> Any:
+    return json_type(field.type) | None if field.nullable else json_type(field.type)
 
 
 _PYTHON: dict[pa.DataType, type] = {

@@ -66,15 +66,36 @@ def is_local(path: UPath) -> bool:
     return path.protocol in ("", "file", "local")
 
 
-def put(path: UPath, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all."""
+def children(folder: UPath) -> dict[str, bool]:
+    """The names in a folder, each with whether it is a folder; nothing where there is no folder.
+
+    An object store is asked once.
+    """
+    try:
+        if is_local(folder):
+            with os.scandir(folder.path) as entries:
+                return {entry.name: entry.is_dir() for entry in entries}
+        found = folder.fs.ls(folder.path, detail=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    own = path_text(folder)  # a bucket lists a folder in itself
+    paths = {entry["name"].rstrip("/"): entry["type"] == "directory" for entry in found}
+    return {path.rpartition("/")[2]: is_folder for path, is_folder in paths.items() if path != own}
+
+
+def put(path: UPath, content: bytes, durable: bool = False) -> None:
+    """Write a file so that it is there whole or not at all; with `durable` also after the machine has failed."""
     if not is_local(path):
         path.write_bytes(content)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = path.parent / f".{path.name}.{uuid4().hex[:8]}"
-    staged.write_bytes(content)
-    staged.rename(path)
+    with open(staged.path, "wb") as file:
+        file.write(content)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    os.replace(staged.path, path.path)
 
 
 def url(path: str) -> str:

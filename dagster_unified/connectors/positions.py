@@ -14,6 +14,7 @@ import msgspec
 
 from dagster_unified.errors import StateError, UnsupportedError
 from dagster_unified.graph.slices import Slice
+from dagster_unified.records import shorten
 
 
 class Unread(msgspec.Struct, frozen=True, tag_field="kind", tag=True):
@@ -101,7 +102,24 @@ class OffsetsRead(msgspec.Struct, frozen=True, tag_field="kind", tag=True):
         return offsets if self.partitions is None else f"{self.partitions.describe()}, and of later ones {offsets}"
 
 
-Position = Unread | EverythingRead | PartitionsRead | FilesRead | OffsetsRead
+class SparkOffset(msgspec.Struct, frozen=True, tag_field="kind", tag=True):
+    """A source of Spark's has been read up to an offset, in the words of that source.
+
+    `format` is Spark's name of the source; `offset` is JSON as a rule. What belongs to `partitions` has been read as
+    well.
+    """
+
+    format: str
+    offset: str
+    partitions: PartitionsRead | None = None
+
+    def describe(self) -> str:
+        """The position in words."""
+        offset = f"Spark's {self.format} up to {shorten(self.offset)}"
+        return offset if self.partitions is None else f"{self.partitions.describe()}, and of later ones {offset}"
+
+
+Position = Unread | EverythingRead | PartitionsRead | FilesRead | OffsetsRead | SparkOffset
 """What has been read of a source; `msgspec.json` writes and reads it."""
 
 

@@ -8,17 +8,18 @@ all before it as well, and files that it stands for may be gone. The offset of a
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
 
-from dagster_unified.connectors.paths import is_local, path_text, put
+from dagster_unified.connectors.paths import children, put
 from dagster_unified.errors import StateError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from upath import UPath
 
 _LOG = re.compile(r"(\d+)(\.compact)?")
@@ -81,26 +82,34 @@ def newest(log: UPath) -> list[Found]:
 
 def query_id(checkpoint: UPath) -> str | None:
     """The id of the query that a checkpoint is of."""
-    file = checkpoint / "metadata"
-    return str(msgspec.json.decode(file.read_bytes())["id"]) if file.exists() else None
+    try:
+        return str(msgspec.json.decode((checkpoint / "metadata").read_bytes())["id"])
+    except FileNotFoundError:
+        return None
+
+
+def offsets_of_sources(entry: Path | UPath) -> list[str]:
+    """The offset of each source in an epoch's entry in a query's log of offsets, in the order of the sources."""
+    return entry.read_text().splitlines()[2:]  # after the log's version and the epoch's own settings
 
 
 def readers(checkpoint: UPath) -> list[Reader]:
     """The file sources of a query, and what Spark has logged of them."""
     folder, offsets = checkpoint / "sources", checkpoint / "offsets"
-    if not folder.exists():
+    names = [name for name in children(folder) if name.isdigit()]
+    if not names:
         return []
     epochs = _files(offsets)
-    lines = (offsets / epochs[max(epochs)]).read_text().splitlines()[2:] if epochs else []
+    lines = offsets_of_sources(offsets / epochs[max(epochs)]) if epochs else []
     found = []
-    for log in folder.iterdir():
-        if not log.name.isdigit() or not _files(log):
+    for number in sorted(map(int, names)):
+        log = folder / str(number)
+        if not _files(log):
             continue
-        number = int(log.name)
         with contextlib.suppress(StateError):  # it is not of a file source
             newest(log)
             found.append(Reader(log, offset_of(lines[number] if number < len(lines) else None)))
-    return sorted(found, key=lambda reader: int(reader.log.name))
+    return found
 
 
 def forget_unlogged(reader: Reader) -> None:
@@ -125,15 +134,8 @@ def path_of(url: str) -> str:
 
 def _files(folder: UPath) -> dict[int, str]:
     """The files of a log, by their ids."""
-    names: list[str] = []
-    if is_local(folder):
-        with contextlib.suppress(FileNotFoundError):
-            names = os.listdir(folder.path)
-    elif folder.exists():  # a bucket lists a folder in itself
-        found = folder.fs.ls(folder.path, detail=True)
-        own = [entry for entry in found if entry["type"] == "file" and entry["name"].rstrip("/") != path_text(folder)]
-        names = [entry["name"].rpartition("/")[2] for entry in own]
-    matches = [match for name in names if (match := _LOG.fullmatch(name))]
+    names = children(folder).items()
+    matches = [match for name, is_folder in names if not is_folder and (match := _LOG.fullmatch(name))]
     # one that stands for all before it is written in the place of a plain one
     return {int(match[1]): match[0] for match in sorted(matches, key=lambda match: match[2] or "")}
 

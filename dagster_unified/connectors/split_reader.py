@@ -146,7 +146,8 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._seen = self._capped(self._source.available(start))
         self._asked = time.monotonic()
         bounded = isinstance(limit, ReadMaxRows) or self._source.max_records_per_trigger is not None
-        return _sorted(self._source.limited(start, self._seen) if bounded else self._seen)
+        end = self._source.aligned(start, self._seen, self._range.end)
+        return _sorted(self._source.limited(start, end) if bounded else end)
 
     def reportLatestOffset(self) -> dict[str, int] | None:  # noqa: N802 - Spark's name
         return None if self._seen is None else _sorted(self._seen)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
+from dagster_unified.connectors.alignment import held_back
 from dagster_unified.connectors.base import SparkSource
 from dagster_unified.connectors.paths import put
 from dagster_unified.connectors.positions import (
@@ -87,10 +88,12 @@ class SplitSource(SparkSource[Out]):
 
     on_malformed: Literal["fail", "drop", "divert"] = "fail"
     max_records_per_trigger: int | None = None
+    can_wait = True
     finds_times: bool = False
     """Whether `at` finds where the records of a moment begin, so that a partition's window bounds the source."""
 
     _range: Range | None = None
+    _watermarks: UPath | None = None
 
     @property
     @abstractmethod
@@ -191,7 +194,13 @@ class SplitSource(SparkSource[Out]):
         """The same as a stream. Where it begins, and ends, is decided once and kept in `folder`."""
         from dagster_unified.connectors.split_reader import stream
 
-        return self.unread(stream(spark, self, self._stream_range(folder)))
+        return self.unread(stream(spark, self, self.stream_range(folder)))
+
+    def going_by(self, watermarks: UPath) -> Self:
+        """The same source, whose stream goes by the watermarks in this file (see `connectors/alignment.py`)."""
+        changed = copy.copy(self)
+        changed._watermarks = watermarks
+        return changed
 
     def batch_position(self, spark: SparkSession) -> Position:
         if self.slice is not None:
@@ -227,6 +236,13 @@ class SplitSource(SparkSource[Out]):
                 raise cannot_follow(self.name, self.behind, f"it reads {self.origin}")
         elif not isinstance(self.behind, PartitionsRead) or self.partition_columns or not self.finds_times:
             super().check_behind()
+
+    def aligned(self, start: Offsets, end: Offsets, until: Offsets | None) -> Offsets:
+        """Where a micro-batch may end: parts that are too far ahead of others of their group stay where they are."""
+        if self._watermarks is None:
+            return end
+        waiting = held_back(self._watermarks, start, end, until)
+        return {part: start[part] if part in waiting else last for part, last in end.items()}
 
     def limited(self, start: Offsets, end: Offsets) -> Offsets:
         """Where a micro-batch ends that may not read everything up to `end`."""
@@ -274,7 +290,8 @@ class SplitSource(SparkSource[Out]):
         begin = {**start, **begin}
         return Range(begin, {part: max(end.get(part, first), first) for part, first in begin.items()})
 
-    def _stream_range(self, folder: UPath) -> Range:
+    def stream_range(self, folder: UPath) -> Range:
+        """Where its stream begins, and ends, which is decided once and kept in `folder`."""
         kept = folder / f"range-{digest(self.behind)[:16]}.json"
         if kept.exists():
             return msgspec.json.decode(kept.read_bytes(), type=Range)

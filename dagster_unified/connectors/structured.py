@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import msgspec
 
 from dagster_unified.connectors.base import SparkSource, spark_schema
-from dagster_unified.errors import PipelineError
+from dagster_unified.connectors.positions import OffsetsRead, Position, SparkOffset, cannot_follow
+from dagster_unified.errors import PipelineError, StateError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.operators.functions.type_variables import Out
-from dagster_unified.records import record_type
+from dagster_unified.records import record_type, shorten
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -19,6 +22,21 @@ if TYPE_CHECKING:
     from upath import UPath
 
     from dagster_unified.graph.slices import Slice
+
+StartingOptions: TypeAlias = Callable[[str], Mapping[str, str | None]]
+
+
+def _kafka_starting_options(offset: str) -> Mapping[str, str | None]:
+    """The others that say where Spark's Kafka source begins would count for more."""
+    return {"startingOffsets": offset, "startingOffsetsByTimestamp": None, "startingTimestamp": None}
+
+
+KNOWN: Mapping[str, StartingOptions] = {"kafka": _kafka_starting_options}
+"""The options with which a source of Spark's begins after an offset, by its format."""
+
+
+_KAFKA_ENDING_TIMES = ("endingTimestamp", "endingOffsetsByTimestamp")
+"""What counts for more than `endingOffsets` with Spark's Kafka source."""
 
 
 class StructuredSource(SparkSource[Out]):
@@ -29,6 +47,12 @@ class StructuredSource(SparkSource[Out]):
     With `bounded=True` BATCH reads it with `spark.read`; `options` then have to say where it ends, such as Kafka's
     `endingOffsets`. `partition_options` gets a partition as a `Slice`, and returns the further options with which BATCH
     reads it, such as Kafka's `startingTimestamp` and `endingTimestamp` from its `time()`.
+
+    A savepoint has to hold what was read: in STREAMING the offset of Spark's, as its log has it. `starting_options`
+    gets that offset, and returns the options with which a run begins right after it, in either mode, such as the
+    `startingVersion` of a table's changes; they go before `options`, and None removes one. For Spark's `kafka` they are
+    known. A run of BATCH over that leaves a position where `endingOffsets` has a number for each partition. Of any
+    other source without `starting_options` a savepoint is an error.
 
     Examples:
         >>> class Message(NamedTuple):
@@ -47,8 +71,10 @@ class StructuredSource(SparkSource[Out]):
         name: str | None = None,
         bounded: bool = False,
         partition_options: Callable[[Slice], Mapping[str, str]] | None = None,
+        starting_options: StartingOptions | None = None,
     ) -> None:
         self.partition_options = partition_options
+        self.starting_options = starting_options or KNOWN.get(format)
         self.format = self.kind = format
         self.options = dict(options or {})
         self.name = name or format
@@ -77,10 +103,64 @@ class StructuredSource(SparkSource[Out]):
         partition = (
             self.partition_options(self.slice) if self.partition_options is not None and self.slice is not None else {}
         )
-        return self.unread(self._typed(spark.read.format(self.format).options(**{**self.options, **partition}).load()))
+        options = {**self._started(), **partition}
+        return self.unread(self._typed(spark.read.format(self.format).options(**options).load()))
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
-        return self.unread(self._typed(spark.readStream.format(self.format).options(**self.options).load()))
+        return self.unread(self._typed(spark.readStream.format(self.format).options(**self._started()).load()))
+
+    def batch_position(self, spark: SparkSession) -> Position:
+        if self.slice is not None or self.format != "kafka":
+            return super().batch_position(spark)
+        given = {key.lower(): (key, value) for key, value in self.options.items()}
+        for name in _KAFKA_ENDING_TIMES:
+            if name.lower() in given:
+                raise UnsupportedError(
+                    f"source '{self.name}': a savepoint has to hold what was read of it, and {given[name.lower()][0]},"
+                    " which counts for more than endingOffsets, does not say; give endingOffsets alone, with a number"
+                    " for each partition, or read with KafkaSource, which decides them once"
+                )
+        _, ending = given.get("endingoffsets", ("", ""))
+        try:
+            parts = msgspec.json.decode(ending, type=dict[str, dict[str, int]])
+        except msgspec.DecodeError:
+            parts = {}
+        if not parts or any(offset < 0 for part in parts.values() for offset in part.values()):
+            shown = shorten(ending) if ending else "not set"
+            raise UnsupportedError(
+                f"source '{self.name}': a savepoint has to hold what was read of it, and endingOffsets ({shown}) does"
+                " not say; give it a number for each partition, or read with KafkaSource, which decides them once"
+            )
+        return SparkOffset(self.format, ending, self.partitions_behind())
+
+    def stream_position(self, checkpoint_sources: UPath | None, offset: str | None) -> Position:
+        if self.starting_options is None:
+            raise self._positionless()
+        return self.behind if offset is None else SparkOffset(self.format, offset, self.partitions_behind())
+
+    def check_behind(self) -> None:
+        if not isinstance(self.behind, SparkOffset):
+            super().check_behind()
+        elif self.behind.format != self.format:
+            raise cannot_follow(self.name, self.behind, f"it reads Spark's {self.format}")
+        elif self.starting_options is None:
+            raise cannot_follow(self.name, self.behind, "nothing says with which options; give starting_options=")
+
+    def _positionless(self) -> UnsupportedError:
+        return UnsupportedError(
+            f"source '{self.name}' ({self.describe()}) cannot go on after what has been read of it, which a savepoint"
+            " has to hold: nothing says with which options; give starting_options=, or partition the source in time"
+            " with .partitioned_by(field) and run it in BATCH"
+        )
+
+    def _started(self) -> Mapping[str, str]:
+        """The options with which it begins after what was read before."""
+        if not isinstance(self.behind, SparkOffset) or self.starting_options is None:
+            return self.options
+        starting = self.starting_options(self.behind.offset)
+        replaced = {key.lower() for key in starting}  # Spark takes names in any case
+        kept = {key: value for key, value in self.options.items() if key.lower() not in replaced}
+        return kept | {key: value for key, value in starting.items() if value is not None}
 
     def _typed(self, frame: DataFrame) -> DataFrame:
         from pyspark.sql import functions as F
@@ -105,6 +185,8 @@ class Rate(NamedTuple):
 class RateSource(StructuredSource[Rate]):
     """Counts up, `rows_per_second` records a second, on Spark's rate source. Unbounded.
 
+    A job that starts from a savepoint goes on with the next number; the timestamps are those of its own clock.
+
     Examples:
         >>> ticks = pipeline.from_source(RateSource(10)).map(lambda tick: tick.value, int)
         >>> collect(ticks, "STREAMING", {"rate": [Rate(at(9, 0), 0), Rate(at(9, 0), 1)]})
@@ -115,3 +197,32 @@ class RateSource(StructuredSource[Rate]):
         if rows_per_second < 1:
             raise PipelineError(f"source '{name}': rows_per_second must be at least 1, not {rows_per_second}")
         super().__init__("rate", Rate, {"rowsPerSecond": str(rows_per_second)}, name)
+        self.rows_per_second = rows_per_second
+
+    def stream_position(self, checkpoint_sources: UPath | None, offset: str | None) -> Position:
+        if offset is None:
+            return self.behind
+        try:
+            seconds = msgspec.json.decode(offset, type=int)
+        except msgspec.DecodeError:
+            raise StateError(
+                f"source '{self.name}': {shorten(offset)} in Spark's checkpoint is not an offset of its rate source;"
+                " restore the checkpoint, or start without state"
+            ) from None
+        return OffsetsRead("rate", {"value": self._begin + seconds * self.rows_per_second}, self.partitions_behind())
+
+    def check_behind(self) -> None:
+        if not isinstance(self.behind, OffsetsRead):
+            super().check_behind()
+        elif self.behind.origin != "rate":
+            raise cannot_follow(self.name, self.behind, "it reads Spark's rate")
+
+    @property
+    def _begin(self) -> int:
+        """The first value that was not read before."""
+        return self.behind.offsets["value"] if isinstance(self.behind, OffsetsRead) else 0
+
+    def _typed(self, frame: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        return super()._typed(frame.withColumn("value", F.col("value") + self._begin))

@@ -1,21 +1,33 @@
-"""What all sinks into tables of databases have in common: modes, the key, and the column of a partition. No client."""
+"""What all sinks into tables of databases have in common: modes, the key, the column of a partition. No client."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import pyarrow as pa
 
 from dagster_unified.connectors.base import SparkSink
 from dagster_unified.connectors.commits import C
 from dagster_unified.errors import PipelineError, nearest
-from dagster_unified.graph.connectors import Capabilities
+from dagster_unified.graph.connectors import Capabilities, Target
 from dagster_unified.operators.functions.type_variables import In
 from dagster_unified.records import RecordType
 
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
+    from pyspark.sql import SparkSession
+
 Mode = Literal["append", "upsert", "overwrite"]
 _MODES = ("append", "upsert", "overwrite")
+
+
+class ReadsRows(Protocol):
+    """A source of the rows that a sink has written."""
+
+    def rows(self, most: int | None = None) -> pa.Table:
+        """The rows that fit, or the first of them, read here and at once."""
 
 
 class TableSink(SparkSink[In, C]):
@@ -42,6 +54,31 @@ class TableSink(SparkSink[In, C]):
             replaces_partition=partition_column is not None,
             refuses_repeats=partition_column is None and not self.upserts,
         )
+
+    @abstractmethod
+    def place(self) -> tuple[str, str]:
+        """Its table, and where the database is: for people, without secrets."""
+
+    @abstractmethod
+    def written(self) -> ReadsRows:
+        """The columns of its table that it writes."""
+
+    def describe(self) -> str:
+        table, database = self.place()
+        by = f" by {', '.join(self.key)}" if self.key else ""
+        return f"table {table} at {database} ({self.mode}{by})"
+
+    def target(self) -> Target | None:
+        table, database = self.place()
+        return Target(f"{database}/{table}", shared=self.mode == "append" and self.partition_column is None)
+
+    def dataset(self) -> ds.Dataset:
+        import pyarrow.dataset as ds  # loads pandas where it is installed, so only where it is needed
+
+        return ds.dataset(self.written().rows())
+
+    def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
+        return self.written().rows(rows) if self.exists() else None
 
     def check(self, records: RecordType) -> None:
         for name in self.key:

@@ -4,11 +4,16 @@ What they give is appended to a log in the checkpoint directory before anything 
 3.3 of the Flink paper). The log can be read again, so results are exactly-once from there on.
 
 The log is a folder of files, of which a job that starts begins a new one. A file has frames, each an Arrow record
-batch; its index has an entry for each frame that is whole and on disk. Knows the protocol of splits; not who reads.
+batch; its index has an entry for each frame that is whole and on disk. A file goes when all positions are behind it
+from which the deployment could go on; of its index the last entry stays, so that a position from elsewhere that needs
+it is an error and not a gap. Knows the protocol of splits and where a job keeps Spark's logs; not who reads.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import logging
 import os
 import queue
 import socket
@@ -19,15 +24,18 @@ from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Generic
 from uuid import uuid4
 
+import msgspec
 import pyarrow as pa
 
 from dagster_unified.connectors.paths import is_local
+from dagster_unified.connectors.spark_log import offsets_of_sources
 from dagster_unified.connectors.splits import Malformed, Offsets, SplitSource
-from dagster_unified.errors import PipelineError, StageError, UnsupportedError
+from dagster_unified.errors import PipelineError, StageError, StateError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.records import record_type
@@ -36,6 +44,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from typing_extensions import TypeForm
     from upath import UPath
+
+_logger = logging.getLogger(__name__)
 
 _ENTRY = struct.Struct("<QQ")
 """An entry of an index: the records and the bytes of the file up to the end of a frame."""
@@ -49,6 +59,15 @@ _FILE_BYTES = 64 << 20
 _WAITING = 200_000
 """Records that may wait to be written; then whoever gives them waits."""
 
+_WAIT = 0.1
+"""Seconds after which a thread that waits for another looks whether it is to end."""
+
+_LOOK = 10.0
+"""Seconds between two looks for files that nobody needs."""
+
+_END_SECONDS = 20.0
+"""How long a job that stops waits for what was received to be on disk."""
+
 Split = tuple[str, int, int]
 """A file, the first of its records to read, and the one behind the last."""
 
@@ -60,8 +79,8 @@ class WrittenAheadSource(SplitSource[Out]):
     part of every savepoint, at most about `flush_every` later; only what comes in between is lost with the driver. An
     error of `receive` fails the job, and the restart strategy starts it again.
 
-    The log lies in the checkpoint directory, which has to be on a disk that the driver and all workers see. It is not
-    deleted by itself.
+    The log lies in the checkpoint directory, which has to be on a disk that the driver and all workers see. Its files,
+    of 64 MB, go when neither the job's checkpoint nor any of its savepoints needs them.
     """
 
     boundedness = Boundedness.UNBOUNDED
@@ -71,6 +90,12 @@ class WrittenAheadSource(SplitSource[Out]):
     @abstractmethod
     def receive(self) -> Iterable[Out]:
         """The records, as they come."""
+
+    def stop_receiving(self) -> None:
+        """The job stops: end `receive`, which may be waiting. By default it ends when its next record comes.
+
+        It is called in another thread, on the object whose `receive` runs, which is a copy of the author's.
+        """
 
     @property
     def origin(self) -> str:
@@ -87,6 +112,8 @@ class WrittenAheadSource(SplitSource[Out]):
         with _starting:
             held = _receivers.get(log)
             if held is None or not held.receives(self):
+                if held is not None:
+                    held.end()
                 _receivers[log] = _Receiver(self, log)
                 _receivers[log].start()
         return _Log(self, str(log)).from_log(spark, folder)
@@ -103,10 +130,22 @@ class WrittenAheadSource(SplitSource[Out]):
         return {file.stem: _last(file)[0] for file in sorted(log.glob("*.index"))}
 
     def oldest(self) -> Offsets:
-        return {file.stem: 0 for file in sorted(self._folder().glob("*.index"))}
+        indices = sorted(self._folder().glob("*.index"))
+        return {file.stem: 0 if file.with_suffix(".log").exists() else _last(file)[0] for file in indices}
+
+    def available(self, since: Offsets) -> dict[str, int]:
+        found = super().available(since)
+        for name in sorted(found.keys() - since.keys()):  # they have come after the position
+            if found[name]:
+                raise self._gone(name, 0)
+        return found
 
     def splits(self, start: Offsets, end: Offsets) -> Sequence[Split]:
-        return [(file, start[file], last) for file, last in sorted(end.items()) if last > start[file]]
+        found = [(file, start[file], last) for file, last in sorted(end.items()) if last > start[file]]
+        for name, first, _ in found:
+            if not (self._folder() / f"{name}.log").exists():
+                raise self._gone(name, first)
+        return found
 
     def read_split(self, split: Split) -> Iterator[pa.RecordBatch | Malformed]:
         name, start, end = split
@@ -124,6 +163,13 @@ class WrittenAheadSource(SplitSource[Out]):
                 yield batch.slice(max(0, start - records), min(end, ends_records) - max(start, records))
                 records, position = ends_records, ends_bytes
 
+    def _gone(self, name: str, first: int) -> StateError:
+        return StateError(
+            f"source '{self.name}': {self.origin} has no longer what came after record {first} of file {name},"
+            " since no checkpoint or savepoint in its checkpoint directory needed it; go on from a later"
+            " savepoint, or start without state"
+        )
+
     def _folder(self) -> Path:
         if self._log is None:
             raise UnsupportedError(f"source '{self.name}': {self.describe()} is read by STREAMING only")
@@ -136,7 +182,7 @@ class _Log(WrittenAheadSource[Out]):
     def __init__(self, source: WrittenAheadSource[Out], log: str) -> None:
         self.name, self.kind, self.records, self.behind = source.name, source.kind, source.records, source.behind
         self.max_records_per_trigger = source.max_records_per_trigger
-        self.partition_columns = source.partition_columns
+        self.partition_columns, self._watermarks = source.partition_columns, source._watermarks
         self._description, self._log = source.describe(), log
 
     def describe(self) -> str:
@@ -194,6 +240,7 @@ class SocketSource(WrittenAheadSource[str]):
     """
 
     kind = "socket"
+    _connection: socket.socket | None = None
 
     def __init__(self, host: str, port: int, name: str = "socket") -> None:
         self.host, self.port, self.name = host, port, name
@@ -205,10 +252,16 @@ class SocketSource(WrittenAheadSource[str]):
     def receive(self) -> Iterator[str]:
         with socket.create_connection((self.host, self.port), timeout=10) as connection:
             connection.settimeout(None)
+            self._connection = connection
             with connection.makefile("r", encoding="utf-8", errors="replace", newline="\n") as lines:
                 for line in lines:
                     yield line.rstrip("\r\n")
         raise ConnectionError("the server has closed the connection")
+
+    def stop_receiving(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(OSError):  # it may be closed already
+                self._connection.shutdown(socket.SHUT_RDWR)
 
 
 _starting = threading.Lock()
@@ -216,16 +269,95 @@ _receivers: dict[Path, _Receiver[Any]] = {}
 """Those of this process, by their log: several queries of a job read one source."""
 
 
+def end(job: UPath) -> None:
+    """Let the sources of a job receive nothing more, and write what they have received."""
+    with _starting:
+        ended = _receivers_of(job)
+        for log in ended:
+            del _receivers[log]
+    for receiver in ended.values():
+        receiver.end()
+
+
+def look(job: UPath) -> None:
+    """Delete the files that neither the checkpoint of a job nor its savepoints need, where it is time to."""
+    for receiver in _receivers_of(job).values():
+        receiver.look(Path(str(job)))
+
+
+def _receivers_of(job: UPath) -> dict[Path, _Receiver[Any]]:
+    """Those of a job, by their log."""
+    known = dict(_receivers)
+    return {log: one for log, one in known.items() if is_local(job) and log.is_relative_to(str(job))}
+
+
+def delete_unneeded(log: Path, job: Path, writing: str) -> None:
+    """Delete the files of a log that neither the checkpoint of a job nor its savepoints need, nor is one `writing` to.
+
+    What has a position without a word of a file needs all of it: it is from before the file. A query that has read
+    none of the log's files reads another source.
+    """
+    indices = sorted(log.glob("*.index"))
+    files = {index: index.with_suffix(".log") for index in indices if index.stem != writing}
+    states = [*job.glob("spark/*"), *job.glob("savepoints/*/spark/*")]
+    if not states or not any(file.exists() for file in files.values()):
+        return
+    known = {index.stem for index in indices}
+    positions = chain.from_iterable(_oldest_positions(state) for state in states)
+    read = [position for position in positions if not position or known & position.keys()]
+    for index, file in files.items():
+        if file.exists() and all(position.get(index.stem, -1) >= _last(index)[0] for position in read):
+            _delete(file, index)
+
+
+def _delete(file: Path, index: Path) -> None:
+    last = _ENTRY.pack(*_last(index))
+    file.unlink()
+    staged = index.with_suffix(".last")
+    staged.write_bytes(last)
+    staged.replace(index)
+
+
+def _oldest_positions(checkpoint: Path) -> list[dict[str, int]]:
+    """The position of each source that has offsets by part, at the oldest committed epoch in a checkpoint of Spark's.
+
+    Before the first is committed it is the beginning: an epoch that runs, or that runs again, reads from its start.
+    """
+    nothing: list[dict[str, int]] = [{}]
+    last = max(_numbers(checkpoint / "commits"), default=-1)
+    committed = [epoch for epoch in _numbers(checkpoint / "offsets") if epoch <= last]
+    if not committed:
+        return nothing
+    try:
+        offsets = offsets_of_sources(checkpoint / "offsets" / str(min(committed)))
+    except FileNotFoundError:  # Spark deletes old entries meanwhile
+        return nothing
+    found = []
+    for offset in offsets:
+        with contextlib.suppress(msgspec.DecodeError):  # another kind of source's
+            found.append(msgspec.json.decode(offset, type=dict[str, int]))
+    return found
+
+
+def _numbers(log: Path) -> list[int]:
+    """The epochs in one of Spark's logs."""
+    return [int(file.name) for file in log.glob("*") if file.name.isdigit()]
+
+
 class _Receiver(threading.Thread, Generic[Out]):
     """Takes a source's records and appends them to its log, until another receiver takes over."""
 
     def __init__(self, source: WrittenAheadSource[Out], log: Path) -> None:
         super().__init__(daemon=True, name=f"receive {source.name}")
-        self._source, self._log = source, log
+        # what `receive` keeps is not the author's object's, which may be shipped or started again
+        self._given, self._source, self._log = source, copy.copy(source), log
         self._id = uuid4().hex
         self._records: queue.Queue[Out] = queue.Queue(_WAITING)
         self._error: Exception | None = None
+        self._looked = 0.0
+        self._writing = ""
         self._ended = threading.Event()
+        self._stopping = threading.Event()
         self._over = threading.Event()
         log.mkdir(parents=True, exist_ok=True)
         (log / "failed").unlink(missing_ok=True)
@@ -233,20 +365,35 @@ class _Receiver(threading.Thread, Generic[Out]):
 
     def receives(self, source: WrittenAheadSource[Any]) -> bool:
         """Whether it is at work for this source."""
-        return self._source is source and self.is_alive() and self._is_owner()
+        return self._given is source and self.is_alive() and not self._stopping.is_set() and self._is_owner()
+
+    def end(self) -> None:
+        """Take no more records, and write those that came."""
+        self._stopping.set()
+        self._ended.set()
+        try:
+            self._source.stop_receiving()
+        except Exception:  # the author's; it stops no job, since what came is written all the same
+            _logger.exception("source '%s': stop_receiving failed while the job stopped", self._source.name)
+        self.join(_END_SECONDS)
+
+    def look(self, job: Path) -> None:
+        """Delete what nobody needs, where it is time to."""
+        if time.monotonic() - self._looked >= _LOOK and self._writing and self._is_owner():
+            self._looked = time.monotonic()
+            delete_unneeded(self._log, job, self._writing)
 
     def run(self) -> None:
         """Write what another thread receives: a record that does not come must not hold up those that came."""
         threading.Thread(target=self._receive, daemon=True, name=f"{self.name}, waiting").start()
-        number = 0
         try:
             while not self._ended.is_set() or not self._records.empty():
-                name = f"{time.time_ns():020d}-{number}"
-                with (self._log / f"{name}.log").open("xb") as data, (self._log / f"{name}.index").open("xb") as index:
+                name = self._writing = _next_name(self._log)
+                # the index first: a file without one says nothing of what it has
+                with (self._log / f"{name}.index").open("xb") as index, (self._log / f"{name}.log").open("xb") as data:
                     if not self._fill(data, index):
                         return
-                number += 1
-            if self._error is not None:
+            if self._error is not None and not self._stopping.is_set():
                 raise self._error
         except Exception as error:
             if self._is_owner():
@@ -265,13 +412,13 @@ class _Receiver(threading.Thread, Generic[Out]):
             self._ended.set()
 
     def _waits_for(self, record: Any) -> bool:
-        """Hands a record over; returns False where nobody writes any more."""
+        """Hands a record over; returns False where nobody takes another one."""
         while not self._over.is_set():
             try:
-                self._records.put(record, timeout=0.1)
+                self._records.put(record, timeout=_WAIT)
             except queue.Full:
                 continue
-            return True
+            return not self._stopping.is_set()
         return False
 
     def _fill(self, data: BinaryIO, index: BinaryIO) -> bool:
@@ -298,10 +445,12 @@ class _Receiver(threading.Thread, Generic[Out]):
         found: list[Out] = []
         deadline = time.monotonic() + self._source.flush_every.total_seconds()
         while len(found) < _MOST:
+            left = deadline - time.monotonic()
             try:
-                found.append(self._records.get(timeout=max(0.0, deadline - time.monotonic())))
+                found.append(self._records.get(timeout=min(max(0.0, left), _WAIT)))
             except queue.Empty:
-                break
+                if left <= _WAIT or self._ended.is_set():
+                    break
         return found
 
     def _is_owner(self) -> bool:
@@ -309,6 +458,12 @@ class _Receiver(threading.Thread, Generic[Out]):
             return (self._log / "owner").read_text() == self._id
         except OSError:  # the checkpoint directory is gone
             return False
+
+
+def _next_name(log: Path) -> str:
+    """A name behind those of all files of a log, also where the clock has gone back."""
+    newest = max((int(file.stem.partition("-")[0]) for file in log.glob("*.index")), default=0)
+    return f"{max(time.time_ns(), newest + 1):020d}"
 
 
 def _flush(file: BinaryIO) -> None:

@@ -355,16 +355,21 @@ def _fail_first(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batch.slice(batch.num_rows // 2)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Faults:
-    """Kills or stops this process where it is asked to."""
+    """Kills or stops this process where it is asked to, once.
+
+    After a conflict the engine asks again whether it may write, and so comes by a second time.
+    """
 
     fault: _Fault | None
     log: Path
+    _is_due: bool = True
 
     def at(self, step: _Step) -> None:
-        if self.fault is None or self.fault.step is not step:
+        if self.fault is None or self.fault.step is not step or not self._is_due:
             return
+        self._is_due = False
         if self.fault.delay:
             timer = Timer(self.fault.delay, self._send)
             timer.daemon = True

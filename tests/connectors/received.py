@@ -17,6 +17,7 @@ if __name__ == "__main__":
     options = {
         "execution.runtime-mode": "STREAMING",
         "execution.checkpointing.dir": f"{folder}/checkpoints",
+        "execution.checkpointing.num-retained": 1000,  # the test reads the log from its beginning
         "pipeline.max-parallelism": 2,
     }
     spark = session.start("local[2]", config={"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"})

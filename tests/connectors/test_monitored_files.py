@@ -1,8 +1,11 @@
 """Files are read exactly once: before a position and after it, in either mode, whatever their age."""
 
+import json
 import os
 import random
+import time
 from datetime import date, datetime, timedelta
+from threading import Thread
 from typing import NamedTuple
 
 import msgspec
@@ -11,13 +14,17 @@ import pyarrow.parquet as pq
 import pytest
 from upath import UPath
 
-from dagster_unified.api import CsvSource, JsonSource, ParquetSource
+from dagster_unified.api import CsvSource, JsonSource, ParquetSource, Pipeline, PrintSink
 from dagster_unified.connectors import listing, spark_log
 from dagster_unified.connectors.folder import Folder
 from dagster_unified.connectors.positions import FilesRead, PartitionsRead, Position
+from dagster_unified.engine.events import EpochCommitted
+from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import StateError
 from dagster_unified.orchestration.partitions import slice_of
+from dagster_unified.records import record_type
 from tests.connectors.test_positions import BERLIN, Query, read_batch
+from tests.connectors.trips import Trip
 
 
 class Sale(NamedTuple):
@@ -99,6 +106,100 @@ def test_a_batch_run_hands_over_to_a_stream_what_it_read(spark, tmp_path):
     assert read_batch(spark, source) == [1]
     put(tmp_path / "in", "b.csv", 2, age=50)
     assert Query(spark, watched(tmp_path / "in").after(position), tmp_path / "job").run() == [2]
+
+
+@pytest.mark.parametrize("interval", [None, "1 s"])
+def test_what_comes_during_an_epoch_is_read_by_the_next_one(spark, tmp_path, monkeypatch, interval):
+    monkeypatch.setattr(listing, "_BRIEF", 60.0)
+    put(tmp_path / "in", "first.csv", 1)
+    pipeline = Pipeline("watching")
+    pipeline.from_source(watched(tmp_path / "in")).sink_to(PrintSink())
+    options = {"execution.checkpointing.dir": str(tmp_path / "job")}
+    plan = pipeline.plan(options if interval is None else {**options, "execution.checkpointing.interval": interval})
+    epochs = []
+
+    def during(event):
+        if isinstance(event, EpochCommitted) and event.rows_in:
+            epochs.append(event.rows_in)
+            if len(epochs) == 1:
+                put(tmp_path / "in", "early.csv", 2)
+                time.sleep(5 * listing.PAUSE)  # the job would list it meanwhile
+                put(tmp_path / "in", "late.csv", 3)
+
+    StreamingJob(plan, spark, Start("job"), during).run(lambda: sum(epochs) == 3)
+    assert epochs == [1, 2]
+
+
+def test_an_epoch_that_ends_while_another_query_starts_lists_after_it(spark, tmp_path, monkeypatch):
+    folder, files = UPath(tmp_path / "job" / "sources" / "sales"), Folder(UPath(tmp_path / "in"))
+    begin, failed = listing._begin, []
+
+    def epoch_ends():
+        try:
+            listing.look_between_epochs(UPath(tmp_path / "job"))
+        except Exception as error:
+            failed.append(error)
+
+    epoch = Thread(target=epoch_ends)
+
+    def begin_slowly(*arguments):
+        epoch.start()
+        epoch.join(timeout=1)
+        begin(*arguments)
+
+    def start():
+        listing.show(spark, folder, files, [], lambda name: False, None, watch=True)
+
+    put(tmp_path / "in", "1.csv", 1)
+    start()
+    put(tmp_path / "in", "2.csv", 2)
+    monkeypatch.setattr(listing, "_BRIEF", 60.0)
+    monkeypatch.setattr(listing, "_begin", begin_slowly)
+    start()
+    epoch.join()
+    assert failed == []
+    assert sorted(listing.Chunks(folder, files.root).names()) == ["1.csv", "2.csv"]
+
+
+def test_nothing_is_listed_after_the_last_time(tmp_path, monkeypatch):
+    put(tmp_path / "in", "1.csv", 1)
+    folder, files = UPath(tmp_path / "job" / "sources" / "sales"), Folder(UPath(tmp_path / "in"))
+    shown = listing.Listing(None, files, folder, [], lambda name: False, None)
+    epoch, new = Thread(target=shown.look_between_epochs), files.new
+
+    def meanwhile(known):
+        found = new(known)
+        if not epoch.ident:
+            epoch.start()
+            put(tmp_path / "in", "2.csv", 2)
+        return found
+
+    monkeypatch.setattr(files, "new", meanwhile)
+    monkeypatch.setattr(shown, "all_taken", lambda: True)
+    shown.end()
+    epoch.join()
+    shown.end()
+    assert list(listing.Chunks(folder, files.root).names()) == ["1.csv"]
+
+
+def test_a_drain_asks_what_was_read_while_an_epoch_ends(tmp_path, monkeypatch):
+    put(tmp_path / "in", "1.csv", 1)
+    folder, files = UPath(tmp_path / "job" / "sources" / "sales"), Folder(UPath(tmp_path / "in"))
+    shown = listing.Listing(None, files, folder, [], lambda name: False, None)
+    shown.look()
+    epoch = Thread(target=shown.look_between_epochs)
+
+    def found(checkpoint, folder):
+        if not epoch.ident:
+            epoch.start()
+            epoch.join(timeout=1)
+        return [0]
+
+    monkeypatch.setattr(listing, "_BRIEF", 60.0)
+    monkeypatch.setattr(listing, "_running", lambda spark, folder: {folder: None})
+    monkeypatch.setattr(listing, "_found", found)
+    assert shown.all_taken()
+    epoch.join()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -343,3 +444,31 @@ def test_json_rows_come_with_the_file_that_they_are_of(spark, tmp_path):
     query.stop()
     assert [row.amount for row in rows] == [1, None]
     assert rows[1]["__malformed"].file == f"file:{tmp_path}/in/a.json"
+
+
+def test_a_record_within_a_record_that_lacks_a_field_is_malformed(spark, tmp_path):
+    whole, lacking = {"x": 1, "y": 2}, {"x": 1}
+    trips = [
+        {"start": whole, "spots": [whole], "by_name": {"k": whole}},
+        {"start": lacking, "spots": [], "by_name": {}},
+        {"start": whole, "spots": [whole, lacking], "by_name": {}},
+        {"start": whole, "spots": [whole, None], "by_name": {}},
+        {"start": whole, "spots": [], "by_name": {"k": lacking}},
+        {"spots": [], "by_name": {}},
+    ]
+    rows = [json.dumps({"id": number, **trip}) for number, trip in enumerate(trips)]
+    (tmp_path / "in.json").write_text("\n".join(rows))
+    source = JsonSource(str(tmp_path / "in.json"), Trip, on_malformed="divert")
+    found = {row.id: row["__malformed"] and row["__malformed"].reason for row in source.read(spark).collect()}
+    assert found == {
+        0: None,
+        1: "field 'start.y' is missing",
+        2: "field 'spots[].y' is missing",
+        3: "field 'spots[]' is missing",
+        4: "field 'by_name[].y' is missing",
+        5: "field 'start' is missing",
+    }
+    trips = record_type(Trip)
+    pq.write_table(pa.Table.from_batches([trips.to_batch([Trip(1)])]), tmp_path / "in.parquet")
+    read = ParquetSource(str(tmp_path / "in.parquet"), Trip).read(spark)
+    assert [record for batch in read.toArrow().to_batches() for record in trips.from_batch(batch)] == [Trip(1)]

@@ -10,9 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from upath import UPath
 
-from dagster_unified.api import CollectionSource, RateSource
+from dagster_unified.api import CollectionSource, RateSource, StructuredSource
 from dagster_unified.connectors import listing
-from dagster_unified.connectors.positions import EverythingRead, FilesRead, PartitionsRead, Position, Unread
+from dagster_unified.connectors.positions import (
+    EverythingRead,
+    FilesRead,
+    OffsetsRead,
+    PartitionsRead,
+    Position,
+    SparkOffset,
+    Unread,
+)
 from dagster_unified.errors import MalformedInputError, StateError, UnsupportedError
 from dagster_unified.orchestration.partitions import slice_of
 from dagster_unified.records import record_type
@@ -92,6 +100,7 @@ def read_batch(spark, source):
             "the partitions up to 2024-01-02, which ends at 2024-01-03T00:00:00+01:00",
         ),
         (FilesRead.of("/in", ["b", "a"]), "2 files in /in"),
+        (SparkOffset("kafka", '{"sales": {"0": 5}}'), 'Spark\'s kafka up to \'{"sales": {"0": 5}}\''),
         (
             FilesRead.of("/in", ["b"], PartitionsRead(datetime(2024, 1, 3, tzinfo=timezone.utc), "2024-01-02")),
             "the partitions up to 2024-01-02, which ends at 2024-01-03T00:00:00+00:00, and of later ones 1 file in /in",
@@ -165,8 +174,63 @@ def test_partitions_without_an_order_give_no_position(definition, key, why):
 
 
 def test_a_source_that_has_no_position_says_so_when_it_is_asked():
-    with pytest.raises(UnsupportedError, match=r"source 'rate' \(Spark source rate\) cannot tell what has been read"):
-        RateSource().stream_position(None, '{"offset": 1}')
+    odd = StructuredSource("odd", Sale)
+    with pytest.raises(UnsupportedError, match=r"source 'odd' \(Spark source odd\) cannot go on after what has been"):
+        odd.stream_position(None, '{"offset": 1}')
+    with pytest.raises(UnsupportedError, match="source 'odd'"):
+        StructuredSource("odd", Sale, bounded=True).batch_position(None)
+    offset = SparkOffset("odd", "7")
+    with pytest.raises(
+        StateError, match="after Spark's odd up to '7': nothing says with which options; give starting_"
+    ):
+        odd.after(offset)
+    with pytest.raises(StateError, match=r"source 'even': it cannot go on .*: it reads Spark's even"):
+        StructuredSource("even", Sale, starting_options=lambda offset: {"start": offset}).after(offset)
+    with pytest.raises(
+        StateError, match="source 'rate': 'x' in Spark's checkpoint is not an offset of its rate source"
+    ):
+        RateSource().stream_position(None, "x")
+    with pytest.raises(StateError, match=r"source 'rate': it cannot go on after topic .*: it reads Spark's rate"):
+        RateSource().after(OffsetsRead("topic", {"value": 3}))
     with pytest.raises(StateError, match="source 'rate': it cannot go on after everything: a RateSource does not know"):
         RateSource().after(EverythingRead())
     assert RateSource().after(Unread()).describe() == "Spark source rate"
+
+
+def test_spark_s_kafka_begins_at_the_offsets_whatever_its_options_say():
+    offset = '{"sales":{"0":5}}'
+    options = StructuredSource("kafka", Sale, {"startingTimestamp": "0"}).starting_options(offset)
+    assert options == {"startingOffsets": offset, "startingTimestamp": None, "startingOffsetsByTimestamp": None}
+
+
+def test_batch_over_spark_s_kafka_has_read_up_to_its_ending_offsets():
+    def source(**options):
+        return StructuredSource("kafka", Sale, {"subscribe": "sales", **options}, bounded=True, name="sales")
+
+    read = source(endingOffsets='{"sales": {"0": 5, "1": 0}}').batch_position(None)
+    assert read == SparkOffset("kafka", '{"sales": {"0": 5, "1": 0}}')
+    for ending, said in (
+        ({}, "not set"),
+        ({"endingOffsets": "latest"}, "latest"),
+        ({"endingOffsets": '{"sales": {"0": -1}}'}, "-1"),
+    ):
+        with pytest.raises(UnsupportedError, match=rf"source 'sales': .* endingOffsets \(.*{said}.*\) does not say"):
+            source(**ending).batch_position(None)
+
+
+def test_options_of_spark_s_kafka_are_known_in_any_case_and_in_its_order():
+    ends = '{"sales": {"0": 5}}'
+
+    def source(**options):
+        return StructuredSource("kafka", Sale, {"subscribe": "sales", **options}, bounded=True, name="sales")
+
+    assert source(endingoffsets=ends).batch_position(None) == SparkOffset("kafka", ends)
+    for option in ("endingTimestamp", "endingtimestamp", "ENDINGOFFSETSBYTIMESTAMP"):
+        with pytest.raises(UnsupportedError, match=rf"source 'sales': .* and {option}, which counts for more than end"):
+            source(endingOffsets=ends, **{option: "1700000000000"}).batch_position(None)
+
+    begins = source(
+        startingtimestamp="1", STARTINGOFFSETS="earliest", startingOffsetsBytimestamp="{}", minPartitions="2"
+    )
+    begun = begins.after(SparkOffset("kafka", ends))._started()
+    assert begun == {"subscribe": "sales", "minPartitions": "2", "startingOffsets": ends}

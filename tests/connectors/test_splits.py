@@ -312,5 +312,5 @@ def test_a_bounded_source_whose_part_was_made_again_is_an_error(logs):
 def test_a_stream_that_begins_behind_its_bound_reads_nothing_and_keeps_its_position(logs, tmp_path):
     read = {"left": 4, "gone": 7}
     source = LogSource(logs, until={"left": 2, "right": 2}).after(OffsetsRead(f"logs in {logs}", read))
-    range_ = source._stream_range(UPath(tmp_path))
+    range_ = source.stream_range(UPath(tmp_path))
     assert range_.end == {"left": 4, "gone": 7, "right": 2}

@@ -1,7 +1,9 @@
 """Sources whose records come once are written to a log before anything processes them."""
 
 import itertools
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,11 +19,15 @@ import pytest
 from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
+from upath import UPath
 
-from dagster_unified.api import GeneratorSource, Pipeline
+from dagster_unified.api import DeltaSink, GeneratorSource, Pipeline, SocketSource
 from dagster_unified.connectors import written_ahead
-from dagster_unified.connectors.written_ahead import _Log, _Receiver
-from dagster_unified.errors import PipelineError, StageError, UnsupportedError
+from dagster_unified.connectors.written_ahead import WrittenAheadSource, _Log, _Receiver
+from dagster_unified.engine.streaming.job import Start, StreamingJob
+from dagster_unified.engine.streaming.savepoint import RESTORING
+from dagster_unified.errors import PipelineError, StageError, StateError, UnsupportedError
+from dagster_unified.records import record_type
 
 
 class Tick(NamedTuple):
@@ -128,8 +134,6 @@ def test_a_receiver_that_was_succeeded_takes_no_more_records(tmp_path):
 
 
 def test_two_queries_of_a_job_share_a_receiver(spark, tmp_path):
-    from upath import UPath
-
     calls = []
 
     def slowly():
@@ -159,9 +163,239 @@ def test_what_goes_wrong_while_receiving_fails_the_job(tmp_path, records, proble
         log.newest()
 
 
-def test_a_bucket_cannot_hold_the_log():
-    from upath import UPath
+@pytest.fixture
+def in_files_of_ten(monkeypatch):
+    """Makes files of ten records, one frame each."""
+    monkeypatch.setattr(written_ahead, "_MOST", 10)
+    monkeypatch.setattr(written_ahead, "_FILE_BYTES", 1)
 
+
+def checkpointed(folder, *offsets, begun=0):
+    """Spark's logs of offsets and of commits, with the positions of some epochs; the last may only have begun."""
+    (folder / "offsets").mkdir(parents=True, exist_ok=True)
+    (folder / "commits").mkdir(exist_ok=True)
+    for epoch, position in enumerate(offsets, 5):
+        lines = ["v1", "{}", '{"number":1,"event":"{}"}', json.dumps(position), "-"]
+        (folder / "offsets" / str(epoch)).write_text("\n".join(lines))
+        if epoch < 5 + len(offsets) - begun:
+            (folder / "commits" / str(epoch)).write_text("v1\n{}")
+
+
+def logs(folder):
+    return sorted(file.stem for file in (folder / "log").glob("*.log"))
+
+
+def test_files_that_no_checkpoint_and_no_savepoint_needs_are_deleted(tmp_path, in_files_of_ten):
+    log = received(source(ticks(50)), tmp_path)
+    first, second, third, fourth, last = sorted(log.newest())
+    assert all(count == 10 for count in log.newest().values())
+
+    def left():
+        written_ahead.delete_unneeded(tmp_path / "log", tmp_path, last)
+        return logs(tmp_path)
+
+    assert left() == [first, second, third, fourth, last]
+    checkpointed(tmp_path / "spark" / "main", {first: 10, second: 9}, {first: 10, second: 10, third: 10, fourth: 10})
+    checkpointed(tmp_path / "savepoints" / "one" / "spark" / "main", {first: 10})
+    assert left() == [second, third, fourth, last]
+    shutil.rmtree(tmp_path / "savepoints")
+    assert left() == [second, third, fourth, last]
+    (tmp_path / "spark" / "main" / "offsets" / "5").unlink()
+    checkpointed(tmp_path / "spark" / "other")
+    assert left() == [second, third, fourth, last]
+    checkpointed(tmp_path / "spark" / "other", dict.fromkeys((first, second, third, fourth, last), 10))
+    assert left() == [last]
+
+    assert read(log, log.oldest(), log.newest()) == ticks(10, 40)
+    gone = r"source 'ticks': .* has no longer what came after record 3 of file .*; go on from a later savepoint"
+    with pytest.raises(StateError, match=gone):
+        log.splits({**log.newest(), second: 3}, log.newest())
+    with pytest.raises(StateError, match=f"has no longer what came after record 0 of file {second}"):
+        log.available({first: 10})
+    assert log.available(dict.fromkeys((first, second, third, fourth), 10))[last] == 0
+
+
+@pytest.mark.parametrize("state", ["spark/main", "savepoints/one/spark/main"])
+def test_an_epoch_that_is_not_committed_needs_what_it_reads(tmp_path, in_files_of_ten, state):
+    log = received(source(ticks(30)), tmp_path)
+    first, second, last = sorted(log.newest())
+    all_read, job = log.newest(), tmp_path / state
+
+    checkpointed(job, all_read, begun=1)
+    written_ahead.delete_unneeded(tmp_path / "log", tmp_path, last)
+    assert logs(tmp_path) == [first, second, last]
+
+    checkpointed(job, {first: 10, second: 0, last: 0}, all_read, begun=1)
+    written_ahead.delete_unneeded(tmp_path / "log", tmp_path, last)
+    assert logs(tmp_path) == [second, last]
+    (job / "offsets" / "5").unlink()
+    written_ahead.delete_unneeded(tmp_path / "log", tmp_path, last)
+    assert logs(tmp_path) == [second, last]
+
+
+def test_a_query_of_another_source_needs_no_file(tmp_path, in_files_of_ten):
+    log = received(source(ticks(20)), tmp_path)
+    _, last = sorted(log.newest())
+    checkpointed(tmp_path / "spark" / "main", log.newest())
+    checkpointed(tmp_path / "spark" / "other", {"sales[0]": 7})
+    written_ahead.delete_unneeded(tmp_path / "log", tmp_path, last)
+    assert logs(tmp_path) == [last]
+
+
+def test_a_query_that_has_seen_no_file_yet_needs_all(tmp_path, in_files_of_ten):
+    log = received(source(ticks(20)), tmp_path)
+    checkpointed(tmp_path / "spark" / "main", log.newest())
+    checkpointed(tmp_path / "spark" / "other", {})
+    written_ahead.delete_unneeded(tmp_path / "log", tmp_path, max(log.newest()))
+    assert logs(tmp_path) == sorted(log.newest())
+
+
+def test_a_file_without_an_index_has_nothing(tmp_path, in_files_of_ten):
+    log = received(source(ticks(20)), tmp_path)
+    first, last = sorted(log.newest())
+    (tmp_path / "log" / "0.log").touch()
+    checkpointed(tmp_path / "spark" / "main", log.newest())
+    written_ahead.delete_unneeded(tmp_path / "log", tmp_path, last)
+    assert logs(tmp_path) == ["0", last]
+    assert log.available({first: 10}) == {first: 10, last: 0}
+
+
+def test_files_are_in_order_also_where_the_clock_goes_back(tmp_path, monkeypatch, in_files_of_ten):
+    received(source(ticks(20)), tmp_path)
+    monkeypatch.setattr(written_ahead.time, "time_ns", lambda: 1)
+    log = received(source(ticks(20, 20)), tmp_path)
+    assert len(log.newest()) == 4
+    assert read(log, log.oldest(), log.newest()) == ticks(40)
+
+
+def test_a_job_that_stops_ends_its_receiver_and_keeps_what_it_has_received(tmp_path):
+    taken, more, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def slow():
+        try:
+            yield Tick(1, None)
+            yield Tick(2, None)
+            taken.set()
+            more.wait(30)
+            yield Tick(3, None)
+        finally:
+            ended.set()
+
+    one = GeneratorSource(slow, Tick, name="ticks", flush_every=timedelta(seconds=30))
+    receiver = _Receiver(one, tmp_path / "log")
+    receiver.start()
+    assert taken.wait(30)
+    receiver.end()
+    assert not receiver.is_alive()
+    log = _Log(one, str(tmp_path / "log"))
+    assert read(log, log.oldest(), log.newest()) == [Tick(1, None), Tick(2, None)]
+    more.set()
+    assert ended.wait(30)
+
+
+def test_a_socket_is_closed_when_the_job_stops(tmp_path):
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        one = SocketSource("127.0.0.1", server.getsockname()[1])
+        receiver = _Receiver(one, tmp_path / "log")
+        receiver.start()
+        connection, _ = server.accept()
+        with connection:
+            connection.settimeout(30)
+            connection.sendall(b"a line\n")
+            log = _Log(one, str(tmp_path / "log"))
+            while not sum(log.newest().values()):
+                time.sleep(0.01)
+            receiver.end()
+            assert connection.recv(1) == b""
+    assert sum(log.newest().values()) == 1  # and it has not failed
+
+
+class Unstoppable(WrittenAheadSource[int]):
+    """A source whose client fails when it is closed."""
+
+    kind = "client"
+
+    def __init__(self, name):
+        self.name, self.records = name, record_type(int)
+        self.more = threading.Event()
+
+    def describe(self):
+        return "a client"
+
+    def receive(self):
+        yield 1
+        self.more.wait(30)
+
+    def stop_receiving(self):
+        raise RuntimeError("the client is closed already")
+
+
+def test_a_source_that_fails_to_stop_holds_up_no_other(tmp_path, caplog):
+    job = UPath(tmp_path)
+    sources = {tmp_path / name / "log": Unstoppable(name) for name in ("one", "two")}
+    receivers = {log: _Receiver(source, log) for log, source in sources.items()}
+    written_ahead._receivers.update(receivers)
+    for receiver in receivers.values():
+        receiver.start()
+    for log, source in sources.items():
+        while not sum(_Log(source, str(log)).newest().values()):
+            time.sleep(0.01)
+    written_ahead.end(job)
+    assert [receiver.is_alive() for receiver in receivers.values()] == [False, False]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"source '{name}': stop_receiving failed while the job stopped" for name in ("one", "two")
+    ]
+    for source in sources.values():
+        source.more.set()
+
+
+def test_a_job_that_fails_to_stop_releases_its_lease(spark, tmp_path, monkeypatch):
+    pipeline = Pipeline("p")
+    pipeline.from_source(source([])).print()
+    options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path)}
+    job = StreamingJob(pipeline.plan(options), spark, Start("one"))
+    (job.directory.path / RESTORING).parent.mkdir(parents=True)
+    (job.directory.path / RESTORING).write_text('{"savepoint": "one"}')
+
+    def fails(folder):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(written_ahead, "end", fails)
+    with pytest.raises(OSError, match="the disk is full"):
+        job.start()
+    job.directory.take("another", 30).release()
+
+
+@pytest.mark.parametrize("drained", [False, True])
+def test_the_receiver_ends_with_the_job(spark, tmp_path, drained):
+    yielded, stops = [], threading.Event()
+
+    def endless():
+        for number in itertools.count():
+            yielded.append(number)
+            yield Tick(number, None)
+            time.sleep(0.001)
+
+    pipeline = Pipeline("endless")
+    ticked = pipeline.from_source(GeneratorSource(endless, Tick, name="ticks"))
+    ticked.sink_to(DeltaSink(str(tmp_path / "table"), name="table"))
+    options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints")}
+    job = StreamingJob(pipeline.plan(options), spark, Start("test"), lambda event: committed())
+    committed = job.drain if drained else stops.set
+    assert job.run(stops.is_set) == ("finished" if drained else "stopped")
+    deadline = time.monotonic() + 60
+    while any("receive ticks" in thread.name for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    log = _Log(source([]), str(*(tmp_path / "checkpoints").rglob("log")))
+    logged = sum(log.newest().values())
+    assert len(yielded) - logged in (0, 1)  # the one with which it saw that nobody takes more
+    if drained:
+        table = DeltaTable(str(tmp_path / "table")).to_pyarrow_table()
+        assert sorted(table["number"].to_pylist()) == yielded[:logged]
+
+
+def test_a_bucket_cannot_hold_the_log():
     with pytest.raises(UnsupportedError, match=r"set execution\.checkpointing\.dir to a folder on a disk"):
         source([]).read_stream(None, UPath("s3://bucket/checkpoints"))
 
@@ -192,6 +426,7 @@ def numbers(server, given):
 
 
 @pytest.mark.spark
+@pytest.mark.rotates("kills")
 def test_a_job_that_is_killed_processes_what_it_has_received_exactly_once(tmp_path):
     given: list[int] = []
     with closing(socket.create_server(("127.0.0.1", 0))) as server:

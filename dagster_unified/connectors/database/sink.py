@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from dagster_unified.connectors.commits import WriterTask
 from dagster_unified.connectors.database.committer import MARKS, DatabaseCommitter, Plan
 from dagster_unified.connectors.database.connection import Database
+from dagster_unified.connectors.database.source import DatabaseSource
 from dagster_unified.connectors.database.staging import StagedRows, StagingWriter
 from dagster_unified.connectors.secrets import Value
 from dagster_unified.connectors.table_sink import Mode, TableSink
 from dagster_unified.errors import PipelineError
-from dagster_unified.graph.connectors import Target
 from dagster_unified.operators.functions.type_variables import In
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 class DatabaseSink(TableSink[In, StagedRows]):
@@ -65,13 +61,9 @@ class DatabaseSink(TableSink[In, StagedRows]):
         if not table or table == MARKS or "\0" in table:
             raise PipelineError(f"sink '{self.name}': {table!r} cannot be the name of a table; choose another")
 
-    def describe(self) -> str:
-        by = f" by {', '.join(self.key)}" if self.key else ""
-        return f"table {self._shown} at {self.database.describe()} ({self.mode}{by})"
-
-    def target(self) -> Target:
-        shared = self.mode == "append" and self.partition_column is None
-        return Target(f"{self.database.describe()}/{self._shown}", shared)
+    def place(self) -> tuple[str, str]:
+        table = self.table if self.schema is None else f"{self.schema}.{self.table}"
+        return table, self.database.describe()
 
     def committer(self, schema: pa.Schema) -> DatabaseCommitter:
         return DatabaseCommitter(
@@ -92,23 +84,8 @@ class DatabaseSink(TableSink[In, StagedRows]):
 
             return sa.inspect(connection).has_table(self.table, self.schema)
 
-    def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
-        import sqlalchemy as sa
-        from sqlalchemy.sql.elements import quoted_name
-
-        if not self.exists():
-            return None
-        columns: list[sa.ColumnElement[Any]] = [sa.column(quoted_name(name, True)) for name in self.records.names]
-        schema = None if self.schema is None else quoted_name(self.schema, True)
-        table = sa.table(quoted_name(self.table, True), schema=schema)
-        with self.database.transaction(self._where, read_only=True) as connection:
-            found = connection.execute(sa.select(*columns).select_from(table).limit(rows)).fetchall()
-        values = zip(*found, strict=True) if found else [()] * len(columns)
-        return pa.table(dict(zip(self.records.names, map(list, values), strict=True)))
-
-    @property
-    def _shown(self) -> str:
-        return self.table if self.schema is None else f"{self.schema}.{self.table}"
+    def written(self) -> DatabaseSource[In]:
+        return DatabaseSource(self.table, self.records, self.database.url, name=self.name, schema=self.schema)
 
     @property
     def _where(self) -> str:

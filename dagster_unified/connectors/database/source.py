@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import date, datetime, timedelta, timezone
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
-from uuid import UUID
 
 import msgspec
 import pyarrow as pa
 
 from dagster_unified.connectors.bounds import time_hull
 from dagster_unified.connectors.database.connection import Database
+from dagster_unified.connectors.database.fetching import fetched
+from dagster_unified.connectors.database.reading import ReadField, converted
 from dagster_unified.connectors.database.types import fits
-from dagster_unified.connectors.nested import json_type
 from dagster_unified.connectors.secrets import Value
 from dagster_unified.connectors.splits import Malformed, Offsets, SplitSource, cuts
 from dagster_unified.errors import PipelineError, SourceError, nearest
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.operators.functions.type_variables import Out
-from dagster_unified.records import record_type, shorten
+from dagster_unified.records import record_type
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
 
 _PART = "rows"
 """The one part of a table, with offset 0 before and 1 after it was read."""
-
-_ROWS = 10_000
-"""Rows of a batch."""
 
 _DAY = timedelta(days=1)
 
@@ -156,11 +152,19 @@ class DatabaseSource(SplitSource[Out]):
         return ranges if ranges == [DatabaseSplit()] else [*ranges, DatabaseSplit(nulls=True)]
 
     def read_split(self, split: DatabaseSplit) -> Iterator[pa.RecordBatch | Malformed]:
-        convert = [_converter(field) for field in self.records.schema]
+        return self._read(split)
+
+    def rows(self, most: int | None = None) -> pa.Table:
+        """The rows that fit, or the first of them, read here and at once."""
+        found = self._read(DatabaseSplit(), most)
+        return pa.Table.from_batches([one for one in found if isinstance(one, pa.RecordBatch)], self.records.schema)
+
+    def _read(self, split: DatabaseSplit, most: int | None = None) -> Iterator[pa.RecordBatch | Malformed]:
+        fields = ReadField.of(self.records)
         with self.database.transaction(self._where, SourceError, read_only=True) as connection:
             asked = self._statement(split, self._times(connection), connection.dialect.name)
-            for rows in connection.execution_options(stream_results=True).execute(asked).partitions(_ROWS):
-                yield from self._converted([tuple(row) for row in rows], convert)
+            for columns in fetched(connection, asked.limit(most)):
+                yield from converted(columns, fields, self._place)
 
     # The statement
 
@@ -258,21 +262,6 @@ class DatabaseSource(SplitSource[Out]):
                     f" as the field's {field.type}; declare another type, or cast it in a query"
                 )
 
-    def _converted(self, rows: Sequence[Any], convert: Sequence[Convert]) -> Iterator[pa.RecordBatch | Malformed]:
-        try:
-            columns = [[one(v) for v in values] for one, values in zip(convert, zip(*rows, strict=True), strict=True)]
-            arrays = [pa.array(c, f.type) for c, f in zip(columns, self.records.schema, strict=True)]
-        except _REFUSED as error:
-            if len(rows) > 1:
-                half = len(rows) // 2
-                yield from self._converted(rows[:half], convert)
-                yield from self._converted(rows[half:], convert)
-                return
-            content = msgspec.json.encode(dict(zip(self.records.names, rows[0], strict=True)), enc_hook=str).decode()
-            yield Malformed(self._place, content, shorten(str(error))[1:-1])
-        else:
-            yield pa.RecordBatch.from_arrays(arrays, schema=self.records.schema)
-
     @property
     def _place(self) -> str:
         if self.table is None:
@@ -282,66 +271,3 @@ class DatabaseSource(SplitSource[Out]):
     @property
     def _where(self) -> str:
         return f"source '{self.name}'"
-
-
-Convert = Callable[[Any], Any]
-_REFUSED = (ValueError, TypeError, ArithmeticError, msgspec.MsgspecError, pa.ArrowException)
-
-
-def _converter(field: pa.Field) -> Convert:
-    """What makes a field's value of what drivers give: a value of its type, or one that stands for it."""
-    convert = _value(field.type)
-
-    def converted(value: Any) -> Any:
-        if value is not None:
-            return convert(value)
-        if not field.nullable:
-            raise ValueError(f"field '{field.name}': it is null, and its type does not allow None")
-        return None
-
-    return converted
-
-
-def _value(kind: pa.DataType) -> Convert:
-    if pa.types.is_nested(kind):
-        return _nested(json_type(kind))
-    if pa.types.is_decimal(kind):
-        return lambda v: Decimal(str(v)) if isinstance(v, float) else Decimal(v)
-    if pa.types.is_timestamp(kind):
-        return lambda v: _moment(v, kind.tz is not None)
-    if pa.types.is_duration(kind):
-        return lambda v: v if isinstance(v, timedelta) else timedelta(microseconds=v)
-    if pa.types.is_date(kind):
-        return _day
-    if kind == pa.bool_():
-        return lambda v: {0: False, 1: True}[v] if v in (0, 1) else _refuse(v, "a bool")
-    if kind == pa.float64():
-        return lambda v: float(v) if not isinstance(v, str) else _refuse(v, "a float")
-    if kind == pa.string():
-        return lambda v: str(v) if isinstance(v, (str, UUID)) else _refuse(v, "a text")
-    return lambda v: v
-
-
-def _refuse(value: Any, what: str) -> Any:
-    raise TypeError(f"{shorten(value)} is not {what}")
-
-
-def _nested(python: Any) -> Convert:
-    decode = msgspec.json.Decoder(python).decode
-    return lambda v: decode(v) if isinstance(v, (str, bytes)) else msgspec.convert(v, python)
-
-
-def _day(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return _refuse(value, "a date")
-    return date.fromisoformat(value) if isinstance(value, str) else value
-
-
-def _moment(value: Any, zoned: bool) -> datetime:
-    moment = datetime.fromisoformat(value) if isinstance(value, str) else value
-    if not isinstance(moment, datetime):
-        raise TypeError(f"{shorten(value)} is not a time")
-    if moment.tzinfo is None:
-        return moment.replace(tzinfo=timezone.utc) if zoned else moment
-    moment = moment.astimezone(timezone.utc)
-    return moment if zoned else moment.replace(tzinfo=None)

@@ -11,10 +11,9 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from dagster_unified.connectors.commits import Committable, WriteAttempt, Writer
+from dagster_unified.connectors.commits import Committable, WriteAttempt, Writer, staged_content
 from dagster_unified.connectors.paths import put, storage_path
 from dagster_unified.connectors.writers import arrow_stream
-from dagster_unified.errors import UnavailableError
 
 _INLINE = 256 << 10
 """Bytes of a task's rows that travel within their committable."""
@@ -31,15 +30,7 @@ class StagedRows(Committable, frozen=True, kw_only=True):
 
     def table(self) -> pa.Table:
         """The rows, in their order."""
-        content = self.content
-        if self.file:
-            try:
-                content = storage_path(self.file, "staged rows").read_bytes()
-            except FileNotFoundError:
-                raise UnavailableError(
-                    f"the staged rows {self.file} are gone: another job has taken over and removed them; nothing was"
-                    " committed, and another attempt stages them again"
-                ) from None
+        content = staged_content(self.file, "staged rows") if self.file else self.content
         return pa.ipc.open_stream(content).read_all()
 
 

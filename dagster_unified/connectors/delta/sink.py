@@ -155,13 +155,13 @@ class DeltaSink(SparkSink[object, DeltaFile]):
         """One row per key: of several partitions the last partition's, within one the last that was emitted."""
         from pyspark.sql import functions as F
 
-        columns = [c for c in frame.columns if c not in (PARTITION_INDEX, EMITTED)]
-        order = [F.col(PARTITION_INDEX)] if PARTITION_INDEX in frame.columns else []
-        numbered = frame if EMITTED in frame.columns else frame.withColumn(EMITTED, F.monotonically_increasing_id())
-        last = numbered.groupBy(*self.key).agg(
-            F.max_by(F.struct(*columns), F.struct(*order, F.col(EMITTED))).alias("__row")
-        )
-        return last.select(*[f"__row.{c}" for c in columns])
+        names = [name for name in frame.columns if name not in (PARTITION_INDEX, EMITTED)]
+        order = [name for name in (PARTITION_INDEX, EMITTED) if name in frame.columns]
+        if EMITTED not in order:
+            frame = frame.selectExpr("*", f"monotonically_increasing_id() AS {EMITTED}")
+            order.append(EMITTED)
+        row = F.expr(f"max_by(struct({_quoted(names)}), struct({_quoted(order)})) AS __row")
+        return frame.groupBy(*self.key).agg(row).select("__row.*")
 
     def elsewhere(self, path: str) -> Self:
         changed = copy.copy(self)
@@ -228,3 +228,8 @@ class DeltaSink(SparkSink[object, DeltaFile]):
         from deltalake import DeltaTable
 
         return DeltaTable(self._uri(), storage_options=self.storage_options)
+
+
+def _quoted(names: Sequence[str]) -> str:
+    """Columns, as SQL names them."""
+    return ", ".join(f"`{name.replace('`', '``')}`" for name in names)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -18,14 +17,8 @@ from dagster_unified.connectors.postgres.tables import Wanted
 from dagster_unified.connectors.postgres.types import staged_column
 from dagster_unified.connectors.secrets import Value
 from dagster_unified.connectors.table_sink import Mode, TableSink
-from dagster_unified.graph.connectors import Target
 from dagster_unified.operators.functions.type_variables import In
 from dagster_unified.records import RecordType
-
-if TYPE_CHECKING:
-    import pyarrow.dataset as ds
-    from pyspark.sql import SparkSession
-
 
 _PRIVILEGES = {
     "append": ("INSERT",),
@@ -82,13 +75,8 @@ class PostgresSink(TableSink[In, PostgresCommittable]):
         if partition_column is not None:
             quoted(partition_column)
 
-    def describe(self) -> str:
-        by = f" by {', '.join(self.key)}" if self.key else ""
-        return f"table {self.table} at {self.connection.describe()} ({self.mode}{by})"
-
-    def target(self) -> Target | None:
-        shared = self.mode == "append" and self.partition_column is None
-        return Target(f"{self.connection.describe()}/{self.table}", shared)
+    def place(self) -> tuple[str, str]:
+        return str(self.table), self.connection.describe()
 
     def check(self, records: RecordType) -> None:
         super().check(records)
@@ -111,16 +99,7 @@ class PostgresSink(TableSink[In, PostgresCommittable]):
         with closing(self.connection.connect(f"sink '{self.name}'")) as client:
             return client.execute("SELECT to_regclass(%s)", (self.table.sql,)).fetchone() != (None,)
 
-    def dataset(self) -> ds.Dataset:
-        import pyarrow.dataset as ds  # loads pandas where it is installed, so only where it is needed
-
-        return ds.dataset(self._written().rows())
-
-    def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
-        return self._written().rows(rows) if self.exists() else None
-
-    def _written(self) -> PostgresSource[In]:
-        """The columns of its table that it writes."""
+    def written(self) -> PostgresSource[In]:
         return PostgresSource(str(self.table), self.records, self.connection, name=self.name)
 
     def _staging(self) -> Staging:

@@ -7,10 +7,10 @@ import pytest
 from dagster_unified.api import DatabaseSink
 from dagster_unified.testing.connectors import SinkTarget, check_epochs, check_partitions, spark_connect_server
 from tests.connectors.database.test_sink import rows
-from tests.depth import NIGHTLY, SEED, rotated
+from tests.depth import NIGHTLY, SEED
 from tests.ports import free_port
 
-KILLS = 120 if NIGHTLY else 6
+KILLS = 120 if NIGHTLY else 4
 MODES = {
     "append": {"partition_column": "of_partition"},
     "overwrite": {"mode": "overwrite", "partition_column": "of_partition"},
@@ -38,8 +38,9 @@ def spark_server():
 
 
 @pytest.mark.spark
+@pytest.mark.rotates("kits")
 @pytest.mark.parametrize(
-    ("kind", "mode", "check"), rotated(list(product(("duckdb", "sqlite"), MODES, (check_epochs, check_partitions))), 3)
+    ("kind", "mode", "check"), product(("duckdb", "sqlite"), MODES, (check_epochs, check_partitions))
 )
 def test_nothing_is_lost_and_nothing_is_there_twice_whoever_is_killed(spark_server, tmp_path, kind, mode, check):
     faults = check(Table(f"{kind}:///{tmp_path}/entries.db", MODES[mode]), spark_server, SEED, KILLS)

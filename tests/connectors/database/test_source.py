@@ -1,17 +1,23 @@
 """What a source reads of real databases: types, splits, partitions, and what it refuses."""
 
 from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
 from typing import NamedTuple
+from uuid import UUID
 
 import pytest
 from dagster import DailyPartitionsDefinition
 
 from dagster_unified.api import DatabaseSink, DatabaseSource, Pipeline
+from dagster_unified.connectors.database.reading import ReadField, converted
 from dagster_unified.connectors.splits import Malformed
 from dagster_unified.errors import ConfigurationError, PipelineError, SourceError, UnsupportedError
 from dagster_unified.orchestration.partitions import slice_of
+from dagster_unified.records import record_type
 from tests.connectors.database.test_sink import MANY, VALUE, Everything, Sale, execute, rows, url  # noqa: F401
+from tests.connectors.postgres.support import execute as postgres_execute
 from tests.connectors.postgres.support import write
+from tests.connectors.trips import Spot, Trip
 
 DAYS = DailyPartitionsDefinition("2024-01-01")
 
@@ -67,7 +73,9 @@ def test_what_is_no_time_is_not_left_out_with_a_window(tmp_path):
     execute(shop, "INSERT INTO visits VALUES (1, 1704447000), (2, '2024-01-05 10:00:00'), (3, '2024-01-20 10:00:00')")
     source = DatabaseSource("visits", Visit, shop, on_malformed="divert").partitioned_by("at")
     found = everything(source.bounded_to(slice_of(DAYS, "2024-01-05")))
-    assert [one.id if isinstance(one, Visit) else one.reason for one in found] == ["1704447000 is not a time", 2]
+    assert [one.id if isinstance(one, Visit) else one.reason for one in found] == [
+        "field 'at': 1704447000 is not a time", 2
+    ]  # fmt: skip
 
 
 def test_rows_that_do_not_fit_are_told_apart(url):  # noqa: F811
@@ -139,3 +147,150 @@ def test_a_time_is_not_cut_to_a_date(tmp_path):
     execute(shop, "INSERT INTO visits VALUES ('2024-01-01 12:00:00')")
     source = DatabaseSource(None, Day, shop, query="SELECT moment AS day FROM visits", on_malformed="divert")
     assert ["is not a date" in one.reason for one in everything(source)] == [True]
+
+
+class Number(NamedTuple):
+    value: int | None
+
+
+class Moment(NamedTuple):
+    value: datetime
+
+
+class Took(NamedTuple):
+    value: timedelta
+
+
+@pytest.mark.parametrize(
+    ("record", "values", "says"),
+    [
+        (Number, [7, 1.5, None], "1.5 is not an int"),
+        (Number, [7, Decimal("1.5")], "Decimal('1.5') is not an int"),
+        (Number, [7, float("inf")], "inf is not an int"),
+        (Number, [Decimal(7), "7"], "'7' is not an int"),
+        (Day, [date(2024, 1, 1), 5], "5 is not a date"),
+        (Day, [1.5], "1.5 is not a date"),
+        (Took, [7, 1.5], "1.5 is not an int"),
+        (Moment, [datetime(9999, 12, 31, 23, tzinfo=timezone(timedelta(hours=-5)))], "outside of the years 1 to 9999"),
+        (Moment, [datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=5)))], "outside of the years 1 to 9999"),
+        (Moment, [datetime(2024, 1, 1), "9999-12-31 23:00:00-05:00"], "date value out of range"),
+    ],
+)
+def test_a_value_that_would_be_changed_is_refused(record, values, says):
+    (field,) = ReadField.of(record_type(record))
+    refused = [one for one in converted([values], [field], "table shop") if isinstance(one, Malformed)]
+    assert [one.place for one in refused] == ["table shop"]
+    assert refused[0].reason.startswith(f"field '{field.field.name}': ")
+    assert says in refused[0].reason
+
+
+def test_a_whole_number_is_read_whatever_the_driver_makes_of_it():
+    found = converted([[7, 2.0, Decimal("3.00"), None]], ReadField.of(record_type(Number)), "table shop")
+    assert [batch.to_pylist() for batch in found] == [[{"value": 7}, {"value": 2}, {"value": 3}, {"value": None}]]
+
+
+def test_half_a_number_of_a_database_is_refused(tmp_path):
+    shop = f"sqlite:///{tmp_path}/shop.db"
+    execute(shop, "CREATE TABLE visits (value INTEGER)")
+    execute(shop, "INSERT INTO visits VALUES (1), (1.5)")
+    found = everything(DatabaseSource("visits", Number, shop, on_malformed="divert"))
+    assert [one.reason if isinstance(one, Malformed) else one for one in found] == [
+        Number(1), "field 'value': 1.5 is not an int"
+    ]  # fmt: skip
+
+
+class Alike(NamedTuple):
+    id: int
+    small: int | None
+    big: float | None
+    text: str | None
+    other: str | None
+    kind: str | None
+    raw: bytes | None
+    yes: bool | None
+    number: Decimal | None
+    day: date | None
+    moment: datetime | None
+    shown: list[int] | None
+
+
+Unlike = NamedTuple("Unlike", [*Alike.__annotations__.items(), ("takes", timedelta)])
+
+TIMES = ["2024-02-29 10:00:00.123456+02", "0001-01-01 00:00:00+00", "infinity", "-infinity", "20000-01-01 00:00:00+00"]
+
+
+def test_duckdbs_arrow_columns_are_what_its_driver_gives(tmp_path):
+    shop = f"duckdb:///{tmp_path}/shop.duckdb"
+    execute(
+        shop,
+        "CREATE TABLE shop (id BIGINT, small UTINYINT, big BIGINT, text VARCHAR, other UUID, kind ENUM('a', 'b'),"
+        " raw BLOB, yes INTEGER, number DECIMAL(12, 2), day DATE, moment TIMESTAMPTZ, shown JSON, takes INTERVAL)",
+    )
+    for number, moment in enumerate([*TIMES, None]):
+        given = f"{number}, 200, {2**53 + 1}, 'x', '{UUID(int=number)}', 'b', 'y', 1, 12.34, '2024-02-29'"
+        given = given if moment else f"{number}, " + ", ".join(["NULL"] * 9)
+        moment = f"'{moment}'" if moment else "NULL"
+        execute(shop, f"INSERT INTO shop VALUES ({given}, {moment}, '[1, 2]', INTERVAL 1 HOUR)")
+    by_column = everything(DatabaseSource("shop", Alike, shop, on_malformed="divert"))
+    by_row = everything(DatabaseSource(None, Unlike, shop, query="SELECT * FROM shop", on_malformed="divert"))
+    fit = [row for row in by_column if not isinstance(row, Malformed)]
+    assert fit == [Alike(*row[:-1]) for row in by_row if not isinstance(row, Malformed)]
+    assert [row.id for row in fit] == [0, 1, 2, 3, 5]
+    assert fit[0].big == 2**53
+    assert fit[0].moment == datetime(2024, 2, 29, 8, 0, 0, 123456, timezone.utc)
+    assert [(one.place, "20000" in one.content) for one in by_column if isinstance(one, Malformed)] == [
+        ("table shop", True)
+    ]
+
+
+def test_a_query_that_fails_while_it_is_read_is_an_error_of_the_source(url):  # noqa: F811
+    write(DatabaseSink("sales", url), MANY)
+    failing = "abs(-9223372036854775807 - CASE WHEN id > 15000 THEN 1 ELSE 0 END)"
+    source = DatabaseSource(None, tuple[int], url, query=f"SELECT {failing} AS f0 FROM sales")
+    with pytest.raises(SourceError, match=r"source 'query': .*shop.db refuses it: .*(?i:overflow|out of range)"):
+        everything(source)
+
+
+class Seen(NamedTuple):
+    at: datetime
+
+
+def test_times_that_sqlite_has_as_text_are_read_however_they_are_written(tmp_path):
+    shop = f"sqlite:///{tmp_path}/shop.db"
+    execute(shop, "CREATE TABLE seen (at DATETIME)")
+    texts = ["2024-01-05 10:00:00", "2024-01-05T10:00:00.500000", "2024-01-05", "2024-01-05 10:00:00+02:00"]
+    wrong = ["2024-02-30 10:00:00", "0000-01-01 10:00:00", "2024-01-05 25:00:00"]
+    for text in texts + wrong:
+        execute(shop, f"INSERT INTO seen VALUES ('{text}')")
+    found = everything(DatabaseSource("seen", Seen, shop, on_malformed="divert"))
+    day = datetime(2024, 1, 5, tzinfo=timezone.utc)
+    read = sorted(one.at - day for one in found if isinstance(one, Seen))
+    assert read == [timedelta(hours=hours) for hours in (0, 8, 10)] + [timedelta(hours=10, milliseconds=500)]
+    assert sorted(one.content for one in found if isinstance(one, Malformed)) == sorted(
+        f'{{"at":"{text}"}}' for text in wrong
+    )
+
+
+def test_a_database_with_cursors_of_its_own_is_read(postgres):
+    postgres_execute(
+        postgres,
+        "CREATE TABLE sales AS SELECT n AS id, 'x' AS \"order\", n / 2.0 AS amount FROM generate_series(1, 25000) n",
+    )
+    source = DatabaseSource("sales", Sale, postgres.replace("postgresql://", "postgresql+psycopg://"))
+    assert sorted(everything(source)) == [Sale(n, "x", n / 2) for n in range(1, 25_001)]
+
+
+def test_a_record_within_a_record_that_lacks_a_field_does_not_fit(url):  # noqa: F811
+    trips = [Trip(1), Trip(2, spots=[], by_name={"k": Spot(1.0, 2.0, 3)})]
+    write(DatabaseSink("trips", url), trips)
+    whole, lacking, null = '{"x": 1, "y": 2}', '{"x": 1}', '{"x": 1, "y": null}'
+    for number, spots in ((3, f"[{whole}, {lacking}]"), (4, f"[{null}]"), (5, "[null]"), (6, f"[{whole}]")):
+        execute(url, f"INSERT INTO trips VALUES ({number}, '{whole}', '{spots}', '{{}}')")
+    found = everything(DatabaseSource("trips", Trip, url, on_malformed="divert"))
+    fitting = [*trips, Trip(6, Spot(1.0, 2.0), [Spot(1.0, 2.0)], {})]
+    assert sorted(row for row in found if isinstance(row, Trip)) == fitting
+    assert sorted(row.reason for row in found if isinstance(row, Malformed)) == [
+        "field 'spots': Expected `float`, got `null` - at `$[0].y`",
+        "field 'spots': Expected `object`, got `null` - at `$[0]`",
+        "field 'spots': Object missing required field `y` - at `$[1]`",
+    ]

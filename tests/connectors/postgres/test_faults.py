@@ -21,6 +21,7 @@ from dagster_unified.engine.commit import WriteContext
 from dagster_unified.errors import UnavailableError
 from tests.connectors.postgres.support import LocalCommits, execute, identity, rows, stage, staging_tables, write
 from tests.depth import SEED, chance, examples
+from tests.small_disk import NEEDS_ROOT, small_disk
 
 FORK = multiprocessing.get_context("fork")
 
@@ -268,29 +269,27 @@ def test_two_deployments_write_to_one_table_at_once(postgres, key):
     assert len(ids(postgres)) == (2000 if key else 2 * 2050)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="mounts a small disk, which needs root")
+@NEEDS_ROOT
 def test_a_full_disk_at_the_server_is_transient_and_nothing_of_the_write_is_visible(
     postgres, postgres_server, tmp_path
 ):
     small = postgres_server.folder / "small"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(small)], check=True)
-    try:
-        subprocess.run(["chown", "postgres", str(small)], check=True)
-        execute(
-            postgres,
-            f"CREATE TABLESPACE small LOCATION '{small}'",
-            "CREATE TABLE sales (id int8, shop text) TABLESPACE small",
-        )
-        sink = PostgresSink("sales", postgres)
-        write(sink, FEW, epoch=0)
-        with pytest.raises(UnavailableError, match="No space left on device"):
+    with small_disk(small, megabytes=3) as resize:
+        try:
+            subprocess.run(["chown", "postgres", str(small)], check=True)
+            execute(
+                postgres,
+                f"CREATE TABLESPACE small LOCATION '{small}'",
+                "CREATE TABLE sales (id int8, shop text) TABLESPACE small",
+            )
+            sink = PostgresSink("sales", postgres)
+            write(sink, FEW, epoch=0)
+            with pytest.raises(UnavailableError, match="No space left on device"):
+                write(sink, *[MANY] * 5, epoch=1)
+            assert len(ids(postgres)) == len(FEW)
+            resize(60)
             write(sink, *[MANY] * 5, epoch=1)
-        assert len(ids(postgres)) == len(FEW)
-        subprocess.run(["mount", "-o", "remount,size=60m", str(small)], check=True)
-        write(sink, *[MANY] * 5, epoch=1)
-        assert len(ids(postgres)) == len(FEW) + 5 * len(MANY)
-        assert staging_tables(postgres) == []
-    finally:
-        execute(postgres, "DROP TABLE IF EXISTS sales", "DROP TABLESPACE IF EXISTS small")
-        subprocess.run(["umount", "-l", str(small)], check=True)
+            assert len(ids(postgres)) == len(FEW) + 5 * len(MANY)
+            assert staging_tables(postgres) == []
+        finally:
+            execute(postgres, "DROP TABLE IF EXISTS sales", "DROP TABLESPACE IF EXISTS small")

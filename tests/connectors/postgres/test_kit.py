@@ -7,10 +7,10 @@ import pytest
 from dagster_unified.connectors.postgres import PostgresSink
 from dagster_unified.testing.connectors import SinkTarget, check_epochs, check_partitions, spark_connect_server
 from tests.connectors.postgres.support import rows, staging_tables, write
-from tests.depth import NIGHTLY, SEED, rotated
+from tests.depth import NIGHTLY, SEED
 from tests.ports import free_port
 
-KILLS = 120 if NIGHTLY else 6
+KILLS = 120 if NIGHTLY else 4
 MODES = {
     "append": {"partition_column": "of_partition"},
     "overwrite": {"mode": "overwrite", "partition_column": "of_partition"},
@@ -40,7 +40,8 @@ def spark_server():
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize(("mode", "check"), rotated(list(product(MODES, (check_epochs, check_partitions))), 3))
+@pytest.mark.rotates("kits")
+@pytest.mark.parametrize(("mode", "check"), product(MODES, (check_epochs, check_partitions)))
 def test_nothing_is_lost_and_nothing_is_there_twice_whoever_is_killed(
     spark_server, postgres_server, postgres, mode, check
 ):

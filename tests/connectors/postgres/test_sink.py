@@ -12,7 +12,7 @@ import pytest
 
 from dagster_unified.connectors.postgres import PostgresConnection, PostgresSink
 from dagster_unified.engine.commit import WriteContext
-from dagster_unified.errors import ConfigurationError, LeaseLostError, PipelineError, SinkError, UnavailableError
+from dagster_unified.errors import ConfigurationError, PipelineError, SinkError, UnavailableError
 from dagster_unified.records import record_type
 from tests.connectors.postgres.support import LocalCommits, execute, identity, rows, staging_tables, write
 
@@ -44,62 +44,6 @@ def test_a_missing_table_is_made(postgres):
         ("shop", "text", "NO"),
         ("amount", "double precision", "YES"),
     ]
-
-
-@pytest.mark.parametrize("tasks", [[[Sale(1, "a")]], [MANY, MANY], [MANY, [Sale(-1, "few")], []]])
-def test_an_execution_appends_once(postgres, tasks):
-    count = sum(map(len, tasks))
-    assert not write(PostgresSink("sales", postgres), *tasks).repeated
-    assert write(PostgresSink("sales", postgres), *tasks).repeated
-    assert rows(postgres, "SELECT count(*) FROM sales") == [(count,)]
-    write(PostgresSink("sales", postgres), *tasks, execution="another")
-    assert rows(postgres, "SELECT count(*) FROM sales") == [(2 * count,)]
-    assert staging_tables(postgres) == []
-
-
-def test_an_epoch_is_written_once_and_none_after_it_is_taken_back(postgres):
-    sink = PostgresSink("sales", postgres)
-    for epoch in (0, 1, 1, 0, 2):
-        write(sink, [Sale(epoch, "a")], epoch=epoch)
-    assert [row[0] for row in sales(postgres)] == [0, 1, 2]
-
-
-def test_no_rows_are_remembered_as_well(postgres):
-    sink = PostgresSink("sales", postgres)
-    assert not write(sink, [], record=Sale, epoch=3).repeated
-    assert write(sink, [Sale(1, "a")], epoch=3).repeated
-    assert sales(postgres) == []
-
-
-def test_a_job_on_an_earlier_timeline_may_not_write(postgres):
-    sink = PostgresSink("sales", postgres)
-    write(sink, [Sale(1, "a")], epoch=7)
-    write(sink, [Sale(2, "a")], epoch=4, timeline=1)
-    with pytest.raises(LeaseLostError, match=r"timeline 1"):
-        write(sink, [Sale(3, "a")], epoch=8)
-    assert [row[0] for row in sales(postgres)] == [1, 2]
-
-
-@pytest.mark.parametrize("more", [[], MANY])
-def test_the_last_record_of_a_key_stays(postgres, more):
-    sink = PostgresSink("sales", postgres, mode="upsert", key="id")
-    write(sink, [Sale(1, "first"), Sale(2, "x"), Sale(1, "second"), *more[3:]], epoch=0)
-    assert sales(postgres)[:2] == [(1, "second", None), (2, "x", None)]
-    write(sink, [Sale(1, "third", 3.0), *more[3:]], epoch=1)
-    assert sales(postgres)[:2] == [(1, "third", 3.0), (2, "x", None)]
-    assert len(sales(postgres)) == max(2, len(more) - 1)
-
-
-class Pair(NamedTuple):
-    left: str
-    right: date
-
-
-def test_a_key_may_be_all_there_is(postgres):
-    sink = PostgresSink("pairs", postgres, mode="upsert", key=("left", "right"))
-    write(sink, [Pair("a", date(2024, 1, 1))] * 2, epoch=0)
-    write(sink, [Pair("a", date(2024, 1, 1)), Pair("b", date(2024, 1, 2))], epoch=1)
-    assert rows(postgres, "SELECT count(*) FROM pairs") == [(2,)]
 
 
 class Named(NamedTuple):
@@ -138,56 +82,6 @@ def test_a_trigger_may_leave_rows_out(postgres, count):
     )
     write(PostgresSink("sales", postgres), MANY[:count])
     assert rows(postgres, "SELECT count(*) FROM sales") == [(count // 2,)]
-
-
-def test_overwrite_replaces_the_table_in_batch(postgres):
-    sink = PostgresSink("sales", postgres, mode="overwrite")
-    write(sink, MANY, execution="one")
-    write(sink, [Sale(1, "a")], execution="two")
-    assert sales(postgres) == [(1, "a", None)]
-
-
-def test_overwrite_replaces_what_was_there_before_a_stream(postgres):
-    write(PostgresSink("sales", postgres), [Sale(0, "old")], execution="before")
-    sink = PostgresSink("sales", postgres, mode="overwrite")
-    for epoch in range(3):
-        write(sink, [Sale(epoch, "new")], epoch=epoch)
-    assert [row[:2] for row in sales(postgres)] == [(0, "new"), (1, "new"), (2, "new")]
-
-
-@pytest.mark.parametrize("mode", ["append", "overwrite"])
-def test_a_partition_that_runs_again_replaces_its_rows(postgres, mode):
-    sink = PostgresSink("sales", postgres, mode=mode, partition_column="of_run")
-    for execution, partition, ids in [("1", "mon", (1, 2)), ("2", "tue", (3,)), ("3", "mon", (4,)), ("4", "tue", ())]:
-        write(sink, [Sale(n, "a") for n in ids], record=Sale, execution=execution, partition=partition)
-    assert rows(postgres, "SELECT id, of_run FROM sales") == [(4, "mon")]
-
-
-@pytest.mark.parametrize("tasks", [[[Sale(1, "a")]], [[Sale(1, "a")], MANY]])
-def test_several_partitions_are_committed_at_once(postgres, tasks):
-    def run(execution):
-        with closing(LocalCommits(PostgresSink("sales", postgres, partition_column="of"), Sale)) as commits:
-            contexts = [WriteContext(identity(execution, day), "stage") for day in ("mon", "tue")]
-            return [result.repeated for result in commits.write(tasks, contexts)]
-
-    count = sum(map(len, tasks))
-    assert run("one") == [False, False]
-    assert run("one") == [True, True]
-    assert run("two") == [False, False]
-    found = rows(postgres, "SELECT of, count(*) FROM sales GROUP BY of ORDER BY of")
-    assert found == [("mon", count), ("tue", count)]
-    assert staging_tables(postgres) == []
-
-
-def test_a_partition_whose_rows_cannot_be_told_is_not_written_twice(postgres):
-    sink = PostgresSink("sales", postgres)
-    write(sink, [Sale(1, "a")], execution="one", partition="mon")
-    with pytest.raises(SinkError, match=r"partition 'mon' was written before.*partition_column"):
-        write(sink, [Sale(1, "a")], execution="two", partition="mon")
-    write(sink, [Sale(2, "a")], execution="two", partition="tue")
-    assert [row[0] for row in sales(postgres)] == [1, 2]
-    with pytest.raises(SinkError, match=r"replaces the whole table"):
-        write(PostgresSink("sales", postgres, mode="overwrite"), [Sale(1, "a")], partition="mon")
 
 
 def test_names_are_taken_as_they_are_written(postgres):
@@ -254,18 +148,6 @@ VALUES = [
         Decimal(0), timedelta(0), Colour.BLUE, [], [], [], [], Point(-1, None), [], {},
     ),
 ]  # fmt: skip
-
-
-def test_what_was_written_can_be_looked_at(postgres):
-    sink = PostgresSink("sales", postgres, partition_column="of").taking(record_type(Sale))
-    assert sink.preview(None, 5) is None
-    write(PostgresSink("sales", postgres, partition_column="of"), MANY, partition="mon")
-    assert sink.exists()
-    assert sink.preview(None, 2).to_pylist() == [
-        {"id": 0, "shop": "shop 0", "amount": 0.0},
-        {"id": 1, "shop": "shop 1", "amount": 0.5},
-    ]
-    assert sink.dataset().count_rows() == len(MANY)
 
 
 @pytest.mark.parametrize("copies", [1, 400], ids=["with committables", "in a table"])
@@ -412,29 +294,11 @@ def test_a_server_that_is_away_is_transient(postgres_server):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"mode": "merge"}, "mode 'merge' is not one of append, upsert, overwrite"),
-        ({"mode": "upsert"}, "needs the fields that identify a row"),
-        ({"key": "id"}, "needs the fields that identify a row"),
-        ({"mode": "upsert", "key": "ids"}, "no field 'ids', which is in its key; did you mean 'id'"),
-        ({"mode": "upsert", "key": "amount"}, "may be None"),
-        ({"mode": "upsert", "key": "id", "partition_column": "p"}, "leave partition_column out"),
-        ({"partition_column": "shop"}, "give partition_column another name"),
         ({"table": "a.b.c"}, "is no table of PostgreSQL"),
         ({"table": 'sa"les'}, "cannot be the name"),
         ({"table": "s" * 64}, "cannot be the name"),
     ],
 )
-def test_what_makes_no_sense_is_refused_when_the_graph_is_built(given, says):
+def test_what_is_no_name_of_a_table_is_refused_when_the_graph_is_built(given, says):
     with pytest.raises(PipelineError, match=says):
         PostgresSink(**{"table": "sales", "connection": "postgresql://x/y", **given}).taking(record_type(Sale))
-
-
-def test_explain_says_of_a_partition_that_runs_again_what_the_sink_does():
-    def promised(**given):
-        return PostgresSink("sales", "postgresql://db.example/shop", **given).capabilities.describe()
-
-    assert promised() == (
-        "exactly-once, but going back to a savepoint writes rows again, and running a partition again is refused"
-    )
-    assert promised(partition_column="day") == "exactly-once, but going back to a savepoint writes rows again"
-    assert promised(mode="upsert", key="id") == "upsert"

@@ -1,0 +1,223 @@
+"""Makes Arrow batches of a record type from columns as a driver gives them: Python's values, or Arrow's.
+
+A column whose values are all of the type that its field holds is taken as a whole; of any other, each value is
+converted or refused. Knows neither statements nor splits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pyarrow as pa
+
+from dagster_unified.connectors.nested import json_type
+from dagster_unified.connectors.splits import Malformed
+from dagster_unified.records import RecordType, shorten
+
+Column = Sequence[Any]
+"""A column's values, or an array of Arrow's."""
+
+_Convert = Callable[[Any], Any]
+
+_REFUSED = (ValueError, TypeError, ArithmeticError, msgspec.MsgspecError, pa.ArrowException)
+
+_PLAIN: dict[pa.DataType, type] = {
+    pa.bool_(): bool,
+    pa.int64(): int,
+    pa.float64(): float,
+    pa.string(): str,
+    pa.binary(): bytes,
+    pa.date32(): date,
+    pa.timestamp("us"): datetime,
+    pa.timestamp("us", "UTC"): datetime,
+}
+"""The class of a field's values that Arrow takes as they are: times without a zone as UTC, and others in UTC."""
+
+_NONE = type(None)
+
+_TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{6})?$"
+
+
+@dataclass(frozen=True)
+class ReadField:
+    """A field of a record, as it is read."""
+
+    field: pa.Field
+    convert: _Convert
+
+    @classmethod
+    def of(cls, records: RecordType) -> list[ReadField]:
+        """The fields of a record type."""
+        return [cls(field, _converter(field.type)) for field in records.schema]
+
+    def array(self, column: Column) -> pa.Array:
+        """The values in the field's Arrow type; raises one of `_REFUSED` for what it does not hold."""
+        try:
+            found = self._of_arrow(column) if isinstance(column, pa.Array) else self._of_values(column)
+        except _REFUSED as error:
+            raise ValueError(f"field '{self.field.name}': {error}") from error
+        if found.null_count and not self.field.nullable:
+            raise ValueError(f"field '{self.field.name}': it is null, and its type does not allow None")
+        return found
+
+    def _of_values(self, values: Sequence[Any]) -> pa.Array:
+        kind = self.field.type
+        plain = Decimal if pa.types.is_decimal(kind) else _PLAIN.get(kind)
+        classes = set(map(type, values)) - {_NONE}
+        if classes == {str} and pa.types.is_timestamp(kind) and (times := _times(values)) is not None:
+            return times.cast(kind)
+        if not classes <= {plain}:
+            values = [None if value is None else self.convert(value) for value in values]
+        found = pa.array(values, kind)
+        # a time of another zone may be in a year that Python does not have, once it is in UTC
+        return _in_years(found) if pa.types.is_timestamp(kind) else found
+
+    def _of_arrow(self, column: pa.Array) -> pa.Array:
+        kind = self.field.type
+        if not _holds(kind, column.type):
+            return self._of_values(column.to_pylist())
+        if pa.types.is_temporal(column.type):
+            column = _in_years(column)
+        # not safe, as Python's float(): a whole number of 2**53 or more is rounded
+        return column.cast(kind, safe=not pa.types.is_floating(kind))
+
+
+def converted(
+    columns: Sequence[Column], fields: Sequence[ReadField], place: str
+) -> Iterator[pa.RecordBatch | Malformed]:
+    """Some rows, by column, in the columns of the records; and those that do not fit."""
+    try:
+        arrays = [field.array(column) for field, column in zip(fields, columns, strict=True)]
+    except _REFUSED as error:
+        size = len(columns[0])
+        if size > 1:
+            yield from converted([column[: size // 2] for column in columns], fields, place)
+            yield from converted([column[size // 2 :] for column in columns], fields, place)
+        else:
+            yield Malformed(place, _content(columns, fields), shorten(str(error))[1:-1])
+    else:
+        yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema([field.field for field in fields]))
+
+
+def _content(columns: Sequence[Column], fields: Sequence[ReadField]) -> str:
+    """A row, as JSON."""
+    row = {field.field.name: _first(column) for field, column in zip(fields, columns, strict=True)}
+    return msgspec.json.encode(row, enc_hook=str).decode()
+
+
+def _first(column: Any) -> Any:
+    if not isinstance(column, pa.Array):
+        return column[0]
+    # Python has not all of Arrow's times
+    return (column.cast(pa.string()) if pa.types.is_temporal(column.type) else column)[0].as_py()
+
+
+def _holds(field: pa.DataType, column: pa.DataType) -> bool:
+    """Whether all values of a column's type are values of the field, once they have its width."""
+    if pa.types.is_floating(field):
+        return bool(pa.types.is_floating(column) or pa.types.is_integer(column))
+    if pa.types.is_integer(field):
+        return bool(pa.types.is_integer(column))
+    if pa.types.is_timestamp(field):
+        return bool(pa.types.is_timestamp(column))
+    if pa.types.is_string(field):
+        is_text = pa.types.is_dictionary(column) and pa.types.is_string(column.value_type)
+        return bool(is_text or column == field)
+    return bool(column == field)
+
+
+def _in_years(times: pa.Array) -> pa.Array:
+    """Days, or times in microseconds; infinite ones as Python's drivers give them: the first and the last it has."""
+    import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
+
+    whole, kind = (pa.int32(), date) if pa.types.is_date(times.type) else (pa.int64(), datetime)
+    low, high = (pa.scalar(value, times.type).value for value in (kind.min, kind.max))
+    numbers, endless = times.view(whole), 2 ** (whole.bit_width - 1) - 1
+
+    def fit() -> bool:
+        return bool(pc.all(pc.and_(pc.greater_equal(numbers, low), pc.less_equal(numbers, high))).as_py() is not False)
+
+    if fit():
+        return times
+    for infinite, value in ((endless, high), (-endless, low)):
+        numbers = pc.if_else(pc.equal(numbers, infinite), pa.scalar(value, whole), numbers)
+    if not fit():
+        raise ValueError("it is a time outside of the years 1 to 9999")
+    return numbers.view(times.type)
+
+
+def _times(texts: Sequence[str | None]) -> pa.Array | None:
+    """Times without a zone, if all are written as SQLite's functions and SQLAlchemy write them."""
+    import pyarrow.compute as pc
+
+    found = pa.array(texts, pa.string())
+    if pc.all(pc.match_substring_regex(found, _TIME)).as_py():
+        try:
+            return _in_years(found.cast(pa.timestamp("us")))
+        except pa.ArrowInvalid:  # it has a day or an hour that there is not: the one that has it is refused
+            return None
+    return None
+
+
+def _converter(kind: pa.DataType) -> _Convert:
+    """What makes a value of a type of what drivers give for it, such as a text for a time."""
+    if pa.types.is_nested(kind):
+        return _nested(json_type(kind))
+    if pa.types.is_decimal(kind):
+        return lambda v: Decimal(str(v)) if isinstance(v, float) else Decimal(v)
+    if pa.types.is_timestamp(kind):
+        return lambda v: _moment(v, kind.tz is not None)
+    if pa.types.is_duration(kind):
+        return lambda v: v if isinstance(v, timedelta) else timedelta(microseconds=_whole(v))
+    if pa.types.is_date(kind):
+        return _day
+    if pa.types.is_integer(kind):
+        return _whole
+    if kind == pa.bool_():
+        return lambda v: {0: False, 1: True}[v] if v in (0, 1) else _refuse(v, "a bool")
+    if kind == pa.float64():
+        return lambda v: float(v) if not isinstance(v, str) else _refuse(v, "a float")
+    if kind == pa.string():
+        return lambda v: str(v) if isinstance(v, (str, UUID)) else _refuse(v, "a text")
+    return lambda v: v
+
+
+def _refuse(value: Any, what: str) -> Any:
+    raise TypeError(f"{shorten(value)} is not {what}")
+
+
+def _nested(python: Any) -> _Convert:
+    decode = msgspec.json.Decoder(python).decode
+    return lambda v: decode(v) if isinstance(v, (str, bytes)) else msgspec.convert(v, python)
+
+
+def _whole(value: Any) -> Any:
+    """A whole number; some databases give one as a decimal, such as a sum, or as a float."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    is_whole = isinstance(value, (float, Decimal)) and math.isfinite(value) and value == int(value)
+    return int(value) if is_whole else _refuse(value, "an int")
+
+
+def _day(value: Any) -> Any:
+    if isinstance(value, str):
+        return date.fromisoformat(value)
+    is_day = isinstance(value, date) and not isinstance(value, datetime)
+    return value if is_day else _refuse(value, "a date")
+
+
+def _moment(value: Any, zoned: bool) -> datetime:
+    moment = datetime.fromisoformat(value) if isinstance(value, str) else value
+    if not isinstance(moment, datetime):
+        raise TypeError(f"{shorten(value)} is not a time")
+    if moment.tzinfo is None:
+        return moment.replace(tzinfo=timezone.utc) if zoned else moment
+    moment = moment.astimezone(timezone.utc)
+    return moment if zoned else moment.replace(tzinfo=None)
