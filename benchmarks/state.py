@@ -1,8 +1,8 @@
 """What savepoints cost: a value and a timer for each of many keys, written by a STREAMING job, by BATCH, and restored.
 
 Keys are read once. Rates are of keys, over what is done beside reading and processing them: writing the tables of a
-stopped job, and the first epoch of a job that starts from them, against one that starts without. Then what a savepoint
-costs a job that goes on, with an eighth of the keys (`live_state.py`).
+stopped job, and the first epoch of a job that starts from them, against one that starts without. No worker may need
+much memory for either. Then what a savepoint costs a job that goes on, with an eighth of the keys (`live_state.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from benchmarks.bars import Bar, Measurement, Options
 from benchmarks.live_state import FAR, Number, measured
+from benchmarks.worker_memory import peak_of_workers
 from dagster_unified.api import (
     CollectionSource,
     FileSink,
@@ -65,9 +66,10 @@ def _measured(spark: SparkSession, folder: str, keys: int) -> tuple[list[Bar], l
     _batch(spark, folder, "warm up", {})
     plain = _timed(lambda: _batch(spark, folder, "plain", {}))
     leaving = _timed(lambda: _batch(spark, folder, "leaving", {"execution.savepoint.path": f"{folder}/of batch"}))
-    saved = _saved(spark, folder)
+    saved, saving = _saved(spark, folder)
     empty = _timed(lambda: _started(spark, folder, "without", {}))
-    full = _timed(lambda: _started(spark, folder, "from it", {"execution.state-recovery.path": f"{folder}/saved"}))
+    with peak_of_workers() as restoring:
+        full = _timed(lambda: _started(spark, folder, "from it", {"execution.state-recovery.path": f"{folder}/saved"}))
     rates = {
         "state.save, M keys/s": keys / saved / 1e6,
         "state.restore, M keys/s": keys / max(full - empty, 1e-3) / 1e6,
@@ -77,6 +79,8 @@ def _measured(spark: SparkSession, folder: str, keys: int) -> tuple[list[Bar], l
         Bar("state.save: M keys/s", rates["state.save, M keys/s"], 1.0),
         Bar("state.restore: M keys/s", rates["state.restore, M keys/s"], 0.5),
         Bar("state.batch: a BATCH run against one that also writes its state", plain / leaving, 1 / 1.25),
+        Bar("state.save: MB of a worker", saving, 300, at_most=True),
+        Bar("state.restore: MB of a worker", restoring.megabytes, 300, at_most=True),
     ]
     found = [Measurement(name, rate, (round(rate, 3),)) for name, rate in rates.items()]
     return bars, [*found, Measurement("state.size, bytes a key", size / keys, (round(size / keys, 1),))]
@@ -104,12 +108,14 @@ def _batch(spark: SparkSession, folder: str, name: str, options: dict[str, Any])
 class _Job(StreamingJob):
     """A job that measures how long it takes to write its tables, or leaves them out."""
 
-    seconds = 0.0
+    seconds = megabytes = 0.0
     writes = True
 
     def _save_tables(self, path: str, reason: str) -> None:
         if self.writes:
-            self.seconds = _timed(lambda: StreamingJob._save_tables(self, path, reason))
+            with peak_of_workers() as peak:
+                self.seconds = _timed(lambda: StreamingJob._save_tables(self, path, reason))
+            self.megabytes = peak.megabytes
 
 
 def _streaming(pipeline: Pipeline, spark: SparkSession, checkpoints: str, options: dict[str, Any]) -> _Job:
@@ -117,12 +123,12 @@ def _streaming(pipeline: Pipeline, spark: SparkSession, checkpoints: str, option
     return _Job(pipeline.plan(launched), spark, Start("benchmark"))
 
 
-def _saved(spark: SparkSession, folder: str) -> float:
-    """Seconds to write the tables of a STREAMING job that has read all keys."""
+def _saved(spark: SparkSession, folder: str) -> tuple[float, float]:
+    """Seconds to write the tables of a STREAMING job that has read all keys, and the megabytes that a worker needs."""
     pipeline = _pipeline(ParquetSource(f"{folder}/numbers", Number, name="numbers"), f"{folder}/out streaming")
     job = _streaming(pipeline, spark, f"{folder}/checkpoints", {"execution.savepoint.path": f"{folder}/saved"})
     job.run()
-    return job.seconds
+    return job.seconds, job.megabytes
 
 
 def _started(spark: SparkSession, folder: str, name: str, options: dict[str, Any]) -> None:

@@ -1,12 +1,27 @@
-"""A server on this machine that speaks S3, and the environment of a process that reaches it."""
+"""A server on this machine that speaks S3, and how a process and its Spark session reach it."""
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import boto3
 import s3fs
 from moto.server import ThreadedMotoServer
+
+HADOOP, AWS = "3.5.0", "2.35.4"
+"""The versions that Spark 4.3 was built with.
+
+See `pyspark/jars/hadoop-client-api-3.5.0.jar`, and what its hadoop-aws asks for.
+"""
+
+MODULES = ("s3", "sts", "s3-transfer-manager", "apache-client", "netty-nio-client")
+"""What hadoop-aws needs of `software.amazon.awssdk:bundle`, which has 600 MB."""
+
+IVY = """<ivysettings>
+<settings defaultResolver="central"/>
+<resolvers><ibiblio name="central" m2compatible="true"/></resolvers>
+</ivysettings>"""
 
 
 @contextmanager
@@ -34,3 +49,19 @@ def client(url: str):
     return boto3.client(
         "s3", endpoint_url=url, aws_access_key_id="key", aws_secret_access_key="secret", region_name="us-east-1"
     )
+
+
+def s3a(folder: Path, url: str) -> dict[str, str]:
+    """The settings of a Spark session that reaches the server at `url`; `folder` is for a file that they name."""
+    (folder / "ivy.xml").write_text(IVY)
+    packages = [f"software.amazon.awssdk:{module}:{AWS}" for module in MODULES]
+    return {
+        "spark.jars.packages": ",".join([f"org.apache.hadoop:hadoop-aws:{HADOOP}", *packages]),
+        "spark.jars.excludes": "software.amazon.awssdk:bundle,org.wildfly.openssl:wildfly-openssl",
+        "spark.jars.ivySettings": str(folder / "ivy.xml"),
+        "spark.hadoop.fs.s3a.endpoint": url,
+        "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
+        "spark.hadoop.fs.s3a.path.style.access": "true",
+        # its asynchronous client cannot talk to moto's server
+        "spark.hadoop.fs.s3a.optimized.copy.from.local.enabled": "false",
+    }

@@ -22,9 +22,11 @@ from dagster_unified.operators.functions.checkpoints import (
     checkpointed,
     listeners,
 )
+from dagster_unified.operators.functions.iterations import IterationListener, iteration_listeners
 from dagster_unified.operators.functions.type_variables import V
 from dagster_unified.operators.keyed import KeyedOptions, KeyedProcessOperator
 from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.program.epochs import Emitting
 from dagster_unified.operators.program.step import KeyedStep, Place
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.state.list import ListState, ListStateDescriptor
@@ -52,6 +54,10 @@ class CheckpointedOperator(NoTimers, KeyedProcessOperator):
         self._runs = False
 
     @property
+    def subtask_key(self) -> Hashable:
+        return KEY
+
+    @property
     def time_sorted(self) -> bool:
         return False
 
@@ -68,6 +74,23 @@ class CheckpointedOperator(NoTimers, KeyedProcessOperator):
         if not self._runs:
             self._start()
         super().process(records, timestamps)
+
+    def end_of_epoch(self, epoch: int) -> None:
+        if not self._runs:
+            self._start()
+        super().end_of_epoch(epoch)
+
+    def end_of_iteration(self) -> None:
+        if not self._runs:
+            self._start()
+        super().end_of_iteration()
+
+    @property
+    def listeners(self) -> Sequence[IterationListener[Any]]:
+        return tuple(iteration_listeners(self.function))  # of the copy that runs
+
+    def _told(self) -> Emitting:
+        return Emitting(self.out)
 
     def snapshot(self) -> None:
         """The function puts what it holds into the state; the next record gets a copy that is restored from it."""

@@ -9,7 +9,7 @@ from pydantic import Field
 from dagster_unified.engine.streaming.desired import ask
 from dagster_unified.engine.streaming.savepoint import restore_stopped
 from dagster_unified.engine.streaming.saving import without_tables
-from dagster_unified.engine.streaming.taking import take
+from dagster_unified.engine.streaming.taking import Then, take
 from dagster_unified.errors import ConfigurationError, StateError
 from dagster_unified.graph.plan import plan
 from dagster_unified.orchestration.deployment import StreamingDeployment, configuration_of, directory_of
@@ -22,6 +22,7 @@ class Action(Enum):
     """What can be asked of a streaming deployment."""
 
     suspend = "suspend"
+    stop = "stop"
     resume = "resume"
     drain = "drain"
     savepoint = "savepoint"
@@ -37,9 +38,10 @@ class ControlConfig(Config):
 
     action: Action = Field(
         description=(
-            "suspend: stop the job after its epoch, and keep it stopped. resume: let it go on. drain: end its input;"
-            " all timers fire, and the job finishes. savepoint: keep its state, as tables, while it runs or is"
-            " suspended. restore: go back to a savepoint; suspend the job before."
+            "suspend: stop the job after its epoch, and keep it stopped. stop: the same, with a savepoint of where it"
+            " stops. resume: let it go on. drain: end its input; all timers fire, and the job finishes. savepoint: keep"
+            " its state, as tables, while it runs or is suspended. restore: go back to a savepoint; suspend the job"
+            " before."
         )
     )
     savepoint: str | None = Field(
@@ -49,11 +51,18 @@ class ControlConfig(Config):
         default=False,
         description="For suspend: take a savepoint where the job stops, so that nothing is processed after it.",
     )
+    drain: bool = Field(
+        default=False,
+        description=(
+            "For stop: end the input first, so that all timers fire; the savepoint is the state that is left, and the"
+            " job has finished."
+        ),
+    )
     path: str | None = Field(
         default=None,
         description=(
-            "For savepoint, and for suspend with one: where its tables go, for other runs to start from; by default"
-            " into the savepoint's own folder."
+            "For savepoint and stop, and for suspend with a savepoint: where its tables go, for other runs to start"
+            " from; by default into the savepoint's own folder."
         ),
     )
 
@@ -98,10 +107,25 @@ def _check(name: str, config: ControlConfig) -> None:
         raise ConfigurationError(
             f"{name}: the action '{action}' is not taken with a savepoint; remove with_savepoint, or choose suspend"
         )
-    taking = config.action is Action.savepoint or config.with_savepoint
-    if config.path is not None and not taking:
+    if config.drain and config.action is not Action.stop:
+        raise ConfigurationError(
+            f"{name}: the action '{action}' does not drain the job; remove drain, or choose stop or drain"
+        )
+    if config.path is not None and not _takes(config):
         hint = ", or add with_savepoint: true" if config.action is Action.suspend else ""
         raise ConfigurationError(f"{name}: the action '{action}' writes no tables; remove path={config.path!r}{hint}")
+
+
+def _takes(config: ControlConfig) -> bool:
+    """Whether a savepoint is taken."""
+    return config.action in (Action.savepoint, Action.stop) or config.with_savepoint
+
+
+def _then(config: ControlConfig) -> Then:
+    """What becomes of the job of which a savepoint is taken."""
+    if config.action is Action.savepoint:
+        return "running"
+    return "drained" if config.drain else "suspended"
 
 
 def _act(
@@ -109,7 +133,7 @@ def _act(
 ) -> None:
     name, launched = deployment.pipeline.name, context.resources.execution.launched()
     directory = directory_of(deployment, launched)
-    if config.action is Action.savepoint or config.with_savepoint:
+    if _takes(config):
         planned = plan(deployment.pipeline.graph(), configuration_of(deployment, launched))
         spark = context.resources.spark
         taken = take(
@@ -119,7 +143,7 @@ def _act(
             f"run {context.run_id}",
             lambda: session_of(spark),
             config.path or "",
-            suspend=config.with_savepoint,
+            _then(config),
         )
         context.log.info(taken.savepoint.describe())
         if savepoint is not None:

@@ -6,6 +6,7 @@ from dagster_unified.connectors.positions import (
     OffsetsRead,
     PartitionsRead,
     Position,
+    SparkOffset,
     Unread,
 )
 from dagster_unified.state.manifest import Column
@@ -20,5 +21,6 @@ __all__ = [
     "PartitionsRead",
     "Position",
     "Savepoint",
+    "SparkOffset",
     "Unread",
 ]

@@ -100,7 +100,7 @@ def run(pipeline, spark, tmp_path, rows, drain=False, **start):
     )
 
     def enough():
-        if drain and not job._ending:
+        if drain:
             job.drain()
         main = sum(e.rows_in for e in epochs if e.query == "main")
         windows = sum(e.query == "windows" for e in epochs)

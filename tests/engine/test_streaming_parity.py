@@ -400,9 +400,12 @@ def test_native_operators_stand_anywhere(spark, tmp_path):
     pq.write_table(pa.Table.from_pylist([e._asdict() for e in events]), tmp_path / "in/0.parquet")
     operations = ["where", "map", "with_columns", "union", "gaps", "select", "flat_map", "where"]
     run_in_batch(spark, tmp_path, operations)
-    plan = build(tmp_path, operations, tmp_path / "streaming").plan(
-        {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints")}
-    )
+    options = {
+        "execution.runtime-mode": "STREAMING",
+        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+        "pipeline.max-parallelism": 5,
+    }
+    plan = build(tmp_path, operations, tmp_path / "streaming").plan(options)
     assert StreamingJob(plan, spark, Start("one")).run() == "finished"
     assert tables(tmp_path / "streaming") == tables(tmp_path / "batch")
 

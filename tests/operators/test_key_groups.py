@@ -233,7 +233,7 @@ def test_a_rolling_reduce_goes_on_whatever_its_pages_and_blocks(records, cuts, k
         expected.append(row._replace(amount=totals[row.key]))
     assert sorted(ran(step, parts, stores=stores, keys_per_page=keys_per_page)) == sorted(expected)
     driver = KeyGroups(program(step), lambda number, b: None, lambda: 0, keys_per_page=keys_per_page)
-    kept = [content.keys for store in stores.values() for content in driver.contents(store)]
+    kept = [content.content().keys for store in stores.values() for content in driver.contents(store)]
     assert {key: state["value"].amount for keys in kept for key, state in keys.items()} == dict(totals)
 
 
@@ -248,7 +248,7 @@ def test_state_in_a_column_and_in_dicts_is_the_same(first, second, watermark):
     for row in [*first, *second, *first]:
         totals[row.key] += row.amount
     driver = KeyGroups(program(step), lambda number, b: None, lambda: 0, keys_per_page=2)
-    kept = [content.keys for store in stores.values() for content in driver.contents(store)]
+    kept = [content.content().keys for store in stores.values() for content in driver.contents(store)]
     assert {key: state["value"].amount for keys in kept for key, state in keys.items()} == dict(totals)
 
 

@@ -17,6 +17,7 @@ from dagster_unified.api import (
 from dagster_unified.engine.state_tables import worker
 from dagster_unified.engine.translate import keyed_program
 from dagster_unified.errors import StateError
+from dagster_unified.operators.drivers import carried, group
 from dagster_unified.operators.drivers.carried import rows_of
 from dagster_unified.operators.state import table
 from dagster_unified.operators.state.table import KeyShape, StateTable
@@ -56,7 +57,8 @@ def pages(notes):
     harness = OneInputHarness(lambda items: items.key_by("key").process(Noted()), Note)
     for note in notes:
         harness.process_element(note)
-    return rows_of(0, MemoryStore(harness.snapshot()))
+    (rows,) = rows_of(0, MemoryStore(harness.snapshot()))
+    return rows
 
 
 def saved(notes, folder):
@@ -115,3 +117,36 @@ def test_rows_are_sliced_in_pieces_that_fit_together(tmp_path, monkeypatch):
     assert pages == whole
     assert len(pieces) > len(sizes)
     assert max(pieces) < max(sizes)
+
+
+def test_a_group_whose_rows_do_not_fit_together_is_restored_in_pieces(tmp_path, monkeypatch):
+    notes = [Note(f"{number:03}", letter * 900) for number in range(200) for letter in "xy"]
+    rows = saved(notes, tmp_path / "saved")
+    monkeypatch.setattr(worker, "SLICED_BYTES", 20_000)
+
+    def restored():
+        """The state of each key in the pages of the one group, how many pages and batches of them there are."""
+        slices = pa.Table.from_batches(worker.to_slices(payload(), 1, False)(rows.to_batches()))
+        batches = list(worker.to_pages(payload(), rows.schema, 0)(slices.to_batches()))
+        (written,) = worker.to_file(payload(), rows.schema, str(tmp_path))(batches)
+        found = pq.read_table(tmp_path / written.column("name")[0].as_py())
+        return found.sort_by("key").to_pylist(), sum(batch.num_rows for batch in batches), batches
+
+    whole, few, (_,) = restored()
+    assert whole == rows.sort_by("key").to_pylist()
+    monkeypatch.setattr(worker, "COMBINED_BYTES", 50_000)
+    monkeypatch.setattr(carried, "ROWS_BYTES", 50_000)
+    monkeypatch.setattr(group, "LARGE_PAGE", 50_000)
+    found, several, batches = restored()
+    assert found == whole
+    assert several > few
+    assert len(batches) > 1
+    sizes = [sum(map(len, batch.column("state").to_pylist())) for batch in batches]
+    assert max(sizes) <= 50_000 + max(len(data) for batch in batches for data in batch.column("state").to_pylist())
+
+    monkeypatch.setattr(worker, "LARGEST", 30_000)
+    said = (
+        r"notes: operator 'noted': keys of key group 0 that share a page have [\d,]+ bytes of state, and a page holds"
+    )
+    with pytest.raises(StateError, match=said):
+        restored()

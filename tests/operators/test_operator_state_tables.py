@@ -60,7 +60,8 @@ def subtask(number, *items):
     one = harness()
     for item in items:
         one.process_element(item)
-    return rows_of(number, MemoryStore(one.snapshot()))
+    (pages,) = rows_of(number, MemoryStore(one.snapshot()))
+    return pages
 
 
 def rows(*pages):
@@ -128,7 +129,7 @@ def test_a_subtask_without_records_does_not_hand_on_the_union_list_that_it_was_g
     first = own()
     first.process_element(Item("a", 1))
     first.process_element(Item("a", 2))
-    saved = list(worker.to_rows(payload(Own()))([rows_of(0, MemoryStore(first.snapshot()))]))
+    saved = list(worker.to_rows(payload(Own()))(rows_of(0, MemoryStore(first.snapshot()))))
     assert [row["seen"] for row in pa.Table.from_batches(saved).to_pylist()] == [[2]]
     pages = list(worker.to_subtasks(payload(Own()), saved[0].schema, 1, 3)(saved))
     idle = pa.Table.from_batches(worker.to_rows(payload(Own()))(pages)).to_pylist()

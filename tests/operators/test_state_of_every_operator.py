@@ -491,7 +491,7 @@ class Driving:
 
     def restored(self, store, groups, watermark):
         """The store after a way through rows, pages of so many groups, rows again, and pages of one group."""
-        pages = rows_of(0, store)
+        (pages,) = rows_of(0, store)
         for count in (groups, 1):
             pages = self.pages(self.rows(pages), count, watermark)
         found = MemoryStore()

@@ -7,7 +7,7 @@ import pytest
 from dagster import AssetKey, DagsterInstance, DagsterInvalidConfigError, Failure, validate_run_config
 
 from dagster_unified.api import CsvSource, DeltaSink, Pipeline
-from dagster_unified.engine.events import SavepointTaken
+from dagster_unified.engine.events import EpochCommitted, SavepointTaken
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed
 from dagster_unified.engine.streaming.desired import read_desired
 from dagster_unified.engine.streaming.savepoint import savepoints
@@ -60,7 +60,7 @@ def test_an_unbounded_pipeline_has_a_streaming_job_without_being_asked():
 def test_the_launchpad_knows_the_actions(deployed):
     _, definitions = deployed
     job = definitions.resolve_job_def("shops_control")
-    for name in ("suspend", "resume", "drain", "savepoint", "restore"):
+    for name in ("suspend", "stop", "resume", "drain", "savepoint", "restore"):
         assert validate_run_config(job, action(name))
     assert validate_run_config(job, action("restore", savepoint="g1-20260101T000000-000"))
     with pytest.raises(DagsterInvalidConfigError, match="SUSPEND"):
@@ -90,6 +90,11 @@ def test_a_savepoint_is_named_only_to_restore_it(deployed):
             "drain",
             {"with_savepoint": True},
             "shops: the action 'drain' is not taken with a savepoint",
+        ),
+        (
+            "suspend",
+            {"drain": True},
+            "shops: the action 'suspend' does not drain the job; remove drain, or choose stop",
         ),
         ("resume", {"path": "x"}, "shops: the action 'resume' writes no tables; remove path='x'$"),
         ("suspend", {"path": "x"}, "writes no tables; remove path='x', or add with_savepoint: true"),
@@ -146,11 +151,44 @@ def test_a_stream_shows_the_savepoints_of_its_interval_and_is_suspended_with_one
         assert found == {"north": 3, "south": 5}
 
 
-def test_suspending_with_a_savepoint(deployed):
+def test_a_stream_is_drained_with_a_savepoint(spark, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/1.csv").write_text("shop,amount\nnorth,3\nsouth,5\n")
+    pipeline = Pipeline("shops")
+    sales = pipeline.from_source(CsvSource(str(tmp_path / "in"), Sale, name="sales", monitor=True))
+    totals = sales.key_by("shop").reduce(lambda a, b: Sale(a.shop, a.amount + b.amount)).uid("totals")
+    totals.sink_to(DeltaSink(f"{tmp_path}/out", mode="upsert", key="shop"))
+    options = {"execution.checkpointing.dir": str(tmp_path), "pipeline.max-parallelism": 2}
+    definitions = unified_definitions(StreamingDeployment(pipeline, options=options))
+    asked = []
+
+    def drain_after(event):
+        if isinstance(event, EpochCommitted) and not asked:
+            asked.append(thread.submit(launch, definitions, "stop", drain=True))
+
+    with (
+        ThreadPoolExecutor(1) as thread,
+        progress.listening(drain_after),
+        DagsterInstance.local_temp(str(tmp_path)) as instance,
+    ):
+        assert definitions.resolve_job_def("shops_streaming").execute_in_process(instance=instance).success
+    (control,) = asked
+    (event,) = control.result().asset_materializations_for_node("shops_action")
+    directory = CheckpointDirectory(str(tmp_path), "shops")
+    (made,) = savepoints(directory)
+    assert (made.drained, directory.deployed().finished, read_desired(directory).state) == (True, True, "drained")
+    tables = f"{directory.path}/savepoints/{made.name}"
+    assert event.metadata["path"].value == tables
+    found = {row["shop"]: row["value"]["amount"] for row in Savepoint.read(tables).rows("totals")}
+    assert found == {"north": 3, "south": 5}
+
+
+@pytest.mark.parametrize(("name", "given"), [("suspend", {"with_savepoint": True}), ("stop", {})])
+def test_stopping_with_a_savepoint(deployed, name, given):
     directory, definitions = deployed
     directory.deploy(Deployed(0, "", "shops", "f", 0, 128, "ROCKSDB", {}, {}))
     (directory.path / "spark/main/commits").mkdir(parents=True)
-    assert launch(definitions, "suspend", with_savepoint=True).success
+    assert launch(definitions, name, **given).success
     assert len(savepoints(directory)) == 1
     assert read_desired(directory).state == "suspended"
 

@@ -20,11 +20,7 @@ if __name__ == "__main__":
     }
     cut, path = Cut(session.start("local[2]", config=config), folder), f"{folder}/table"
     cut.run(KILLED(EVENTS[:4], path), "BATCH", {"execution.savepoint.path": f"{BUCKET}/one"})
-    for mode, count, before, after in (("STREAMING", 7, "one", "two"), ("BATCH", 9, "two", "three")):
-        options = {
-            "execution.state-recovery.path": f"{BUCKET}/{before}",
-            "execution.savepoint.path": f"{BUCKET}/{after}",
-        }
-        cut.run(KILLED(EVENTS[:count], path), mode, options)
-    cut.run(KILLED(EVENTS, path), "STREAMING", {"execution.state-recovery.path": f"{BUCKET}/three"})
+    between = {"execution.state-recovery.path": f"{BUCKET}/one", "execution.savepoint.path": f"{BUCKET}/two"}
+    cut.run(KILLED(EVENTS[:8], path), "STREAMING", between)
+    cut.run(KILLED(EVENTS, path), "BATCH", {"execution.state-recovery.path": f"{BUCKET}/two"})
     Cut(cut.spark, f"{folder}/whole").run(KILLED(EVENTS, f"{folder}/once"), "BATCH")

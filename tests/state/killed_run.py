@@ -3,7 +3,7 @@
 `python -m tests.state.killed_run FOLDER MODE POINT`; MODE is BATCH, which reads half of the events and leaves the
 savepoint, or STREAMING, which starts from it. POINT is `tables` when the first table of the savepoint is written,
 `manifest` before its manifest is, `restored` before the first epoch after it is written, `committed` when it is and
-Spark does not know, `second` when that is so of the second, or `never`.
+Spark does not know, or `second` when that is so of the second.
 """
 
 import os
@@ -14,7 +14,7 @@ from dagster_unified.engine import session
 from dagster_unified.engine.batch import savepoint
 from dagster_unified.engine.streaming.epoch import EpochWriter
 from dagster_unified.state import manifest
-from tests.state.test_handover import EVENTS, KILLED, Cut
+from tests.state.test_handover import leave_state, start_from_state
 
 
 def die(*_):
@@ -47,9 +47,4 @@ if __name__ == "__main__":
     elif point == "second":
         EpochWriter.commit = dies_after(EpochWriter.commit, 2)
     spark = session.start("local[2]", config={"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"})
-    path = f"{folder}/savepoint"
-    if mode == "BATCH":
-        Cut(spark, folder).run(KILLED(EVENTS[:6], f"{folder}/table"), mode, {"execution.savepoint.path": path})
-    else:
-        options = {"execution.state-recovery.path": path}
-        Cut(spark, folder).run(KILLED(EVENTS, f"{folder}/table"), mode, options, patience=0.5)
+    (leave_state if mode == "BATCH" else start_from_state)(spark, folder)

@@ -3,58 +3,85 @@
 import os
 import subprocess
 import sys
+import time
+from itertools import chain
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 from dagster_unified.cli import main, terminal
 from dagster_unified.errors import StateError
 from dagster_unified.state import Savepoint
 from tests.object_store import client, served
+from tests.state.bucket_job import BUCKET as LIVE
+from tests.state.bucket_job import OPTIONS
 from tests.state.bucket_run import BUCKET
+from tests.state.shops import Sale
 from tests.state.test_handover import table
 
+FIRST = [Sale("a", 0, 1), Sale("b", 10, 2), Sale("a", 20, 4), Sale("a", 5_000, 8)]
+MORE = [Sale("a", 6_000, 16), Sale("b", 20_000, 32)]
+LAST = [Sale("a", 30_000, 64), Sale("b", 30_001, 128)]
+EARLY, LATE, END = {("a", 5), ("b", 2)}, {("a", 8), ("a", 16), ("b", 32)}, {("a", 64), ("b", 128)}
 ROOT = Path(__file__).parents[2]
 ABSENT = ("s3fs", "aiobotocore", "boto3")
 
 
 @pytest.fixture(scope="module")
-def left(tmp_path_factory):
-    """The folder of runs that have handed state to each other, and the environment in which the bucket is there."""
+def server():
+    """The environment in which the bucket is there."""
+    with served("lake") as environment:
+        yield environment
+
+
+@pytest.fixture(scope="module")
+def left(server, tmp_path_factory):
+    """The folder of runs that have handed state to each other."""
     folder = tmp_path_factory.mktemp("bucket")
     (folder / "absent").mkdir()
     for package in ABSENT:
         (folder / "absent" / f"{package}.py").write_text(f"raise ImportError('a worker needs {package}')")
-    with served("lake") as environment:
-        command = [sys.executable, "-m", "tests.state.bucket_run", str(folder)]
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-5000:]
-        yield folder, environment
+    command = [sys.executable, "-m", "tests.state.bucket_run", str(folder)]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **server}, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    return folder
 
 
 @pytest.fixture
-def bucket(left, monkeypatch):
-    for name, value in left[1].items():
+def reached(server, monkeypatch):
+    """This process reaches the bucket."""
+    for name, value in server.items():
         monkeypatch.setenv(name, value)
-    return left[0]
+
+
+@pytest.fixture
+def told(reached, capsys, monkeypatch):
+    """Gives a command's exit code and what it printed."""
+    monkeypatch.setenv("COLUMNS", "300")
+    terminal.out.cache_clear()
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        printed = capsys.readouterr()
+        return ended.value.code, printed.out + printed.err
+
+    yield run
+    terminal.out.cache_clear()
 
 
 @pytest.mark.spark
 def test_runs_of_both_modes_hand_state_to_each_other_through_a_bucket(left):
-    folder, _ = left
-    assert table(f"{folder}/table") == table(f"{folder}/once")
+    assert table(f"{left}/table") == table(f"{left}/once")
 
 
 @pytest.mark.spark
-def test_a_savepoint_in_a_bucket_is_read_copied_and_changed(bucket):
+def test_a_savepoint_in_a_bucket_is_read_copied_and_changed(left, reached):
     saved = Savepoint.read(f"{BUCKET}/two")
     assert set(saved.keyed_state("sessions").column("key").to_pylist()) <= {"a", "b", "cc", "dd"}
     saved.without("tumbling").write(f"{BUCKET}/changed")
@@ -74,19 +101,66 @@ def test_a_savepoint_in_a_bucket_is_read_copied_and_changed(bucket):
 
 
 @pytest.mark.spark
-def test_the_command_line_shows_savepoints_in_a_bucket(bucket, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "300")
-    terminal.out.cache_clear()
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            main(("state", *arguments))
-        return ended.value.code, capsys.readouterr().out
-
-    code, listed = run("ls", f"{BUCKET}/one")
+def test_the_command_line_shows_savepoints_in_a_bucket(left, told):
+    code, listed = told("state", "ls", f"{BUCKET}/one")
     assert (code, "sessions" in listed, "tumbling" in listed) == (0, True, True)
-    code, shown = run("show", f"{BUCKET}/one", "sessions", "--key", "a")
+    code, shown = told("state", "show", f"{BUCKET}/one", "sessions", "--key", "a")
     assert (code, "values" in shown) == (0, True)
-    code, differences = run("diff", f"{BUCKET}/one", f"{BUCKET}/two")
+    code, differences = told("state", "diff", f"{BUCKET}/one", f"{BUCKET}/two")
     assert (code, "sessions" in differences) == (1, True)
-    terminal.out.cache_clear()
+
+
+@pytest.fixture
+def stream(server, tmp_path):
+    """A streaming job with its checkpoints in the bucket, which has read the first files."""
+    arrive(tmp_path, "1", FIRST)
+    (tmp_path / "shops.py").write_text(f"from tests.state.shops import shops\npipeline = shops({str(tmp_path)!r})")
+    command = [sys.executable, "-m", "tests.state.bucket_job", str(tmp_path), server["AWS_ENDPOINT_URL"]]
+    with (tmp_path / "log").open("w") as log:
+        job = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **server}, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        while (rows(tmp_path / "live totals"), rows(tmp_path / "live windows")) != ({("a", 13), ("b", 2)}, EARLY):
+            assert job.poll() is None, (tmp_path / "log").read_text()[-5000:]
+            time.sleep(0.1)
+        yield job
+    finally:
+        job.kill()
+
+
+def arrive(folder, name, sales):
+    (folder / "in").mkdir(exist_ok=True)
+    staged = folder / f"in/.{name}"
+    pq.write_table(pa.Table.from_pylist([sale._asdict() for sale in sales]), staged)
+    staged.rename(folder / f"in/{name}.parquet")
+
+
+def rows(path):
+    found = DeltaTable(str(path)).to_pyarrow_table().to_pylist() if DeltaTable.is_deltatable(str(path)) else []
+    return {(row["shop"], row["amount"]) for row in found}
+
+
+@pytest.mark.spark
+def test_a_stream_with_checkpoints_in_a_bucket_leaves_savepoints_there_while_it_runs_and_as_it_is_drained(
+    stream, told, tmp_path
+):
+    where = [str(tmp_path / "shops.py"), *chain.from_iterable(("-D", f"{k}={v}") for k, v in OPTIONS.items())]
+    code, printed = told("savepoint", *where, "--path", f"{LIVE}/asked")
+    assert (code, printed.strip().endswith(f"tables in {LIVE}/asked")) == (0, True), printed
+    arrive(tmp_path, "2", MORE)
+    code, printed = told("stop", *where, "--savepoint", f"{LIVE}/drained", "--drain")
+    assert (code, printed.strip().endswith("shops is drained")) == (0, True), printed
+    assert rows(tmp_path / "live windows") == EARLY | LATE
+    arrive(tmp_path, "3", LAST)
+
+    code, listed = told("state", "ls", f"{LIVE}/drained")
+    assert (code, "totals" in listed, "windows" in listed) == (0, True, True)
+    code, shown = told("state", "show", f"{LIVE}/asked", "totals", "--key", "a")
+    assert (code, "13" in shown) == (0, True)
+    code, differences = told("state", "diff", f"{LIVE}/asked", f"{LIVE}/drained")
+    assert (code, "totals" in differences, "windows" in differences) == (1, True, True)
+
+    assert stream.wait() == 0, (tmp_path / "log").read_text()[-5000:]
+    for mode in ("BATCH", "STREAMING"):
+        for savepoint, windows in (("asked", LATE | END), ("drained", END)):
+            assert rows(tmp_path / f"{savepoint} {mode} windows") == windows
+            assert rows(tmp_path / f"{savepoint} {mode} totals") == {("a", 93), ("b", 162)}

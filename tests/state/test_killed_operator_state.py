@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable
 
 from dagster_unified.state import Savepoint
-from tests.depth import NIGHTLY, chance, rotated
+from tests.depth import NIGHTLY, chance
 
 ROOT = Path(__file__).parents[2]
 POINTS = ("before", "staged", "committed")
@@ -20,7 +20,8 @@ KILLS, FILES = (10, 12) if NIGHTLY else (2, 4)
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("sinks", rotated([1, 2], 1))
+@pytest.mark.rotates("kills")
+@pytest.mark.parametrize("sinks", [1, 2])
 def test_operator_state_of_a_job_that_is_killed_again_and_again_is_neither_lost_nor_doubled(tmp_path, sinks):
     seeded = chance("operator state")
     numbers = inputs(tmp_path / "in", seeded)

@@ -92,7 +92,7 @@ def test_a_job_that_ended_meanwhile_has_its_savepoint_taken_where_it_has_stopped
 
 def test_suspending_with_a_savepoint_asks_for_both(directory, lease):
     with ThreadPoolExecutor(1) as thread:
-        asked = asking(directory, thread, lease.token, suspend=True)
+        asked = asking(directory, thread, lease.token, then="suspended")
         (wanted,) = pending(directory, lease.token)
         assert wanted.stop
         answer(directory, wanted, error="no space left on device")
@@ -105,6 +105,6 @@ def test_nothing_is_suspended_where_there_is_a_savepoint_in_the_path_already(dir
     (tmp_path / "held").mkdir()
     (tmp_path / "held/manifest.json").write_text("{}")
     with pytest.raises(StateError, match="held"):
-        take(plan(), directory, "asker", "test", lambda: None, path=f"{tmp_path}/held", suspend=True)
+        take(plan(), directory, "asker", "test", lambda: None, path=f"{tmp_path}/held", then="suspended")
     assert read_desired(directory).state is None
     assert pending(directory, lease.token) == []

@@ -16,10 +16,10 @@ ROWS = pa.table({"shop": [f"shop {number}" for number in range(10)], "amount": r
 SCHEMA = pa.schema([("shop", pa.string()), ("amount", pa.int64())])
 
 
-def written(tmp_path, monkeypatch, rows_of_a_group=3):
+def written(tmp_path, monkeypatch, rows_of_a_group=3, rows=ROWS):
     """A savepoint whose file has row groups of a few rows."""
     monkeypatch.setattr(tables, "ROWS", rows_of_a_group)
-    Savepoint.new("shops").with_state("totals", ROWS, key="shop").write(f"{tmp_path}/one")
+    Savepoint.new("shops").with_state("totals", rows, key="shop").write(f"{tmp_path}/one")
     folder, manifest = manifests.read(f"{tmp_path}/one")
     return folder, manifest.operator("totals")
 
@@ -39,8 +39,13 @@ def test_large_rows_make_small_row_groups_and_are_read_few_at_a_time(tmp_path, m
     batches = ROWS.cast(SCHEMA).to_batches(max_chunksize=5)
     assert tables.write_file(batches, SCHEMA, UPath(tmp_path / "one.parquet")) == 10
     assert pq.ParquetFile(tmp_path / "one.parquet").num_row_groups == 2
-    folder, state = written(tmp_path, monkeypatch)
-    monkeypatch.setattr(tables, "AT_A_TIME", (2 * state.bytes + 9) // 10)
+
+
+def test_rows_are_read_few_at_a_time_where_they_are_large_in_memory(tmp_path, monkeypatch):
+    alike = pa.table({"shop": [letter * 10_000 for letter in "abcdefghij"], "amount": range(10)})
+    folder, state = written(tmp_path, monkeypatch, rows_of_a_group=100, rows=alike)
+    assert state.bytes < 10_000
+    monkeypatch.setattr(tables, "AT_A_TIME", 25_000)
     assert [batch.num_rows for batch in tables.read_batches(folder, state)] == [2, 2, 2, 2, 2]
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql.streaming.query import StreamingQuery
 
 from dagster_unified.api import DeltaSink, ParquetSource, Pipeline
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
@@ -28,7 +29,6 @@ from dagster_unified.engine.streaming.savepoint import savepoints
 from dagster_unified.engine.streaming.taking import take
 from dagster_unified.errors import StateError
 from dagster_unified.state import Savepoint
-from tests.depth import rotated
 
 ROOT = Path(__file__).parents[2]
 
@@ -150,7 +150,7 @@ def test_a_busy_job_is_suspended_with_a_savepoint_of_exactly_where_it_stops(shop
     path = shops.folder / "handed over"
     with shops.running() as job:
         job.until_epochs(2)
-        taken = shops.take(path=str(path), suspend=True)
+        taken = shops.take(path=str(path), then="suspended")
         assert job.outcome.result() == "stopped"
         assert isinstance(job.events[-2], QueriesStopped)  # the sensor does not take what follows for an epoch
     assert (taken.tables, taken.error, read_desired(shops.directory).state) == (str(path), "", "suspended")
@@ -173,6 +173,18 @@ def test_a_busy_job_that_was_suspended_leaves_state_for_a_savepoint(shops):
     with pytest.raises(StateError, match=r"there is a savepoint in .* already; give another path, or remove it"):
         shops.take(path=taken.location)
     assert len(savepoints(shops.directory)) == 1
+
+
+def test_a_savepoint_is_taken_of_an_idle_job_whose_spark_always_asks_for_more(shops, monkeypatch):
+    told = StreamingQuery.status.fget
+    always = property(lambda query: {**told(query), "isTriggerActive": True})  # as over a bucket, where asking is slow
+    monkeypatch.setattr(StreamingQuery, "status", always)
+    shops.arrive(range(2))
+    with shops.running() as job:
+        job.until_epochs(2)
+        taken = shops.take()
+    assert job.outcome.result() == "stopped"
+    assert shops.totals(taken.location) == dict(sums(2))
 
 
 OFTEN = {"execution.savepoint.interval": "1 ms"}
@@ -236,7 +248,8 @@ def test_a_savepoint_that_fails_stops_no_job_and_is_tried_again(shops):
     assert shops.totals(job.savepoints()[-1].location) == dict(sums(2))
 
 
-@pytest.mark.parametrize("point", rotated(["copy", "tables", "manifest", "committed"], 1))
+@pytest.mark.rotates("kills")
+@pytest.mark.parametrize("point", ["copy", "tables", "manifest", "committed"])
 def test_a_job_is_killed_while_it_takes_a_savepoint(shops, point):
     shops.arrive(range(3))
     command = [sys.executable, "-m", "tests.state.killed_savepoint", str(shops.folder), point]

@@ -1,4 +1,4 @@
-"""The year of flights, cut at five days: no matter who reads which piece, the tables are those of one run."""
+"""The year of flights, cut at some days: no matter who reads which piece, the tables are those of one run."""
 
 from zlib import crc32
 
@@ -12,6 +12,8 @@ from tests.state.test_handover import Cut
 
 SHARE = 1 if NIGHTLY else 16
 """One of so many aircraft is followed, another one from day to day."""
+
+CUTS = 5 if NIGHTLY else 2
 
 
 def pieces(folder, cuts):
@@ -41,9 +43,9 @@ def delays(folder, out):
 
 
 @pytest.mark.parametrize("build", rotated([sessions, totals, delays], 1))
-def test_the_year_is_read_in_six_pieces_each_in_any_mode_and_the_tables_are_those_of_one_run(spark, tmp_path, build):
+def test_the_year_is_read_in_pieces_each_in_any_mode_and_the_tables_are_those_of_one_run(spark, tmp_path, build):
     random = chance("the year of flights")
-    cuts = sorted(random.sample(range(1, 365), 5))
+    cuts = sorted(random.sample(range(1, 365), CUTS))
     parts, cut, before = pieces(tmp_path, cuts), Cut(spark, tmp_path), None
     (tmp_path / "in").mkdir()
     for number, lines in enumerate(parts):

@@ -7,7 +7,7 @@ and how they get to a worker; no session.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,18 +15,19 @@ import pyarrow as pa
 
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.worker import this_subtask
+from dagster_unified.errors import StateError
 from dagster_unified.operators.broadcast import BroadcastOperator
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
 from dagster_unified.operators.drivers.carried import rows_of
-from dagster_unified.operators.drivers.group import MemoryStore, pages_of_hashes
+from dagster_unified.operators.drivers.group import MemoryStore, in_order_of_blocks, pages_of_hashes
 from dagster_unified.operators.drivers.key_groups import KeyGroups
 from dagster_unified.operators.keys import grouped_stretches, key_hashes, stretches
 from dagster_unified.operators.lanes import decode, encode
 from dagster_unified.operators.numbers import BROADCAST
 from dagster_unified.operators.operator_state import KEY, LIST, CheckpointedOperator, redistributed
 from dagster_unified.operators.program.spec import Program
-from dagster_unified.operators.state.pages import Content, decode_index
-from dagster_unified.operators.state.table import SUBTASK_KEY, KeyShape, StateTable
+from dagster_unified.operators.state.pages import Columns, Content, decode_index
+from dagster_unified.operators.state.table import LARGEST, SUBTASK_KEY, KeyShape, StateTable
 from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock
 from dagster_unified.state.manifest import OperatorState
 from dagster_unified.state.schemas import table_schema
@@ -34,8 +35,9 @@ from dagster_unified.state.tables import Split, read_split, write_file
 
 Mapped = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-GROUP, HASH, PAGE, SPLIT = "__group", "__hash", "__page", "__split"
-"""Beside a table's own columns: a row's key group, its key's hash, its page in the group, and the split that it is of.
+GROUP, HASH, PAGE, ORDER, SPLIT = "__group", "__hash", "__page", "__order", "__split"
+"""Beside a table's own columns: a row's key group, its key's hash, its page in the group, what sorts it there, and the
+split that it is of.
 """
 
 GROUP_FIELD, HASH_FIELD = pa.field(GROUP, pa.int32()), pa.field(HASH, pa.int64())
@@ -49,6 +51,9 @@ So a table crosses the border between Python and Spark once as columns, and its 
 
 SLICED, SLICED_BYTES = 131_072, 64 << 20
 """Rows, or their bytes, that are collected before they are sliced."""
+
+COMBINED_BYTES = 256 << 20
+"""Bytes of slices of one group that are sorted together."""
 
 ROWS, ROWS_BYTES = 32_768, 16 << 20
 """Keys, or bytes of their pages, that become rows together."""
@@ -178,18 +183,37 @@ def _to_rows(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
                 data = store.read_page(BROADCAST)
                 if data is not None:
                     yield table.broadcast_row(driver.broadcast.decode(data))
-            waiting, most = Content(), _keys_at_once(store)
-            for content in driver.contents(store):
-                if isinstance(driver.operator, CheckpointedOperator):
-                    own: dict[Hashable, dict[str, Any]] = {}
-                    if KEY in content.keys:
-                        own[group] = content.keys[KEY]
-                    content = Content(own, large=content.large)
+            contents = driver.contents(store)
+            if isinstance(driver.operator, CheckpointedOperator):
+                contents = (_of_subtask(group, content) for content in contents)
+            for content in _together(contents, _keys_at_once(store)):
+                yield from (rows for rows in table.batches(content) if rows.num_rows)
+
+
+def _of_subtask(number: int, held: Content | Columns) -> Content:
+    """What a subtask's group holds, with the number of the subtask as its key."""
+    content = held.content()
+    return Content({number: content.keys[KEY]} if KEY in content.keys else {}, large=content.large)
+
+
+def _together(contents: Iterable[Content | Columns], most: int) -> Iterator[Content | Columns]:
+    """What blocks hold, that of several together, up to so many keys."""
+    waiting: Content | Columns | None = None
+    for content in contents:
+        match waiting, content:
+            case (Columns(), Columns()) if waiting.names == content.names:
                 waiting.add(content)
-                if len(waiting.keys) >= most:
-                    yield from table.batches(waiting)
-                    waiting = Content()
-            yield from (rows for rows in table.batches(waiting) if rows.num_rows)
+            case (Content(), Content()):
+                waiting.add(content)
+            case _:
+                if waiting is not None:
+                    yield waiting
+                waiting = content
+        if len(waiting.keys) >= most:
+            yield waiting
+            waiting = None
+    if waiting is not None:
+        yield waiting
 
 
 def _to_file(
@@ -346,7 +370,14 @@ def _to_pages(
     with _opened(payload) as (driver, table):
         for group, own in grouped_stretches(batches, "group"):
             slices = [decode(data.as_buffer(), schema) for rows in own for data in rows.column("rows").drop_null()]
-            yield rows_of(group, _filled(driver, table, slices, watermark))
+            store = _filled(driver, table, slices, watermark)
+            largest = max(map(len, store.pages.values()))
+            if largest > LARGEST:
+                raise StateError(
+                    f"{table.where}: keys of key group {group} that share a page have {largest:,} bytes of state, and a"
+                    f" page holds up to {LARGEST:,}; set another pipeline.max-parallelism, which spreads them anew"
+                )
+            yield from rows_of(group, store)
 
 
 def _filled(driver: KeyGroups, table: StateTable, slices: Sequence[pa.RecordBatch], watermark: int) -> MemoryStore:
@@ -361,7 +392,7 @@ def _filled(driver: KeyGroups, table: StateTable, slices: Sequence[pa.RecordBatc
             broadcast = table.broadcast_of(rows)
             if broadcast is not None and driver.broadcast is not None:
                 store.write_page(BROADCAST, driver.broadcast.encode(broadcast))
-        pages = group.split(sum(rows.num_rows for rows in keyed))
+        pages = group.split(sum(rows.num_rows for rows in keyed), sum(rows.nbytes for rows in keyed))
         group.fill(_contents(table, keyed, pages), watermark)
     return store
 
@@ -385,8 +416,8 @@ def _to_subtasks(
             store = MemoryStore()
             driver.running.enter(number)
             with driver.grouped.opened(store) as group:
-                group.fill([(0, Content(driver.operator.given(state)))], MIN_TIMESTAMP)
-            yield rows_of(number, store)
+                group.fill([(0, Content(driver.operator.given(state)), {})], MIN_TIMESTAMP)
+            yield from rows_of(number, store)
 
 
 def _read_subtasks(
@@ -402,12 +433,35 @@ def _read_subtasks(
     yield from _to_subtasks(payload, stored, state.subtasks, count, rows)
 
 
-def _contents(table: StateTable, keyed: Sequence[pa.RecordBatch], pages: int) -> Iterator[tuple[int, Content]]:
-    """What each page holds of some rows."""
-    if not keyed:
-        return
-    rows = pa.Table.from_batches(keyed)
-    numbers = pages_of_hashes(rows.column(HASH), pages)
-    (batch,) = rows.append_column(PAGE, numbers).sort_by(PAGE).combine_chunks().to_batches()
-    for number, own in stretches(batch, PAGE):
-        yield number, table.content(own)
+def _contents(
+    table: StateTable, keyed: Sequence[pa.RecordBatch], pages: int
+) -> Iterator[tuple[int, Content, Mapping[Hashable, int]]]:
+    """What each page holds of some rows, and the hashes of its keys: in their order, which is that of its blocks."""
+    of_page: dict[int, list[pa.RecordBatch]] = {}
+    for together in _combinable(keyed):
+        rows = pa.Table.from_batches(together)
+        numbers = pages_of_hashes(rows.column(HASH), pages)
+        rows = rows.append_column(PAGE, numbers).append_column(ORDER, in_order_of_blocks(numbers, rows.column(HASH)))
+        (batch,) = rows.sort_by(ORDER).combine_chunks().to_batches()
+        for number, own in stretches(batch, PAGE):
+            of_page.setdefault(number, []).append(own)
+    for number, pieces in of_page.items():
+        found, hashes = Content(), dict[Hashable, int]()
+        for own in pieces:
+            found.add(table.content(own))
+            hashes.update(zip(table.keys_of(own), own.column(HASH).to_pylist(), strict=True))
+        yield number, found, hashes
+
+
+def _combinable(batches: Sequence[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Batches that become one: Arrow counts the bytes of a column with 31 bits."""
+    together: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        if together and size + batch.nbytes > COMBINED_BYTES:
+            yield together
+            together, size = [], 0
+        together.append(batch)
+        size += batch.nbytes
+    if together:
+        yield together

@@ -27,10 +27,10 @@ from uuid import uuid4
 import msgspec
 from upath import UPath
 
-from dagster_unified.connectors.paths import remove_tree, storage_path
+from dagster_unified.connectors.paths import children, remove_tree, storage_path
 from dagster_unified.connectors.positions import Position
 from dagster_unified.connectors.splits import forget_ranges
-from dagster_unified.engine.streaming.atomic import read_latest, write_alternately, write_atomically
+from dagster_unified.engine.streaming.atomic import read_latest, read_whole, write_alternately, write_atomically
 from dagster_unified.errors import ConfigurationError, LeaseLostError, StateError, UnifiedError
 from dagster_unified.operators.time import wall_clock
 
@@ -260,7 +260,8 @@ class CheckpointDirectory:
 
     def _leases(self) -> list[UPath]:
         folder = self.path / "lease"
-        return [p for p in folder.iterdir() if p.suffix == ".json" and p.stem.isdigit()] if folder.exists() else []
+        names = (name for name in children(folder) if name.endswith(".json"))
+        return [folder / name for name in names if name.removesuffix(".json").isdigit()]
 
 
 class HeldLease:
@@ -294,9 +295,10 @@ class HeldLease:
 
     def _beat(self, every: float) -> None:
         while not self._stopped.wait(every):
-            if self._directory.greatest() > self.token:
-                return
-            self._sign(released=False)
+            with contextlib.suppress(Exception):  # of a store that cannot be reached: it may be the next time
+                if self._directory.greatest() > self.token:
+                    return
+                self._sign(released=False)
 
     def _sign(self, released: bool) -> None:
         """Write a heartbeat, or the release.
@@ -322,12 +324,12 @@ def wait_for(directory: CheckpointDirectory, owner: str, patience: float, stoppe
 
 def last_number(log: UPath) -> int | None:
     """The last number in one of Spark's logs, `offsets` or `commits`; None where it is empty."""
-    return max((int(p.name) for p in log.iterdir() if p.name.isdigit()), default=None) if log.exists() else None
+    return max((int(name) for name in children(log) if name.isdigit()), default=None)
 
 
 def _read(path: UPath) -> Lease | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Lease)
+        return msgspec.json.decode(read_whole(path), type=Lease)
     except msgspec.DecodeError:
         return Lease(int(path.stem), "a job that was interrupted while it took the lease", 0)
     except FileNotFoundError:

@@ -7,33 +7,60 @@ files pile up.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from typing import Any
+from threading import Lock
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from dagster_unified.connectors.paths import storage_path
+from dagster_unified.connectors.spark_log import offsets_of_sources
 from dagster_unified.engine.streaming.atomic import read_latest, write_alternately
 from dagster_unified.operators.drivers.key_groups import ControlEvent
+
+if TYPE_CHECKING:
+    from upath import UPath
 
 NAME = "dagster_unified_control"
 
 
 class ControlFile:
-    """Where the latest event is kept."""
+    """Where the latest event is kept. Safe for several threads of the driver, whose events may overtake each other."""
 
     def __init__(self, folder: str) -> None:
         self.folder = storage_path(folder, "checkpoint directory")
+        self._lock = Lock()
+        self._written = 0
 
     def read(self) -> ControlEvent | None:
         """The latest event, or None before the first."""
         return read_latest(self.folder, ControlEvent, lambda e: e.number)
 
     def write(self, event: ControlEvent) -> None:
-        """Makes `event` the latest; the one before it stays readable meanwhile."""
-        write_alternately(self.folder, event.number, msgspec.json.encode(event))
+        """Makes `event` the latest, unless a later one is; the one before it stays readable meanwhile."""
+        with self._lock:
+            if event.number > self._written:
+                write_alternately(self.folder, event.number, msgspec.json.encode(event))
+                self._written = event.number
+
+
+def brings_end(entry: UPath) -> bool:
+    """Whether an epoch's entry in Spark's log of offsets has the end of the input."""
+    for line in offsets_of_sources(entry):
+        with contextlib.suppress(msgspec.DecodeError):  # another source's
+            if msgspec.json.decode(msgspec.json.decode(line, type=_Sent).event, type=ControlEvent).end:
+                return True
+    return False
+
+
+class _Sent(msgspec.Struct):
+    """An offset of the control stream, after the first event."""
+
+    number: int
+    event: str
 
 
 class ControlSource(DataSource):

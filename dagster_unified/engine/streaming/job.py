@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dagster_unified.connectors import written_ahead
 from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.engine.dataframe.transfer import MAX_ROWS
 from dagster_unified.engine.events import Observer, QueriesStopped, nobody
 from dagster_unified.engine.failures import translated
-from dagster_unified.engine.positions import after
+from dagster_unified.engine.positions import after, check_positions
 from dagster_unified.engine.session import is_connect
 from dagster_unified.engine.state_tables.savepoints import StartingState, starting_state
 from dagster_unified.engine.streaming.checkpoint import (
@@ -27,6 +28,7 @@ from dagster_unified.engine.streaming.checkpoint import (
     HeldLease,
     wait_for,
 )
+from dagster_unified.engine.streaming.draining import End
 from dagster_unified.engine.streaming.native_query import NativeQuery
 from dagster_unified.engine.streaming.packed import PackedQuery
 from dagster_unified.engine.streaming.portable import frozen
@@ -82,7 +84,7 @@ class StreamingJob:
         if not hasattr(spark, "sparkContext") or is_connect(spark):
             raise UnsupportedError(
                 f"{plan.name}: STREAMING needs a classic Spark session, and this one is Spark Connect's; give"
-                " SparkResource a master instead of a remote"
+                " SparkResource a master instead of a remote, or the command --master instead of --remote"
             )
         by_group = [node.name for node in plan.graph.nodes if node.runs_by_key]
         if plan.execution.streaming.backend == "HASHMAP" and by_group:
@@ -96,12 +98,14 @@ class StreamingJob:
                 f"{plan.name}: execution.savepoint.interval is set, and {why}, so that no savepoint can be taken while"
                 " the job runs; remove one of the two options, or use reduce instead of the aggregate"
             )
+        if plan.execution.savepoint.interval is not None or plan.execution.goes_on:
+            check_positions(plan)
         self.plan, self.spark, self.start_as, self.observe = plan, spark, start, observe
         self.directory = CheckpointDirectory(plan.execution.streaming.directory, plan.name)
         self.deployed: Deployed | None = None
         self._lease: HeldLease | None = None
         self._queries: list[Query] = []
-        self._ending = False
+        self._end: End | None = None
         self._stages: Topology | None = None
         """Those of the query of everything but native aggregates."""
 
@@ -144,6 +148,8 @@ class StreamingJob:
                 self._queries.append(query)
             self._prepare_savepoints(self._lease, self.deployed)
             for query in self._queries:
+                if query.over:
+                    continue
                 try:
                     query.start()
                 except Exception as error:
@@ -159,23 +165,43 @@ class StreamingJob:
         """
         try:
             self.start(stopped)
-            self._ending = self.plan.execution.boundedness is Boundedness.BOUNDED
+            if self.plan.execution.boundedness is Boundedness.BOUNDED and self._end is None:
+                self._end = End.DATA if self.plan.execution.goes_on else End.INPUT
+            if any(query.ends for query in self._queries):
+                self.drain()
             assert self._saving is not None
-            while not stopped() and not self._saving.look():
-                alive = [query for query in self._queries if query.advance(self._ending)]
-                if not alive:
-                    for query in self._queries:
-                        query.stop()
-                    if self.plan.execution.savepoint.path is not None:
-                        self.observe(QueriesStopped())
-                        self._save_tables(self.plan.execution.savepoint.path, "at the end of the data")
-                    self.directory.finish()
+            while not stopped() and not self._told_to_stop(self._saving):
+                alive = [query for query in self._queries if query.advance(self._end)]
+                if not alive and self._finish(self._saving):
                     return "finished"
                 time.sleep(poll)
             self._stop_with_savepoint(self._saving)
             return "stopped"
         finally:
             self.stop()
+
+    def _told_to_stop(self, saving: Saving) -> bool:
+        """Whether somebody asks for a savepoint where the job stops; one who asks for a drained one has it drain."""
+        wanted = saving.look()
+        if any(one.drain for one in wanted):
+            self.drain()
+        return any(one.stop for one in wanted)
+
+    def _finish(self, saving: Saving) -> bool:
+        """End the job, whose queries have nothing left to do; False where somebody asks for the end of its input."""
+        drained = saving.at_end()
+        if drained and self._end is not End.INPUT:
+            self.drain()
+            return False
+        self._stop_queries("no end was recorded; start the job again, and it ends")
+        path = self.plan.execution.savepoint.path
+        if path is not None or drained:
+            self.observe(QueriesStopped())
+        if path is not None:
+            self._save_tables(path, "at the end of the data")
+        self.directory.finish()
+        saving.take_drained(drained)
+        return True
 
     def _save_tables(self, path: str, reason: str) -> None:
         """Write a savepoint of the state that the stopped queries have left."""
@@ -201,6 +227,12 @@ class StreamingJob:
             query.halt()
         while not all(query.halt() for query in self._queries):
             time.sleep(0.02)
+        self._stop_queries("no savepoint was taken; resume the job, and suspend it with a savepoint again")
+        self.observe(QueriesStopped())
+        saving.take_stopped(wanted)
+
+    def _stop_queries(self, otherwise: str) -> None:
+        """Stop all queries; raises where one has failed, or where its sinks have more than its state."""
         for query in self._queries:
             query.stop()
         for query in self._queries:
@@ -209,33 +241,34 @@ class StreamingJob:
             if not query.settled():
                 raise StateError(
                     f"{self.plan.name}: Spark did not log the last epoch of query '{query.name}' within {GRACE:.0f} s,"
-                    " so that no savepoint was taken; resume the job, and suspend it with a savepoint again"
+                    f" so that {otherwise}"
                 )
-        self.observe(QueriesStopped())
-        saving.take_stopped(wanted)
 
     def drain(self) -> None:
         """End the input here (Flink: `stop --drain`).
 
         What has arrived is processed, the watermark goes to its end, and the job finishes.
         """
-        self._ending = True
+        self._end = End.INPUT
 
     def stop(self) -> None:
         """Stops all queries, after the epochs that are being committed, and lets others write."""
         for query in self._queries:
             query.stop()
-        if self._queries and self._saving is not None:
-            self._saving.wait()
-            with contextlib.suppress(UnifiedError, OSError):
-                self.may_write()
-                self.directory.settle(all(query.settled() for query in self._queries))
-        self._queries.clear()
-        if self._lease is not None:
-            if self.directory.last_epoch(MAIN) is not None:
+        try:
+            written_ahead.end(self.directory.path)
+            if self._queries and self._saving is not None:
+                self._saving.wait()
+                with contextlib.suppress(UnifiedError, OSError):
+                    self.may_write()
+                    self.directory.settle(all(query.settled() for query in self._queries))
+            if self._lease is not None and self.directory.last_epoch(MAIN) is not None:
                 remove_tree(self.directory.path / INITIAL)
-            self._lease.release()
-            self._lease = None
+        finally:  # no query runs any more, so nothing is written without the lease
+            self._queries.clear()
+            if self._lease is not None:
+                self._lease.release()
+                self._lease = None
 
     @property
     def token(self) -> int | None:

@@ -27,6 +27,7 @@ class NativeQuery(Query):
     The query of lanes reads the sources in `packed` as well, and counts and keeps their malformed rows.
     """
 
+    epochs_after_end = 1  # Spark closes windows in the epoch after the one that moves the watermark
     several_stateful = False
     """With more than one Spark would take late records for a micro-batch longer."""
 
@@ -42,6 +43,9 @@ class NativeQuery(Query):
         self.windowed = node.has_native_windows
         self.output_mode = "append" if self.windowed else "update"
         self.control = self.folder / "control" / name
+        latest = ControlFile(str(self.control)).read()
+        if latest is not None and latest.end:
+            self.goes_on_at_end()
 
     def frame(self) -> DataFrame:
         sources = self.folder / "sources"

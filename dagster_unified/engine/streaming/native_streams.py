@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.dataframe.inputs import spark_source, split_malformed
 from dagster_unified.engine.dataframe.native import MOMENT, Natives
-from dagster_unified.engine.dataframe.passes import Pass, mapped, without_reports
+from dagster_unified.engine.dataframe.passes import mapped, without_reports
 from dagster_unified.engine.dataframe.streams import Streams
+from dagster_unified.engine.passes import Pass
 from dagster_unified.engine.streaming.control import NAME, ControlSource
 from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.graph import nodes as g

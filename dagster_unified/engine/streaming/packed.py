@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from dagster_unified.connectors.base import MALFORMED, PART, spark_schema
 from dagster_unified.connectors.paths import for_spark
+from dagster_unified.connectors.spark_log import offsets_of_sources
+from dagster_unified.connectors.splits import SplitSource
 from dagster_unified.engine import malformed
-from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.dataframe.inputs import spark_source
 from dagster_unified.engine.dataframe.native import Natives
 from dagster_unified.engine.dataframe.observations import observed
@@ -25,9 +26,9 @@ from dagster_unified.engine.failures import naming_operator
 from dagster_unified.engine.job_time import JobTime
 from dagster_unified.engine.state_tables.savepoints import StartingState
 from dagster_unified.engine.streaming import worker
+from dagster_unified.engine.streaming.alignment import Alignment
 from dagster_unified.engine.streaming.checkpoint import INITIAL
 from dagster_unified.engine.streaming.control import NAME, ControlFile, ControlSource
-from dagster_unified.engine.streaming.native_streams import NativeStreams
 from dagster_unified.engine.streaming.processor import KeyGroupProcessor
 from dagster_unified.engine.streaming.query import Deployment, Query, written
 from dagster_unified.engine.streaming.splits import Splits
@@ -65,6 +66,8 @@ class PackedFrames:
 
     start: StartingState | None = None
     """The state from which the query starts, until it has committed its first epoch."""
+
+    alignment: Alignment | None = None
 
     def build(self) -> DataFrame:
         """Every row of the query's output, packed, with its reports."""
@@ -114,9 +117,7 @@ class PackedFrames:
 
     def lane(self, frame: DataFrame, lane: int, schema: pa.Schema) -> DataFrame:
         """One stream out of packed rows, in its own columns."""
-        from pyspark.sql import functions as F
-
-        return frame.where(F.col("lane") == lane).select("data").mapInArrow(worker.unpack(schema), spark_schema(schema))
+        return frame.where(f"lane = {lane}").select("data").mapInArrow(worker.unpack(schema), spark_schema(schema))
 
     def _through(self, frame: DataFrame, stage: Native | Exchanged, groups: int) -> DataFrame:
         """What runs between two levels beside their pass."""
@@ -142,27 +143,38 @@ class PackedFrames:
     def _head(self, head: Head, groups: int) -> DataFrame:
         node = self.plan.graph.node(head.source)
         assert isinstance(node, g.SourceNode)
-        if head.native:
-            return self._native_head(node, head).mapInArrow(worker.head(head.track, groups, None), spark_schema(PACKED))
         source = spark_source(self.plan.name, node)
-        frame, route = source.read_stream(self.spark, self.folder / "sources" / node.uid), None
-        if MALFORMED not in frame.columns:
-            frame = frame.select(*source.records.names, *[name for name in (PART,) if name in frame.columns])
+        folder = self.folder / "sources" / node.uid
+        watermarks = self.alignment.file(node.id) if self.alignment is not None else None
+        if watermarks is not None:
+            assert isinstance(source, SplitSource)
+            source = source.going_by(watermarks)
+        frame, route = source.read_stream(self.spark, folder), None
+        if self.alignment is not None and isinstance(source, SplitSource):
+            self.alignment.reads(node.id, source.stream_range(folder))
+        parts = [name for name in (PART,) if name in frame.columns]
+        if head.native:
+            frame = self._natively_from(node, head, frame, parts)
+        elif MALFORMED not in frame.columns:
+            frame = frame.select(*source.records.names, *parts)
         elif source.keeps_malformed():
             route = Route(0, self.malformed[node.uid], MALFORMED_ROW, tuple(MALFORMED_ROW.names))
         return frame.mapInArrow(worker.head(head.track, groups, route), spark_schema(PACKED))
 
-    def _native_head(self, node: g.SourceNode, head: Head) -> DataFrame:
-        """A source's rows after the native operators directly behind it."""
-        fragment = Fragment(node.name, (node.id, *head.native))
-        streams = NativeStreams(self.plan, fragment, self.spark, self.folder / "sources", self.tables)
-        frame = streams.port(Port(head.native[-1]))
-        if streams.drops_malformed:
+    def _natively_from(self, node: g.SourceNode, head: Head, frame: DataFrame, parts: list[str]) -> DataFrame:
+        """A source's rows after the native operators directly behind it, each with its part."""
+        if MALFORMED in frame.columns:
             raise UnsupportedError(
                 f"{self.plan.name}: source '{node.name}' drops or diverts malformed rows and has native operators"
                 " behind it, which STREAMING cannot run; use on_malformed='fail', or a Python operator first"
             )
-        return frame.select(*head.track.program.input.records.names)
+        natives = Natives(self.plan.name, node.name, self.spark, self.tables)
+        frame = frame.select(*node.source.records.names, *parts)
+        for number in head.native:
+            operator = self.plan.graph.node(number)
+            with naming_operator(self.plan.name, operator):
+                frame = natives.run(operator, frame, parts)
+        return frame.select(*head.track.program.input.records.names, *parts)
 
     def _control(self, groups: int) -> DataFrame:
         """The control events, a row for each key group of each operator that waits for them."""
@@ -186,12 +198,10 @@ class PackedRows:
         from pyspark.sql import functions as F
 
         self._observation = Observation()
-        is_report = F.col("lane") == REPORT
-        counts = [
-            F.collect_list(F.when(is_report, F.col("data"))).alias("reports"),
-            F.count(F.when(F.col("lane") != REPORT, 1)).alias("rows"),
-        ]
-        self.frame = frame.observe(self._observation, *counts).where(F.col("lane") != REPORT)
+        # in SQL, since each call of Spark's API asks the JVM several times, in every micro-batch
+        reports = F.expr(f"collect_list(CASE WHEN lane = {REPORT} THEN data END) AS reports")
+        rows = F.expr(f"count_if(lane <> {REPORT}) AS rows")
+        self.frame = frame.observe(self._observation, reports, rows).where(f"lane <> {REPORT}")
 
     def are_none(self) -> bool:
         """Whether there were no rows; call it after they were computed."""
@@ -215,25 +225,36 @@ class PackedQuery(Query):
     ) -> None:
         super().__init__(deployment, name, stages.tail)
         control = self.folder / "control" / name
-        self.frames = PackedFrames(self.plan, stages, self.spark, self.folder, control, lanes, self.tables, start)
+        read = {head.source for head in stages.heads}
+        self.alignment = Alignment(self.plan, read, self.folder / "sources")
+        self.frames = PackedFrames(
+            self.plan, stages, self.spark, self.folder, control, lanes, self.tables, start, self.alignment
+        )
         self.control = ControlFile(str(control))
         if start is not None and self.control.read() is None:
             # At least the first event, so that there is an epoch, and the state is taken, also where there is no data.
             event = start.manifest.event
             self.control.write(msgspec.structs.replace(event, number=max(1, event.number)))
-        self.time = JobTime(self.plan, self.control.read(), wall_clock())
+        latest = self.control.read()
+        self.time = JobTime(self.plan, latest, wall_clock())
+        if latest is not None and latest.end:
+            self.goes_on_at_end()
         self.stages = stages
         self.splits = Splits(self.spark, self.folder, name)
-        read = {head.source for head in stages.heads}
         self.kept = {lanes[n.uid]: self._keep(n) for n in malformed.diverting(self.plan) if n.id in read}
         self.diverted: dict[str, int] = {}
 
     def frame(self) -> DataFrame:
-        return self.frames.build()
+        frame = self.frames.build()
+        last = self.directory.last_epoch(self.name)
+        if last is not None:
+            self._note_positions(last)
+        return frame
 
     def start(self) -> None:
         if self.stages.levels:
             self.splits.begin()
+        self.alignment.tell(self.time, wall_clock())
         super().start()
 
     def stop(self) -> None:
@@ -246,10 +267,12 @@ class PackedQuery(Query):
         rows = PackedRows(frame)
         results, behind = self.writer.commit(rows.frame, epoch, self._unpacked, self.kept, rows.are_none)
         report = rows.report()
-        if self.stages.timed:
+        if self.stages.timed or self.alignment:
             event = self.time.after(report, wall_clock())
-            if event is not None:
+            if event is not None and self.stages.timed:
                 self.control.write(event)
+        self._note_positions(epoch)
+        self.alignment.tell(self.time, wall_clock())
         self.splits.look(epoch + 1)
         _, state_rows, state_bytes = self.measured()
         return EpochCommitted(
@@ -265,6 +288,12 @@ class PackedQuery(Query):
             self.diverted,
             self._backlog(),
         )
+
+    def _note_positions(self, epoch: int) -> None:
+        """Let the aligned sources know which of them an epoch has read to the end."""
+        if self.alignment.ends:
+            offsets = offsets_of_sources(self._logged(epoch))
+            self.alignment.reached({head.source: one for head, one in zip(self.stages.heads, offsets, strict=False)})
 
     def _backlog(self) -> dict[str, int]:
         """What waits to be read after the micro-batch before, by source."""
@@ -282,10 +311,16 @@ class PackedQuery(Query):
 
     def tick(self) -> None:
         super().tick()
+        self.alignment.tell(self.time, wall_clock())
         if self.stages.timed:
             event = self.time.tick(wall_clock())
             if event is not None:
                 self.control.write(event)
+
+    def lets_wait(self) -> bool:
+        if self.alignment:
+            self.alignment.end()
+        return bool(self.alignment)
 
     def end(self) -> bool:
         if self.stages.timed:

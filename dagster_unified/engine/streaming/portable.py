@@ -19,6 +19,7 @@ from upath import UPath
 
 from dagster_unified.connectors.paths import for_spark
 from dagster_unified.connectors.positions import Position
+from dagster_unified.connectors.spark_log import offsets_of_sources
 from dagster_unified.engine.dataframe.inputs import spark_source
 from dagster_unified.engine.state_tables.frames import operator_tables
 from dagster_unified.engine.state_tables.savepoints import stateful, write_table
@@ -58,8 +59,7 @@ class FrozenCheckpoint:
             return {
                 n.uid: spark_source(plan.name, cast("g.SourceNode", n)).stream_position(None, None) for n in sources
             }
-        lines = (self.folder / "offsets" / str(self.epoch)).read_text().splitlines()
-        offsets = lines[2:]  # after the log's version and the epoch's own settings, one of each source in their order
+        offsets = offsets_of_sources(self.folder / "offsets" / str(self.epoch))
         found = {}
         for number, head in enumerate(stages.heads):
             node = plan.graph.node(head.source)

@@ -10,12 +10,19 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import BinaryType, IntegerType, StructType
+
+from dagster_unified.engine.streaming.state_client import WriteBehindClient
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
 
     from dagster_unified.engine.shipping import Payload
     from dagster_unified.engine.streaming.worker import LevelTask
+
+
+_NUMBER = StructType().add("number", IntegerType())
+_DATA = StructType().add("data", BinaryType())
 
 
 class KeyGroupProcessor(StatefulProcessor):
@@ -25,15 +32,16 @@ class KeyGroupProcessor(StatefulProcessor):
         self._payload = payload
 
     def init(self, handle: Any) -> None:
-        self._index = handle.getValueState("index", "data binary")
-        self._pages = handle.getMapState("pages", "number int", "data binary")
+        self._client = WriteBehindClient.of(handle)
+        self._index = handle.getValueState("index", _DATA)
+        self._pages = handle.getMapState("pages", _NUMBER, _DATA)
         self._task: LevelTask | None = None
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:  # noqa: N802 - Spark's names
         if self._task is None:
             from dagster_unified.engine.streaming.worker import LevelTask
 
-            self._task = LevelTask(self._payload, self._index, self._pages)
+            self._task = LevelTask(self._payload, self._client, self._index, self._pages)
         lane, group = key
         return self._task.run(lane, group, rows)
 
@@ -41,10 +49,11 @@ class KeyGroupProcessor(StatefulProcessor):
         """Takes a page of the state that the query starts from, or its index."""
         from dagster_unified.operators.numbers import INDEX
 
-        if initialState["number"] == INDEX:
-            self._index.update((initialState["data"],))
-        else:
-            self._pages.updateValue((initialState["number"],), (initialState["data"],))
+        with self._client.writing():
+            if initialState["number"] == INDEX:
+                self._index.update((initialState["data"],))
+            else:
+                self._pages.updateValue((initialState["number"],), (initialState["data"],))
 
     def close(self) -> None:
         if self._task is not None:

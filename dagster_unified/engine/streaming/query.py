@@ -9,28 +9,35 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from threading import Lock, Thread
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from dagster_unified.connectors import listing
+from dagster_unified.connectors import listing, written_ahead
 from dagster_unified.connectors.paths import for_spark
 from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.events import EpochCommitted, Observer, Written
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.streaming import tables
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, last_number
+from dagster_unified.engine.streaming.control import brings_end
+from dagster_unified.engine.streaming.draining import Draining, End
 from dagster_unified.engine.streaming.epoch import EpochWriter
 from dagster_unified.errors import UnifiedError
+from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.plan import Plan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from upath import UPath
 
     from dagster_unified.engine.commit import WriteResult
 
 STALE = 1.0
 """Seconds after which a running query lists the files of a lookup's table again."""
+
+LEAD = 0.5
+"""Seconds before Spark starts an epoch, where epochs have an interval, in which the epoch's files are listed."""
 
 GRACE = 20.0
 """Seconds for which stopping waits for an epoch that is being committed."""
@@ -57,6 +64,9 @@ class Query(ABC):
     """One Spark query and its epochs."""
 
     output_mode = "append"
+    epochs_after_end = 0
+    """Epochs that it takes, after the one that brings the end of the input, until all that waits for it is out."""
+
     several_stateful = True
     """Whether Spark may find several stateful operators in the query."""
 
@@ -86,12 +96,19 @@ class Query(ABC):
         self.tables: list[DataFrame] = []
         """What lookups read in each micro-batch."""
 
+        interval = deployment.plan.execution.streaming.interval
+        self._interval = interval.total_seconds() if interval else 0.0
+        """Seconds between the starts of two epochs. Spark counts them from 1970 on, and starts one that is late."""
+
         self._observe = deployment.observe
         self._listed = time.monotonic()
         self._stopping = False
         self._committing = Lock()
-        self._draining: Thread | None = None
+        self._draining: Draining | None = None
         self._between: Callable[[int], None] | None = None
+        self._end_sent = False
+        self._last_needed: int | None = None
+        """The epoch after which there is none, once the end of the input has come."""
 
     @abstractmethod
     def frame(self) -> DataFrame:
@@ -105,22 +122,51 @@ class Query(ABC):
     def end(self) -> bool:
         """The input is drained: emit the end of input to operators that wait for it; says whether there are any."""
 
+    def lets_wait(self) -> bool:
+        """The input is drained: let no source wait for another from now on; says whether any may have waited."""
+        return False
+
     def tick(self) -> None:
         """Do what is due as time passes."""
-        listing.look(self.folder)
+        listing.look(self.folder, early=self._is_early())
+        written_ahead.look(self.folder)
         if time.monotonic() - self._listed >= STALE:
             tables.refresh(self.tables)
             self._listed = time.monotonic()
 
+    @property
+    def ends(self) -> bool:
+        """Whether the end of its input is in its checkpoint, or on its way there."""
+        return self._end_sent
+
+    @property
+    def has_end(self) -> bool:
+        """Whether the sinks have the epoch that brings the end of its input."""
+        return self._last_needed is not None
+
+    @property
+    def over(self) -> bool:
+        """Whether its last epoch, with the end of the input, has been committed to its sinks and logged by Spark."""
+        logged = None if self._last_needed is None else self.directory.last_epoch(self.name)
+        return logged is not None and self._last_needed is not None and logged >= self._last_needed
+
+    def goes_on_at_end(self) -> None:
+        """The job before has sent the end of the input: nothing is read after the epoch that brings it."""
+        self._end_sent = True
+        committed = self.directory.last_epoch(self.name)
+        if committed is not None:
+            last = range(max(0, committed - self.epochs_after_end), committed + 1)
+            first = next((epoch for epoch in last if brings_end(self._logged(epoch))), None)
+            self._last_needed = None if first is None else first + self.epochs_after_end
+
     def start(self) -> None:
         """Start the query."""
-        interval = self.plan.execution.streaming.interval
         writer = self.frame().writeStream.foreachBatch(self._epoch).outputMode(self.output_mode)
         writer = writer.option("checkpointLocation", for_spark(self.folder / "spark" / self.name)).queryName(
             f"{self.plan.name}/{self.name}"
         )
-        if interval:
-            writer = writer.trigger(processingTime=f"{int(interval.total_seconds() * 1000)} milliseconds")
+        if self._interval:
+            writer = writer.trigger(processingTime=f"{int(self._interval * 1000)} milliseconds")
         self.spark.conf.set("spark.sql.streaming.statefulOperator.allowMultiple", str(self.several_stateful).lower())
         self.query = writer.start()
 
@@ -131,23 +177,28 @@ class Query(ABC):
         """
         self._between = action
 
-    def advance(self, bounded: bool) -> bool:
-        """Do what is due, and say whether the query goes on. Raises what made it fail."""
-        assert self.query is not None
+    def advance(self, end: End | None) -> bool:
+        """Do what is due, and say whether the query goes on; without an `end` it does. Raises what made it fail."""
+        if self.query is None:
+            return False  # its input had ended before the job was started
         if not self.query.isActive:
+            if self.over:
+                return False
             raise self._error()
         self.tick()
         self._act_while_idle()
-        if not bounded:
+        if end is None:
             return True
-        if self._draining is None:
-            self._draining = Thread(target=self._drain, daemon=True, name=f"drain {self.name}")
-            self._draining.start()
-        if self._draining.is_alive():
-            return True
-        if not self.query.isActive:
-            raise self._error()
-        return False
+        return self._advance_to(end, self.query)
+
+    def send_end(self) -> bool:
+        """Send the end of the input to operators that wait for it; says whether that was to be done."""
+        with self._committing:
+            # A query that is stopped has nothing available either, and its input has not ended.
+            sends = not self._stopping and self.query is not None and self.query.isActive and not self.has_end
+            if sends:
+                self._end_sent = sends = self.end()
+            return sends
 
     def halt(self) -> bool:
         """Begin no further epoch; says whether the one that was running has ended."""
@@ -161,7 +212,9 @@ class Query(ABC):
         """Whether the sinks of a stopped query have nothing of a later epoch than the last that Spark has logged."""
         if self.failure is not None or not self.halt():
             return False
-        return self._settled_before if self.last is None else self.last == self.directory.last_epoch(self.name)
+        if self.last is None:
+            return self._settled_before or self.over
+        return self.last == self.directory.last_epoch(self.name)
 
     def stop(self) -> None:
         """Stop the query, after the epoch that is being committed."""
@@ -181,7 +234,7 @@ class Query(ABC):
             self.writer.close()
 
     def busy(self) -> bool:
-        """Whether an epoch is being worked on."""
+        """Whether an epoch is being worked on, or Spark asks whether there is anything to read."""
         return self.query is not None and self.query.isActive and bool(self.query.status["isTriggerActive"])
 
     def progress(self) -> Any:
@@ -197,13 +250,20 @@ class Query(ABC):
         rows, size = sum(s["numRowsTotal"] for s in states), sum(s["memoryUsedBytes"] for s in states)
         return int(progress["numInputRows"]), rows, size
 
+    def _is_early(self) -> bool:
+        """Whether an epoch that is not late starts in a while only."""
+        return bool(self._interval) and self._interval - time.time() % self._interval > LEAD
+
     def _act_while_idle(self) -> None:
         """Call what waits for the time between two epochs, where there is no epoch that would call it."""
-        if self._between is None or self.busy() or not self._committing.acquire(blocking=False):
+        # of a bucket Spark asks all the time whether there is anything to read: that is no epoch
+        if self._between is None or self.query is None or listing.is_busy(self.query):
+            return
+        if not self._committing.acquire(blocking=False):
             return
         try:
             before = self.directory.last_epoch(self.name)
-            if not self.busy() and before is not None:
+            if before is not None and self._is_logged(before):
                 self._act(before)
         finally:
             self._committing.release()
@@ -221,38 +281,53 @@ class Query(ABC):
         Otherwise it would run again, after an upgrade by other code.
         """
         deadline = time.monotonic() + GRACE
-        while self.busy() and time.monotonic() < deadline:
+        while self.query is not None and self.query.isActive and time.monotonic() < deadline:
+            if self._is_logged(self.directory.last_epoch(self.name)):
+                return
             time.sleep(0.02)
 
-    def _drain(self) -> None:
-        assert self.query is not None
-        try:
-            listing.look(self.folder, now=True)
-            self.query.processAllAvailable()
-            with self._committing:
-                # A query that is stopped has nothing available either, and its input has not ended.
-                ends = not self._stopping and self.query.isActive and not self.plan.execution.goes_on
-                more = ends and self.end()
-            if more:
-                self.query.processAllAvailable()
-        except Exception as error:  # the query's own failure is read from it; anything else is this one's
-            if self.query.isActive:
-                self.failure = self.failure or error
-                self.query.stop()
+    def _is_logged(self, logged: int | None) -> bool:
+        """Whether the last epoch that Spark has logged is the last one that the sinks have."""
+        return self.last is None or self.last == logged
+
+    def _advance_to(self, end: End, running: StreamingQuery) -> bool:
+        """Drain the query, and say whether that goes on. Raises what made it fail."""
+        if self._draining is None or not (self._draining.end is end or self._draining.is_alive()):
+            bounded = self.plan.execution.boundedness is Boundedness.BOUNDED
+            self._draining = Draining(self, running, end, bounded)
+            self._draining.start()
+        if self._draining.is_alive():
+            return True
+        failed = self._draining.error if running.isActive else None  # else the query says itself what made it fail
+        if (failed is not None or not running.isActive) and not self.over:
+            self.failure = self.failure or failed
+            raise self._error()
+        return False
 
     def _epoch(self, frame: DataFrame, epoch: int) -> None:
+        begun = time.time()
         with self._committing:
             if self._stopping:
                 raise _StoppedError("the job is being stopped")
+            if self._last_needed is not None and epoch > self._last_needed:
+                raise _StoppedError("the input has ended")  # what came later would be late, and count as read
             if epoch > 0:
                 self._act(epoch - 1)
             try:
                 self._observe(self.commit(frame, epoch))
                 self.epochs += 1
                 self.last = epoch
+                if self._end_sent and self._last_needed is None and brings_end(self._logged(epoch)):
+                    self._last_needed = epoch + self.epochs_after_end
             except Exception as error:
                 self.failure = error
                 raise
+        if not self._interval or time.time() // self._interval > begun // self._interval:
+            listing.look_between_epochs(self.folder)
+
+    def _logged(self, epoch: int) -> UPath:
+        """The entry of an epoch in Spark's log of offsets."""
+        return self.folder / "spark" / self.name / "offsets" / str(epoch)
 
     def _error(self) -> UnifiedError:
         assert self.query is not None

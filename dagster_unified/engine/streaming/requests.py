@@ -16,7 +16,8 @@ from uuid import uuid4
 import msgspec
 from upath import UPath
 
-from dagster_unified.engine.streaming.atomic import write_atomically
+from dagster_unified.connectors.paths import children
+from dagster_unified.engine.streaming.atomic import read_whole, write_atomically
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory
 from dagster_unified.operators.time import wall_clock
 
@@ -39,6 +40,9 @@ class Request(msgspec.Struct, frozen=True):
     stop: bool = False
     """Whether the job stops, and takes the savepoint where it has stopped."""
 
+    drain: bool = False
+    """Whether its input ends here first: all timers fire, and the savepoint is what is left."""
+
 
 class Answer(msgspec.Struct, frozen=True):
     """What became of a request: where the savepoint is, or why there is none. Milliseconds since the epoch."""
@@ -50,9 +54,11 @@ class Answer(msgspec.Struct, frozen=True):
     """Why there is no savepoint; with a location, why it has no tables."""
 
 
-def request(directory: CheckpointDirectory, token: int, reason: str, path: str = "", stop: bool = False) -> Request:
+def request(
+    directory: CheckpointDirectory, token: int, reason: str, path: str = "", stop: bool = False, drain: bool = False
+) -> Request:
     """Ask the job that holds the lease `token` for a savepoint."""
-    wanted = Request(uuid4().hex, token, wall_clock(), reason, path, stop)
+    wanted = Request(uuid4().hex, token, wall_clock(), reason, path, stop, drain)
     write_atomically(directory.path / "requests" / f"{wanted.id}.json", msgspec.json.encode(wanted))
     return wanted
 
@@ -100,17 +106,16 @@ def _serves(directory: CheckpointDirectory, wanted: Request) -> bool:
 
 def _all(directory: CheckpointDirectory, folder: str, kind: type[T]) -> list[tuple[UPath, T]]:
     """The records in a folder that are whole, with their files; others may come and go meanwhile."""
+    names = [name for name in children(directory.path / folder) if name.endswith(".json") and name[0] != "."]
     found: list[tuple[UPath, T]] = []
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # the latter of a bucket, where nothing is there
-        for path in (directory.path / folder).iterdir():
-            if path.suffix == ".json" and not path.name.startswith("."):
-                with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
-                    found.append((path, msgspec.json.decode(path.read_bytes(), type=kind)))
+    for path in (directory.path / folder / name for name in names):
+        with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+            found.append((path, msgspec.json.decode(read_whole(path), type=kind)))
     return found
 
 
 def _read(directory: CheckpointDirectory, wanted: Request) -> Answer | None:
     try:
-        return msgspec.json.decode((directory.path / "answers" / f"{wanted.id}.json").read_bytes(), type=Answer)
+        return msgspec.json.decode(read_whole(directory.path / "answers" / f"{wanted.id}.json"), type=Answer)
     except (FileNotFoundError, msgspec.DecodeError):
         return None

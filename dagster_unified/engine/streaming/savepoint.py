@@ -3,6 +3,7 @@
     <dir>/<pipeline>/savepoints/<name>/spark/, control/   as they were
     <dir>/<pipeline>/savepoints/<name>/savepoint.json     written last: without it there is no savepoint
 
+That of a job whose input has ended has no such copies: it is tables only, and cannot be restored.
 Restoring one starts a new *timeline* of the deployment, on which sinks take epochs that they had on the one before.
 On a local disk files are linked, not copied: Spark writes each once and never changes it.
 """
@@ -19,7 +20,7 @@ from datetime import datetime, timezone
 import msgspec
 from upath import UPath
 
-from dagster_unified.connectors.paths import place_of, remove_tree, storage_path
+from dagster_unified.connectors.paths import children, place_of, remove_tree, storage_path
 from dagster_unified.engine.streaming.atomic import write_atomically
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory, Deployed
 from dagster_unified.engine.streaming.control import ControlFile
@@ -53,6 +54,9 @@ class Savepoint(msgspec.Struct, frozen=True):
     periodic: bool = False
     """Whether the job took it by itself, as `execution.savepoint.interval` says."""
 
+    drained: bool = False
+    """Whether the input had come to its end, and all timers had fired."""
+
     def describe(self) -> str:
         """The savepoint in words."""
         reached = (
@@ -62,15 +66,15 @@ class Savepoint(msgspec.Struct, frozen=True):
         return (
             f"{self.name}: generation {self.deployed.generation}, {reached}, taken"
             f" {datetime.fromtimestamp(self.taken / 1000, timezone.utc):%Y-%m-%d %H:%M:%S} UTC ({self.reason})"
+            + (", drained" if self.drained else "")
             + (f", tables in {self.tables}" if self.tables else "")
         )
 
 
 def savepoints(directory: CheckpointDirectory) -> list[Savepoint]:
     """The savepoints of a deployment, the oldest first."""
-    folder = directory.path / "savepoints"
     found = []
-    for path in folder.iterdir() if folder.exists() else ():
+    for path in _folders(directory.path / "savepoints"):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
             found.append(msgspec.json.decode((path / MANIFEST).read_bytes(), type=Savepoint))
     return sorted(found, key=lambda s: (s.taken, s.name))
@@ -104,7 +108,7 @@ def save(
             " to go on from; take savepoints before draining"
         )
     now = wall_clock()
-    name = f"g{deployed.generation}-{datetime.fromtimestamp(now / 1000, timezone.utc):%Y%m%dT%H%M%S}-{now % 1000:03d}"
+    name = _name(deployed, now)
     target = directory.path / "savepoints" / name
     for folder in FOLDERS:
         _copy(directory.path / folder, target / folder)
@@ -114,6 +118,39 @@ def save(
     check()
     write_atomically(target / MANIFEST, msgspec.json.encode(savepoint))
     return savepoint
+
+
+def save_drained(
+    directory: CheckpointDirectory,
+    reason: str,
+    check: Callable[[], None],
+    write: Callable[[Deployed, str], None],
+    tables: str = "",
+) -> Savepoint:
+    """Take a savepoint of a job whose input has come to its end: its tables, which `write` writes into a folder.
+
+    The caller holds the lease, and `check` raises where it lost it. Raises `StateError` where the input goes on.
+    """
+    check_whole(directory)
+    deployed = directory.deployed()
+    if deployed is None or not deployed.finished:
+        raise StateError(
+            f"{directory.path.name}: its input has not come to its end, and no job runs that could drain it; resume it,"
+            " and ask again"
+        )
+    now = wall_clock()
+    name = _name(deployed, now)
+    folder = directory.path / "savepoints" / name
+    write(deployed, tables or str(folder))
+    savepoint = Savepoint(name, now, reason, deployed, _epochs(directory), True, tables, drained=True)
+    check()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / MANIFEST, msgspec.json.encode(savepoint))
+    return savepoint
+
+
+def _name(deployed: Deployed, now: int) -> str:
+    return f"g{deployed.generation}-{datetime.fromtimestamp(now / 1000, timezone.utc):%Y%m%dT%H%M%S}-{now % 1000:03d}"
 
 
 def retain(directory: CheckpointDirectory, count: int, starts: Collection[str]) -> None:
@@ -152,7 +189,14 @@ def restore(directory: CheckpointDirectory, name: str | None, check: Callable[[]
     later savepoints cannot be restored any more. Raises `StateError` where there is no such savepoint, or where it is
     not of the history of the present state.
     """
-    known = [s for s in savepoints(directory) if name in (None, s.name)]
+    found = [s for s in savepoints(directory) if name in (None, s.name)]
+    known = [s for s in found if not s.drained]
+    if found and not known:
+        raise StateError(
+            f"{directory.path.name}: savepoint '{found[-1].name}' was taken where the input had come to its end, and"
+            " all timers had fired, so that there is nothing to go back to; start another job from its tables, with"
+            " execution.state-recovery.path"
+        )
     held = directory.deployed()
     possible = [s for s in known if held is None or _in_history(s, held)]
     if not possible:
@@ -238,7 +282,7 @@ def _epochs(directory: CheckpointDirectory) -> dict[str, int]:
 
 
 def _folders(path: UPath) -> list[UPath]:
-    return [p for p in path.iterdir() if p.is_dir()] if path.exists() else []
+    return [path / name for name, is_folder in children(path).items() if is_folder]
 
 
 def _copy(source: UPath, target: UPath) -> None:

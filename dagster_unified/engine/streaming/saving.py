@@ -20,7 +20,14 @@ from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Dep
 from dagster_unified.engine.streaming.portable import FrozenCheckpoint, frozen, write_tables
 from dagster_unified.engine.streaming.query import Query
 from dagster_unified.engine.streaming.requests import Request, answer, pending
-from dagster_unified.engine.streaming.savepoint import Savepoint, remove_halves, retain, save, savepoints
+from dagster_unified.engine.streaming.savepoint import (
+    Savepoint,
+    remove_halves,
+    retain,
+    save,
+    save_drained,
+    savepoints,
+)
 from dagster_unified.engine.streaming.topology import MAIN, Topology, queries
 from dagster_unified.errors import StateError
 from dagster_unified.graph.plan import Plan
@@ -90,22 +97,22 @@ class Saving:
         self._last, self._timeline = made[-1] if made else None, deployed.timeline
         self._next_after(wall_clock() if self._last is None else self._last.taken)
 
-    def look(self) -> bool:
-        """Take what is asked for, or due; says whether the job is asked to stop with a savepoint."""
+    def look(self) -> list[Request]:
+        """Take what is asked for, or due; gives the requests for a savepoint where the job stops or is drained."""
         if time.monotonic() - self._looked < LOOK:
-            return False
+            return []
         self._looked = time.monotonic()
+        busy = self._busy  # asked first: what another thread ends meanwhile is not taken once more
         waiting = [one for one in pending(self.directory, self.lease.token) if one.id not in self._done]
-        if any(one.stop for one in waiting):
-            return True
-        if self._busy:
-            return False
+        ending = [one for one in waiting if one.stop or one.drain]
+        if ending or busy:
+            return ending
         if waiting:
             self._take(waiting[0])
         elif self._due is not None and wall_clock() >= self._due:
             self._next_after(wall_clock())
             self._take(Request("", self.lease.token, wall_clock(), INTERVAL))
-        return False
+        return []
 
     @property
     def _interval(self) -> timedelta | None:
@@ -125,11 +132,35 @@ class Saving:
         """The requests for a savepoint where the job stops."""
         return [one for one in pending(self.directory, self.lease.token) if one.stop]
 
+    def at_end(self) -> list[Request]:
+        """The requests for a savepoint where the job's input ends."""
+        return [one for one in pending(self.directory, self.lease.token) if one.drain]
+
     def take_stopped(self, wanted: Sequence[Request]) -> None:
         """Take savepoints of the queries that have stopped, for the ones who have asked for them."""
         self.wait()
         for one in wanted:
             self._copy(one, self.directory.last_epoch(MAIN), self._write)
+
+    def take_drained(self, wanted: Sequence[Request]) -> None:
+        """Take savepoints of what the end of the input has left, for the ones who have asked for them."""
+        self.wait()
+        for one in wanted:
+            begun = time.monotonic()
+            try:
+                saved = save_drained(
+                    self.directory, one.reason, self.lease.check, self._writing_drained(one.reason), one.path
+                )
+            except Exception as raised:
+                error = str(translated(raised, self.plan, "savepoint", self.spark))
+                self._ended(one, error=f"{error}. The input has come to its end all the same: ask again")
+            else:
+                folder = self.directory.path / "savepoints" / saved.name
+                self._ended(one, str(folder), seconds=time.monotonic() - begun)
+
+    def _writing_drained(self, reason: str) -> Callable[[Deployed, str], None]:
+        checkpoint = frozen(self.directory.path, self.directory.last_epoch(MAIN))
+        return lambda deployed, path: self.write_tables(deployed, checkpoint, path, reason)
 
     def _take(self, wanted: Request) -> None:
         """Take a savepoint between two epochs of the job that goes on."""

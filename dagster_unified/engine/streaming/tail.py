@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.dataframe.native import Natives
-from dagster_unified.engine.dataframe.passes import Pass, Reports, is_computed_again, mapped
+from dagster_unified.engine.dataframe.passes import Reports, mapped
 from dagster_unified.engine.dataframe.streams import Streams
+from dagster_unified.engine.passes import Pass, is_computed_again
 from dagster_unified.engine.shipping import Shipments
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g

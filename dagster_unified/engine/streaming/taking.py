@@ -7,14 +7,15 @@ tables.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from dagster_unified.engine.failures import translated
-from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory, last_number
+from dagster_unified.engine.positions import check_positions
+from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory, Deployed, last_number
 from dagster_unified.engine.streaming.desired import ask
 from dagster_unified.engine.streaming.portable import FrozenCheckpoint, frozen, stopped, write_tables
 from dagster_unified.engine.streaming.requests import Answer, await_answer, request
-from dagster_unified.engine.streaming.savepoint import Savepoint, save_stopped, savepoints
+from dagster_unified.engine.streaming.savepoint import Savepoint, save_drained, save_stopped, savepoints
 from dagster_unified.engine.streaming.saving import without_tables
 from dagster_unified.engine.streaming.topology import MAIN, Lanes, queries, topology
 from dagster_unified.errors import StateError, UnifiedError
@@ -24,6 +25,10 @@ from dagster_unified.state import manifest as manifests
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from upath import UPath
+
+
+Then: TypeAlias = Literal["running", "suspended", "drained"]
+"""What becomes of the job of which a savepoint is taken."""
 
 
 class Taken(NamedTuple):
@@ -45,21 +50,28 @@ def take(
     reason: str,
     spark: Callable[[], SparkSession],
     path: str = "",
-    suspend: bool = False,
+    then: Then = "running",
 ) -> Taken:
     """Take a savepoint, with its tables in `path` if one is given.
 
-    `suspend` stops the job, and keeps it stopped: the savepoint is its state where it stops. Raises `StateError` where
-    there is no state to save, or a savepoint in `path` already; nothing is asked then.
+    A job that is to be `suspended` then stops, and is kept stopped: the savepoint is its state where it stops. One that
+    is to be `drained` comes to the end of its input before: what has arrived is processed, all timers fire, and the
+    savepoint is the state that is left. Raises `StateError` where there is no state to save, or a savepoint in `path`
+    already, or where a job is to be drained and none runs, and `UnsupportedError` where a path is given, or a job is to
+    be drained, and a source cannot tell what has been read of it; nothing is asked then.
     """
     why = without_tables(plan)
     if path:
         path = str(manifests.check_free(path, "savepoint"))
-        if why:
-            raise StateError(f"{plan.name}: a savepoint of this pipeline has no tables, since {why}; give no path")
-    given = _asked(directory, reason, path, suspend)
+    if why and (path or then == "drained"):
+        hint = "give no path" if path else "drain it without one"
+        raise StateError(f"{plan.name}: a savepoint of this pipeline has no tables, since {why}; {hint}")
+    if path or then == "drained":
+        check_positions(plan)
+    given = _asked(directory, reason, path, then)
     if given is None:
-        return _take_stopped(plan, directory, owner, reason, spark, path)
+        take_here = _take_drained if then == "drained" else _take_stopped
+        return take_here(plan, directory, owner, reason, spark, path)
     if not given.location:
         raise StateError(given.error)
     name = given.location.rstrip("/").rpartition("/")[2]
@@ -68,21 +80,22 @@ def take(
     return Taken(saved, given.location, tables, given.error)
 
 
-def _asked(directory: CheckpointDirectory, reason: str, path: str, suspend: bool) -> Answer | None:
+def _asked(directory: CheckpointDirectory, reason: str, path: str, then: Then) -> Answer | None:
     """The answer of the job that runs; None where none does. Raises `StateError` where it was killed meanwhile."""
     asked = False
     while True:
         holder = directory.holder()
         token = holder.token if holder is not None and holder.is_alive(PATIENCE) else None
-        wanted = None if token is None else request(directory, token, reason, path, suspend)
-        if suspend and not asked:
-            asked = bool(ask(directory, state="suspended", reason=reason))
+        stop, drain = then == "suspended", then == "drained"
+        wanted = None if token is None else request(directory, token, reason, path, stop, drain)
+        if (stop or (drain and wanted is not None)) and not asked:
+            asked = bool(ask(directory, state=then, reason=reason))
         if wanted is None:
             return None
         given = await_answer(directory, wanted)
         if given is not None:
             return given
-        if not suspend and not directory.released(wanted.token):
+        if then == "running" and not directory.released(wanted.token):
             raise StateError(
                 f"{directory.path.name}: the job was killed or replaced before it had taken the savepoint; ask again"
             )
@@ -99,17 +112,40 @@ def _take_stopped(
         return Taken(saved, str(folder))
     tables = path or str(folder)
     try:
-        _write_tables(plan, spark(), saved, folder, tables)
+        _write_tables(plan, spark(), saved.deployed, _checkpoint(folder, saved), tables, reason)
     except UnifiedError as error:
         return Taken(saved, str(folder), error=str(error))
     return Taken(saved, str(folder), tables)
 
 
-def _write_tables(plan: Plan, spark: SparkSession, saved: Savepoint, folder: UPath, path: str) -> None:
-    (main,) = queries(plan)
-    stages = topology(plan, main.sinks, Lanes(saved.deployed.lanes))
+def _take_drained(
+    plan: Plan, directory: CheckpointDirectory, owner: str, reason: str, spark: Callable[[], SparkSession], path: str
+) -> Taken:
+    """Take a savepoint of a job that has come to the end of its input, and does not run any more."""
+    lease = directory.take(owner, PATIENCE)
+    # Spark may have begun an epoch after the last one, in which nothing was done: the queries have stopped
+    checkpoint = frozen(directory.path, directory.last_epoch(MAIN))
     try:
-        write_tables(plan, spark, saved.deployed, stages, _checkpoint(folder, saved), path, saved.reason)
+        saved = save_drained(
+            directory,
+            reason,
+            lease.check,
+            lambda deployed, to: _write_tables(plan, spark(), deployed, checkpoint, to, reason),
+            path,
+        )
+    finally:
+        lease.release()
+    folder = str(directory.path / "savepoints" / saved.name)
+    return Taken(saved, folder, path or folder)
+
+
+def _write_tables(
+    plan: Plan, spark: SparkSession, deployed: Deployed, checkpoint: FrozenCheckpoint, path: str, reason: str
+) -> None:
+    (main,) = queries(plan)
+    stages = topology(plan, main.sinks, Lanes(deployed.lanes))
+    try:
+        write_tables(plan, spark, deployed, stages, checkpoint, path, reason)
     except Exception as error:
         raise translated(error, plan, "savepoint", spark) from error
 

@@ -28,6 +28,7 @@ from dagster_unified.engine.translate import (
 )
 from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.graph import nodes as g
+from dagster_unified.graph.alignment import aligned
 from dagster_unified.graph.nodes import Edge, ExchangeKind
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.graph.subtasks import CHOOSING, chosen_from
@@ -145,7 +146,16 @@ def laid_out(plan: Plan, lanes: Lanes) -> dict[QuerySpec, Topology | None]:
 
     Raises `UnsupportedError` for a pipeline that STREAMING cannot run.
     """
-    return {one: topology(plan, one.sinks, lanes) if one.aggregate is None else None for one in queries(plan)}
+    found = queries(plan)
+    for one in aligned(plan.graph):
+        natively = [q for q in found if q.aggregate is not None and one.source in plan.upstream(q.aggregate)]
+        if natively:
+            raise UnsupportedError(
+                f"{plan.name}: source '{plan.graph.node(one.source).name}' is in watermark group '{one.group}', and the"
+                f" native aggregate '{natively[0].name}' goes by Spark's own watermark; launch"
+                " with state.native-aggregates=PORTABLE, or do not align it"
+            )
+    return {one: topology(plan, one.sinks, lanes) if one.aggregate is None else None for one in found}
 
 
 class _Builder:

@@ -17,6 +17,7 @@ from pyspark.sql import Row
 
 from dagster_unified.connectors.base import MALFORMED, PART
 from dagster_unified.engine.shipping import Payload
+from dagster_unified.engine.streaming.state_client import WriteBehindClient
 from dagster_unified.engine.worker import committed_epoch, this_subtask
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
 from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch, decode_event
@@ -348,9 +349,9 @@ def _reported(report: Report, partition: int) -> Iterator[pa.RecordBatch]:
 class LevelTask:
     """Runs the keyed operators of one level in one task, each with the state of the key group that Spark hands over."""
 
-    def __init__(self, payload: Payload, index: Any, pages: Any) -> None:
+    def __init__(self, payload: Payload, client: WriteBehindClient, index: Any, pages: Any) -> None:
         self._tracks: Mapping[int, Track | Payload] = payload.load()[0]
-        self._store = _SparkStore(index, pages)
+        self._store = _SparkStore(client, index, pages)
         self._out: list[Row] = []
         self._opened: dict[tuple[int, int | None], KeyGroups] = {}
         self._address = (0, 0)
@@ -424,22 +425,25 @@ class LevelTask:
 class _SparkStore:
     """The state of the group that is current in Spark's handles."""
 
-    def __init__(self, index: Any, pages: Any) -> None:
-        self._index, self._pages = index, pages
+    def __init__(self, client: WriteBehindClient, index: Any, pages: Any) -> None:
+        self._client, self._index, self._pages = client, index, pages
 
     def read_index(self) -> bytes | None:
         held = self._index.get()
         return None if held is None else bytes(held[0])
 
     def write_index(self, data: bytes) -> None:
-        self._index.update((data,))
+        with self._client.writing():
+            self._index.update((data,))
 
     def read_page(self, number: int) -> bytes | None:
         held = self._pages.getValue((number,))
         return None if held is None else bytes(held[0])
 
     def write_page(self, number: int, data: bytes) -> None:
-        self._pages.updateValue((number,), (data,))
+        with self._client.writing():
+            self._pages.updateValue((number,), (data,))
 
     def remove_page(self, number: int) -> None:
-        self._pages.removeKey((number,))
+        with self._client.writing():
+            self._pages.removeKey((number,))

@@ -19,7 +19,7 @@ from dagster_unified.errors import StateError, nearest
 from dagster_unified.operators.state.chunks import Chunked, LargeList
 from dagster_unified.operators.state.columns import Encoded, TypedColumn
 from dagster_unified.operators.state.descriptors import StateDescriptor
-from dagster_unified.operators.state.pages import Content
+from dagster_unified.operators.state.pages import Columns, Content
 from dagster_unified.records import shorten
 
 EVENT_TIMERS, PROCESSING_TIMERS, HELD, ENCODED = "__event_timers", "__processing_timers", "__held_back", "__encoded"
@@ -107,7 +107,7 @@ class StateTable:
 
     # Pages to rows
 
-    def batches(self, content: Content) -> Iterator[pa.RecordBatch]:
+    def batches(self, content: Content | Columns) -> Iterator[pa.RecordBatch]:
         """A row for each key that has anything, in as many batches as they need.
 
         Raises `StateError` for a key that has more than `LARGEST` bytes.
@@ -115,6 +115,7 @@ class StateTable:
         try:
             yield self.rows(content)
         except _TooLargeError as error:
+            content = content.content()
             found = _halves(content)
             if found is None:
                 raise StateError(
@@ -127,31 +128,44 @@ class StateTable:
         for half in found:
             yield from self.batches(half)
 
-    def rows(self, content: Content) -> pa.RecordBatch:
+    def rows(self, content: Content | Columns) -> pa.RecordBatch:
         """A row for each key that has anything."""
-        held = _by_key((key, (timestamp, record)) for timestamp, key, record in content.held)
-        states = content.keys
-        if not all(states.values()):
-            states = {key: state for key, state in states.items() if state}
-        order = [*states, *_keys_without_state(content, states, held)]
-        cells = [*states.values(), *repeat(_NOTHING, len(order) - len(states))]
         apart = Apart()
+        if isinstance(content, Columns):
+            with_state, columns = content.keys, dict(zip(content.names, content.values, strict=True))
+        else:
+            with_state, columns = self._columns_of(content, apart)
+        held = _by_key((key, (timestamp, record)) for timestamp, key, record in content.held)
+        without = _keys_without_state(content, with_state, held)
+        order = [*with_state, *without] if without else with_state
         arrays = self._key_arrays(order, apart)
-        names = set().union(*cells)
-        for name in names & self._states.keys():
-            values = [cell.get(name) for cell in cells]
-            if name in self._large:
-                values = [_whole(v) for v in values]
+        for name, values in columns.items():
+            if without:
+                values = [*values, *repeat(None, len(without))]
             self._put(arrays, self._state_columns[name], self._states[name], values, apart)
-        for name in names - self._states.keys():  # what the operator has not declared yet is as it was stored
-            for place, cell in enumerate(cells):
-                if name in cell:
-                    apart.add(place, name, _as_stored(cell[name]))
         arrays[EVENT_TIMERS] = timer_lists(order, content.event_timers)
         arrays[PROCESSING_TIMERS] = timer_lists(order, content.processing_timers)
         self._put_held(arrays, [held.get(key, ()) for key in order], apart)
         arrays[ENCODED] = apart.array(len(order))
         return self._batch(arrays, len(order))
+
+    def _columns_of(self, content: Content, apart: Apart) -> tuple[list[Hashable], dict[str, list[Any]]]:
+        """The keys that have state, and a column of values for each state that the operator declares."""
+        states = content.keys
+        if not all(states.values()):
+            states = {key: state for key, state in states.items() if state}
+        cells = list(states.values())
+        names = set().union(*cells)
+        columns: dict[str, list[Any]] = {}
+        for name in names & self._states.keys():
+            columns[name] = [cell.get(name) for cell in cells]
+            if name in self._large:
+                columns[name] = [_whole(value) for value in columns[name]]
+        for name in names - self._states.keys():  # what the operator has not declared yet is as it was stored
+            for place, cell in enumerate(cells):
+                if name in cell:
+                    apart.add(place, name, _as_stored(cell[name]))
+        return list(states), columns
 
     def broadcast_row(self, maps: Mapping[str, Any]) -> pa.RecordBatch:
         """The row of the operator's broadcast state; raises `StateError` where it has more than `LARGEST` bytes."""
@@ -374,9 +388,6 @@ class _TooLargeError(Exception):
         self.what = what
 
 
-_NOTHING: Mapping[str, Any] = {}
-
-
 def _whole(value: Any) -> Any:
     """A large list or map in one piece, anything else as it is."""
     if not isinstance(value, Chunked):
@@ -430,13 +441,12 @@ def _of_keys(content: Content, chosen: Callable[[Hashable], bool]) -> Content:
 
 
 def _keys_without_state(
-    content: Content, states: Mapping[Hashable, object], held: Mapping[Hashable, object]
+    content: Content | Columns, with_state: Sequence[Hashable], held: Mapping[Hashable, object]
 ) -> set[Hashable]:
     """The keys that have timers or held-back elements only."""
-    found = {key for _, key, _ in content.event_timers if key not in states}
-    found.update(key for _, key, _ in content.processing_timers if key not in states)
-    found.update(key for key in held if key not in states)
-    return found
+    owners = [[key for _, key, _ in timers] for timers in (content.event_timers, content.processing_timers)]
+    others = [some for some in (*owners, list(held)) if some and some != with_state]
+    return set().union(*others).difference(with_state) if others else set()
 
 
 def timer_lists(keys: Sequence[Hashable], timers: Sequence[tuple[int, Hashable, int]]) -> pa.Array:
