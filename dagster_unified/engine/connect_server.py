@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from dagster_unified.engine.session import LOGGING, check_java, defaults
+from dagster_unified.engine.session import LOGGING, SERVER_DAEMON, check_java, defaults, forking
 from dagster_unified.errors import ConfigurationError, StageError
 
 _SHUTDOWN = 20.0
@@ -54,6 +54,7 @@ def ensure(port: int, master: str, config: Mapping[str, str]) -> str:
         "spark.connect.session.planCache.maxSize": "0",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
         "spark.local.connect.server.port": str(port),
+        **forking(master, SERVER_DAEMON, config),
     }
     try:
         return reuse_or_start_local_connect_server(master, {**defaults(master), **ours, **config})

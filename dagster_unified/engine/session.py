@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_unified.engine import noise
+from dagster_unified.engine import local_disk, noise
 from dagster_unified.engine.addresses import reach_master, reach_remote
 from dagster_unified.errors import MissingRequirementError
 
@@ -25,8 +25,8 @@ JAVA = 17
 
 LOGGING = Path(__file__).with_name("log4j2.properties")
 
-DAEMON = "dagster_unified.engine.daemon"
-"""What Python workers on this machine are forked from."""
+DAEMON, SERVER_DAEMON = "dagster_unified.engine.daemon", "dagster_unified.engine.server_daemon"
+"""What Python workers on this machine are forked from, those of a session and those of a Connect server."""
 
 DEFAULTS: dict[str, str] = {
     "spark.ui.enabled": "false",
@@ -77,6 +77,12 @@ def defaults(master: str) -> dict[str, str]:
     return {**DEFAULTS, "spark.sql.shuffle.partitions": str(max(2 * count, 1))}
 
 
+def forking(master: str, daemon: str, config: Mapping[str, str]) -> dict[str, str]:
+    """The settings that make Spark fork Python workers from a daemon of ours, where they run this interpreter."""
+    is_this = master.startswith("local") and os.environ.get("PYSPARK_PYTHON") == sys.executable
+    return {"spark.python.daemon.module": daemon} if is_this and "spark.pyspark.python" not in config else {}
+
+
 def start(
     master: str = "local[*]",
     remote: str | None = None,
@@ -98,6 +104,8 @@ def start(
         for key, value in (config or {}).items():
             session.conf.set(key, value)
         return prepared(session)
+    from pyspark import SparkContext
+
     reach_master(master)
     check_java()
     if master.startswith("local"):
@@ -106,17 +114,15 @@ def start(
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master(master).appName(app_name)
     settings = {**defaults(master), "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}"}
-    if (
-        master.startswith("local")
-        and os.environ["PYSPARK_PYTHON"] == sys.executable
-        and "spark.pyspark.python" not in (config or {})
-    ):
-        settings["spark.python.daemon.module"] = DAEMON
-    settings.update(config or {})
+    settings.update({**forking(master, DAEMON, config or {}), **(config or {})})
+    is_first = SparkContext._active_spark_context is None
     noise.launch({**settings, "spark.master": master, "spark.app.name": app_name})
     for key, value in settings.items():
         builder = builder.config(key, value)
-    return prepared(builder.getOrCreate())
+    session = builder.getOrCreate()
+    if is_first and master.startswith("local"):
+        local_disk.install(session)
+    return prepared(session)
 
 
 def is_connect(session: SparkSession) -> bool:

@@ -23,20 +23,7 @@ from dagster_unified.orchestration import (
     StreamingDeployment,
     unified_definitions,
 )
-
-HADOOP, AWS = "3.5.0", "2.35.4"
-"""The versions that Spark 4.3 was built with.
-
-See `pyspark/jars/hadoop-client-api-3.5.0.jar`, and what its hadoop-aws asks for.
-"""
-
-MODULES = ("s3", "sts", "s3-transfer-manager", "apache-client", "netty-nio-client")
-"""What hadoop-aws needs of `software.amazon.awssdk:bundle`, which has 600 MB."""
-
-IVY = """<ivysettings>
-<settings defaultResolver="central"/>
-<resolvers><ibiblio name="central" m2compatible="true"/></resolvers>
-</ivysettings>"""
+from tests.object_store import s3a
 
 
 class Sale(NamedTuple):
@@ -45,25 +32,7 @@ class Sale(NamedTuple):
 
 
 def spark(folder: Path, url: str) -> SparkResource:
-    (folder / "ivy.xml").write_text(IVY)
-    return SparkResource(
-        master="local[2]",
-        config={
-            "spark.jars.packages": ",".join(
-                [
-                    f"org.apache.hadoop:hadoop-aws:{HADOOP}",
-                    *(f"software.amazon.awssdk:{module}:{AWS}" for module in MODULES),
-                ]
-            ),
-            "spark.jars.excludes": "software.amazon.awssdk:bundle,org.wildfly.openssl:wildfly-openssl",
-            "spark.jars.ivySettings": str(folder / "ivy.xml"),
-            "spark.hadoop.fs.s3a.endpoint": url,
-            "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
-            "spark.hadoop.fs.s3a.path.style.access": "true",
-            # its asynchronous client cannot talk to moto's server
-            "spark.hadoop.fs.s3a.optimized.copy.from.local.enabled": "false",
-        },
-    )
+    return SparkResource(master="local[2]", config=s3a(folder, url))
 
 
 def build(folder: Path, name: str, live: bool) -> Pipeline:

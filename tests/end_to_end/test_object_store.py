@@ -5,10 +5,14 @@ They are written by s3fs, by deltalake and by Hadoop's s3a.
 
 import json
 import os
+import random
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
+import msgspec
 import pytest
 
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
@@ -70,3 +74,23 @@ def test_a_job_sees_that_another_process_took_its_lease(bucket, monkeypatch):
     with pytest.raises(LeaseLostError, match="another job has taken over"):
         held.check()
     held.release()
+
+
+def test_a_lease_is_read_while_its_holder_signs_it(bucket, monkeypatch):
+    for name, value in bucket.items():
+        monkeypatch.setenv(name, value)
+    directory, ended = CheckpointDirectory("s3://lake/signed", "job"), Event()
+    directory.take("one", patience=60).release()
+    s3, data = client(bucket["AWS_ENDPOINT_URL"]), msgspec.json.encode(directory.holder())
+
+    def sign():
+        while not ended.is_set():
+            s3.put_object(Bucket="lake", Key="signed/job/lease/1.json", Body=data + b" " * random.randrange(9))
+
+    with ThreadPoolExecutor(1) as thread:
+        signing = thread.submit(sign)
+        try:
+            assert {directory.holder().owner for _ in range(60)} == {"one"}
+        finally:
+            ended.set()
+        signing.result()

@@ -18,9 +18,7 @@ def doubled(number: int) -> int:
 
 
 pipeline = Pipeline("shared")
-numbers = (
-    pipeline.from_collection([1, 2, 3]).map(doubled).name("once").rebalance().map(doubled).name("twice").rebalance()
-)
+numbers = pipeline.from_collection([1, 2, 3]).map(doubled).name("once").rebalance()
 numbers.map(doubled).sink_to(DeltaSink(str(HOME / "table"), name="table"))
 resources = {
     "spark": SparkResource(master="local[2]", connect=PORT),

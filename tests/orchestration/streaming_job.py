@@ -55,7 +55,7 @@ defs = unified_definitions(
         options=OPTIONS,
         observe_every=timedelta(seconds=2),
         tick_every=timedelta(seconds=1),
-        stall_after=timedelta(seconds=75),
+        stall_after=timedelta(seconds=40),
         executor=multiprocess_executor
         if os.environ.get("STREAMING_TEST_EXECUTOR") == "multiprocess"
         else in_process_executor,

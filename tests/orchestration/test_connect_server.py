@@ -13,6 +13,7 @@ import pytest
 from deltalake import DeltaTable
 
 from dagster_unified.engine import connect_server
+from dagster_unified.engine.session import SERVER_DAEMON
 from dagster_unified.errors import ConfigurationError, StageError
 from dagster_unified.orchestration import SparkResource
 from tests.ports import free_port
@@ -54,6 +55,27 @@ def running():
         yield port, connect_server.ensure(port, "local[1]", {})
 
 
+def test_workers_of_a_server_are_forked_from_a_daemon_that_ends_when_it_is_idle(running):
+    _, address = running
+    program = f"""
+import os
+from pathlib import Path
+
+import pyarrow as pa
+
+from dagster_unified.engine import session
+
+def parent(batches):
+    for _ in batches:
+        yield pa.RecordBatch.from_pydict({{"module": [Path(f"/proc/{{os.getppid()}}/cmdline").read_text()]}})
+
+(row,) = session.start(remote={address!r}).range(1).mapInArrow(parent, "module string").collect()
+print(row.module.split(chr(0))[2])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
+    assert (done.stdout, done.returncode) == (f"{SERVER_DAEMON}\n", 0), done.stderr[-3000:]
+
+
 def test_steps_in_processes_of_their_own_and_later_runs_share_one_server(port, tmp_path):
     (tmp_path / "home").mkdir()
     environment = {
@@ -68,7 +90,7 @@ def test_steps_in_processes_of_their_own_and_later_runs_share_one_server(port, t
             [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=600, check=False
         )
         assert done.returncode == 0, done.stderr[-3000:]
-        assert sorted(DeltaTable(str(tmp_path / "table")).to_pyarrow_table()["value"].to_pylist()) == [8, 16, 24]
+        assert sorted(DeltaTable(str(tmp_path / "table")).to_pyarrow_table()["value"].to_pylist()) == [4, 8, 12]
         servers.add(json.loads(connect_server._discovery(port).read_text())["pid"])
     assert len(servers) == 1
     assert connect_server.stop(port)
@@ -146,3 +168,39 @@ assert table({str(tmp_path / "table")!r}) == sorted(map(tuple, run_pipeline(pipe
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_a_source_of_splits_is_read_in_batch_and_its_stream_needs_a_classic_session(running, tmp_path):
+    _, address = running
+    program = f"""
+from pathlib import Path
+
+from dagster_unified.api import DeltaSink, Pipeline
+from dagster_unified.engine import session
+from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.run import Run
+from dagster_unified.engine.batch.savepoint import run_all
+from dagster_unified.engine.streaming.job import Start, StreamingJob
+from dagster_unified.errors import UnsupportedError
+from tests.connectors.log_source import Event, LogSource, append
+
+folder = Path({str(tmp_path)!r})
+append(folder / "logs", "left", *[Event("a", n, n) for n in range(5)], "no event")
+append(folder / "logs", "right", *[Event("b", n, n) for n in range(3)])
+pipeline = Pipeline("lines")
+events = pipeline.from_source(LogSource(folder / "logs", on_malformed="divert"))
+events.key_by("key").sum("number").sink_to(DeltaSink(str(folder / "table"), name="table"))
+spark = session.start(remote={address!r})
+store = IntermediateStore(str(folder / "store"))
+run_all(Run(pipeline.plan({{"execution.runtime-mode": "BATCH"}}), spark, store, "run", "run"))
+options = {{"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(folder / "checkpoints")}}
+try:
+    StreamingJob(pipeline.plan(options), spark, Start("test"))
+except UnsupportedError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "lines: STREAMING needs a classic Spark session, and this one is Spark Connect's; give" in done.stdout
+    summed = DeltaTable(str(tmp_path / "table")).to_pyarrow_table().to_pylist()
+    assert sorted((row["key"], row["number"]) for row in summed) == [("a", 10), ("b", 3)]

@@ -1,0 +1,50 @@
+"""Lets Spark create files on a local disk without starting a process for each.
+
+Without its native library, which pyspark does not bring along, Hadoop runs `chmod` for every file and folder that it
+creates: 5 ms, some twenty times in a micro-batch. `LocalDisk.java` does the same by a system call. Janino, with which
+Spark compiles its own code, compiles it; Hadoop keeps one file system per scheme in a JVM, and from then on it is this
+one. Knows Spark's JVM; not what is written.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_CLASS = "dagster_unified.LocalDisk"
+_SOURCE = Path(__file__).with_name("LocalDisk.java")
+
+_log = logging.getLogger(__name__)
+
+
+def install(session: SparkSession) -> None:
+    """Make the JVM of a classic session, which runs on one machine, use it for local files.
+
+    Where that is not possible, as with another Hadoop, everything works as before, only slower.
+    """
+    if os.name != "posix":
+        return
+    from py4j.protocol import Py4JError
+
+    jvm: Any = session._jvm
+    given: Any = session.sparkContext._jsc.hadoopConfiguration()
+    try:
+        uri, file_systems = jvm.java.net.URI("file:///"), jvm.org.apache.hadoop.fs.FileSystem
+        before = file_systems.get(uri, given)
+        if before.getClass().getName() == _CLASS:
+            return
+        compiler = jvm.org.codehaus.janino.SimpleCompiler()
+        compiler.setParentClassLoader(jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader())
+        compiler.cook(_SOURCE.read_text())
+        configuration = jvm.org.apache.hadoop.conf.Configuration(given)
+        configuration.setClassLoader(compiler.getClassLoader())
+        configuration.set("fs.file.impl", _CLASS)
+        before.close()  # which is how it leaves the place where Hadoop keeps it
+        file_systems.get(uri, configuration)
+    except Py4JError as error:
+        _log.debug("Hadoop's own local file system stays: %s", error)
