@@ -12,13 +12,14 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from rich.console import Console
 
-from benchmarks import batch, connectors, ranges, recovery, staging, state, stream, windows
+from benchmarks import batch, connectors, iterations, ranges, recovery, staging, state, stream, windows
 from benchmarks.bars import Options
 from benchmarks.results import Family, run
 
 FAMILIES = (
     Family("batch", batch.measure, 8),
     Family("connectors", connectors.measure, 5),
+    Family("iterations", iterations.measure, 6),
     Family("ranges", ranges.measure, 5),
     Family("recovery", recovery.measure, 15),
     Family("staging", staging.measure, 6),
@@ -27,7 +28,7 @@ FAMILIES = (
     Family("windows", windows.measure, 12),
 )
 RESULTS = Path(__file__).parent / "results" / "latest.json"
-Name = Literal["batch", "connectors", "ranges", "recovery", "staging", "state", "stream", "windows"]
+Name = Literal["batch", "connectors", "iterations", "ranges", "recovery", "staging", "state", "stream", "windows"]
 app = App(help=__doc__, version_flags=[])
 
 

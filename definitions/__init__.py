@@ -6,6 +6,7 @@ from dagster import Definitions, RunFailureSensorContext, run_failure_sensor
 
 from dagster_unified.orchestration import BatchDeployment, StreamingDeployment, unified_definitions
 from jobs.aircraft_sessions import pipeline as aircraft_sessions
+from jobs.airport_ranks import pipeline as airport_ranks
 from jobs.daily_flights import DAYS
 from jobs.daily_flights import pipeline as daily_flights
 from jobs.delay_rules import pipeline as delay_rules
@@ -34,6 +35,7 @@ defs = Definitions.merge(
         aircraft_sessions,
         delay_rules,
         destinations,
+        airport_ranks,
         BatchDeployment(daily_flights, partitions=DAYS, carry_state=True),
         StreamingDeployment(live_flights, tick_every=timedelta(seconds=5)),
         BatchDeployment(

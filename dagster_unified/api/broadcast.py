@@ -40,11 +40,7 @@ class _BroadcastConnected(Generic[A, B]):
 
     def __init__(self, stream: DataStream[A], broadcast: BroadcastStream[B]) -> None:
         where = stream._where("connect")
-        if stream._pipeline is not broadcast._stream._pipeline:
-            raise PipelineError(
-                f"{where}: the streams belong to different pipelines, "
-                f"'{stream._pipeline.name}' and '{broadcast._stream._pipeline.name}'"
-            )
+        stream._pipeline.check_same(broadcast._stream._pipeline, where)
         exchanges = [u.partitioning.kind for u in stream._upstream if u.partitioning is not None]
         if ExchangeKind.BROADCAST in exchanges:
             raise PipelineError(

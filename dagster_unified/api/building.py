@@ -38,6 +38,9 @@ class GraphBuilder:
     identified_by = ("name",)
     """What a fingerprint takes of it, where a function mentions it."""
 
+    is_body = False
+    """Whether it is the body of an iteration."""
+
     def __init__(self, name: str) -> None:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise PipelineError(f"'{name}' is not a pipeline name; use letters, digits and _, beginning with a letter")
@@ -57,21 +60,9 @@ class GraphBuilder:
         self._raise_mistakes()
         if not any(isinstance(n, SinkNode) for n in self._nodes):
             raise PipelineError(f"{self.name}: nothing is written anywhere; end a stream with sink_to(...) or print()")
-        given = [n for n in self._nodes if n.given_uid]
-        for uid, count in Counter(n.uid for n in given).items():
-            if count > 1:
-                first, second = [n for n in given if n.uid == uid][:2]
-                raise PipelineError(
-                    f"{self.name}: '{first.name}' ({first.location}) and '{second.name}' ({second.location}) both have "
-                    f"the uid '{uid}'; a uid names one operator's state"
-                )
-        taken = {n.uid for n in given}
         nodes = []
         sinks: set[str] = set()
-        for node in self._nodes:
-            if not node.given_uid:
-                node = replace(node, uid=_free_uid(node.name, taken))
-                taken.add(node.uid)
+        for node in self._identified():
             if isinstance(node, SinkNode):
                 node = replace(node, name=node.uid) if node.name in sinks else node
                 sinks.add(node.name)
@@ -89,6 +80,16 @@ class GraphBuilder:
         copied._add(SinkNode, [*upstream], sink.name, naming=Naming.LIBRARY, sink=sink.taking(records))
         return copied
 
+    def check_same(self, other: GraphBuilder, where: str) -> None:
+        """Raises `PipelineError` where the streams of an operator do not belong together."""
+        if other is self:
+            return
+        if self.is_body or other.is_body:
+            raise PipelineError(
+                f"{where}: one stream is of an iteration's body and one of the outside; pass it in as data"
+            )
+        raise PipelineError(f"{where}: the streams belong to different pipelines, '{self.name}' and '{other.name}'")
+
     def plan(self, options: Mapping[str, Any] | Configuration | None = None) -> Plan:
         """Everything that is decided before a run, for a configuration (option keys to values)."""
         return plan(self.graph(), options if isinstance(options, Configuration) else Configuration.of(options))
@@ -104,10 +105,34 @@ class GraphBuilder:
             raise PipelineError(f"explain knows the formats {', '.join(formats)}, not '{format}'")
         return formats[format](self.plan(options))
 
+    def _identified(self) -> list[Node]:
+        """The operators, each with a uid; raises where an author has given one to two of them."""
+        given = [n for n in self._nodes if n.given_uid]
+        for uid, count in Counter(n.uid for n in given).items():
+            if count > 1:
+                first, second = [n for n in given if n.uid == uid][:2]
+                raise PipelineError(
+                    f"{self.name}: '{first.name}' ({first.location}) and '{second.name}' ({second.location}) both have "
+                    f"the uid '{uid}'; a uid names one operator's state"
+                )
+        taken = {n.uid for n in given}
+        nodes = []
+        for node in self._nodes:
+            if not node.given_uid:
+                node = replace(node, uid=_free_uid(node.name, taken))
+                taken.add(node.uid)
+            nodes.append(node)
+        return nodes
+
     def _add(self, kind: type[N], upstream: list[Upstream], name: str, **attributes: Any) -> N:
         timestamped = attributes.pop("timestamped", None)
         if timestamped is None:
             timestamped = any(self._nodes[u.node].timestamped for u in upstream)
+        if kind.only_in_bodies and not self.is_body:
+            raise PipelineError(
+                f"{self.name}: operator '{name}': map_batches with a broadcast stream runs in the body of an iteration;"
+                " use connect(stream.broadcast(descriptor)).process(function)"
+            )
         node = kind(id=len(self._nodes), name=name, location=_caller(), timestamped=timestamped, **attributes)
         self._nodes.append(node)
         self._edges += [Edge(u.node, node.id, u.partitioning or Partitioning(), u.tag) for u in upstream]

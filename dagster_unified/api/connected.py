@@ -14,7 +14,7 @@ from dagster_unified.api.record_types import NOT_GIVEN, agreed_output, itself, m
 from dagster_unified.api.windows import WindowedStream
 from dagster_unified.errors import PipelineError, RecordTypeError
 from dagster_unified.graph import nodes
-from dagster_unified.graph.nodes import Naming
+from dagster_unified.graph.nodes import ExchangeKind, Naming
 from dagster_unified.graph.subtasks import CHOOSING
 from dagster_unified.operators.connected import (
     CoFlatMap,
@@ -45,6 +45,7 @@ from dagster_unified.operators.windows import Evictor, Trigger, WindowAssigner
 from dagster_unified.records import return_type, type_name
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from typing_extensions import TypeForm
 
     from dagster_unified.api.stream import DataStream, KeyedStream
@@ -70,11 +71,7 @@ class ConnectedStreams(Generic[A, B]):
         keys: tuple[Any, Any] = (None, None),
         key_type: Any = None,
     ) -> None:
-        if first._pipeline is not second._pipeline:
-            raise PipelineError(
-                f"{first._where('connect')}: the streams belong to different pipelines, "
-                f"'{first._pipeline.name}' and '{second._pipeline.name}'"
-            )
+        first._pipeline.check_same(second._pipeline, first._where("connect"))
         self._first, self._second, self._keys, self._key_type = first, second, keys, key_type
 
     @overload
@@ -128,6 +125,26 @@ class ConnectedStreams(Generic[A, B]):
         """Runs a `CoProcessFunction`, which has an example."""
         self._expect(function, (CoProcessFunction,), "process")
         return self._apply("process", CoProcess(function), output_type, main_output)
+
+    def map_batches(
+        self, function: Callable[[pa.RecordBatch, pa.Table], pa.RecordBatch], output_type: TypeForm[R]
+    ) -> DataStream[R]:
+        """A function of an Arrow batch of the first stream and all records of the second, which is a `broadcast()` one.
+
+        It runs in the body of an iteration, where it is given the second stream's records of the same round. There is
+        an example in the guide on iterations. Raises `PipelineError` elsewhere.
+        """
+        name = getattr(function, "__name__", None) or type(function).__name__
+        kinds = {u.partitioning.kind if u.partitioning else None for u in self._second._upstream}
+        if kinds != {ExchangeKind.BROADCAST}:
+            raise PipelineError(
+                f"{self._where(name)}: map_batches needs the second stream in every subtask; connect(other.broadcast())"
+            )
+        upstream = [*self._first._upstream, *self._second._upstream]
+        records = self._first._pipeline._record_type(output_type, name)
+        return self._first._after(
+            upstream, nodes.BroadcastBatchesNode, name, naming=Naming.FUNCTION, records=records, function=function
+        )
 
     # Building
 

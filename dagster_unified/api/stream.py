@@ -388,6 +388,8 @@ class DataStream(Generic[T]):
             max_out_of_orderness_ms=_millis(strategy.max_out_of_orderness),
             idleness_ms=_millis(strategy.idleness),
             generator=strategy.generator,
+            watermark_group=strategy.watermark_group,
+            max_drift_ms=_millis(strategy.max_drift) or 0,
         )
 
     # Exchanges
@@ -430,11 +432,7 @@ class DataStream(Generic[T]):
         mine = self._records("union")
         upstream = list(self._upstream)
         for other in streams:
-            if other._pipeline is not self._pipeline:
-                raise PipelineError(
-                    f"{self._where('union')}: the streams belong to different pipelines, "
-                    f"'{self._pipeline.name}' and '{other._pipeline.name}'"
-                )
+            self._pipeline.check_same(other._pipeline, self._where("union"))
             theirs = other._records("union")
             if theirs.schema != mine.schema or theirs.shape != mine.shape:
                 raise RecordTypeError(

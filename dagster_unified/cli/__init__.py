@@ -1,8 +1,8 @@
 """The command line.
 
-`init` a project; `run` and `explain` a pipeline; `suspend`, `resume` and `drain` a streaming deployment; take, list and
-go back to its savepoints (`savepoint`, `savepoints`, `restore`); look at the `state` in savepoints, and at `malformed`
-rows; list the `connectors`; `stop-connect-server`, `config show`, `version`.
+`init` a project; `run` and `explain` a pipeline; `suspend`, `stop`, `resume` and `drain` a streaming deployment; take,
+list and go back to its savepoints (`savepoint`, `savepoints`, `restore`); look at the `state` in savepoints, and at
+`malformed` rows; list the `connectors`; `stop-connect-server`, `config show`, `version`.
 
 The only package that talks to a terminal. A user's mistake is one sentence and exit code 2; a run that failed is exit
 code 1, one that was interrupted 130 (SIGINT) or 143 (SIGTERM).
@@ -33,6 +33,7 @@ for command in (
     malformed.malformed,
     connectors.connectors,
     deployments.suspend,
+    deployments.stop,
     deployments.resume,
     deployments.drain,
     deployments.savepoint,

@@ -1,12 +1,14 @@
 """Commands about a streaming deployment.
 
-`suspend`, `resume`, `drain`, `savepoint`, `savepoints`, `restore` and `stop-connect-server`.
+`suspend`, `stop`, `resume`, `drain`, `savepoint`, `savepoints`, `restore` and `stop-connect-server`.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
 
 from dagster_unified import settings
 from dagster_unified.cli.arguments import Defines
@@ -16,7 +18,11 @@ from dagster_unified.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
+    from dagster_unified.engine.streaming.taking import Then
     from dagster_unified.orchestration.deployment import StreamingDeployment
+
+Path = Annotated[list[str], Parameter(negative="", consume_multiple=(0, 1))]
+"""An option that may have a path."""
 
 
 def suspend(
@@ -42,8 +48,36 @@ def suspend(
         Set an option, such as execution.checkpointing.dir.
     """
     if savepoint or path is not None:
-        return _take(pipeline, define, path, suspend=True)
+        return _take(pipeline, define, path, "suspended")
     return _ask(pipeline, define, "suspended")
+
+
+def stop(
+    pipeline: str,
+    /,
+    *,
+    savepoint: Path = [],  # noqa: B006
+    drain: bool = False,
+    define: Defines = [],  # noqa: B006
+) -> int:
+    """Stop a pipeline's streaming job with a savepoint of exactly where it stops, and keep it stopped (Flink: `stop`).
+
+    The exit code is 0 only where the savepoint is whole.
+
+    Parameters
+    ----------
+    pipeline
+        A module or file that holds Definitions, a StreamingDeployment or a Pipeline, such as definitions or
+        definitions:live_flights.
+    savepoint
+        Where its tables go, for other runs to start from; by default into the savepoint's own folder.
+    drain
+        End the input first: what has arrived is processed, all timers fire, and the savepoint is what is left. For a
+        job that is to end for good: a window that has fired begins anew where another job starts from the savepoint.
+    define
+        Set an option, such as execution.checkpointing.dir.
+    """
+    return _take(pipeline, define, savepoint[0] if savepoint else None, "drained" if drain else "suspended")
 
 
 def resume(pipeline: str, /, *, define: Defines = []) -> int:  # noqa: B006
@@ -148,7 +182,7 @@ def stop_connect_server(port: int, /) -> int:
     return 0
 
 
-def _take(name: str, define: list[str], path: str | None, suspend: bool = False) -> int:
+def _take(name: str, define: list[str], path: str | None, then: Then = "running") -> int:
     from dagster_unified.engine import session
     from dagster_unified.engine.streaming.taking import take
     from dagster_unified.graph.plan import plan
@@ -158,10 +192,10 @@ def _take(name: str, define: list[str], path: str | None, suspend: bool = False)
     directory = started(name, define)
     planned = plan(deployment.pipeline.graph(), configuration_of(deployment, settings.command_line(define)))
     owner = f"command line, process {os.getpid()}"
-    taken = take(planned, directory, owner, "command line", session.start, path or "", suspend)
+    taken = take(planned, directory, owner, "command line", session.start, path or "", then)
     out().print(taken.savepoint.describe(), highlight=False, soft_wrap=True)
-    if suspend:
-        out().print(f"{directory.path.name} is suspended", highlight=False, soft_wrap=True)
+    if then != "running":
+        out().print(f"{directory.path.name} is {then}", highlight=False, soft_wrap=True)
     if taken.error:
         message = f"dagster-unified: its tables could not be written: {taken.error}"
         err().print(message, highlight=False, markup=False, soft_wrap=True)

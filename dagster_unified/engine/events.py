@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dagster_unified.engine.batch.intermediates.store import Manifest
+    from dagster_unified.engine.batch.iterations.journal import Epoch
     from dagster_unified.operators.metrics import Metrics
 
 
@@ -41,6 +42,35 @@ class Written:
 
     rows: int
     bytes: int
+
+
+@dataclass(frozen=True)
+class IterationResumed:
+    """A stage was tried again, and its iteration goes on after the last round that was committed."""
+
+    stage: str
+    iteration: str
+    epoch: int
+
+    def describe(self) -> str:
+        """As a line of a log has it."""
+        return f"iteration '{self.iteration}' of stage '{self.stage}' goes on after epoch {self.epoch}"
+
+
+@dataclass(frozen=True)
+class RoundCommitted:
+    """A round of an iteration is committed."""
+
+    stage: str
+    iteration: str
+    epoch: Epoch
+
+    def describe(self) -> str:
+        """As a line of a log has it."""
+        epoch = self.epoch
+        text = f"iteration '{self.iteration}', epoch {epoch.number}: {epoch.feedback:,} records fed back"
+        criteria = f", {epoch.criteria:,} of the termination criteria" if epoch.criteria else ""
+        return f"{text}{criteria}, in {epoch.seconds:.2f} s" + (f"; it ends: {epoch.reason}" if epoch.reason else "")
 
 
 @dataclass(frozen=True)
@@ -94,7 +124,9 @@ class SavepointTaken:
         return f"savepoint {self.location} taken in {self.seconds:.1f} s ({self.reason})"
 
 
-Event = StageStarted | StageFinished | EpochCommitted | QueriesStopped | SavepointTaken
+Event = (
+    StageStarted | StageFinished | IterationResumed | RoundCommitted | EpochCommitted | QueriesStopped | SavepointTaken
+)
 Observer = Callable[[Event], None]
 
 

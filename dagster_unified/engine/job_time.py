@@ -2,11 +2,11 @@
 
 Watermarks come from what each micro-batch reported, and processing-time timers from the clock.
 
-An operator's watermark is the smallest of its nearest assigners' (FLIP-27's alignment of sources is not part of it); an
-assigner's is its latest event time less the strategy's bound, or what its watermark generator emitted. Directly behind
-a source with parts, such as the partitions of a topic, the latest event time is that of the part which is furthest
-behind. An assigner that is idle, by its generator or for longer than its strategy allows, does not hold others back;
-nor does a part. Knows the plan, not Spark; a control event is what it returns.
+An operator's watermark is the smallest of its nearest assigners'; an assigner's is its latest event time less the
+strategy's bound, or what its watermark generator emitted. Directly behind a source with parts, such as the partitions
+of a topic, the latest event time is that of the part which is furthest behind. An assigner that is idle, by its
+generator or for longer than its strategy allows, does not hold others back; nor does a part. Knows the plan, not Spark;
+a control event is what it returns.
 """
 
 from __future__ import annotations
@@ -118,6 +118,13 @@ class JobTime:
             )
             return self._latest
 
+    def parts(self, uid: str, now: int) -> tuple[dict[str, int], frozenset[str]]:
+        """The watermark of each part of a source, as an assigner behind it has seen them, and those that are idle."""
+        bound = self._assigners[uid].max_out_of_orderness_ms or 0
+        with self._lock:
+            marks = {part: moment - bound - 1 for part, moment in self._parts.get(uid, {}).items()}
+            return marks, frozenset(part for part in marks if self._part_is_idle(uid, part, now))
+
     def _saw_parts(self, uid: str, times: Mapping[str, int], now: int) -> None:
         known = self._parts.setdefault(uid, {})
         for part, moment in times.items():
@@ -171,13 +178,15 @@ class JobTime:
 
     def _slowest(self, uid: str, now: int) -> int | None:
         """The last event time of the part that is behind all others, of those that are not idle."""
-        parts, timeout = self._parts.get(uid), self._assigners[uid].idleness_ms
+        parts = self._parts.get(uid)
         if not parts:
             return self._seen.last_event_times.get(uid)
-        active = [
-            moment for part, moment in parts.items() if timeout is None or now - self._part_moved[uid, part] < timeout
-        ]
+        active = [moment for part, moment in parts.items() if not self._part_is_idle(uid, part, now)]
         return min(active) if active else max(parts.values())
+
+    def _part_is_idle(self, uid: str, part: str, now: int) -> bool:
+        timeout = self._assigners[uid].idleness_ms
+        return timeout is not None and now - self._part_moved[uid, part] >= timeout
 
     def _is_idle(self, uid: str, now: int) -> bool:
         timeout = self._assigners[uid].idleness_ms

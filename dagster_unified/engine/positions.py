@@ -44,6 +44,15 @@ def batch_positions(plan: Plan, spark: SparkSession, region: Region) -> dict[str
     return found
 
 
+def check_positions(plan: Plan) -> None:
+    """Raises `UnsupportedError` where a STREAMING run over a source cannot tell what it has read."""
+    for node in plan.graph.sources:
+        try:
+            spark_source(plan.name, node).stream_position(None, None)
+        except UnifiedError as error:
+            raise type(error)(f"{plan.name}: {error}") from error
+
+
 def after(plan: Plan, positions: Mapping[str, Position], ignore_unclaimed: bool) -> Plan:
     """The plan whose sources read what comes after these positions, which are by uid.
 

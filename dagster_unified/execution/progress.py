@@ -9,7 +9,15 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from dagster_unified.engine.events import EpochCommitted, Event, QueriesStopped, SavepointTaken, StageFinished
+from dagster_unified.engine.events import (
+    EpochCommitted,
+    Event,
+    IterationResumed,
+    QueriesStopped,
+    RoundCommitted,
+    SavepointTaken,
+    StageFinished,
+)
 from dagster_unified.graph.plan import Plan
 
 
@@ -58,7 +66,7 @@ class ShownProgress:
             )
         elif isinstance(event, QueriesStopped):
             return
-        elif isinstance(event, SavepointTaken):
+        elif isinstance(event, (SavepointTaken, IterationResumed, RoundCommitted)):
             text = event.describe()
         elif isinstance(event, StageFinished):
             place = f"stage {event.number} of {event.of}: {event.stage}"

@@ -94,6 +94,8 @@ class Source(ABC, Generic[Out]):
 
     records: RecordType
     boundedness: Boundedness = Boundedness.BOUNDED
+    can_wait: bool = False
+    """Whether STREAMING can hold parts of it back, so that watermarks can be aligned."""
 
     @abstractmethod
     def describe(self) -> str:

@@ -8,7 +8,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dagster_unified.graph.nodes import Graph, Key
+from dagster_unified.graph.nodes import (
+    Edge,
+    ExchangeKind,
+    Graph,
+    HeadNode,
+    IterationNode,
+    Key,
+    LifeCycle,
+    Node,
+    Role,
+    TailNode,
+)
 from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.graph.regions import Exchange
 
@@ -30,15 +41,10 @@ def as_json(plan: Plan) -> dict[str, Any]:
         },
         "operators": [
             {
-                "id": n.id,
-                "uid": n.uid,
-                "name": n.name,
-                "kind": n.kind,
-                "describes": n.describe(),
-                "output": n.records.describe() if n.records else None,
-                "state": n.state(),
+                **_operator_json(n),
                 "parallelism": n.parallelism,
                 "location": str(n.location) if n.location else None,
+                **({"body": _body_json(n)} if isinstance(n, IterationNode) else {}),
             }
             for n in graph.nodes
         ],
@@ -72,6 +78,46 @@ def as_json(plan: Plan) -> dict[str, Any]:
         ],
         "lint": [{"rule": f.rule, "severity": f.severity, "message": f.message} for f in plan.findings],
     }
+
+
+def _operator_json(node: Node) -> dict[str, Any]:
+    return {
+        "id": node.id,
+        "uid": node.uid,
+        "name": node.name,
+        "kind": node.kind,
+        "describes": node.describe(),
+        "output": node.records.describe() if node.records else None,
+        "state": node.state(),
+    }
+
+
+def _body_json(node: IterationNode) -> dict[str, Any]:
+    """The body of an iteration, whose feedback edges lead from a stream that it returns to an input."""
+    body = node.body
+    return {
+        "life_cycle": node.life_cycle.value,
+        "operators": [{**_operator_json(n), "life_cycle": _life_cycle(node, n)} for n in body.nodes],
+        "exchanges": [
+            {"from": e.source, "to": e.target, "kind": e.partitioning.kind.value, "side_output": e.side_output}
+            for e in body.edges
+        ],
+        "feedback": [{"from": tail.id, "to": head.id} for tail, head in _feedback(node)],
+    }
+
+
+def _feedback(node: IterationNode) -> list[tuple[TailNode, HeadNode]]:
+    """The streams that are fed back, and the variables that they become."""
+    heads = {head.number: head for head in node.heads}
+    return [(tail, heads[tail.number]) for tail in node.tails if tail.role is Role.FEEDBACK]
+
+
+def _life_cycle(node: IterationNode, inside: Node) -> str | None:
+    """How long an operator of a body lives; None for its ends."""
+    if isinstance(inside, (HeadNode, TailNode)):
+        return None
+    cycle = LifeCycle.PER_ROUND if inside.id in node.per_round else LifeCycle.ALL_ROUND
+    return str(cycle.value)
 
 
 def as_text(plan: Plan) -> str:
@@ -112,12 +158,40 @@ def _region_text(plan: Plan, region: Region) -> list[str]:
             if node.records is not None:
                 text += f" → {node.records.describe()}"
             lines.append(text + (f"  ({node.location})" if node.location else ""))
+            if isinstance(node, IterationNode):
+                lines += [f"      {line}" for line in _body_text(node)]
     if region.outputs:
         lines.append(
             "  materializes "
             + ", ".join(plan.graph.node(p.node).name + (f" / {p.tag}" if p.tag else "") for p in region.outputs)
         )
     return lines
+
+
+def _body_text(node: IterationNode) -> list[str]:
+    """The body of an iteration: each operator with what it reads."""
+    body, lines = node.body, []
+    back = {head.id: tail for tail, head in _feedback(node)}
+    for inside in body.nodes:
+        reads = [_read_text(body, edge) for edge in body.inputs(inside.id)]
+        if inside.id in back:
+            reads.append(f"{back[inside.id].name} of the round before")
+        text = f"{inside.kind} '{inside.name}'"
+        if isinstance(inside, (HeadNode, TailNode)):
+            text = f"'{inside.name}'" + (", replayed in every round" if getattr(inside, "replayed", False) else "")
+        elif inside.id in node.per_round and node.life_cycle is LifeCycle.ALL_ROUND:
+            text += ", new in each round"
+        lines.append(text + (f" reads {' and '.join(reads)}" if reads else ""))
+    return lines
+
+
+def _read_text(body: Graph, edge: Edge) -> str:
+    kind, key = edge.partitioning.kind, edge.partitioning.key
+    through = (
+        "" if kind is ExchangeKind.FORWARD else f" through {kind.value}" + (f" by {key.describe()}" if key else "")
+    )
+    tag = f" / {edge.side_output}" if edge.side_output else ""
+    return f"'{body.node(edge.source).name}'{tag}{through}"
 
 
 def _exchange_text(plan: Plan, exchange: Exchange) -> str:
@@ -143,6 +217,8 @@ def as_mermaid(plan: Plan) -> str:
             node = graph.node(operator)
             left, right = _shape(graph, operator)
             lines.append(f'    n{operator}{left}"{_escape(node.name)}"{right}')
+            if isinstance(node, IterationNode):
+                lines += [f"    {line}" for line in _body_mermaid(node)]
         lines.append("  end")
     crossing = {id(e.edge): e for e in plan.exchanges}
     for edge in graph.edges:
@@ -154,6 +230,22 @@ def as_mermaid(plan: Plan) -> str:
         arrow = f'== "{_escape(label)}" ==>' if exchange.blocking else f'-- "{_escape(label)}" -->'
         lines.append(f"  n{edge.source} {arrow} n{edge.target}")
     return "\n".join(lines)
+
+
+def _body_mermaid(node: IterationNode) -> list[str]:
+    """The body of an iteration as a box of its own, with dotted arrows for what is fed back."""
+    body = node.body
+    lines = [f'subgraph b{node.id}["body of {_escape(node.name)}"]']
+    for inside in body.nodes:
+        left, right = _shape(body, inside.id)
+        lines.append(f'  b{node.id}_{inside.id}{left}"{_escape(inside.name)}"{right}')
+    for edge in body.edges:
+        kind, key = edge.partitioning.kind, edge.partitioning.key
+        label = kind.value + (f" by {key.describe()}" if key else "")
+        arrow = "-->" if kind is ExchangeKind.FORWARD else f'-- "{_escape(label)}" -->'
+        lines.append(f"  b{node.id}_{edge.source} {arrow} b{node.id}_{edge.target}")
+    lines += [f'  b{node.id}_{t.id} -. "next round" .-> b{node.id}_{h.id}' for t, h in _feedback(node)]
+    return [*lines, "end", f"n{node.id} --- b{node.id}"]
 
 
 def _shape(graph: Graph, operator: int) -> tuple[str, str]:

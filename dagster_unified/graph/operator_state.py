@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.mode import Execution
-from dagster_unified.graph.nodes import ExchangeKind, Graph, Node
+from dagster_unified.graph.nodes import ExchangeKind, Graph, IterationNode, Node
 from dagster_unified.operators.functions.checkpoints import checkpointed
 
 
 def check_operator_state(graph: Graph) -> None:
     """Raises `PipelineError` for a function with operator state where there is none."""
     for node in graph.nodes:
-        if node.holds_subtask_state:
+        if node.holds_subtask_state or isinstance(node, IterationNode):  # a body is checked where it is built
             continue
         function = next((found for found in map(checkpointed, node.code()) if found is not None), None)
         if function is None:

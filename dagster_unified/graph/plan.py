@@ -15,13 +15,15 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.graph.carry import carrying, check_savepoint
 from dagster_unified.graph.chaining import Task, resolve_forward, tasks
 from dagster_unified.graph.findings import Finding
-from dagster_unified.graph.fingerprint import digest, fingerprint_of
+from dagster_unified.graph.fingerprint import digest
+from dagster_unified.graph.iterations import check_no_iterations
 from dagster_unified.graph.lateness import nearest_assigners
 from dagster_unified.graph.lint import lint
 from dagster_unified.graph.mode import Execution, resolve
 from dagster_unified.graph.nodes import Edge, Graph, Naming, Node
 from dagster_unified.graph.operator_state import subtasks_with_state
 from dagster_unified.graph.options import Configuration
+from dagster_unified.graph.parts import edge_parts, own_parts
 from dagster_unified.graph.portable import with_portable_state
 from dagster_unified.graph.regions import Exchange, exchanges, regions
 from dagster_unified.graph.subtasks import subtasks
@@ -148,6 +150,8 @@ def plan(graph: Graph, configuration: Configuration | None = None, carry_state: 
     With `carry_state` the plan is that of a partition whose keyed state goes on to the next.
     """
     execution = resolve(graph, configuration or Configuration())
+    if execution.mode == "STREAMING":
+        check_no_iterations(graph)
     whole = lint(graph, execution)
     used = _used(graph)
     graph, rewritten = with_portable_state(_without_unused(graph, used), execution, carry_state)
@@ -264,36 +268,8 @@ def _describe_node(node: Node) -> str:
     return digest(*own_parts(node).values())
 
 
-def own_parts(node: Node, with_input: bool = True) -> dict[str, str]:
-    """What decides what a node does, part by part: its settings under '', the author's code by where it was written.
-
-    Without `with_input` not what a source holds just now.
-    """
-    described: list[object] = [
-        type(node).__name__,
-        node.uid,
-        node.records.describe() if node.records else "",
-        node.timestamped,
-        node.parallelism,
-    ]
-    parts = {"": digest(*described, *node.settings(with_input))}
-    return {**parts, **fingerprint_of(*node.code()).parts}
-
-
 def _describe_edge(edge: Edge) -> str:
     return digest(*edge_parts(edge).values())
-
-
-def edge_parts(edge: Edge) -> dict[str, str]:
-    """What decides where an edge's records go, as `own_parts` does for a node."""
-    key = edge.partitioning.key
-    tag = edge.tag.name if edge.tag else ""
-    parts = {"": digest(edge.partitioning.kind, key.fields if key else "", tag)}
-    functions = [
-        key.computed.function if key is not None and key.computed is not None else None,
-        edge.partitioning.partitioner,
-    ]
-    return {**parts, **fingerprint_of(*(f for f in functions if f is not None)).parts}
 
 
 def library_version() -> str:

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from dagster_unified.graph.fingerprint import digest
-from dagster_unified.graph.plan import Plan, edge_parts, library_version, own_parts
+from dagster_unified.graph.parts import edge_parts, own_parts
+from dagster_unified.graph.plan import Plan, library_version
 
 OPTIONS = "the options"
 VERSION = "the version of dagster-unified"

@@ -21,6 +21,7 @@ from dagster_unified.operators.functions.keyed import NoKey
 from dagster_unified.operators.functions.type_variables import In1, In2, K, Key, KeyOut, Out, R, V
 from dagster_unified.operators.keyed import Collector, KeyedOptions, KeyedProcessOperator
 from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.program.epochs import Emitting
 from dagster_unified.operators.program.step import KeyedStep, Place
 from dagster_unified.operators.state.backend import Declared, KeyedStateBackend
 from dagster_unified.operators.state.descriptors import StateDescriptor
@@ -269,6 +270,10 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
         self.descriptors = {d.name: d for d in spec.descriptors}
         self._keyed = spec.keyed
 
+    @property
+    def subtask_key(self) -> Hashable | None:
+        return None if self._keyed else 0
+
     def open(self, context: Callable[[KeyedStateBackend | None], RuntimeContext]) -> None:
         self.function.open(context(self.state if self._keyed else None))
 
@@ -299,6 +304,9 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
     def measure(self, more: Metrics) -> None:
         """Adds what has been measured."""
         self._metrics.add(more)
+
+    def _told(self) -> Emitting:
+        return Emitting(self.out, self.key) if self._keyed else Emitting(self.out)
 
     def entries(self, descriptor: MapStateDescriptor[Any, Any]) -> dict[Any, Any]:
         """The broadcast map that a descriptor names."""

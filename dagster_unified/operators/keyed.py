@@ -16,8 +16,10 @@ from typing import Any
 from dagster_unified.errors import StateError, UnsupportedError
 from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.functions.base import KeyedProcessFunction, OutputTag, RuntimeContext, TimerService
+from dagster_unified.operators.functions.iterations import IterationListener, iteration_listeners
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.program.blocks import Block
+from dagster_unified.operators.program.epochs import Emitting
 from dagster_unified.operators.program.step import KeyedStep, Place
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.state.value import ValueStateDescriptor
@@ -107,6 +109,11 @@ class KeyedOperator:
     """Whether what it emits is its state as well."""
 
     @property
+    def subtask_key(self) -> Hashable | None:
+        """Under which key the state of a subtask is kept, where the stream has no keys."""
+        return None
+
+    @property
     def one_value(self) -> str | None:
         """The name of its only state, if that is one value for each key, which `process_runs` takes and puts."""
         return None
@@ -192,6 +199,17 @@ class KeyedOperator:
     def finish_bundle(self) -> None:
         """The current key's bundle is over: emit what is held back for it."""
 
+    @property
+    def listeners(self) -> Sequence[IterationListener[Any]]:
+        """What hears of the epochs of an iteration."""
+        return ()
+
+    def end_of_epoch(self, epoch: int) -> None:
+        """In an iteration, no record of this epoch, or of an earlier one, comes any more for the current key."""
+
+    def end_of_iteration(self) -> None:
+        """In an iteration, no record comes any more for the current key."""
+
     def snapshot(self) -> None:
         """The state that is current is about to be saved."""
 
@@ -249,6 +267,7 @@ class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext[An
         self._timestamp: int | None = None
         self._domain: TimeDomain | None = None
         self._generation = -1
+        self._listeners: Sequence[IterationListener[Any]] | None = None
 
     def open(self, context: Callable[[KeyedStateBackend | None], RuntimeContext]) -> None:
         self.function.open(context(self.state))
@@ -271,6 +290,34 @@ class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext[An
                 emit(process(record, self), timestamp)
         except Exception as error:
             raise user_failure(error, self.where, self.function.process_element, record) from error
+
+    @property
+    def listeners(self) -> Sequence[IterationListener[Any]]:
+        if self._listeners is None:
+            self._listeners = tuple(iteration_listeners(self.function))
+        return self._listeners
+
+    def end_of_epoch(self, epoch: int) -> None:
+        for listener in self.listeners:
+            told = self._told()
+            try:
+                listener.on_epoch_watermark_incremented(epoch, told, told)
+            except Exception as error:
+                what = f"the end of epoch {epoch} of key {self.key!r}"
+                raise user_failure(error, self.where, listener.on_epoch_watermark_incremented, what) from error
+
+    def end_of_iteration(self) -> None:
+        for listener in self.listeners:
+            told = self._told()
+            try:
+                listener.on_iteration_terminated(told, told)
+            except Exception as error:
+                what = f"the end of the iteration of key {self.key!r}"
+                raise user_failure(error, self.where, listener.on_iteration_terminated, what) from error
+
+    def _told(self) -> Emitting:
+        """What a listener is given."""
+        return Emitting(self.out, self.key)
 
     def on_timer(self, timestamp: int, generation: int, domain: TimeDomain) -> None:
         self._begin_timer(timestamp, generation, domain)

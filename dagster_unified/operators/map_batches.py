@@ -18,24 +18,46 @@ from dagster_unified.records import RecordType
 class MapBatchesStep(BlockStep):
     """`map_batches`."""
 
+    def emitted(self, collected: list[Any], timestamps: list[int | None], where: str) -> Block:
+        output = self.output
+        assert output is not None
+        checked = [_checked(given, output, None, where)[0] for given in collected]
+        if not checked:
+            return Block([], None, [], output)
+        batch = pa.concat_batches(checked)
+        return Block(None, batch, [None] * batch.num_rows, output)
+
+    def applied(self, place: Place) -> Callable[[pa.RecordBatch], Any]:
+        """Its function, as it is called with a batch."""
+        function: Callable[[pa.RecordBatch], Any] = self.function
+        return function
+
     def consumer(self, place: Place) -> Consumer:
         function, records, output = self.function, self.input, self.output
         assert records is not None
         assert output is not None
         place.open(function)
+        call = self.applied(place)
 
         def consume(block: Block) -> None:
             given = encoded(block, records, place.before)
             if block.timestamps is not None:
                 given = given.append_column(TIMESTAMP, pa.array(block.timestamps, pa.int64()))
             try:
-                result = function(given)
+                result = call(given)
             except Exception as error:
                 raise user_failure(error, place.where, function, given.slice(0, 3).to_pylist()) from error
             batch, timestamps = _checked(result, output, block.timestamps, place.where)
             place.send(None, Block(None, batch, timestamps, output))
 
         return consume
+
+
+class BroadcastBatchesStep(MapBatchesStep):
+    """`map_batches` of a stream and a broadcast one: the function has all records of the latter at hand, as a table."""
+
+    def applied(self, place: Place) -> Callable[[pa.RecordBatch], Any]:
+        return lambda given: self.function(given, place.table())
 
 
 def _checked(

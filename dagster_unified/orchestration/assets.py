@@ -27,7 +27,7 @@ from dagster_unified.engine.batch.intermediates.store import Address
 from dagster_unified.engine.batch.run import Carrying, Run
 from dagster_unified.engine.batch.savepoint import begun, leave_savepoint
 from dagster_unified.engine.batch.stage import run_partitions
-from dagster_unified.engine.events import Event, StageFinished, StageStarted
+from dagster_unified.engine.events import Event, IterationResumed, RoundCommitted, StageFinished, StageStarted
 from dagster_unified.engine.interrupts import Interrupts
 from dagster_unified.engine.malformed import diverting, in_batch
 from dagster_unified.graph.options import Configuration
@@ -420,6 +420,8 @@ def _observer(
         if isinstance(event, StageStarted) and event.reason:
             recomputed[event.stage] = event.reason
             context.log.warning(f"recomputing stage '{event.stage}'{of}: {event.reason}")
+        elif isinstance(event, (IterationResumed, RoundCommitted)):
+            context.log.info(f"{event.describe()}{of}")
         elif isinstance(event, StageFinished):
             m = event.manifest
             context.log.info(

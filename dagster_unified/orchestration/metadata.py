@@ -26,6 +26,7 @@ from dagster_unified.graph.lineage import column_lineage
 from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.operators.layout import CARRIED
 from dagster_unified.operators.metrics import shown
+from dagster_unified.orchestration.plot import records_by_round
 from dagster_unified.orchestration.translator import StageTranslator
 from dagster_unified.records import RecordType, shorten
 
@@ -65,6 +66,10 @@ def stage_metadata(
     if manifest.carried_from:
         metadata[CARRIED_FROM] = MetadataValue.dagster_run(manifest.carried_from)
     metadata.update(shown(manifest.counters, manifest.gauges, manifest.rates(), manifest.histograms))
+    for name, iteration in manifest.iterations.items():
+        metadata[f"rounds of {name}"] = iteration.rounds
+        metadata[f"why {name} ended"] = iteration.reason
+        metadata[f"records by round of {name}"] = records_by_round(iteration)
     for sink, location in manifest.sinks.items():
         metadata[f"written to ({sink})"] = MetadataValue.path(location)
     for sink, table in previews.items():

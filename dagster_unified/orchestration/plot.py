@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from dagster_unified.engine.batch.intermediates.store import IterationSummary
+
 SHOWN = 90
 """Partitions in one picture: those that ran last of them, and as many before as there is room for."""
 
@@ -85,6 +87,24 @@ def keys_per_group(spread: Mapping[str, Sequence[int]]) -> MarkdownMetadataValue
         _counting(axes, "keys")
     axes.set_xlabel("key group", fontsize=8)
     return _drawn(figure, "keys per key group")
+
+
+def records_by_round(iteration: IterationSummary) -> MarkdownMetadataValue:
+    """How many records each round of an iteration fed back, and how many its termination criteria had."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(8, 2.2), dpi=90, layout="tight")
+    axes = figure.subplots()
+    axes.plot(iteration.feedback, color="#4f43dd", marker=".", label="fed back")
+    if iteration.criteria:
+        axes.plot(iteration.criteria, color="#e08a1e", marker=".", label="termination criteria")
+    axes.legend(fontsize=8, frameon=False)
+    axes.xaxis.set_major_locator(MaxNLocator(_LABELS, integer=True))
+    axes.tick_params(axis="x", labelsize=8)
+    axes.set_xlabel("epoch", fontsize=8)
+    _counting(axes, "records")
+    return _drawn(figure, "records by round")
 
 
 def _unevenness(keys: Sequence[int]) -> float:

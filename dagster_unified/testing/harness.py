@@ -119,7 +119,8 @@ class KeyedHarness:
 
     def state(self, key: Hashable) -> dict[str, Any]:
         """The raw state of a key, by state name."""
-        return next((dict(c.keys[key]) for c in self._grouped.contents(self._store) if key in c.keys), {})
+        contents = (one.content() for one in self._grouped.contents(self._store))
+        return next((dict(content.keys[key]) for content in contents if key in content.keys), {})
 
     def close(self) -> None:
         """Closes the function."""

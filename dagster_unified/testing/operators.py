@@ -174,7 +174,9 @@ class _Harness:
 
     def _contents(self) -> Iterable[Content]:
         """The pages of the operator's state; none where it has no key."""
-        return self._driven.groups.contents(self._driven.store) if self._node.key is not None else []
+        if self._node.key is None:
+            return []
+        return (one.content() for one in self._driven.groups.contents(self._driven.store))
 
     def _shown(self, key: Any) -> Any:
         """A key as the author knows it."""

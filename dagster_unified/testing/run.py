@@ -34,6 +34,7 @@ from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock
 from dagster_unified.testing.driving import Driven, Timed, instances, single, to_batch, to_timed
 from dagster_unified.testing.exchanging import InSubtasks, in_one, sent
+from dagster_unified.testing.iterations import run_iteration
 from dagster_unified.testing.native import run_native
 
 
@@ -156,6 +157,8 @@ class _Batch:
                 self.streams[Port(node.id)] = {0: [(r, None) for r in self.inputs[node.id]]}
             elif isinstance(node, g.SinkNode):
                 result.sinks.setdefault(node.name, []).extend(r for r, _ in in_one(self._arriving(node)))
+            elif isinstance(node, g.IterationNode):
+                self._iteration(node)
             elif node.step is not None:
                 self._python(node)
             else:
@@ -176,6 +179,14 @@ class _Batch:
             own = [stream.get(subtask, []) for stream in streams]
             found[subtask] = self.order.merged(own) if forwarded else self.order.shuffled([t for o in own for t in o])
         return found
+
+    def _iteration(self, node: g.IterationNode) -> None:
+        streams = [in_one(self.streams.get(Port.of(e), {})) for e in self.plan.graph.inputs(node.id)]
+        inputs = [self.order.shuffled(list(chain.from_iterable(own))) for own in node.by_input(streams)]
+        outputs, metrics = run_iteration(self.plan, node, inputs, self.clock)
+        for number, records in enumerate(outputs):
+            self.streams[Port(node.id, g.output_tag(number))] = {0: records}
+        self.reports.append(metrics)
 
     def _python(self, node: g.Node) -> None:
         arriving = self._arriving(node)

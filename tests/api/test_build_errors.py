@@ -458,6 +458,12 @@ def test_one_sink_object_takes_two_streams_of_different_types():
     assert not hasattr(sink, "records")
 
 
-def test_sources_cannot_be_aligned():
-    with pytest.raises(UnsupportedError, match=r"group 'g': watermark alignment .*; limit the source that gets ahead"):
-        WatermarkStrategy.for_monotonous_timestamps().with_watermark_alignment("g", timedelta(seconds=20))
+@pytest.mark.parametrize("drift", [timedelta(seconds=-1), 20])
+def test_the_drift_of_watermarks_is_a_length_of_time(drift):
+    with pytest.raises(PipelineError, match=r"group 'g': the drift must be a timedelta that is not negative, not"):
+        WatermarkStrategy.for_monotonous_timestamps().with_watermark_alignment("g", drift)
+
+
+def test_only_watermarks_that_are_known_by_part_are_aligned():
+    with pytest.raises(UnsupportedError, match=r"group 'g': the watermark of each part has to be known"):
+        WatermarkStrategy.no_watermarks().with_watermark_alignment("g", timedelta(seconds=20))

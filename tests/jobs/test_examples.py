@@ -14,7 +14,7 @@ from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from jobs import aircraft_sessions, delay_rules, delay_totals, destinations, weather_delays
+from jobs import aircraft_sessions, airport_ranks, delay_rules, delay_totals, destinations, weather_delays
 from jobs.data import airports_csv, flights_csv, planes_csv, rules_json, weather_csv
 from tests.jobs.flown import flown
 
@@ -155,3 +155,28 @@ def test_delay_totals(tables, data):
     assert {r["carrier"]: [r["flights"], r["minutes"]] for r in found["delay_totals"]} == totals
     assert {(r["origin"], r["begins"]): [r["flights"], r["minutes"]] for r in found["delay_weeks"]} == weeks
     assert len(weeks) == 6
+
+
+def test_the_airports_have_the_ranks_of_a_power_iteration(data, spark, tmp_path):
+    pipeline = airport_ranks.build(str(data["flights_csv"]), str(tmp_path / "out"))
+    plan = pipeline.plan({"parallelism.default": 2})
+    *_, stage = run_all(Run(plan, spark, IntermediateStore(str(tmp_path / "store")), "run", "run"))
+    weights = defaultdict(float)
+    for row in read(data["flights_csv"]):
+        if row["arr_delay"] not in ("", "NA"):
+            weights[row["origin"], row["dest"]] += 1
+            weights[row["dest"], row["origin"]] += 1
+    totals = defaultdict(float)
+    for (airport, _), weight in weights.items():
+        totals[airport] += weight
+    ranks = dict.fromkeys(totals, 1.0)
+    for _ in range(stage.iterations["pagerank"].rounds - 1):
+        shares = defaultdict(float)
+        for (airport, neighbour), weight in weights.items():
+            shares[neighbour] += ranks[airport] * weight / totals[airport]
+        ranks = {airport: 0.15 + 0.85 * shares[airport] for airport in ranks}
+    found = {
+        r["airport"]: r["rank"] for r in DeltaTable(str(tmp_path / "out/airport_ranks")).to_pyarrow_table().to_pylist()
+    }
+    assert found == pytest.approx(ranks)
+    assert stage.iterations["pagerank"].rounds < airport_ranks.ROUNDS  # it ends by itself

@@ -16,19 +16,21 @@ import pyarrow.compute as pc
 
 from dagster_unified.connectors.base import MALFORMED, SparkSource, spark_schema
 from dagster_unified.engine.batch.carried import CarriedState, PartitionStart, StateBefore
+from dagster_unified.engine.batch.iterations.iterate import Iterations
 from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.dataframe.inputs import spark_source, split_malformed
 from dagster_unified.engine.dataframe.native import Natives
 from dagster_unified.engine.dataframe.partitions import PartitionAxis
-from dagster_unified.engine.dataframe.passes import Pass, Reports, is_computed_again, mapped
+from dagster_unified.engine.dataframe.passes import Reports, mapped
 from dagster_unified.engine.dataframe.streams import Streams
+from dagster_unified.engine.passes import Pass, is_computed_again
 from dagster_unified.engine.translate import program
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.nodes import Key
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.operators.lanes import encode
 from dagster_unified.operators.layout import TIMESTAMP
-from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.program.spec import BroadcastInput, Program
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ class RegionFrames:
     """The lazy DataFrames of one region.
 
     `intermediate` gives the streams of other regions. `state` gives what the partition before the first left, where
-    state is carried.
+    state is carried. `iterations` runs those in it.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class RegionFrames:
         intermediate: Callable[[Port], DataFrame],
         starts: Sequence[PartitionStart],
         state: StateBefore | None = None,
+        iterations: Iterations | None = None,
     ) -> None:
         self.plan, self.spark, self.starts = plan, spark, starts
         self.fragment = Fragment.of(region)
@@ -61,6 +64,8 @@ class RegionFrames:
         self._natives = Natives(plan.name, region.name, spark)
         self._reports = Reports(self.axis)
         self._persisted: list[DataFrame] = []
+        self._iterations = iterations
+        self._iterated: dict[Port, DataFrame] = {}
         self._carried = (
             None if state is None else CarriedState(self._streams, self._natives, starts, state, self._persist)
         )
@@ -80,7 +85,8 @@ class RegionFrames:
 
     def metrics(self) -> list[Metrics]:
         """The totals that operators reported, by partition; call it after the region's job has run."""
-        return self._reports.metrics()
+        found = self._reports.metrics()
+        return found if self._iterations is None else [merge([found[0], *self._iterations.metrics]), *found[1:]]
 
     def release(self) -> None:
         """Free the DataFrames that were persisted for several readers."""
@@ -118,10 +124,25 @@ class RegionFrames:
     def run_natively(self, node: g.Node, port: Port) -> DataFrame:
         if isinstance(node, g.SourceNode):
             return self._source(node)
+        if isinstance(node, g.IterationNode):
+            return self._output_of(node, port)
         if self._carried is not None and node.aggregates_natively:
             return self._carried.aggregate(node, port)
         frame = self._natives.run(node, self._streams.inputs.of(node.id), self.axis.columns)
         return self._with_last_event_times(node, frame)
+
+    def _output_of(self, node: g.IterationNode, port: Port) -> DataFrame:
+        """An output of an iteration, which runs when the first of them is asked for."""
+        if port not in self._iterated:
+            assert self._iterations is not None
+            # of an iteration that goes on the inputs are not computed again, and nothing would be observed of them
+            inputs, reported = self._reports.take(lambda: self._inputs_of(node))
+            self._iterated.update(self._iterations.outputs(node, inputs, lambda: merge(reported())))
+        return self._iterated[port]
+
+    def _inputs_of(self, node: g.IterationNode) -> list[DataFrame]:
+        edges = node.by_input(self.plan.graph.inputs(node.id))
+        return [self._streams.inputs.united(own, head.layout) for own, head in zip(edges, node.heads, strict=True)]
 
     def _source(self, node: g.SourceNode) -> DataFrame:
         source = spark_source(self.plan.name, node)

@@ -19,6 +19,7 @@ from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.engine.batch.carried import partition_starts, seen_before, state_before
 from dagster_unified.engine.batch.intermediates import dataframes
 from dagster_unified.engine.batch.intermediates.store import Manifest, now
+from dagster_unified.engine.batch.iterations.iterate import Iterations
 from dagster_unified.engine.batch.materialize import (
     Materialized,
     count_malformed,
@@ -129,11 +130,14 @@ def _run_region(
     def state(port: Port) -> DataFrame | None:
         return state_before(first, before, port)
 
-    frames = RegionFrames(first.plan, region, first.spark, stream, starts, None if first.carry is None else state)
+    iterations = Iterations(first, region, inputs[0])
+    carried = None if first.carry is None else state
+    frames = RegionFrames(first.plan, region, first.spark, stream, starts, carried, iterations)
     large = first.carry is not None or may_be_large(_columns(first.plan, region))
     try:
         with nullcontext() if large else small_rows(first.spark):
-            manifests = _execute(runs, region, frames, begun, before, recovering=bool(reason))
+            manifests = _execute(runs, region, frames, begun, before, iterations, recovering=bool(reason))
+        iterations.forget()
     except Exception as error:
         raise translated(error, first.plan, region.name, first.spark) from error
     finally:
@@ -174,6 +178,7 @@ def _execute(
     frames: RegionFrames,
     begun: float,
     before: Manifest | None,
+    iterations: Iterations,
     recovering: bool,
 ) -> list[Manifest]:
     """Materialize or write, and commit the manifest of each partition as soon as its sinks are written.
@@ -218,6 +223,7 @@ def _execute(
                     seconds=share + now() - own,
                     bytes=manifest.bytes or sum(result.bytes for result in results.values()),
                     sinks={name: result.location for name, result in results.items()},
+                    iterations=iterations.summaries,
                 )
             )
             run.store.commit(run.address(region), committed[-1])

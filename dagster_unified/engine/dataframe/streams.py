@@ -12,8 +12,9 @@ from dagster_unified.engine.dataframe.exchanges import Exchanges
 from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.dataframe.inputs import Inputs
 from dagster_unified.engine.dataframe.partitions import PartitionAxis
-from dagster_unified.engine.dataframe.passes import Pass, find_passes, keys_program
+from dagster_unified.engine.dataframe.passes import stream_of
 from dagster_unified.engine.failures import naming_operator
+from dagster_unified.engine.passes import Pass, find_passes, keys_program
 from dagster_unified.engine.shipping import Shipments
 from dagster_unified.engine.translate import program
 from dagster_unified.graph import nodes as g
@@ -87,7 +88,7 @@ class Streams:
         layout = self.plan.layout(port)
         one = next((p for p in self.passes if port.node in p.members), None)
         if one is not None:
-            return one.stream(self.combined(one), port, layout, self.axis.columns)
+            return stream_of(one, self.combined(one), port, layout, self.axis.columns)
         node = self.plan.graph.node(port.node)
         with naming_operator(self.plan.name, node):
             frame = self._operators.run_natively(node, port)

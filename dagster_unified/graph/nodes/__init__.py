@@ -7,6 +7,7 @@ from dagster_unified.graph.nodes.base import Chaining, ExchangeKind, Key, Lineag
 from dagster_unified.graph.nodes.functions import (
     AssignTimestampsNode,
     AsyncNode,
+    BroadcastBatchesNode,
     FilterNode,
     FlatMapNode,
     FunctionNode,
@@ -15,6 +16,7 @@ from dagster_unified.graph.nodes.functions import (
     ProcessNode,
 )
 from dagster_unified.graph.nodes.graph import Edge, Graph
+from dagster_unified.graph.nodes.iteration import HeadNode, IterationNode, LifeCycle, Role, TailNode, output_tag
 from dagster_unified.graph.nodes.keyed import (
     BroadcastNode,
     CheckpointedNode,
@@ -41,6 +43,7 @@ __all__ = [
     "AggregateNode",
     "AssignTimestampsNode",
     "AsyncNode",
+    "BroadcastBatchesNode",
     "BroadcastNode",
     "Chaining",
     "CheckpointedNode",
@@ -50,9 +53,12 @@ __all__ = [
     "FlatMapNode",
     "FunctionNode",
     "Graph",
+    "HeadNode",
+    "IterationNode",
     "Key",
     "KeyedNode",
     "KeyedProcessNode",
+    "LifeCycle",
     "Lineage",
     "Location",
     "LookupNode",
@@ -66,11 +72,14 @@ __all__ = [
     "ProcessNode",
     "ReadingNode",
     "ReduceNode",
+    "Role",
     "SelectNode",
     "SinkNode",
     "SourceNode",
+    "TailNode",
     "WhereNode",
     "WindowAggregateNode",
     "WindowNode",
     "WithColumnsNode",
+    "output_tag",
 ]

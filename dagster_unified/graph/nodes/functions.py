@@ -15,7 +15,7 @@ from dagster_unified.operators.functions.event_time import (
     IngestionTimeAssigner,
     WatermarkGenerator,
 )
-from dagster_unified.operators.map_batches import MapBatchesStep
+from dagster_unified.operators.map_batches import BroadcastBatchesStep, MapBatchesStep
 from dagster_unified.operators.process import ProcessStep
 from dagster_unified.operators.stateless import AssignTimestampsStep, FilterStep, FlatMapStep, MapStep
 from dagster_unified.operators.watermarks import Supplier
@@ -33,6 +33,12 @@ class AssignTimestampsNode(Node):
     idleness_ms: int | None = None
     generator: Supplier | None = None
     """What creates a watermark generator, instead of a bound."""
+
+    watermark_group: str | None = None
+    """The group of sources whose parts wait for the slowest of it, in STREAMING."""
+
+    max_drift_ms: int = 0
+    """How far ahead of it they may be."""
 
     step = AssignTimestampsStep
     keeps_records = True
@@ -74,7 +80,10 @@ class AssignTimestampsNode(Node):
             made_by = getattr(self.generator, "__name__", type(self.generator).__name__)
             return f"event time, watermarks of {made_by}"
         bound = self.max_out_of_orderness_ms
-        return "event time, no watermarks" if bound is None else f"event time, out of order by up to {bound} ms"
+        if bound is None:
+            return "event time, no watermarks"
+        group = f", aligned in '{self.watermark_group}' within {self.max_drift_ms} ms" if self.watermark_group else ""
+        return f"event time, out of order by up to {bound} ms{group}"
 
     def parity(self, graph: Graph) -> list[Finding]:
         found = []
@@ -127,6 +136,14 @@ class MapBatchesNode(FunctionNode):
     """An Arrow batch in, an Arrow batch out."""
 
     step = MapBatchesStep
+
+
+class BroadcastBatchesNode(MapBatchesNode):
+    """`map_batches` with the records of a broadcast stream at hand, which an iteration's body has in each round."""
+
+    step = BroadcastBatchesStep
+    has_broadcast_input = True
+    only_in_bodies = True
 
 
 class ProcessNode(FunctionNode):

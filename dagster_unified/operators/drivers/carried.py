@@ -7,7 +7,7 @@ and event time. Broadcast records come with the program, and before all others o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import pyarrow as pa
 
@@ -32,6 +32,10 @@ the two never meet.
 
 MOST_WAITING = 100_000
 """Records of a group that wait at once, more or less, before they are processed."""
+
+
+ROWS_BYTES = 64 << 20
+"""Bytes of pages that become rows together."""
 
 
 class _Group:
@@ -80,7 +84,7 @@ def carried(
                 given = MicroBatch(Arrived(group.waiting), events[partition], sorted_by_key=True)
                 driver.run(group.store, given, program.carry[partition].watermark)
                 if _holds_something(group.store):
-                    out.append(Emitted(state, rows_of(group.number, group.store), partition))
+                    out.extend(Emitted(state, rows, partition) for rows in rows_of(group.number, group.store))
                 else:
                     group.store = MemoryStore()
                 group.waiting = []
@@ -117,9 +121,24 @@ def _holds_something(store: MemoryStore) -> bool:
     return index is not None and any(page != Page() for page in decode_index(index).pages)
 
 
-def rows_of(group: int, store: MemoryStore) -> pa.RecordBatch:
-    """A group's pages as rows of state, in the columns of `CARRIED_LAYOUT`."""
-    columns = [[group] * len(store.pages), list(store.pages), list(store.pages.values())]
+def rows_of(group: int, store: MemoryStore) -> Iterator[pa.RecordBatch]:
+    """A group's pages as rows of state, in the columns of `CARRIED_LAYOUT`: at least one batch of them.
+
+    A batch has pages of `ROWS_BYTES`, or one page: Arrow counts the bytes of a column with 31 bits.
+    """
+    waiting: dict[int, bytes] = {}
+    size = 0
+    for number, data in store.pages.items():
+        if waiting and size + len(data) > ROWS_BYTES:
+            yield _rows(group, waiting)
+            waiting, size = {}, 0
+        waiting[number] = data
+        size += len(data)
+    yield _rows(group, waiting)
+
+
+def _rows(group: int, pages: Mapping[int, bytes]) -> pa.RecordBatch:
+    columns = [[group] * len(pages), list(pages), list(pages.values())]
     return pa.RecordBatch.from_arrays(
         [pa.array(c, f.type) for c, f in zip(columns, CARRIED_LAYOUT.schema, strict=True)],
         schema=CARRIED_LAYOUT.schema,

@@ -7,11 +7,12 @@ engine; where the pages are kept is a `GroupStore`'s affair.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -24,8 +25,11 @@ from dagster_unified.operators.state.backend import KeyedColumn
 from dagster_unified.operators.state.pages import (
     BLOCKS_PER_PAGE,
     BYTES_PER_PAGE,
+    HASH_BITS,
+    LARGE_PAGE,
     NOTHING,
     Blocks,
+    Columns,
     Content,
     Index,
     Page,
@@ -71,6 +75,8 @@ class MemoryStore:
         self.pages.pop(number, None)
 
 
+T = TypeVar("T")
+
 PAGE_BITS = 12
 """A key's page is chosen by its hash above these bits, because the lowest ones have chosen its group."""
 
@@ -78,6 +84,12 @@ PAGE_BITS = 12
 def pages_of_hashes(hashes: pa.ChunkedArray, pages: int) -> pa.ChunkedArray:
     """The pages that keys with these hashes are in, of so many, which are a power of two."""
     return pc.bit_wise_and(pc.shift_right(hashes, PAGE_BITS), pages - 1)
+
+
+def in_order_of_blocks(pages: pa.ChunkedArray, hashes: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Numbers that sort keys by their page, and in it by their block, however many blocks it has up to the usual."""
+    bits = BLOCKS_PER_PAGE.bit_length() - 1
+    return pc.add(pc.shift_left(pages, bits), pc.shift_right(hashes, HASH_BITS - bits))
 
 
 @dataclass
@@ -188,12 +200,12 @@ class Group:
             (page, [i for i, entry in enumerate(page.blocks.entries) if entry.due(watermark, now)]) for page in pages
         )
 
-    def contents(self) -> Iterator[Content]:
-        """What the blocks hold, one after another, without any of it becoming current."""
+    def contents(self) -> Iterator[Content | Columns]:
+        """What the blocks hold, one after another, without any of it becoming current; by column where they can be."""
         for number in range(len(self.index.pages)):
             for data in self._read_page(number).data:
                 if data != NOTHING:
-                    yield self.codec.decode(data, self._read_chunk)
+                    yield self.codec.decode_columns(data) or self.codec.decode(data, self._read_chunk)
 
     def _load(self, places: Iterable[tuple[_OpenPage, Iterable[int]]]) -> list[Content]:
         found = []
@@ -292,8 +304,9 @@ class Group:
 
     # Writing
 
-    def split(self, count: int) -> int:
-        """Make pages for so many keys, in a group that has none yet; return how many they are."""
+    def split(self, count: int, size: int = 0) -> int:
+        """Make pages for so many keys, or bytes of them, in a group that has none yet; return how many they are."""
+        self.index.wanted = max(self.index.wanted, -(-size // LARGE_PAGE))
         pages = self._pages_for(count)
         self.index.pages = [Page() for _ in range(pages)]
         return pages
@@ -305,12 +318,12 @@ class Group:
             count *= 2
         return count
 
-    def fill(self, pages: Iterable[tuple[int, Content]], watermark: int) -> None:
-        """Write the pages of a group that has none yet, one after another."""
-        for number, content in pages:
+    def fill(self, pages: Iterable[tuple[int, Content, Mapping[Hashable, int]]], watermark: int) -> None:
+        """Write the pages of a group that has none yet, one after another: each with the hashes of its keys."""
+        for number, content, hashes in pages:
             page = self.pages[number] = _OpenPage(Blocks.empty(self._blocks_for(len(content.keys))))
             count = len(page.blocks.data)
-            for block, part in enumerate(self._apart(content, page.blocks) if count > 1 else [content]):
+            for block, part in enumerate(_apart(content, page.blocks, hashes) if count > 1 else [content]):
                 self._put(page, block, part)
             self._store(number, page)
             del self.pages[number]
@@ -363,19 +376,6 @@ class Group:
         while keys > self.keys_per_block * count:
             count *= 2
         return count
-
-    def _apart(self, content: Content, blocks: Blocks) -> list[Content]:
-        """What a page holds, block by block."""
-        found = [Content(large=content.large) for _ in blocks.data]
-        for key, state in content.keys.items():
-            found[blocks.block_of(self._hash(key))].keys[key] = state
-        for timer in content.event_timers:
-            found[blocks.block_of(self._hash(timer[1]))].event_timers.append(timer)
-        for timer in content.processing_timers:
-            found[blocks.block_of(self._hash(timer[1]))].processing_timers.append(timer)
-        for element in content.held:
-            found[blocks.block_of(self._hash(element[1]))].held.append(element)
-        return found
 
     def _write(self, event_timers: TimerQueue, processing_timers: TimerQueue) -> None:
         blocks: dict[tuple[int, int], Content] = {}
@@ -459,3 +459,26 @@ class Group:
         if self.read.get(number) != data:
             self.store.write_page(number, data)
         return number
+
+
+def _apart(content: Content, blocks: Blocks, hashes: Mapping[Hashable, int]) -> list[Content]:
+    """What a page holds, block by block."""
+    count, of_key = len(blocks.data), blocks.blocks_of(hashes)
+    keys = _in_blocks(list(content.keys.items()), [of_key[key] for key in content.keys], count)
+    event_timers, processing_timers, held = (
+        _in_blocks(entries, [of_key[key] for _, key, _ in entries], count)
+        for entries in (content.event_timers, content.processing_timers, content.held)
+    )
+    return [
+        Content(dict(keys[block]), event_timers[block], processing_timers[block], held[block], content.large)
+        for block in range(count)
+    ]
+
+
+def _in_blocks(entries: list[T], numbers: list[int], count: int) -> list[list[T]]:
+    """The entries of each block, of which the numbers are those; quick where they are in the order of blocks."""
+    order = sorted(numbers)
+    if order != numbers:
+        entries = [entries[place] for place in sorted(range(len(numbers)), key=numbers.__getitem__)]
+    ends = [bisect_left(order, block) for block in range(1, count + 1)]
+    return [entries[start:end] for start, end in zip([0, *ends], ends, strict=False)]

@@ -13,7 +13,7 @@ from typing import Any
 from dagster_unified.operators.drivers.group import Group, GroupStore
 from dagster_unified.operators.keyed import KeyedOperator
 from dagster_unified.operators.state.descriptors import StateDescriptor
-from dagster_unified.operators.state.pages import KEYS_PER_PAGE, Content, PageCodec
+from dagster_unified.operators.state.pages import KEYS_PER_PAGE, Columns, Content, PageCodec
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP
 from dagster_unified.operators.timers import TimerQueue
 
@@ -101,6 +101,29 @@ class GroupedOperator:
         self.operator.last_event_time = last_event_time
         self.operator.end_of_input()
 
+    def end_of_epoch(self, group: Group, keys: Iterable[Hashable], epoch: int) -> None:
+        """Ends an epoch of an iteration, in which these keys had records; a subtask without keys is told in each."""
+        if not self.operator.listeners:
+            return
+        own = self.operator.subtask_key
+        told = list(dict.fromkeys(keys)) if own is None else [own]
+        self._load(group, group.load(told))
+        for key in told:
+            self.operator.select(key)
+            self.operator.end_of_epoch(epoch)
+            self.after()
+
+    def end_of_iteration(self, group: Group) -> None:
+        """Ends an iteration, for all keys that have state."""
+        if not self.operator.listeners:
+            return
+        self.load_all(group)
+        own = self.operator.subtask_key
+        for key in list(group.keys) if own is None else [own]:
+            self.operator.select(key)
+            self.operator.end_of_iteration()
+            self.after()
+
     def save(self, group: Group) -> None:
         """Writes back what has changed."""
         operator = self.operator
@@ -112,8 +135,8 @@ class GroupedOperator:
         """Reads all that has not been read."""
         self._load(group, group.load_all())
 
-    def contents(self, store: GroupStore) -> Iterator[Content]:
-        """What a group's blocks hold, one after another: state, timers and held-back elements of its keys."""
+    def contents(self, store: GroupStore) -> Iterator[Content | Columns]:
+        """What a group's blocks hold, one after another, by column where they can be."""
         return Group(store, self.codec, self.keys_per_page).contents()
 
     def _load(self, group: Group, contents: Iterable[Content]) -> None:

@@ -25,7 +25,7 @@ from dagster_unified.operators.layout import TIMESTAMP
 from dagster_unified.operators.numbers import BROADCAST
 from dagster_unified.operators.program.run import FLUSH, RunningProgram
 from dagster_unified.operators.program.spec import Program
-from dagster_unified.operators.state.pages import KEYS_PER_PAGE, BroadcastCodec, Content
+from dagster_unified.operators.state.pages import KEYS_PER_PAGE, BroadcastCodec, Columns, Content
 from dagster_unified.operators.time import MIN_TIMESTAMP
 
 
@@ -76,6 +76,12 @@ class MicroBatch(NamedTuple):
     leads: bool = True
     """Whether what comes of broadcast records is emitted; so it is in one group of all."""
 
+    epoch: int | None = None
+    """The epoch of an iteration that ends with it."""
+
+    terminated: bool = False
+    """Whether the iteration has ended with the epoch before."""
+
 
 _PLAIN = (str, int, bytes, bool)
 """Types of keys of which Arrow holds the same ones to be equal as Python does."""
@@ -109,6 +115,9 @@ class KeyGroups:
         self.broadcast: BroadcastCodec | None = None
         if isinstance(operator, BroadcastOperator):
             self.broadcast = BroadcastCodec(operator.where, operator.descriptors)
+        self._touched: list[Hashable] = []
+        """The keys of the group that have had records in this micro-batch, where it ends an epoch."""
+
         self.ahead = False
         """Whether what is emitted now is ahead of the micro-batch's control event for the operators downstream."""
 
@@ -118,6 +127,7 @@ class KeyGroups:
         A group that has not seen a later one begins with `watermark`.
         """
         event, uid = given.event, self.program.steps[0].uid
+        self._touched.clear()
         with self._opened(store, watermark) as group:
             self.ahead = True
             self._take(group, given.ahead, given)
@@ -128,6 +138,11 @@ class KeyGroups:
             self._take(group, given.behind, given)
             if event is not None and event.end:
                 self.grouped.end(group, event.last_event_times.get(uid))
+            self.running.drain()
+            if given.epoch is not None:
+                self.grouped.end_of_epoch(group, self._touched, given.epoch)
+            if given.terminated:
+                self.grouped.end_of_iteration(group)
             self.running.drain()
             self.running.flush()
             self.grouped.save(group)
@@ -143,8 +158,8 @@ class KeyGroups:
             self.running.flush()
             self.grouped.save(group)
 
-    def contents(self, store: GroupStore) -> Iterator[Content]:
-        """What a group's blocks hold, one after another: state, timers and held-back elements of its keys."""
+    def contents(self, store: GroupStore) -> Iterator[Content | Columns]:
+        """What a group's blocks hold, one after another, by column where they can be."""
         return self.grouped.contents(store)
 
     def close(self) -> None:
@@ -194,6 +209,7 @@ class KeyGroups:
         else:
             batch, keys, starts = sorted_runs(batch, self.keyed, layout, where)
         records, timestamps = self._read(batch)
+        self._touched += keys
         if type(keys[0]) in _PLAIN or len(set(keys)) == len(keys):
             self.grouped.process(group, keys, starts, records, timestamps)
             return

@@ -17,10 +17,12 @@ from dagster_unified.errors import RecordTypeError, UserFunctionError
 from dagster_unified.operators.broadcast import BroadcastOperator
 from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.functions.base import FIRST, RuntimeContext, Subtask
+from dagster_unified.operators.functions.iterations import IterationListener, iteration_listeners
 from dagster_unified.operators.keyed import Collector, KeyedOperator
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
 from dagster_unified.operators.metrics import Metrics, Registry
 from dagster_unified.operators.program.blocks import Block, Consumer, encoded
+from dagster_unified.operators.program.epochs import Emitting
 from dagster_unified.operators.program.fusion import FusedChain, fuse
 from dagster_unified.operators.program.spec import Output, Program
 from dagster_unified.operators.program.step import BlockStep, FusedStep, KeyedStep, Place
@@ -52,6 +54,8 @@ class RunningProgram:
         self._first = program.where(program.steps[0]) if program.steps else program.pipeline
         self._closing: list[Any] = []
         self._flushing: list[Callable[[], None]] = []
+        self._table: pa.Table | None = None
+        self._listening: list[tuple[int, IterationListener[Any]]] = []
         self._generated: list[tuple[str, Generated]] | None = [] if generating else None
         self._consumers: dict[tuple[int, str | None], list[Consumer]] = {}
         self.keyed: KeyedOperator | None = None
@@ -82,6 +86,10 @@ class RunningProgram:
         block = self._block(batch, self.program.broadcast.layout)
         self.keyed.process_broadcast(block.records(), block.timestamps or [None] * block.size, leads)
 
+    def give(self, broadcast: pa.Table) -> None:
+        """Gives all broadcast records to a head that takes them as a table."""
+        self._table = broadcast
+
     def enter(self, subtask: int) -> None:
         """The records that come now are of this group: where it is a subtask, functions that are opened now know it."""
         self._subtask = self._subtask._replace(number=subtask)
@@ -101,7 +109,10 @@ class RunningProgram:
         if at_least == 1:
             self.keyed.check_state()
         out = self.keyed.out
-        if len(out.records) + sum(len(records) for records, _ in out.side.values()) >= at_least:
+        count = len(out.records)
+        if out.side:
+            count += sum(len(records) for records, _ in out.side.values())
+        if count >= at_least:
             self.keyed.out = Collector()
             if self.keyed.emits_state and self._children(0):
                 self._check_emitted(out.records)
@@ -112,6 +123,35 @@ class RunningProgram:
         """Emits what steps hold of a micro-batch or a partition that ends now."""
         for flush in self._flushing:
             flush()
+
+    def end_of_epoch(self, epoch: int) -> None:
+        """No record of this epoch of an iteration comes any more: functions that listen emit what they have for it."""
+
+        def ended(one: IterationListener[Any], emitted: Emitting) -> None:
+            one.on_epoch_watermark_incremented(epoch, emitted, emitted)
+
+        self._tell(ended, f"the end of epoch {epoch}")
+
+    def end_of_iteration(self) -> None:
+        """The iteration that the program is part of has ended."""
+        self._tell(lambda one, emitted: one.on_iteration_terminated(emitted, emitted), "the end of the iteration")
+
+    def _tell(self, call: Callable[[IterationListener[Any], Emitting], None], what: str) -> None:
+        """Tells the functions that listen, each after those before it in the chain; their driver tells a keyed head."""
+        self.flush()
+        for index, listener in self._listening:
+            step, emitted = self.program.steps[index], Emitting(Collector())
+            where = self.program.where(step)
+            try:
+                call(listener, emitted)
+            except Exception as error:
+                told = listener.on_epoch_watermark_incremented
+                raise user_failure(error, where, told, what) from error
+            out = emitted.out
+            self._send(index, None, step.emitted(out.records, out.timestamps, where))
+            for tag, (records, timestamps) in out.side.items():
+                self._send(index, tag, Block(records, None, timestamps, None))
+            self.flush()
 
     def _check_emitted(self, records: list[Any]) -> None:
         """What the head emits is its state as well, and goes to other operators, which do not check it."""
@@ -182,11 +222,16 @@ class RunningProgram:
                 self._open_keyed(step, self._place(index))
             elif isinstance(step, BlockStep):
                 self._consumers.setdefault((parent, step.tag), []).append(step.consumer(self._place(index)))
+                self._listen(index)
             elif isinstance(step, FusedStep):
                 chain = self._fusable_from(index, step)
                 self._consumers.setdefault((parent, step.tag), []).append(self._fused(chain))
                 last = next(reversed(chain))
+                self._listen(last)
             self._build(last)
+
+    def _listen(self, index: int) -> None:
+        self._listening += [(index, one) for one in iteration_listeners(self.program.steps[index].function)]
 
     def _place(self, index: int) -> Place:
         step = self.program.steps[index]
@@ -204,6 +249,7 @@ class RunningProgram:
             closing=self._closing,
             flushing=self._flushing,
             generated=self._generated,
+            table=lambda: self._table,
             send=partial(self._send, index),
         )
 
@@ -216,11 +262,15 @@ class RunningProgram:
             raise user_failure(error, place.where, getattr(step.function, "open", None), "open()") from error
 
     def _fusable_from(self, index: int, step: FusedStep) -> dict[int, FusedStep]:
-        """The longest chain of fusable steps from `index` in which no one but the next step reads what is between."""
+        """The longest chain of fusable steps from `index` in which no one but the next step reads what is between.
+
+        A function that hears of epochs ends it: it emits also where no record came.
+        """
         chain = {index: step}
         while True:
             children = self._children(index)
-            if len(children) != 1 or (index, None) in self._consumers:
+            listens = next(iteration_listeners(self.program.steps[index].function), None) is not None
+            if len(children) != 1 or listens or (index, None) in self._consumers:
                 return chain
             (index,) = children
             child = self.program.steps[index]

@@ -50,6 +50,9 @@ class Place:
     generated: list[tuple[str, Generated]] | None
     """Takes the watermark generators that run, by the uid of their assigner; None where no driver asks them."""
 
+    table: Callable[[], pa.Table]
+    """The broadcast records of a head that takes them as a table."""
+
     send: Callable[[str | None, Block], None]
     """Takes what the step emits: on its main output (None), or on the side output of this tag."""
 
@@ -83,6 +86,10 @@ class Step:
     def listeners(self) -> Iterable[CheckpointListener]:
         """What of its function hears of committed epochs."""
         return listeners(self.function)
+
+    def emitted(self, collected: list[Any], timestamps: list[int | None], where: str) -> Block:
+        """What a function's `IterationListener` emitted, as the step's output."""
+        return Block(collected, None, timestamps, None)
 
 
 class FusedStep(Step):

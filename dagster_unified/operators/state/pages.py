@@ -28,6 +28,9 @@ KEYS_PER_PAGE = 4096
 BYTES_PER_PAGE = 1 << 17
 """From how many bytes on a page makes its group split its pages, as long as they have a block's keys each."""
 
+LARGE_PAGE = 16 * BYTES_PER_PAGE
+"""Bytes of rows that a page is made of at most, likewise: they are larger than the page that they become."""
+
 BLOCKS_PER_PAGE = 64
 """How many blocks a page of so many keys has."""
 
@@ -86,6 +89,11 @@ class Blocks(msgspec.Struct, array_like=True):
     def block_of(self, key_hash: int) -> int:
         """The block that a key with this hash is in."""
         return (key_hash << len(self.data).bit_length() - 1) >> HASH_BITS
+
+    def blocks_of(self, hashes: Mapping[Hashable, int]) -> dict[Hashable, int]:
+        """The block of each key, of which these are the hashes."""
+        bits = HASH_BITS - len(self.data).bit_length() + 1
+        return {key: found >> bits for key, found in hashes.items()}
 
     def entry(self) -> Page:
         """What the index says of the page."""
@@ -150,6 +158,10 @@ class Content:
         self.processing_timers += other.processing_timers
         self.held += other.held
         self.large = self.large or other.large
+
+    def content(self) -> Content:
+        """Itself; so of columns one need not ask what they are."""
+        return self
 
     def parts(self) -> set[int]:
         """The parts of its large lists and maps."""
@@ -233,6 +245,35 @@ class BroadcastCodec:
                 " was, or start without state"
             ) from error
         return found
+
+
+@dataclass
+class Columns:
+    """Blocks as columns: their keys have the same declared states, and none is a large list or map."""
+
+    names: tuple[str, ...]
+    keys: list[Hashable]
+    values: list[list[Any]]
+    """Those of each state, in the order of the keys."""
+
+    event_timers: list[tuple[int, Hashable, int]]
+    processing_timers: list[tuple[int, Hashable, int]]
+    held: list[tuple[int, Hashable, Any]]
+
+    def add(self, other: Columns) -> None:
+        """Takes the keys of another block, which have the same states."""
+        self.keys += other.keys
+        for values, more in zip(self.values, other.values, strict=True):
+            values += more
+        self.event_timers += other.event_timers
+        self.processing_timers += other.processing_timers
+        self.held += other.held
+
+    def content(self) -> Content:
+        """The same with a dict for each key."""
+        rows = zip(*self.values, strict=True)
+        keys = {key: dict(zip(self.names, row, strict=True)) for key, row in zip(self.keys, rows, strict=True)}
+        return Content(keys, self.event_timers, self.processing_timers, self.held)
 
 
 class Values(NamedTuple):
@@ -357,6 +398,26 @@ class PageCodec:
         if stored.large:
             self._restore(content, stored.large, read)
         return content
+
+    def decode_columns(self, data: msgspec.Raw) -> Columns | None:
+        """A block as columns; None where its keys have other states one by one, or large or undeclared ones."""
+        stored = _stored.decode(data)
+        if stored is None or len(stored.sections) != 1 or stored.large:
+            return None
+        (section,) = stored.sections
+        if not self.declared.keys() >= set(section.names):
+            return None
+        try:
+            return Columns(
+                tuple(section.names),
+                self._keys.decode(section.keys),
+                [self._column(n).decode(column) for n, column in zip(section.names, section.columns, strict=True)],
+                _decoded(self._timers, stored.event_timers),
+                _decoded(self._timers, stored.processing_timers),
+                _decoded(self._held, stored.held),
+            )
+        except msgspec.ValidationError as error:
+            raise self._unfit(error, stored) from error
 
     def decode_values(self, data: msgspec.Raw, name: str) -> Values | None:
         """A block as the values of one state; None where its keys have another one, or anything else."""

@@ -62,11 +62,7 @@ def stored_intermediates(store: IntermediateStore, pipeline: str) -> Iterator[St
             for run in _folders(partition):
                 address = Address(pipeline, stage.name, run.name, partition.name)
                 manifest = store.manifest(address)
-                size = (
-                    sum(f.bytes for f in manifest.files)
-                    if manifest is not None
-                    else sum(int(f.stat().st_size) for f in run.rglob("*") if f.is_file())
-                )
+                size = sum(f.bytes for f in manifest.files) if manifest is not None else sum(map(_size, run.rglob("*")))
                 written = float((run / MANIFEST if manifest is not None else run).stat().st_mtime)
                 yield StoredIntermediate(
                     address, manifest, size, manifest.created if manifest is not None else written, written
@@ -127,6 +123,14 @@ def _released(plan: Plan, finished: Collection[str]) -> set[str]:
     """The stages whose consumers have all finished."""
     by_id = {r.id: r.name for r in plan.regions}
     return {by_id[r] for r in releasable(plan.inputs, [r.id for r in plan.regions if r.name in finished])}
+
+
+def _size(path: UPath) -> int:
+    """The bytes of a file; 0 for anything else, and for one that a run has deleted meanwhile."""
+    try:
+        return int(path.stat().st_size) if path.is_file() else 0
+    except FileNotFoundError:
+        return 0
 
 
 def _folders(path: UPath) -> list[UPath]:

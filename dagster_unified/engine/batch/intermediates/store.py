@@ -15,7 +15,7 @@ from uuid import uuid4
 import msgspec
 from upath import UPath
 
-from dagster_unified.connectors.paths import remove_tree, storage_path
+from dagster_unified.connectors.paths import put, remove_tree, storage_path
 from dagster_unified.connectors.positions import Position
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.slices import WHOLE
@@ -38,6 +38,21 @@ class StoredStream(msgspec.Struct, frozen=True):
     uid: str
     tag: str | None
     rows: int
+
+
+class IterationSummary(msgspec.Struct, frozen=True):
+    """What became of an iteration of a stage."""
+
+    rounds: int
+    feedback: list[int]
+    """The records that were fed back, by round."""
+
+    criteria: list[int]
+    """The records of its termination criteria, by round, if it has any."""
+
+    seconds: float
+    reason: str
+    """Why it ended."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +98,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     positions: dict[str, Position] = {}
     """What was read of each of the stage's sources, by uid, where the run leaves a savepoint."""
+
+    iterations: dict[str, IterationSummary] = {}
+    """What became of the stage's iterations, by name."""
 
     sinks: dict[str, str] = {}
     """Where the stage's sinks wrote: sink name to location."""
@@ -186,14 +204,7 @@ class IntermediateStore:
 
 
 def _put(path: UPath, manifest: Manifest) -> None:
-    """Writes a manifest, at once and whole."""
-    text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
-    if path.protocol in ("", "file"):
-        staged = path.parent / f".{path.name}.{uuid4().hex}"
-        staged.write_bytes(text)
-        staged.rename(path)
-    else:
-        path.write_bytes(text)  # a put is atomic
+    put(path, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
 
 
 def now() -> float:

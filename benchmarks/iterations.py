@@ -1,0 +1,361 @@
+"""Iterations in BATCH: k-means against what a Spark user writes, connected components against a loop over DataFrames.
+
+Also what a round costs by itself, late, and where few keys are touched. All of k-means' variants move the same
+centroids over the same million points.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from benchmarks.bars import Bar, Measurement, Options
+from dagster_unified.api import (
+    FileSink,
+    FlatMapFunction,
+    KeyedProcessFunction,
+    ListStateDescriptor,
+    ParquetSource,
+    Pipeline,
+    ValueStateDescriptor,
+    iterations,
+)
+from dagster_unified.engine import session
+from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.run import Run
+from dagster_unified.engine.batch.savepoint import run_all
+from dagster_unified.engine.events import Event, RoundCommitted
+
+POINTS, DIMENSIONS, CLUSTERS, ROUNDS = 1_000_000, 10, 10, 15
+VERTICES, EDGES = 300_000, 500_000
+NAMES = [f"c{n}" for n in range(DIMENSIONS)]
+WARM = 3
+"""Rounds before those that are measured."""
+
+
+def measure(_: Options) -> tuple[list[Bar], list[Measurement]]:
+    folder = tempfile.mkdtemp(prefix="bench")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    spark = session.start("local[2]", config={"spark.driver.memory": "4g", "spark.sql.shuffle.partitions": "4"})
+    try:
+        return [*_kmeans(spark, folder), *_components(spark, folder), *_empty(spark, folder)], []
+    finally:
+        spark.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _rounds(spark: SparkSession, folder: str, pipeline: Pipeline) -> list[float]:
+    """The seconds of each round of a pipeline's iteration."""
+    seconds: list[float] = []
+
+    def observe(event: Event) -> None:
+        if isinstance(event, RoundCommitted):
+            seconds.append(event.epoch.seconds)
+
+    plan = pipeline.plan({"execution.runtime-mode": "BATCH", "parallelism.default": 2})
+    store = IntermediateStore(f"{folder}/store")
+    run_all(Run(plan, spark, store, pipeline.name, pipeline.name, observe=observe))
+    return seconds
+
+
+# k-means
+
+
+class Sums(NamedTuple):
+    cluster: int
+    count: int
+    sums: list[float]
+
+
+class Centroid(NamedTuple):
+    cluster: int
+    at: list[float]
+
+
+Point = NamedTuple("Point", [(name, float) for name in NAMES])  # type: ignore[misc]
+
+
+def nearest(matrix: np.ndarray, centroids: np.ndarray) -> np.ndarray:
+    """The cluster of each row."""
+    return (-2.0 * (matrix @ centroids.T) + (centroids * centroids).sum(1)).argmin(1)
+
+
+def summed(matrix: np.ndarray, centroids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sums and counts of the rows of each cluster."""
+    near = nearest(matrix, centroids)
+    sums = [np.bincount(near, weights=matrix[:, j], minlength=CLUSTERS) for j in range(DIMENSIONS)]
+    return np.stack(sums, 1), np.bincount(near, minlength=CLUSTERS)
+
+
+def matrix_of(batch: pa.RecordBatch) -> np.ndarray:
+    return np.stack([batch.column(j).to_numpy(zero_copy_only=False) for j in range(DIMENSIONS)], 1)
+
+
+def assign(points: pa.RecordBatch, centroids: pa.Table) -> pa.RecordBatch:
+    """The sums of a batch of points by cluster."""
+    sums, counts = summed(matrix_of(points), np.array(centroids.sort_by("cluster")["at"].to_pylist()))
+    columns = [pa.array(range(CLUSTERS)), pa.array(counts.astype("int64")), pa.array(sums.tolist())]
+    return pa.RecordBatch.from_arrays(columns, names=["cluster", "count", "sums"])
+
+
+class Update(FlatMapFunction[Sums, Centroid], iterations.IterationListener[Centroid]):
+    """Moves the centroids at the end of a round."""
+
+    def __init__(self) -> None:
+        self.sums, self.counts = np.zeros((CLUSTERS, DIMENSIONS)), np.zeros(CLUSTERS)
+
+    def flat_map(self, value: Sums) -> list[Centroid]:
+        self.sums[value.cluster] += value.sums
+        self.counts[value.cluster] += value.count
+        return []
+
+    def on_epoch_watermark_incremented(
+        self,
+        epoch_watermark: int,
+        context: iterations.EpochContext,
+        collector: iterations.EpochCollector[Centroid],
+    ) -> None:
+        for cluster, at in enumerate(self.sums / np.maximum(self.counts, 1)[:, None]):
+            collector.collect(Centroid(cluster, at.tolist()))
+
+
+class KMeans(iterations.IterationBody):
+    def process(self, variables, data):  # type: ignore[no-untyped-def]
+        sums = data[0].connect(variables[0].broadcast()).map_batches(assign, Sums)
+        moved = sums.global_().flat_map(Update(), Centroid)
+        ends = moved.flat_map(iterations.TerminateOnMaxIter(ROUNDS))
+        return iterations.IterationBodyResult([moved], [iterations.forward_inputs_of_last_round(moved)], ends)
+
+
+def _kmeans(spark: SparkSession, folder: str) -> list[Bar]:
+    random = np.random.default_rng(1)
+    centers = random.normal(0, 4, (CLUSTERS, DIMENSIONS))
+    points = centers[random.integers(0, CLUSTERS, POINTS)] + random.normal(0, 2, (POINTS, DIMENSIONS))
+    table = pa.table({name: points[:, j] for j, name in enumerate(NAMES)})
+    pq.write_table(table, f"{folder}/points.parquet", row_group_size=POINTS // 4)
+    start = points[:CLUSTERS].copy()
+    frame = spark.read.parquet(f"{folder}/points.parquet")
+
+    pipeline = Pipeline("kmeans")
+    given = pipeline.from_source(ParquetSource(f"{folder}/points.parquet", Point, name="points"))
+    first = [Centroid(n, at.tolist()) for n, at in enumerate(start)]
+    model = pipeline.from_collection(first, Centroid, name="centroids")
+    data = iterations.ReplayableDataStreams(replayed=[given])
+    (out,) = iterations.iterate_bounded_streams_until_termination([model], data, KMeans())
+    out.sink_to(FileSink(f"{folder}/centroids"))
+    library = _rounds(spark, folder, pipeline)
+    found = pq.read_table(f"{folder}/centroids").sort_by("cluster")["at"].to_pylist()
+
+    cached = frame.repartition(2).persist()
+    cached.count()
+    by_hand, ends = _loop(start, functools.partial(_with_pandas, cached))
+    cached.unpersist()
+    _same(found, ends)
+    tasks = spark.range(0, 2, 1, 2)
+    (Path(folder) / "mapped").mkdir()
+    frame.repartition(2).mapInArrow(functools.partial(_to_file, folder), "rows long").collect()
+    mapped, ends = _loop(start, functools.partial(_with_files, tasks, folder))
+    _same(found, ends)
+    a, b, c = (statistics.median(seconds[WARM:]) for seconds in (library, by_hand, mapped))
+    print(f"k-means, a round: {a:.3f} s, with pandas_udf {b:.3f} s, mapped files by hand {c:.3f} s")
+    return [
+        Bar("iterations.kmeans_vs_pandas_udf", b / a, 3.0),
+        Bar("iterations.kmeans_vs_mapped_files", a / c, 1.15, True),
+    ]
+
+
+def _loop(start: np.ndarray, step: Callable[[np.ndarray, int], np.ndarray]) -> tuple[list[float], np.ndarray]:
+    centroids, seconds = start, []
+    for number in range(ROUNDS):
+        begun = time.perf_counter()
+        centroids = step(centroids, number)
+        seconds.append(time.perf_counter() - begun)
+    return seconds, centroids
+
+
+def _same(found: list[list[float]], ends: np.ndarray) -> None:
+    if not np.allclose(np.array(found), ends):
+        raise RuntimeError("the variants of k-means disagree")
+
+
+def _with_pandas(cached, centroids: np.ndarray, number: int) -> np.ndarray:  # type: ignore[no-untyped-def]
+    """A round as a Spark user writes it."""
+
+    @F.pandas_udf("int")
+    def near(columns: pd.DataFrame) -> pd.Series:
+        return pd.Series(nearest(columns.to_numpy(), centroids).astype("int32"))
+
+    means = [F.avg(name).alias(name) for name in NAMES]
+    moved = centroids.copy()
+    for row in cached.withColumn("near", near(F.struct(*NAMES))).groupBy("near").agg(*means).collect():
+        moved[row["near"]] = [row[name] for name in NAMES]
+    return moved
+
+
+def _to_file(folder: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    table = pa.Table.from_batches(batches)
+    with pa.ipc.new_file(f"{folder}/mapped/{TaskContext.get().partitionId()}.arrow", table.schema) as file:
+        file.write_table(table)
+    yield pa.RecordBatch.from_pydict({"rows": [table.num_rows]})
+
+
+def _with_files(tasks, folder: str, centroids: np.ndarray, number: int) -> np.ndarray:  # type: ignore[no-untyped-def]
+    """A round whose workers map files of their own, with a manifest that is committed."""
+    rows = tasks.mapInArrow(functools.partial(_over_files, folder, centroids), "sums array<double>, counts array<long>")
+    found = rows.collect()
+    sums = sum(np.array(row["sums"]).reshape(CLUSTERS, DIMENSIONS) for row in found)
+    moved = sums / np.maximum(sum(np.array(row["counts"]) for row in found), 1)[:, None]
+    with open(f"{folder}/.manifest", "w") as file:
+        json.dump({"epoch": number, "feedback": moved.tolist()}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(f"{folder}/.manifest", f"{folder}/epoch-{number}.json")
+    return moved
+
+
+def _over_files(folder: str, centroids: np.ndarray, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for _ in batches:
+        pass
+    sums, counts = np.zeros((CLUSTERS, DIMENSIONS)), np.zeros(CLUSTERS)
+    with pa.memory_map(f"{folder}/mapped/{TaskContext.get().partitionId()}.arrow") as mapped:
+        file = pa.ipc.open_file(mapped)
+        for number in range(file.num_record_batches):
+            own, of = summed(matrix_of(file.get_batch(number)), centroids)
+            sums, counts = sums + own, counts + of
+    yield pa.RecordBatch.from_pydict({"sums": [sums.ravel().tolist()], "counts": [counts.astype("int64").tolist()]})
+
+
+# Connected components
+
+
+class Message(NamedTuple):
+    vertex: int
+    value: int
+    kind: int
+
+
+class Least(KeyedProcessFunction[int, Message, Message], iterations.IterationListener[Message]):
+    """A function per key: a vertex that has heard of a smaller label tells its neighbours, once a round."""
+
+    def open(self, runtime_context):  # type: ignore[no-untyped-def]
+        self.label = runtime_context.get_state(ValueStateDescriptor("label", int))
+        self.told = runtime_context.get_state(ValueStateDescriptor("told", int))
+        self.near = runtime_context.get_list_state(ListStateDescriptor("near", int))
+
+    def process_element(self, value: Message, ctx: KeyedProcessFunction.Context[int]) -> list[Message]:
+        offered = value.value
+        if value.kind == 0:
+            self.near.add(value.value)
+            offered = value.vertex
+        held = self.label.value()
+        if held is None or offered < held:
+            self.label.update(offered)
+        return []
+
+    def on_epoch_watermark_incremented(
+        self, epoch_watermark: int, context: iterations.EpochContext, collector: iterations.EpochCollector[Message]
+    ) -> None:
+        label = self.label.value()
+        if label != self.told.value():
+            self.told.update(label)
+            for vertex in self.near.get():
+                collector.collect(Message(vertex, label, 1))
+
+
+class Components(iterations.IterationBody):
+    def process(self, variables, data):  # type: ignore[no-untyped-def]
+        told = variables[0].union(data[0]).key_by("vertex").process(Least())
+        return iterations.IterationBodyResult([told], [told.filter(lambda m: False)])
+
+
+def _components(spark: SparkSession, folder: str) -> list[Bar]:
+    random = np.random.default_rng(7)
+    a, b = random.integers(0, VERTICES, EDGES), random.integers(0, VERTICES, EDGES)
+    a, b = a[a != b], b[a != b]
+    source, target = np.concatenate([a, b]), np.concatenate([b, a])
+    kinds = np.zeros(len(source), dtype="int64")
+    pq.write_table(pa.table({"vertex": source, "value": target, "kind": kinds}), f"{folder}/edges.parquet")
+    pipeline = Pipeline("components")
+    edges = pipeline.from_source(ParquetSource(f"{folder}/edges.parquet", Message, name="edges"))
+    nothing = pipeline.from_collection([], Message, name="nothing")
+    (out,) = iterations.iterate_bounded_streams_until_termination([nothing], [edges], Components())
+    out.sink_to(FileSink(f"{folder}/components"))
+    library = _rounds(spark, folder, pipeline)
+    by_hand = _over_dataframes(spark, folder)
+    late = statistics.median(library[-3:])
+    print(
+        f"components: {len(library)} rounds in {sum(library):.1f} s, over DataFrames {len(by_hand)} in"
+        f" {sum(by_hand):.1f} s; the first round {library[0]:.2f} s, the last three {late:.2f} s"
+    )
+    return [
+        Bar("iterations.components_vs_dataframes", sum(by_hand) / sum(library), 1.5),
+        Bar("iterations.round_of_few_keys", late / library[0], 0.15, at_most=True),
+    ]
+
+
+def _over_dataframes(spark: SparkSession, folder: str) -> list[float]:
+    """The delta loop of a Spark user: joins, and a local checkpoint in each round."""
+    edges = spark.read.parquet(f"{folder}/edges.parquet").select("vertex", "value").repartition(4, "vertex").persist()
+    edges.count()
+    labels = edges.select(F.col("vertex").alias("id")).distinct().withColumn("label", F.col("id"))
+    labels = work = labels.repartition(4, "id").localCheckpoint()
+    seconds = []
+    while True:
+        begun = time.perf_counter()
+        joined = edges.join(work, edges["vertex"] == work["id"])
+        offered = joined.groupBy(F.col("value").alias("id")).agg(F.min("label").alias("offered"))
+        changed = offered.join(labels, "id").where("offered < label")
+        changed = changed.select("id", F.col("offered").alias("label")).localCheckpoint()
+        count = changed.count()
+        if count:
+            better = changed.withColumnRenamed("label", "better")
+            label = F.coalesce("better", "label").alias("label")
+            labels = labels.join(better, "id", "left").select("id", label).localCheckpoint()
+            work = changed
+        seconds.append(time.perf_counter() - begun)
+        if not count:
+            edges.unpersist()
+            return seconds
+
+
+# A round by itself
+
+
+class Around(iterations.IterationBody):
+    """Hands four records on, for a thousand rounds."""
+
+    def process(self, variables, data):  # type: ignore[no-untyped-def]
+        same = variables[0].map(lambda n: n, int)
+        ends = same.flat_map(iterations.TerminateOnMaxIter(1000))
+        return iterations.IterationBodyResult([same], [same.filter(lambda n: n < 0)], ends)
+
+
+def _empty(spark: SparkSession, folder: str) -> list[Bar]:
+    pipeline = Pipeline("around")
+    numbers = pipeline.from_collection([1, 2, 3, 4], name="numbers")
+    (out,) = iterations.iterate_bounded_streams_until_termination([numbers], [], Around())
+    out.sink_to(FileSink(f"{folder}/around"))
+    seconds = _rounds(spark, folder, pipeline)
+    tenth, last = statistics.median(seconds[10:60]), statistics.median(seconds[-50:])
+    print(f"an empty round: {1000 * tenth:.0f} ms, the thousandth {1000 * last:.0f} ms")
+    return [
+        Bar("iterations.empty_round_seconds", tenth, 0.12, at_most=True),
+        Bar("iterations.round_1000_vs_10", last / tenth, 1.1, at_most=True),
+    ]

@@ -1,0 +1,482 @@
+"""Iterations: loops inside a pipeline (FLIP-176).
+
+A body is built once, from streams that stand for its variables and its data, and returns streams: what is fed back to
+the variables for the next round, what leaves the loop, and what decides when it ends. Use it as a module:
+`from dagster_unified.api import iterations`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from dagster_unified.api.building import GraphBuilder
+from dagster_unified.api.stream import DataStream, KeyedStream, UntypedStream, Upstream
+from dagster_unified.errors import PipelineError, RecordTypeError, UnsupportedError
+from dagster_unified.graph import nodes
+from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.graph.nodes import (
+    Graph,
+    HeadNode,
+    IterationNode,
+    LifeCycle,
+    Naming,
+    Node,
+    Role,
+    TailNode,
+    output_tag,
+)
+from dagster_unified.graph.operator_state import check_operator_state
+from dagster_unified.operators.functions.base import OutputTag
+from dagster_unified.operators.functions.iterations import (
+    AllReduce,
+    EpochCollector,
+    EpochContext,
+    ForwardInputsOfLastRound,
+    IterationListener,
+    TerminateOnMaxIter,
+    TerminateOnMaxIterOrTol,
+    iteration_listeners,
+)
+from dagster_unified.operators.functions.type_variables import T
+
+if TYPE_CHECKING:
+    from dagster_unified.graph.nodes import Key
+
+__all__ = [
+    "EpochCollector",
+    "EpochContext",
+    "IterationBody",
+    "IterationBodyResult",
+    "IterationConfig",
+    "IterationListener",
+    "ReplayableDataStreams",
+    "TerminateOnMaxIter",
+    "TerminateOnMaxIterOrTol",
+    "all_reduce",
+    "for_each_round",
+    "forward_inputs_of_last_round",
+    "iterate_bounded_streams_until_termination",
+]
+
+
+@dataclass(frozen=True)
+class ReplayableDataStreams:
+    """The data of an iteration (FLIP-176). In the body the replayed streams come first, in their order.
+
+    Records of `not_replayed` streams come once, in the first round. Those of `replayed` streams come again in every
+    round: they are partitioned once, and read from where they lie.
+    """
+
+    replayed: Sequence[DataStream[Any]] = ()
+    not_replayed: Sequence[DataStream[Any]] = ()
+
+
+@dataclass(frozen=True)
+class IterationConfig:
+    """How an iteration runs (FLIP-176).
+
+    `operator_life_cycle` is ALL_ROUND, where operators and their state live over all rounds, or PER_ROUND, where each
+    round has new ones, whose input ends with the round. `parallelism` is the number of subtasks of the body; without it
+    `parallelism.default` decides, or Spark. `name` is what plans, stages and errors call the iteration, by default the
+    class of its body.
+    """
+
+    operator_life_cycle: Literal["ALL_ROUND", "PER_ROUND"] = "ALL_ROUND"
+    parallelism: int | None = None
+    name: str | None = None
+    uid: str | None = None
+
+
+@dataclass(frozen=True)
+class IterationBodyResult:
+    """The streams that a body returns (FLIP-176).
+
+    `feedback` has a stream for each variable, of its type and key, whose records are the variable's in the next round.
+    `outputs` leave the iteration. `termination_criteria` ends it after a round in which it has no record; the
+    iteration also ends after a round in which nothing was fed back.
+    """
+
+    feedback: Sequence[DataStream[Any]]
+    outputs: Sequence[DataStream[Any]]
+    termination_criteria: DataStream[Any] | None = None
+
+
+class IterationBody(ABC):
+    """Builds the body of an iteration (FLIP-176).
+
+    `process` is called once, while the graph is built. It may use the streams that it is given, and no others.
+    """
+
+    @abstractmethod
+    def process(self, variables: Sequence[DataStream[Any]], data: Sequence[DataStream[Any]]) -> IterationBodyResult:
+        """The streams of the body, from those that stand for the variables and the data."""
+
+
+def iterate_bounded_streams_until_termination(
+    variables: Sequence[DataStream[Any]],
+    data: Sequence[DataStream[Any]] | ReplayableDataStreams,
+    body: IterationBody,
+    config: IterationConfig = IterationConfig(),  # frozen
+) -> list[DataStream[Any]]:
+    """Runs a body round by round over bounded streams, and returns its outputs: what each of them had in all rounds.
+
+    Initial variables and data belong to epoch 0, and what is fed back to the epoch after that of the records that
+    caused it. An epoch is a round. The iteration ends after a round in which the termination criteria, where there are
+    any, had no record, or in which nothing was fed back; listeners are told that it has.
+
+    In BATCH the whole iteration is a part of one stage. Each round is committed, and a stage that is retried, or
+    re-executed from its failure, goes on after the last round that was. STREAMING does not run iterations.
+
+    `variables` and `data` may be keyed, and are then keyed in the body as well. In it run `map`, `flat_map`, `filter`,
+    `map_batches`, `process`, keyed functions with state, connected and broadcast streams, and `reduce`; windows, joins
+    and `co_group` in PER_ROUND operators. FLIP-176: `Iterations.iterateBoundedStreamsUntilTermination`.
+
+    Raises `PipelineError` where the body is not one that can run.
+
+    Examples:
+        >>> class Collatz(iterations.IterationBody):
+        ...     def process(self, variables, data):
+        ...         numbers = variables[0].filter(lambda n: n > 1)
+        ...         following = numbers.map(lambda n: n // 2 if n % 2 == 0 else 3 * n + 1, int)
+        ...         return iterations.IterationBodyResult(feedback=[following], outputs=[following])
+        >>> (visited,) = iterations.iterate_bounded_streams_until_termination([numbers], [], Collatz())
+        >>> sorted(collect(visited))
+        [1, 1, 2, 4, 5, 8, 10, 16]
+    """
+    streams = data if isinstance(data, ReplayableDataStreams) else ReplayableDataStreams(not_replayed=data)
+    return _Builder(variables, streams, body, config).build()
+
+
+def for_each_round(
+    inputs: Sequence[DataStream[Any]],
+    sub_body: Callable[[Sequence[DataStream[Any]]], Sequence[DataStream[Any]]],
+) -> list[DataStream[Any]]:
+    """Runs a part of an ALL_ROUND body with operators that live for one round, whose input ends with it.
+
+    So `reduce`, windows, joins and `co_group` give their results at the end of each round. FLIP-176:
+    `IterationBody.forEachRound`.
+
+    Examples:
+        >>> class Doubling(iterations.IterationBody):
+        ...     def process(self, variables, data):
+        ...         def totals(inputs):
+        ...             return [inputs[0].key_by(lambda n: 0, key_type=int).reduce(lambda a, b: a + b)]
+        ...         (total,) = iterations.for_each_round(variables, totals)
+        ...         more = total.filter(lambda n: n < 20).flat_map(lambda n: [n, n], int)
+        ...         return iterations.IterationBodyResult(feedback=[more], outputs=[total])
+        >>> collect(iterations.iterate_bounded_streams_until_termination([numbers], [], Doubling())[0])
+        [6, 12, 24]
+    """
+    builder = inputs[0]._pipeline if inputs else None
+    if not isinstance(builder, _BodyBuilder):
+        raise PipelineError("for_each_round: give it streams of an iteration's body, in the body's process(...)")
+    with builder.each_round():
+        found = sub_body(inputs)
+    _check_streams(builder.name, "what the sub-body of for_each_round returns", found)
+    for stream in found:
+        builder.check_own(stream, "for_each_round")
+    return list(found)
+
+
+def all_reduce(stream: DataStream[T], function: Callable[[T, T], T]) -> DataStream[T]:
+    """Reduces the records of each round to one, at the round's end; `broadcast()` brings it to all subtasks.
+
+    `function` is associative and commutative. Each subtask reduces its own records first. A round without records has
+    no result. Flink ML: `DataStreamUtils.allReduceSum`.
+    """
+    records = stream._records("all_reduce").python
+    partly = stream.flat_map(AllReduce(function), records).name("reduce")
+    return partly.global_().flat_map(AllReduce(function), records).name("all reduce")
+
+
+def forward_inputs_of_last_round(stream: DataStream[T]) -> DataStream[T]:
+    """The records of a stream's last round, when the iteration has ended: for an output that is the final model.
+
+    Flink ML: `ForwardInputsOfLastRound`.
+    """
+    records = stream._records("forward_inputs_of_last_round").python
+    return stream.forward().flat_map(ForwardInputsOfLastRound(records), records).name("last round")
+
+
+_INSTEAD = {
+    nodes.SinkNode: "return the stream as an output, and write it behind the iteration",
+    nodes.SourceNode: "read it before the iteration, and pass the stream in as data",
+    nodes.LookupNode: "pass the table in as data, and broadcast() it",
+    nodes.AssignTimestampsNode: "assign timestamps before the iteration",
+    IterationNode: "iterations cannot be nested; put one behind the other, or make one body of both",
+}
+"""What cannot stand in a body, and what to do instead."""
+
+
+class _BodyBuilder(GraphBuilder):
+    """The graph of a body that is being built."""
+
+    is_body = True
+
+    def __init__(self, name: str, iteration: str, life_cycle: LifeCycle) -> None:
+        super().__init__(name)
+        self.iteration = iteration
+        self.per_round: set[int] = set()
+        self._life_cycle = life_cycle
+
+    def each_round(self) -> _EachRound:
+        """While it is entered, operators that are added live for one round."""
+        return _EachRound(self)
+
+    def _add(self, kind: type[Any], upstream: list[Upstream], name: str, **attributes: Any) -> Any:
+        where = f"{self.name}: iteration '{self.iteration}', operator '{name}'"
+        instead = next((todo for refused, todo in _INSTEAD.items() if issubclass(kind, refused)), None)
+        if instead is not None:
+            what = kind.__name__.removesuffix("Node")
+            raise PipelineError(f"{where}: a body cannot have a {what.lower()} in it; {instead}")
+        if kind.native:
+            raise UnsupportedError(
+                f"{where}: a body runs in Python workers, and not in Catalyst; use filter, map, map_batches or reduce,"
+                " or do it before the iteration"
+            )
+        if any(one.in_one_subtask for one in iteration_listeners(attributes.get("function"))):
+            attributes["parallelism"] = 1
+        node = super()._add(kind, upstream, name, **attributes)
+        lasts = any(one.in_all_rounds for one in iteration_listeners(attributes.get("function")))
+        if self._life_cycle is LifeCycle.PER_ROUND and not lasts and not isinstance(node, (HeadNode, TailNode)):
+            self.per_round.add(node.id)
+        return node
+
+    def check_own(self, stream: DataStream[Any], what: str) -> None:
+        """Raises where a stream is not one of the body."""
+        if not isinstance(stream, DataStream) or stream._pipeline is not self:
+            raise PipelineError(
+                f"{self.name}: iteration '{self.iteration}': {what} has to be a stream of the body, made from those"
+                f" that process(variables, data) is given, not {stream!r}"
+            )
+
+    def body(self) -> Graph:
+        """The graph; raises where an operator in it cannot run there."""
+        self._raise_mistakes()
+        graph = Graph(self.name, tuple(self._identified()), tuple(self._edges))
+        check_operator_state(graph)
+        for node in graph.nodes:
+            self._check(node)
+        return graph
+
+    def _check(self, node: Node) -> None:
+        where = f"{self.name}: iteration '{self.iteration}', operator '{node.name}'"
+        per_round = node.id in self.per_round
+        if node.parallelism not in (None, 1):
+            raise PipelineError(
+                f"{where}: a body has one parallelism; use IterationConfig(parallelism={node.parallelism}), or"
+                " set_parallelism(1) where there is to be one subtask only"
+            )
+        if per_round and next(iteration_listeners(node.user_function), None) is not None:
+            raise PipelineError(
+                f"{where}: an operator that lives for one round hears of no epochs; move it out of for_each_round, or"
+                " use the life cycle ALL_ROUND"
+            )
+        if isinstance(node, nodes.ReduceNode) and next(iteration_listeners(node.function), None) is not None:
+            raise PipelineError(
+                f"{where}: a reduce function hears of no epochs; use process, with the value in its state"
+            )
+        assigner = node.function.assigner if isinstance(node, nodes.WindowNode) else None
+        if not per_round and assigner is not None and (assigner.is_event_time or assigner.is_processing_time):
+            raise PipelineError(
+                f"{where}: windows of time need the end of their input, which an ALL_ROUND operator has only once; put"
+                " them into for_each_round, or use the life cycle PER_ROUND"
+            )
+        if not per_round and getattr(node.user_function, "requires_time_sorted_input", False):
+            raise PipelineError(
+                f"{where}: input sorted by time needs the end of the input, which an ALL_ROUND operator has only once;"
+                " put it into for_each_round, or use the life cycle PER_ROUND"
+            )
+
+
+class _EachRound:
+    """Operators that are added meanwhile live for one round."""
+
+    def __init__(self, builder: _BodyBuilder) -> None:
+        self._builder, self._before = builder, builder._life_cycle
+
+    def __enter__(self) -> None:
+        self._builder._life_cycle = LifeCycle.PER_ROUND
+
+    def __exit__(self, *_: object) -> None:
+        self._builder._life_cycle = self._before
+
+
+class _Builder:
+    """Builds an iteration: its body, and the operator that it is in its pipeline."""
+
+    def __init__(
+        self,
+        variables: Sequence[DataStream[Any]],
+        data: ReplayableDataStreams,
+        body: IterationBody,
+        config: IterationConfig,
+    ) -> None:
+        if not isinstance(body, IterationBody):
+            raise PipelineError(f"an iteration needs an IterationBody, not {body!r}")
+        self.author, self.config = body, config
+        self.name = config.name or type(body).__name__
+        _check_streams(f"iteration '{self.name}'", "variables", variables)
+        _check_streams(f"iteration '{self.name}'", "data", data.replayed)
+        _check_streams(f"iteration '{self.name}'", "data", data.not_replayed)
+        self.variables, self.replayed = list(variables), list(data.replayed)
+        self.inputs = [*self.variables, *self.replayed, *data.not_replayed]
+        if not self.variables:
+            raise PipelineError(
+                f"iteration '{self.name}': there is no variable; a loop needs a stream that is fed back"
+            )
+        self.outer = self.variables[0]._pipeline
+        self.where = f"{self.outer.name}: iteration '{self.name}'"
+        if isinstance(self.outer, _BodyBuilder):
+            raise PipelineError(f"{self.where}: {_INSTEAD[IterationNode]}")
+        if any(stream._pipeline is not self.outer for stream in self.inputs):
+            raise PipelineError(f"{self.where}: its variables and its data belong to different pipelines")
+        if config.operator_life_cycle not in LifeCycle.__members__:
+            known = " or ".join(LifeCycle.__members__)
+            raise PipelineError(f"{self.where}: operator_life_cycle is {known}, not {config.operator_life_cycle!r}")
+        if config.parallelism is not None and config.parallelism < 1:
+            raise PipelineError(f"{self.where}: parallelism must be at least 1, not {config.parallelism}")
+        self.builder = _BodyBuilder(self.outer.name, self.name, LifeCycle[config.operator_life_cycle])
+
+    def build(self) -> list[DataStream[Any]]:
+        """The iteration's outputs."""
+        untyped = [stream for stream in self.inputs if isinstance(stream, UntypedStream)]
+        if untyped:
+            return [untyped[0]]
+        self._check_bounded()
+        heads = [self._head(number, stream) for number, stream in enumerate(self.inputs)]
+        before = len(self.outer._nodes)
+        count = len(self.variables)
+        result = self.author.process(heads[:count], heads[count:])
+        self._check(result, before)
+        for number, stream in enumerate(result.feedback):
+            self._tail(Role.FEEDBACK, number, stream)
+        for number, stream in enumerate(result.outputs):
+            self._tail(Role.OUTPUT, number, stream)
+        if result.termination_criteria is not None:
+            self._tail(Role.CRITERIA, 0, result.termination_criteria)
+        node = self._node(self.builder.body())
+        return [DataStream(self.outer, None, (Upstream(node.id, self._tag(node, tail)),)) for tail in node.outputs]
+
+    def _node(self, body: Graph) -> IterationNode:
+        upstream = [replace(u, partitioning=None) for stream in self.inputs for u in stream._upstream]
+        given = {} if self.config.uid is None else {"uid": self.config.uid, "given_uid": True}
+        return self.outer._add(
+            IterationNode,
+            upstream,
+            self.name,
+            naming=Naming.FUNCTION if self.config.name is None else Naming.AUTHOR,
+            parallelism=self.config.parallelism,
+            body=body,
+            author=self.author,
+            inputs=tuple(len(stream._upstream) for stream in self.inputs),
+            life_cycle=LifeCycle[self.config.operator_life_cycle],
+            per_round=frozenset(self.builder.per_round),
+            **given,
+        )
+
+    def _tag(self, node: IterationNode, tail: TailNode) -> OutputTag[Any]:
+        records: Any = tail.records
+        tag: OutputTag[Any] = OutputTag(output_tag(tail.number), records)
+        self.outer._declare_tag(node, tag)
+        return tag
+
+    def _check_bounded(self) -> None:
+        for stream in self.inputs:
+            for upstream in stream._upstream:
+                for node in self._sources_of(upstream.node):
+                    if node.source.boundedness is not Boundedness.BOUNDED:
+                        raise PipelineError(
+                            f"{self.where}: source '{node.name}' is unbounded, and a bounded iteration waits for the"
+                            " end of its input; use a bounded source"
+                        )
+
+    def _sources_of(self, node: int) -> list[nodes.SourceNode]:
+        pending, found = {node}, []
+        seen: set[int] = set()
+        while pending:
+            current = pending.pop()
+            seen.add(current)
+            if isinstance(self.outer._node(current), nodes.SourceNode):
+                found.append(self.outer._node(current))
+            pending |= {edge.source for edge in self.outer._edges if edge.target == current} - seen
+        return found  # type: ignore[return-value]
+
+    def _head(self, number: int, stream: DataStream[Any]) -> DataStream[Any]:
+        """The stream of the body that stands for one of the outside."""
+        variable = number < len(self.variables)
+        what = "variable" if variable else "data"
+        node = self.builder._add(
+            HeadNode,
+            [],
+            f"{what} {number if variable else number - len(self.variables)}",
+            records=stream._records(self.name),
+            timestamped=any(self.outer._node(u.node).timestamped for u in stream._upstream),
+            number=number,
+            variable=variable,
+            replayed=len(self.variables) <= number < len(self.variables) + len(self.replayed),
+        )
+        if isinstance(stream, KeyedStream):
+            return KeyedStream(self.builder, (Upstream(node.id),), stream._key_selector)
+        return DataStream(self.builder, node.id)
+
+    def _tail(self, role: Role, number: int, stream: DataStream[Any]) -> None:
+        upstream = [replace(u, partitioning=None) for u in stream._upstream]
+        name = role.value if role is Role.CRITERIA else f"{role.value} {number}"
+        self.builder._add(TailNode, upstream, name, records=stream._records(name), role=role, number=number)
+
+    def _check(self, result: IterationBodyResult, before: int) -> None:
+        if not isinstance(result, IterationBodyResult):
+            raise PipelineError(f"{self.where}: process(variables, data) has to return an IterationBodyResult")
+        if len(self.outer._nodes) > before:
+            stray = self.outer._nodes[before]
+            raise PipelineError(
+                f"{self.where}: '{stray.name}' ({stray.location}) works on a stream of the outside; pass the stream in"
+                " as data"
+            )
+        _check_streams(self.where, "feedback", result.feedback)
+        _check_streams(self.where, "outputs", result.outputs)
+        if len(result.feedback) != len(self.variables):
+            raise PipelineError(
+                f"{self.where}: there are {len(self.variables)} variables and {len(result.feedback)} feedback streams;"
+                " each variable needs the stream that becomes it in the next round"
+            )
+        if not result.outputs:
+            raise PipelineError(f"{self.where}: nothing leaves the iteration; return a stream in outputs")
+        for number, stream in enumerate(result.feedback):
+            self.builder.check_own(stream, f"feedback {number}")
+            self._check_feedback(number, stream)
+        for number, stream in enumerate(result.outputs):
+            self.builder.check_own(stream, f"output {number}")
+        if result.termination_criteria is not None:
+            self.builder.check_own(result.termination_criteria, "the termination criteria")
+
+    def _check_feedback(self, number: int, stream: DataStream[Any]) -> None:
+        variable = self.variables[number]
+        if isinstance(stream, UntypedStream):
+            return  # its mistake is raised with the others
+        given, wanted = stream._records("feedback"), variable._records("variable")
+        if given.schema != wanted.schema or given.shape != wanted.shape:
+            raise RecordTypeError(
+                f"{self.where}: feedback {number} is of {given.describe()}, and its variable of {wanted.describe()};"
+                " map it to the variable's type"
+            )
+        keys = [one._key_selector if isinstance(one, KeyedStream) else None for one in (stream, variable)]
+        if (keys[0] is not None and keys[0] != keys[1]) or (keys[0] is None and keys[1] is not None):
+            raise PipelineError(
+                f"{self.where}: feedback {number} is {_keyed(keys[0])}, and its variable {_keyed(keys[1])}; key both"
+                " alike"
+            )
+
+
+def _check_streams(where: str, what: str, given: object) -> None:
+    """Raises where something is not a list of streams."""
+    if isinstance(given, (DataStream, str)) or not isinstance(given, Sequence):
+        raise PipelineError(f"{where}: {what} is a list of streams, such as [stream], not {given!r}")
+
+
+def _keyed(key: Key | None) -> str:
+    return "not keyed" if key is None else f"keyed by {key.describe()}"

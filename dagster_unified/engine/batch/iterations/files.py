@@ -1,0 +1,258 @@
+"""The files of an iteration: records and state that workers write once, and map when they read them.
+
+A task writes one file a level and round, under a name that no other attempt has: blocks of bytes one after another.
+What says where a block is goes through the driver. Knows bytes and local paths; no Spark.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Self
+from uuid import uuid4
+
+import msgspec
+import pyarrow as pa
+
+from dagster_unified.errors import IntermediateLostError
+from dagster_unified.operators.drivers.group import GroupStore
+from dagster_unified.operators.numbers import INDEX
+from dagster_unified.operators.rounds.sending import Sent
+
+_ALIGNED = 64
+"""Bytes at whose multiples Arrow wants its buffers."""
+
+_ROWS = 65_536
+"""Rows that are put together into one block, as far as there are so many."""
+
+_MOST_FILES = 64
+"""Files that a subtask's state may be spread over, before it is written anew into one."""
+
+
+class Block(msgspec.Struct, frozen=True, array_like=True):
+    """Where some bytes are."""
+
+    file: str
+    offset: int
+    size: int
+
+
+class StoredParcel(msgspec.Struct, frozen=True, array_like=True):
+    """Records that were sent: the slot, of it the key group or subtask, the records, and how many they are."""
+
+    slot: int
+    target: int
+    block: Block
+    rows: int
+
+
+class RoundFile:
+    """The file that a task writes in one level of a round."""
+
+    def __init__(self, folder: str, name: str) -> None:
+        self.name = f"{name}-{uuid4().hex[:12]}"
+        self._folder = folder
+        self.size = 0
+        """The bytes that were written."""
+
+        try:
+            self._file = open(os.path.join(folder, self.name), "wb")  # noqa: SIM115  # closed in __exit__
+        except FileNotFoundError as error:
+            raise _lost(folder, self.name) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        self._file.close()
+        if failed is not None or not self.size:
+            os.unlink(os.path.join(self._folder, self.name))
+
+    def put(self, data: bytes | pa.Buffer) -> Block:
+        """Writes a block."""
+        size = len(data)
+        block = Block(self.name, self.size, size)
+        self._file.write(data)
+        padding = -size % _ALIGNED
+        self._file.write(b"\0" * padding)
+        self.size += size + padding
+        return block
+
+    def send(self, sent: Iterable[Sent]) -> list[StoredParcel]:
+        """Writes records, those that go to one place together."""
+        waiting: dict[tuple[int, int], list[pa.RecordBatch]] = {}
+        for slot, target, batch in sent:
+            if batch.num_rows:
+                waiting.setdefault((slot, target), []).append(batch)
+        return [
+            StoredParcel(slot, target, self.put(batch.serialize()), batch.num_rows)
+            for (slot, target), batches in waiting.items()
+            for batch in pa.Table.from_batches(batches).combine_chunks().to_batches(max_chunksize=_ROWS)
+        ]
+
+
+INPUT = "input-"
+"""How the names of files begin that are read in round after round."""
+
+
+class MappedFiles:
+    """The files of an iteration as one turn reads them, mapped into memory until it is over."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._mapped: dict[str, pa.Buffer] = {}
+
+    def bytes_of(self, block: Block) -> pa.Buffer:
+        """A block; raises `IntermediateLostError` where it is not there."""
+        path = os.path.join(self.folder, block.file)
+        try:
+            if block.file.startswith(INPUT):
+                whole = _kept_mapped(path)
+            else:
+                whole = self._mapped.get(path) or self._mapped.setdefault(path, _mapped(path))
+        except FileNotFoundError as error:
+            raise _lost(self.folder, block.file) from error
+        if whole.size < block.offset + block.size:
+            raise _lost(self.folder, block.file)
+        return whole.slice(block.offset, block.size)
+
+    def batch_of(self, parcel: StoredParcel, schema: pa.Schema) -> pa.RecordBatch:
+        """The records of a parcel."""
+        return pa.ipc.read_record_batch(self.bytes_of(parcel.block), schema)
+
+    def by_slot(
+        self, parcels: Iterable[StoredParcel], schemas: Mapping[int, pa.Schema]
+    ) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
+        """The records of parcels, by slot."""
+        found: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
+        for parcel in parcels:
+            found.setdefault(parcel.slot, []).append((parcel.target, self.batch_of(parcel, schemas[parcel.slot])))
+        return found
+
+
+def _mapped(path: str) -> pa.Buffer:
+    with pa.memory_map(path) as file:
+        return file.read_buffer()
+
+
+@functools.lru_cache(maxsize=16)
+def _kept_mapped(path: str) -> pa.Buffer:
+    """As `_mapped`, for what a process reads in every round; no name is given to two files."""
+    return _mapped(path)
+
+
+def _lost(folder: str, file: str) -> IntermediateLostError:
+    return IntermediateLostError(
+        f"the file '{file}' of an iteration is gone from {folder}, or is not whole; run the stage again, and make sure"
+        " that all workers share the folder"
+    )
+
+
+Pages = dict[tuple[int, int, int], Block]
+"""Where the pages of a subtask's state are: by pass, key group and page."""
+
+_StoredPages = list[tuple[int, int, int, Block]]
+
+
+class PagedStates:
+    """The state of a subtask in one level: what was committed, and what a round writes."""
+
+    def __init__(self, files: MappedFiles, committed: Block | None) -> None:
+        self._files = files
+        self._pages: Pages = {}
+        self._new: dict[tuple[int, int, int], bytes] = {}
+        self.changed = False
+        if committed is not None:
+            stored = msgspec.msgpack.decode(files.bytes_of(committed).to_pybytes(), type=_StoredPages)
+            self._pages = {(one, group, page): block for one, group, page, block in stored}
+
+    def group(self, one: int, group: int) -> GroupStore:
+        return _Group(self, one, group)
+
+    def groups(self, one: int) -> Sequence[int]:
+        return sorted({group for number, group, _ in (*self._pages, *self._new) if number == one})
+
+    def read(self, place: tuple[int, int, int]) -> bytes | None:
+        """A page."""
+        new = self._new.get(place)
+        if new is not None:
+            return new
+        block = self._pages.get(place)
+        return None if block is None else self._files.bytes_of(block).to_pybytes()
+
+    def write(self, place: tuple[int, int, int], data: bytes) -> None:
+        """Replaces a page, when the round is committed."""
+        self._new[place] = data
+        self.changed = True
+
+    def remove(self, place: tuple[int, int, int]) -> None:
+        """Removes a page, when the round is committed."""
+        self._new.pop(place, None)
+        self.changed = self._pages.pop(place, None) is not None or self.changed
+
+    def save(self, file: RoundFile) -> tuple[Block, list[str]]:
+        """Writes what is new, and where everything is: that block, and the files that hold pages."""
+        if self._is_scattered():
+            self._new = {place: self._whole(place) for place in (*self._pages, *self._new)}
+        for place, data in self._new.items():
+            self._pages[place] = file.put(data)
+        stored = [(*place, block) for place, block in self._pages.items()]
+        files = sorted({block.file for block in self._pages.values()})
+        return file.put(msgspec.msgpack.encode(stored)), files
+
+    def _whole(self, place: tuple[int, int, int]) -> bytes:
+        data = self.read(place)
+        assert data is not None
+        return data
+
+    def _is_scattered(self) -> bool:
+        """Whether more of its files is out of date than not, or they are many."""
+        files = {block.file for block in self._pages.values()}
+        if len(files) > _MOST_FILES:
+            return True
+        held = sum(block.size for block in self._pages.values())
+        return len(files) > 1 and sum(_size(self._files.folder, file) for file in files) > 4 * held + (1 << 20)
+
+
+def stands(folder: str, blocks: Iterable[Block]) -> bool:
+    """Whether the files that hold some blocks are there, and long enough."""
+    ends: dict[str, int] = {}
+    for block in blocks:
+        ends[block.file] = max(ends.get(block.file, 0), block.offset + block.size)
+    return all(_size(folder, file) >= end for file, end in ends.items())
+
+
+def _size(folder: str, file: str) -> int:
+    try:
+        return os.stat(os.path.join(folder, file)).st_size
+    except FileNotFoundError:
+        return 0
+
+
+class _Group:
+    """The pages of one key group."""
+
+    def __init__(self, states: PagedStates, one: int, group: int) -> None:
+        self._states, self._one, self._group = states, one, group
+
+    def read_index(self) -> bytes | None:
+        return self.read_page(INDEX)
+
+    def write_index(self, data: bytes) -> None:
+        self.write_page(INDEX, data)
+
+    def read_page(self, number: int) -> bytes | None:
+        return self._states.read((self._one, self._group, number))
+
+    def write_page(self, number: int, data: bytes) -> None:
+        self._states.write((self._one, self._group, number), data)
+
+    def remove_page(self, number: int) -> None:
+        self._states.remove((self._one, self._group, number))
+
+
+def files_in(folder: str) -> Iterator[str]:
+    """The names of the files of an iteration."""
+    return (path.name for path in Path(folder).iterdir() if path.suffix != ".json")

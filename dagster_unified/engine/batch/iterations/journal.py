@@ -1,0 +1,150 @@
+"""What is committed of an iteration: what came in, and each round; and which files are still needed.
+
+    <folder>/input.json              the records of its inputs
+    <folder>/epoch-0000000012.json   a round: what it fed back and emitted, and where its state is
+    <folder>/<name>-<token>          a file of a task
+
+A manifest is written last and at once. What no manifest of the newest two rounds needs, and has left the iteration in
+no round, is deleted. Knows no Spark.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from upath import UPath
+
+from dagster_unified.connectors.paths import put
+from dagster_unified.engine.batch.iterations.files import Block, StoredParcel, files_in, stands
+
+M = TypeVar("M")
+
+_EPOCH = re.compile(r"epoch-(\d{10})\.json")
+
+
+def _name(epoch: int) -> str:
+    return f"epoch-{epoch:010d}.json"
+
+
+class StoredState(msgspec.Struct, frozen=True, array_like=True):
+    """Where the state of a subtask in a level is, and the files that hold it."""
+
+    level: int
+    subtask: int
+    index: Block
+    files: list[str]
+
+
+class Input(msgspec.Struct, frozen=True):
+    """The records that an iteration began with: those that come once, and those that come in every round."""
+
+    parallelism: int
+    once: list[StoredParcel]
+    replayed: list[StoredParcel]
+    metrics: str
+    """What the operators before have measured."""
+
+    def blocks(self) -> list[Block]:
+        """Where they are."""
+        return [parcel.block for parcel in (*self.once, *self.replayed)]
+
+
+class Epoch(msgspec.Struct, frozen=True):
+    """A round that is committed."""
+
+    number: int
+    feedback: int
+    criteria: int
+    fed_back: list[StoredParcel]
+    outputs: list[StoredParcel]
+    states: list[StoredState]
+    metrics: str
+    seconds: float
+    reason: str = ""
+    """Why there is no other round; empty where there is one."""
+
+    def needs(self) -> list[Block]:
+        """What the next round reads."""
+        held = [Block(file, 0, 1) for state in self.states for file in state.files]
+        return [state.index for state in self.states] + held + [parcel.block for parcel in self.fed_back]
+
+    def files(self) -> set[str]:
+        """The files that the next round reads."""
+        return {block.file for block in self.needs()}
+
+    def gives(self) -> list[Block]:
+        """What left the iteration."""
+        return [parcel.block for parcel in self.outputs]
+
+
+class Journal:
+    """The manifests of one iteration."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        os.makedirs(folder, exist_ok=True)
+        self.input = self._read("input.json", Input)
+        self.epochs = self._epochs()
+        self._kept = {block.file for epoch in self.epochs for block in epoch.gives()}
+        if self.input is not None:
+            self._kept |= {parcel.block.file for parcel in self.input.replayed}
+        self._alive = set(files_in(folder)) - self._kept
+
+    @property
+    def last(self) -> Epoch | None:
+        """The last round that is committed."""
+        return self.epochs[-1] if self.epochs else None
+
+    def begin(self, found: Input) -> None:
+        """Commits what came in."""
+        self._write("input.json", found)
+        self.input = found
+        self._kept |= {parcel.block.file for parcel in found.replayed}
+        self._alive |= {parcel.block.file for parcel in found.once}
+
+    def commit(self, epoch: Epoch, written: Iterable[str]) -> None:
+        """Commits a round, in which these files were written, and deletes what is not needed any more."""
+        self._write(_name(epoch.number), epoch)
+        before = self.last
+        needed = epoch.files() | (before.files() if before is not None else set())
+        if before is not None:
+            self.epochs[-1] = msgspec.structs.replace(before, fed_back=[], states=[])  # it is in its manifest
+        self.epochs.append(epoch)
+        self._kept |= {block.file for block in epoch.gives()}
+        self._alive |= set(written)
+        self._alive -= self._kept
+        for name in self._alive - needed:
+            Path(self.folder, name).unlink(missing_ok=True)
+        self._alive &= needed
+
+    def _epochs(self) -> list[Epoch]:
+        """The rounds from the first on, as far as one can go on after them; what follows is deleted."""
+        numbers = sorted(int(match[1]) for name in os.listdir(self.folder) if (match := _EPOCH.fullmatch(name)))
+        found: list[Epoch] = []
+        if self.input is not None and stands(self.folder, [parcel.block for parcel in self.input.replayed]):
+            for number in numbers:
+                epoch = self._read(_name(number), Epoch) if number == len(found) else None
+                if epoch is None or not stands(self.folder, epoch.gives()):
+                    break
+                found.append(epoch)
+            while found and not stands(self.folder, found[-1].needs()):
+                found.pop()
+        if not found and self.input is not None and not stands(self.folder, self.input.blocks()):
+            self.input = None  # nothing can go on
+        for number in numbers[len(found) :]:
+            Path(self.folder, _name(number)).unlink(missing_ok=True)
+        return [msgspec.structs.replace(epoch, fed_back=[], states=[]) for epoch in found[:-1]] + found[-1:]
+
+    def _read(self, name: str, kind: type[M]) -> M | None:
+        try:
+            return msgspec.json.decode(Path(self.folder, name).read_bytes(), type=kind)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+
+    def _write(self, name: str, manifest: Input | Epoch) -> None:
+        put(UPath(self.folder) / name, msgspec.json.encode(manifest), durable=True)

@@ -1,0 +1,128 @@
+"""What a Spark worker runs of an iteration: it takes records in, or runs a level of a round.
+
+Only control goes through the JVM: records and state are files. Knows the operators and the files; no session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+
+from dagster_unified.engine.batch.iterations.files import INPUT, MappedFiles, PagedStates, RoundFile, StoredParcel
+from dagster_unified.engine.batch.iterations.journal import StoredState
+from dagster_unified.engine.shipping import Payload
+from dagster_unified.engine.worker import this_subtask
+from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
+from dagster_unified.operators.functions.base import Subtask
+from dagster_unified.operators.rounds.sending import Sending, Sent
+from dagster_unified.operators.rounds.spec import Loop
+from dagster_unified.operators.rounds.task import Turn, take_turn
+from dagster_unified.operators.time import wall_clock
+
+REPORT = pa.schema([pa.field("report", pa.string())])
+
+_TOGETHER = 1 << 20
+"""Rows that a task takes in before it writes them."""
+
+
+class Report(msgspec.Struct):
+    """What a task has done."""
+
+    files: list[str] = []
+    sent: list[StoredParcel] = []
+    fed_back: list[StoredParcel] = []
+    feedback: int = 0
+    criteria: int = 0
+    states: list[StoredState] = []
+    metrics: str = "{}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A level of a round, as it goes to the workers."""
+
+    payload: Payload
+    """The loop."""
+
+    folder: str
+    level: int
+    epoch: int
+    terminated: bool
+    inbox: tuple[StoredParcel, ...]
+    states: tuple[StoredState, ...]
+
+
+def take_in(payload: Payload, folder: str, number: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Takes the records of an input into the iteration: each goes to where it is read."""
+    loop: Loop = payload.load()
+    intake, sending = loop.inputs[number], Sending(this_subtask().number)
+    sent: list[Sent] = []
+    report, rows = Report(), 0
+    with RoundFile(folder, f"{INPUT}{number}") as file:
+        for batch in batches:
+            if batch.num_rows:
+                sent += sending.into(intake, batch)
+                rows += batch.num_rows
+            if rows >= _TOGETHER:
+                report.sent += file.send(sent)
+                sent, rows = [], 0
+        report.sent += file.send(sent)
+        if report.sent:
+            report.files.append(file.name)
+    yield _row(report)
+
+
+def run_level(job: Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Runs a level of a round in the subtask that this task is."""
+    for _ in batches:
+        pass
+    spare_the_garbage_collector()
+    yield _row(turn_of(job, this_subtask()))
+
+
+def turn_of(job: Job, subtask: Subtask) -> Report:
+    """Runs a level of a round in one subtask."""
+    loop: Loop = job.payload.load()
+    level = loop.levels[job.level]
+    mine = [parcel for parcel in job.inbox if level.is_for(subtask.number, parcel.slot, parcel.target)]
+    schemas = {slot.number: slot.schema for one in level.passes for slot in (one.own, one.broadcast) if slot}
+    held = next((s for s in job.states if (s.level, s.subtask) == (job.level, subtask.number)), None)
+    files = MappedFiles(job.folder)
+    states = PagedStates(files, held.index if held is not None else None)
+    inbox = files.by_slot(mine, schemas)
+    out = take_turn(Turn(level, subtask, job.epoch, job.terminated, inbox, states, wall_clock))
+    report = Report(feedback=out.feedback, criteria=out.criteria, metrics=out.metrics.encode())
+    leaving = {slot.number for slot in loop.outputs}
+    with RoundFile(job.folder, f"epoch-{job.epoch}-{job.level}-{subtask.number}") as file:
+        report.sent = file.send(sent for sent in out.sent if sent.slot not in leaving)
+        report.fed_back = file.send(out.fed_back)
+        if states.changed:
+            index, held_in = states.save(file)
+            report.states.append(StoredState(job.level, subtask.number, index, held_in))
+        elif held is not None:
+            report.states.append(held)
+    with RoundFile(job.folder, f"output-{job.epoch}-{job.level}-{subtask.number}") as output:  # which stays
+        report.sent += output.send(sent for sent in out.sent if sent.slot in leaving)
+    report.files = [written.name for written in (file, output) if written.size]
+    return report
+
+
+def read_output(folder: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The records of an output, from rows that say where they are."""
+    files = MappedFiles(folder)
+    for batch in batches:
+        for stored in batch.column("parcel").to_pylist():
+            parcel = msgspec.json.decode(stored, type=StoredParcel)
+            yield files.batch_of(parcel, schema)
+
+
+def decode_report(text: str) -> Report:
+    """The inverse of how a task reports."""
+    return msgspec.json.decode(text, type=Report)
+
+
+def _row(report: Report) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([msgspec.json.encode(report).decode()])], schema=REPORT)

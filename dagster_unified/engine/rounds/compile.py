@@ -1,0 +1,213 @@
+"""From the body of an iteration to the loop that workers run.
+
+Knows the graph and the operators; not Spark, so that the harness uses it with no JVM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+
+from dagster_unified.engine.dataframe.fragment import Fragment
+from dagster_unified.engine.passes import Pass, find_passes, keys_program
+from dagster_unified.engine.translate import broadcast_layout, input_layout, keyed_by, program
+from dagster_unified.graph import nodes as g
+from dagster_unified.graph.chaining import tasks
+from dagster_unified.graph.iterations import body_on
+from dagster_unified.graph.nodes import Edge, ExchangeKind, Key
+from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.operators.addresses import Address, Anywhere, ByKey, ByPartitioner
+from dagster_unified.operators.functions.iterations import iteration_listeners
+from dagster_unified.operators.keyed import KeyedOptions
+from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, key_column
+from dagster_unified.operators.program.spec import Output, Program
+from dagster_unified.operators.rounds.spec import (
+    GROUPS_PER_SUBTASK,
+    BodyPass,
+    Driver,
+    Intake,
+    Level,
+    Loop,
+    Outlet,
+    Slot,
+    Way,
+)
+
+
+def compiled(plan: Plan, node: g.IterationNode, parallelism: int) -> Loop:
+    """The loop of an iteration with so many subtasks."""
+    return _Compiler(plan, node, parallelism).loop()
+
+
+class _Compiler:
+    def __init__(self, plan: Plan, node: g.IterationNode, parallelism: int) -> None:
+        body = body_on(node, parallelism)
+        self.node, self.parallelism, self.body = node, parallelism, body
+        self.plan = Plan(body, plan.execution, tasks(body, enabled=True), (), (), ())
+        self.where = f"{plan.name}: iteration '{node.name}'"
+        inner = tuple(n.id for n in body.nodes if not isinstance(n, (g.HeadNode, g.TailNode)))
+        self.passes = sorted(find_passes(self.plan, Fragment(node.name, inner)), key=lambda one: one.members[0])
+        self.passes += [Pass((tail,), (Port(tail),)) for tail in self._handed_on()]
+        self.pass_of = {member: one for one in self.passes for member in one.members}
+        self.slots: dict[tuple[int, bool], Slot] = {}
+        """By a node, and whether it is for broadcast records."""
+
+        self.levels = self._levels()
+
+    def loop(self) -> Loop:
+        heads = sorted((n for n in self.body.nodes if isinstance(n, g.HeadNode)), key=lambda head: head.number)
+        number = {one: index for index, one in enumerate(self.passes)}
+        levels = [
+            Level(tuple(self._compiled(number[one], one) for one in self.passes if self.levels[one] == level))
+            for level in range(max(self.levels.values(), default=-1) + 1)
+        ]
+        return Loop(
+            where=self.where,
+            levels=tuple(levels),
+            inputs=tuple(self._intake(head) for head in heads),
+            replayed=frozenset(head.number for head in heads if head.replayed),
+            outputs=tuple(self._slot(tail.id) for tail in self.node.outputs),
+            has_criteria=self.node.has_criteria,
+            parallelism=self.parallelism,
+        )
+
+    # Passes
+
+    def _handed_on(self) -> list[int]:
+        """The streams that the body returns and that have records of an input as they are: a pass hands them on."""
+        heads = {node.id for node in self.body.nodes if isinstance(node, g.HeadNode)}
+        tails = {node.id for node in self.body.nodes if isinstance(node, g.TailNode)}
+        return sorted({edge.target for edge in self.body.edges if edge.source in heads and edge.target in tails})
+
+    def _levels(self) -> dict[Pass, int]:
+        """A pass is in the level after those that an exchange separates it from."""
+        found: dict[Pass, int] = {}
+        for one in self.passes:
+            level = 0
+            for edge in self.body.inputs(one.members[0]):
+                before = self.pass_of.get(edge.source)
+                if before is not None:
+                    level = max(level, found[before] + (edge.partitioning.kind is not ExchangeKind.FORWARD))
+            found[one] = level
+        return found
+
+    def _compiled(self, number: int, one: Pass) -> BodyPass:
+        head = self.body.node(one.members[0])
+        if isinstance(head, g.TailNode):
+            layout = input_layout(self.plan, head.id)
+            bare = Program(self.plan.name, head.name, layout, (), (Output(-1, layout),))
+            outlet = self._outlet(layout, self.body.inputs(head.id)[:1])
+            return BodyPass(number, bare, Driver.PLAIN, head.parallelism or 1, self._slot(head.id, True), (outlet,))
+        bounded = head.id in self.node.per_round
+        options = self.plan.execution
+        ship = replace(
+            program(self.plan, self.node.name, one.members, one.outputs),
+            options=KeyedOptions(
+                incremental_updates=not bounded,
+                processing_time=options.processing_time,
+                processing_time_at_end=options.processing_time_at_end,
+                end_of_input_chain=options.end_of_input_chain,
+                expiry=False,
+            ),
+        )
+        subtasks = head.parallelism or self.parallelism
+        keyed = head.key is not None
+        groups = 0 if not keyed else subtasks if head.key == Key() else subtasks * GROUPS_PER_SUBTASK
+        functions = [self.body.node(member).user_function for member in one.members[keyed and groups != subtasks :]]
+        return BodyPass(
+            number=number,
+            program=ship,
+            driver=Driver.BOUNDED if bounded else Driver.GROUPED if keyed else Driver.PLAIN,
+            subtasks=subtasks,
+            own=self._slot(head.id),
+            outlets=tuple(self._outlet_of(port) for port in one.outputs),
+            broadcast=self._slot(head.id, True) if head.has_broadcast_input else None,
+            groups=groups,
+            listens=any(next(iteration_listeners(f), None) is not None for f in functions),
+        )
+
+    def _slot(self, node: int, other: bool = False) -> Slot:
+        """Where records wait for a node; with `other` its broadcast records, or those that a body hands straight on."""
+        if (node, other) not in self.slots:
+            broadcast = other and self.body.node(node).has_broadcast_input
+            layout = broadcast_layout(self.plan, node) if broadcast else input_layout(self.plan, node)
+            self.slots[node, other] = Slot(len(self.slots), layout.schema)
+        return self.slots[node, other]
+
+    # Where records go
+
+    def _outlet_of(self, port: Port) -> Outlet:
+        edges = [edge for edge in self.body.outputs(port.node) if edge.side_output == port.tag]
+        inside = self.pass_of[port.node].members
+        return self._outlet(self.plan.layout(port), [edge for edge in edges if edge.target not in inside])
+
+    def _outlet(self, layout: StreamLayout, edges: list[Edge]) -> Outlet:
+        ways, feedback, criteria = [], [], False
+        for edge in edges:
+            tail = self.body.node(edge.target)
+            if not isinstance(tail, g.TailNode):
+                ways.append(self._way(layout, edge))
+            elif tail.role is g.Role.OUTPUT:
+                slot = self._slot(tail.id)
+                ways.append(Way(slot, _columns(layout, input_layout(self.plan, tail.id))))
+            elif tail.role is g.Role.FEEDBACK:
+                head = next(n for n in self.body.nodes if isinstance(n, g.HeadNode) and n.number == tail.number)
+                feedback.append(self._intake(head, layout))
+            else:
+                criteria = True
+        return Outlet(tuple(ways), tuple(feedback), criteria)
+
+    def _intake(self, head: g.HeadNode, given: StreamLayout | None = None) -> Intake:
+        """How the records of an input come into the body, from outside or fed back."""
+        own = self.plan.layout(Port(head.id))
+        bare = head.layout
+        edges = self.body.outputs(head.id)
+        ways = tuple(self._way(own, edge, outside=given is None) for edge in edges)
+        keys = keys_program(self.plan, self.node.name, own) if own.keys else None
+        return Intake(_columns(given or bare, bare), bare.schema, keys, ways)
+
+    def _way(self, layout: StreamLayout, edge: Edge, outside: bool = False) -> Way:
+        """The way of an edge; from `outside` records come in no subtask, and are spread over all of them."""
+        target = self.body.node(edge.target)
+        if isinstance(target, g.TailNode):  # handed straight on
+            anywhere = Anywhere(target.parallelism or self.parallelism) if outside else None
+            return Way(self._slot(target.id, True), _columns(layout, input_layout(self.plan, target.id)), anywhere)
+        everywhere = edge.partitioning.kind is ExchangeKind.BROADCAST
+        apart = everywhere and target.has_broadcast_input
+        wanted = broadcast_layout(self.plan, target.id) if apart else input_layout(self.plan, target.id)
+        before, after = self.pass_of.get(edge.source), self.pass_of[edge.target]
+        near = before is not None and self.levels[before] == self.levels[after]
+        computed = None if edge.partitioning.key is None else edge.partitioning.key.computed
+        column = None if computed is None else key_column(layout.keys.index(computed))
+        key = None
+        if computed is not None and column is not None and not wanted.keys:
+            key = (column, pa.field(key_column(0), computed.arrow))
+        address = self._address(edge, target, wanted, outside)
+        return Way(self._slot(target.id, apart), _columns(layout, wanted, column), address, everywhere, key, near)
+
+    def _address(self, edge: Edge, target: g.Node, layout: StreamLayout, outside: bool) -> Address | None:
+        kind, key, where = edge.partitioning.kind, edge.partitioning.key, f"{self.where}, before '{target.name}'"
+        subtasks = target.parallelism or self.parallelism
+        if kind is ExchangeKind.BROADCAST:
+            return None
+        if kind is ExchangeKind.FORWARD:
+            return Anywhere(subtasks) if outside else None
+        if kind is ExchangeKind.GLOBAL:
+            return Anywhere(1)
+        if kind is ExchangeKind.HASH:
+            assert key is not None
+            count = subtasks * GROUPS_PER_SUBTASK if target.key is not None else subtasks
+            return ByKey(keyed_by(key, layout.records), layout, where, count)
+        if kind is ExchangeKind.CUSTOM:
+            assert key is not None
+            return ByPartitioner(edge.partitioning.partitioner, keyed_by(key, layout.records), subtasks, where)
+        return Anywhere(subtasks)
+
+
+def _columns(given: StreamLayout, wanted: StreamLayout, key: str | None = None) -> tuple[str | None, ...]:
+    """The columns of a stream as another layout has them; its computed key, where it has one, is `key`."""
+    names: list[str | None] = list(wanted.records.names)
+    if wanted.timestamped:
+        names.append(TIMESTAMP if given.timestamped else None)
+    return (*names, *([key] if wanted.keys else []))

@@ -1,0 +1,159 @@
+"""An iteration, which is one operator of its graph, and the ends of its body, which is a graph of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dagster_unified.graph.findings import Finding
+from dagster_unified.graph.nodes.base import Chaining, Node
+from dagster_unified.graph.parts import edge_parts, own_parts
+from dagster_unified.operators.layout import StreamLayout
+
+if TYPE_CHECKING:
+    from dagster_unified.graph.nodes.graph import Graph
+
+T = TypeVar("T")
+
+
+class LifeCycle(Enum):
+    """How long an operator of a body lives (FLIP-176: `OperatorLifeCycle`)."""
+
+    ALL_ROUND = "ALL_ROUND"
+    """Over all rounds: its state lives on."""
+
+    PER_ROUND = "PER_ROUND"
+    """For one round: each has a new operator, whose input ends with the round."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EndNode(Node):
+    """Where records come into a body, or leave it."""
+
+    number: int
+    """Its place: of an input among all, the variables first; of a stream that is returned among those of its role."""
+
+    @property
+    def layout(self) -> StreamLayout:
+        """Its columns outside of the body."""
+        assert self.records is not None
+        return StreamLayout(self.records, self.timestamped)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HeadNode(EndNode):
+    """An input of a body: a variable, whose feedback comes back to it, or a data stream."""
+
+    variable: bool
+    replayed: bool = False
+    """Whether its records come again in every round."""
+
+    def describe(self) -> str:
+        if self.variable:
+            return "variable"
+        return "data, replayed" if self.replayed else "data"
+
+
+class Role(Enum):
+    """What becomes of a stream that a body returns."""
+
+    FEEDBACK = "feedback"
+    OUTPUT = "output"
+    CRITERIA = "termination criteria"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TailNode(EndNode):
+    """A stream that a body returns."""
+
+    role: Role
+    keeps_records = True
+
+    def describe(self) -> str:
+        return self.role.value
+
+
+def output_tag(number: int) -> str:
+    """The side output that is an iteration's output of this number."""
+    return f"output-{number}"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class IterationNode(Node):
+    """A bounded iteration. Its outputs are side outputs, tagged with their numbers."""
+
+    body: Graph
+    author: Any
+    """The author's `IterationBody`, which has built the body."""
+
+    inputs: tuple[int, ...]
+    """How many edges lead to each input, the variables first."""
+
+    life_cycle: LifeCycle
+    per_round: frozenset[int]
+    """The operators of the body that live for one round."""
+
+    chaining: Chaining = Chaining.NEVER
+    has_side_outputs = True
+    sees_all_partitions = True  # its rounds are those of one partition
+    product = "outputs are"
+
+    @property
+    def heads(self) -> list[HeadNode]:
+        """The inputs of the body, the variables first."""
+        return [node for node in self.body.nodes if isinstance(node, HeadNode)]
+
+    def by_input(self, edges: Iterable[T]) -> list[list[T]]:
+        """What comes over the edges that lead to the iteration, in their order, apart for each input."""
+        left = iter(edges)
+        return [list(islice(left, count)) for count in self.inputs]
+
+    @property
+    def tails(self) -> list[TailNode]:
+        """The streams that the body returns."""
+        return [node for node in self.body.nodes if isinstance(node, TailNode)]
+
+    @property
+    def outputs(self) -> list[TailNode]:
+        """The streams that leave the iteration, in their order."""
+        return sorted((tail for tail in self.tails if tail.role is Role.OUTPUT), key=lambda tail: tail.number)
+
+    @property
+    def has_criteria(self) -> bool:
+        """Whether a stream decides when the iteration ends."""
+        return any(tail.role is Role.CRITERIA for tail in self.tails)
+
+    def code(self) -> tuple[Any, ...]:
+        return (*self._functions(), *(code for node in self.body.nodes for code in node.code()))
+
+    def settings(self, with_input: bool = True) -> list[object]:
+        nodes = [own_parts(node, with_input) for node in self.body.nodes]
+        edges = [(edge.source, edge.target, edge_parts(edge)) for edge in self.body.edges]
+        return [self.inputs, self.life_cycle.value, sorted(self.per_round), nodes, edges]
+
+    def describe(self) -> str:
+        variables = sum(head.variable for head in self.heads)
+        data = len(self.heads) - variables
+        replayed = sum(head.replayed for head in self.heads)
+        streams = f"{data} data stream{'' if data == 1 else 's'}" + (f" ({replayed} replayed)" if replayed else "")
+        ends = "until its criteria are met" if self.has_criteria else "until nothing is fed back"
+        return f"{variables} variable{'' if variables == 1 else 's'}, {streams}, {self.life_cycle.value}, {ends}"
+
+    def state(self) -> list[dict[str, str]]:
+        return [{**state, "name": f"{n.name}.{state['name']}"} for n in self.body.nodes for state in n.state()]
+
+    def parity(self, graph: Graph) -> list[Finding]:
+        """What the operators of the body say, which run in both modes round by round."""
+        return [replace(found, node=self.id) for node in self.body.nodes for found in node.parity(self.body)]
+
+    def _functions(self) -> Iterator[Any]:
+        """The functions that say where the records of the body go."""
+        for edge in self.body.edges:
+            key = edge.partitioning.key
+            if key is not None and key.computed is not None:
+                yield key.computed.function
+            if edge.partitioning.partitioner is not None:
+                yield edge.partitioning.partitioner

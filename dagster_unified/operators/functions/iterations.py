@@ -1,0 +1,195 @@
+"""How a function takes part in an iteration: it hears of the end of each round, and of the last one.
+
+Names and methods are those of FLIP-176, as Flink ML ships them. Knows no engine.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from math import inf
+from typing import Any, ClassVar, Generic
+
+from dagster_unified.errors import PipelineError
+from dagster_unified.operators.functions.base import FlatMapFunction, OutputTag
+from dagster_unified.operators.functions.checkpoints import (
+    CheckpointedFunction,
+    FunctionInitializationContext,
+    FunctionSnapshotContext,
+)
+from dagster_unified.operators.functions.type_variables import In, Out, R, T
+from dagster_unified.operators.state.list import ListStateDescriptor
+
+
+class EpochCollector(ABC, Generic[In]):
+    """Takes what an `IterationListener` emits; Flink: `Collector`."""
+
+    @abstractmethod
+    def collect(self, value: In) -> None:
+        """Emits a record of the epoch that ends; of a `map_batches` function, an Arrow batch of records."""
+
+
+class EpochContext(ABC):
+    """What an `IterationListener` is given besides the epoch; Flink ML: `IterationListener.Context`."""
+
+    @abstractmethod
+    def output(self, tag: OutputTag[R], value: R) -> None:
+        """Emits to a side output."""
+
+    @abstractmethod
+    def get_current_key(self) -> Any:
+        """The key whose state is current; raises `UnsupportedError` on a stream that is not keyed."""
+
+
+class IterationListener(ABC, Generic[Out]):
+    """A function in the body of an iteration that hears of epochs; any function class may have it as a second base.
+
+    It is called once in each subtask, also where no record came. A function with keyed state is called for each key
+    that got a record in the epoch, with that key's state at hand, and at the end of the iteration for each key that has
+    state: a `KeyedProcessFunction`, or on a keyed stream a function that overrides `open`. What it emits belongs to the
+    epoch that ends, so that it reaches the next round where it is fed back; it has no event time. A function that is
+    not keyed keeps for later rounds what is in its state only. FLIP-176: `IterationListener`.
+
+    Examples:
+        >>> class Rounds(FlatMapFunction[int, int], iterations.IterationListener[int]):
+        ...     def flat_map(self, value: int) -> list[int]:
+        ...         return []
+        ...     def on_epoch_watermark_incremented(self, epoch_watermark, context, collector) -> None:
+        ...         collector.collect(epoch_watermark)
+        >>> class Halved(iterations.IterationBody):
+        ...     def process(self, variables, data):
+        ...         smaller = variables[0].map(lambda n: n // 2, int).filter(lambda n: n > 0)
+        ...         return iterations.IterationBodyResult([smaller], [smaller.flat_map(Rounds()).set_parallelism(1)])
+        >>> collect(iterations.iterate_bounded_streams_until_termination([numbers], [], Halved())[0])
+        [0, 1]
+    """
+
+    in_one_subtask: ClassVar[bool] = False
+    """Whether its operator has one subtask, which gets all records of a round."""
+
+    in_all_rounds: ClassVar[bool] = False
+    """Whether its operator lives over all rounds also in a body whose operators live for one."""
+
+    def on_epoch_watermark_incremented(
+        self, epoch_watermark: int, context: EpochContext, collector: EpochCollector[Out]
+    ) -> None:
+        """No record of this epoch, or of an earlier one, can come any more. The first epoch is 0."""
+
+    def on_iteration_terminated(self, context: EpochContext, collector: EpochCollector[Out]) -> None:
+        """The iteration has ended: no record comes any more. What is emitted to a feedback stream is dropped."""
+
+
+def iteration_listeners(function: Any) -> Iterator[IterationListener[Any]]:
+    """A function of the author's, and those in one of the library's, that hear of epochs."""
+    if isinstance(function, IterationListener):
+        yield function
+    for part in getattr(function, "wrapped_functions", ()):
+        yield from iteration_listeners(part)
+
+
+class TerminateOnMaxIter(FlatMapFunction[Any, int], IterationListener[int]):
+    """Termination criteria: the iteration ends after so many rounds. Flink ML: `TerminateOnMaxIter`.
+
+    Use it as `stream.flat_map(TerminateOnMaxIter(20))`, on any stream of the body.
+    """
+
+    in_all_rounds = True
+
+    def __init__(self, max_iter: int) -> None:
+        if max_iter < 1:
+            raise PipelineError(f"TerminateOnMaxIter: an iteration has at least one round, not {max_iter}")
+        self.max_iter = max_iter
+
+    def flat_map(self, value: Any) -> list[int]:
+        return []
+
+    def on_epoch_watermark_incremented(
+        self, epoch_watermark: int, context: EpochContext, collector: EpochCollector[int]
+    ) -> None:
+        if epoch_watermark + 1 < self.max_iter:
+            collector.collect(0)
+
+
+class TerminateOnMaxIterOrTol(FlatMapFunction[float, int], IterationListener[int]):
+    """Termination criteria: the iteration ends after `max_iter` rounds, or when its value falls below `tol`.
+
+    Use it on a stream of one value a round, such as a loss: `loss.flat_map(TerminateOnMaxIterOrTol(100, 1e-6))`. Of
+    several values the last counts, and after a round without one the iteration goes on. Flink ML:
+    `TerminateOnMaxIterOrTol`.
+    """
+
+    in_one_subtask = True
+    in_all_rounds = True
+
+    def __init__(self, max_iter: int, tol: float) -> None:
+        if max_iter < 1:
+            raise PipelineError(f"TerminateOnMaxIterOrTol: an iteration has at least one round, not {max_iter}")
+        self.max_iter, self.tol = max_iter, tol
+        self.value = inf
+
+    def flat_map(self, value: float) -> list[int]:
+        self.value = value
+        return []
+
+    def on_epoch_watermark_incremented(
+        self, epoch_watermark: int, context: EpochContext, collector: EpochCollector[int]
+    ) -> None:
+        if epoch_watermark + 1 < self.max_iter and self.value >= self.tol:
+            collector.collect(0)
+        self.value = inf
+
+
+class AllReduce(FlatMapFunction[T, T], IterationListener[T]):
+    """Reduces the records that a subtask gets in a round, and emits the result at the round's end."""
+
+    in_all_rounds = True
+
+    def __init__(self, function: Callable[[T, T], T]) -> None:
+        self.function = function
+        self.held: list[T] = []
+
+    @property
+    def wrapped_functions(self) -> tuple[Any, ...]:
+        """The author's."""
+        return (self.function,)
+
+    def flat_map(self, value: T) -> list[T]:
+        self.held = [self.function(self.held[0], value)] if self.held else [value]
+        return []
+
+    def on_epoch_watermark_incremented(
+        self, epoch_watermark: int, context: EpochContext, collector: EpochCollector[T]
+    ) -> None:
+        for reduced in self.held:
+            collector.collect(reduced)
+        self.held = []
+
+
+class ForwardInputsOfLastRound(FlatMapFunction[T, T], CheckpointedFunction, IterationListener[T]):
+    """Emits, when the iteration has ended, the records of its last round, and nothing before."""
+
+    in_all_rounds = True
+
+    def __init__(self, records: Any) -> None:
+        self._held = ListStateDescriptor("records", records)
+
+    def initialize_state(self, context: FunctionInitializationContext) -> None:
+        self.state = context.get_operator_state_store().get_list_state(self._held)
+        self.last = list(self.state.get())
+        self.current: list[T] = []
+
+    def snapshot_state(self, context: FunctionSnapshotContext) -> None:
+        self.state.update(self.last)
+
+    def flat_map(self, value: T) -> list[T]:
+        self.current.append(value)
+        return []
+
+    def on_epoch_watermark_incremented(
+        self, epoch_watermark: int, context: EpochContext, collector: EpochCollector[T]
+    ) -> None:
+        self.last, self.current = self.current, []
+
+    def on_iteration_terminated(self, context: EpochContext, collector: EpochCollector[T]) -> None:
+        for record in self.last:
+            collector.collect(record)

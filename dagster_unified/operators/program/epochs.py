@@ -1,0 +1,34 @@
+"""What an `IterationListener` is given: where it emits to, and the key that it is called for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dagster_unified.errors import UnsupportedError
+from dagster_unified.operators.functions.base import OutputTag
+from dagster_unified.operators.functions.iterations import EpochCollector, EpochContext
+
+if TYPE_CHECKING:
+    from dagster_unified.operators.keyed import Collector
+
+
+class Emitting(EpochContext, EpochCollector[Any]):
+    """Puts what a listener emits into an operator's output, with no event time; on a keyed stream it has a key."""
+
+    def __init__(self, out: Collector, *key: Any) -> None:
+        self.out, self._key = out, key
+
+    def collect(self, value: Any) -> None:
+        self.out.records.append(value)
+        self.out.timestamps.append(None)
+
+    def output(self, tag: OutputTag[Any], value: Any) -> None:
+        self.out.emit_side(tag, value, None)
+
+    def get_current_key(self) -> Any:
+        if not self._key:
+            raise UnsupportedError(
+                "there is no key; call key_by before the operator, and give it a KeyedProcessFunction, or a function"
+                " that overrides open()"
+            )
+        return self._key[0]

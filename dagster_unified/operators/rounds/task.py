@@ -1,0 +1,200 @@
+"""What a subtask does in one level of a round.
+
+It reads what was sent to its passes, runs them in their order, tells their functions that the epoch has ended, and
+sends on what they emit. Knows operators and their drivers; not where records and state are kept in the meantime.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dagster_unified.operators.drivers.batch import run_batch
+from dagster_unified.operators.drivers.group import GroupStore
+from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups, MicroBatch
+from dagster_unified.operators.functions.base import Subtask
+from dagster_unified.operators.keys import sorted_runs
+from dagster_unified.operators.lanes import encode
+from dagster_unified.operators.layout import TIMESTAMP
+from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.program.run import RunningProgram
+from dagster_unified.operators.program.spec import Program
+from dagster_unified.operators.rounds.sending import Sending, Sent
+from dagster_unified.operators.rounds.spec import EVERYWHERE, BodyPass, Driver, Level, Slot
+
+
+class States(Protocol):
+    """Where the state of a subtask's key groups is kept from round to round."""
+
+    def group(self, one: int, group: int) -> GroupStore:
+        """The state of a group of a pass."""
+
+    def groups(self, one: int) -> Sequence[int]:
+        """The groups of a pass that have state."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A level of a round of one subtask."""
+
+    level: Level
+    subtask: Subtask
+    epoch: int
+    terminated: bool
+    """Whether the iteration has ended with the epoch before: no record comes, and functions are told."""
+
+    inbox: Mapping[int, Sequence[tuple[int, pa.RecordBatch]]]
+    """What was sent to the subtask, by slot: the target of some records, and the records."""
+
+    states: States
+    clock: Callable[[], int]
+
+
+@dataclass
+class Outcome:
+    """What came of a turn."""
+
+    sent: list[Sent] = field(default_factory=list)
+    fed_back: list[Sent] = field(default_factory=list)
+    """What belongs to the next round."""
+
+    feedback: int = 0
+    """How many records were fed back."""
+
+    criteria: int = 0
+    """How many records the criteria had."""
+
+    metrics: Metrics = field(default_factory=Metrics)
+
+
+def take_turn(turn: Turn) -> Outcome:
+    """Runs a level of a round in one subtask."""
+    return _Turn(turn).run()
+
+
+class _Turn:
+    def __init__(self, turn: Turn) -> None:
+        self.turn = turn
+        self.out = Outcome()
+        self.near: dict[int, list[tuple[int, pa.RecordBatch]]] = defaultdict(list)
+        self.sending = Sending(turn.subtask.number)
+
+    def run(self) -> Outcome:
+        for one in self.turn.level.passes:
+            if self.turn.subtask.number < one.subtasks:
+                self._run(one)
+        return self.out
+
+    def _run(self, one: BodyPass) -> None:
+        own, broadcast = self._received(one.own), [] if one.broadcast is None else self._received(one.broadcast)
+        everywhere = [batch for _, batch in broadcast]
+        if one.driver is Driver.BOUNDED:
+            if own or (everywhere and self.turn.subtask.number == 0):
+                self._bounded(one, own, everywhere)
+        elif one.driver is Driver.GROUPED:
+            self._grouped(one, own, everywhere)
+        elif own or one.listens:
+            self._plain(one, own, everywhere)
+
+    def _received(self, slot: Slot) -> list[tuple[int, pa.RecordBatch]]:
+        return [*self.turn.inbox.get(slot.number, ()), *self.near.pop(slot.number, ())]
+
+    def _plain(
+        self, one: BodyPass, own: Iterable[tuple[int, pa.RecordBatch]], everywhere: Sequence[pa.RecordBatch]
+    ) -> None:
+        running = RunningProgram(one.program, self._emitting(one), self.turn.clock, self.turn.subtask)
+        try:
+            if one.program.broadcast is not None:
+                running.give(pa.Table.from_batches(everywhere, one.program.broadcast.layout.schema))
+            for _, batch in own:
+                running.push(batch)
+            self._end(running)
+        finally:
+            running.close()
+
+    def _grouped(
+        self, one: BodyPass, own: Iterable[tuple[int, pa.RecordBatch]], everywhere: Sequence[pa.RecordBatch]
+    ) -> None:
+        by_group: dict[int, list[pa.RecordBatch]] = defaultdict(list)
+        number, alone = self.turn.subtask.number, one.groups == one.subtasks
+        for target, batch in own:
+            by_group[number if target == EVERYWHERE else target].append(batch)
+        if alone and (one.listens or everywhere or self.turn.terminated):
+            by_group[number]
+        elif everywhere:
+            for group in range(number, one.groups, one.subtasks):
+                by_group[group]
+        elif self.turn.terminated:
+            for group in self.turn.states.groups(one.number):
+                by_group[group]
+        if not by_group and not one.listens:
+            return
+        driver = KeyGroups(one.program, self._emitting(one), self.turn.clock, self.turn.subtask)
+        try:
+            for group in sorted(by_group):
+                given = MicroBatch(
+                    event=ControlEvent(now=self.turn.clock(), end=self.turn.terminated),
+                    behind=Arrived(by_group[group], everywhere),
+                    leads=group == 0,
+                    epoch=None if self.turn.terminated else self.turn.epoch,
+                    terminated=self.turn.terminated,
+                )
+                driver.run(self.turn.states.group(one.number, group), given)
+            self._end(driver.running)
+        finally:
+            driver.close()
+
+    def _bounded(
+        self, one: BodyPass, own: Sequence[tuple[int, pa.RecordBatch]], everywhere: Sequence[pa.RecordBatch]
+    ) -> None:
+        program = one.program
+        if program.broadcast is not None:
+            data = tuple(map(encode, everywhere))
+            leads = self.turn.subtask.number == 0
+            program = replace(program, broadcast=replace(program.broadcast, data=data, leads=leads))
+        whole = pa.Table.from_batches([batch for _, batch in own], one.own.schema).combine_chunks().to_batches()
+        batches = [_in_order(program, batch) for batch in whole]
+        emit = self._emitting(one)
+        run = run_batch(program, batches, self.turn.clock, self.turn.subtask)
+        for emitted in run:
+            emit(emitted.output, emitted.batch)
+        self.out.metrics.add(run.metrics[0])
+
+    def _end(self, running: RunningProgram) -> None:
+        if self.turn.terminated:
+            running.end_of_iteration()
+        else:
+            running.end_of_epoch(self.turn.epoch)
+        self.out.metrics.add(running.report())
+
+    def _emitting(self, one: BodyPass) -> Callable[[int, pa.RecordBatch], None]:
+        def emit(number: int, batch: pa.RecordBatch) -> None:
+            outlet = one.outlets[number]
+            for way in outlet.ways:
+                sent = self.sending.along(way, batch)
+                if way.near:
+                    self.near[way.slot.number] += [(target, part) for _, target, part in sent]
+                else:
+                    self.out.sent += sent
+            if outlet.is_criteria:
+                self.out.criteria += batch.num_rows
+            if outlet.feedback and not self.turn.terminated:
+                self.out.feedback += batch.num_rows
+                for intake in outlet.feedback:
+                    self.out.fed_back += self.sending.into(intake, batch)
+
+        return emit
+
+
+def _in_order(program: Program, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A pass's whole input, a key's records together and in the order of their event times."""
+    if TIMESTAMP in batch.schema.names:
+        batch = batch.take(pc.sort_indices(batch, sort_keys=[(TIMESTAMP, "ascending")], null_placement="at_start"))
+    if program.keyed is None or not program.keyed.columns:
+        return batch
+    return sorted_runs(batch, program.keyed, program.input, program.where(program.steps[0]))[0]

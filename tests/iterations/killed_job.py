@@ -1,0 +1,62 @@
+"""A BATCH run of a program with an iteration, in a process of its own that is killed at a point.
+
+`python -m tests.iterations.killed_job FOLDER PROGRAM POINT EPOCH` runs it under one execution. POINT is `level`, where
+the driver is killed when a level of the epoch has run, `committed`, where it is when the epoch is, or `never`. It
+prints the epoch of each level that it ran, and the result.
+"""
+
+import json
+import os
+import signal
+import sys
+
+import pyarrow.parquet as pq
+
+from dagster_unified.api import FileSink
+from dagster_unified.engine import session
+from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.iterations import iterate
+from dagster_unified.engine.batch.run import Run
+from dagster_unified.engine.batch.savepoint import run_all
+from tests.iterations.programs import PROGRAMS
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run(folder, spark, pipeline, stream, observe=lambda event: None, run_id="run"):
+    """The sorted records of an iteration's output, under an execution of that folder."""
+    stream.sink_to(FileSink(f"{folder}/out", name="out"))
+    plan = pipeline.plan({"execution.runtime-mode": "BATCH", "parallelism.default": 2})
+    run_all(Run(plan, spark, IntermediateStore(f"{folder}/store"), run_id, "execution", observe=observe))
+    rows = pq.read_table(f"{folder}/out").to_pylist()
+    return sorted(tuple(row.values()) for row in rows)
+
+
+def main(folder, program, point, epoch):
+    run_level = iterate._Iteration.run
+
+    def run_one(self, level, of, terminated, inbox):
+        found = run_level(self, level, of, terminated, inbox)
+        print("computed", of, flush=True)
+        if point == "level" and of == epoch:
+            die()
+        return found
+
+    def observe(event):
+        if isinstance(event, iterate.RoundCommitted) and point == "committed" and event.epoch.number == epoch:
+            die()
+        if isinstance(event, iterate.IterationResumed):
+            print("resumed", event.epoch, flush=True)
+
+    iterate._Iteration.run = run_one
+    spark = session.start("local[2,3]", config={"spark.sql.shuffle.partitions": "2"})
+    build, _ = PROGRAMS[program]
+    found = run(folder, spark, *build(), observe)
+    print("result", json.dumps(found), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))

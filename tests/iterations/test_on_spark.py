@@ -1,0 +1,170 @@
+"""Iterations in BATCH on Spark: as in the harness, committed round by round, and resumed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dagster_unified.api import FileSink, Pipeline, iterations
+from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.iterations.iterate import IterationResumed, RoundCommitted
+from dagster_unified.engine.batch.run import Run
+from dagster_unified.engine.batch.savepoint import run_all
+from dagster_unified.errors import UnsupportedError, UserFunctionError
+from tests.depth import chance
+from tests.iterations.killed_job import run
+from tests.iterations.programs import PROGRAMS, components, trajectories
+from tests.iterations.test_semantics import Body
+
+
+def rows(expected):
+    return sorted(tuple(record) if isinstance(record, tuple) else (record,) for record in expected)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_gives_on_spark_what_it_gives_in_the_harness(spark, tmp_path, name):
+    build, expected = PROGRAMS[name]
+    assert run(tmp_path, spark, *build()) == rows(expected)
+    assert list((tmp_path / "store").rglob("iteration-*")) == []  # nothing is left of the rounds
+
+
+def test_a_random_graph_has_its_components(spark, tmp_path):
+    random = chance("components")
+    edges = [(random.randrange(400), random.randrange(400)) for _ in range(300)]
+    least = {vertex: vertex for edge in edges for vertex in edge}
+    for _ in least:
+        for a, b in edges:
+            least[a] = least[b] = min(least[a], least[b])
+    assert run(tmp_path, spark, *components(edges)) == sorted(least.items())
+
+
+class Failing:
+    """A function that fails in a round until it is mended."""
+
+    def __init__(self, flag, at):
+        self.flag, self.at = flag, at
+
+    def __call__(self, value: int) -> int:
+        if value == self.at and not Path(self.flag).exists():
+            raise ValueError("not yet")
+        return value - 1
+
+
+def counting_down(flag, at, function=Failing):
+    pipeline = Pipeline("counting")
+
+    def build(variables, data):
+        fewer = variables[0].map(function(str(flag), at), int).filter(lambda n: n > 0)
+        return iterations.IterationBodyResult([fewer], [fewer])
+
+    numbers = pipeline.from_collection([9, 8], int, name="numbers")
+    return pipeline, iterations.iterate_bounded_streams_until_termination([numbers], [], Body(build))[0]
+
+
+def test_a_run_that_is_tried_again_goes_on_after_its_last_round(spark, tmp_path):
+    events = []
+    with pytest.raises(UserFunctionError, match="ValueError: not yet"):
+        run(tmp_path, spark, *counting_down(tmp_path / "mended", 4), events.append, run_id="first")
+    first = [event.epoch.number for event in events if isinstance(event, RoundCommitted)]
+    assert first == [0, 1, 2, 3]
+    (tmp_path / "mended").touch()
+    events.clear()
+    found = run(tmp_path, spark, *counting_down(tmp_path / "mended", 4), events.append, run_id="second")
+    assert found == rows(sorted([*range(1, 9), *range(1, 8)]))
+    assert [event.epoch for event in events if isinstance(event, IterationResumed)] == [3]
+    assert next(event.epoch.number for event in events if isinstance(event, RoundCommitted)) == 4
+
+
+def test_files_of_earlier_rounds_are_deleted(spark, tmp_path):
+    held = []
+
+    def count(event):
+        if isinstance(event, RoundCommitted):
+            (folder,) = (tmp_path / "store").rglob("iteration-*")
+            held.append(sum(1 for path in folder.iterdir() if path.suffix != ".json"))
+
+    def build(variables, data):
+        on = variables[0].map(lambda n: n + 1, int)
+        ends = on.flat_map(iterations.TerminateOnMaxIter(12))
+        return iterations.IterationBodyResult([on], [iterations.forward_inputs_of_last_round(on)], ends)
+
+    pipeline = Pipeline("long")
+    numbers = pipeline.from_collection([0], int, name="numbers")
+    (out,) = iterations.iterate_bounded_streams_until_termination([numbers], [], Body(build))
+    assert run(tmp_path, spark, pipeline, out, count) == [(12,)]
+    assert held[-1] == held[3]
+
+
+def test_iterations_of_two_partitions_do_not_share_rounds(spark, tmp_path):
+    for partition in ("one", "two"):
+        pipeline, out = PROGRAMS["collatz"][0]()
+        out.sink_to(FileSink(f"{tmp_path}/{partition}", name="out"))
+        plan = pipeline.plan({"execution.runtime-mode": "BATCH", "parallelism.default": 2})
+        store = IntermediateStore(f"{tmp_path}/store")
+        (manifest,) = run_all(Run(plan, spark, store, "run", "run", partition))
+        assert manifest.rows == len(trajectories(1, 2, 3, 7))
+
+
+def test_a_bucket_does_not_hold_rounds(spark, tmp_path):
+    pipeline, out = PROGRAMS["collatz"][0]()
+    out.print()
+    plan = pipeline.plan({"execution.runtime-mode": "BATCH"})
+    with pytest.raises(UnsupportedError, match=r"'Collatz' keeps its rounds below memory://.*; put intermediates"):
+        run_all(Run(plan, spark, IntermediateStore("memory://store"), "run", "run"))
+
+
+def start(folder, program, point, epoch):
+    command = [sys.executable, "-m", "tests.iterations.killed_job", str(folder), program, point, str(epoch)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+KILLS = [(program, point) for program in ("components", "growing", "descent") for point in ("level", "committed")]
+
+
+@pytest.mark.rotates("kills")
+@pytest.mark.parametrize(("program", "point"), KILLS)
+def test_a_run_that_is_killed_goes_on_and_gives_what_it_would_have_given(tmp_path, program, point):
+    random, expected = chance(f"{program} {point}"), PROGRAMS[program][1]
+    epoch = random.randrange(1, 3)
+    killed = start(tmp_path, program, point, epoch)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    again = start(tmp_path, program, "never", 0)
+    assert again.returncode == 0, again.stderr
+    last = epoch if point == "committed" else epoch - 1
+    assert f"resumed {last}\n" in again.stdout
+    lines = [line.partition(" ") for line in again.stdout.splitlines()]
+    assert min(int(number) for what, _, number in lines if what == "computed") == last + 1
+    (result,) = [text for what, _, text in lines if what == "result"]
+    assert sorted(map(tuple, json.loads(result))) == rows(expected)
+
+
+class Dying(Failing):
+    """A function whose worker is killed in a round, once."""
+
+    def __call__(self, value: int) -> int:
+        if value == self.at and not Path(self.flag).exists():
+            Path(self.flag).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return value - 1
+
+
+def test_a_round_is_tried_again_whose_worker_is_killed(tmp_path):
+    """Spark's own retry of a task: in a session of its own that allows it."""
+    program = f"""
+import sys
+from dagster_unified.engine import session
+from tests.iterations.killed_job import run
+from tests.iterations.test_on_spark import Dying, counting_down
+spark = session.start("local[2,3]", config={{"spark.sql.shuffle.partitions": "2"}})
+events = []
+print("result", run({str(tmp_path)!r}, spark, *counting_down({str(tmp_path / "died")!r}, 4, Dying), events.append))
+print("resumed", sum("goes on" in event.describe() for event in events if hasattr(event, "describe")))
+spark.stop()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300)
+    assert (tmp_path / "died").exists()
+    assert f"result {rows(sorted([*range(1, 9), *range(1, 8)]))}\nresumed 0\n" in done.stdout
