@@ -20,10 +20,11 @@ Python caches nothing of what it compiles from there, and that takes each of the
 """
 
 ARCHIVE = HOME / "classes.jsa"
-SMALL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+SMALL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
 """For tiny jobs in short-lived JVMs.
 
-What the optimizing compiler and parallel collectors would save, they cost several times over.
+What the optimizing compiler and parallel collectors would save, they cost several times over. With one compiler a JVM
+keeps 48 MB for code by itself, which a session of many tests fills; it then spends its time on throwing code away.
 """
 
 

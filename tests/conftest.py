@@ -23,7 +23,7 @@ from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from tests.depth import NIGHTLY, SEED
+from tests.depth import NIGHTLY, SEED, of_the_day
 from tests.servers.kafka import Broker
 from tests.servers.postgres import postgres, postgres_server  # noqa: F401
 
@@ -31,8 +31,22 @@ settings.register_profile("ci", max_examples=50, deadline=None)
 settings.register_profile("nightly", max_examples=1000, deadline=None)
 settings.load_profile("nightly" if NIGHTLY else "ci")
 
-LONGEST_FIRST = ("end_to_end", "orchestration", "cli", "docs", "jobs", "state", "engine", "conformance", "connectors")
+LONGEST_FIRST = (
+    "end_to_end",
+    "orchestration",
+    "cli",
+    "docs",
+    "jobs",
+    "state",
+    "engine",
+    "iterations",
+    "conformance",
+    "connectors",
+)
 """Folders whose tests start first, so that two workers end at about the same time."""
+
+A_DAY = {"kills": 4, "kits": 3}
+"""How many tests a day of those marked `rotates`, by the name of their group; at night all of them."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -41,12 +55,20 @@ def pytest_configure(config):
         config.option.hypothesis_seed = SEED
 
 
-def pytest_collection_modifyitems(items):
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config, items):
     for item in items:
         if "spark" in item.fixturenames:
             item.add_marker(pytest.mark.spark)
     folders = {folder: place for place, folder in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: folders.get(item.path.relative_to(Path(__file__).parent).parts[0], len(folders)))
+    yield  # -k and -m take theirs
+    for name, count in A_DAY.items():
+        group = [item for item in items if name in (mark.args[0] for mark in item.iter_markers("rotates"))]
+        todays = of_the_day([item.nodeid for item in group], count)
+        others = [item for item in group if item.nodeid not in todays]
+        items[:] = [item for item in items if item not in others]
+        config.hook.pytest_deselected(items=others)
 
 
 def pytest_sessionfinish(session, exitstatus):
@@ -90,7 +112,7 @@ def kafka(tmp_path_factory):
     """A Kafka broker of this test process's own; each test makes topics of its own."""
     broker = Broker(tmp_path_factory.mktemp("kafka")).start()
     yield broker
-    broker.stop()
+    broker.kill()
 
 
 @pytest.fixture

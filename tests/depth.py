@@ -8,6 +8,7 @@ import random
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import TypeVar
+from zlib import crc32
 
 NIGHTLY = os.environ.get("UNIFIED_TESTS") == "nightly"
 # In the environment, so that the workers of pytest-xdist and programs that a test starts have the same.
@@ -29,6 +30,11 @@ def rotated(cases: Sequence[T], count: int) -> list[T]:
     first = SEED * count
     chosen = {(first + n) % len(cases) for n in range(count)}
     return [case for place, case in enumerate(cases) if place in chosen]
+
+
+def of_the_day(names: Sequence[str], count: int) -> set[str]:
+    """`count` of the names, neighbours seldom together, others with another seed; all of them at night."""
+    return set(rotated(sorted(names, key=lambda name: crc32(name.encode())), count))
 
 
 def chance(name: str) -> random.Random:

@@ -79,7 +79,11 @@ import pickle, sys
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.streaming.processor import KeyGroupProcessor
 
+class Client:
+    pass
+
 class Handle:
+    _statefulProcessorApiClient = Client()
     def getValueState(self, name, schema): print(name)
     def getMapState(self, name, key, value): print(name)
 

@@ -62,7 +62,7 @@ def test_a_deployment_is_found_with_its_own_options(cli, tmp_path, module):
     assert read_desired(directory).state == "running"
 
 
-@pytest.mark.parametrize("command", ["suspend", "resume", "drain", "savepoint", "savepoints", "restore"])
+@pytest.mark.parametrize("command", ["suspend", "stop", "resume", "drain", "savepoint", "savepoints", "restore"])
 def test_where_nothing_was_started_nothing_is_written(cli, tmp_path, command):
     (tmp_path / "deployed_shops.py").write_text(PIPELINES)
     started(tmp_path / "elsewhere")
@@ -90,11 +90,20 @@ def saved(tmp_path):
     return directory
 
 
-def test_suspending_with_a_savepoint(cli, saved):
-    code, out, err = cli("suspend", "deployed_shops.py", "--savepoint")
+@pytest.mark.parametrize("arguments", [("suspend", "--savepoint"), ("stop",), ("stop", "--savepoint")])
+def test_stopping_with_a_savepoint(cli, saved, arguments):
+    command, *more = arguments
+    code, out, err = cli(command, "deployed_shops.py", *more)
     (made,) = savepoints(saved)
     assert (code, out, err) == (0, f"{made.describe()}\nshops is suspended\n", "")
     assert read_desired(saved).state == "suspended"
+
+
+def test_what_does_not_run_is_not_drained(cli, saved):
+    code, out, err = cli("stop", "deployed_shops.py", "--drain")
+    assert (code, out) == (2, "")
+    assert "shops: its input has not come to its end, and no job runs that could drain it; resume it, and ask" in err
+    assert (savepoints(saved), read_desired(saved).state) == ([], None)
 
 
 def test_the_exit_code_says_that_tables_could_not_be_written(cli, saved, tmp_path, monkeypatch):
@@ -108,8 +117,8 @@ def test_the_exit_code_says_that_tables_could_not_be_written(cli, saved, tmp_pat
 
 def test_a_path_that_has_a_savepoint_is_an_error_before_anything_is_done(cli, saved, tmp_path):
     Savepoint.new("other").write(str(tmp_path / "tables"))
-    for command in ("savepoint", "suspend"):
-        code, out, err = cli(command, "deployed_shops.py", "--path", "tables")
+    for command, option in (("savepoint", "--path"), ("suspend", "--path"), ("stop", "--savepoint")):
+        code, out, err = cli(command, "deployed_shops.py", option, "tables")
         assert (code, out) == (2, "")
         assert f"there is a savepoint in {tmp_path}/tables already; give another path, or remove it" in err
     assert savepoints(saved) == []

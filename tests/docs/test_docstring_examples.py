@@ -32,7 +32,7 @@ def exported():
 def examples():
     modules = {f.name for package in PUBLIC for f in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")}
     modules |= {value.__module__ for _, value in exported()}
-    modules.add("dagster_unified.state.savepoint")
+    modules |= {"dagster_unified.state.savepoint", "dagster_unified.operators.functions.iterations"}
     finder = doctest.DocTestFinder(exclude_empty=True)
     for name in sorted(modules):
         for test in finder.find(importlib.import_module(name), name):
