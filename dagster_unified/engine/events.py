@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dagster_unified.engine.batch.intermediates.store import Manifest
-    from dagster_unified.engine.batch.iterations.journal import Epoch
+    from dagster_unified.engine.iterations.journal import Epoch
     from dagster_unified.operators.metrics import Metrics
 
 

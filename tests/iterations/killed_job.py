@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 from dagster_unified.api import FileSink
 from dagster_unified.engine import session
+from dagster_unified.engine.batch import iterate
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
-from dagster_unified.engine.batch.iterations import iterate
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from tests.iterations.programs import PROGRAMS

@@ -3,8 +3,8 @@
 import pyarrow as pa
 import pytest
 
-from dagster_unified.engine.batch.iterations.files import Block, MappedFiles, PagedStates, RoundFile
-from dagster_unified.engine.batch.iterations.journal import Epoch, Input, Journal, StoredState
+from dagster_unified.engine.iterations.files import Block, MappedFiles, PagedStates, RoundFile
+from dagster_unified.engine.iterations.journal import Epoch, Input, Journal, StoredState
 from dagster_unified.errors import IntermediateLostError
 from dagster_unified.operators.rounds.sending import Sent
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from dagster_unified.connectors.base import MALFORMED, SparkSource, spark_schema
 from dagster_unified.engine.batch.carried import CarriedState, PartitionStart, StateBefore
-from dagster_unified.engine.batch.iterations.iterate import Iterations
+from dagster_unified.engine.batch.iterate import Iterations
 from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.dataframe.inputs import spark_source, split_malformed
 from dagster_unified.engine.dataframe.native import Natives

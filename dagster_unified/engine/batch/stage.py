@@ -19,7 +19,7 @@ from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.engine.batch.carried import partition_starts, seen_before, state_before
 from dagster_unified.engine.batch.intermediates import dataframes
 from dagster_unified.engine.batch.intermediates.store import Manifest, now
-from dagster_unified.engine.batch.iterations.iterate import Iterations
+from dagster_unified.engine.batch.iterate import Iterations
 from dagster_unified.engine.batch.materialize import (
     Materialized,
     count_malformed,

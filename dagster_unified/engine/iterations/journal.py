@@ -20,7 +20,8 @@ import msgspec
 from upath import UPath
 
 from dagster_unified.connectors.paths import put
-from dagster_unified.engine.batch.iterations.files import Block, StoredParcel, files_in, stands
+from dagster_unified.engine.iterations.files import Block, StoredParcel, files_in, stands
+from dagster_unified.engine.rounds.rounds import Round
 
 M = TypeVar("M")
 
@@ -67,6 +68,21 @@ class Epoch(msgspec.Struct, frozen=True):
     seconds: float
     reason: str = ""
     """Why there is no other round; empty where there is one."""
+
+    @staticmethod
+    def of(ended: Round[StoredParcel], states: list[StoredState], seconds: float) -> Epoch:
+        """A round that has ended, and left its state there."""
+        return Epoch(
+            number=ended.epoch,
+            feedback=ended.feedback,
+            criteria=ended.criteria,
+            fed_back=[parcel.records for parcel in ended.fed_back],
+            outputs=[parcel.records for parcel in ended.outputs],
+            states=states,
+            metrics=ended.metrics.encode(),
+            seconds=seconds,
+            reason=ended.reason,
+        )
 
     def needs(self) -> list[Block]:
         """What the next round reads."""

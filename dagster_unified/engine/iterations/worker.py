@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.engine.batch.iterations.files import INPUT, MappedFiles, PagedStates, RoundFile, StoredParcel
-from dagster_unified.engine.batch.iterations.journal import StoredState
+from dagster_unified.engine.iterations.files import INPUT, MappedFiles, PagedStates, RoundFile, StoredParcel
+from dagster_unified.engine.iterations.journal import StoredState
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.worker import this_subtask
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector

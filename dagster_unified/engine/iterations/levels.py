@@ -1,0 +1,138 @@
+"""Runs the levels of a loop on Spark, and brings records into it and out of it.
+
+A level's job has a task for each subtask and carries control only. A level of one subtask, such as an update of a model
+behind `global_()`, runs in the driver's process, since a job for it would cost more than it does. Knows sessions and
+the loop; neither when rounds are committed nor for whom they run.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dagster_unified.connectors.base import spark_schema
+from dagster_unified.engine.iterations.files import StoredParcel
+from dagster_unified.engine.iterations.journal import StoredState
+from dagster_unified.engine.iterations.worker import (
+    REPORT,
+    Job,
+    Report,
+    decode_report,
+    read_output,
+    run_level,
+    take_in,
+    turn_of,
+)
+from dagster_unified.engine.rounds.rounds import LevelResult, Parcel
+from dagster_unified.engine.shipping import Payload
+from dagster_unified.errors import PipelineError
+from dagster_unified.graph import nodes as g
+from dagster_unified.graph.plan import Port
+from dagster_unified.operators.functions.base import Subtask
+from dagster_unified.operators.metrics import merge
+from dagster_unified.operators.rounds.spec import Loop
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class SparkLevels:
+    """The levels of one loop. `check` raises where the run is to stop."""
+
+    def __init__(self, spark: SparkSession, loop: Loop, folder: str, check: Callable[[], None]) -> None:
+        self.spark, self.loop, self.folder, self._check = spark, loop, folder, check
+        self.files: list[str] = []
+        """What tasks have written since somebody took it."""
+
+        self._states: dict[tuple[int, int], StoredState] = {}
+        self._payload = _pickled(loop)
+        self._report = spark_schema(REPORT)
+        self._rows: dict[int, DataFrame] = {}
+
+    @property
+    def states(self) -> list[StoredState]:
+        """Where the state of each subtask is."""
+        return list(self._states.values())
+
+    @states.setter
+    def states(self, states: Iterable[StoredState]) -> None:
+        self._states = {(state.level, state.subtask): state for state in states}
+
+    def run(
+        self, level: int, epoch: int, terminated: bool, inbox: Sequence[Parcel[StoredParcel]]
+    ) -> LevelResult[StoredParcel]:
+        """Runs a level of a round in all its subtasks."""
+        self._check()
+        states = tuple(state for state in self._states.values() if state.level == level)
+        stored = tuple(parcel.records for parcel in inbox)
+        job = Job(self._payload, self.folder, level, epoch, terminated, stored, states)
+        subtasks = self.loop.levels[level].subtasks
+        if subtasks == 1:
+            reports = [turn_of(job, Subtask())]
+        else:
+            reports = _collected(self._tasks(subtasks).mapInArrow(functools.partial(run_level, job), self._report))
+        found: LevelResult[StoredParcel] = LevelResult()
+        for report in reports:
+            self.files += report.files
+            self._states.update({(state.level, state.subtask): state for state in report.states})
+            metrics = merge([report.metrics])
+            sent, fed_back = parcels(report.sent), parcels(report.fed_back)
+            found.add(LevelResult(sent, fed_back, report.feedback, report.criteria, metrics))
+        return found
+
+    def take_in(self, number: int, frame: DataFrame) -> list[StoredParcel]:
+        """Writes the records of an input to where they are read."""
+        taking = functools.partial(take_in, self._payload, self.folder, number)
+        return [parcel for report in _collected(frame.mapInArrow(taking, self._report)) for parcel in report.sent]
+
+    def frames(self, node: g.IterationNode, outputs: Sequence[StoredParcel]) -> dict[Port, DataFrame]:
+        """The outputs of an iteration as DataFrames."""
+        return {
+            Port(node.id, g.output_tag(tail.number)): self._frame(tail, slot.number, outputs)
+            for tail, slot in zip(node.outputs, self.loop.outputs, strict=True)
+        }
+
+    def _frame(self, tail: g.TailNode, slot: int, outputs: Sequence[StoredParcel]) -> DataFrame:
+        """One output: a row says where some of its records are, and workers read them."""
+        schema = tail.layout.schema
+        rows = [(msgspec.json.encode(parcel).decode(),) for parcel in outputs if parcel.slot == slot]
+        parts = max(1, min(len(rows), self.loop.parallelism))
+        places = self.spark.createDataFrame(rows, "parcel string").repartition(parts)
+        reading = functools.partial(read_output, self.folder, schema)
+        return places.mapInArrow(reading, spark_schema(schema))
+
+    def _tasks(self, subtasks: int) -> DataFrame:
+        """A row for each subtask, in a partition of its own."""
+        if subtasks not in self._rows:
+            self._rows[subtasks] = self.spark.range(0, subtasks, 1, subtasks)
+        return self._rows[subtasks]
+
+
+def parcels(stored: Iterable[StoredParcel]) -> list[Parcel[StoredParcel]]:
+    """Stored records as they are sent."""
+    return [Parcel(parcel.slot, parcel.target, parcel) for parcel in stored]
+
+
+def cores(spark: SparkSession) -> int:
+    """How many tasks run at once: as many as Spark makes partitions of a range."""
+    from pyspark.sql import functions as F
+
+    return spark.range(1 << 12).select(F.spark_partition_id().alias("partition")).distinct().count()
+
+
+def _collected(reports: DataFrame) -> list[Report]:
+    return [decode_report(row["report"]) for row in reports.collect()]
+
+
+def _pickled(loop: Loop) -> Payload:
+    functions = [step.function for level in loop.levels for one in level.passes for step in one.program.steps]
+    try:
+        return Payload.of(loop, functions)
+    except Exception as error:
+        raise PipelineError(
+            f"{loop.where}: its body cannot be sent to Spark's workers: {error}; create connections, locks and open"
+            " files in open(), not before"
+        ) from error
