@@ -14,10 +14,11 @@ import pyarrow.parquet as pq
 
 from dagster_unified.api import FileSink
 from dagster_unified.engine import session
-from dagster_unified.engine.batch import iterate
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
+from dagster_unified.engine.events import IterationResumed, RoundCommitted
+from dagster_unified.engine.iterations.levels import SparkLevels
 from tests.iterations.programs import PROGRAMS
 
 
@@ -35,7 +36,7 @@ def run(folder, spark, pipeline, stream, observe=lambda event: None, run_id="run
 
 
 def main(folder, program, point, epoch):
-    run_level = iterate._Iteration.run
+    run_level = SparkLevels.run
 
     def run_one(self, level, of, terminated, inbox):
         found = run_level(self, level, of, terminated, inbox)
@@ -45,12 +46,12 @@ def main(folder, program, point, epoch):
         return found
 
     def observe(event):
-        if isinstance(event, iterate.RoundCommitted) and point == "committed" and event.epoch.number == epoch:
+        if isinstance(event, RoundCommitted) and point == "committed" and event.epoch.number == epoch:
             die()
-        if isinstance(event, iterate.IterationResumed):
+        if isinstance(event, IterationResumed):
             print("resumed", event.epoch, flush=True)
 
-    iterate._Iteration.run = run_one
+    SparkLevels.run = run_one
     spark = session.start("local[2,3]", config={"spark.sql.shuffle.partitions": "2"})
     build, _ = PROGRAMS[program]
     found = run(folder, spark, *build(), observe)

@@ -11,9 +11,9 @@ import pytest
 
 from dagster_unified.api import FileSink, Pipeline, iterations
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
-from dagster_unified.engine.batch.iterate import IterationResumed, RoundCommitted
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
+from dagster_unified.engine.events import IterationResumed, RoundCommitted
 from dagster_unified.errors import UnsupportedError, UserFunctionError
 from tests.depth import chance
 from tests.iterations.killed_job import run
