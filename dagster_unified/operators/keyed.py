@@ -13,6 +13,8 @@ from functools import reduce
 from itertools import accumulate
 from typing import Any
 
+import pyarrow as pa
+
 from dagster_unified.errors import StateError, UnsupportedError
 from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.functions.base import KeyedProcessFunction, OutputTag, RuntimeContext, TimerService
@@ -25,6 +27,7 @@ from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.state.value import ValueStateDescriptor
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, TimeDomain
 from dagster_unified.operators.timers import TimerQueue, timer_time
+from dagster_unified.records import RecordType
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,9 @@ class KeyedOperator:
     emits_state = False
     """Whether what it emits is its state as well."""
 
+    ends_iterations = False
+    """Whether it does something of its own at the end of an iteration."""
+
     @property
     def subtask_key(self) -> Hashable | None:
         """Under which key the state of a subtask is kept, where the stream has no keys."""
@@ -160,6 +166,10 @@ class KeyedOperator:
         """Makes `key` current."""
         self.key = key
         self.state.select(key)
+
+    def read(self, batch: pa.RecordBatch, records: RecordType) -> Sequence[Any]:
+        """The records of its input, from their columns."""
+        return records.from_batch(batch)
 
     def process(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
         """A run of records of the current key, in order."""

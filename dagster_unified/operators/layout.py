@@ -94,6 +94,17 @@ class ComputedKey:
             ) from error
 
 
+def declared(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+    """Columns that came through Spark, for which all may be null, in their declared types.
+
+    Where a record in a column is null, so are its parts, and a cast to a record whose parts are not refuses that.
+    """
+    if any(pa.types.is_nested(one.type) and one.type != field.type for one, field in zip(columns, schema, strict=True)):
+        loose = pa.RecordBatch.from_arrays(columns, names=schema.names)
+        return pa.ipc.read_record_batch(loose.serialize(), schema)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
 _record_type = lru_cache(maxsize=256)(record_type)
 
 

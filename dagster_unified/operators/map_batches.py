@@ -87,7 +87,8 @@ def _checked(
                 f" {declared.type}; cast it in the function, or change the declared type"
             )
     try:
-        arrays = [result.column(f.name).cast(f.type) for f in output.schema]
+        columns = [(result.column(f.name), f.type) for f in output.schema]
+        arrays = [column if column.type == declared else column.cast(declared) for column, declared in columns]
         batch = pa.RecordBatch.from_arrays(arrays, schema=output.schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise RecordTypeError(f"{where}: the returned batch does not fit {output.describe()}: {error}") from error

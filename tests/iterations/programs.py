@@ -17,6 +17,7 @@ from dagster_unified.api import (
     ValueStateDescriptor,
     iterations,
 )
+from tests.iterations.deltas import by_dijkstra, distances
 
 
 class Message(NamedTuple):
@@ -238,10 +239,19 @@ def watched():
     return pipeline, iterations.iterate_bounded_streams_until_termination([numbers], [], Watched())[0]
 
 
+WAYS = [(1, 2, 4), (2, 3, 1), (1, 3, 9), (3, 4, 1), (5, 1, 1)]
+
+
+def nearest():
+    pipeline, places = distances(WAYS, [1])
+    return pipeline, places.map(lambda place: (place.name, place.distance), tuple[int, int | None])
+
+
 PROGRAMS = {
     "collatz": (collatz, trajectories(1, 2, 3, 7)),
     "components": (components, sorted(COMPONENTS.items())),
     "growing": (growing, GROWN),
+    "nearest": (nearest, by_dijkstra(WAYS, [1])),
     "descent": (descent, [Mean(4.0 + 28.0 / 32)]),
     "watched": (watched, [(-1, "terminated"), (0, "epoch"), (1, "epoch"), (2, "epoch"), (3, "epoch")]),
 }

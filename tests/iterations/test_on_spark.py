@@ -122,7 +122,9 @@ def start(folder, program, point, epoch):
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
-KILLS = [(program, point) for program in ("components", "growing", "descent") for point in ("level", "committed")]
+KILLS = [
+    (program, point) for program in ("components", "growing", "descent", "nearest") for point in ("level", "committed")
+]
 
 
 @pytest.mark.rotates("kills")

@@ -20,6 +20,7 @@ from dagster_unified.graph.nodes.iteration import HeadNode, IterationNode, LifeC
 from dagster_unified.graph.nodes.keyed import (
     BroadcastNode,
     CheckpointedNode,
+    DeltaNode,
     KeyedNode,
     KeyedProcessNode,
     ReduceNode,
@@ -47,6 +48,7 @@ __all__ = [
     "BroadcastNode",
     "Chaining",
     "CheckpointedNode",
+    "DeltaNode",
     "Edge",
     "ExchangeKind",
     "FilterNode",

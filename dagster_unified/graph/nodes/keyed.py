@@ -10,6 +10,7 @@ from dagster_unified.graph.findings import Finding
 from dagster_unified.graph.keyed_state import declared_lists, declared_states
 from dagster_unified.graph.nodes.base import Chaining, Key, Lineage, Node
 from dagster_unified.operators.broadcast import BroadcastStep
+from dagster_unified.operators.deltas import SOLUTION, DeltaStep, Solutions
 from dagster_unified.operators.keyed import KeyedProcessStep, ReduceStep
 from dagster_unified.operators.operator_state import CheckpointedStep
 from dagster_unified.operators.program.step import Step
@@ -236,6 +237,37 @@ class ReduceNode(KeyedNode):
                 f" first to arrive in STREAMING; use {instead}",
             )
         ]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DeltaNode(KeyedNode):
+    """The join of workset and solution set in a delta iteration, with a `DeltaFunction`."""
+
+    function: Any
+    types: Solutions
+
+    step: ClassVar[type[Step] | None] = DeltaStep
+    has_side_outputs = True
+
+    @property
+    def user_function(self) -> Any:
+        return self.function
+
+    def step_arguments(self) -> dict[str, Any]:
+        return {"types": self.types}
+
+    def code(self) -> tuple[Any, ...]:
+        computed = self.types.computed
+        return (self.function,) if computed is None else (self.function, computed.function)
+
+    def settings(self, with_input: bool = True) -> list[object]:
+        return [self.types.fields, str(self.types.solution.schema), str(self.types.work.schema)]
+
+    def describe(self) -> str:
+        return "workset joined with the solution set"
+
+    def state(self) -> list[dict[str, str]]:
+        return [{"name": SOLUTION, "kind": "value"}]
 
 
 def _dropping(function: object) -> object | None:

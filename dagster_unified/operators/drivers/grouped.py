@@ -115,7 +115,7 @@ class GroupedOperator:
 
     def end_of_iteration(self, group: Group) -> None:
         """Ends an iteration, for all keys that have state."""
-        if not self.operator.listeners:
+        if not self.operator.listeners and not self.operator.ends_iterations:
             return
         self.load_all(group)
         own = self.operator.subtask_key

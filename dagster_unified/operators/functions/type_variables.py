@@ -8,6 +8,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
+S = TypeVar("S")
 A = TypeVar("A")
 B = TypeVar("B")
 K = TypeVar("K")

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from dagster_unified.operators.layout import declared
 from dagster_unified.operators.program.run import RunningProgram
 from dagster_unified.operators.program.spec import Program
 from dagster_unified.operators.rounds.spec import EVERYWHERE, Intake, Way
@@ -72,7 +73,7 @@ def in_columns(batch: pa.RecordBatch, columns: tuple[str | None, ...], schema: p
         pa.nulls(batch.num_rows, field.type) if name is None else batch.column(name)
         for name, field in zip(columns, schema, strict=True)
     ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return declared(arrays, schema)
 
 
 def with_keys(keys: Program, batch: pa.RecordBatch) -> list[pa.RecordBatch]:

@@ -1,0 +1,53 @@
+"""Delta iterations that several tests run: shortest ways from some places, in steps of different lengths."""
+
+import heapq
+from typing import NamedTuple
+
+from dagster_unified.api import Pipeline, iterations
+
+
+class Place(NamedTuple):
+    name: int
+    distance: int | None
+    ways: list[tuple[int, int]]
+
+
+class Visit(NamedTuple):
+    name: int
+    distance: int
+
+
+class Nearest(iterations.DeltaFunction[Place, Visit]):
+    """A place that is reached on a shorter way tells those that its ways lead to; one that no way leaves is added."""
+
+    def update(self, solution, workset):
+        distance = min(visit.distance for visit in workset)
+        if solution is None:
+            return Place(workset[0].name, distance, []), []
+        if solution.distance is not None and solution.distance <= distance:
+            return None, []
+        return solution._replace(distance=distance), [Visit(to, distance + length) for to, length in solution.ways]
+
+
+def distances(ways, starts, max_rounds=None, body=None, **config):
+    """The places of directed ways (from, to, length), and how far they are from some of them."""
+    pipeline = Pipeline("distances")
+    held = {a: Place(a, None, [(to, length) for b, to, length in ways if b == a]) for a, _, _ in ways}
+    places = pipeline.from_collection(list(held.values()), Place, name="places").key_by("name")
+    visits = pipeline.from_collection([Visit(a, 0) for a in starts], Visit, name="visits").key_by("name")
+    config = iterations.IterationConfig(**config)
+    return pipeline, iterations.iterate_delta(places, visits, body or Nearest(), max_rounds, config)
+
+
+def by_dijkstra(ways, starts):
+    """The same by another algorithm: pairs of place and distance."""
+    found, waiting = {}, [(0, start) for start in starts]
+    heapq.heapify(waiting)
+    while waiting:
+        distance, place = heapq.heappop(waiting)
+        if place not in found:
+            found[place] = distance
+            for a, to, length in ways:
+                if a == place:
+                    heapq.heappush(waiting, (distance + length, to))
+    return sorted({**{a: None for a, _, _ in ways}, **found}.items())

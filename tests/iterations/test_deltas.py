@@ -1,0 +1,175 @@
+"""Delta iterations in the harness, against plain Python."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_unified.api import Pipeline, RateSource, iterations
+from dagster_unified.errors import PipelineError, RecordTypeError, UnifiedError, UserFunctionError
+from dagster_unified.testing import run_pipeline
+from tests.iterations.deltas import Nearest, Place, Visit, by_dijkstra, distances
+from tests.iterations.programs import WAYS
+
+
+def found(pipeline, stream, **options):
+    stream.map(lambda place: (place.name, place.distance), tuple[int, int | None]).print("out")
+    return sorted(run_pipeline(pipeline, "BATCH", options=options, seed=3).sinks["out"])
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_it_ends_when_the_workset_is_empty_and_returns_the_solution_set(parallelism):
+    assert found(*distances(WAYS, [1]), **{"parallelism.default": parallelism}) == [
+        (1, 0), (2, 4), (3, 5), (4, 6), (5, None)
+    ]  # fmt: skip
+
+
+WAY = st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(1, 9))
+
+
+@given(st.lists(WAY, max_size=20), st.lists(st.integers(0, 9), max_size=3))
+def test_random_graphs_have_the_distances_that_plain_python_finds(ways, starts):
+    assert found(*distances(ways, starts)) == by_dijkstra(ways, starts)
+
+
+class Counting(Nearest):
+    """Also tells how often it was called, by a metric."""
+
+    def open(self, runtime_context):
+        self.context = runtime_context
+
+    def update(self, solution, workset):
+        self.context.count("called")
+        return super().update(solution, workset)
+
+
+def test_only_keys_that_were_sent_something_are_touched():
+    ways = [(n, n + 1, 1) for n in range(5)] + [(n, n, 1) for n in range(100, 200)]
+    pipeline, stream = distances(ways, [0], body=Counting())
+    stream.print("out")
+    assert run_pipeline(pipeline, "BATCH").metrics.counters["called"] == 6
+
+
+def test_it_ends_after_so_many_rounds():
+    assert found(*distances(WAYS, [1], max_rounds=2)) == [(1, 0), (2, 4), (3, 9), (5, None)]
+    assert found(*distances(WAYS, [], max_rounds=2)) == [(1, None), (2, None), (3, None), (5, None)]
+
+
+class Longest(iterations.DeltaFunction[str, int]):
+    """Of records that are plain values, keyed by functions."""
+
+    def update(self, solution: str | None, workset: Sequence[int]) -> tuple[str, list[int]]:
+        return (solution or str(workset[0])) + "!" * len(workset), [n // 10 for n in workset if n >= 10]
+
+
+def test_plain_values_may_be_keyed_by_functions():
+    def first(text: str) -> tuple[str, int]:
+        return text[0], 0
+
+    def digit(n: int) -> tuple[str, int]:
+        return str(n)[0], 0
+
+    pipeline = Pipeline("plain")
+    texts = pipeline.from_collection(["1", "2"], str, name="texts").key_by(first)
+    numbers = pipeline.from_collection([123, 13, 31], int, name="numbers").key_by(digit)
+    stream = iterations.iterate_delta(texts, numbers, Longest())
+    stream.print("out")
+    assert sorted(run_pipeline(pipeline, "BATCH", seed=3).only()) == ["1!!!!!", "2", "31!!"]
+
+
+class Wrong(Nearest):
+    def __init__(self, change):
+        self.change = change
+
+    def update(self, solution, workset):
+        return self.change, []
+
+
+def reading(pipeline, records=(), key="name", kind=Place):
+    return pipeline.from_collection(list(records), kind).key_by(key)
+
+
+class Named(NamedTuple):
+    name: str
+
+
+class Numbers(iterations.DeltaFunction[int, Visit]):
+    def update(self, solution, workset):
+        return None, []
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda p: (p.from_collection([Place(1, 0, [])]), reading(p, kind=Visit), Nearest()), "not keyed; call key_by"),
+        (lambda p: (reading(p), reading(p, kind=Place), Nearest()), "annotated with Visit for the workset"),
+        (lambda p: (reading(p), reading(p, kind=Named), Nearest()), "different types .int64 and string"),
+        (lambda p: (reading(p), reading(p, kind=Visit), Numbers()), "annotated with int for the solution set"),
+        (lambda p: (reading(p), reading(p, kind=Visit), Nearest), "has to be a DeltaFunction, such as MyFunction"),
+        (lambda p: (reading(p), reading(p, kind=Visit), Nearest(), 0), "max_rounds must be at least 1, not 0"),
+        (
+            lambda p: (reading(p), reading(p, kind=Visit), Nearest(), None, PER_ROUND),
+            "a solution set lives over all rounds",
+        ),
+        (lambda p: ([], reading(p, kind=Visit), Nearest()), "a delta iteration needs two keyed streams"),
+    ],
+)
+def test_what_cannot_run_is_refused(build, message):
+    with pytest.raises(UnifiedError, match=message):
+        iterations.iterate_delta(*build(Pipeline("refused")))
+
+
+PER_ROUND = iterations.IterationConfig(operator_life_cycle="PER_ROUND")
+
+
+def test_an_unbounded_stream_is_refused():
+    pipeline = Pipeline("refused")
+    ticks = pipeline.from_source(RateSource(1)).map(lambda row: Visit(0, 0), Visit).key_by("name")
+    with pytest.raises(PipelineError, match="is unbounded, and a bounded iteration waits"):
+        iterations.iterate_delta(reading(pipeline), ticks, Nearest())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (Place(2, 0, []), "operator 'Wrong': the function changed the record of key 2 when it was called for key 1"),
+        (Place(1, "far", []), "operator 'Wrong': field 'distance'"),
+    ],
+)
+def test_a_wrong_change_names_the_operator(change, message):
+    with pytest.raises(RecordTypeError, match=message):
+        found(*distances(WAYS, [1], body=Wrong(change)))
+
+
+def test_two_initial_records_of_one_key_are_an_error():
+    pipeline = Pipeline("twice")
+    places = reading(pipeline, [Place(1, 0, []), Place(1, 2, [])])
+    stream = iterations.iterate_delta(places, reading(pipeline, kind=Visit), Nearest())
+    with pytest.raises(PipelineError, match=r"two records of key 1.*reduce them to one before"):
+        found(pipeline, stream)
+
+
+def test_an_error_of_the_function_says_where_it_was():
+    class Failing(Nearest):
+        def update(self, solution, workset):
+            raise ValueError("no way")
+
+    with pytest.raises(UserFunctionError, match=r"operator 'Failing': ValueError: no way.*key 1"):
+        found(*distances(WAYS, [1], body=Failing()))
+
+
+def test_explain_shows_the_join():
+    pipeline, stream = distances(WAYS, [1], max_rounds=3)
+    stream.print("out")
+    text = pipeline.explain({"execution.runtime-mode": "BATCH"})
+    for line in (
+        "iteration 'Nearest': 1 variable, 1 data stream, ALL_ROUND, until its criteria are met",
+        "delta 'Nearest' reads 'variable 0' through HASH by key0 and 'data 0' through HASH by key0",
+    ):
+        assert line in text
+    mark = pipeline.plan({"execution.runtime-mode": "BATCH"}).regions[0].fingerprint
+    again, stream = distances(WAYS, [1], max_rounds=3)
+    stream.print("out")
+    assert again.plan({"execution.runtime-mode": "BATCH"}).regions[0].fingerprint == mark
