@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from copy import deepcopy
-from dataclasses import replace
 
 import pyarrow as pa
 
 from dagster_unified.engine.rounds.compile import compiled
+from dagster_unified.engine.rounds.copies import afresh
 from dagster_unified.engine.rounds.rounds import LevelResult, Parcel, Round, outputs_of, run_rounds
-from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.group import GroupStore, MemoryStore
 from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.rounds.sending import Sending, Sent
-from dagster_unified.operators.rounds.spec import Level, Loop
+from dagster_unified.operators.rounds.spec import Loop
 from dagster_unified.operators.rounds.task import Turn, take_turn
 from dagster_unified.testing.driving import Timed, to_batch, to_timed
 
@@ -92,24 +90,9 @@ class _InMemory:
             for slot, target, records in inbox:
                 if own.is_for(subtask, slot, target):
                     given[slot].append((target, records))
-            turn = Turn(_afresh(self._loop, own), Subtask(subtask), epoch, terminated, given, self._states, self._clock)
+            turn = Turn(
+                afresh(self._loop, level), Subtask(subtask), epoch, terminated, given, self._states, self._clock
+            )
             out = take_turn(turn)
             found.add(LevelResult(_parcels(out.sent), _parcels(out.fed_back), out.feedback, out.criteria, out.metrics))
         return found
-
-
-def _afresh(loop: Loop, level: Level) -> Level:
-    """A level with functions of its own: what they keep elsewhere than in state goes with the round."""
-    passes = []
-    for one in level.passes:
-        steps = []
-        for step in one.program.steps:
-            try:
-                steps.append(replace(step, function=deepcopy(step.function)))
-            except TypeError as error:
-                raise PipelineError(
-                    f"{loop.where}, operator '{step.name}': its function cannot be copied for each subtask: {error};"
-                    " create connections, locks and open files in open(), not before"
-                ) from error
-        passes.append(replace(one, program=replace(one.program, steps=tuple(steps))))
-    return Level(tuple(passes))

@@ -1,5 +1,7 @@
 """Iterations in the harness: epochs, life cycles, termination (FLIP-176)."""
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from dagster_unified.api import (
@@ -289,3 +291,19 @@ def test_criteria_of_the_library_work_where_operators_live_for_one_round():
 
     pipeline, (out,) = iterate([0], build, operator_life_cycle="PER_ROUND")
     assert results(pipeline, out) == [4]
+
+
+@pytest.mark.parametrize("life_cycle", ["ALL_ROUND", "PER_ROUND"])
+def test_batches_are_joined_by_a_table_whichever_way_operators_live(life_cycle):
+    def add(numbers: pa.RecordBatch, others: pa.Table) -> pa.RecordBatch:
+        return numbers.set_column(0, "value", pc.add(numbers["value"], sum(others["value"].to_pylist())))
+
+    def build(variables, data):
+        more = variables[0].connect(data[0].broadcast()).map_batches(add, int)
+        return iterations.IterationBodyResult([more.filter(lambda n: n < 8)], [more])
+
+    def data(pipeline):
+        return iterations.ReplayableDataStreams(replayed=[pipeline.from_collection([3, 2], int, name="others")])
+
+    pipeline, (out,) = iterate([1], build, data, operator_life_cycle=life_cycle)
+    assert results(pipeline, out) == [6, 11]

@@ -26,6 +26,7 @@ from dagster_unified.engine.iterations.worker import (
     take_in,
     turn_of,
 )
+from dagster_unified.engine.rounds.copies import afresh
 from dagster_unified.engine.rounds.rounds import LevelResult, Parcel
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.errors import PipelineError
@@ -71,7 +72,7 @@ class SparkLevels:
         job = Job(self._payload, self.folder, level, epoch, terminated, stored, states)
         subtasks = self.loop.levels[level].subtasks
         if subtasks == 1:
-            reports = [turn_of(job, Subtask())]
+            reports = [turn_of(job, self.loop, afresh(self.loop, level), Subtask())]
         else:
             reports = _collected(self._tasks(subtasks).mapInArrow(functools.partial(run_level, job), self._report))
         found: LevelResult[StoredParcel] = LevelResult()

@@ -18,7 +18,7 @@ from dagster_unified.engine.worker import this_subtask
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
 from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.rounds.sending import Sending, Sent
-from dagster_unified.operators.rounds.spec import Loop
+from dagster_unified.operators.rounds.spec import Level, Loop
 from dagster_unified.operators.rounds.task import Turn, take_turn
 from dagster_unified.operators.time import wall_clock
 
@@ -80,13 +80,12 @@ def run_level(job: Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Record
     for _ in batches:
         pass
     spare_the_garbage_collector()
-    yield _row(turn_of(job, this_subtask()))
-
-
-def turn_of(job: Job, subtask: Subtask) -> Report:
-    """Runs a level of a round in one subtask."""
     loop: Loop = job.payload.load()
-    level = loop.levels[job.level]
+    yield _row(turn_of(job, loop, loop.levels[job.level], this_subtask()))
+
+
+def turn_of(job: Job, loop: Loop, level: Level, subtask: Subtask) -> Report:
+    """Runs a level of a round in one subtask, with functions that have not run yet."""
     mine = [parcel for parcel in job.inbox if level.is_for(subtask.number, parcel.slot, parcel.target)]
     schemas = {slot.number: slot.schema for one in level.passes for slot in (one.own, one.broadcast) if slot}
     held = next((s for s in job.states if (s.level, s.subtask) == (job.level, subtask.number)), None)

@@ -115,10 +115,11 @@ class _Compiler:
         keyed = head.key is not None
         groups = 0 if not keyed else subtasks if head.key == Key() else subtasks * GROUPS_PER_SUBTASK
         functions = [self.body.node(member).user_function for member in one.members[keyed and groups != subtasks :]]
+        grouped = Driver.BOUNDED if bounded else Driver.GROUPED
         return BodyPass(
             number=number,
             program=ship,
-            driver=Driver.BOUNDED if bounded else Driver.GROUPED if keyed else Driver.PLAIN,
+            driver=grouped if keyed else Driver.PLAIN,
             subtasks=subtasks,
             own=self._slot(head.id),
             outlets=tuple(self._outlet_of(port) for port in one.outputs),
