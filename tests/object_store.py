@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from threading import Lock
 
 import boto3
 import s3fs
@@ -24,12 +25,31 @@ IVY = """<ivysettings>
 </ivysettings>"""
 
 
+CONDITIONS = ("HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH")
+
+
+class Conditions:
+    """Makes moto compare and write in one, as S3 does; or ignore the conditions of writes, as older stores do."""
+
+    def __init__(self, app, ignored: bool) -> None:
+        self._app, self._ignored, self._writing = app, ignored, Lock()
+
+    def __call__(self, environ, start_response):
+        conditional = environ["REQUEST_METHOD"] == "PUT" and any(name in environ for name in CONDITIONS)
+        if conditional and self._ignored:
+            environ = {name: value for name, value in environ.items() if name not in CONDITIONS}
+        with self._writing if conditional else nullcontext():
+            return self._app(environ, start_response)
+
+
 @contextmanager
-def served(bucket: str) -> Iterator[dict[str, str]]:
+def served(bucket: str, ignores_conditions: bool = False) -> Iterator[dict[str, str]]:
     """The environment in which `s3://<bucket>` is there."""
+    s3fs.S3FileSystem.clear_instance_cache()  # or clients of this process would look for another server
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
+    server._server.app = Conditions(server._server.app, ignores_conditions)
     url = "http://{}:{}".format(*server.get_host_and_port())
     client(url).create_bucket(Bucket=bucket)
     yield {
@@ -41,7 +61,6 @@ def served(bucket: str) -> Iterator[dict[str, str]]:
         "AWS_ALLOW_HTTP": "true",
     }
     server.stop()
-    # or the next server's clients in this process would look for this one
     s3fs.S3FileSystem.clear_instance_cache()
 
 

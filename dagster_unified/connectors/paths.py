@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import posixpath
 import re
@@ -98,6 +99,15 @@ def put(path: UPath, content: bytes, durable: bool = False) -> None:
     os.replace(staged.path, path.path)
 
 
+def read_whole(path: UPath) -> bytes:
+    """A file that another process may replace meanwhile, as it was before or as it is then.
+
+    An object store is asked once: one that is opened first is lost where it was replaced before it is read.
+    """
+    data: bytes = path.read_bytes() if is_local(path) else path.fs.cat_file(path.path)
+    return data
+
+
 def url(path: str) -> str:
     """A path or URL as Spark's logs have it, with all that is odd in it percent-encoded."""
     return quote(path, safe="/:=+@,&$-_.!~*'()")
@@ -120,5 +130,5 @@ def size_of(path: UPath) -> int:
 
 def remove_tree(path: UPath) -> None:
     """Removes a file or a folder with everything in it; nothing happens where it is not there."""
-    if path.exists():
+    with contextlib.suppress(FileNotFoundError):  # another process may remove it as well
         path.fs.rm(path.path, recursive=True)

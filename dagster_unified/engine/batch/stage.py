@@ -217,16 +217,14 @@ def _execute(
             own = now()
             results |= {node.name: sinks.write_materialized(run, node, manifest) for node in left}
             run.check()
-            committed.append(
-                msgspec.structs.replace(
-                    manifest,
-                    seconds=share + now() - own,
-                    bytes=manifest.bytes or sum(result.bytes for result in results.values()),
-                    sinks={name: result.location for name, result in results.items()},
-                    iterations=iterations.summaries,
-                )
+            whole = msgspec.structs.replace(
+                manifest,
+                seconds=share + now() - own,
+                bytes=manifest.bytes or sum(result.bytes for result in results.values()),
+                sinks={name: result.location for name, result in results.items()},
+                iterations=iterations.summaries,
             )
-            run.store.commit(run.address(region), committed[-1])
+            committed.append(run.store.commit(run.address(region), whole))
     except BaseException:
         for attempt in attempts[len(committed) :]:
             remove_tree(attempt)

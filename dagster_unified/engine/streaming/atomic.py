@@ -1,14 +1,19 @@
-"""Small files that are replaced atomically, for the metadata of the checkpoint directory."""
+"""Small files that are replaced atomically, for the metadata of the checkpoint directory.
+
+A record that only one may write is an `AlternatingFiles`: who was paused and wakes up late writes nothing.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 from upath import UPath
 
-from dagster_unified.connectors.paths import is_local
+from dagster_unified.connectors import conditional
+from dagster_unified.connectors.paths import is_local, read_whole
 
 T = TypeVar("T")
 
@@ -24,18 +29,44 @@ def write_atomically(path: UPath, data: bytes) -> None:
     staged.replace(path)
 
 
-def write_alternately(folder: UPath, number: int, data: bytes) -> None:
-    """Write one of two files in turn, so that if one is torn the other is whole."""
-    write_atomically(folder / f"{number % 2}.json", data)
+class AlternatingFiles(Generic[T]):
+    """A record in two files that are written in turn, so that if one is torn the other is whole.
 
-
-def read_whole(path: UPath) -> bytes:
-    """A file that another process may replace meanwhile, as it was before or as it is then.
-
-    An object store is asked once: one that is opened first is lost where it was replaced before it is read.
+    Each is replaced only as this object has read or written it.
     """
-    data: bytes = path.read_bytes() if is_local(path) else path.fs.cat_file(path.path)
-    return data
+
+    def __init__(self, folder: UPath, kind: type[T], number: Callable[[T], int]) -> None:
+        self._paths = (folder / "0.json", folder / "1.json")
+        self._folder, self._kind, self._number = folder, kind, number
+        self._versions: list[str | None] | None = None
+
+    def read(self) -> T | None:
+        """The record as it is now, whoever wrote it."""
+        return read_latest(self._folder, self._kind, self._number)
+
+    def open(self) -> T | None:
+        """The record as it is now: from now on nobody else may write it."""
+        self._versions = [found and found.version for found in map(conditional.read, self._paths)]
+        return self.read()
+
+    def claim(self, token: int) -> None:
+        """Make both files other than what earlier writers wrote, who so fail if they are late."""
+        self._versions = []
+        for path in self._paths:
+            found = conditional.read(path)
+            data = f"claimed by {token}".encode()
+            if found is not None:
+                with contextlib.suppress(msgspec.DecodeError):
+                    data = msgspec.json.encode({**msgspec.json.decode(found.data), "claimed": token})
+            self._versions.append(conditional.write(path, data, found and found.version))
+
+    def write(self, record: T) -> None:
+        """Write the record; raises `FileExistsError` where somebody else has written it since `open` or `claim`."""
+        if self._versions is None:
+            self.open()
+        assert self._versions is not None
+        slot = self._number(record) % 2
+        self._versions[slot] = conditional.write(self._paths[slot], msgspec.json.encode(record), self._versions[slot])
 
 
 def read_latest(folder: UPath, kind: type[T], number: Callable[[T], int]) -> T | None:

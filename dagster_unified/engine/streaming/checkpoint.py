@@ -20,17 +20,18 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from threading import Event, Thread
 from uuid import uuid4
 
 import msgspec
 from upath import UPath
 
-from dagster_unified.connectors.paths import children, remove_tree, storage_path
+from dagster_unified.connectors import conditional
+from dagster_unified.connectors.paths import children, read_whole, remove_tree, storage_path
 from dagster_unified.connectors.positions import Position
 from dagster_unified.connectors.splits import forget_ranges
-from dagster_unified.engine.streaming.atomic import read_latest, read_whole, write_alternately, write_atomically
+from dagster_unified.engine.streaming.atomic import AlternatingFiles, write_atomically
 from dagster_unified.errors import ConfigurationError, LeaseLostError, StateError, UnifiedError
 from dagster_unified.operators.time import wall_clock
 
@@ -94,10 +95,19 @@ class Lease(msgspec.Struct, frozen=True):
     owner: str
     beat: int
     released: bool = False
+    process: str = ""
+    """Tells two processes apart that take it at one moment, as one owner."""
 
     def is_alive(self, patience: float) -> bool:
         """Whether its holder has given a sign of life within so many seconds, and still holds it."""
         return not self.released and wall_clock() - self.beat < patience * 1000
+
+
+class _Settled(msgspec.Struct, frozen=True):
+    """Whether the sinks have what the last committed epoch has, and which job said so."""
+
+    settled: bool = True
+    by: str = ""
 
 
 class CheckpointDirectory:
@@ -105,11 +115,17 @@ class CheckpointDirectory:
 
     def __init__(self, root: str, pipeline: str) -> None:
         self.path = storage_path(root, "execution.checkpointing.dir") / pipeline
+        self._deployment = AlternatingFiles(self.path / "deployment", Deployed, lambda d: d.version)
+        self._mine: Deployed | None = None
+        """The record as this object wrote it last."""
+
+        self._unsettled: str | None = None
+        """The version of the file that says that a job runs, as this object wrote it."""
 
     def deployed(self) -> Deployed | None:
         """The record of the deployment, or None."""
         folder = self.path / "deployment"
-        found = read_latest(folder, Deployed, lambda d: d.version)
+        found = self._deployment.read()
         if found is None and folder.exists() and any(folder.iterdir()):
             raise StateError(
                 f"the deployment record in {folder} is damaged; restore it from a copy, or remove {self.path} to start"
@@ -127,6 +143,7 @@ class CheckpointDirectory:
 
         Raises where something has changed that must not change while state is kept; `fresh` drops the state instead.
         """
+        self._deployment.open()
         held = self.deployed()
         if fresh and held is not None:
             for part in ("spark", "control", "epochs", "malformed", "splits"):
@@ -152,7 +169,7 @@ class CheckpointDirectory:
 
     def finish(self) -> None:
         """Record that a bounded pipeline has finished."""
-        held = self.deployed()
+        held = self._mine or self.deployed()
         if held is not None:
             self._write(msgspec.structs.replace(held, version=held.version + 1, finished=True))
 
@@ -174,6 +191,7 @@ class CheckpointDirectory:
 
     def go_back(self, record: Deployed, since: int) -> None:
         """Record that a savepoint was restored, which was taken of `record` at the moment `since`."""
+        self._deployment.open()
         held = self.deployed() or record
         undone = [*held.undone, (since, wall_clock())]
         self._write(
@@ -188,7 +206,14 @@ class CheckpointDirectory:
         )
 
     def _write(self, record: Deployed) -> None:
-        write_alternately(self.path / "deployment", record.version, msgspec.json.encode(record))
+        try:
+            self._deployment.write(record)
+        except FileExistsError as error:
+            raise LeaseLostError(
+                f"{self.path.name}: another job has recorded its start in {self.path} meanwhile; this one stops and"
+                " writes nothing more"
+            ) from error
+        self._mine = record
 
     def last_epoch(self, query: str) -> int | None:
         """The last epoch that Spark has logged as committed of a query; None before the first."""
@@ -206,21 +231,24 @@ class CheckpointDirectory:
 
     def settled(self) -> bool:
         """Whether no job runs, and the sinks have what the last committed epoch has, and nothing of a later one."""
-        return bool((self.path / SETTLED).exists())
+        try:
+            return msgspec.json.decode(read_whole(self.path / SETTLED), type=_Settled).settled
+        except (FileNotFoundError, msgspec.DecodeError):
+            return False
 
     def settle(self, settled: bool) -> None:
-        """Record whether this is so."""
-        if settled:
-            write_atomically(self.path / SETTLED, b"{}")
-        else:
-            (self.path / SETTLED).unlink(missing_ok=True)
+        """Record whether this is so; raises `FileExistsError` where another job runs, whose sinks are elsewhere."""
+        path = self.path / SETTLED
+        before = conditional.read(path)
+        version = self._unsettled if settled and self._unsettled else before and before.version
+        data = msgspec.json.encode(_Settled(settled, uuid4().hex))
+        self._unsettled = conditional.write(path, data, version)
 
     # The lease
 
     def holder(self) -> Lease | None:
         """The lease with the greatest token."""
-        found = [lease for path in self._leases() if (lease := _read(path)) is not None]
-        return max(found, key=lambda lease: lease.token, default=None)
+        return _last(self._leases())
 
     def greatest(self) -> int:
         """The greatest fencing token so far."""
@@ -238,25 +266,37 @@ class CheckpointDirectory:
         """
         folder = self.path / "lease"
         folder.mkdir(parents=True, exist_ok=True)
-        held = self.holder()
+        leases = self._leases()  # once: a lease that comes after the look at its holder has the token that is next
+        held = _last(leases)
         if held is not None and held.owner != owner and held.is_alive(patience):
             raise LeaseLostError(
                 f"{self.path.name}: another job, {held.owner}, is writing and gave a sign of life"
                 f" {(wall_clock() - held.beat) / 1000:.0f} s ago; stop it first, or wait until it has been silent for"
                 f" {patience:.0f} s"
             )
-        token = self.greatest() + 1
+        token = max((int(path.stem) for path in leases), default=0) + 1
+        lease = Lease(token, owner, wall_clock(), process=uuid4().hex)
         try:
-            with (folder / f"{token}.json").open("xb") as file:
-                file.write(msgspec.json.encode(Lease(token, owner, wall_clock())))
+            conditional.write(folder / f"{token}.json", msgspec.json.encode(lease), None)
+            if self.greatest() > token:
+                raise FileExistsError
         except FileExistsError:
             raise LeaseLostError(
                 f"{self.path.name}: another job took the lease at the same moment; it runs, this one does not"
             ) from None
+        self._check_store(folder / f"{token}.json")
         for path in self._leases():
             if int(path.stem) < token - 8:
                 path.unlink()
-        return HeldLease(self, Lease(token, owner, wall_clock()), beat=patience / 4)
+        return HeldLease(self, lease, beat=patience / 4)
+
+    def _check_store(self, lease: UPath) -> None:
+        """Raise where the store would let a job write that has lost its lease."""
+        try:
+            conditional.check_store(lease, "execution.checkpointing.dir")
+        except ConfigurationError:
+            lease.unlink(missing_ok=True)
+            raise
 
     def _leases(self) -> list[UPath]:
         folder = self.path / "lease"
@@ -325,6 +365,11 @@ def wait_for(directory: CheckpointDirectory, owner: str, patience: float, stoppe
 def last_number(log: UPath) -> int | None:
     """The last number in one of Spark's logs, `offsets` or `commits`; None where it is empty."""
     return max((int(name) for name in children(log) if name.isdigit()), default=None)
+
+
+def _last(leases: Sequence[UPath]) -> Lease | None:
+    found = [lease for path in leases if (lease := _read(path)) is not None]
+    return max(found, key=lambda lease: lease.token, default=None)
 
 
 def _read(path: UPath) -> Lease | None:

@@ -18,7 +18,8 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from dagster_unified.connectors.paths import storage_path
 from dagster_unified.connectors.spark_log import offsets_of_sources
-from dagster_unified.engine.streaming.atomic import read_latest, write_alternately
+from dagster_unified.engine.streaming.atomic import AlternatingFiles
+from dagster_unified.errors import LeaseLostError
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 
 if TYPE_CHECKING:
@@ -32,19 +33,37 @@ class ControlFile:
 
     def __init__(self, folder: str) -> None:
         self.folder = storage_path(folder, "checkpoint directory")
+        self._files = AlternatingFiles(self.folder, ControlEvent, lambda e: e.number)
         self._lock = Lock()
         self._written = 0
 
     def read(self) -> ControlEvent | None:
         """The latest event, or None before the first."""
-        return read_latest(self.folder, ControlEvent, lambda e: e.number)
+        return self._files.read()
+
+    def claim(self, token: int) -> None:
+        """Refuse from now on what jobs with smaller tokens write late."""
+        with _fenced(self.folder):
+            self._files.claim(token)
 
     def write(self, event: ControlEvent) -> None:
         """Makes `event` the latest, unless a later one is; the one before it stays readable meanwhile."""
         with self._lock:
             if event.number > self._written:
-                write_alternately(self.folder, event.number, msgspec.json.encode(event))
+                with _fenced(self.folder):
+                    self._files.write(event)
                 self._written = event.number
+
+
+@contextlib.contextmanager
+def _fenced(folder: UPath) -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError as error:
+        raise LeaseLostError(
+            f"{folder}: another job has taken over, and writes the control events; this one stops and writes nothing"
+            " more"
+        ) from error
 
 
 def brings_end(entry: UPath) -> bool:

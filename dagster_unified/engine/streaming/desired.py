@@ -5,9 +5,11 @@ Both outlive any process: a sensor whose cursor was reset, or a job that was kil
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 
-from dagster_unified.engine.streaming.atomic import read_latest, write_alternately
+from dagster_unified.engine.streaming.atomic import AlternatingFiles
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.operators.time import wall_clock
 
@@ -41,30 +43,42 @@ class Status(msgspec.Struct, frozen=True):
 
 def read_desired(directory: CheckpointDirectory) -> Desired:
     """The desired state now."""
-    return read_latest(directory.path / "desired", Desired, lambda d: d.number) or Desired()
+    return _desired(directory).read() or Desired()
 
 
 def ask(
     directory: CheckpointDirectory, *, state: str | None = None, stop: int | None = None, reason: str = ""
 ) -> Desired:
-    """Change the desired state, or request that one holder of the lease stops."""
-    held = read_desired(directory)
-    wanted = Desired(
-        held.number + 1,
-        state or held.state,
-        held.stop if stop is None else stop,
-        reason,
-        wall_clock() if state else held.at,
-    )
-    write_alternately(directory.path / "desired", wanted.number, msgspec.json.encode(wanted))
-    return wanted
+    """Change the desired state, or request that one holder of the lease stops; what others ask meanwhile stays."""
+    while True:
+        files = _desired(directory)
+        held = files.open() or Desired()
+        wanted = Desired(
+            held.number + 1,
+            state or held.state,
+            held.stop if stop is None else stop,
+            reason,
+            wall_clock() if state else held.at,
+        )
+        with contextlib.suppress(FileExistsError):  # another was first: once more, after it
+            files.write(wanted)
+            return wanted
 
 
 def read_status(directory: CheckpointDirectory) -> Status | None:
     """The last status of the last job."""
-    return read_latest(directory.path / "status", Status, lambda s: s.number)
+    return _status(directory).read()
 
 
 def write_status(directory: CheckpointDirectory, status: Status) -> None:
     """Write the status of a job."""
-    write_alternately(directory.path / "status", status.number, msgspec.json.encode(status))
+    with contextlib.suppress(FileExistsError):  # a later job's, which counts
+        _status(directory).write(status)
+
+
+def _desired(directory: CheckpointDirectory) -> AlternatingFiles[Desired]:
+    return AlternatingFiles(directory.path / "desired", Desired, lambda d: d.number)
+
+
+def _status(directory: CheckpointDirectory) -> AlternatingFiles[Status]:
+    return AlternatingFiles(directory.path / "status", Status, lambda s: s.number)

@@ -137,7 +137,9 @@ class StreamingJob:
             self._configure()
             start = self._start_state(self.deployed)
             self.plan = self._after_start(self.deployed)
-            deployment = Deployment(self.plan, self.spark, self.directory, self.deployed, self.observe, self.may_write)
+            deployment = Deployment(
+                self.plan, self.spark, self.directory, self.deployed, self.observe, self.may_write, self._lease.token
+            )
             read = {node for one in wanted if one.aggregate is None for node in self.plan.upstream(*one.sinks)}
             for one in wanted:
                 query: Query

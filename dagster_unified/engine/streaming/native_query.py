@@ -43,7 +43,9 @@ class NativeQuery(Query):
         self.windowed = node.has_native_windows
         self.output_mode = "append" if self.windowed else "update"
         self.control = self.folder / "control" / name
-        latest = ControlFile(str(self.control)).read()
+        self._events = ControlFile(str(self.control))
+        self._events.claim(deployment.token)
+        latest = self._events.read()
         if latest is not None and latest.end:
             self.goes_on_at_end()
 
@@ -81,9 +83,8 @@ class NativeQuery(Query):
 
     def end(self) -> bool:
         if self.windowed:
-            control = ControlFile(str(self.control))
-            before = control.read() or ControlEvent()
-            control.write(ControlEvent(before.number + 1, end=True))
+            before = self._events.read() or ControlEvent()
+            self._events.write(ControlEvent(before.number + 1, end=True))
         return self.windowed
 
     def _late(self) -> int:

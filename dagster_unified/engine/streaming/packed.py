@@ -231,6 +231,7 @@ class PackedQuery(Query):
             self.plan, stages, self.spark, self.folder, control, lanes, self.tables, start, self.alignment
         )
         self.control = ControlFile(str(control))
+        self.control.claim(deployment.token)
         if start is not None and self.control.read() is None:
             # At least the first event, so that there is an epoch, and the state is taken, also where there is no data.
             event = start.manifest.event

@@ -55,6 +55,9 @@ class Deployment:
     check: Callable[[], None]
     """Raises where this job may not write any more."""
 
+    token: int
+    """The fencing token of the job."""
+
 
 class _StoppedError(UnifiedError):
     """The job is being stopped; not an error to anyone."""

@@ -16,8 +16,8 @@ from uuid import uuid4
 import msgspec
 from upath import UPath
 
-from dagster_unified.connectors.paths import children
-from dagster_unified.engine.streaming.atomic import read_whole, write_atomically
+from dagster_unified.connectors.paths import children, read_whole
+from dagster_unified.engine.streaming.atomic import write_atomically
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory
 from dagster_unified.operators.time import wall_clock
 

@@ -1,7 +1,7 @@
 """Savepoints: copies of a stopped job's state and source positions, which can be restored until somebody removes them.
 
     <dir>/<pipeline>/savepoints/<name>/spark/, control/   as they were
-    <dir>/<pipeline>/savepoints/<name>/savepoint.json     written last: without it there is no savepoint
+    <dir>/<pipeline>/savepoints/<name>/savepoint.json     whole at last: until then there is no savepoint
 
 That of a job whose input has ended has no such copies: it is tables only, and cannot be restored.
 Restoring one starts a new *timeline* of the deployment, on which sinks take epochs that they had on the one before.
@@ -16,15 +16,17 @@ import re
 import shutil
 from collections.abc import Callable, Collection
 from datetime import datetime, timezone
+from uuid import uuid4
 
 import msgspec
 from upath import UPath
 
+from dagster_unified.connectors import conditional
 from dagster_unified.connectors.paths import children, place_of, remove_tree, storage_path
 from dagster_unified.engine.streaming.atomic import write_atomically
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory, Deployed
 from dagster_unified.engine.streaming.control import ControlFile
-from dagster_unified.errors import StateError
+from dagster_unified.errors import LeaseLostError, StateError
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.state.manifest import NAME as TABLES
 
@@ -110,13 +112,14 @@ def save(
     now = wall_clock()
     name = _name(deployed, now)
     target = directory.path / "savepoints" / name
+    begun = conditional.write(target / MANIFEST, _begun(), None)
     for folder in FOLDERS:
         _copy(directory.path / folder, target / folder)
     if settled is None:
         settled = directory.settled()
     savepoint = Savepoint(name, now, reason, deployed, _epochs(directory), settled, tables, periodic)
     check()
-    write_atomically(target / MANIFEST, msgspec.json.encode(savepoint))
+    _complete(target / MANIFEST, savepoint, begun)
     return savepoint
 
 
@@ -141,12 +144,27 @@ def save_drained(
     now = wall_clock()
     name = _name(deployed, now)
     folder = directory.path / "savepoints" / name
+    begun = conditional.write(folder / MANIFEST, _begun(), None)
     write(deployed, tables or str(folder))
     savepoint = Savepoint(name, now, reason, deployed, _epochs(directory), True, tables, drained=True)
     check()
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / MANIFEST, msgspec.json.encode(savepoint))
+    _complete(folder / MANIFEST, savepoint, begun)
     return savepoint
+
+
+def _begun() -> bytes:
+    """What stands in the place of a manifest until the savepoint is whole."""
+    return msgspec.json.encode({"begun": uuid4().hex})
+
+
+def _complete(manifest: UPath, savepoint: Savepoint, begun: str) -> None:
+    """Write the manifest, unless another job has meanwhile removed what was begun."""
+    try:
+        conditional.write(manifest, msgspec.json.encode(savepoint), begun)
+    except FileExistsError as error:
+        raise LeaseLostError(
+            f"savepoint {savepoint.name}: another job has taken over, and removed what was copied; ask that one"
+        ) from error
 
 
 def _name(deployed: Deployed, now: int) -> str:

@@ -15,9 +15,10 @@ from uuid import uuid4
 import msgspec
 from upath import UPath
 
+from dagster_unified.connectors import conditional
 from dagster_unified.connectors.paths import put, remove_tree, storage_path
 from dagster_unified.connectors.positions import Position
-from dagster_unified.errors import ConfigurationError
+from dagster_unified.errors import ConfigurationError, LeaseLostError
 from dagster_unified.graph.slices import WHOLE
 from dagster_unified.operators.metrics import GaugeRange, Histogram, MeterCount
 
@@ -125,6 +126,8 @@ class IntermediateStore:
 
     def __init__(self, root: str) -> None:
         self.root = storage_path(root, "intermediate storage")
+        self._before: dict[str, str | None] = {}
+        """The version of the manifest that an attempt found, by the folder of its data."""
 
     def folder(self, address: Address) -> UPath:
         """The folder of one stage of one run; raises where a segment of the address is not safe in a path."""
@@ -140,6 +143,7 @@ class IntermediateStore:
     def new_attempt(self, address: Address) -> UPath:
         """A folder for one attempt's data: no two share one, so that a worker that outlives its run does no harm."""
         path = self.folder(address) / f"data-{uuid4().hex[:12]}"
+        self._before[path.name] = self._version(address)
         path.mkdir(parents=True, exist_ok=True)
         return path
 
@@ -150,14 +154,33 @@ class IntermediateStore:
             (StoredFile(f.relative_to(attempt).as_posix(), int(f.stat().st_size)) for f in found), key=lambda f: f.path
         )
 
-    def commit(self, address: Address, manifest: Manifest) -> None:
-        """Commit an attempt atomically as the intermediate; the data of other attempts is removed."""
+    def commit(self, address: Address, manifest: Manifest) -> Manifest:
+        """Commit an attempt atomically as the intermediate, and return it; the data of other attempts is removed.
+
+        Where another attempt of the same code and input was committed since this one began, that one stays and is
+        returned: a process that was paused, and wakes up after its step was retried, changes nothing.
+        """
         folder = self.folder(address)
-        folder.mkdir(parents=True, exist_ok=True)
-        _put(folder / MANIFEST, manifest)
+        before = self._before.pop(manifest.data) if manifest.data in self._before else self._version(address)
+        try:
+            conditional.write(folder / MANIFEST, _encoded(manifest), before)
+        except FileExistsError as error:
+            remove_tree(folder / manifest.data)
+            found = self.find(address)
+            if found is None or found.fingerprint != manifest.fingerprint:
+                raise LeaseLostError(
+                    f"{manifest.pipeline}: another attempt of stage '{manifest.stage}' in run {manifest.run} was"
+                    " committed meanwhile; this one stops and writes nothing more"
+                ) from error
+            return found
         for other in folder.iterdir():
             if other.name.startswith("data-") and other.name != manifest.data:
                 remove_tree(other)
+        return manifest
+
+    def _version(self, address: Address) -> str | None:
+        found = conditional.read(self.folder(address) / MANIFEST)
+        return found and found.version
 
     def find(self, address: Address) -> Manifest | None:
         """The manifest, or None where there is none or its data is gone or damaged."""
@@ -189,7 +212,7 @@ class IntermediateStore:
         """Make another run's intermediate that of this one as well; the data stays where it is."""
         folder = self.folder(address)
         folder.mkdir(parents=True, exist_ok=True)
-        _put(folder / MANIFEST, manifest)
+        put(folder / MANIFEST, _encoded(manifest))
 
     def data(self, manifest: Manifest) -> UPath:
         """The folder that holds a manifest's Parquet files."""
@@ -203,8 +226,8 @@ class IntermediateStore:
         remove_tree(folder)
 
 
-def _put(path: UPath, manifest: Manifest) -> None:
-    put(path, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+def _encoded(manifest: Manifest) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1)
 
 
 def now() -> float:

@@ -1,0 +1,125 @@
+"""Conditional writes: a file is created only where there is none, and replaced only where it is as it was read.
+
+A bucket compares by itself (`If-None-Match`, `If-Match`), so that of two writers one fails, however long the other was
+paused before it wrote. On a disk, files are created exclusively, and compared right before they are replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from typing import NamedTuple
+
+from upath import UPath
+
+from dagster_unified.connectors.paths import is_local, put, read_whole
+from dagster_unified.errors import ConfigurationError
+
+ATTEMPTS = 6
+"""How often a file is written of which the store says that another write is under way."""
+
+_NO_VERSION = '"00000000000000000000000000000000"'
+_CONFLICT, _NOT_IMPLEMENTED, _CHANGED = 409, 501, (404, 412)
+
+
+class Content(NamedTuple):
+    """What a file holds, and the version that tells it from what others write; never newer than the data."""
+
+    data: bytes
+    version: str
+
+
+def read(path: UPath) -> Content | None:
+    """A file as it is now; None where there is none."""
+    try:
+        if _is_in_s3(path):
+            version = str(path.fs.info(path.path)["ETag"])
+            return Content(read_whole(path), version)
+        data = read_whole(path)
+    except FileNotFoundError:
+        return None
+    return Content(data, _digest(data))
+
+
+def write(path: UPath, data: bytes, version: str | None) -> str:
+    """Write a file whose version is still `version`, or a new one if that is None; returns the version it has then.
+
+    Raises `FileExistsError` where another writer was first. What two writers write has to differ: where the store's
+    answer was lost, and the request sent again, what is there says whose it is.
+    """
+    if is_local(path):
+        return _write_on_disk(path, data, version)
+    if not _is_in_s3(path):
+        path.fs.pipe_file(path.path, data, mode="create" if version is None else "overwrite")
+        return _digest(data)
+    try:
+        return _write_in_s3(path, data, version)
+    except FileExistsError:
+        found = read(path)
+        if found is None or found.data != data:
+            raise
+        return found.version
+
+
+def check_store(path: UPath, what: str) -> None:
+    """Raise `ConfigurationError` where the store of a file that is there ignores the conditions of writes."""
+    if is_local(path):
+        return
+    for version in (None, _NO_VERSION):
+        with contextlib.suppress(FileExistsError):
+            write(path, b"{}", version)
+            raise ConfigurationError(f"{what}: {_refusal(path)}")
+
+
+def _refusal(path: UPath) -> str:
+    return (
+        f"the store of {path.parent} writes a file although another process has written it meanwhile, so that two jobs"
+        " could write at once; use a store with conditional writes (If-None-Match and If-Match), such as Amazon's S3,"
+        " or a folder that all machines share"
+    )
+
+
+def _is_in_s3(path: UPath) -> bool:
+    return path.protocol in ("s3", "s3a")
+
+
+def _write_on_disk(path: UPath, data: bytes, version: str | None) -> str:
+    if version is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path.path, "xb") as file:
+            file.write(data)
+    else:
+        found = read(path)
+        if found is None or found.version != version:
+            raise FileExistsError(f"{path} was written meanwhile")
+        put(path, data)
+    return _digest(data)
+
+
+def _write_in_s3(path: UPath, data: bytes, version: str | None) -> str:
+    how = {"mode": "create"} if version is None else {"IfMatch": version}
+    attempt = 0
+    while True:
+        try:
+            return str(path.fs.pipe_file(path.path, data, **how)["ETag"])
+        except OSError as error:
+            attempt += 1
+            status = _status(error)
+            if status in _CHANGED and not (status == 404 and version is None):
+                raise FileExistsError(f"{path} was written meanwhile") from error
+            if status == _NOT_IMPLEMENTED:
+                raise ConfigurationError(f"{path}: {_refusal(path)}") from error
+            if status != _CONFLICT or attempt == ATTEMPTS:
+                raise
+            time.sleep(0.05 * 2**attempt)
+
+
+def _status(error: OSError) -> int | None:
+    """The status of the store's answer, which s3fs keeps in the cause of its own error."""
+    answer = getattr(error.__cause__, "response", None)
+    return None if answer is None else answer["ResponseMetadata"]["HTTPStatusCode"]
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()

@@ -1,0 +1,130 @@
+"""Of two writers one wins, in a bucket as on a disk, and one who was paused and wakes up late writes nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from upath import UPath
+
+from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
+from dagster_unified.engine.streaming.desired import read_desired
+from dagster_unified.engine.streaming.savepoint import remove_halves, savepoints
+from dagster_unified.errors import ConfigurationError
+from tests.depth import examples
+from tests.engine.fenced_writer import Writer
+from tests.object_store import served
+
+ROOT = Path(__file__).parents[2]
+RACES = ("lease", "file", "manifest")
+
+
+@pytest.fixture(scope="module")
+def bucket():
+    """The environment of a process that reaches the bucket `lake`."""
+    with served("lake") as environment:
+        yield environment
+
+
+@pytest.fixture
+def reached(bucket, monkeypatch):
+    """This process reaches the bucket."""
+    for name, value in bucket.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def start(bucket):
+    """Starts a writer in a process of its own."""
+    started = []
+
+    def start(root, name):
+        command = [sys.executable, "-m", "tests.engine.fenced_writer", root, name]
+        environment = {**os.environ, **bucket}
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def tell(line, *processes):
+    """Has all processes do something at once, and returns what came of it."""
+    for process in processes:
+        process.stdin.write(f"{line}\n")
+        process.stdin.flush()
+    return [said(process) for process in processes]
+
+
+def said(process):
+    return process.stdout.readline().strip()
+
+
+def contents(root):
+    """Every file but the leases, which show only who was there."""
+    files = [path for path in UPath(root, use_listings_cache=False).rglob("*") if path.is_file()]
+    return {str(path): path.read_bytes() for path in files if path.parent.name != "lease"}
+
+
+def test_of_two_processes_that_write_at_once_one_wins(start, reached):
+    pair = [start("s3://lake/races", name) for name in ("one", "two")]
+    assert [said(process) for process in pair] == ["ready", "ready"]
+    for number in range(examples(20)):
+        for process in pair:
+            assert tell(f"begin {number}", process) == ["begun"]
+        assert sorted(tell(RACES[number % len(RACES)], *pair)) == ["refused", "written"]
+
+
+def test_two_who_ask_at_once_are_both_heard(start, reached):
+    pair = [start("s3://lake/asked", name) for name in ("one", "two")]
+    for process in pair:
+        assert (said(process), *tell("begin 0", process)) == ("ready", "begun")
+    for _ in range(examples(3)):
+        assert tell("asked", *pair) == ["written", "written"]
+    assert read_desired(CheckpointDirectory("s3://lake/asked/0", "job")).number == 2 * examples(3)
+
+
+@pytest.mark.parametrize("place", ["a bucket", "a disk"])
+def test_a_paused_writer_that_wakes_up_late_writes_nothing(place, start, reached, tmp_path):
+    root = "s3://lake/paused" if place == "a bucket" else str(tmp_path)
+    process = start(root, "paused")
+    assert (said(process), *tell("begin 0", process)) == ("ready", "begun")
+    directory = CheckpointDirectory(f"{root}/0", "job")
+    (directory.path / "spark/main/commits").mkdir(parents=True)
+    (directory.path / "spark/main/commits/0").write_text("v1")
+    process.stdin.write("late\n")
+    process.stdin.flush()
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    other = Writer(root, "other")
+    lease = directory.take("other", patience=0)
+    other.begin("0")
+    other.own(lease.token)
+    remove_halves(directory, ())
+    other.manifest()
+    lease.release()
+    before = contents(root)
+
+    process.send_signal(signal.SIGCONT)
+    assert said(process).split() == ["refused"] * 6
+    assert contents(root) == before
+    assert savepoints(directory) == []
+
+
+def test_a_store_that_ignores_conditions_is_refused(monkeypatch):
+    with served("lake", ignores_conditions=True) as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        directory = CheckpointDirectory("s3://lake/checkpoints", "job")
+        with pytest.raises(
+            ConfigurationError, match=r"execution.checkpointing.dir: .*use a store with conditional wri"
+        ):
+            directory.take("one", patience=60)
+        assert directory.holder() is None
