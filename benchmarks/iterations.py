@@ -13,7 +13,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,11 +29,8 @@ from benchmarks.bars import Bar, Measurement, Options
 from dagster_unified.api import (
     FileSink,
     FlatMapFunction,
-    KeyedProcessFunction,
-    ListStateDescriptor,
     ParquetSource,
     Pipeline,
-    ValueStateDescriptor,
     iterations,
 )
 from dagster_unified.engine import session
@@ -245,44 +242,26 @@ def _over_files(folder: str, centroids: np.ndarray, batches: Iterable[pa.RecordB
 # Connected components
 
 
-class Message(NamedTuple):
+class Vertex(NamedTuple):
     vertex: int
-    value: int
-    kind: int
+    label: int | None
+    near: list[int]
 
 
-class Least(KeyedProcessFunction[int, Message, Message], iterations.IterationListener[Message]):
-    """A function per key: a vertex that has heard of a smaller label tells its neighbours, once a round."""
-
-    def open(self, runtime_context):  # type: ignore[no-untyped-def]
-        self.label = runtime_context.get_state(ValueStateDescriptor("label", int))
-        self.told = runtime_context.get_state(ValueStateDescriptor("told", int))
-        self.near = runtime_context.get_list_state(ListStateDescriptor("near", int))
-
-    def process_element(self, value: Message, ctx: KeyedProcessFunction.Context[int]) -> list[Message]:
-        offered = value.value
-        if value.kind == 0:
-            self.near.add(value.value)
-            offered = value.vertex
-        held = self.label.value()
-        if held is None or offered < held:
-            self.label.update(offered)
-        return []
-
-    def on_epoch_watermark_incremented(
-        self, epoch_watermark: int, context: iterations.EpochContext, collector: iterations.EpochCollector[Message]
-    ) -> None:
-        label = self.label.value()
-        if label != self.told.value():
-            self.told.update(label)
-            for vertex in self.near.get():
-                collector.collect(Message(vertex, label, 1))
+class Offer(NamedTuple):
+    vertex: int
+    label: int
 
 
-class Components(iterations.IterationBody):
-    def process(self, variables, data):  # type: ignore[no-untyped-def]
-        told = variables[0].union(data[0]).key_by("vertex").process(Least())
-        return iterations.IterationBodyResult([told], [told.filter(lambda m: False)])
+class Least(iterations.DeltaFunction[Vertex, Offer]):
+    """A function per key: a vertex that is offered a smaller label takes it, and offers it to its neighbours."""
+
+    def update(self, solution: Vertex | None, workset: Sequence[Offer]) -> tuple[Vertex | None, Iterable[Offer]]:
+        assert solution is not None
+        label = min([offer.label for offer in workset])
+        if solution.label is not None and solution.label <= label:
+            return None, ()
+        return Vertex(solution.vertex, label, solution.near), [Offer(vertex, label) for vertex in solution.near]
 
 
 def _components(spark: SparkSession, folder: str) -> list[Bar]:
@@ -290,14 +269,14 @@ def _components(spark: SparkSession, folder: str) -> list[Bar]:
     a, b = random.integers(0, VERTICES, EDGES), random.integers(0, VERTICES, EDGES)
     a, b = a[a != b], b[a != b]
     source, target = np.concatenate([a, b]), np.concatenate([b, a])
-    kinds = np.zeros(len(source), dtype="int64")
-    pq.write_table(pa.table({"vertex": source, "value": target, "kind": kinds}), f"{folder}/edges.parquet")
-    pipeline = Pipeline("components")
-    edges = pipeline.from_source(ParquetSource(f"{folder}/edges.parquet", Message, name="edges"))
-    nothing = pipeline.from_collection([], Message, name="nothing")
-    (out,) = iterations.iterate_bounded_streams_until_termination([nothing], [edges], Components())
-    out.sink_to(FileSink(f"{folder}/components"))
-    library = _rounds(spark, folder, pipeline)
+    pq.write_table(pa.table({"vertex": source, "value": target}), f"{folder}/edges.parquet")
+    order = np.argsort(source, kind="stable")
+    vertices, starts = np.unique(source[order], return_index=True)
+    near = pa.ListArray.from_arrays(np.append(starts, len(source)).astype("int32"), target[order])
+    nothing = pa.nulls(len(vertices), pa.int64())
+    pq.write_table(pa.table({"vertex": vertices, "label": nothing, "near": near}), f"{folder}/vertices.parquet")
+    pq.write_table(pa.table({"vertex": vertices, "label": vertices}), f"{folder}/offers.parquet")
+    library = _rounds(spark, folder, _delta(folder, Least()))
     by_hand = _over_dataframes(spark, folder)
     late = statistics.median(library[-3:])
     print(
@@ -308,6 +287,17 @@ def _components(spark: SparkSession, folder: str) -> list[Bar]:
         Bar("iterations.components_vs_dataframes", sum(by_hand) / sum(library), 1.5),
         Bar("iterations.round_of_few_keys", late / library[0], 0.15, at_most=True),
     ]
+
+
+def _delta(folder: str, function: iterations.DeltaFunction[Vertex, Offer]) -> Pipeline:
+    pipeline = Pipeline(type(function).__name__)
+    vertices = pipeline.from_source(ParquetSource(f"{folder}/vertices.parquet", Vertex, name="vertices"))
+    offers = pipeline.from_source(ParquetSource(f"{folder}/offers.parquet", Offer, name="offers"))
+    found = iterations.iterate_delta(
+        vertices.key_by("vertex"), offers.key_by("vertex"), function, combine={"label": "min"}
+    )
+    found.sink_to(FileSink(f"{folder}/{pipeline.name}"))
+    return pipeline
 
 
 def _over_dataframes(spark: SparkSession, folder: str) -> list[float]:

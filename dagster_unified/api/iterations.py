@@ -8,9 +8,10 @@ the variables for the next round, what leaves the loop, and what decides when it
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from operator import attrgetter, itemgetter
+from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -33,8 +34,9 @@ from dagster_unified.graph.nodes import (
     output_tag,
 )
 from dagster_unified.graph.operator_state import check_operator_state
+from dagster_unified.operators.combining import CombineColumns, CombineRecords, Kind
 from dagster_unified.operators.deltas import SOLUTION, WORK, Sided, Solutions, rows_type
-from dagster_unified.operators.functions.base import OutputTag
+from dagster_unified.operators.functions.base import OutputTag, ReduceFunction
 from dagster_unified.operators.functions.deltas import DeltaFunction
 from dagster_unified.operators.functions.iterations import (
     AllReduce,
@@ -61,11 +63,16 @@ __all__ = [
     "TerminateOnMaxIter",
     "TerminateOnMaxIterOrTol",
     "all_reduce",
+    "combine",
     "for_each_round",
     "forward_inputs_of_last_round",
     "iterate_bounded_streams_until_termination",
     "iterate_delta",
 ]
+
+
+Combiner: TypeAlias = Callable[[T, T], T] | ReduceFunction[T] | Mapping[str, Kind]
+"""How records of a key are reduced to one: by a function of two of them, or column by column."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +205,32 @@ def all_reduce(stream: DataStream[T], function: Callable[[T, T], T]) -> DataStre
     return partly.global_().flat_map(AllReduce(function), records).name("all reduce")
 
 
+def combine(stream: KeyedStream[K, T], how: Combiner[T]) -> DataStream[T]:
+    """Reduces what a subtask has for each key in a round to one record, at the round's end, before it is sent.
+
+    `how` is an associative and commutative function of two records of a key, or says of each column beside the key
+    what becomes of it: `{"distance": "min", "count": "sum"}`, which is computed on Arrow columns. The result is not
+    keyed, and in another subtask the same key may have another record: behind a `key_by` reduce them again. Use it
+    where many small messages go to few keys. Hadoop: combiner.
+
+    Examples:
+        >>> class Thirds(iterations.IterationBody):
+        ...     def process(self, variables, data):
+        ...         sums = iterations.combine(variables[0].key_by("shop"), {"amount": "sum", "at": "min"})
+        ...         smaller = sums.map(lambda sale: sale._replace(amount=sale.amount // 3), Sale)
+        ...         return iterations.IterationBodyResult([smaller.filter(lambda sale: sale.amount > 0)], [sums])
+        >>> config = iterations.IterationConfig(parallelism=1)
+        >>> (sums,) = iterations.iterate_bounded_streams_until_termination([sales], [], Thirds(), config)
+        >>> sorted((sale.shop, sale.amount) for sale in collect(sums))
+        [('north', 2), ('north', 8), ('south', 1), ('south', 4)]
+    """
+    if isinstance(stream, UntypedStream):
+        return stream
+    if not isinstance(stream, KeyedStream):
+        raise PipelineError("combine: it reduces the records of each key; call key_by on the stream before")
+    return _combined(stream, stream._records("combine"), stream._key_selector, how)
+
+
 def forward_inputs_of_last_round(stream: DataStream[T]) -> DataStream[T]:
     """The records of a stream's last round, when the iteration has ended: for an output that is the final model.
 
@@ -213,12 +246,17 @@ def iterate_delta(
     body: DeltaFunction[S, T],
     max_rounds: int | None = None,
     config: IterationConfig = IterationConfig(),  # frozen
+    combine: Combiner[T] | None = None,
 ) -> DataStream[S]:
     """Runs a delta iteration over bounded streams, and returns its final solution set: one record for each key.
 
     In each round `body` is called for every key that was sent something, with the key's record of the solution set. It
     returns the record that replaces that one, if any, and what is sent to keys for the next round. Keys that nothing is
     sent to are not touched. The iteration ends when nothing is sent, or after `max_rounds`.
+
+    With `combine` each subtask reduces what it sends to a key to one record before it is sent, as the function
+    `combine` does: `combine={"distance": "min"}`, or a function of two records. A key may be sent one record by each
+    subtask still.
 
     In BATCH it is a bounded iteration like any other: a part of one stage, committed round by round. STREAMING does not
     run iterations.
@@ -254,7 +292,7 @@ def iterate_delta(
     untyped = [stream for stream in given if isinstance(stream, UntypedStream)]
     if untyped:
         return untyped[0]
-    delta = _Delta(solution_set, workset, body, max_rounds, config)
+    delta = _Delta(solution_set, workset, body, max_rounds, config, combine)
     (found,) = iterate_bounded_streams_until_termination([delta.first], [delta.initial], delta, config)
     return found
 
@@ -363,6 +401,39 @@ class _EachRound:
         self._builder._life_cycle = self._before
 
 
+def _combined(stream: DataStream[Any], records: RecordType, key: Key, how: Combiner[Any]) -> DataStream[Any]:
+    """A stream whose records are combined by key where they are."""
+    bare = _without_exchange(stream)
+    where = stream._pipeline.name
+    if isinstance(how, Mapping):
+        if key.computed is not None:
+            raise PipelineError(
+                f"{where}: the stream is keyed by a function, and columns are combined by columns of the key; give a"
+                " function that reduces two records to one"
+            )
+        function = CombineColumns(records, key.fields, how, where)
+        return bare._next(nodes.MapBatchesNode, "combine", records=records, function=function)
+    bare._check_function("combine", getattr(how, "reduce", how))
+    return bare._next(
+        nodes.FlatMapNode, "combine", records=records, function=CombineRecords(how, _key_getter(key, records))
+    )
+
+
+def _key_getter(key: Key, records: RecordType) -> Callable[[Any], Hashable]:
+    """What reads a record's key."""
+    if key.computed is not None:
+        getter: Callable[[Any], Hashable] = getattr(key.computed.function, "get_key", key.computed.function)
+        return getter
+    if records.shape == "tuple":
+        return itemgetter(*map(records.names.index, key.fields))
+    return records.getter(key.fields[0]) if records.shape == "value" else attrgetter(*key.fields)
+
+
+def _without_exchange(stream: DataStream[T]) -> DataStream[T]:
+    """A stream's records where they are."""
+    return DataStream(stream._pipeline, None, tuple(replace(u, partitioning=None) for u in stream._upstream))
+
+
 class _Delta(IterationBody):
     """The body of a delta iteration: workset and solution set reach one keyed operator, whose state is the latter."""
 
@@ -373,9 +444,10 @@ class _Delta(IterationBody):
         function: DeltaFunction[Any, Any],
         max_rounds: int | None,
         config: IterationConfig,
+        combiner: Combiner[Any] | None,
     ) -> None:
         self.name = config.name or type(function).__name__
-        self.function, self.max_rounds = function, max_rounds
+        self.function, self.max_rounds, self.combiner = function, max_rounds, combiner
         if not isinstance(solution_set, DataStream) or not isinstance(workset, DataStream):
             raise PipelineError(
                 f"iteration '{self.name}': a delta iteration needs two keyed streams, such as stream.key_by('id'), not"
@@ -423,7 +495,10 @@ class _Delta(IterationBody):
         )
         solution = joined.get_side_output(self.tag)
         ends = None if self.max_rounds is None else solution.flat_map(TerminateOnMaxIter(self.max_rounds))
-        return IterationBodyResult([self._sided(joined, WORK)], [solution], ends)
+        sent = joined
+        if self.combiner is not None:
+            sent = _combined(joined, self.work, self.work_key, self.combiner)
+        return IterationBodyResult([self._sided(sent, WORK)], [solution], ends)
 
     def _key(self, what: str, stream: DataStream[Any]) -> Key:
         if not isinstance(stream, KeyedStream):
@@ -444,9 +519,7 @@ class _Delta(IterationBody):
         """A stream's records as rows of both."""
         key, records = (self.key, self.solution) if side == SOLUTION else (self.work_key, self.work)
         function = Sided(records, self.rows, side, key.fields, key.computed)
-        bare: DataStream[Any] = DataStream(
-            stream._pipeline, None, tuple(replace(u, partitioning=None) for u in stream._upstream)
-        )
+        bare = _without_exchange(stream)
         name = "solution set" if side == SOLUTION else "workset"
         return bare._next(nodes.MapBatchesNode, name, records=self.rows, timestamped=False, function=function)
 

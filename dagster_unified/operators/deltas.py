@@ -114,6 +114,9 @@ class DeltaOperator(KeyedOperator):
     ) -> None:
         super().__init__(where, options, clock)
         self.function, self.types = function, types
+        self._has_initial = False
+        """Whether what was read last has records of the initial solution set."""
+
         self.state.register(ValueStateDescriptor(SOLUTION, types.solution.python))
 
     @property
@@ -128,7 +131,8 @@ class DeltaOperator(KeyedOperator):
 
     def read(self, batch: pa.RecordBatch, records: RecordType) -> Sequence[Any]:
         types, solution, work = self.types, batch.column(SOLUTION), batch.column(WORK)
-        if solution.null_count == batch.num_rows:
+        self._has_initial = solution.null_count < batch.num_rows
+        if not self._has_initial:
             return types.work.from_batch(own_rows(work, types.work))
         initial = iter(types.solution.from_batch(own_rows(solution.drop_null(), types.solution)))
         later = iter(types.work.from_batch(own_rows(work.drop_null(), types.work)))
@@ -148,7 +152,7 @@ class DeltaOperator(KeyedOperator):
         held = self.state.take(SOLUTION, keys)
         changed: dict[Hashable, Any] = {}
         ends = (*starts[1:], len(records))
-        if any(type(record) is _Initial for record in records):
+        if self._has_initial:
             workset = self._begin(keys, starts, records, held)
             changed = {key: solution for key, solution in zip(keys, held, strict=True) if solution is not None}
         else:

@@ -29,14 +29,14 @@ class Nearest(iterations.DeltaFunction[Place, Visit]):
         return solution._replace(distance=distance), [Visit(to, distance + length) for to, length in solution.ways]
 
 
-def distances(ways, starts, max_rounds=None, body=None, **config):
+def distances(ways, starts, max_rounds=None, body=None, combine=None, **config):
     """The places of directed ways (from, to, length), and how far they are from some of them."""
     pipeline = Pipeline("distances")
     held = {a: Place(a, None, [(to, length) for b, to, length in ways if b == a]) for a, _, _ in ways}
     places = pipeline.from_collection(list(held.values()), Place, name="places").key_by("name")
     visits = pipeline.from_collection([Visit(a, 0) for a in starts], Visit, name="visits").key_by("name")
     config = iterations.IterationConfig(**config)
-    return pipeline, iterations.iterate_delta(places, visits, body or Nearest(), max_rounds, config)
+    return pipeline, iterations.iterate_delta(places, visits, body or Nearest(), max_rounds, config, combine)
 
 
 def by_dijkstra(ways, starts):

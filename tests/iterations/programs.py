@@ -243,7 +243,7 @@ WAYS = [(1, 2, 4), (2, 3, 1), (1, 3, 9), (3, 4, 1), (5, 1, 1)]
 
 
 def nearest():
-    pipeline, places = distances(WAYS, [1])
+    pipeline, places = distances(WAYS, [1], combine={"distance": "min"})
     return pipeline, places.map(lambda place: (place.name, place.distance), tuple[int, int | None])
 
 

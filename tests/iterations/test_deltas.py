@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_unified.api import Pipeline, RateSource, iterations
+from dagster_unified.api import Pipeline, RateSource, ReduceFunction, iterations
 from dagster_unified.errors import PipelineError, RecordTypeError, UnifiedError, UserFunctionError
 from dagster_unified.testing import run_pipeline
 from tests.iterations.deltas import Nearest, Place, Visit, by_dijkstra, distances
@@ -29,9 +29,28 @@ def test_it_ends_when_the_workset_is_empty_and_returns_the_solution_set(parallel
 WAY = st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(1, 9))
 
 
-@given(st.lists(WAY, max_size=20), st.lists(st.integers(0, 9), max_size=3))
-def test_random_graphs_have_the_distances_that_plain_python_finds(ways, starts):
-    assert found(*distances(ways, starts)) == by_dijkstra(ways, starts)
+class Shorter(ReduceFunction[Visit]):
+    def reduce(self, value1: Visit, value2: Visit) -> Visit:
+        return min(value1, value2)
+
+
+@pytest.mark.parametrize("combine", [None, {"distance": "min"}, min, Shorter()])
+@given(ways=st.lists(WAY, max_size=20), starts=st.lists(st.integers(0, 9), max_size=3))
+def test_random_graphs_have_the_distances_that_plain_python_finds(combine, ways, starts):
+    assert found(*distances(ways, starts, combine=combine)) == by_dijkstra(ways, starts)
+
+
+def test_a_combiner_leaves_one_record_for_each_key_and_subtask():
+    class Most(Nearest):
+        def update(self, solution, workset):
+            assert len(workset) <= 2
+            return super().update(solution, workset)
+
+    ways = [(0, n, 1) for n in range(1, 40)] + [(n, 100, n) for n in range(1, 40)]
+    options = {"parallelism.default": 2}
+    assert found(*distances(ways, [0], body=Most(), combine={"distance": "min"}), **options)[-1] == (100, 2)
+    with pytest.raises(UserFunctionError, match="AssertionError"):
+        found(*distances(ways, [0], body=Most()), **options)
 
 
 class Counting(Nearest):
@@ -113,6 +132,10 @@ class Numbers(iterations.DeltaFunction[int, Visit]):
             lambda p: (reading(p), reading(p, kind=Visit), Nearest(), None, PER_ROUND),
             "a solution set lives over all rounds",
         ),
+        (lambda p: combining(p, {}), "combine does not say what becomes of 'distance'; give min, max, sum, or a func"),
+        (lambda p: combining(p, {"distance": "min", "name": "max"}), "has 'name', which is no column beside the key"),
+        (lambda p: combining(p, {"distance": "least"}), "combine knows min, max, sum, and not 'least'"),
+        (lambda p: combining(p, 7), "expected a function or a function object, got 7"),
         (lambda p: ([], reading(p, kind=Visit), Nearest()), "a delta iteration needs two keyed streams"),
     ],
 )
@@ -122,6 +145,24 @@ def test_what_cannot_run_is_refused(build, message):
 
 
 PER_ROUND = iterations.IterationConfig(operator_life_cycle="PER_ROUND")
+
+
+def combining(pipeline, how):
+    config = iterations.IterationConfig()
+    return reading(pipeline), reading(pipeline, kind=Visit), Nearest(), None, config, how
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda p: p.from_collection([1]), "reduces the records of each key; call key_by on the stream before"),
+        (lambda p: p.from_collection([Visit(1, 2)]).key_by(str, key_type=str), "keyed by a function, and columns are"),
+        (lambda p: p.from_collection([Place(1, 2, [])]).key_by("name"), "cannot be computed on these columns"),
+    ],
+)
+def test_what_cannot_be_combined_is_refused(build, message):
+    with pytest.raises(PipelineError, match=message):
+        iterations.combine(build(Pipeline("refused")), {"distance": "min", "ways": "min"})
 
 
 def test_an_unbounded_stream_is_refused():

@@ -1,0 +1,113 @@
+"""Combiners: what a subtask sends to one key in a round of an iteration is reduced to one record before it is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import pyarrow as pa
+
+from dagster_unified.errors import PipelineError
+from dagster_unified.operators.functions.base import FlatMapFunction, Function, ReduceFunction, RuntimeContext
+from dagster_unified.operators.functions.iterations import EpochCollector, EpochContext, IterationListener
+from dagster_unified.operators.functions.type_variables import T
+from dagster_unified.records import RecordType
+
+Kind = Literal["min", "max", "sum"]
+"""How the values of a column become one."""
+
+_AT_ONCE = 1 << 20
+"""Rows that are gathered before they are combined."""
+
+
+class CombineColumns(Function, IterationListener[pa.RecordBatch]):
+    """Combines batches: of the rows of a key, each other column becomes its least, its greatest or its sum."""
+
+    in_all_rounds = True
+
+    def __init__(self, records: RecordType, key: Sequence[str], columns: Mapping[str, Kind], where: str) -> None:
+        self._schema, self._key, self._kinds = records.schema, list(key), dict(columns)
+        others = [name for name in records.names if name not in key]
+        wrong = [name for name in columns if name not in others]
+        missing = [name for name in others if name not in columns]
+        kinds = get_args(Kind)
+        if wrong:
+            raise PipelineError(f"{where}: combine has '{wrong[0]}', which is no column beside the key")
+        if missing:
+            raise PipelineError(
+                f"{where}: combine does not say what becomes of '{missing[0]}'; give {', '.join(kinds)}, or a function"
+                " that reduces two records to one"
+            )
+        unknown = next((kind for kind in columns.values() if kind not in kinds), None)
+        if unknown is not None:
+            raise PipelineError(f"{where}: combine knows {', '.join(kinds)}, and not {unknown!r}")
+        self._nothing = pa.RecordBatch.from_pylist([], schema=self._schema)
+        self._held: list[pa.RecordBatch] = []
+        self._rows = 0
+        try:
+            self._combined([])
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise PipelineError(
+                f"{where}: combine cannot be computed on these columns: {error}; give a function that reduces two"
+                " records to one"
+            ) from error
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Takes a batch, and returns nothing yet."""
+        self._held.append(batch)
+        self._rows += batch.num_rows
+        if self._rows >= _AT_ONCE:
+            self._held = [self._combined(self._held)]
+            self._rows = 0
+        return batch.slice(0, 0)
+
+    def on_epoch_watermark_incremented(
+        self, epoch_watermark: int, context: EpochContext, collector: EpochCollector[pa.RecordBatch]
+    ) -> None:
+        held, self._held, self._rows = self._held, [], 0
+        if held:
+            collector.collect(self._combined(held))
+
+    def _combined(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+        table = pa.Table.from_batches([batch.select(self._schema.names) for batch in batches], self._schema)
+        found = table.group_by(self._key).aggregate(list(self._kinds.items()))
+        names = [name if name in self._key else f"{name}_{self._kinds[name]}" for name in self._schema.names]
+        combined = found.select(names).rename_columns(self._schema.names).cast(self._schema)
+        return pa.concat_batches([self._nothing, *combined.to_batches()])
+
+
+class CombineRecords(FlatMapFunction[T, T], IterationListener[T]):
+    """Combines the records of a key by a function."""
+
+    in_all_rounds = True
+
+    def __init__(self, function: Callable[[T, T], T] | ReduceFunction[T], key: Callable[[T], Hashable]) -> None:
+        self.function, self._key = function, key
+        self._reduce = function.reduce if isinstance(function, ReduceFunction) else function
+        self._held: dict[Hashable, T] = {}
+
+    @property
+    def wrapped_functions(self) -> tuple[Any, ...]:
+        """The author's."""
+        return (self.function,)
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        if isinstance(self.function, Function):
+            self.function.open(runtime_context)
+
+    def close(self) -> None:
+        if isinstance(self.function, Function):
+            self.function.close()
+
+    def flat_map(self, value: T) -> list[T]:
+        key = self._key(value)
+        held = self._held.get(key)
+        self._held[key] = value if held is None else self._reduce(held, value)
+        return []
+
+    def on_epoch_watermark_incremented(
+        self, epoch_watermark: int, context: EpochContext, collector: EpochCollector[T]
+    ) -> None:
+        held, self._held = self._held, {}
+        for record in held.values():
+            collector.collect(record)
