@@ -1,6 +1,6 @@
 """A Spark standalone cluster of a master and two workers.
 
-Code is shipped, both work, and one that is killed in the middle costs a retry.
+Code is shipped, both work, and one that is killed in the middle costs a retry; of an iteration, a part of a round.
 """
 
 import os
@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pyspark
@@ -52,6 +53,44 @@ class Slow(MapFunction):
 pipeline = Pipeline("spread")
 numbers = pipeline.from_collection(range({records})).rebalance().map(Slow()).set_parallelism(8).name("slow")
 numbers.key_by("number").reduce(lambda a, b: a).set_parallelism(4).sink_to(DeltaSink("{folder}/table", name="table"))
+"""
+
+
+ROUNDS, IN_A_ROUND = 6, 24
+ITERATION = """
+import os
+import time
+from pathlib import Path
+from uuid import uuid4
+
+from dagster_unified.api import DeltaSink, KeyedProcessFunction, Pipeline, ValueStateDescriptor, iterations
+
+SEEN = Path("{folder}/seen")
+
+
+class Added(KeyedProcessFunction[int, tuple[int, int], tuple[int, int]]):
+    def open(self, context) -> None:
+        self.sum = context.get_state(ValueStateDescriptor("sum", int))
+
+    def process_element(self, value: tuple[int, int], ctx) -> list[tuple[int, int]]:
+        time.sleep(0.05)
+        (SEEN / f"{{value[1]}}.{{value[0]}}.{{os.getppid()}}.{{uuid4().hex}}").touch()
+        self.sum.update((self.sum.value() or 1) + value[1])
+        return [(value[0], self.sum.value())]
+
+
+class Rounds(iterations.IterationBody):
+    def process(self, variables, data):
+        added = variables[0].key_by(lambda v: v[0], key_type=int).process(Added())
+        ends = added.flat_map(iterations.TerminateOnMaxIter({rounds}))
+        return iterations.IterationBodyResult([added], [iterations.forward_inputs_of_last_round(added)], ends)
+
+
+pipeline = Pipeline("rounds")
+numbers = pipeline.from_collection([(n, 1) for n in range({records})], tuple[int, int], name="numbers")
+config = iterations.IterationConfig(parallelism=2)
+(out,) = iterations.iterate_bounded_streams_until_termination([numbers], [], Rounds(), config)
+out.sink_to(DeltaSink("{folder}/table", name="table"))
 """
 
 
@@ -114,29 +153,47 @@ def cluster(tmp_path):
     started.end()
 
 
-def test_a_worker_that_is_killed_in_the_middle_of_a_stage_costs_a_retry_and_not_the_run(cluster, tmp_path):
-    seen = tmp_path / "seen"
+def run_and_kill(cluster, folder, program, begun, what):
+    """Runs a program, and kills a worker with its executor once a look at the files of `seen` says so: its rows."""
+    seen = folder / "seen"
     seen.mkdir()
-    (tmp_path / "spread.py").write_text(PROGRAM.format(folder=tmp_path, records=RECORDS))
-    with (tmp_path / "run.log").open("w") as log:
+    (folder / "program.py").write_text(program)
+    with (folder / "run.log").open("w") as log:
         running = subprocess.Popen(
-            [COMMAND, "run", "spread.py", "--master", cluster.url],
-            cwd=tmp_path,
+            [COMMAND, "run", "program.py", "--master", cluster.url],
+            cwd=folder,
             env=cluster.environment,
             stdout=log,
             stderr=subprocess.STDOUT,
         )
     try:
-        both = lambda: len({f.name.split(".")[1] for f in seen.iterdir()}) == 2  # noqa: E731
-        cluster.until(
-            lambda: running.poll() is not None or (both() and len(list(seen.iterdir())) >= RECORDS // 4),
-            "both workers have begun, and a quarter of the records are done",
-        )
-        assert running.poll() is None, (tmp_path / "run.log").read_text()
+        cluster.until(lambda: running.poll() is not None or begun([f.name.split(".") for f in seen.iterdir()]), what)
+        assert running.poll() is None, (folder / "run.log").read_text()
         cluster.kill(cluster.workers[0])
-        assert running.wait(600) == 0, (tmp_path / "run.log").read_text()
+        assert running.wait(600) == 0, (folder / "run.log").read_text()
     finally:
         running.kill()
-    rows = DeltaTable(str(tmp_path / "table")).to_pyarrow_table().to_pylist()
+    return DeltaTable(str(folder / "table")).to_pyarrow_table().to_pylist()
+
+
+def test_a_worker_that_is_killed_in_the_middle_of_a_stage_costs_a_retry_and_not_the_run(cluster, tmp_path):
+    def begun(seen):
+        return len({worker for _, worker in seen}) == 2 and len(seen) >= RECORDS // 4
+
+    program = PROGRAM.format(folder=tmp_path, records=RECORDS)
+    rows = run_and_kill(cluster, tmp_path, program, begun, "both workers have begun, and a quarter is done")
     assert sorted(r["number"] for r in rows) == list(range(RECORDS))
     assert {r["attempt"] for r in rows} == {0, 1}
+
+
+def test_an_executor_that_is_killed_in_the_middle_of_a_round_costs_a_part_of_that_round(cluster, tmp_path):
+    def begun(seen):
+        """Both executors are in the third round: each record doubles the sum of its key."""
+        return len({executor for value, _, executor, _ in seen if int(value) == 4}) == 2
+
+    program = ITERATION.format(folder=tmp_path, records=IN_A_ROUND, rounds=ROUNDS)
+    rows = run_and_kill(cluster, tmp_path, program, begun, "both executors are in the third round")
+    assert sorted(tuple(row.values()) for row in rows) == [(n, 2**ROUNDS) for n in range(IN_A_ROUND)]
+    computed = Counter(tuple(f.name.split(".")[:2]) for f in (tmp_path / "seen").iterdir())
+    assert len({value for (value, _), times in computed.items() if times > 1}) <= 1  # the round that it died in
+    assert max(computed.values()) <= 2
