@@ -16,6 +16,7 @@ import pyspark
 import pytest
 from deltalake import DeltaTable
 
+from tests.object_store import served
 from tests.ports import free_port
 
 pytestmark = pytest.mark.spark
@@ -147,20 +148,29 @@ class Cluster:
 
 
 @pytest.fixture
+def bucket():
+    """The environment in which `s3://lake` is there, of all that is started from now on."""
+    with served("lake") as environment, pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        yield "s3://lake"
+
+
+@pytest.fixture
 def cluster(tmp_path):
     started = Cluster(tmp_path)
     yield started
     started.end()
 
 
-def run_and_kill(cluster, folder, program, begun, what):
+def run_and_kill(cluster, folder, program, begun, what, *options):
     """Runs a program, and kills a worker with its executor once a look at the files of `seen` says so: its rows."""
     seen = folder / "seen"
     seen.mkdir()
     (folder / "program.py").write_text(program)
     with (folder / "run.log").open("w") as log:
         running = subprocess.Popen(
-            [COMMAND, "run", "program.py", "--master", cluster.url],
+            [COMMAND, "run", "program.py", "--master", cluster.url, *options],
             cwd=folder,
             env=cluster.environment,
             stdout=log,
@@ -186,13 +196,15 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_stage_costs_a_retry_and_not_
     assert {r["attempt"] for r in rows} == {0, 1}
 
 
-def test_an_executor_that_is_killed_in_the_middle_of_a_round_costs_a_part_of_that_round(cluster, tmp_path):
+def test_an_executor_that_is_killed_in_the_middle_of_a_round_costs_a_part_of_that_round(bucket, cluster, tmp_path):
+    """Its rounds are in a bucket: the other executor reads what it has not written itself."""
+
     def begun(seen):
         """Both executors are in the third round: each record doubles the sum of its key."""
         return len({executor for value, _, executor, _ in seen if int(value) == 4}) == 2
 
     program = ITERATION.format(folder=tmp_path, records=IN_A_ROUND, rounds=ROUNDS)
-    rows = run_and_kill(cluster, tmp_path, program, begun, "both executors are in the third round")
+    rows = run_and_kill(cluster, tmp_path, program, begun, "both are in the third round", "--storage", bucket)
     assert sorted(tuple(row.values()) for row in rows) == [(n, 2**ROUNDS) for n in range(IN_A_ROUND)]
     computed = Counter(tuple(f.name.split(".")[:2]) for f in (tmp_path / "seen").iterdir())
     assert len({value for (value, _), times in computed.items() if times > 1}) <= 1  # the round that it died in

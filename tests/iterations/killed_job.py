@@ -1,8 +1,8 @@
 """A BATCH run of a program with an iteration, in a process of its own that is killed at a point.
 
-`python -m tests.iterations.killed_job FOLDER PROGRAM POINT EPOCH` runs it under one execution. POINT is `level`, where
-the driver is killed when a level of the epoch has run, `committed`, where it is when the epoch is, or `never`. It
-prints the epoch of each level that it ran, and the result.
+`python -m tests.iterations.killed_job FOLDER PROGRAM POINT EPOCH STORE` runs it under one execution. POINT is
+`level`, where the driver is killed when a level of the epoch has run, `committed`, where it is when the epoch is, or
+`never`. It prints the epoch of each level that it ran, and the result.
 """
 
 import json
@@ -26,16 +26,16 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def run(folder, spark, pipeline, stream, observe=lambda event: None, run_id="run"):
+def run(folder, spark, pipeline, stream, observe=lambda event: None, run_id="run", store=None):
     """The sorted records of an iteration's output, under an execution of that folder."""
     stream.sink_to(FileSink(f"{folder}/out", name="out"))
     plan = pipeline.plan({"execution.runtime-mode": "BATCH", "parallelism.default": 2})
-    run_all(Run(plan, spark, IntermediateStore(f"{folder}/store"), run_id, "execution", observe=observe))
+    run_all(Run(plan, spark, IntermediateStore(store or f"{folder}/store"), run_id, "execution", observe=observe))
     rows = pq.read_table(f"{folder}/out").to_pylist()
     return sorted(tuple(row.values()) for row in rows)
 
 
-def main(folder, program, point, epoch):
+def main(folder, program, point, epoch, store):
     run_level = SparkLevels.run
 
     def run_one(self, level, of, terminated, inbox):
@@ -54,10 +54,10 @@ def main(folder, program, point, epoch):
     SparkLevels.run = run_one
     spark = session.start("local[2,3]", config={"spark.sql.shuffle.partitions": "2"})
     build, _ = PROGRAMS[program]
-    found = run(folder, spark, *build(), observe)
+    found = run(folder, spark, *build(), observe, store=store)
     print("result", json.dumps(found), flush=True)
     spark.stop()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5])

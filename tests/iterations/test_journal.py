@@ -1,11 +1,16 @@
 """What is committed of an iteration, and what happens where a part of it is gone: with the real files, and no Spark."""
 
+import os
+
 import pyarrow as pa
 import pytest
+from upath import UPath
 
+from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.engine.iterations.files import Block, MappedFiles, PagedStates, RoundFile
 from dagster_unified.engine.iterations.journal import Epoch, Input, Journal, StoredState
-from dagster_unified.errors import IntermediateLostError
+from dagster_unified.engine.iterations.places import Place, forget_copies
+from dagster_unified.errors import IntermediateLostError, LeaseLostError
 from dagster_unified.operators.rounds.sending import Sent
 
 BATCH = pa.RecordBatch.from_pydict({"value": [1, 2, 3]})
@@ -100,3 +105,54 @@ def test_pages_are_found_again_however_many_rounds_wrote_them(tmp_path):
     assert states.groups(3) == [0, 1, 2, 3]
     assert len(names) <= 65
     assert StoredState(0, 0, held, sorted(names)).index == held
+
+
+@pytest.fixture
+def bucket():
+    yield "memory://rounds"
+    remove_tree(UPath("memory://rounds"))
+    forget_copies("memory://rounds")
+
+
+def test_files_in_a_bucket_are_read_by_a_machine_that_has_no_copy(bucket):
+    name, parcel = write(bucket, "epoch-1")
+    assert UPath(bucket, name).exists()
+    for _ in range(2):
+        assert MappedFiles(bucket).batch_of(parcel, BATCH.schema) == BATCH
+        forget_copies(bucket)
+
+
+def test_a_machine_that_has_a_copy_does_not_read_the_bucket_again(bucket):
+    name, parcel = write(bucket, "epoch-1")
+    UPath(bucket, name).unlink()
+    assert MappedFiles(bucket).batch_of(parcel, BATCH.schema) == BATCH
+    forget_copies(bucket)
+    with pytest.raises(IntermediateLostError, match=f"'{name}' .* gone from memory://rounds.*; run the stage again$"):
+        MappedFiles(bucket).batch_of(parcel, BATCH.schema)
+
+
+def test_copies_that_no_round_reads_are_dropped(bucket):
+    (_, read), (unread, _) = write(bucket, "epoch-0"), write(bucket, "epoch-0")
+    place = Place(bucket)
+    place.used(unread, 0)
+    for epoch in range(5):
+        files = MappedFiles(bucket, epoch)
+        files.batch_of(read, BATCH.schema)
+        place.drop_copies(epoch)
+    assert os.listdir(place.here) == [read.block.file]
+    assert UPath(bucket, unread).exists()
+
+
+def test_rounds_in_a_bucket_are_gone_on_after_and_committed_by_one_process(bucket):
+    journal = begun(bucket)
+    names = [commit(journal, number, keeps=number == 1) for number in range(4)]
+    other, same = Journal(bucket), Journal(bucket)
+    assert (other.last.number, same.last.number) == (3, 3)
+    files = {name for name in Place(bucket).sizes() if name.startswith("epoch") and not name.endswith(".json")}
+    assert files == set(names[1:])
+    name = commit(other, 4)
+    with pytest.raises(LeaseLostError, match=r"epoch 4 of the iteration .* was committed by another process"):
+        commit(same, 4)
+    UPath(bucket, name).unlink()
+    assert Journal(bucket).last.number == 3
+    commit(Journal(bucket), 4)

@@ -14,11 +14,12 @@ from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.events import IterationResumed, RoundCommitted
-from dagster_unified.errors import UnsupportedError, UserFunctionError
+from dagster_unified.errors import UserFunctionError
 from tests.depth import chance
 from tests.iterations.killed_job import run
 from tests.iterations.programs import PROGRAMS, components, trajectories
 from tests.iterations.test_semantics import Body
+from tests.object_store import client, served
 
 
 def rows(expected):
@@ -127,17 +128,25 @@ def test_iterations_of_two_partitions_do_not_share_rounds(spark, tmp_path):
         assert manifest.rows == len(trajectories(1, 2, 3, 7))
 
 
-def test_a_bucket_does_not_hold_rounds(spark, tmp_path):
-    pipeline, out = PROGRAMS["collatz"][0]()
-    out.print()
-    plan = pipeline.plan({"execution.runtime-mode": "BATCH"})
-    with pytest.raises(UnsupportedError, match=r"'Collatz' keeps its rounds below memory://.*; put intermediates"):
-        run_all(Run(plan, spark, IntermediateStore("memory://store"), "run", "run"))
+def start(folder, program, point, epoch, store=None, environment=None):
+    job = [sys.executable, "-m", "tests.iterations.killed_job"]
+    command = [*job, str(folder), program, point, str(epoch), store or f"{folder}/store"]
+    env = {**os.environ, **(environment or {})}
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=env)
 
 
-def start(folder, program, point, epoch):
-    command = [sys.executable, "-m", "tests.iterations.killed_job", str(folder), program, point, str(epoch)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+def killed_and_run_again(program, point, epoch, expected, *where):
+    """A run that is killed in an epoch, and one that goes on; that gives what it would have given."""
+    killed = start(where[0], program, point, epoch, *where[1:])
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    again = start(where[0], program, "never", 0, *where[1:])
+    assert again.returncode == 0, again.stderr
+    last = epoch if point == "committed" else epoch - 1
+    assert f"resumed {last}\n" in again.stdout
+    lines = [line.partition(" ") for line in again.stdout.splitlines()]
+    assert min(int(number) for what, _, number in lines if what == "computed") == last + 1
+    (result,) = [text for what, _, text in lines if what == "result"]
+    assert sorted(map(tuple, json.loads(result))) == rows(expected)
 
 
 KILLS = [
@@ -149,17 +158,16 @@ KILLS = [
 @pytest.mark.parametrize(("program", "point"), KILLS)
 def test_a_run_that_is_killed_goes_on_and_gives_what_it_would_have_given(tmp_path, program, point):
     random, expected = chance(f"{program} {point}"), PROGRAMS[program][1]
-    epoch = random.randrange(1, 3)
-    killed = start(tmp_path, program, point, epoch)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    again = start(tmp_path, program, "never", 0)
-    assert again.returncode == 0, again.stderr
-    last = epoch if point == "committed" else epoch - 1
-    assert f"resumed {last}\n" in again.stdout
-    lines = [line.partition(" ") for line in again.stdout.splitlines()]
-    assert min(int(number) for what, _, number in lines if what == "computed") == last + 1
-    (result,) = [text for what, _, text in lines if what == "result"]
-    assert sorted(map(tuple, json.loads(result))) == rows(expected)
+    killed_and_run_again(program, point, random.randrange(1, 3), expected, tmp_path)
+
+
+@pytest.mark.spark
+def test_rounds_in_a_bucket_are_gone_on_after(tmp_path):
+    with served("lake") as environment:
+        where = (tmp_path, "s3://lake/store", environment)
+        killed_and_run_again("growing", "level", 2, PROGRAMS["growing"][1], *where)
+        left = client(environment["AWS_ENDPOINT_URL"]).list_objects_v2(Bucket="lake").get("Contents", [])
+    assert [one["Key"] for one in left if "iteration-" in one["Key"]] == []
 
 
 class Dying(Failing):

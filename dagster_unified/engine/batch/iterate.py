@@ -17,9 +17,9 @@ from dagster_unified.engine.events import IterationResumed, RoundCommitted
 from dagster_unified.engine.iterations.files import StoredParcel
 from dagster_unified.engine.iterations.journal import Epoch, Input, Journal
 from dagster_unified.engine.iterations.levels import SparkLevels, cores, parcels
+from dagster_unified.engine.iterations.places import forget_copies
 from dagster_unified.engine.rounds.compile import compiled
 from dagster_unified.engine.rounds.rounds import Round, outputs_of, run_rounds, terminate
-from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.graph.plan import Port, Region
@@ -51,12 +51,7 @@ class Iterations:
         `reported` gives what operators before it have measured, once the inputs have been computed.
         """
         folder = self._folder(node)
-        if not is_local(folder):
-            raise UnsupportedError(
-                f"{self.run.plan.name}: iteration '{node.name}' keeps its rounds below {folder}, and workers map them"
-                " from a folder that all of them share; put intermediates on such a folder, not into a bucket"
-            )
-        one = _Iteration(self.run, self.region, node, path_text(folder))
+        one = _Iteration(self.run, self.region, node, _text(folder))
         found = one.levels.frames(node, one.rounds(inputs, reported))
         self.metrics.append(one.metrics)
         self.summaries[node.uid if node.name in self.summaries else node.name] = one.summary()
@@ -66,7 +61,9 @@ class Iterations:
         """Removes what the iterations kept, once the stage is committed."""
         for node in self.run.plan.graph.nodes:
             if isinstance(node, g.IterationNode) and node.id in self.region.nodes:
-                remove_tree(self._folder(node))
+                folder = self._folder(node)
+                remove_tree(folder)
+                forget_copies(_text(folder))
 
     def _folder(self, node: g.IterationNode) -> UPath:
         """Of the stage, for its code and its input: a retry and a re-execution find it again."""
@@ -75,6 +72,10 @@ class Iterations:
         run = self.run
         address = Address(run.plan.name, self.region.name, run.execution, run.partition)
         return run.store.folder(address) / f"iteration-{mark}"
+
+
+def _text(folder: UPath) -> str:
+    return path_text(folder) if is_local(folder) else str(folder)
 
 
 class _Iteration:

@@ -1,21 +1,21 @@
 """The files of an iteration: records and state that workers write once, and map when they read them.
 
 A task writes one file a level and round, under a name that no other attempt has: blocks of bytes one after another.
-What says where a block is goes through the driver. Knows bytes and local paths; no Spark.
+What says where a block is goes through the driver. Knows bytes, and `Place` where they are; no Spark.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 from uuid import uuid4
 
 import msgspec
 import pyarrow as pa
 
+from dagster_unified.engine.iterations.places import Place
 from dagster_unified.errors import IntermediateLostError
 from dagster_unified.operators.drivers.group import GroupStore
 from dagster_unified.operators.numbers import INDEX
@@ -53,12 +53,13 @@ class RoundFile:
 
     def __init__(self, folder: str, name: str) -> None:
         self.name = f"{name}-{uuid4().hex[:12]}"
-        self._folder = folder
+        self._place = Place(folder)
         self.size = 0
         """The bytes that were written."""
 
+        self._path = os.path.join(self._place.here, self.name)
         try:
-            self._file = open(os.path.join(folder, self.name), "wb")  # noqa: SIM115  # closed in __exit__
+            self._file = open(self._path, "wb")  # noqa: SIM115  # closed in __exit__
         except FileNotFoundError as error:
             raise _lost(folder, self.name) from error
 
@@ -68,7 +69,9 @@ class RoundFile:
     def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
         self._file.close()
         if failed is not None or not self.size:
-            os.unlink(os.path.join(self._folder, self.name))
+            os.unlink(self._path)
+        else:
+            self._place.publish(self.name)
 
     def put(self, data: bytes | pa.Buffer) -> Block:
         """Writes a block."""
@@ -98,25 +101,28 @@ INPUT = "input-"
 
 
 class MappedFiles:
-    """The files of an iteration as one turn reads them, mapped into memory until it is over."""
+    """The files of an iteration as one turn reads them, in a round, mapped into memory until it is over."""
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+    def __init__(self, folder: str, epoch: int = 0) -> None:
+        self.place = Place(folder)
+        self._epoch = epoch
         self._mapped: dict[str, pa.Buffer] = {}
 
     def bytes_of(self, block: Block) -> pa.Buffer:
         """A block; raises `IntermediateLostError` where it is not there."""
-        path = os.path.join(self.folder, block.file)
-        try:
-            if block.file.startswith(INPUT):
-                whole = _kept_mapped(path)
-            else:
-                whole = self._mapped.get(path) or self._mapped.setdefault(path, _mapped(path))
-        except FileNotFoundError as error:
-            raise _lost(self.folder, block.file) from error
+        whole = self._mapped.get(block.file) or self._mapped.setdefault(block.file, self._map(block.file))
         if whole.size < block.offset + block.size:
-            raise _lost(self.folder, block.file)
+            raise _lost(self.place.folder, block.file)
         return whole.slice(block.offset, block.size)
+
+    def _map(self, file: str) -> pa.Buffer:
+        try:
+            path = self.place.path(file)
+            found = _kept_mapped(path) if file.startswith(INPUT) else _mapped(path)
+        except FileNotFoundError as error:
+            raise _lost(self.place.folder, file) from error
+        self.place.used(file, self._epoch)
+        return found
 
     def batch_of(self, parcel: StoredParcel, schema: pa.Schema) -> pa.RecordBatch:
         """The records of a parcel."""
@@ -144,9 +150,9 @@ def _kept_mapped(path: str) -> pa.Buffer:
 
 
 def _lost(folder: str, file: str) -> IntermediateLostError:
+    shared = "" if "://" in folder else ", and make sure that all workers share the folder, or use a bucket"
     return IntermediateLostError(
-        f"the file '{file}' of an iteration is gone from {folder}, or is not whole; run the stage again, and make sure"
-        " that all workers share the folder"
+        f"the file '{file}' of an iteration is gone from {folder}, or is not whole; run the stage again{shared}"
     )
 
 
@@ -194,18 +200,14 @@ class PagedStates:
 
     def save(self, file: RoundFile) -> tuple[Block, list[str]]:
         """Writes what is new, and where everything is: that block, and the files that hold pages."""
-        if self._is_scattered():
-            self._new = {place: self._whole(place) for place in (*self._pages, *self._new)}
+        for place in list(self._pages) if self._is_scattered() else ():
+            if place not in self._new:
+                self._pages[place] = file.put(self._files.bytes_of(self._pages[place]))
         for place, data in self._new.items():
             self._pages[place] = file.put(data)
         stored = [(*place, block) for place, block in self._pages.items()]
         files = sorted({block.file for block in self._pages.values()})
         return file.put(msgspec.msgpack.encode(stored)), files
-
-    def _whole(self, place: tuple[int, int, int]) -> bytes:
-        data = self.read(place)
-        assert data is not None
-        return data
 
     def _is_scattered(self) -> bool:
         """Whether more of its files is out of date than not, or they are many."""
@@ -213,15 +215,12 @@ class PagedStates:
         if len(files) > _MOST_FILES:
             return True
         held = sum(block.size for block in self._pages.values())
-        return len(files) > 1 and sum(_size(self._files.folder, file) for file in files) > 4 * held + (1 << 20)
+        return len(files) > 1 and sum(_size(self._files.place.here, file) for file in files) > 4 * held + (1 << 20)
 
 
-def stands(folder: str, blocks: Iterable[Block]) -> bool:
-    """Whether the files that hold some blocks are there, and long enough."""
-    ends: dict[str, int] = {}
-    for block in blocks:
-        ends[block.file] = max(ends.get(block.file, 0), block.offset + block.size)
-    return all(_size(folder, file) >= end for file, end in ends.items())
+def stands(sizes: Mapping[str, int], blocks: Iterable[Block]) -> bool:
+    """Whether files, of which there are some of these sizes, hold some blocks."""
+    return all(sizes.get(block.file, 0) >= block.offset + block.size for block in blocks)
 
 
 def _size(folder: str, file: str) -> int:
@@ -251,8 +250,3 @@ class _Group:
 
     def remove_page(self, number: int) -> None:
         self._states.remove((self._one, self._group, number))
-
-
-def files_in(folder: str) -> Iterator[str]:
-    """The names of the files of an iteration."""
-    return (path.name for path in Path(folder).iterdir() if path.suffix != ".json")

@@ -13,15 +13,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from upath import UPath
 
-from dagster_unified.connectors.paths import put
-from dagster_unified.engine.iterations.files import Block, StoredParcel, files_in, stands
+from dagster_unified.connectors import conditional
+from dagster_unified.connectors.paths import put, read_whole
+from dagster_unified.engine.iterations.files import Block, StoredParcel, stands
+from dagster_unified.engine.iterations.places import Place
 from dagster_unified.engine.rounds.rounds import Round
+from dagster_unified.errors import LeaseLostError
 
 M = TypeVar("M")
 
@@ -103,13 +104,16 @@ class Journal:
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        os.makedirs(folder, exist_ok=True)
+        self._place = Place(folder)
+        if self._place.is_shared:
+            os.makedirs(folder, exist_ok=True)
+        self._sizes = self._place.sizes()
         self.input = self._read("input.json", Input)
         self.epochs = self._epochs()
         self._kept = {block.file for epoch in self.epochs for block in epoch.gives()}
         if self.input is not None:
             self._kept |= {parcel.block.file for parcel in self.input.replayed}
-        self._alive = set(files_in(folder)) - self._kept
+        self._alive = {name for name in self._sizes if not name.endswith(".json")} - self._kept
 
     @property
     def last(self) -> Epoch | None:
@@ -135,32 +139,42 @@ class Journal:
         self._alive |= set(written)
         self._alive -= self._kept
         for name in self._alive - needed:
-            Path(self.folder, name).unlink(missing_ok=True)
+            self._place.remove(name)
         self._alive &= needed
 
     def _epochs(self) -> list[Epoch]:
         """The rounds from the first on, as far as one can go on after them; what follows is deleted."""
-        numbers = sorted(int(match[1]) for name in os.listdir(self.folder) if (match := _EPOCH.fullmatch(name)))
+        numbers = sorted(int(match[1]) for name in self._sizes if (match := _EPOCH.fullmatch(name)))
         found: list[Epoch] = []
-        if self.input is not None and stands(self.folder, [parcel.block for parcel in self.input.replayed]):
+        if self.input is not None and stands(self._sizes, [parcel.block for parcel in self.input.replayed]):
             for number in numbers:
                 epoch = self._read(_name(number), Epoch) if number == len(found) else None
-                if epoch is None or not stands(self.folder, epoch.gives()):
+                if epoch is None or not stands(self._sizes, epoch.gives()):
                     break
                 found.append(epoch)
-            while found and not stands(self.folder, found[-1].needs()):
+            while found and not stands(self._sizes, found[-1].needs()):
                 found.pop()
-        if not found and self.input is not None and not stands(self.folder, self.input.blocks()):
+        if not found and self.input is not None and not stands(self._sizes, self.input.blocks()):
             self.input = None  # nothing can go on
         for number in numbers[len(found) :]:
-            Path(self.folder, _name(number)).unlink(missing_ok=True)
+            self._place.remove(_name(number))
         return [msgspec.structs.replace(epoch, fed_back=[], states=[]) for epoch in found[:-1]] + found[-1:]
 
     def _read(self, name: str, kind: type[M]) -> M | None:
         try:
-            return msgspec.json.decode(Path(self.folder, name).read_bytes(), type=kind)
+            return msgspec.json.decode(read_whole(self._place.root / name), type=kind)
         except (FileNotFoundError, msgspec.DecodeError):
             return None
 
     def _write(self, name: str, manifest: Input | Epoch) -> None:
-        put(UPath(self.folder) / name, msgspec.json.encode(manifest), durable=True)
+        path, content = self._place.root / name, msgspec.json.encode(manifest)
+        if self._place.is_shared or isinstance(manifest, Input):
+            put(path, content, durable=True)
+            return
+        try:
+            conditional.write(path, content, None)
+        except FileExistsError as error:
+            raise LeaseLostError(
+                f"epoch {manifest.number} of the iteration in {self.folder} was committed by another process meanwhile;"
+                " this one stops and writes nothing more"
+            ) from error

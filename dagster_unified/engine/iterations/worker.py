@@ -89,7 +89,8 @@ def turn_of(job: Job, loop: Loop, level: Level, subtask: Subtask) -> Report:
     mine = [parcel for parcel in job.inbox if level.is_for(subtask.number, parcel.slot, parcel.target)]
     schemas = {slot.number: slot.schema for one in level.passes for slot in (one.own, one.broadcast) if slot}
     held = next((s for s in job.states if (s.level, s.subtask) == (job.level, subtask.number)), None)
-    files = MappedFiles(job.folder)
+    files = MappedFiles(job.folder, job.epoch)
+    files.place.drop_copies(job.epoch)
     states = PagedStates(files, held.index if held is not None else None)
     inbox = files.by_slot(mine, schemas)
     out = take_turn(Turn(level, subtask, job.epoch, job.terminated, inbox, states, wall_clock))

@@ -1,0 +1,107 @@
+"""Where the files of an iteration are: a folder that all workers share, or one in a bucket.
+
+Files of a bucket are mapped from copies on this machine, in a folder that Spark removes with the executor. A task keeps
+what it writes, so that only a task that runs on another machine than before reads the bucket. Knows no Spark.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import shutil
+import tempfile
+from uuid import uuid4
+
+from dagster_unified.connectors.paths import is_local, path_text, storage_path
+from dagster_unified.graph.fingerprint import digest
+from dagster_unified.state.files import open_input, open_output
+
+_KEPT = 2
+"""The rounds for which a copy stays that none of them has read."""
+
+
+class Place:
+    """The files of one iteration, as this process reaches them."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.root = storage_path(folder, "the rounds of an iteration")
+        self.is_shared = is_local(self.root)
+        """Whether the files are mapped from where they are."""
+
+        self.here = path_text(self.root) if self.is_shared else os.path.join(_scratch(), f"rounds-{digest(folder)}")
+        """The folder in which files are written and mapped."""
+
+        if not self.is_shared:
+            os.makedirs(self.here, exist_ok=True)
+
+    def path(self, name: str) -> str:
+        """Where a file is mapped; it is copied here where it is not. Raises `FileNotFoundError` where there is none."""
+        path = os.path.join(self.here, name)
+        if not self.is_shared and not os.path.exists(path):
+            copied = f"{path}.{uuid4().hex[:8]}"
+            with open_input(f"{self.folder}/{name}") as source, open(copied, "wb") as copy:
+                shutil.copyfileobj(source, copy, 1 << 20)
+            os.replace(copied, path)
+        return path
+
+    def publish(self, name: str) -> None:
+        """Makes a file that was written here one that all workers reach."""
+        if not self.is_shared:
+            with open(os.path.join(self.here, name), "rb") as copy, open_output(f"{self.folder}/{name}") as target:
+                shutil.copyfileobj(copy, target, 1 << 20)
+
+    def sizes(self) -> dict[str, int]:
+        """The files that there are, with their bytes."""
+        if self.is_shared:
+            with os.scandir(self.here) as entries:
+                return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+        try:
+            found = self.root.fs.ls(self.root.path, detail=True)
+        except FileNotFoundError:
+            return {}
+        return {entry["name"].rpartition("/")[2]: entry["size"] or 0 for entry in found}
+
+    def remove(self, name: str) -> None:
+        """Deletes a file, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            if self.is_shared:
+                os.unlink(os.path.join(self.here, name))
+            else:
+                self.root.fs.rm_file(f"{self.root.path.rstrip('/')}/{name}")
+
+    def used(self, name: str, epoch: int) -> None:
+        """A copy is needed in a round."""
+        if not self.is_shared:
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(os.path.join(self.here, name), (epoch, epoch))
+
+    def drop_copies(self, epoch: int) -> None:
+        """Removes the copies that no round has read of late."""
+        if self.is_shared:
+            return
+        with os.scandir(self.here) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    if entry.stat().st_mtime < epoch - _KEPT:
+                        os.unlink(entry.path)
+
+
+def forget_copies(folder: str) -> None:
+    """Removes the copies that this process has of an iteration that has ended."""
+    place = Place(folder)
+    if not place.is_shared:
+        shutil.rmtree(place.here, ignore_errors=True)
+
+
+@functools.cache
+def _scratch() -> str:
+    """A folder for copies: Spark's own in its workers, else one that goes with the process."""
+    of_spark = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    if of_spark:
+        return of_spark
+    own = tempfile.mkdtemp(prefix="iterations")
+    atexit.register(shutil.rmtree, own, ignore_errors=True)
+    return own
