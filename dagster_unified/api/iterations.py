@@ -37,7 +37,7 @@ from dagster_unified.graph.operator_state import check_operator_state
 from dagster_unified.operators.combining import CombineColumns, CombineRecords, Kind
 from dagster_unified.operators.deltas import SOLUTION, WORK, Sided, Solutions, rows_type
 from dagster_unified.operators.functions.base import OutputTag, ReduceFunction
-from dagster_unified.operators.functions.deltas import DeltaFunction
+from dagster_unified.operators.functions.deltas import BatchDeltaFunction, DeltaFunction
 from dagster_unified.operators.functions.iterations import (
     AllReduce,
     EpochCollector,
@@ -52,6 +52,7 @@ from dagster_unified.operators.functions.type_variables import K, S, T
 from dagster_unified.records import RecordType, record_type, type_name
 
 __all__ = [
+    "BatchDeltaFunction",
     "DeltaFunction",
     "EpochCollector",
     "EpochContext",
@@ -243,7 +244,7 @@ def forward_inputs_of_last_round(stream: DataStream[T]) -> DataStream[T]:
 def iterate_delta(
     solution_set: KeyedStream[K, S],
     workset: KeyedStream[K, T],
-    body: DeltaFunction[S, T],
+    body: DeltaFunction[S, T] | BatchDeltaFunction,
     max_rounds: int | None = None,
     config: IterationConfig = IterationConfig(),  # frozen
     combine: Combiner[T] | None = None,
@@ -253,6 +254,8 @@ def iterate_delta(
     In each round `body` is called for every key that was sent something, with the key's record of the solution set. It
     returns the record that replaces that one, if any, and what is sent to keys for the next round. Keys that nothing is
     sent to are not touched. The iteration ends when nothing is sent, or after `max_rounds`.
+
+    A `BatchDeltaFunction` as `body` does the same for many keys at once, over Arrow batches.
 
     With `combine` each subtask reduces what it sends to a key to one record before it is sent, as the function
     `combine` does: `combine={"distance": "min"}`, or a function of two records. A key may be sent one record by each
@@ -441,7 +444,7 @@ class _Delta(IterationBody):
         self,
         solution_set: DataStream[Any],
         workset: DataStream[Any],
-        function: DeltaFunction[Any, Any],
+        function: DeltaFunction[Any, Any] | BatchDeltaFunction,
         max_rounds: int | None,
         config: IterationConfig,
         combiner: Combiner[Any] | None,
@@ -455,9 +458,10 @@ class _Delta(IterationBody):
             )
         pipeline = solution_set._pipeline
         self.where = f"{pipeline.name}: iteration '{self.name}'"
-        if not isinstance(function, DeltaFunction):
+        if not isinstance(function, (DeltaFunction, BatchDeltaFunction)):
             raise PipelineError(
-                f"{self.where}: its body has to be a DeltaFunction, such as MyFunction(), not {function!r}"
+                f"{self.where}: its body has to be a DeltaFunction or a BatchDeltaFunction, such as MyFunction(), not"
+                f" {function!r}"
             )
         if max_rounds is not None and max_rounds < 1:
             raise PipelineError(f"{self.where}: max_rounds must be at least 1, not {max_rounds}")
@@ -477,6 +481,7 @@ class _Delta(IterationBody):
         self._check_types(records)
         self.solution, self.work = records
         self.key, self.work_key = keys
+        self._check_batches()
         self.rows = pipeline._record_type(rows_type(_key_parts(self.key, self.solution), *records), self.name)
         self.tag: OutputTag[Any] = OutputTag(SOLUTION, self.solution.python)
         self.initial = self._sided(solution_set, SOLUTION)
@@ -491,7 +496,7 @@ class _Delta(IterationBody):
             records=self.work,
             timestamped=False,
             function=self.function,
-            types=Solutions(self.solution, self.work, self.tag, self.key.fields, self.key.computed),
+            types=self._types(),
         )
         solution = joined.get_side_output(self.tag)
         ends = None if self.max_rounds is None else solution.flat_map(TerminateOnMaxIter(self.max_rounds))
@@ -500,10 +505,35 @@ class _Delta(IterationBody):
             sent = _combined(joined, self.work, self.work_key, self.combiner)
         return IterationBodyResult([self._sided(sent, WORK)], [solution], ends)
 
+    def _types(self) -> Solutions:
+        """What the operator knows of its records."""
+        combiner = None
+        if isinstance(self.function, BatchDeltaFunction) and isinstance(self.combiner, Mapping):
+            combiner = CombineColumns(self.work, self.work_key.fields, self.combiner, self.where)
+        key = self.key
+        return Solutions(self.solution, self.work, self.tag, key.fields, key.computed, self.work_key.fields, combiner)
+
     def _key(self, what: str, stream: DataStream[Any]) -> Key:
         if not isinstance(stream, KeyedStream):
             raise PipelineError(f"{self.where}: the {what} is not keyed; call key_by on it")
         return stream._key_selector
+
+    def _check_batches(self) -> None:
+        """Raises where a function of batches would have to find rows by a key that is no plain column."""
+        if not isinstance(self.function, BatchDeltaFunction):
+            return
+        if any(key.computed is not None for key in (self.key, self.work_key)) or any(
+            pa.types.is_nested(part) for part in _key_types(self.key, self.solution)
+        ):
+            raise PipelineError(
+                f"{self.where}: a BatchDeltaFunction finds rows by columns, and the solution set is"
+                f" {_keyed(self.key)}, the workset {_keyed(self.work_key)}; key both by plain fields"
+            )
+        if self.combiner is not None and not isinstance(self.combiner, Mapping):
+            raise PipelineError(
+                f"{self.where}: batches are combined by columns; give combine= as a mapping such as"
+                " {'distance': 'min'}, or use a DeltaFunction"
+            )
 
     def _check_types(self, records: Sequence[RecordType]) -> None:
         """Raises where the function is annotated with other types than those of the streams."""

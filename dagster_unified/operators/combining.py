@@ -45,7 +45,7 @@ class CombineColumns(Function, IterationListener[pa.RecordBatch]):
         self._held: list[pa.RecordBatch] = []
         self._rows = 0
         try:
-            self._combined([])
+            self.combined([])
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise PipelineError(
                 f"{where}: combine cannot be computed on these columns: {error}; give a function that reduces two"
@@ -57,7 +57,7 @@ class CombineColumns(Function, IterationListener[pa.RecordBatch]):
         self._held.append(batch)
         self._rows += batch.num_rows
         if self._rows >= _AT_ONCE:
-            self._held = [self._combined(self._held)]
+            self._held = [self.combined(self._held)]
             self._rows = 0
         return batch.slice(0, 0)
 
@@ -66,11 +66,12 @@ class CombineColumns(Function, IterationListener[pa.RecordBatch]):
     ) -> None:
         held, self._held, self._rows = self._held, [], 0
         if held:
-            collector.collect(self._combined(held))
+            collector.collect(self.combined(held))
 
-    def _combined(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    def combined(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+        """One row for each key."""
         table = pa.Table.from_batches([batch.select(self._schema.names) for batch in batches], self._schema)
-        found = table.group_by(self._key).aggregate(list(self._kinds.items()))
+        found = table.group_by(self._key, use_threads=False).aggregate(list(self._kinds.items()))
         names = [name if name in self._key else f"{name}_{self._kinds[name]}" for name in self._schema.names]
         combined = found.select(names).rename_columns(self._schema.names).cast(self._schema)
         return pa.concat_batches([self._nothing, *combined.to_batches()])

@@ -8,18 +8,18 @@ of worksets cost no more than they would alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from dagster_unified.errors import PipelineError, RecordTypeError
+from dagster_unified.operators.combining import CombineColumns
 from dagster_unified.operators.failures import placed, user_failure
 from dagster_unified.operators.functions.base import OutputTag, RuntimeContext
 from dagster_unified.operators.functions.deltas import DeltaFunction
 from dagster_unified.operators.keyed import KeyedOperator, KeyedOptions
 from dagster_unified.operators.layout import ComputedKey, declared
-from dagster_unified.operators.program.step import KeyedStep, Place
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.state.value import ValueStateDescriptor
 from dagster_unified.records import RecordType, shorten
@@ -73,7 +73,7 @@ class _Initial(NamedTuple):
 def own_rows(column: pa.Array, records: RecordType) -> pa.RecordBatch:
     """The records of one side, of which the column has no null."""
     columns = [column] if records.shape == "value" else column.flatten()
-    return pa.RecordBatch.from_arrays(columns, names=list(records.names))
+    return pa.RecordBatch.from_arrays(columns, schema=records.schema)
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,12 @@ class Solutions:
     fields: tuple[str, ...] = ()
     computed: ComputedKey | None = None
     """The key of the solution set."""
+
+    work_fields: tuple[str, ...] = ()
+    """Those of the workset's key."""
+
+    combiner: CombineColumns | None = None
+    """Combines what several subtasks sent to a key, where the function takes batches."""
 
     def keys_of(self, changes: Sequence[Any]) -> list[Any]:
         """The keys of records of the solution set."""
@@ -229,13 +235,3 @@ class DeltaOperator(KeyedOperator):
         solution = self.state.current.get(SOLUTION)
         if solution is not None:
             self.out.emit_side(self.types.tag, solution, None)
-
-
-@dataclass(frozen=True)
-class DeltaStep(KeyedStep):
-    """The join of workset and solution set in a delta iteration."""
-
-    types: Solutions = field(kw_only=True)
-
-    def operator(self, place: Place) -> KeyedOperator:
-        return DeltaOperator(place.where, self.function, self.types, place.options, place.clock)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -66,6 +66,8 @@ class Collector:
         self.records: list[Any] = []
         self.timestamps: list[int | None] = []
         self.side: dict[str, tuple[list[Any], list[int | None]]] = {}
+        self.batches: list[tuple[str | None, pa.RecordBatch, RecordType]] = []
+        """What is emitted as Arrow, each with the tag of its side output."""
 
     def emit_all(self, emitted: Iterable[Any] | None, timestamp: int | None) -> None:
         """Takes what a process function returned or yields."""
@@ -89,6 +91,8 @@ class Collector:
         yield None, Block(self.records, None, self.timestamps, None)
         for tag, (records, timestamps) in self.side.items():
             yield tag, Block(records, None, timestamps, None)
+        for tag_or_main, batch, kind in self.batches:
+            yield tag_or_main, Block(None, batch, None, kind)
 
     def take(self, other: Collector) -> None:
         """Takes all that another one collected."""
@@ -98,6 +102,14 @@ class Collector:
             mine = self.side.setdefault(name, ([], []))
             mine[0].extend(records)
             mine[1].extend(timestamps)
+        self.batches += other.batches
+
+
+class PageStore(Protocol):
+    """Where a group's pages are kept."""
+
+    def read_page(self, number: int) -> bytes | None: ...
+    def write_page(self, number: int, data: bytes) -> None: ...
 
 
 def _standing() -> int:
@@ -110,6 +122,9 @@ class KeyedOperator:
 
     emits_state = False
     """Whether what it emits is its state as well."""
+
+    takes_batches = False
+    """Whether it takes records as an Arrow batch of many keys, and keeps state in pages of its own."""
 
     ends_iterations = False
     """Whether it does something of its own at the end of an iteration."""
@@ -174,6 +189,13 @@ class KeyedOperator:
     def process(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
         """A run of records of the current key, in order."""
         raise NotImplementedError
+
+    def process_batch(self, batch: pa.RecordBatch, store: PageStore) -> None:
+        """The records of the current group, where it takes batches; its pages are in the store."""
+        raise NotImplementedError
+
+    def end_of_group(self, store: PageStore) -> None:
+        """In an iteration, no record comes any more for the current group, where it takes batches."""
 
     def process_runs(
         self,

@@ -21,10 +21,10 @@ class MapBatchesStep(BlockStep):
     def emitted(self, collected: list[Any], timestamps: list[int | None], where: str) -> Block:
         output = self.output
         assert output is not None
-        checked = [_checked(given, output, None, where)[0] for given in collected]
-        if not checked:
+        batches = [checked(given, output, None, where)[0] for given in collected]
+        if not batches:
             return Block([], None, [], output)
-        batch = pa.concat_batches(checked)
+        batch = pa.concat_batches(batches)
         return Block(None, batch, [None] * batch.num_rows, output)
 
     def applied(self, place: Place) -> Callable[[pa.RecordBatch], Any]:
@@ -47,7 +47,7 @@ class MapBatchesStep(BlockStep):
                 result = call(given)
             except Exception as error:
                 raise user_failure(error, place.where, function, given.slice(0, 3).to_pylist()) from error
-            batch, timestamps = _checked(result, output, block.timestamps, place.where)
+            batch, timestamps = checked(result, output, block.timestamps, place.where)
             place.send(None, Block(None, batch, timestamps, output))
 
         return consume
@@ -60,7 +60,7 @@ class BroadcastBatchesStep(MapBatchesStep):
         return lambda given: self.function(given, place.table())
 
 
-def _checked(
+def checked(
     result: Any, output: RecordType, timestamps: Sequence[int | None] | None, where: str
 ) -> tuple[pa.RecordBatch, Sequence[int | None] | None]:
     """The returned batch in its declared type, and the event times of its rows; raises `RecordTypeError`."""
@@ -79,7 +79,15 @@ def _checked(
                 f"{where}: the function was given {len(timestamps)} rows and returned {result.num_rows}, so their event"
                 f" times are not known; keep the column '{TIMESTAMP}', or assign timestamps after this operator"
             )
-    for declared in output.schema:
+    batch = in_declared_types(result, output.schema, output, where)
+    with placed(where):
+        output.check_members(batch)
+    return batch, timestamps
+
+
+def in_declared_types(result: pa.RecordBatch, schema: pa.Schema, output: RecordType, where: str) -> pa.RecordBatch:
+    """Columns of a returned batch in their declared types; raises `RecordTypeError`."""
+    for declared in schema:
         given = result.schema.field(declared.name).type
         if not _keeps_values(given, declared.type):
             raise RecordTypeError(
@@ -87,20 +95,18 @@ def _checked(
                 f" {declared.type}; cast it in the function, or change the declared type"
             )
     try:
-        columns = [(result.column(f.name), f.type) for f in output.schema]
+        columns = [(result.column(f.name), f.type) for f in schema]
         arrays = [column if column.type == declared else column.cast(declared) for column, declared in columns]
-        batch = pa.RecordBatch.from_arrays(arrays, schema=output.schema)
+        batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise RecordTypeError(f"{where}: the returned batch does not fit {output.describe()}: {error}") from error
-    for column, declared in zip(arrays, output.schema, strict=True):
+    for column, declared in zip(arrays, schema, strict=True):
         if column.null_count and not declared.nullable:
             raise RecordTypeError(
                 f"{where}: field '{declared.name}' is None in the returned batch, and its type does not allow None;"
                 " annotate it as '| None' if it may be missing"
             )
-    with placed(where):
-        output.check_members(batch)
-    return batch, timestamps
+    return batch
 
 
 def _keeps_values(given: pa.DataType, declared: pa.DataType) -> bool:

@@ -5,3 +5,6 @@ INDEX = 2**31 - 2
 
 BROADCAST = 2**31 - 1
 """The group's copy of broadcast state."""
+
+COLUMNS = 2**30
+"""The first of the columns of the group's solution set, in a delta iteration over Arrow batches."""

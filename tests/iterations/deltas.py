@@ -3,6 +3,9 @@
 import heapq
 from typing import NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from dagster_unified.api import Pipeline, iterations
 
 
@@ -27,6 +30,22 @@ class Nearest(iterations.DeltaFunction[Place, Visit]):
         if solution.distance is not None and solution.distance <= distance:
             return None, []
         return solution._replace(distance=distance), [Visit(to, distance + length) for to, length in solution.ways]
+
+
+class NearestOfMany(iterations.BatchDeltaFunction):
+    """The same over batches; a place has one row, since what it is sent is combined."""
+
+    def update_batch(self, solution, workset):
+        known = solution["distance"].fill_null(1 << 60)
+        better = pc.less(workset["distance"], known)
+        reached, before = workset.filter(better), solution.filter(better)
+        of, ways = pc.list_parent_indices(before["ways"]), pc.list_flatten(before["ways"])
+        length = pc.add(reached["distance"].take(of), pc.struct_field(ways, [1]))
+        following = pa.RecordBatch.from_arrays([pc.struct_field(ways, [0]), length], names=["name", "distance"])
+        if not before["name"].null_count:
+            return reached, following
+        none = pa.scalar([], before["ways"].type)
+        return reached.append_column("ways", pc.if_else(before["ways"].is_valid(), before["ways"], none)), following
 
 
 def distances(ways, starts, max_rounds=None, body=None, combine=None, **config):

@@ -17,7 +17,7 @@ from dagster_unified.api import (
     ValueStateDescriptor,
     iterations,
 )
-from tests.iterations.deltas import by_dijkstra, distances
+from tests.iterations.deltas import NearestOfMany, by_dijkstra, distances
 
 
 class Message(NamedTuple):
@@ -242,9 +242,13 @@ def watched():
 WAYS = [(1, 2, 4), (2, 3, 1), (1, 3, 9), (3, 4, 1), (5, 1, 1)]
 
 
-def nearest():
-    pipeline, places = distances(WAYS, [1], combine={"distance": "min"})
+def nearest(body=None):
+    pipeline, places = distances(WAYS, [1], combine={"distance": "min"}, body=body)
     return pipeline, places.map(lambda place: (place.name, place.distance), tuple[int, int | None])
+
+
+def nearest_of_many():
+    return nearest(NearestOfMany())
 
 
 PROGRAMS = {
@@ -252,6 +256,7 @@ PROGRAMS = {
     "components": (components, sorted(COMPONENTS.items())),
     "growing": (growing, GROWN),
     "nearest": (nearest, by_dijkstra(WAYS, [1])),
+    "nearest of many": (nearest_of_many, by_dijkstra(WAYS, [1])),
     "descent": (descent, [Mean(4.0 + 28.0 / 32)]),
     "watched": (watched, [(-1, "terminated"), (0, "epoch"), (1, "epoch"), (2, "epoch"), (3, "epoch")]),
 }

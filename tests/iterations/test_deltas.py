@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from dagster_unified.api import Pipeline, RateSource, ReduceFunction, iterations
 from dagster_unified.errors import PipelineError, RecordTypeError, UnifiedError, UserFunctionError
 from dagster_unified.testing import run_pipeline
-from tests.iterations.deltas import Nearest, Place, Visit, by_dijkstra, distances
+from tests.iterations.deltas import Nearest, NearestOfMany, Place, Visit, by_dijkstra, distances
 from tests.iterations.programs import WAYS
 
 
@@ -34,10 +36,16 @@ class Shorter(ReduceFunction[Visit]):
         return min(value1, value2)
 
 
-@pytest.mark.parametrize("combine", [None, {"distance": "min"}, min, Shorter()])
+LEAST = {"distance": "min"}
+
+
+@pytest.mark.parametrize(
+    ("body", "combine"),
+    [(Nearest(), None), (Nearest(), LEAST), (Nearest(), min), (Nearest(), Shorter()), (NearestOfMany(), LEAST)],
+)
 @given(ways=st.lists(WAY, max_size=20), starts=st.lists(st.integers(0, 9), max_size=3))
-def test_random_graphs_have_the_distances_that_plain_python_finds(combine, ways, starts):
-    assert found(*distances(ways, starts, combine=combine)) == by_dijkstra(ways, starts)
+def test_random_graphs_have_the_distances_that_plain_python_finds(body, combine, ways, starts):
+    assert found(*distances(ways, starts, body=body, combine=combine)) == by_dijkstra(ways, starts)
 
 
 def test_a_combiner_leaves_one_record_for_each_key_and_subtask():
@@ -126,7 +134,7 @@ class Numbers(iterations.DeltaFunction[int, Visit]):
         (lambda p: (reading(p), reading(p, kind=Place), Nearest()), "annotated with Visit for the workset"),
         (lambda p: (reading(p), reading(p, kind=Named), Nearest()), "different types .int64 and string"),
         (lambda p: (reading(p), reading(p, kind=Visit), Numbers()), "annotated with int for the solution set"),
-        (lambda p: (reading(p), reading(p, kind=Visit), Nearest), "has to be a DeltaFunction, such as MyFunction"),
+        (lambda p: (reading(p), reading(p, kind=Visit), Nearest), "or a BatchDeltaFunction, such as MyFunction"),
         (lambda p: (reading(p), reading(p, kind=Visit), Nearest(), 0), "max_rounds must be at least 1, not 0"),
         (
             lambda p: (reading(p), reading(p, kind=Visit), Nearest(), None, PER_ROUND),
@@ -135,6 +143,8 @@ class Numbers(iterations.DeltaFunction[int, Visit]):
         (lambda p: combining(p, {}), "combine does not say what becomes of 'distance'; give min, max, sum, or a func"),
         (lambda p: combining(p, {"distance": "min", "name": "max"}), "has 'name', which is no column beside the key"),
         (lambda p: combining(p, {"distance": "least"}), "combine knows min, max, sum, and not 'least'"),
+        (lambda p: combining(p, min, NearestOfMany()), "batches are combined by columns; give combine= as a mapping"),
+        (lambda p: (reading(p), counted(p), NearestOfMany()), "a BatchDeltaFunction finds rows by columns"),
         (lambda p: combining(p, 7), "expected a function or a function object, got 7"),
         (lambda p: ([], reading(p, kind=Visit), Nearest()), "a delta iteration needs two keyed streams"),
     ],
@@ -147,9 +157,13 @@ def test_what_cannot_run_is_refused(build, message):
 PER_ROUND = iterations.IterationConfig(operator_life_cycle="PER_ROUND")
 
 
-def combining(pipeline, how):
+def combining(pipeline, how, body=None):
     config = iterations.IterationConfig()
-    return reading(pipeline), reading(pipeline, kind=Visit), Nearest(), None, config, how
+    return reading(pipeline), reading(pipeline, kind=Visit), body or Nearest(), None, config, how
+
+
+def counted(pipeline):
+    return reading(pipeline, kind=Visit, key=lambda visit: visit.name).key_by(lambda visit: 1, key_type=int)
 
 
 @pytest.mark.parametrize(
@@ -184,11 +198,68 @@ def test_a_wrong_change_names_the_operator(change, message):
         found(*distances(WAYS, [1], body=Wrong(change)))
 
 
-def test_two_initial_records_of_one_key_are_an_error():
+class Given(iterations.BatchDeltaFunction):
+    """Changes what it is given to change."""
+
+    def __init__(self, **columns):
+        self.columns = columns
+
+    def update_batch(self, solution, workset):
+        return pa.RecordBatch.from_pydict(self.columns), None
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"distance": [1]}, "the changes have no column 'name', which is of the key"),
+        ({"name": [1], "far": [1]}, "the changes have a column 'far', and a Place"),
+        ({"name": [1], "distance": ["far"]}, "column 'distance' of the returned batch is a string"),
+        ({"name": [1, 1]}, r"the function changed key \{'name': 1\} more than once; give combine="),
+        ({"name": [2]}, r"the record of key \{'name': 2\}, which was sent nothing"),
+    ],
+)
+def test_wrong_changes_of_batches_name_the_operator(columns, message):
+    with pytest.raises(UnifiedError, match="operator 'Given': .*" + message):
+        found(*distances(WAYS, [1], body=Given(**columns)))
+
+
+def test_a_new_key_needs_all_columns():
+    with pytest.raises(RecordTypeError, match=r"adds key \{'name': 9\} to the solution set, and has no column 'dist"):
+        found(*distances(WAYS, [9], body=Given(name=[9])))
+
+
+def test_columns_that_a_change_leaves_out_stay_as_they_are():
+    assert found(*distances([(1, 2, 3), (2, 3, 4)], [1], body=Given(name=[1], distance=[7]))) == [(1, 7), (2, None)]
+
+
+def test_batches_may_be_keyed_by_several_fields():
+    class Cell(NamedTuple):
+        row: int
+        column: str
+        value: int
+
+    class Sum(iterations.BatchDeltaFunction):
+        def update_batch(self, solution, workset):
+            total = pc.add(solution["value"].fill_null(0), workset["value"])
+            smaller = pc.divide(workset["value"], 2)
+            following = workset.set_column(2, "value", smaller).filter(pc.greater(smaller, 0))
+            return workset.set_column(2, "value", total), following
+
+    pipeline = Pipeline("cells")
+    cells = pipeline.from_collection([Cell(1, "a", 1), Cell(1, "b", 2)], name="cells").key_by("row", "column")
+    more = pipeline.from_collection([Cell(1, "a", 4), Cell(1, "a", 4), Cell(2, "a", 1)], name="more")
+    more = more.key_by("row", "column")
+    iterations.iterate_delta(cells, more, Sum(), combine={"value": "sum"}).print("out")
+    expected = [Cell(1, "a", 16), Cell(1, "b", 2), Cell(2, "a", 1)]
+    assert sorted(run_pipeline(pipeline, "BATCH", seed=3).only()) == expected
+
+
+@pytest.mark.parametrize("body", [Nearest(), NearestOfMany()])
+def test_two_initial_records_of_one_key_are_an_error(body):
     pipeline = Pipeline("twice")
     places = reading(pipeline, [Place(1, 0, []), Place(1, 2, [])])
-    stream = iterations.iterate_delta(places, reading(pipeline, kind=Visit), Nearest())
-    with pytest.raises(PipelineError, match=r"two records of key 1.*reduce them to one before"):
+    stream = iterations.iterate_delta(places, reading(pipeline, kind=Visit), body)
+    with pytest.raises(PipelineError, match=r"two records of key .*1.*; reduce them"):
         found(pipeline, stream)
 
 

@@ -150,7 +150,9 @@ def killed_and_run_again(program, point, epoch, expected, *where):
 
 
 KILLS = [
-    (program, point) for program in ("components", "growing", "descent", "nearest") for point in ("level", "committed")
+    (program, point)
+    for program in ("components", "growing", "descent", "nearest", "nearest of many")
+    for point in ("level", "committed")
 ]
 
 

@@ -9,8 +9,9 @@ from dagster_unified.graph.code import names_used
 from dagster_unified.graph.findings import Finding
 from dagster_unified.graph.keyed_state import declared_lists, declared_states
 from dagster_unified.graph.nodes.base import Chaining, Key, Lineage, Node
+from dagster_unified.operators.batch_deltas import DeltaStep
 from dagster_unified.operators.broadcast import BroadcastStep
-from dagster_unified.operators.deltas import SOLUTION, DeltaStep, Solutions
+from dagster_unified.operators.deltas import SOLUTION, Solutions
 from dagster_unified.operators.keyed import KeyedProcessStep, ReduceStep
 from dagster_unified.operators.operator_state import CheckpointedStep
 from dagster_unified.operators.program.step import Step

@@ -143,6 +143,7 @@ class KeyGroups:
                 self.grouped.end_of_epoch(group, self._touched, given.epoch)
             if given.terminated:
                 self.grouped.end_of_iteration(group)
+                self.operator.end_of_group(group.store)
             self.running.drain()
             self.running.flush()
             self.grouped.save(group)
@@ -204,6 +205,10 @@ class KeyGroups:
     def _records(self, group: Group, batches: Sequence[pa.RecordBatch], sorted_by_key: bool) -> None:
         batch = pa.concat_batches(batches)
         layout, where = self.program.input, self.operator.where
+        if self.operator.takes_batches:
+            self.operator.process_batch(batch, group.store)
+            self.running.drain(FLUSH)
+            return
         if sorted_by_key:
             keys, starts = runs(batch, self.keyed, layout, where)
         else:

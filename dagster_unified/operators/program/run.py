@@ -112,6 +112,8 @@ class RunningProgram:
         count = len(out.records)
         if out.side:
             count += sum(len(records) for records, _ in out.side.values())
+        if out.batches:
+            count += sum(batch.num_rows for _, batch, _ in out.batches)
         if count >= at_least:
             self.keyed.out = Collector()
             if self.keyed.emits_state and self._children(0):
