@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from dagster_unified.engine import local_disk, noise
 from dagster_unified.engine.addresses import reach_master, reach_remote
+from dagster_unified.engine.handshake import check_workers
 from dagster_unified.errors import MissingRequirementError
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ DEFAULTS: dict[str, str] = {
     "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 """What a local session is given unless the configuration says otherwise: nothing listens beyond loopback."""
+
+LOOPBACK = ("spark.driver.host", "spark.driver.bindAddress")
 
 SESSION_DEFAULTS: dict[str, str] = {k: v for k, v in DEFAULTS.items() if k.startswith("spark.sql.")}
 """The settings that results rely on, set in every session, also one that was started elsewhere."""
@@ -68,8 +71,11 @@ def check_java() -> None:
 def defaults(master: str) -> dict[str, str]:
     """The settings of a session on `master`, or of a server that runs there.
 
-    On one machine an exchange has two partitions for each core, and not Spark's two hundred.
+    On one machine an exchange has two partitions for each core, and not Spark's two hundred. The executors of a cluster
+    reach the driver at the address that Spark finds.
     """
+    if not master.startswith("local"):
+        return {name: value for name, value in DEFAULTS.items() if name not in LOOPBACK}
     cores = re.fullmatch(r"local\[(\d+|\*)\]", master)
     if cores is None:
         return dict(DEFAULTS)
@@ -131,7 +137,12 @@ def is_connect(session: SparkSession) -> bool:
 
 
 def prepared(session: SparkSession) -> SparkSession:
-    """Sets what results rely on in a session that may have been started elsewhere."""
+    """Sets what results rely on in a session that may have been started elsewhere, and asks its workers what they have.
+
+    Raises `MissingRequirementError` where a worker's packages are not the driver's.
+    """
     for key, value in SESSION_DEFAULTS.items():
         session.conf.set(key, value)
+    if not is_connect(session):
+        check_workers(session)
     return session

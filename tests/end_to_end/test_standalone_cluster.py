@@ -3,25 +3,20 @@
 Code is shipped, both work, and one that is killed in the middle costs a retry; of an iteration, a part of a round.
 """
 
-import os
-import signal
-import socket
 import subprocess
 import sys
-import time
+import venv
 from collections import Counter
 from pathlib import Path
 
-import pyspark
 import pytest
 from deltalake import DeltaTable
 
 from tests.object_store import served
-from tests.ports import free_port
+from tests.servers.standalone import Cluster
 
 pytestmark = pytest.mark.spark
 
-SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 COMMAND = str(Path(sys.executable).with_name("dagster-unified"))
 RECORDS = 160
 PROGRAM = """
@@ -95,58 +90,6 @@ out.sink_to(DeltaSink("{folder}/table", name="table"))
 """
 
 
-class Cluster:
-    def __init__(self, folder):
-        self.folder = folder
-        self.port = free_port()
-        self.url = f"spark://127.0.0.1:{self.port}"
-        self.environment = {
-            **os.environ,
-            "SPARK_LOCAL_IP": "127.0.0.1",
-            "PYSPARK_PYTHON": sys.executable,
-            "JDK_JAVA_OPTIONS": os.environ["SPARK_SUBMIT_OPTS"],
-        }
-        self.processes = [self.start("master.Master", "--port", str(self.port))]
-        self.until(self.listening, "the master listens")
-        self.workers = [
-            self.start("worker.Worker", "-c", "1", "-m", "1g", "-d", str(folder / f"work{n}"), self.url) for n in (1, 2)
-        ]
-        self.processes += self.workers
-
-    def start(self, role, *arguments):
-        with (self.folder / f"{role}.log").open("ab") as log:
-            command = [
-                str(SPARK_CLASS),
-                f"org.apache.spark.deploy.{role}",
-                "--host",
-                "127.0.0.1",
-                "--webui-port",
-                "0",
-                *arguments,
-            ]
-            return subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, start_new_session=True)
-
-    def listening(self):
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
-    def until(self, look, what):
-        end = time.monotonic() + 600
-        while not look():
-            assert time.monotonic() < end, f"not within 600 s: {what}"
-            time.sleep(0.1)
-
-    def kill(self, worker):
-        """The worker and the executor that it started, which are one process group."""
-        os.killpg(worker.pid, signal.SIGKILL)
-
-    def end(self):
-        for process in self.processes:
-            if process.poll() is None:
-                self.kill(process)
-                process.wait()
-
-
 @pytest.fixture
 def bucket():
     """The environment in which `s3://lake` is there, of all that is started from now on."""
@@ -184,6 +127,24 @@ def run_and_kill(cluster, folder, program, begun, what, *options):
     finally:
         running.kill()
     return DeltaTable(str(folder / "table")).to_pyarrow_table().to_pylist()
+
+
+def test_workers_without_what_the_driver_has_are_named_before_anything_runs_there(cluster, tmp_path):
+    venv.create(tmp_path / "bare", symlinks=True)
+    (tmp_path / "spread.py").write_text(PROGRAM.format(folder=tmp_path, records=1))
+    for interpreter, told in (("bare", "no pyarrow ("), ("absent", "has no interpreter ")):
+        ran = subprocess.run(
+            [COMMAND, "run", "spread.py", "--master", cluster.url],
+            cwd=tmp_path,
+            env={**cluster.environment, "PYSPARK_PYTHON": f"{tmp_path}/{interpreter}/bin/python", "COLUMNS": "500"},
+            capture_output=True,
+            text=True,
+        )
+        assert ran.returncode == 1, ran.stderr
+        line = next(line for line in (ran.stdout + ran.stderr).splitlines() if told in line)
+        assert "host " in line
+        assert "name another one in PYSPARK_PYTHON" in line
+    assert not (tmp_path / "table").exists()
 
 
 def test_a_worker_that_is_killed_in_the_middle_of_a_stage_costs_a_retry_and_not_the_run(cluster, tmp_path):

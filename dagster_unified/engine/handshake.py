@@ -1,0 +1,119 @@
+"""Compares what the workers of a cluster have with what the driver has, before anything runs there.
+
+A worker without a package, or with another version of one, fails deep in a task, or computes something else. The probe
+is a program of the standard library that Spark's JVMs start with the workers' interpreter: it needs nothing that may
+be missing. Classic sessions only.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dagster_unified.errors import MissingRequirementError, UnifiedError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PACKAGES = ("pyspark", "pyarrow", "msgspec", "dagster-unified")
+PYTHON = "Python"
+
+PROBE = f"""
+import glob, json, os, socket, sys
+from importlib import metadata
+home = os.environ.get("SPARK_HOME", "")
+sys.path += [home + "/python", *glob.glob(home + "/python/lib/*.zip")]
+found = {{"{PYTHON}": "%d.%d" % sys.version_info[:2]}}
+for name in {PACKAGES!r}:
+    try:
+        found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
+if "pyspark" not in found:
+    try:
+        from pyspark.version import __version__
+        found["pyspark"] = __version__
+    except ImportError:
+        pass
+print(json.dumps({{"host": socket.gethostname(), "found": found}}))
+"""
+
+_checked: dict[str, set[str]] = {}
+"""The executors that have been probed, by application."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What the interpreter of one executor has."""
+
+    host: str
+    found: dict[str, str]
+
+
+def check_workers(spark: SparkSession) -> None:
+    """Raise `MissingRequirementError` where a worker lacks what the driver has; asks each executor once.
+
+    Executors that come later are not asked. Where the session ships Python files or archives, nobody is: what tasks
+    then have, only a task knows.
+    """
+    context = spark.sparkContext
+    if (context.master or "").startswith("local"):
+        return
+    shipped = ("spark.submit.pyFiles", "spark.archives", "spark.yarn.dist.archives")
+    if any(context.getConf().get(name, "") for name in shipped):
+        return
+    known = _checked.setdefault(context.applicationId, set())
+    while not (executors := _executors(spark)) <= known:  # others come while the first are asked
+        wrong = {answer.host: differences(driver(), answer.found) for answer in _answers(spark)}
+        told = [f"host {host} has {', '.join(found)}" for host, found in sorted(wrong.items()) if found]
+        if told:
+            raise MissingRequirementError(
+                f"{'; '.join(told)}: install what the driver has for the workers' interpreter, {context.pythonExec}, or"
+                " name another one in PYSPARK_PYTHON"
+            )
+        known |= executors
+
+
+def driver() -> dict[str, str]:
+    """What this process has."""
+    return {PYTHON: f"{sys.version_info.major}.{sys.version_info.minor}", **{name: version(name) for name in PACKAGES}}
+
+
+def differences(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
+    """What is missing or different, in words."""
+    return [
+        f"{name} {found[name]} and not {one}" if name in found else f"no {name} ({one})"
+        for name, one in wanted.items()
+        if found.get(name) != one
+    ]
+
+
+def _executors(spark: SparkSession) -> set[str]:
+    """The executors that there are now, and the driver."""
+    tracker = spark.sparkContext._jsc.sc().statusTracker()
+    return {f"{one.host()}:{one.port()}" for one in tracker.getExecutorInfos()}
+
+
+def _answers(spark: SparkSession) -> list[Answer]:
+    """What the executors that are there answer, each at least once."""
+    from py4j.protocol import Py4JJavaError
+
+    context = spark.sparkContext
+    tasks = 2 * max(context.defaultParallelism, 1)
+    command = [context.pythonExec, "-c", PROBE]
+    try:
+        lines = context._jsc.parallelize([0] * tasks, tasks).pipe(command).collect()
+    except Py4JJavaError as error:
+        text = str(error.java_exception)
+        lost = re.search(r"\((\S+) executor \S+\): (.*)", text)
+        if lost is None or context.pythonExec not in text:
+            raise UnifiedError(f"the workers could not be asked what they have: {text.splitlines()[0]}") from error
+        raise MissingRequirementError(
+            f"host {lost.group(1)} has no interpreter {context.pythonExec}: install it there, or name another one in"
+            " PYSPARK_PYTHON"
+        ) from error
+    return [msgspec.json.decode(line, type=Answer) for line in lines]

@@ -1,0 +1,87 @@
+"""A Spark standalone cluster on this machine: a master, and two workers of one core with folders of their own."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyspark
+
+from tests.ports import free_port
+
+SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
+
+
+class Cluster:
+    """`environment` is what its processes, and a driver, have in addition."""
+
+    def __init__(self, folder, environment=None):
+        self.folder = folder
+        self.port = free_port()
+        self.url = f"spark://127.0.0.1:{self.port}"
+        self.environment = {
+            **os.environ,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_PYTHON": sys.executable,
+            "JDK_JAVA_OPTIONS": os.environ["SPARK_SUBMIT_OPTS"],
+            "SPARK_MASTER_OPTS": (
+                f"-Dspark.deploy.recoveryMode=FILESYSTEM -Dspark.deploy.recoveryDirectory={folder}/recovery"
+            ),
+            **(environment or {}),
+        }
+        self.processes = []
+        self.start_master()
+        self.workers = [
+            self.start("worker.Worker", "-c", "1", "-m", "1g", "-d", str(folder / f"work{n}"), self.url) for n in (1, 2)
+        ]
+        self.processes += self.workers
+
+    def start(self, role, *arguments):
+        with (self.folder / f"{role}.log").open("ab") as log:
+            command = [
+                str(SPARK_CLASS),
+                f"org.apache.spark.deploy.{role}",
+                "--host",
+                "127.0.0.1",
+                "--webui-port",
+                "0",
+                *arguments,
+            ]
+            return subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, start_new_session=True)
+
+    def start_master(self):
+        """Start the master, also after it was killed: it remembers its workers and applications."""
+        self.master = self.start("master.Master", "--port", str(self.port))
+        self.processes.append(self.master)
+        self.until(self.listening, "the master listens")
+
+    def executor(self, worker):
+        """The process of the executor that a worker has started; None where it has none now."""
+        for child in Path(f"/proc/{worker.pid}/task").glob("*/children"):
+            for pid in child.read_text().split():
+                if b"CoarseGrainedExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return int(pid)
+        return None
+
+    def listening(self):
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def until(self, look, what):
+        end = time.monotonic() + 600
+        while not look():
+            assert time.monotonic() < end, f"not within 600 s: {what}"
+            time.sleep(0.1)
+
+    def kill(self, worker):
+        """The worker and the executor that it started, which are one process group."""
+        os.killpg(worker.pid, signal.SIGKILL)
+
+    def end(self):
+        for process in self.processes:
+            if process.poll() is None:
+                self.kill(process)
+                process.wait()
