@@ -1,7 +1,7 @@
 """Iterations in BATCH: k-means against what a Spark user writes, connected components against a loop over DataFrames.
 
-Also what a round costs by itself, late, and where few keys are touched. All of k-means' variants move the same
-centroids over the same million points.
+Also what a round costs by itself, late, and where few keys are touched; and a run that is killed. All of k-means'
+variants move the same centroids over the same million points.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from benchmarks.bars import Bar, Measurement, Options
+from benchmarks.resumed_iteration import resumed
 from dagster_unified.api import (
     FileSink,
     FlatMapFunction,
@@ -53,7 +54,9 @@ def measure(_: Options) -> tuple[list[Bar], list[Measurement]]:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     spark = session.start("local[2]", config={"spark.driver.memory": "4g", "spark.sql.shuffle.partitions": "4"})
     try:
-        return [*_kmeans(spark, folder), *_components(spark, folder), *_empty(spark, folder)], []
+        bars = [*_kmeans(spark, folder), *_components(spark, folder), *_empty(spark, folder)]
+        spark.stop()
+        return [*bars, *resumed(folder)], []
     finally:
         spark.stop()
         shutil.rmtree(folder, ignore_errors=True)

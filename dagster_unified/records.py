@@ -296,6 +296,7 @@ def _through_arrow(info: mi.Type, values: list[Any]) -> list[Any]:
     return found
 
 
+@lru_cache(maxsize=1024)
 def _column_types(python: Any) -> tuple[mi.Type, ...]:
     """The inspected type of each column of a record type."""
     info = mi.type_info(python)
