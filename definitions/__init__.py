@@ -12,6 +12,7 @@ from jobs.daily_flights import pipeline as daily_flights
 from jobs.delay_rules import pipeline as delay_rules
 from jobs.destinations import pipeline as destinations
 from jobs.flight_delays import pipeline as flight_delays
+from jobs.graph_components import pipeline as graph_components
 from jobs.live_flights import pipeline as live_flights
 from jobs.ongoing_delays import HISTORY, SAVEPOINT
 from jobs.ongoing_delays import pipeline as ongoing_delays
@@ -36,6 +37,7 @@ defs = Definitions.merge(
         delay_rules,
         destinations,
         airport_ranks,
+        graph_components,
         BatchDeployment(daily_flights, partitions=DAYS, carry_state=True),
         StreamingDeployment(live_flights, tick_every=timedelta(seconds=5)),
         BatchDeployment(

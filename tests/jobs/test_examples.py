@@ -14,7 +14,15 @@ from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from jobs import aircraft_sessions, airport_ranks, delay_rules, delay_totals, destinations, weather_delays
+from jobs import (
+    aircraft_sessions,
+    airport_ranks,
+    delay_rules,
+    delay_totals,
+    destinations,
+    graph_components,
+    weather_delays,
+)
 from jobs.data import airports_csv, flights_csv, planes_csv, rules_json, weather_csv
 from tests.jobs.flown import flown
 
@@ -180,3 +188,23 @@ def test_the_airports_have_the_ranks_of_a_power_iteration(data, spark, tmp_path)
     }
     assert found == pytest.approx(ranks)
     assert stage.iterations["pagerank"].rounds < airport_ranks.ROUNDS  # it ends by itself
+
+
+def test_the_components_of_a_graph_are_those_of_a_union_find(spark, tmp_path):
+    vertices = 400
+    pipeline = graph_components.build(vertices, str(tmp_path / "out"))
+    plan = pipeline.plan({"parallelism.default": 2})
+    run_all(Run(plan, spark, IntermediateStore(str(tmp_path / "store")), "run", "run"))
+    above = list(range(vertices))
+
+    def least(vertex):
+        while above[vertex] != vertex:
+            vertex = above[vertex]
+        return vertex
+
+    for vertex, near in graph_components.Edges(vertices).flat_map(0):
+        low, high = sorted((least(vertex), least(near)))
+        above[high] = low
+    rows = DeltaTable(str(tmp_path / "out/graph_components")).to_pyarrow_table().to_pylist()
+    assert {row["vertex"]: row["label"] for row in rows} == {vertex: least(vertex) for vertex in range(vertices)}
+    assert len({row["label"] for row in rows}) < vertices / 2
