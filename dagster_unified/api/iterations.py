@@ -69,6 +69,7 @@ __all__ = [
     "forward_inputs_of_last_round",
     "iterate_bounded_streams_until_termination",
     "iterate_delta",
+    "iterate_unbounded_streams",
 ]
 
 
@@ -142,7 +143,8 @@ def iterate_bounded_streams_until_termination(
     any, had no record, or in which nothing was fed back; listeners are told that it has.
 
     In BATCH the whole iteration is a part of one stage. Each round is committed, and a stage that is retried, or
-    re-executed from its failure, goes on after the last round that was. STREAMING does not run iterations.
+    re-executed from its failure, goes on after the last round that was. In STREAMING the iteration keeps what comes in,
+    and goes round when its input has ended, as in BATCH; a job that is started again goes on after the last round.
 
     `variables` and `data` may be keyed, and are then keyed in the body as well. In it run `map`, `flat_map`, `filter`,
     `map_batches`, `process`, keyed functions with state, connected and broadcast streams, and `reduce`; windows, joins
@@ -161,7 +163,47 @@ def iterate_bounded_streams_until_termination(
         [1, 1, 2, 4, 5, 8, 10, 16]
     """
     streams = data if isinstance(data, ReplayableDataStreams) else ReplayableDataStreams(not_replayed=data)
-    return _Builder(variables, streams, body, config).build()
+    return _Builder(variables, streams, body, config, bounded=True).build()
+
+
+def iterate_unbounded_streams(
+    variables: Sequence[DataStream[Any]],
+    data: Sequence[DataStream[Any]],
+    body: IterationBody,
+    config: IterationConfig = IterationConfig(),  # frozen
+) -> list[DataStream[Any]]:
+    """Runs a body over streams that need not end, and returns its outputs: what each of them has in all rounds.
+
+    In STREAMING a round has what has come in since the round before, and what that fed back, so that an epoch of the
+    job has at least one round where there is either. A model is a variable, and samples are data. The iteration goes on
+    for as long as its input does, and then until nothing is fed back; listeners are told when it has ended. What is fed
+    back and the state of the body are in the job's checkpoint, committed round by round. In BATCH the first round has
+    all of the input, and it ends when nothing is fed back.
+
+    Epochs are rounds, in both modes: a record that comes in belongs to the epoch of the round that takes it. (In
+    Flink ML it belongs to epoch 0, so that no epoch ends before the input does.) So it depends on when records come
+    which of them are in a round together; where it may not, use a body that gives the same for any order.
+
+    There are no criteria, and no data that is replayed. Otherwise bodies are those of
+    `iterate_bounded_streams_until_termination`. FLIP-176: `Iterations.iterateUnboundedStreams`.
+
+    Raises `PipelineError` where the body is not one that can run.
+
+    Examples:
+        >>> class Collatz(iterations.IterationBody):
+        ...     def process(self, variables, data):
+        ...         following = variables[0].map(lambda n: n // 2 if n % 2 == 0 else 3 * n + 1, int)
+        ...         return iterations.IterationBodyResult([following.filter(lambda n: n > 1)], [following])
+        >>> (visited,) = iterations.iterate_unbounded_streams([numbers], [], Collatz())
+        >>> sorted(collect(visited))
+        [1, 1, 1, 2, 2, 4, 4, 5, 8, 10, 16]
+    """
+    if isinstance(data, ReplayableDataStreams):
+        raise PipelineError(
+            "iterate_unbounded_streams: data that does not end cannot be replayed; give a list of streams, and keep in"
+            " state what later rounds need"
+        )
+    return _Builder(variables, ReplayableDataStreams(not_replayed=data), body, config, bounded=False).build()
 
 
 def for_each_round(
@@ -573,10 +615,11 @@ class _Builder:
         data: ReplayableDataStreams,
         body: IterationBody,
         config: IterationConfig,
+        bounded: bool,
     ) -> None:
         if not isinstance(body, IterationBody):
             raise PipelineError(f"an iteration needs an IterationBody, not {body!r}")
-        self.author, self.config = body, config
+        self.author, self.config, self.bounded = body, config, bounded
         self.name = body.name if isinstance(body, _Delta) else config.name or type(body).__name__
         _check_streams(f"iteration '{self.name}'", "variables", variables)
         _check_streams(f"iteration '{self.name}'", "data", data.replayed)
@@ -605,7 +648,8 @@ class _Builder:
         untyped = [stream for stream in self.inputs if isinstance(stream, UntypedStream)]
         if untyped:
             return [untyped[0]]
-        self._check_bounded()
+        if self.bounded:
+            self._check_bounded()
         heads = [self._head(number, stream) for number, stream in enumerate(self.inputs)]
         before = len(self.outer._nodes)
         count = len(self.variables)
@@ -634,6 +678,7 @@ class _Builder:
             inputs=tuple(len(stream._upstream) for stream in self.inputs),
             life_cycle=LifeCycle[self.config.operator_life_cycle],
             per_round=frozenset(self.builder.per_round),
+            takes_input_in_all_rounds=not self.bounded,
             **given,
         )
 
@@ -650,7 +695,7 @@ class _Builder:
                     if node.source.boundedness is not Boundedness.BOUNDED:
                         raise PipelineError(
                             f"{self.where}: source '{node.name}' is unbounded, and a bounded iteration waits for the"
-                            " end of its input; use a bounded source"
+                            " end of its input; use a bounded source, or iterate_unbounded_streams"
                         )
 
     def _sources_of(self, node: int) -> list[nodes.SourceNode]:
@@ -711,6 +756,11 @@ class _Builder:
         for number, stream in enumerate(result.outputs):
             self.builder.check_own(stream, f"output {number}")
         if result.termination_criteria is not None:
+            if not self.bounded:
+                raise PipelineError(
+                    f"{self.where}: an unbounded iteration has no termination criteria: it ends when its input has"
+                    " ended and nothing is fed back; leave them out, or use iterate_bounded_streams_until_termination"
+                )
             self.builder.check_own(result.termination_criteria, "the termination criteria")
 
     def _check_feedback(self, number: int, stream: DataStream[Any]) -> None:

@@ -7,19 +7,32 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dagster_unified.errors import PipelineError
+from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph.chaining import resolve_forward
 from dagster_unified.graph.nodes import Chaining, ExchangeKind, Graph, HeadNode, IterationNode, Node
 
 
-def check_no_iterations(graph: Graph) -> None:
-    """Raises `PipelineError` where STREAMING would have to run an iteration."""
-    node = next((n for n in graph.nodes if isinstance(n, IterationNode)), None)
-    if node is not None:
-        raise PipelineError(
-            f"{graph.name}: iteration '{node.name}' runs in BATCH only; launch with execution.runtime-mode=BATCH and"
-            " bounded sources"
-        )
+def has_iterations(graph: Graph) -> bool:
+    """Whether there is an iteration in a graph."""
+    return any(isinstance(node, IterationNode) for node in graph.nodes)
+
+
+def check_iterations(graph: Graph) -> None:
+    """Raises `UnsupportedError` where STREAMING would need state behind an iteration.
+
+    An iteration goes round while an epoch is committed, when the operators with state have had their turn.
+    """
+    for node in graph.nodes:
+        if not (node.holds_state or node.runs_by_key or node.aggregates_natively):
+            continue
+        before = (graph.node(n) for n in sorted(graph.upstream(node.id) - {node.id}))
+        iteration = next((n for n in before if isinstance(n, IterationNode)), None)
+        if iteration is not None:
+            raise UnsupportedError(
+                f"{graph.name}: '{node.name}' has state and comes after iteration '{iteration.name}', which STREAMING"
+                " does not run; put it into the body, write the iteration's output to a table or a topic and read that"
+                " in another pipeline, or launch with execution.runtime-mode=BATCH"
+            )
 
 
 def body_on(node: IterationNode, parallelism: int) -> Graph:

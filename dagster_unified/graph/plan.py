@@ -16,7 +16,7 @@ from dagster_unified.graph.carry import carrying, check_savepoint
 from dagster_unified.graph.chaining import Task, resolve_forward, tasks
 from dagster_unified.graph.findings import Finding
 from dagster_unified.graph.fingerprint import digest
-from dagster_unified.graph.iterations import check_no_iterations
+from dagster_unified.graph.iterations import check_iterations
 from dagster_unified.graph.lateness import nearest_assigners
 from dagster_unified.graph.lint import lint
 from dagster_unified.graph.mode import Execution, resolve
@@ -151,7 +151,7 @@ def plan(graph: Graph, configuration: Configuration | None = None, carry_state: 
     """
     execution = resolve(graph, configuration or Configuration())
     if execution.mode == "STREAMING":
-        check_no_iterations(graph)
+        check_iterations(graph)
     whole = lint(graph, execution)
     used = _used(graph)
     graph, rewritten = with_portable_state(_without_unused(graph, used), execution, carry_state)

@@ -27,7 +27,7 @@ from dagster_unified.graph.aggregates import Parts, Purpose, take_apart
 from dagster_unified.graph.expressions import Column, alias_of
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.graph.mode import Execution
-from dagster_unified.graph.nodes import BOUNDS, Edge, Graph, Naming, Node, SelectNode
+from dagster_unified.graph.nodes import BOUNDS, Edge, Graph, IterationNode, Naming, Node, SelectNode
 from dagster_unified.graph.nodes.base import ExchangeKind, Partitioning
 from dagster_unified.graph.nodes.native import NativeKeyedNode, WindowAggregateNode
 from dagster_unified.graph.nodes.portable import MergeNode, MergeWindowsNode, PartialsNode
@@ -77,9 +77,12 @@ def _chosen(graph: Graph, execution: Execution, carry_state: bool) -> set[int]:
 
 
 def alone(graph: Graph, upstream: set[int]) -> bool:
-    """Whether what leads to a sink is one native aggregate, which nothing with state precedes, follows or joins."""
+    """Whether what leads to a sink is one native aggregate, which nothing with state precedes, follows or joins.
+
+    An iteration has state.
+    """
     own = [n for n in upstream if graph.node(n).aggregates_natively]
-    others = any(graph.node(n).runs_by_key for n in upstream)
+    others = any(graph.node(n).runs_by_key or isinstance(graph.node(n), IterationNode) for n in upstream)
     sources = {source.id for source in graph.sources} & upstream
     return len(own) == 1 and not others and sources <= graph.upstream(own[0])
 

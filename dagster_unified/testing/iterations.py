@@ -1,4 +1,4 @@
-"""Runs an iteration in memory, in several subtasks: as BATCH runs it, with the records themselves for files."""
+"""Runs an iteration in memory, in several subtasks: as Spark runs it, with the records themselves for files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from dagster_unified.engine.rounds.compile import compiled
 from dagster_unified.engine.rounds.copies import afresh
-from dagster_unified.engine.rounds.rounds import LevelResult, Parcel, Round, outputs_of, run_rounds
+from dagster_unified.engine.rounds.rounds import LevelResult, Parcel, Round, outputs_of, run_round, run_rounds
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.group import GroupStore, MemoryStore
@@ -28,30 +28,82 @@ def run_iteration(
     plan: Plan, node: g.IterationNode, inputs: Sequence[Sequence[Timed]], clock: Callable[[], int]
 ) -> tuple[list[list[Timed]], Metrics]:
     """The outputs of an iteration, and its metrics, from the records of its inputs."""
-    loop = compiled(plan, node, node.parallelism or plan.execution.parallelism or SUBTASKS)
-    begin: list[Parcel[pa.RecordBatch]] = []
-    replayed: list[Parcel[pa.RecordBatch]] = []
-    for number, (head, records) in enumerate(zip(node.heads, inputs, strict=True)):
-        into = replayed if number in loop.replayed else begin
-        for subtask in range(loop.parallelism):
-            own = list(records)[subtask :: loop.parallelism]
-            if own:
-                into += _parcels(Sending(subtask).into(loop.inputs[number], to_batch(plan.name, head.layout, own)))
-    outputs: list[Parcel[pa.RecordBatch]] = []
-    metrics = Metrics()
+    one = _Iteration(plan, node, clock)
+    once, replayed = one.taken(inputs)
+    last = run_rounds(one.loop, one.levels, replayed, once, 0, one.ended)
+    one.terminated(last)
+    return one.take_outputs(), one.metrics
 
-    def ended(one: Round[pa.RecordBatch]) -> None:
-        outputs.extend(one.outputs)
-        metrics.add(one.metrics)
 
-    last = run_rounds(loop, _InMemory(loop, clock), replayed, begin, 0, ended)
-    outputs += outputs_of(loop, last.sent)
-    metrics.add(last.metrics)
-    found = [
-        [timed for parcel in outputs if parcel.slot == slot.number for timed in to_timed(tail.layout, parcel.records)]
-        for slot, tail in zip(loop.outputs, node.outputs, strict=True)
-    ]
-    return found, metrics
+class StreamedIteration:
+    """An iteration in STREAMING: what comes in while it goes round, or before it does."""
+
+    def __init__(self, plan: Plan, node: g.IterationNode, clock: Callable[[], int]) -> None:
+        self._one, self._all_rounds = _Iteration(plan, node, clock), node.takes_input_in_all_rounds
+        self._waiting: list[Parcel[pa.RecordBatch]] = []
+        self._replayed: list[Parcel[pa.RecordBatch]] = []
+        self._epoch = 0
+
+    @property
+    def metrics(self) -> Metrics:
+        """What its operators have reported."""
+        return self._one.metrics
+
+    def micro_batch(self, inputs: Sequence[Sequence[Timed]], ends: bool) -> list[list[Timed]]:
+        """The outputs of a micro-batch: of one round, or where the input ends of all that are left."""
+        one = self._one
+        once, replayed = one.taken(inputs)
+        self._waiting += once
+        self._replayed += replayed
+        if ends:
+            last = run_rounds(one.loop, one.levels, self._replayed, self._waiting, self._epoch, one.ended)
+            one.terminated(last)
+        elif self._all_rounds and self._waiting:
+            found = run_round(one.loop, one.levels, self._waiting, self._epoch)
+            one.ended(found)
+            self._waiting, self._epoch = list(found.fed_back), self._epoch + 1
+        return one.take_outputs()
+
+
+class _Iteration:
+    def __init__(self, plan: Plan, node: g.IterationNode, clock: Callable[[], int]) -> None:
+        self.plan, self.node = plan, node
+        self.loop = compiled(plan, node, node.parallelism or plan.execution.parallelism or SUBTASKS)
+        self.levels = _InMemory(self.loop, clock)
+        self.metrics = Metrics()
+        self._outputs: list[Parcel[pa.RecordBatch]] = []
+
+    def taken(
+        self, inputs: Sequence[Sequence[Timed]]
+    ) -> tuple[list[Parcel[pa.RecordBatch]], list[Parcel[pa.RecordBatch]]]:
+        """The records of the inputs, sent to where they are read: those that come once, and the replayed ones."""
+        once: list[Parcel[pa.RecordBatch]] = []
+        replayed: list[Parcel[pa.RecordBatch]] = []
+        for number, (head, records) in enumerate(zip(self.node.heads, inputs, strict=True)):
+            into, intake = replayed if number in self.loop.replayed else once, self.loop.inputs[number]
+            for subtask in range(self.loop.parallelism):
+                own = list(records)[subtask :: self.loop.parallelism]
+                if own:
+                    into += _parcels(Sending(subtask).into(intake, to_batch(self.plan.name, head.layout, own)))
+        return once, replayed
+
+    def ended(self, one: Round[pa.RecordBatch]) -> None:
+        """Takes what came of a round."""
+        self._outputs += one.outputs
+        self.metrics.add(one.metrics)
+
+    def terminated(self, last: LevelResult[pa.RecordBatch]) -> None:
+        """Takes what came when operators heard that the iteration has ended."""
+        self._outputs += outputs_of(self.loop, last.sent)
+        self.metrics.add(last.metrics)
+
+    def take_outputs(self) -> list[list[Timed]]:
+        """What left the iteration since this was called."""
+        outputs, self._outputs = self._outputs, []
+        return [
+            [timed for one in outputs if one.slot == slot.number for timed in to_timed(tail.layout, one.records)]
+            for slot, tail in zip(self.loop.outputs, self.node.outputs, strict=True)
+        ]
 
 
 def _parcels(sent: Iterable[Sent]) -> list[Parcel[pa.RecordBatch]]:

@@ -34,7 +34,7 @@ from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock
 from dagster_unified.testing.driving import Driven, Timed, instances, single, to_batch, to_timed
 from dagster_unified.testing.exchanging import InSubtasks, in_one, sent
-from dagster_unified.testing.iterations import run_iteration
+from dagster_unified.testing.iterations import StreamedIteration, run_iteration
 from dagster_unified.testing.native import run_native
 
 
@@ -263,6 +263,9 @@ class _Streaming:
         self.driven: dict[int, list[Driven]] = {}
         """The instances of each operator."""
 
+        self.iterations = {
+            n.id: StreamedIteration(decided, n, clock) for n in decided.graph.nodes if isinstance(n, g.IterationNode)
+        }
         self.streams: dict[Port, _Stream] = {}
         self.ahead = False
         self.due: list[int] = []
@@ -296,7 +299,8 @@ class _Streaming:
         finally:
             for driven in self._instances():
                 driven.close()
-        self.result.metrics = merge([self.late, *(d.running.metrics for d in self._instances())])
+        iterated = (one.metrics for one in self.iterations.values())
+        self.result.metrics = merge([self.late, *(d.running.metrics for d in self._instances()), *iterated])
         return self.result
 
     def _instances(self) -> Iterator[Driven]:
@@ -330,6 +334,8 @@ class _Streaming:
             came = self._arriving(node)
             if isinstance(node, g.SinkNode):
                 self.result.sinks[node.name] += [r for r, _ in [*in_one(came.ahead), *in_one(came.behind)]]
+            elif isinstance(node, g.IterationNode):
+                self._iteration(node, event is not None and event.end)
             elif node.step is not None:
                 self._python(node, came, event)
             elif node.aggregates_natively:
@@ -372,6 +378,14 @@ class _Streaming:
                 if mine or records or (given is not None and node.key is not None):
                     dues[subtask] = driven.run(mine, given, records)
         self.due += [due for due in dues.values() if due is not None]
+
+    def _iteration(self, node: g.IterationNode, ends: bool) -> None:
+        streams = [self.streams.get(Port.of(e), _Stream()) for e in self.plan.graph.inputs(node.id)]
+        own = [[*in_one(stream.ahead), *in_one(stream.behind)] for stream in streams]
+        inputs = [self.order.shuffled(list(chain.from_iterable(one))) for one in node.by_input(own)]
+        self.ahead = False
+        for number, records in enumerate(self.iterations[node.id].micro_batch(inputs, ends)):
+            self._emit(Port(node.id, g.output_tag(number)), 0, records)
 
     def _native(self, node: g.Node, came: _Stream) -> None:
         layout, looked_up = input_layout(self.plan, node.id), self.inputs.get(node.id, ())

@@ -16,7 +16,7 @@ from dagster_unified.api import (
     WatermarkStrategy,
     iterations,
 )
-from dagster_unified.errors import PipelineError, RecordTypeError, UnifiedError, UserFunctionError
+from dagster_unified.errors import PipelineError, RecordTypeError, UnsupportedError
 from dagster_unified.testing import run_pipeline
 from tests.iterations.test_semantics import Body
 
@@ -140,11 +140,22 @@ def test_an_operator_that_lives_for_one_round_hears_of_no_epochs():
         built(listening, operator_life_cycle="PER_ROUND")
 
 
-def test_streaming_does_not_run_iterations():
+def test_streaming_runs_no_state_behind_an_iteration():
     pipeline, (out,) = built(same)
-    out.print()
-    with pytest.raises(PipelineError, match=r"iteration 'Body' runs in BATCH only; launch with"):
+    out.key_by(lambda n: n, key_type=int).reduce(lambda a, b: a + b).name("totals").print()
+    with pytest.raises(UnsupportedError, match=r"'totals' has state and comes after iteration 'Body', which STREAMING"):
         pipeline.plan({"execution.runtime-mode": "STREAMING"})
+    pipeline.plan({"execution.runtime-mode": "BATCH"})
+
+
+def test_an_unbounded_iteration_has_no_criteria_and_replays_nothing():
+    pipeline = Pipeline("loops")
+    numbers = pipeline.from_collection([1], int, name="numbers")
+    body = Body(lambda v, d: Result([v[0]], [v[0]], v[0]))
+    with pytest.raises(PipelineError, match="'Body': an unbounded iteration has no termination criteria"):
+        iterations.iterate_unbounded_streams([numbers], [], body)
+    with pytest.raises(PipelineError, match="data that does not end cannot be replayed"):
+        iterations.iterate_unbounded_streams([numbers], iterations.ReplayableDataStreams([numbers]), body)
 
 
 def test_mistakes_in_a_body_are_reported_together():

@@ -84,10 +84,16 @@ class SparkLevels:
             found.add(LevelResult(sent, fed_back, report.feedback, report.criteria, metrics))
         return found
 
-    def take_in(self, number: int, frame: DataFrame) -> list[StoredParcel]:
-        """Writes the records of an input to where they are read."""
-        taking = functools.partial(take_in, self._payload, self.folder, number)
-        return [parcel for report in _collected(frame.mapInArrow(taking, self._report)) for parcel in report.sent]
+    def taken(self, inputs: Sequence[DataFrame]) -> tuple[list[StoredParcel], list[StoredParcel]]:
+        """Writes the records of the inputs to where they are read: those that come once, and the replayed ones."""
+        once: list[StoredParcel] = []
+        replayed: list[StoredParcel] = []
+        for number, frame in enumerate(inputs):
+            taking = functools.partial(take_in, self._payload, self.folder, number)
+            into = replayed if number in self.loop.replayed else once
+            for report in _collected(frame.mapInArrow(taking, self._report)):
+                into += report.sent
+        return once, replayed
 
     def frames(self, node: g.IterationNode, outputs: Sequence[StoredParcel]) -> dict[Port, DataFrame]:
         """The outputs of an iteration as DataFrames."""

@@ -82,13 +82,19 @@ def run_rounds(
     Returns what operators emitted when they heard that the iteration has ended.
     """
     while True:
-        found = _through(loop, levels, [*replayed, *begin], epoch, terminated=False)
-        reason = why_it_ends(loop, epoch, found.feedback, found.criteria)
-        outputs = outputs_of(loop, found.sent)
-        ended(Round(epoch, found.feedback, found.criteria, found.fed_back, outputs, found.metrics, reason))
-        if reason:
+        one = run_round(loop, levels, [*replayed, *begin], epoch)
+        ended(one)
+        if one.reason:
             return terminate(loop, levels, epoch)
-        begin, epoch = found.fed_back, epoch + 1
+        begin, epoch = one.fed_back, epoch + 1
+
+
+def run_round(loop: Loop, levels: Levels[R], begin: Sequence[Parcel[R]], epoch: int) -> Round[R]:
+    """Runs one round, which begins with some records."""
+    found = _through(loop, levels, begin, epoch, terminated=False)
+    reason = why_it_ends(loop, epoch, found.feedback, found.criteria)
+    outputs = outputs_of(loop, found.sent)
+    return Round(epoch, found.feedback, found.criteria, found.fed_back, outputs, found.metrics, reason)
 
 
 def terminate(loop: Loop, levels: Levels[R], epoch: int) -> LevelResult[R]:

@@ -83,7 +83,7 @@ def output_tag(number: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class IterationNode(Node):
-    """A bounded iteration. Its outputs are side outputs, tagged with their numbers."""
+    """An iteration. Its outputs are side outputs, tagged with their numbers."""
 
     body: Graph
     author: Any
@@ -95,6 +95,9 @@ class IterationNode(Node):
     life_cycle: LifeCycle
     per_round: frozenset[int]
     """The operators of the body that live for one round."""
+
+    takes_input_in_all_rounds: bool = False
+    """Whether records come in while it goes round, as in an unbounded iteration; else the first round has them all."""
 
     chaining: Chaining = Chaining.NEVER
     has_side_outputs = True
@@ -132,7 +135,8 @@ class IterationNode(Node):
     def settings(self, with_input: bool = True) -> list[object]:
         nodes = [own_parts(node, with_input) for node in self.body.nodes]
         edges = [(edge.source, edge.target, edge_parts(edge)) for edge in self.body.edges]
-        return [self.inputs, self.life_cycle.value, sorted(self.per_round), nodes, edges]
+        rounds = [self.life_cycle.value, sorted(self.per_round), self.takes_input_in_all_rounds]
+        return [self.inputs, *rounds, nodes, edges]
 
     def describe(self) -> str:
         variables = sum(head.variable for head in self.heads)
@@ -140,6 +144,7 @@ class IterationNode(Node):
         replayed = sum(head.replayed for head in self.heads)
         streams = f"{data} data stream{'' if data == 1 else 's'}" + (f" ({replayed} replayed)" if replayed else "")
         ends = "until its criteria are met" if self.has_criteria else "until nothing is fed back"
+        ends = "unbounded" if self.takes_input_in_all_rounds else ends
         return f"{variables} variable{'' if variables == 1 else 's'}, {streams}, {self.life_cycle.value}, {ends}"
 
     def state(self) -> list[dict[str, str]]:

@@ -1,0 +1,61 @@
+"""Runs a bounded iteration: takes its inputs in, then round after round, each committed before the next.
+
+What a killed run left goes on after the last round that was committed. Knows levels and the journal; not who asks for
+the iteration.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from dagster_unified.engine.events import IterationResumed, Observer, RoundCommitted
+from dagster_unified.engine.iterations.files import StoredParcel
+from dagster_unified.engine.iterations.journal import Epoch, Input, Journal
+from dagster_unified.engine.iterations.levels import SparkLevels, parcels
+from dagster_unified.engine.rounds.rounds import Round, outputs_of, run_rounds, terminate
+from dagster_unified.operators.metrics import Metrics, merge
+
+
+class BoundedIteration:
+    """One bounded iteration; `stage` and `name` say in events which."""
+
+    def __init__(self, journal: Journal, levels: SparkLevels, stage: str, name: str, observe: Observer) -> None:
+        self.journal, self.levels = journal, levels
+        self.metrics = Metrics()
+        self._stage, self._name, self._observe = stage, name, observe
+        self._begun = time.monotonic()
+        last = journal.last
+        if last is not None:
+            levels.states = last.states
+
+    def rounds(self, take_in: Callable[[], Input]) -> list[StoredParcel]:
+        """Runs all rounds that have not been run, and returns where the records of the outputs are."""
+        held = self.journal.input
+        if held is None:
+            held = take_in()
+            self.journal.begin(held)
+        loop = self.levels.loop
+        self.metrics.add(merge([held.metrics]))
+        last = self.journal.last
+        begin, epoch = parcels(held.once), 0
+        if last is not None:
+            self._observe(IterationResumed(self._stage, self._name, last.number))
+            self.metrics.add(merge(epoch.metrics for epoch in self.journal.epochs))
+            begin, epoch = parcels(last.fed_back), last.number + 1
+        if last is not None and last.reason:
+            ended = terminate(loop, self.levels, last.number)
+        else:
+            self._begun = time.monotonic()
+            ended = run_rounds(loop, self.levels, parcels(held.replayed), begin, epoch, self._commit)
+        self.metrics.add(ended.metrics)
+        emitted = [parcel for one in self.journal.epochs for parcel in one.outputs]
+        return emitted + [parcel.records for parcel in outputs_of(loop, ended.sent)]
+
+    def _commit(self, ended: Round[StoredParcel]) -> None:
+        now = time.monotonic()
+        epoch = Epoch.of(ended, self.levels.states, now - self._begun)
+        self.journal.commit(epoch, self.levels.files)
+        self.levels.files, self._begun = [], now
+        self.metrics.add(ended.metrics)
+        self._observe(RoundCommitted(self._stage, self._name, epoch))

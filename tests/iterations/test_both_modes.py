@@ -1,0 +1,108 @@
+"""Iterations in the harness: what BATCH and STREAMING have in common, and what comes in while they go round."""
+
+from collections import Counter
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_unified.api import FlatMapFunction, OutputTag, Pipeline, ProcessFunction, ValueStateDescriptor, iterations
+from dagster_unified.testing import run_pipeline
+from tests.iterations.programs import PROGRAMS
+from tests.iterations.test_semantics import Body
+
+
+def streamed(pipeline, stream, **options):
+    stream.print("out")
+    return run_pipeline(pipeline, "STREAMING", **options).sinks["out"]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("micro_batch", [1, 3, None])
+def test_a_bounded_program_gives_in_streaming_what_it_gives_in_batch(name, micro_batch):
+    build, expected = PROGRAMS[name]
+    assert sorted(streamed(*build(), micro_batch=micro_batch)) == expected
+
+
+class Hop(NamedTuple):
+    number: int
+    hops: int
+
+
+def hopping(numbers, hops):
+    """Records that go round so many times, counted by key in each of their hops."""
+    pipeline = Pipeline("hopping")
+    given = pipeline.from_collection([Hop(n, 0) for n in numbers], Hop, name="numbers")
+
+    def build(variables, data):
+        further = variables[0].map(lambda hop: hop._replace(hops=hop.hops + 1), Hop)
+        return iterations.IterationBodyResult([further.filter(lambda hop: hop.hops <= hops)], [variables[0]])
+
+    return pipeline, iterations.iterate_unbounded_streams([given], [], Body(build))[0]
+
+
+@given(st.lists(st.integers(0, 9)), st.integers(0, 4), st.integers(1, 4), st.integers(0, 3))
+def test_every_record_takes_every_hop_once_whenever_it_comes(numbers, hops, micro_batch, seed):
+    expected = Counter(Hop(n, hop) for n in numbers for hop in range(hops + 1))
+    assert Counter(streamed(*hopping(numbers, hops), micro_batch=micro_batch, seed=seed)) == expected
+    pipeline, out = hopping(numbers, hops)
+    out.print("out")
+    assert Counter(run_pipeline(pipeline, "BATCH").sinks["out"]) == expected
+
+
+ENDED = OutputTag("ended", str)
+
+
+class Rounds(ProcessFunction[int, int], iterations.IterationListener[int]):
+    """Emits each round's number, and at the end how it ended."""
+
+    def process_element(self, value, ctx):
+        return []
+
+    def on_epoch_watermark_incremented(self, epoch_watermark, context, collector):
+        collector.collect(epoch_watermark)
+
+    def on_iteration_terminated(self, context, collector):
+        context.output(ENDED, "ended")
+
+
+def test_listeners_hear_of_each_round_and_of_the_end_of_the_input():
+    pipeline = Pipeline("listening")
+    numbers = pipeline.from_collection([0, 0, 0], int, name="numbers")
+
+    def build(variables, data):
+        further = variables[0].map(lambda n: n + 1, int).filter(lambda n: n < 2)
+        rounds = variables[0].process(Rounds()).set_parallelism(1)
+        return iterations.IterationBodyResult([further], [rounds, rounds.get_side_output(ENDED)])
+
+    rounds, ended = iterations.iterate_unbounded_streams([numbers], [], Body(build))
+    rounds.print("rounds")
+    ended.print("ended")
+    found = run_pipeline(pipeline, "STREAMING", micro_batch=1).sinks
+    assert found["rounds"] == [0, 1, 2, 3]  # of three records one after another, which go round twice each
+    assert found["ended"] == ["ended"]
+
+
+class Model(FlatMapFunction[int, int]):
+    """Keeps the sum of all that it was given."""
+
+    def open(self, runtime_context):
+        self.total = runtime_context.get_state(ValueStateDescriptor("total", int))
+
+    def flat_map(self, value):
+        self.total.update((self.total.value() or 0) + value)
+        return [self.total.value()]
+
+
+def test_state_lives_over_all_rounds_of_an_unbounded_iteration():
+    pipeline = Pipeline("model")
+    start = pipeline.from_collection([0], int, name="start")
+    samples = pipeline.from_collection([1, 2, 3, 4], int, name="samples")
+
+    def build(variables, data):
+        model = variables[0].union(data[0]).key_by(lambda n: 0, key_type=int).flat_map(Model())
+        return iterations.IterationBodyResult([model.filter(lambda n: False)], [model])
+
+    (model,) = iterations.iterate_unbounded_streams([start], [samples], Body(build))
+    assert max(streamed(pipeline, model)) == 10
