@@ -58,6 +58,22 @@ class IterationResumed:
 
 
 @dataclass(frozen=True)
+class InputHeldBack:
+    """An unbounded iteration takes no new records, since too many circulate in it."""
+
+    iteration: str
+    feedback: int
+    most: int
+
+    def describe(self) -> str:
+        """As a line of a log has it."""
+        return (
+            f"iteration '{self.iteration}': {self.feedback:,} records circulate, and new input waits until there are at"
+            f" most {self.most:,} (iteration.max-feedback-records)"
+        )
+
+
+@dataclass(frozen=True)
 class RoundCommitted:
     """A round of an iteration is committed."""
 
@@ -125,7 +141,14 @@ class SavepointTaken:
 
 
 Event = (
-    StageStarted | StageFinished | IterationResumed | RoundCommitted | EpochCommitted | QueriesStopped | SavepointTaken
+    StageStarted
+    | StageFinished
+    | IterationResumed
+    | RoundCommitted
+    | InputHeldBack
+    | EpochCommitted
+    | QueriesStopped
+    | SavepointTaken
 )
 Observer = Callable[[Event], None]
 

@@ -98,6 +98,11 @@ class JobTime:
             if mark is not None:
                 self._emitted(uid, mark)
 
+    def wake(self) -> None:
+        """Have the next control event come at once: something waits for an epoch."""
+        with self._lock:
+            self._wake = True
+
     def end(self, now: int) -> ControlEvent:
         """The input has ended."""
         with self._lock:

@@ -12,6 +12,7 @@ from rich.table import Table
 from dagster_unified.engine.events import (
     EpochCommitted,
     Event,
+    InputHeldBack,
     IterationResumed,
     QueriesStopped,
     RoundCommitted,
@@ -66,7 +67,7 @@ class ShownProgress:
             )
         elif isinstance(event, QueriesStopped):
             return
-        elif isinstance(event, (SavepointTaken, IterationResumed, RoundCommitted)):
+        elif isinstance(event, (SavepointTaken, IterationResumed, RoundCommitted, InputHeldBack)):
             text = event.describe()
         elif isinstance(event, StageFinished):
             place = f"stage {event.number} of {event.of}: {event.stage}"

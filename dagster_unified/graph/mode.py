@@ -27,6 +27,8 @@ class Streaming:
     backend: str
     max_parallelism: int
     watermark_interval: timedelta
+    max_feedback: int
+    """How many records may circulate in an unbounded iteration while it takes new input."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,7 @@ def resolve(graph: Graph, configuration: Configuration) -> Execution:
             backend=configuration["state.backend.type"],
             max_parallelism=configuration["pipeline.max-parallelism"],
             watermark_interval=configuration["pipeline.auto-watermark-interval"],
+            max_feedback=configuration["iteration.max-feedback-records"],
         ),
         native_aggregates=configuration["state.native-aggregates"],
     )

@@ -219,6 +219,13 @@ OPTIONS: tuple[Option, ...] = (
         "The number of key groups of a STREAMING job. Fixed in its checkpoint.",
     ),
     Option(
+        "iteration.max-feedback-records",
+        "count",
+        1_000_000,
+        "How many records may circulate in an unbounded iteration while it takes new input. With more of them a"
+        " STREAMING job reads nothing until there are fewer.",
+    ),
+    Option(
         "restart-strategy.type",
         "choice",
         "EXPONENTIAL-DELAY",

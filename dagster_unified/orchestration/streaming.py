@@ -33,7 +33,15 @@ from dagster import (
     sensor,
 )
 
-from dagster_unified.engine.events import EpochCommitted, Event, QueriesStopped, SavepointTaken
+from dagster_unified.engine.events import (
+    EpochCommitted,
+    Event,
+    InputHeldBack,
+    IterationResumed,
+    QueriesStopped,
+    RoundCommitted,
+    SavepointTaken,
+)
 from dagster_unified.engine.interrupts import Interrupts
 from dagster_unified.engine.malformed import Diverted, diverting, in_streaming
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory
@@ -198,6 +206,12 @@ class _Watcher:
             log(event.describe())
             if not event.error and event.reason == INTERVAL:  # who asks for one reports it
                 self._left.append(event.location)
+        if isinstance(event, (IterationResumed, RoundCommitted)):
+            self._busy = None  # an epoch in which an iteration goes round may take long
+            self._sign()
+            self._context.log.info(event.describe())
+        if isinstance(event, InputHeldBack):
+            self._context.log.warning(event.describe())
         if not isinstance(event, EpochCommitted):
             return
         self._trend.add(event)

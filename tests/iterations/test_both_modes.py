@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_unified.api import FlatMapFunction, OutputTag, Pipeline, ProcessFunction, ValueStateDescriptor, iterations
+from dagster_unified.api import (
+    FlatMapFunction,
+    KeyedProcessFunction,
+    MapStateDescriptor,
+    OutputTag,
+    Pipeline,
+    ProcessFunction,
+    ValueStateDescriptor,
+    iterations,
+)
 from dagster_unified.testing import run_pipeline
 from tests.iterations.programs import PROGRAMS
 from tests.iterations.test_semantics import Body
@@ -49,6 +58,20 @@ def test_every_record_takes_every_hop_once_whenever_it_comes(numbers, hops, micr
     pipeline, out = hopping(numbers, hops)
     out.print("out")
     assert Counter(run_pipeline(pipeline, "BATCH").sinks["out"]) == expected
+
+
+class Visits(KeyedProcessFunction[int, Hop, Hop]):
+    """Lets a hop pass, and counts those of its number; it fails where one is missing or comes twice."""
+
+    def open(self, runtime_context):
+        self.visits = runtime_context.get_map_state(MapStateDescriptor("visits", int, int))
+
+    def process_element(self, value, ctx):
+        visits = (self.visits.get(value.hops) or 0) + 1
+        if value.hops and visits > (self.visits.get(value.hops - 1) or 0):
+            raise ValueError(f"{value} came before it was sent, or twice")
+        self.visits.put(value.hops, visits)
+        return [value]
 
 
 ENDED = OutputTag("ended", str)

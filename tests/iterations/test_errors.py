@@ -16,7 +16,7 @@ from dagster_unified.api import (
     WatermarkStrategy,
     iterations,
 )
-from dagster_unified.errors import PipelineError, RecordTypeError, UnsupportedError
+from dagster_unified.errors import PipelineError, RecordTypeError, UnifiedError, UnsupportedError, UserFunctionError
 from dagster_unified.testing import run_pipeline
 from tests.iterations.test_semantics import Body
 

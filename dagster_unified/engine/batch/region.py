@@ -136,13 +136,9 @@ class RegionFrames:
         if port not in self._iterated:
             assert self._iterations is not None
             # of an iteration that goes on the inputs are not computed again, and nothing would be observed of them
-            inputs, reported = self._reports.take(lambda: self._inputs_of(node))
+            inputs, reported = self._reports.take(lambda: self._streams.inputs.of_iteration(node))
             self._iterated.update(self._iterations.outputs(node, inputs, lambda: merge(reported())))
         return self._iterated[port]
-
-    def _inputs_of(self, node: g.IterationNode) -> list[DataFrame]:
-        edges = node.by_input(self.plan.graph.inputs(node.id))
-        return [self._streams.inputs.united(own, head.layout) for own, head in zip(edges, node.heads, strict=True)]
 
     def _source(self, node: g.SourceNode) -> DataFrame:
         source = spark_source(self.plan.name, node)

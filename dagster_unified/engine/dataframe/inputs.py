@@ -52,6 +52,11 @@ class Inputs:
         """What a sink writes: the columns of the records, and the pass-through columns."""
         return self.of(sink).select(*input_layout(self.plan, sink).records.names, *self.exchanges.axis.columns)
 
+    def of_iteration(self, node: g.IterationNode) -> list[DataFrame]:
+        """The inputs of an iteration, the variables first."""
+        edges = node.by_input(self.plan.graph.inputs(node.id))
+        return [self.united(own, head.layout) for own, head in zip(edges, node.heads, strict=True)]
+
     def united(self, edges: Sequence[Edge], layout: StreamLayout) -> DataFrame:
         """The streams that come over some edges, in the columns of one layout."""
         frame = self._aligned(edges[0], layout)

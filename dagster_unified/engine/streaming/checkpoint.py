@@ -4,6 +4,7 @@
     <dir>/<pipeline>/lease/<token>.json      fencing tokens; the greatest one may write
     <dir>/<pipeline>/control/<query>/        the control stream's latest event
     <dir>/<pipeline>/spark/<query>/          Spark's checkpoint
+    <dir>/<pipeline>/iterations/<uid>/       the rounds of an iteration: state, and what is fed back
     <dir>/<pipeline>/malformed/<source>/     rows that did not fit, by epoch
     <dir>/<pipeline>/epochs/                 the epoch that is being committed
     <dir>/<pipeline>/splits/<query>.json     into how many tasks Spark splits what an epoch reads
@@ -146,7 +147,7 @@ class CheckpointDirectory:
         self._deployment.open()
         held = self.deployed()
         if fresh and held is not None:
-            for part in ("spark", "control", "epochs", "malformed", "splits"):
+            for part in ("spark", "control", "epochs", "malformed", "splits", "iterations"):
                 remove_tree(self.path / part)
             forget_ranges(self.path / "sources")
             held = None if held is None else msgspec.structs.replace(held, id="")

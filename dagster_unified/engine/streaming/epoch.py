@@ -19,6 +19,7 @@ from dagster_unified.connectors.paths import for_spark, remove_tree
 from dagster_unified.engine.commit import SinkCommits, WriteContext, WriteResult
 from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.shipping import Shipments, by_value_afresh
+from dagster_unified.engine.streaming.iterations import IterationsInEpoch
 from dagster_unified.engine.streaming.tail import Tail
 from dagster_unified.engine.writing import spark_sink, write
 from dagster_unified.graph.nodes import SinkNode
@@ -64,6 +65,7 @@ class EpochWriter:
         stream_of: StreamOf,
         kept: Mapping[int, Keep] | None = None,
         is_empty: Callable[[], bool] = _never,
+        iterations: IterationsInEpoch | None = None,
     ) -> tuple[dict[str, WriteResult], Metrics]:
         """Commit the rows of a micro-batch; returns what each sink wrote, and what the operators of the tail reported.
 
@@ -71,7 +73,7 @@ class EpochWriter:
         are computed, whether sinks may be spared an epoch without rows.
         """
         self.check()
-        if self._reads_once() and not kept:
+        if self._reads_once() and not kept and iterations is None:
             return self._write(epoch, partial(stream_of, frame))
         target = self.staging / f"epoch-{epoch}"
         frame.write.mode("overwrite").option("compression", "lz4_raw").parquet(for_spark(target))
@@ -83,7 +85,7 @@ class EpochWriter:
             staged = self.spark.read.schema(frame.schema).parquet(for_spark(target))
             for lane, keep in (kept or {}).items():
                 keep(staged.where(f"lane = {lane}"), epoch)
-            results, metrics = self._write(epoch, partial(stream_of, staged))
+            results, metrics = self._write(epoch, partial(stream_of, staged), iterations)
             self._begun = True
         remove_tree(target)
         return results, metrics
@@ -98,8 +100,10 @@ class EpochWriter:
         """Whether the sinks read the rows of the query once: one sink does, and nothing before it unites streams."""
         return len(self.tail.sinks) == 1 and all(len(self.plan.graph.inputs(node)) == 1 for node in self.tail.nodes)
 
-    def _write(self, epoch: int, output: Callable[[Port], DataFrame]) -> tuple[dict[str, WriteResult], Metrics]:
-        tail = Tail(self.plan, self.tail, self.spark, output, self._shipments)
+    def _write(
+        self, epoch: int, output: Callable[[Port], DataFrame], iterations: IterationsInEpoch | None = None
+    ) -> tuple[dict[str, WriteResult], Metrics]:
+        tail = Tail(self.plan, self.tail, self.spark, output, self._shipments, iterations)
         results = {}
         try:
             for number in self.tail.sinks:

@@ -28,7 +28,8 @@ from dagster_unified.engine.state_tables.savepoints import StartingState
 from dagster_unified.engine.streaming import worker
 from dagster_unified.engine.streaming.alignment import Alignment
 from dagster_unified.engine.streaming.checkpoint import INITIAL
-from dagster_unified.engine.streaming.control import NAME, ControlFile, ControlSource
+from dagster_unified.engine.streaming.control import NAME, ControlFile, ControlSource, brings_end
+from dagster_unified.engine.streaming.iterations import FOLDER, IterationsInEpoch, Rounds, StreamIterations
 from dagster_unified.engine.streaming.processor import KeyGroupProcessor
 from dagster_unified.engine.streaming.query import Deployment, Query, written
 from dagster_unified.engine.streaming.splits import Splits
@@ -74,7 +75,7 @@ class PackedFrames:
         groups = self.plan.execution.streaming.max_parallelism
         packed = spark_schema(PACKED)
         frames = [self._head(head, groups) for head in self.topology.heads]
-        if self.topology.timed:
+        if self.topology.awaits_events:
             frames.append(self._control(groups))
         frame = frames[0]
         for other in frames[1:]:
@@ -177,14 +178,16 @@ class PackedFrames:
         return frame.select(*head.track.program.input.records.names, *parts)
 
     def _control(self, groups: int) -> DataFrame:
-        """The control events, a row for each key group of each operator that waits for them."""
+        """The control events, a row for each key group of each operator that waits for them, and one an iteration."""
         from pyspark.sql import functions as F
 
         self.spark.dataSource.register(ControlSource)
         events = self.spark.readStream.format(NAME).option("path", str(self.control)).load()
-        lanes = F.explode(F.array(*[F.lit(lane).cast("int") for lane in sorted(self.topology.timed)])).alias("lane")
+        waiting = sorted({*self.topology.timed, *self.topology.iterations})
+        lanes = F.explode(F.array(*[F.lit(lane).cast("int") for lane in waiting])).alias("lane")
+        last = F.when(F.col("lane").isin(*self.topology.iterations), 0).otherwise(groups - 1)
         addressed = events.select("event", lanes).select(
-            "event", "lane", F.explode(F.sequence(F.lit(0), F.lit(groups - 1))).alias("group")
+            "event", "lane", F.explode(F.sequence(F.lit(0), last)).alias("group")
         )
         seq = F.lit(sequence(Place.EVENT, 0)).cast("long").alias("seq")
         return addressed.select("lane", "group", seq, F.col("event").cast("binary").alias("data"))
@@ -238,6 +241,16 @@ class PackedQuery(Query):
             self.control.write(msgspec.structs.replace(event, number=max(1, event.number)))
         latest = self.control.read()
         self.time = JobTime(self.plan, latest, wall_clock())
+        self.iterations = StreamIterations(
+            Rounds(
+                self.plan,
+                self.spark,
+                self.folder / FOLDER,
+                deployment.check,
+                deployment.observe,
+                lambda: self._stopping or self._cancelled,
+            )
+        )
         if latest is not None and latest.end:
             self.goes_on_at_end()
         self.stages = stages
@@ -253,6 +266,9 @@ class PackedQuery(Query):
         return frame
 
     def start(self) -> None:
+        self.iterations.begin(self.stages.tail.nodes)
+        if self.iterations.circulates:
+            self.time.wake()
         if self.stages.levels:
             self.splits.begin()
         self.alignment.tell(self.time, wall_clock())
@@ -266,11 +282,16 @@ class PackedQuery(Query):
         begun = time.monotonic()
         self.diverted = {}
         rows = PackedRows(frame)
-        results, behind = self.writer.commit(rows.frame, epoch, self._unpacked, self.kept, rows.are_none)
+        iterated = None
+        if self.iterations:
+            iterated = IterationsInEpoch(self.iterations, epoch, self._end_sent and brings_end(self._logged(epoch)))
+        results, behind = self.writer.commit(rows.frame, epoch, self._unpacked, self.kept, rows.are_none, iterated)
         report = rows.report()
-        if self.stages.timed or self.alignment:
+        if self.iterations.circulates:
+            self.time.wake()
+        if self.stages.awaits_events or self.alignment:
             event = self.time.after(report, wall_clock())
-            if event is not None and self.stages.timed:
+            if event is not None and self.stages.awaits_events:
                 self.control.write(event)
         self._note_positions(epoch)
         self.alignment.tell(self.time, wall_clock())
@@ -313,7 +334,7 @@ class PackedQuery(Query):
     def tick(self) -> None:
         super().tick()
         self.alignment.tell(self.time, wall_clock())
-        if self.stages.timed:
+        if self.stages.awaits_events:
             event = self.time.tick(wall_clock())
             if event is not None:
                 self.control.write(event)
@@ -324,9 +345,9 @@ class PackedQuery(Query):
         return bool(self.alignment)
 
     def end(self) -> bool:
-        if self.stages.timed:
+        if self.stages.awaits_events:
             self.control.write(self.time.end(wall_clock()))
-        return bool(self.stages.timed)
+        return self.stages.awaits_events
 
     def _unpacked(self, frame: DataFrame, port: Port) -> DataFrame:
         return self.frames.lane(frame, self.stages.tail_lanes[port], self.plan.layout(port).schema)

@@ -105,7 +105,7 @@ class Query(ABC):
 
         self._observe = deployment.observe
         self._listed = time.monotonic()
-        self._stopping = False
+        self._stopping = self._cancelled = False
         self._committing = Lock()
         self._draining: Draining | None = None
         self._between: Callable[[int], None] | None = None
@@ -223,6 +223,7 @@ class Query(ABC):
         """Stop the query, after the epoch that is being committed."""
         if self.query is None:
             return
+        self._cancelled = True
         waited = self._committing.acquire(timeout=GRACE)
         self._stopping = True
         if waited:

@@ -1,7 +1,7 @@
 """Savepoints: copies of a stopped job's state and source positions, which can be restored until somebody removes them.
 
-    <dir>/<pipeline>/savepoints/<name>/spark/, control/   as they were
-    <dir>/<pipeline>/savepoints/<name>/savepoint.json     whole at last: until then there is no savepoint
+    <dir>/<pipeline>/savepoints/<name>/spark/, control/, iterations/   as they were
+    <dir>/<pipeline>/savepoints/<name>/savepoint.json                  whole at last: until then there is no savepoint
 
 That of a job whose input has ended has no such copies: it is tables only, and cannot be restored.
 Restoring one starts a new *timeline* of the deployment, on which sinks take epochs that they had on the one before.
@@ -30,7 +30,7 @@ from dagster_unified.errors import LeaseLostError, StateError
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.state.manifest import NAME as TABLES
 
-FOLDERS = ("spark", "control")
+FOLDERS = ("spark", "control", "iterations")
 MANIFEST = "savepoint.json"
 RESTORING = "restoring.json"
 _NAME = re.compile(r"g\d+-\d{8}T\d{6}-\d{3}")

@@ -30,6 +30,7 @@ from dagster_unified.engine.streaming.savepoint import (
 )
 from dagster_unified.engine.streaming.topology import MAIN, Topology, queries
 from dagster_unified.errors import StateError
+from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.time import wall_clock
 
@@ -43,6 +44,9 @@ LOOK = 1.0
 
 def without_tables(plan: Plan) -> str:
     """Why a savepoint of a STREAMING job has no tables; empty where it has."""
+    iteration = next((node.name for node in plan.graph.nodes if isinstance(node, IterationNode)), None)
+    if iteration is not None:
+        return f"the state of iteration '{iteration}' is in files of its own, which only this job reads"
     aggregates = [plan.graph.node(one.aggregate).name for one in queries(plan) if one.aggregate is not None]
     if not aggregates:
         return ""

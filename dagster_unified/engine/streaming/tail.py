@@ -14,6 +14,7 @@ from dagster_unified.engine.dataframe.passes import Reports, mapped
 from dagster_unified.engine.dataframe.streams import Streams
 from dagster_unified.engine.passes import Pass, is_computed_again
 from dagster_unified.engine.shipping import Shipments
+from dagster_unified.engine.streaming.iterations import IterationsInEpoch
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan, Port
@@ -37,12 +38,16 @@ class Tail:
         spark: SparkSession,
         output: Callable[[Port], DataFrame],
         shipments: Shipments,
+        iterations: IterationsInEpoch | None = None,
     ) -> None:
         self.plan, self.fragment = plan, fragment
         self._streams = Streams(plan, fragment, self, output, shipments=shipments)
         self._natives = Natives(plan.name, fragment.name, spark)
         self._reports = Reports()
         self._persisted: list[DataFrame] = []
+        self._iterations = iterations
+        self._iterated: dict[Port, DataFrame] = {}
+        self._in_iterations = Metrics()
 
     def sink_input(self, sink: int) -> DataFrame:
         """What a sink writes."""
@@ -50,7 +55,7 @@ class Tail:
 
     def metrics(self) -> Metrics:
         """What the operators reported; call it after all sinks were written."""
-        return merge(self._reports.metrics())
+        return merge([*self._reports.metrics(), self._in_iterations])
 
     def release(self) -> None:
         """Free the DataFrames that were persisted for several readers."""
@@ -67,8 +72,20 @@ class Tail:
         return self._reports.taken_from(mapped(frame, program, self._streams.shipments, place, self._streams.axis))
 
     def run_natively(self, node: g.Node, port: Port) -> DataFrame:
+        if isinstance(node, g.IterationNode):
+            return self._output_of(node, port)
         if node.holds_state:
             raise PipelineError(
                 f"{self.plan.name}: '{node.name}' cannot run in STREAMING behind an operator with state"
             )
         return self._natives.run(node, self._streams.inputs.of(node.id))
+
+    def _output_of(self, node: g.IterationNode, port: Port) -> DataFrame:
+        """An output of an iteration, which runs when the first of them is asked for."""
+        if port not in self._iterated:
+            assert self._iterations is not None
+            inputs, reported = self._reports.take(lambda: self._streams.inputs.of_iteration(node))
+            found, metrics = self._iterations.outputs(node, inputs, lambda: merge(reported()))
+            self._iterated.update(found)
+            self._in_iterations.add(metrics)
+        return self._iterated[port]

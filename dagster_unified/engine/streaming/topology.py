@@ -87,6 +87,14 @@ class Topology:
     timed: Mapping[int, str]
     """The lanes of operators that wait for control events, and their uids."""
 
+    iterations: Mapping[int, str]
+    """The lanes of iterations, which wait for the end of their input, and their uids."""
+
+    @property
+    def awaits_events(self) -> bool:
+        """Whether there are control events."""
+        return bool(self.timed or self.iterations)
+
 
 class QuerySpec(NamedTuple):
     """One query that a pipeline needs: its sinks and, for a query of its own, the native aggregate before them."""
@@ -105,7 +113,11 @@ def queries(plan: Plan) -> list[QuerySpec]:
         aggregates = [n for n in upstream if graph.node(n).aggregates_natively]
         if aggregates:
             name = graph.node(aggregates[0]).name
-            others = [graph.node(n).name for n in upstream if graph.node(n).runs_by_key]
+            others = [
+                graph.node(n).name
+                for n in upstream
+                if graph.node(n).runs_by_key or isinstance(graph.node(n), g.IterationNode)
+            ]
             if len(aggregates) > 1 or others:
                 raise UnsupportedError(
                     f"{plan.name}: sink '{node.name}' comes after the native aggregate '{name}' and after"
@@ -186,7 +198,10 @@ class _Builder:
             between.append(self._between(level))
         uids = {self._lane(n): self.graph.node(n).uid for n in self.keyed if self.graph.node(n).has_timers}
         tail = Fragment(TAIL, tuple(self.tail), sinks=self.sinks)
-        return Topology(heads, tuple(levels), tuple(passes), tuple(between), tail, self.tail_lanes, uids)
+        iterations = {
+            self._lane(n): self.graph.node(n).uid for n in self.tail if isinstance(self.graph.node(n), g.IterationNode)
+        }
+        return Topology(heads, tuple(levels), tuple(passes), tuple(between), tail, self.tail_lanes, uids, iterations)
 
     def outputs(self, node: int) -> list[Edge]:
         return [e for e in self.graph.outputs(node) if e.target in self.members]

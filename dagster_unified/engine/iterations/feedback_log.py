@@ -1,0 +1,138 @@
+"""What is committed of an iteration of a stream: what each epoch brought, and each round.
+
+    <folder>/begun.json                the iteration as it was begun
+    <folder>/taken-0000000007.json     what an epoch of the stream brought, until a round has taken it
+    <folder>/round-0000000012.json     a round: what it fed back and emitted, where its state is, and of which epoch
+    <folder>/<name>-<token>            a file of a task
+
+The feedback edge is this log: what the last round fed back is what the next one begins with (Flink paper, 4.4). A
+manifest is written last and at once. Of the rounds those of the newest epoch stay, and the one before them. Knows no
+Spark.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from upath import UPath
+
+from dagster_unified.connectors.paths import put
+from dagster_unified.engine.iterations.files import StoredParcel, files_in, stands
+from dagster_unified.engine.iterations.journal import Epoch, Input
+from dagster_unified.errors import StateError
+
+M = TypeVar("M")
+
+_TAKEN = re.compile(r"taken-(\d{10})\.json")
+_ROUND = re.compile(r"round-(\d{10})\.json")
+_BEGUN = "begun.json"
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """What must not change while an iteration has state: its subtasks, and the operators of its body, in order."""
+
+    parallelism: int
+    operators: list[list[str]]
+
+
+class StreamRound(msgspec.Struct, frozen=True):
+    """A round, and the epoch of the stream in which it ran; `closes` says that the epoch has no other."""
+
+    round: Epoch
+    epoch: int
+    closes: bool
+
+
+class FeedbackLog:
+    """The log of one iteration."""
+
+    def __init__(self, folder: str, where: str) -> None:
+        self.folder, self._where = folder, where
+        os.makedirs(folder, exist_ok=True)
+        self.begun = self._read(_BEGUN, Begun)
+        self.rounds = [one for _, name in self._names(_ROUND) if (one := self._read(name, StreamRound)) is not None]
+        if self.last is not None and not stands(folder, [*self.last.round.needs(), *self.last.round.gives()]):
+            raise StateError(
+                f"{where}: files of its round {self.last.round.number} are gone from {folder}; go back to a savepoint,"
+                " or start the job without state"
+            )
+
+    @property
+    def last(self) -> StreamRound | None:
+        """The last round that is committed."""
+        return self.rounds[-1] if self.rounds else None
+
+    def begin(self, found: Begun) -> None:
+        """Records what the iteration is; raises `StateError` where it has state as another one."""
+        if self.begun is None:
+            self._write(_BEGUN, found)
+            self.begun = found
+        elif self.begun != found:
+            what = (
+                f"it has state of {self.begun.parallelism} subtasks, and is started with {found.parallelism}"
+                if self.begun.parallelism != found.parallelism
+                else "the operators of its body are others than those whose state it has"
+            )
+            raise StateError(f"{self._where}: {what}; start it as it was, or without state, or with another uid")
+
+    def taken(self, epoch: int) -> Input | None:
+        """What an epoch brought, if that is committed."""
+        return self._read(_taken(epoch), Input)
+
+    def all_taken(self) -> Iterator[Input]:
+        """What all epochs brought that no round has taken, in their order."""
+        for _, name in self._names(_TAKEN):
+            found = self._read(name, Input)
+            if found is not None:
+                yield found
+
+    def take(self, epoch: int, found: Input) -> None:
+        """Commits what an epoch brought."""
+        self._write(_taken(epoch), found)
+
+    def commit(self, done: StreamRound) -> None:
+        """Commits a round, and deletes what is not needed any more."""
+        self._write(f"round-{done.round.number:010d}.json", done)
+        kept = [one for one in self.rounds if one.epoch == done.epoch] or self.rounds[-1:]
+        for one in self.rounds:
+            if one not in kept:
+                Path(self.folder, f"round-{one.round.number:010d}.json").unlink(missing_ok=True)
+        for number, name in self._names(_TAKEN):
+            if number <= done.epoch:
+                Path(self.folder, name).unlink(missing_ok=True)
+        self.rounds = [*kept, done]
+        needed = {block.file for one in self.rounds for block in one.round.gives()}
+        needed |= self.rounds[-1].round.files() | self.rounds[-2].round.files() if kept else done.round.files()
+        for name in list(files_in(self.folder)):
+            if name not in needed:
+                Path(self.folder, name).unlink(missing_ok=True)
+
+    def outputs(self, epoch: int) -> list[StoredParcel]:
+        """What left the iteration in an epoch of the stream."""
+        return [parcel for one in self.rounds if one.epoch == epoch for parcel in one.round.outputs]
+
+    def waiting(self) -> Sequence[StoredParcel]:
+        """What the next round begins with, besides what comes in."""
+        return self.last.round.fed_back if self.last is not None else ()
+
+    def _names(self, pattern: re.Pattern[str]) -> list[tuple[int, str]]:
+        found = [(match, name) for name in os.listdir(self.folder) if (match := pattern.fullmatch(name))]
+        return sorted((int(match[1]), name) for match, name in found)
+
+    def _read(self, name: str, kind: type[M]) -> M | None:
+        try:
+            return msgspec.json.decode(Path(self.folder, name).read_bytes(), type=kind)
+        except FileNotFoundError:
+            return None
+
+    def _write(self, name: str, manifest: msgspec.Struct) -> None:
+        put(UPath(self.folder) / name, msgspec.json.encode(manifest), durable=True)
+
+
+def _taken(epoch: int) -> str:
+    return f"taken-{epoch:010d}.json"

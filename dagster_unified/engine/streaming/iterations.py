@@ -1,0 +1,233 @@
+"""The iterations of a query, which go round while an epoch is committed.
+
+A bounded iteration keeps what each epoch brings, and goes round in the epoch that brings the end of the input. An
+unbounded one has a round for what an epoch brings and what was fed back before, and further rounds for as long as that
+takes no longer than a moment, or more is fed back than may be. What is fed back when an epoch closes waits for the next
+one. An epoch that runs again has the rounds that it had. Knows the queries' epochs; not their rows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dagster_unified.connectors.paths import is_local, path_text
+from dagster_unified.engine.events import InputHeldBack, Observer
+from dagster_unified.engine.iterations.bounded import BoundedIteration
+from dagster_unified.engine.iterations.feedback_log import Begun, FeedbackLog, StreamRound
+from dagster_unified.engine.iterations.files import StoredParcel
+from dagster_unified.engine.iterations.journal import Epoch, Input, Journal
+from dagster_unified.engine.iterations.levels import SparkLevels, cores, parcels
+from dagster_unified.engine.rounds.compile import compiled
+from dagster_unified.engine.rounds.rounds import outputs_of, run_round, terminate
+from dagster_unified.errors import StateError, UnsupportedError
+from dagster_unified.graph import nodes as g
+from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.operators.metrics import Metrics, merge
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from upath import UPath
+
+FOLDER = "iterations"
+"""The folder of the checkpoint directory."""
+
+MOMENT = 0.5
+"""Seconds after which an unbounded iteration lets new input come in, while it goes round."""
+
+TELL_EVERY = 10.0
+"""Seconds between two events that say that input is held back."""
+
+FED_BACK = "records fed back"
+"""The counter of metrics."""
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """What the iterations of a query go round with. `check` raises where this job may not write any more."""
+
+    plan: Plan
+    spark: SparkSession
+    folder: UPath
+    check: Callable[[], None]
+    observe: Observer
+    stopping: Callable[[], bool]
+    """Whether the job is being stopped, so that an epoch is to close soon."""
+
+
+@dataclass
+class StreamIterations:
+    """The iterations of one query."""
+
+    rounds: Rounds
+    _streams: dict[int, _Stream] = field(default_factory=dict)
+
+    def begin(self, nodes: Sequence[int]) -> None:
+        """Finds what the job before has left of the iterations among some operators."""
+        for node in map(self.rounds.plan.graph.node, nodes):
+            if isinstance(node, g.IterationNode):
+                kind = _Unbounded if node.takes_input_in_all_rounds else _Bounded
+                self._streams[node.id] = kind(self.rounds, node)
+
+    def __bool__(self) -> bool:
+        return bool(self._streams)
+
+    @property
+    def circulates(self) -> bool:
+        """Whether something was fed back that waits for the next epoch."""
+        return any(one.circulates for one in self._streams.values())
+
+    def of(self, node: g.IterationNode) -> _Stream:
+        """One of them."""
+        return self._streams[node.id]
+
+
+@dataclass(frozen=True)
+class IterationsInEpoch:
+    """The iterations of a query in one of its epochs; `ends` says that it brings the end of the input."""
+
+    iterations: StreamIterations
+    epoch: int
+    ends: bool
+
+    def outputs(
+        self, node: g.IterationNode, inputs: Sequence[DataFrame], reported: Callable[[], Metrics]
+    ) -> tuple[dict[Port, DataFrame], Metrics]:
+        """The outputs of an iteration, and what its operators, and those before it, have measured.
+
+        `reported` gives what operators before it have measured, once the inputs have been computed.
+        """
+        one = self.iterations.of(node)
+        outputs, metrics = one.epoch(self.epoch, self.ends, lambda: one.taken(inputs, reported))
+        return one.levels.frames(node, outputs), metrics
+
+
+class _Stream:
+    """One iteration."""
+
+    circulates = False
+
+    def __init__(self, rounds: Rounds, node: g.IterationNode) -> None:
+        folder = rounds.folder / node.uid
+        self.rounds, self.node, self.folder = rounds, node, path_text(folder)
+        where = f"{rounds.plan.name}: iteration '{node.name}'"
+        if not is_local(folder):
+            raise UnsupportedError(
+                f"{where} keeps its rounds below {folder}, and workers map them from a folder that all of them share;"
+                " set execution.checkpointing.dir to such a folder, not to a bucket"
+            )
+        self.log = FeedbackLog(self.folder, where)
+        held = self.log.begun.parallelism if self.log.begun is not None else None
+        parallelism = node.parallelism or rounds.plan.execution.parallelism or held or cores(rounds.spark)
+        self.loop = compiled(rounds.plan, node, parallelism)
+        operators = [[step.uid for step in one.program.steps] for level in self.loop.levels for one in level.passes]
+        self.log.begin(Begun(parallelism, operators))
+        self.levels = SparkLevels(rounds.spark, self.loop, self.folder, self.check)
+
+    def check(self) -> None:
+        """Raises where the iteration is to stop."""
+        self.rounds.check()
+
+    def epoch(self, epoch: int, ends: bool, take: Callable[[], Input]) -> tuple[list[StoredParcel], Metrics]:
+        """What left the iteration in an epoch of the stream, and what its operators have measured."""
+        raise NotImplementedError
+
+    def taken(self, inputs: Sequence[DataFrame], reported: Callable[[], Metrics]) -> Input:
+        """Writes what an epoch brought to where it is read."""
+        once, replayed = self.levels.taken(inputs)
+        self.rounds.check()
+        return Input(self.loop.parallelism, once, replayed, reported().encode())
+
+
+class _Bounded(_Stream):
+    def epoch(self, epoch: int, ends: bool, take: Callable[[], Input]) -> tuple[list[StoredParcel], Metrics]:
+        found = self.log.taken(epoch)
+        journal = Journal(self.folder) if ends else None
+        if found is None and (journal is None or journal.input is None):
+            found = take()
+            if found.once or found.replayed:
+                self.log.take(epoch, found)
+        before = Metrics() if found is None else merge([found.metrics])
+        if journal is None:
+            return [], before
+        one = BoundedIteration(journal, self.levels, "sinks", self.node.name, self.rounds.observe)
+        outputs = one.rounds(self._all)
+        return outputs, merge([before, one.metrics])
+
+    def check(self) -> None:
+        if self.rounds.stopping():
+            raise StateError(f"{self.loop.where}: the job is being stopped; it goes on after the last round")
+        super().check()
+
+    def _all(self) -> Input:
+        """What all epochs have brought."""
+        taken = list(self.log.all_taken())
+        once = [parcel for one in taken for parcel in one.once]
+        return Input(self.loop.parallelism, once, [parcel for one in taken for parcel in one.replayed], "{}")
+
+
+class _Unbounded(_Stream):
+    def __init__(self, rounds: Rounds, node: g.IterationNode) -> None:
+        super().__init__(rounds, node)
+        self._told = -TELL_EVERY
+        if self.log.last is not None:
+            self.levels.states = self.log.last.round.states
+
+    @property
+    def circulates(self) -> bool:  # type: ignore[override]
+        return bool(self.log.waiting())
+
+    def epoch(self, epoch: int, ends: bool, take: Callable[[], Input]) -> tuple[list[StoredParcel], Metrics]:
+        metrics, until = Metrics(), time.monotonic() + MOMENT
+        last = self.log.last
+        if last is not None and last.epoch > epoch:
+            raise StateError(
+                f"{self.loop.where}: epoch {epoch} comes after its rounds of epoch {last.epoch}; the checkpoint"
+                " directory is not whole: go back to a savepoint, or start the job without state"
+            )
+        if last is None or last.epoch < epoch:
+            taken = self.log.taken(epoch)
+            if taken is None:
+                taken = take()
+                if taken.once:
+                    self.log.take(epoch, taken)
+            metrics = merge([taken.metrics])
+            begin = [*taken.once, *self.log.waiting()]
+            if begin or (ends and last is None):
+                metrics.add(self._round(begin, epoch, ends, until))
+        last = self.log.last
+        while last is not None and last.epoch == epoch and not last.closes:
+            metrics.add(self._round(last.round.fed_back, epoch, ends, until))
+            last = self.log.last
+        outputs = self.log.outputs(epoch)
+        if ends:
+            assert last is not None
+            ended = terminate(self.loop, self.levels, last.round.number)
+            metrics.add(ended.metrics)
+            outputs += [parcel.records for parcel in outputs_of(self.loop, ended.sent)]
+        return outputs, metrics
+
+    def _round(self, begin: Sequence[StoredParcel], epoch: int, ends: bool, until: float) -> Metrics:
+        """Runs a round and commits it; returns what its operators have measured."""
+        begun = time.monotonic()
+        number = self.log.last.round.number + 1 if self.log.last is not None else 0
+        ended = run_round(self.loop, self.levels, parcels(begin), number)
+        now = time.monotonic()
+        closes = not ended.feedback if ends else self._may_close(ended.feedback, now >= until)
+        self.rounds.check()
+        self.log.commit(StreamRound(Epoch.of(ended, self.levels.states, now - begun), epoch, closes))
+        self.levels.files = []
+        ended.metrics.count(FED_BACK, ended.feedback)
+        return ended.metrics
+
+    def _may_close(self, feedback: int, late: bool) -> bool:
+        """Whether an epoch closes after a round that fed back so many records."""
+        most = self.rounds.plan.execution.streaming.max_feedback
+        if feedback > most and not self.rounds.stopping():
+            if late and time.monotonic() - self._told >= TELL_EVERY:
+                self._told = time.monotonic()
+                self.rounds.observe(InputHeldBack(self.node.name, feedback, most))
+            return False
+        return not feedback or late or self.rounds.stopping()

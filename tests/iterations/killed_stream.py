@@ -1,0 +1,71 @@
+"""A process that runs an unbounded iteration as a stream, and is killed: `killed_stream FOLDER POINT COUNT`.
+
+Points: in a round (`level`), after its commit (`round`), after the sinks had an epoch that Spark has not logged
+(`sinks`). It dies at the COUNT-th of them; with POINT `none` it does not.
+"""
+
+import os
+import signal
+import sys
+
+from dagster_unified.api import FileSink, ParquetSource, Pipeline, iterations
+from dagster_unified.engine import session
+from dagster_unified.engine.iterations.feedback_log import FeedbackLog
+from dagster_unified.engine.iterations.levels import SparkLevels
+from dagster_unified.engine.streaming.epoch import EpochWriter
+from dagster_unified.engine.streaming.job import Start, StreamingJob
+from tests.iterations.test_both_modes import Hop, Visits
+from tests.iterations.test_semantics import Body
+
+
+def hopping(folder, hops):
+    """Records that take so many hops, each written in each hop."""
+    pipeline = Pipeline("hopping")
+    given = pipeline.from_source(ParquetSource(f"{folder}/in", Hop, "numbers", max_files_per_trigger=1))
+
+    def build(variables, data):
+        seen = variables[0].key_by("number").process(Visits())
+        further = seen.map(lambda hop: hop._replace(hops=hop.hops + 1), Hop).filter(lambda hop: hop.hops <= hops)
+        return iterations.IterationBodyResult([further.key_by("number")], [seen])
+
+    (out,) = iterations.iterate_unbounded_streams([given.key_by("number")], [], Body(build))
+    out.sink_to(FileSink(f"{folder}/out", name="out"))
+    return pipeline
+
+
+def dying(owner, name, count):
+    """Has a method kill the process once it has returned for the `count`-th time."""
+    method, left = getattr(owner, name), [count]
+
+    def run(self, *given, **named):
+        found = method(self, *given, **named)
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    setattr(owner, name, run)
+
+
+POINTS = {"level": (SparkLevels, "run"), "round": (FeedbackLog, "commit"), "sinks": (EpochWriter, "commit")}
+
+
+def options(folder):
+    return {
+        "execution.runtime-mode": "STREAMING",
+        "execution.checkpointing.dir": f"{folder}/checkpoints",
+        "pipeline.max-parallelism": 4,
+        "parallelism.default": 2,
+    }
+
+
+def main(folder, hops, point, count):
+    if point in POINTS:
+        dying(*POINTS[point], count)
+    spark = session.start("local[2,3]", config={"spark.sql.shuffle.partitions": "2"})
+    print(StreamingJob(hopping(folder, hops).plan(options(folder)), spark, Start("test", patience=1)).run(), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
