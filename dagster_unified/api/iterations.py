@@ -303,8 +303,8 @@ def iterate_delta(
     `combine` does: `combine={"distance": "min"}`, or a function of two records. A key may be sent one record by each
     subtask still.
 
-    In BATCH it is a bounded iteration like any other: a part of one stage, committed round by round. STREAMING does not
-    run iterations.
+    In both modes it is a bounded iteration like any other: committed round by round, and in STREAMING run when its
+    input has ended.
 
     The keys of both streams are of one type, and `solution_set` has one record of each key at most. Where a key is
     sent something that the solution set has no record of, a change adds it. Flink: *Delta Iterate*

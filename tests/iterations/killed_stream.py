@@ -1,4 +1,4 @@
-"""A process that runs an unbounded iteration as a stream, and is killed: `killed_stream FOLDER POINT COUNT`.
+"""A process that runs an iteration as a stream, and is killed: `killed_stream FOLDER KIND HOPS POINT COUNT`.
 
 Points: in a round (`level`), after its commit (`round`), after the sinks had an epoch that Spark has not logged
 (`sinks`). It dies at the COUNT-th of them; with POINT `none` it does not.
@@ -11,6 +11,7 @@ import sys
 from dagster_unified.api import FileSink, ParquetSource, Pipeline, iterations
 from dagster_unified.engine import session
 from dagster_unified.engine.iterations.feedback_log import FeedbackLog
+from dagster_unified.engine.iterations.journal import Journal
 from dagster_unified.engine.iterations.levels import SparkLevels
 from dagster_unified.engine.streaming.epoch import EpochWriter
 from dagster_unified.engine.streaming.job import Start, StreamingJob
@@ -18,17 +19,21 @@ from tests.iterations.test_both_modes import Hop, Visits
 from tests.iterations.test_semantics import Body
 
 
-def hopping(folder, hops):
-    """Records that take so many hops, each written in each hop."""
+def hopping(folder, hops, kind="unbounded", more=None):
+    """Records that take so many hops, each written in each hop; `more` is an operator that comes behind."""
     pipeline = Pipeline("hopping")
     given = pipeline.from_source(ParquetSource(f"{folder}/in", Hop, "numbers", max_files_per_trigger=1))
 
     def build(variables, data):
         seen = variables[0].key_by("number").process(Visits())
         further = seen.map(lambda hop: hop._replace(hops=hop.hops + 1), Hop).filter(lambda hop: hop.hops <= hops)
-        return iterations.IterationBodyResult([further.key_by("number")], [seen])
+        return iterations.IterationBodyResult([further.key_by("number")], [seen if more is None else more(seen)])
 
-    (out,) = iterations.iterate_unbounded_streams([given.key_by("number")], [], Body(build))
+    variables = [given.key_by("number")]
+    if kind == "unbounded":
+        (out,) = iterations.iterate_unbounded_streams(variables, [], Body(build))
+    else:
+        (out,) = iterations.iterate_bounded_streams_until_termination(variables, [], Body(build))
     out.sink_to(FileSink(f"{folder}/out", name="out"))
     return pipeline
 
@@ -47,7 +52,10 @@ def dying(owner, name, count):
     setattr(owner, name, run)
 
 
-POINTS = {"level": (SparkLevels, "run"), "round": (FeedbackLog, "commit"), "sinks": (EpochWriter, "commit")}
+POINTS = {
+    "unbounded": {"level": (SparkLevels, "run"), "round": (FeedbackLog, "commit"), "sinks": (EpochWriter, "commit")},
+    "bounded": {"level": (SparkLevels, "run"), "round": (Journal, "commit"), "sinks": (EpochWriter, "commit")},
+}
 
 
 def options(folder):
@@ -59,13 +67,14 @@ def options(folder):
     }
 
 
-def main(folder, hops, point, count):
-    if point in POINTS:
-        dying(*POINTS[point], count)
+def main(folder, kind, hops, point, count):
+    if point in POINTS[kind]:
+        dying(*POINTS[kind][point], count)
     spark = session.start("local[2,3]", config={"spark.sql.shuffle.partitions": "2"})
-    print(StreamingJob(hopping(folder, hops).plan(options(folder)), spark, Start("test", patience=1)).run(), flush=True)
+    plan = hopping(folder, hops, kind).plan(options(folder))
+    print(StreamingJob(plan, spark, Start("test", patience=1)).run(), flush=True)
     spark.stop()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))

@@ -26,12 +26,12 @@ def modelled(spec: Spec):
 
 
 @settings(suppress_health_check=list(HealthCheck))
-@given(specs())
-def test_a_body_gives_in_the_harness_what_flip_176_says(spec):
+@given(specs(), st.sampled_from(["BATCH", "STREAMING"]))
+def test_a_body_gives_in_the_harness_what_flip_176_says(spec, mode):
     expected, _ = modelled(spec)
     pipeline, stream = built(spec)
     stream.print("out")
-    assert sorted(run_pipeline(pipeline, "BATCH", seed=3).sinks["out"]) == expected
+    assert sorted(run_pipeline(pipeline, mode, seed=3).sinks["out"]) == expected
 
 
 class Stopped(Exception):
