@@ -17,11 +17,19 @@ def has_iterations(graph: Graph) -> bool:
     return any(isinstance(node, IterationNode) for node in graph.nodes)
 
 
-def check_iterations(graph: Graph) -> None:
+def check_iterations(graph: Graph, goes_on: bool) -> None:
     """Raises `UnsupportedError` where STREAMING would need state behind an iteration.
 
-    An iteration goes round while an epoch is committed, when the operators with state have had their turn.
+    An iteration goes round while an epoch is committed, when the operators with state have had their turn. Where the
+    input goes on behind the end of the data, a bounded one would wait for ever.
     """
+    waiting = next((n for n in graph.nodes if isinstance(n, IterationNode) and not n.takes_input_in_all_rounds), None)
+    if goes_on and waiting is not None:
+        raise UnsupportedError(
+            f"{graph.name}: iteration '{waiting.name}' waits for the end of its input, and with"
+            " execution.savepoint.path the job leaves its state before that; remove the option, or launch with"
+            " execution.runtime-mode=BATCH"
+        )
     for node in graph.nodes:
         if not (node.holds_state or node.runs_by_key or node.aggregates_natively):
             continue

@@ -151,7 +151,7 @@ def plan(graph: Graph, configuration: Configuration | None = None, carry_state: 
     """
     execution = resolve(graph, configuration or Configuration())
     if execution.mode == "STREAMING":
-        check_iterations(graph)
+        check_iterations(graph, execution.goes_on)
     whole = lint(graph, execution)
     used = _used(graph)
     graph, rewritten = with_portable_state(_without_unused(graph, used), execution, carry_state)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,12 +54,14 @@ from dagster_unified.api import (
     WatermarkGenerator,
     WatermarkOutput,
     WatermarkStrategy,
+    iterations,
 )
 from dagster_unified.api import functions as F
 from dagster_unified.cli import app
 from dagster_unified.errors import UnifiedError
 from dagster_unified.graph.carry import carrying
 from dagster_unified.graph.drawing import as_svg
+from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.graph.options import OPTIONS, Option, written
 from dagster_unified.testing import run_pipeline
 from jobs.flight_delays import pipeline as flights
@@ -249,6 +251,22 @@ class Fetch(AsyncFunction):
         return [value]
 
 
+class Halving(iterations.IterationBody):
+    """What is fed back gets smaller, until it is nothing."""
+
+    def process(self, variables: Any, data: Any) -> iterations.IterationBodyResult:
+        halved = variables[0].union(data[0]).map(lambda e: e._replace(value=e.value // 2), Event)
+        return iterations.IterationBodyResult([halved.filter(lambda e: e.value > 0)], [halved])
+
+
+class Larger(iterations.DeltaFunction[Event, Event]):
+    """The solution set has the largest of each key."""
+
+    def update(self, solution: Event | None, workset: Sequence[Event]) -> tuple[Event | None, Sequence[Event]]:
+        found = max(workset, key=lambda event: event.value)
+        return (found if solution is None or found.value > solution.value else None), []
+
+
 def by_key(stream: DataStream) -> Any:
     return stream.key_by("key")
 
@@ -377,6 +395,15 @@ OPERATORS: dict[str, dict[str, Build]] = {
             .apply(both, output_type=Event)
         ),
     },
+    "Iterations": {
+        "`iterate_bounded_streams_until_termination`": (
+            lambda s, o: iterations.iterate_bounded_streams_until_termination([s], [o], Halving())[0]
+        ),
+        "`iterate_delta`": lambda s, o: iterations.iterate_delta(
+            by_key(s.filter(lambda e: False)), by_key(o), Larger()
+        ),
+        "`iterate_unbounded_streams`": lambda s, o: iterations.iterate_unbounded_streams([s], [o], Halving())[0],
+    },
 }
 
 
@@ -388,6 +415,7 @@ LINT = {
     "late-records": "a record that comes after the watermark is late in STREAMING; nothing is late in BATCH",
     "operator-state": "which records a subtask gets, and when its function is restored, is the mode's affair",
     "other-fields": "fields that are not aggregated come from whichever record is first",
+    "rounds": "a round has what has come by then, which in BATCH is everything",
     "watermark": "the function reads the watermark",
     "windows": "windows close by arrival, by the clock, or early",
 }
@@ -429,7 +457,9 @@ def row(label: str, build: Build) -> Row:
         refusal(lambda: run(pipeline, "BATCH")),
         refusal(lambda: run(pipeline, "STREAMING")),
         refusal(lambda: carrying(planned.graph, planned.execution)),
-        "Python" if any(node.needs_worker for node in planned.graph.nodes) else "Catalyst",
+        "Python"
+        if any(node.needs_worker or isinstance(node, IterationNode) for node in planned.graph.nodes)
+        else "Catalyst",
         tuple(warnings),
     )
 

@@ -148,6 +148,23 @@ def test_streaming_runs_no_state_behind_an_iteration():
     pipeline.plan({"execution.runtime-mode": "BATCH"})
 
 
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_a_savepoint_holds_nothing_of_an_unbounded_iteration(mode):
+    pipeline = Pipeline("loops")
+    numbers = pipeline.from_collection([1], int, name="numbers")
+    (out,) = iterations.iterate_unbounded_streams([numbers], [], Body(same))
+    out.print()
+    with pytest.raises(UnsupportedError, match="a savepoint's tables cannot hold the state of the unbounded iteration"):
+        pipeline.plan({"execution.runtime-mode": mode, "execution.savepoint.path": "/tmp/left"})
+
+
+def test_a_bounded_iteration_does_not_wait_for_an_end_that_does_not_come():
+    pipeline, (out,) = built(same)
+    out.print()
+    with pytest.raises(UnsupportedError, match="iteration 'Body' waits for the end of its input, and with"):
+        pipeline.plan({"execution.runtime-mode": "STREAMING", "execution.savepoint.path": "/tmp/left"})
+
+
 def test_an_unbounded_iteration_has_no_criteria_and_replays_nothing():
     pipeline = Pipeline("loops")
     numbers = pipeline.from_collection([1], int, name="numbers")

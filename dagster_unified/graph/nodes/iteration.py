@@ -129,6 +129,15 @@ class IterationNode(Node):
         """Whether a stream decides when the iteration ends."""
         return any(tail.role is Role.CRITERIA for tail in self.tails)
 
+    @property
+    def not_carried(self) -> str | None:
+        if not self.takes_input_in_all_rounds:
+            return None  # it has an end, with each partition
+        return (
+            f"cannot hand on the state of the unbounded iteration '{self.name}'; use"
+            " iterate_bounded_streams_until_termination, which begins anew with each partition, or run it in STREAMING"
+        )
+
     def code(self) -> tuple[Any, ...]:
         return (*self._functions(), *(code for node in self.body.nodes for code in node.code()))
 
@@ -152,7 +161,17 @@ class IterationNode(Node):
 
     def parity(self, graph: Graph) -> list[Finding]:
         """What the operators of the body say, which run in both modes round by round."""
-        return [replace(found, node=self.id) for node in self.body.nodes for found in node.parity(self.body)]
+        found = [replace(found, node=self.id) for node in self.body.nodes for found in node.parity(self.body)]
+        if not self.takes_input_in_all_rounds:
+            return found
+        return [
+            self.warning(
+                "rounds",
+                "takes records in each round, and in STREAMING it depends on when they come which of them share one;"
+                " make its result independent of that, or use iterate_bounded_streams_until_termination",
+            ),
+            *found,
+        ]
 
     def _functions(self) -> Iterator[Any]:
         """The functions that say where the records of the body go."""
