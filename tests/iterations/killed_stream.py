@@ -1,4 +1,4 @@
-"""A process that runs an iteration as a stream, and is killed: `killed_stream FOLDER KIND HOPS POINT COUNT`.
+"""A process that runs an iteration as a stream, and is killed: `killed_stream FOLDER KIND HOPS POINT COUNT [CHECKPOINTS]`.
 
 Points: in a round (`level`), after its commit (`round`), after the sinks had an epoch that Spark has not logged
 (`sinks`). It dies at the COUNT-th of them; with POINT `none` it does not.
@@ -58,23 +58,23 @@ POINTS = {
 }
 
 
-def options(folder):
+def options(folder, checkpoints=None):
     return {
         "execution.runtime-mode": "STREAMING",
-        "execution.checkpointing.dir": f"{folder}/checkpoints",
+        "execution.checkpointing.dir": checkpoints or f"{folder}/checkpoints",
         "pipeline.max-parallelism": 4,
         "parallelism.default": 2,
     }
 
 
-def main(folder, kind, hops, point, count):
+def main(folder, kind, hops, point, count, checkpoints=None):
     if point in POINTS[kind]:
         dying(*POINTS[kind][point], count)
     spark = session.start("local[2,3]", config={"spark.sql.shuffle.partitions": "2"})
-    plan = hopping(folder, hops, kind).plan(options(folder))
+    plan = hopping(folder, hops, kind).plan(options(folder, checkpoints))
     print(StreamingJob(plan, spark, Start("test", patience=1)).run(), flush=True)
     spark.stop()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5]), *sys.argv[6:])

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dagster_unified.connectors.paths import is_local, path_text, remove_tree
+from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.engine.batch.intermediates.store import Address, IterationSummary, Manifest
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.iterations.bounded import BoundedIteration
 from dagster_unified.engine.iterations.journal import Input, Journal
 from dagster_unified.engine.iterations.levels import SparkLevels, cores
-from dagster_unified.engine.iterations.places import forget_copies
+from dagster_unified.engine.iterations.places import forget_copies, text_of
 from dagster_unified.engine.rounds.compile import compiled
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.fingerprint import digest
@@ -45,7 +45,7 @@ class Iterations:
         `reported` gives what operators before it have measured, once the inputs have been computed.
         """
         folder = self._folder(node)
-        one = self._iteration(node, _text(folder))
+        one = self._iteration(node, text_of(folder))
         outputs = one.rounds(lambda: self._taken(one.levels, inputs, reported))
         found = one.levels.frames(node, outputs)
         self.metrics.append(one.metrics)
@@ -71,7 +71,7 @@ class Iterations:
             if isinstance(node, g.IterationNode) and node.id in self.region.nodes:
                 folder = self._folder(node)
                 remove_tree(folder)
-                forget_copies(_text(folder))
+                forget_copies(text_of(folder))
 
     def _folder(self, node: g.IterationNode) -> UPath:
         """Of the stage, for its code and its input: a retry and a re-execution find it again."""
@@ -80,10 +80,6 @@ class Iterations:
         run = self.run
         address = Address(run.plan.name, self.region.name, run.execution, run.partition)
         return run.store.folder(address) / f"iteration-{mark}"
-
-
-def _text(folder: UPath) -> str:
-    return path_text(folder) if is_local(folder) else str(folder)
 
 
 def _summary(one: BoundedIteration) -> IterationSummary:

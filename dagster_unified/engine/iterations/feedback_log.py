@@ -14,19 +14,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
-from upath import UPath
 
-from dagster_unified.connectors.paths import put
-from dagster_unified.engine.iterations.files import StoredParcel, files_in, stands
+from dagster_unified.engine.iterations import manifests
+from dagster_unified.engine.iterations.files import StoredParcel, stands
 from dagster_unified.engine.iterations.journal import Epoch, Input
+from dagster_unified.engine.iterations.places import Place
 from dagster_unified.errors import StateError
-
-M = TypeVar("M")
 
 _TAKEN = re.compile(r"taken-(\d{10})\.json")
 _ROUND = re.compile(r"round-(\d{10})\.json")
@@ -52,11 +48,14 @@ class FeedbackLog:
     """The log of one iteration."""
 
     def __init__(self, folder: str, where: str) -> None:
-        self.folder, self._where = folder, where
-        os.makedirs(folder, exist_ok=True)
-        self.begun = self._read(_BEGUN, Begun)
-        self.rounds = [one for _, name in self._names(_ROUND) if (one := self._read(name, StreamRound)) is not None]
-        if self.last is not None and not stands(folder, [*self.last.round.needs(), *self.last.round.gives()]):
+        self._place, self._where = Place(folder), where
+        if self._place.is_shared:
+            os.makedirs(folder, exist_ok=True)
+        self._sizes = self._place.sizes()
+        self.begun = manifests.read(self._place, _BEGUN, Begun)
+        found = [manifests.read(self._place, name, StreamRound) for _, name in self._names(_ROUND)]
+        self.rounds = [one for one in found if one is not None]
+        if self.last is not None and not stands(self._sizes, [*self.last.round.needs(), *self.last.round.gives()]):
             raise StateError(
                 f"{where}: files of its round {self.last.round.number} are gone from {folder}; go back to a savepoint,"
                 " or start the job without state"
@@ -70,7 +69,7 @@ class FeedbackLog:
     def begin(self, found: Begun) -> None:
         """Records what the iteration is; raises `StateError` where it has state as another one."""
         if self.begun is None:
-            self._write(_BEGUN, found)
+            manifests.write(self._place, _BEGUN, found)
             self.begun = found
         elif self.begun != found:
             what = (
@@ -82,35 +81,34 @@ class FeedbackLog:
 
     def taken(self, epoch: int) -> Input | None:
         """What an epoch brought, if that is committed."""
-        return self._read(_taken(epoch), Input)
+        return manifests.read(self._place, _taken(epoch), Input)
 
     def all_taken(self) -> Iterator[Input]:
         """What all epochs brought that no round has taken, in their order."""
         for _, name in self._names(_TAKEN):
-            found = self._read(name, Input)
+            found = manifests.read(self._place, name, Input)
             if found is not None:
                 yield found
 
     def take(self, epoch: int, found: Input) -> None:
         """Commits what an epoch brought."""
-        self._write(_taken(epoch), found)
+        manifests.write(self._place, _taken(epoch), found)
+        self._sizes.update(dict.fromkeys([_taken(epoch), *(block.file for block in found.blocks())], 0))
 
-    def commit(self, done: StreamRound) -> None:
-        """Commits a round, and deletes what is not needed any more."""
-        self._write(f"round-{done.round.number:010d}.json", done)
+    def commit(self, done: StreamRound, written: Iterable[str]) -> None:
+        """Commits a round, in which these files were written, and deletes what is not needed any more."""
+        manifests.create(self._place, _round(done.round.number), done, done.round.number)
         kept = [one for one in self.rounds if one.epoch == done.epoch] or self.rounds[-1:]
-        for one in self.rounds:
-            if one not in kept:
-                Path(self.folder, f"round-{one.round.number:010d}.json").unlink(missing_ok=True)
-        for number, name in self._names(_TAKEN):
-            if number <= done.epoch:
-                Path(self.folder, name).unlink(missing_ok=True)
+        dropped = [_round(one.round.number) for one in self.rounds if one not in kept]
+        taken = [name for number, name in self._names(_TAKEN) if number <= done.epoch]
+        before = self.rounds[-1:]
         self.rounds = [*kept, done]
+        self._sizes.update(dict.fromkeys([_round(done.round.number), *written], 0))
         needed = {block.file for one in self.rounds for block in one.round.gives()}
-        needed |= self.rounds[-1].round.files() | self.rounds[-2].round.files() if kept else done.round.files()
-        for name in list(files_in(self.folder)):
-            if name not in needed:
-                Path(self.folder, name).unlink(missing_ok=True)
+        needed.update(*(one.round.files() for one in (*before, done)))
+        files = [name for name in self._sizes if not name.endswith(".json") and name not in needed]
+        for name in (*dropped, *taken, *files):
+            self._remove(name)
 
     def outputs(self, epoch: int) -> list[StoredParcel]:
         """What left the iteration in an epoch of the stream."""
@@ -121,18 +119,17 @@ class FeedbackLog:
         return self.last.round.fed_back if self.last is not None else ()
 
     def _names(self, pattern: re.Pattern[str]) -> list[tuple[int, str]]:
-        found = [(match, name) for name in os.listdir(self.folder) if (match := pattern.fullmatch(name))]
+        found = [(match, name) for name in self._sizes if (match := pattern.fullmatch(name))]
         return sorted((int(match[1]), name) for match, name in found)
 
-    def _read(self, name: str, kind: type[M]) -> M | None:
-        try:
-            return msgspec.json.decode(Path(self.folder, name).read_bytes(), type=kind)
-        except FileNotFoundError:
-            return None
-
-    def _write(self, name: str, manifest: msgspec.Struct) -> None:
-        put(UPath(self.folder) / name, msgspec.json.encode(manifest), durable=True)
+    def _remove(self, name: str) -> None:
+        self._place.remove(name)
+        self._sizes.pop(name, None)
 
 
 def _taken(epoch: int) -> str:
     return f"taken-{epoch:010d}.json"
+
+
+def _round(number: int) -> str:
+    return f"round-{number:010d}.json"

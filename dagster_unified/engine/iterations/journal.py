@@ -13,18 +13,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from typing import TypeVar
 
 import msgspec
 
-from dagster_unified.connectors import conditional
-from dagster_unified.connectors.paths import put, read_whole
+from dagster_unified.engine.iterations import manifests
 from dagster_unified.engine.iterations.files import Block, StoredParcel, stands
 from dagster_unified.engine.iterations.places import Place
 from dagster_unified.engine.rounds.rounds import Round
-from dagster_unified.errors import LeaseLostError
-
-M = TypeVar("M")
 
 _EPOCH = re.compile(r"epoch-(\d{10})\.json")
 
@@ -108,7 +103,7 @@ class Journal:
         if self._place.is_shared:
             os.makedirs(folder, exist_ok=True)
         self._sizes = self._place.sizes()
-        self.input = self._read("input.json", Input)
+        self.input = manifests.read(self._place, "input.json", Input)
         self.epochs = self._epochs()
         self._kept = {block.file for epoch in self.epochs for block in epoch.gives()}
         if self.input is not None:
@@ -122,14 +117,14 @@ class Journal:
 
     def begin(self, found: Input) -> None:
         """Commits what came in."""
-        self._write("input.json", found)
+        manifests.write(self._place, "input.json", found)
         self.input = found
         self._kept |= {parcel.block.file for parcel in found.replayed}
         self._alive |= {parcel.block.file for parcel in found.once}
 
     def commit(self, epoch: Epoch, written: Iterable[str]) -> None:
         """Commits a round, in which these files were written, and deletes what is not needed any more."""
-        self._write(_name(epoch.number), epoch)
+        manifests.create(self._place, _name(epoch.number), epoch, epoch.number)
         before = self.last
         needed = epoch.files() | (before.files() if before is not None else set())
         if before is not None:
@@ -148,7 +143,7 @@ class Journal:
         found: list[Epoch] = []
         if self.input is not None and stands(self._sizes, [parcel.block for parcel in self.input.replayed]):
             for number in numbers:
-                epoch = self._read(_name(number), Epoch) if number == len(found) else None
+                epoch = manifests.read(self._place, _name(number), Epoch) if number == len(found) else None
                 if epoch is None or not stands(self._sizes, epoch.gives()):
                     break
                 found.append(epoch)
@@ -159,22 +154,3 @@ class Journal:
         for number in numbers[len(found) :]:
             self._place.remove(_name(number))
         return [msgspec.structs.replace(epoch, fed_back=[], states=[]) for epoch in found[:-1]] + found[-1:]
-
-    def _read(self, name: str, kind: type[M]) -> M | None:
-        try:
-            return msgspec.json.decode(read_whole(self._place.root / name), type=kind)
-        except (FileNotFoundError, msgspec.DecodeError):
-            return None
-
-    def _write(self, name: str, manifest: Input | Epoch) -> None:
-        path, content = self._place.root / name, msgspec.json.encode(manifest)
-        if self._place.is_shared or isinstance(manifest, Input):
-            put(path, content, durable=True)
-            return
-        try:
-            conditional.write(path, content, None)
-        except FileExistsError as error:
-            raise LeaseLostError(
-                f"epoch {manifest.number} of the iteration in {self.folder} was committed by another process meanwhile;"
-                " this one stops and writes nothing more"
-            ) from error

@@ -12,11 +12,15 @@ import functools
 import os
 import shutil
 import tempfile
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from dagster_unified.connectors.paths import is_local, path_text, storage_path
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.state.files import open_input, open_output
+
+if TYPE_CHECKING:
+    from upath import UPath
 
 _KEPT = 2
 """The rounds for which a copy stays that none of them has read."""
@@ -87,6 +91,11 @@ class Place:
                 with contextlib.suppress(FileNotFoundError):
                     if entry.stat().st_mtime < epoch - _KEPT:
                         os.unlink(entry.path)
+
+
+def text_of(folder: UPath) -> str:
+    """A folder as it goes to workers."""
+    return path_text(folder) if is_local(folder) else str(folder)
 
 
 def forget_copies(folder: str) -> None:

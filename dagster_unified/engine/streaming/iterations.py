@@ -13,16 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dagster_unified.connectors.paths import is_local, path_text
 from dagster_unified.engine.events import InputHeldBack, Observer
 from dagster_unified.engine.iterations.bounded import BoundedIteration
 from dagster_unified.engine.iterations.feedback_log import Begun, FeedbackLog, StreamRound
 from dagster_unified.engine.iterations.files import StoredParcel
 from dagster_unified.engine.iterations.journal import Epoch, Input, Journal
 from dagster_unified.engine.iterations.levels import SparkLevels, cores, parcels
+from dagster_unified.engine.iterations.places import text_of
 from dagster_unified.engine.rounds.compile import compiled
 from dagster_unified.engine.rounds.rounds import outputs_of, run_round, terminate
-from dagster_unified.errors import StateError, UnsupportedError
+from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.operators.metrics import Metrics, merge
@@ -110,14 +110,9 @@ class _Stream:
     circulates = False
 
     def __init__(self, rounds: Rounds, node: g.IterationNode) -> None:
-        folder = rounds.folder / node.uid
-        self.rounds, self.node, self.folder = rounds, node, path_text(folder)
+        self.rounds, self.node = rounds, node
+        self.folder = text_of(rounds.folder / node.uid)
         where = f"{rounds.plan.name}: iteration '{node.name}'"
-        if not is_local(folder):
-            raise UnsupportedError(
-                f"{where} keeps its rounds below {folder}, and workers map them from a folder that all of them share;"
-                " set execution.checkpointing.dir to such a folder, not to a bucket"
-            )
         self.log = FeedbackLog(self.folder, where)
         held = self.log.begun.parallelism if self.log.begun is not None else None
         parallelism = node.parallelism or rounds.plan.execution.parallelism or held or cores(rounds.spark)
@@ -217,7 +212,7 @@ class _Unbounded(_Stream):
         now = time.monotonic()
         closes = not ended.feedback if ends else self._may_close(ended.feedback, now >= until)
         self.rounds.check()
-        self.log.commit(StreamRound(Epoch.of(ended, self.levels.states, now - begun), epoch, closes))
+        self.log.commit(StreamRound(Epoch.of(ended, self.levels.states, now - begun), epoch, closes), self.levels.files)
         self.levels.files = []
         ended.metrics.count(FED_BACK, ended.feedback)
         return ended.metrics
