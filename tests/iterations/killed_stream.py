@@ -1,12 +1,14 @@
-"""A process that runs an iteration as a stream, and is killed: `killed_stream FOLDER KIND HOPS POINT COUNT [CHECKPOINTS]`.
+"""A process that runs an iteration as a stream, and is killed: `killed_stream FOLDER KIND HOPS POINT COUNT [STORE]`.
 
 Points: in a round (`level`), after its commit (`round`), after the sinks had an epoch that Spark has not logged
-(`sinks`). It dies at the COUNT-th of them; with POINT `none` it does not.
+(`sinks`). It dies at the COUNT-th of them; with POINT `none` it does not. Checkpoints are
+in FOLDER, or in a bucket of the server at STORE.
 """
 
 import os
 import signal
 import sys
+from pathlib import Path
 
 from dagster_unified.api import FileSink, ParquetSource, Pipeline, iterations
 from dagster_unified.engine import session
@@ -17,6 +19,7 @@ from dagster_unified.engine.streaming.epoch import EpochWriter
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from tests.iterations.test_both_modes import Hop, Visits
 from tests.iterations.test_semantics import Body
+from tests.object_store import s3a
 
 
 def hopping(folder, hops, kind="unbounded", more=None):
@@ -58,7 +61,7 @@ POINTS = {
 }
 
 
-def options(folder, checkpoints=None):
+def options(folder, checkpoints=""):
     return {
         "execution.runtime-mode": "STREAMING",
         "execution.checkpointing.dir": checkpoints or f"{folder}/checkpoints",
@@ -67,11 +70,12 @@ def options(folder, checkpoints=None):
     }
 
 
-def main(folder, kind, hops, point, count, checkpoints=None):
+def main(folder, kind, hops, point, count, store=""):
     if point in POINTS[kind]:
         dying(*POINTS[kind][point], count)
-    spark = session.start("local[2,3]", config={"spark.sql.shuffle.partitions": "2"})
-    plan = hopping(folder, hops, kind).plan(options(folder, checkpoints))
+    config = {"spark.sql.shuffle.partitions": "2", **(s3a(Path(folder), store) if store else {})}
+    spark = session.start("local[2,3]", config=config)
+    plan = hopping(folder, hops, kind).plan(options(folder, "s3://lake/checkpoints" if store else ""))
     print(StreamingJob(plan, spark, Start("test", patience=1)).run(), flush=True)
     spark.stop()
 
