@@ -285,3 +285,10 @@ def test_explain_shows_the_join():
     again, stream = distances(WAYS, [1], max_rounds=3)
     stream.print("out")
     assert again.plan({"execution.runtime-mode": "BATCH"}).regions[0].fingerprint == mark
+
+
+@pytest.mark.parametrize("body", [Nearest(), NearestOfMany()])
+def test_streaming_gives_the_same(body):
+    pipeline, stream = distances(WAYS, [1], body=body, combine=LEAST)
+    stream.map(lambda place: (place.name, place.distance), tuple[int, int | None]).print("out")
+    assert sorted(run_pipeline(pipeline, "STREAMING", micro_batch=2).sinks["out"]) == by_dijkstra(WAYS, [1])
