@@ -134,7 +134,6 @@ def test_a_machine_that_has_a_copy_does_not_read_the_bucket_again(bucket):
 def test_copies_that_no_round_reads_are_dropped(bucket):
     (_, read), (unread, _) = write(bucket, "epoch-0"), write(bucket, "epoch-0")
     place = Place(bucket)
-    place.used(unread, 0)
     for epoch in range(5):
         files = MappedFiles(bucket, epoch)
         files.batch_of(read, BATCH.schema)

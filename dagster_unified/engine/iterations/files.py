@@ -51,9 +51,9 @@ class StoredParcel(msgspec.Struct, frozen=True, array_like=True):
 class RoundFile:
     """The file that a task writes in one level of a round."""
 
-    def __init__(self, folder: str, name: str) -> None:
+    def __init__(self, folder: str, name: str, epoch: int = 0) -> None:
         self.name = f"{name}-{uuid4().hex[:12]}"
-        self._place = Place(folder)
+        self._place, self._epoch = Place(folder), epoch
         self.size = 0
         """The bytes that were written."""
 
@@ -72,6 +72,7 @@ class RoundFile:
             os.unlink(self._path)
         else:
             self._place.publish(self.name)
+            self._place.used(self.name, self._epoch)
 
     def put(self, data: bytes | pa.Buffer) -> Block:
         """Writes a block."""
@@ -117,12 +118,10 @@ class MappedFiles:
 
     def _map(self, file: str) -> pa.Buffer:
         try:
-            path = self.place.path(file)
-            found = _kept_mapped(path) if file.startswith(INPUT) else _mapped(path)
+            path = self.place.path(file, self._epoch)
+            return _kept_mapped(path) if file.startswith(INPUT) else _mapped(path)
         except FileNotFoundError as error:
             raise _lost(self.place.folder, file) from error
-        self.place.used(file, self._epoch)
-        return found
 
     def batch_of(self, parcel: StoredParcel, schema: pa.Schema) -> pa.RecordBatch:
         """The records of a parcel."""

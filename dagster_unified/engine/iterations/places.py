@@ -41,14 +41,20 @@ class Place:
         if not self.is_shared:
             os.makedirs(self.here, exist_ok=True)
 
-    def path(self, name: str) -> str:
-        """Where a file is mapped; it is copied here where it is not. Raises `FileNotFoundError` where there is none."""
+    def path(self, name: str, epoch: int) -> str:
+        """Where a file is mapped that a round reads; it is copied here where it is not.
+
+        Raises `FileNotFoundError` where there is none.
+        """
         path = os.path.join(self.here, name)
-        if not self.is_shared and not os.path.exists(path):
-            copied = f"{path}.{uuid4().hex[:8]}"
-            with open_input(f"{self.folder}/{name}") as source, open(copied, "wb") as copy:
-                shutil.copyfileobj(source, copy, 1 << 20)
-            os.replace(copied, path)
+        if not self.is_shared:
+            self.used(name, epoch)  # before it is mapped: another task does not drop it then
+            if not os.path.exists(path):
+                copied = f"{path}.{uuid4().hex[:8]}"
+                with open_input(f"{self.folder}/{name}") as source, open(copied, "wb") as copy:
+                    shutil.copyfileobj(source, copy, 1 << 20)
+                os.utime(copied, (epoch, epoch))
+                os.replace(copied, path)
         return path
 
     def publish(self, name: str) -> None:

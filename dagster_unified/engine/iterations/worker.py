@@ -96,7 +96,7 @@ def turn_of(job: Job, loop: Loop, level: Level, subtask: Subtask) -> Report:
     out = take_turn(Turn(level, subtask, job.epoch, job.terminated, inbox, states, wall_clock))
     report = Report(feedback=out.feedback, criteria=out.criteria, metrics=out.metrics.encode())
     leaving = {slot.number for slot in loop.outputs}
-    with RoundFile(job.folder, f"epoch-{job.epoch}-{job.level}-{subtask.number}") as file:
+    with RoundFile(job.folder, f"epoch-{job.epoch}-{job.level}-{subtask.number}", job.epoch) as file:
         report.sent = file.send(sent for sent in out.sent if sent.slot not in leaving)
         report.fed_back = file.send(out.fed_back)
         if states.changed:
@@ -104,7 +104,8 @@ def turn_of(job: Job, loop: Loop, level: Level, subtask: Subtask) -> Report:
             report.states.append(StoredState(job.level, subtask.number, index, held_in))
         elif held is not None:
             report.states.append(held)
-    with RoundFile(job.folder, f"output-{job.epoch}-{job.level}-{subtask.number}") as output:  # which stays
+    name = f"output-{job.epoch}-{job.level}-{subtask.number}"  # which stays
+    with RoundFile(job.folder, name, job.epoch) as output:
         report.sent += output.send(sent for sent in out.sent if sent.slot in leaving)
     report.files = [written.name for written in (file, output) if written.size]
     return report
