@@ -1,8 +1,11 @@
 """A server on this machine that speaks S3, and how a process and its Spark session reach it."""
 
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import count
 from pathlib import Path
 from threading import Lock
 
@@ -28,39 +31,61 @@ IVY = """<ivysettings>
 CONDITIONS = ("HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH")
 
 
-class Conditions:
-    """Makes moto compare and write in one, as S3 does; or ignore the conditions of writes, as older stores do."""
+IGNORES_CONDITIONS, LOSES_ANSWERS = "ignores conditions", "loses answers"
+"""Faults of a server: it writes what it should refuse, as older stores do; it writes, and says that it is busy."""
 
-    def __init__(self, app, ignored: bool) -> None:
-        self._app, self._ignored, self._writing = app, ignored, Lock()
+BUSY = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+
+
+class Conditions:
+    """Makes moto compare and write in one, as S3 does, or have a fault.
+
+    Where it loses answers, every fifth request fails, and every other conditional write after it has happened.
+    """
+
+    def __init__(self, app, fault: str) -> None:
+        self._app, self._fault, self._writing = app, fault, Lock()
+        self._requests, self._writes = count(1), count()
 
     def __call__(self, environ, start_response):
         conditional = environ["REQUEST_METHOD"] == "PUT" and any(name in environ for name in CONDITIONS)
-        if conditional and self._ignored:
+        if conditional and self._fault == IGNORES_CONDITIONS:
             environ = {name: value for name, value in environ.items() if name not in CONDITIONS}
+        every, requests = (2, self._writes) if conditional else (5, self._requests)
+        busy = self._fault == LOSES_ANSWERS and next(requests) % every == 0
+        if busy and not conditional:
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            return self._busy(start_response)
         with self._writing if conditional else nullcontext():
-            return self._app(environ, start_response)
+            answer = self._app(environ, start_response if not busy else lambda *_: None)
+        return self._busy(start_response) if busy else answer
+
+    def _busy(self, start_response):
+        start_response("503 Slow Down", [("Content-Type", "application/xml"), ("Content-Length", str(len(BUSY)))])
+        return [BUSY]
 
 
 @contextmanager
-def served(bucket: str, ignores_conditions: bool = False) -> Iterator[dict[str, str]]:
-    """The environment in which `s3://<bucket>` is there."""
+def served(bucket: str, fault: str = "") -> Iterator[dict[str, str]]:
+    """The environment in which `s3://<bucket>` is there, of a server in a process of its own."""
     s3fs.S3FileSystem.clear_instance_cache()  # or clients of this process would look for another server
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    server._server.app = Conditions(server._server.app, ignores_conditions)
-    url = "http://{}:{}".format(*server.get_host_and_port())
-    client(url).create_bucket(Bucket=bucket)
-    yield {
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_REGION": "us-east-1",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": url,
-        "AWS_ALLOW_HTTP": "true",
-    }
-    server.stop()
+    command = [sys.executable, "-m", "tests.object_store", bucket, fault]
+    root = Path(__file__).parents[1]
+    with subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        url = server.stdout.readline().strip()
+        assert url, "the S3 server has not started"
+        environment = {
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_REGION": "us-east-1",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": url,
+            "AWS_ALLOW_HTTP": "true",
+        }
+        try:
+            yield environment
+        finally:
+            server.kill()
     s3fs.S3FileSystem.clear_instance_cache()
 
 
@@ -84,3 +109,14 @@ def s3a(folder: Path, url: str) -> dict[str, str]:
         # its asynchronous client cannot talk to moto's server
         "spark.hadoop.fs.s3a.optimized.copy.from.local.enabled": "false",
     }
+
+
+if __name__ == "__main__":
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    moto.start()
+    moto._server.app = Conditions(moto._server.app, sys.argv[2])
+    address = "http://{}:{}".format(*moto.get_host_and_port())
+    client(address).create_bucket(Bucket=sys.argv[1])
+    print(address, flush=True)
+    sys.stdin.read()  # until the one who started it has ended

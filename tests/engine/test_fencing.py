@@ -14,8 +14,8 @@ from dagster_unified.engine.streaming.desired import read_desired
 from dagster_unified.engine.streaming.savepoint import remove_halves, savepoints
 from dagster_unified.errors import ConfigurationError
 from tests.depth import examples
-from tests.engine.fenced_writer import Writer
-from tests.object_store import served
+from tests.engine.fenced_writer import Writer, outcome
+from tests.object_store import IGNORES_CONDITIONS, LOSES_ANSWERS, served
 
 ROOT = Path(__file__).parents[2]
 RACES = ("lease", "file", "manifest")
@@ -119,7 +119,7 @@ def test_a_paused_writer_that_wakes_up_late_writes_nothing(place, start, reached
 
 
 def test_a_store_that_ignores_conditions_is_refused(monkeypatch):
-    with served("lake", ignores_conditions=True) as environment:
+    with served("lake", IGNORES_CONDITIONS) as environment:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         directory = CheckpointDirectory("s3://lake/checkpoints", "job")
@@ -128,3 +128,16 @@ def test_a_store_that_ignores_conditions_is_refused(monkeypatch):
         ):
             directory.take("one", patience=60)
         assert directory.holder() is None
+
+
+def test_a_store_that_is_busy_or_loses_its_answer_is_asked_again_and_who_has_written_knows_it(monkeypatch):
+    with served("lake", LOSES_ANSWERS) as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        one, two = Writer("s3://lake", "one"), Writer("s3://lake", "two")
+        for writer in (one, two):
+            writer.begin("0")
+        for race in RACES:
+            assert (outcome(getattr(one, race)), outcome(getattr(two, race))) == ("written", "refused")
+        one.held.release()
+        assert len(one.store.files(one.attempt)) == 1

@@ -1,0 +1,141 @@
+"""A STREAMING job on a standalone cluster whose workers share nothing but a bucket, and lose what they have."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from dagster_unified.testing import collect
+from tests.depth import chance
+from tests.end_to_end.cluster_stream import BUCKET, Out, Sale, build
+from tests.object_store import client, served
+from tests.servers.standalone import Cluster
+
+pytestmark = pytest.mark.spark
+
+ROOT = Path(__file__).parents[2]
+SHOPS = [f"shop {number}" for number in range(12)]
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    with served("lake") as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        yield environment
+
+
+@pytest.fixture
+def cluster(tmp_path, bucket):
+    started = Cluster(tmp_path, bucket)
+    yield started
+    started.end()
+
+
+class Stream:
+    """The job, started again where it was killed, and what it is given to read."""
+
+    def __init__(self, folder, cluster, url):
+        self.folder, self.cluster, self.url = folder, cluster, url
+        self.sales = {"left": [], "right": []}
+        self.files = 0
+        self.chance = chance("streaming on a cluster")
+        self.process = None
+
+    def start(self):
+        self.log = (self.folder / f"job {time.monotonic()}.log").open("w+")
+        command = [
+            sys.executable, "-m", "tests.end_to_end.cluster_stream", str(self.folder), self.url, self.cluster.url
+        ]  # fmt: skip
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=self.cluster.environment, stdout=self.log, stderr=self.log, start_new_session=True
+        )
+
+    def arrive(self):
+        """A second's sales in both folders."""
+        self.files += 1
+        for side, sales in self.sales.items():
+            made = [
+                Sale(shop, self.files * 1000 + at, self.chance.randrange(1, 100))
+                for at in range(0, 1000, 100)
+                for shop in self.chance.sample(SHOPS, 6)
+            ]
+            sales += made
+            data = io.BytesIO()
+            pq.write_table(pa.Table.from_pylist([sale._asdict() for sale in made]), data)
+            key = f"{BUCKET.removeprefix('s3://lake/')}/{side}/{self.files}.parquet"
+            client(self.url).put_object(Bucket="lake", Key=key, Body=data.getvalue())
+
+    def until_written(self):
+        """Wait until the windows before the last second are in the table."""
+        self.cluster.until(lambda: self.alive() and self.windows() >= self.files - 1, "the windows are written")
+
+    def alive(self):
+        assert self.process.poll() is None, (self.log.flush(), Path(self.log.name).read_text()[-8000:])
+        return True
+
+    def windows(self):
+        return len({row.at // 1000 for row in table() if row.branch == "window"})
+
+    def kill(self):
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def expected(self):
+        """What the harness computes of all sales."""
+        return collect(build(lambda pipeline, side: pipeline.from_collection(self.sales[side], Sale))[1])
+
+
+def table():
+    if not DeltaTable.is_deltatable(f"{BUCKET}/table"):
+        return []
+    return [Out(**row) for row in DeltaTable(f"{BUCKET}/table").to_pyarrow_table().to_pylist()]
+
+
+def executor(stream, cluster):
+    os.kill(cluster.executor(cluster.workers[0]), signal.SIGKILL)
+
+
+def worker(stream, cluster):
+    cluster.kill(cluster.workers[0])
+
+
+def driver(stream, cluster):
+    stream.kill()
+    stream.start()
+
+
+def master(stream, cluster):
+    """The one that is started again has to give the job another executor."""
+    cluster.kill(cluster.master)
+    cluster.start_master()
+    executor(stream, cluster)
+
+
+@pytest.mark.rotates("clusters")
+@pytest.mark.parametrize("kill", [executor, worker, driver, master])
+def test_nothing_is_lost_or_doubled_where_a_process_of_the_cluster_is_killed(kill, cluster, bucket, tmp_path):
+    stream = Stream(tmp_path, cluster, bucket["AWS_ENDPOINT_URL"])
+    try:
+        stream.start()
+        stream.arrive()
+        stream.arrive()
+        stream.until_written()
+        stream.arrive()
+        kill(stream, cluster)
+        stream.arrive()
+        stream.until_written()
+        (tmp_path / "end").touch()
+        assert stream.process.wait(300) == 0, Path(stream.log.name).read_text()[-8000:]
+    finally:
+        stream.kill()
+    assert Counter(table()) == Counter(stream.expected())
