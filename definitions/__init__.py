@@ -13,6 +13,8 @@ from jobs.delay_rules import pipeline as delay_rules
 from jobs.destinations import pipeline as destinations
 from jobs.flight_delays import pipeline as flight_delays
 from jobs.graph_components import pipeline as graph_components
+from jobs.late_flights import live as live_lateness
+from jobs.late_flights import pipeline as late_flights
 from jobs.live_flights import pipeline as live_flights
 from jobs.ongoing_delays import HISTORY, SAVEPOINT
 from jobs.ongoing_delays import pipeline as ongoing_delays
@@ -38,8 +40,10 @@ defs = Definitions.merge(
         destinations,
         airport_ranks,
         graph_components,
+        late_flights,
         BatchDeployment(daily_flights, partitions=DAYS, carry_state=True),
         StreamingDeployment(live_flights, tick_every=timedelta(seconds=5)),
+        StreamingDeployment(live_lateness, tick_every=timedelta(seconds=5)),
         BatchDeployment(
             ongoing_delays,
             partitions=HISTORY,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections import defaultdict
 from datetime import datetime, timezone
 from functools import partial
+from zlib import crc32
 
 import pytest
 from deltalake import DeltaTable
@@ -21,6 +23,7 @@ from jobs import (
     delay_totals,
     destinations,
     graph_components,
+    late_flights,
     weather_delays,
 )
 from jobs.data import airports_csv, flights_csv, planes_csv, rules_json, weather_csv
@@ -188,6 +191,34 @@ def test_the_airports_have_the_ranks_of_a_power_iteration(data, spark, tmp_path)
     }
     assert found == pytest.approx(ranks)
     assert stage.iterations["pagerank"].rounds < airport_ranks.ROUNDS  # it ends by itself
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_late_flights_are_learned_as_by_plain_descent(data, spark, tmp_path, mode):
+    options = {"execution.runtime-mode": mode, "execution.checkpointing.dir": str(tmp_path), "parallelism.default": 1}
+    plan = late_flights.build(str(data["flights_csv"]), str(tmp_path / "out")).plan(options)
+    if mode == "BATCH":
+        run_all(Run(plan, spark, IntermediateStore(str(tmp_path / "store")), "run", "run"))
+    else:
+        assert StreamingJob(plan, spark, Start("test")).run() == "finished"
+    weights, loss, flights, late = [0.0] * late_flights.WEIGHTS, 0.0, 0, 0
+    for row in read(data["flights_csv"]):
+        if row["arr_delay"] in ("", "NA"):
+            continue
+        known = ("", row["carrier"], row["origin"], row["dest"], f"{row['hour']} o'clock", f"month {row['month']}")
+        features = [crc32(one.encode()) % late_flights.WEIGHTS for one in known]
+        expected = 1 / (1 + math.exp(-sum(weights[feature] for feature in features)))
+        was_late = float(row["arr_delay"]) >= late_flights.LATE
+        for feature in features:
+            weights[feature] += late_flights.RATE * (was_late - expected)
+        loss -= math.log(expected if was_late else 1 - expected)
+        flights, late = flights + 1, late + was_late
+    (found,) = DeltaTable(str(tmp_path / "out/late_flights")).to_pyarrow_table().to_pylist()
+    assert found["flights"] == flights
+    assert found["loss"] == pytest.approx(loss / flights)
+    assert found["weights"] == pytest.approx(weights)
+    rate = late / flights
+    assert found["loss"] < -rate * math.log(rate) - (1 - rate) * math.log(1 - rate)  # better than always the mean
 
 
 def test_the_components_of_a_graph_are_those_of_a_union_find(spark, tmp_path):
