@@ -20,7 +20,6 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
@@ -40,6 +39,7 @@ from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.events import Event, RoundCommitted
+from jobs.graph_components import LeastLabels, Offer, Vertex
 
 POINTS, DIMENSIONS, CLUSTERS, ROUNDS = 1_000_000, 10, 10, 15
 VERTICES, EDGES = 300_000, 500_000
@@ -246,17 +246,6 @@ def _over_files(folder: str, centroids: np.ndarray, batches: Iterable[pa.RecordB
 # Connected components
 
 
-class Vertex(NamedTuple):
-    vertex: int
-    label: int | None
-    near: list[int]
-
-
-class Offer(NamedTuple):
-    vertex: int
-    label: int
-
-
 class Least(iterations.DeltaFunction[Vertex, Offer]):
     """A function per key: a vertex that is offered a smaller label takes it, and offers it to its neighbours."""
 
@@ -266,18 +255,6 @@ class Least(iterations.DeltaFunction[Vertex, Offer]):
         if solution.label is not None and solution.label <= label:
             return None, ()
         return Vertex(solution.vertex, label, solution.near), [Offer(vertex, label) for vertex in solution.near]
-
-
-class LeastOfMany(iterations.BatchDeltaFunction):
-    """The same, over batches; a vertex has one row, since offers are combined."""
-
-    def update_batch(
-        self, solution: pa.RecordBatch, workset: pa.RecordBatch
-    ) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None]:
-        better = pc.fill_null(pc.less(workset["label"], solution["label"]), True)
-        taken, near = workset.filter(better), solution["near"].filter(better)
-        labels = taken["label"].take(pc.list_parent_indices(near))
-        return taken, pa.RecordBatch.from_arrays([pc.list_flatten(near), labels], names=["vertex", "label"])
 
 
 def _components(spark: SparkSession, folder: str) -> list[Bar]:
@@ -293,7 +270,7 @@ def _components(spark: SparkSession, folder: str) -> list[Bar]:
     pq.write_table(pa.table({"vertex": vertices, "label": nothing, "near": near}), f"{folder}/vertices.parquet")
     pq.write_table(pa.table({"vertex": vertices, "label": vertices}), f"{folder}/offers.parquet")
     library = _rounds(spark, folder, _delta(folder, Least()))
-    vectorised = _rounds(spark, folder, _delta(folder, LeastOfMany()))
+    vectorised = _rounds(spark, folder, _delta(folder, LeastLabels()))
     by_hand = _over_dataframes(spark, folder)
     _same_components(folder)
     late = statistics.median(library[-3:])
@@ -324,7 +301,7 @@ def _same_components(folder: str) -> None:
     """Raises where the variants disagree, or where the label of a vertex is not its component's least."""
     found = [
         pq.read_table(f"{folder}/{one.__name__}", columns=["vertex", "label"]).sort_by("vertex")
-        for one in (Least, LeastOfMany)
+        for one in (Least, LeastLabels)
     ]
     edges = pq.read_table(f"{folder}/edges.parquet")
     labels = np.zeros(VERTICES, dtype="int64")

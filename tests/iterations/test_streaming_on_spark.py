@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_unified.api import FileSink
-from dagster_unified.engine.events import EpochCommitted, InputHeldBack, nobody
+from dagster_unified.engine.events import EpochCommitted, InputHeldBack, IterationResumed, RoundCommitted, nobody
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.savepoint import restore_stopped, save_stopped
@@ -85,6 +85,15 @@ def test_input_waits_while_too_much_circulates(spark, tmp_path):
     rounds = [e for e in seen if isinstance(e, InputHeldBack)]
     assert len({e.epoch for e in seen if isinstance(e, EpochCommitted)}) <= len(FILES) + 1
     assert all(e.feedback > e.most == 1 for e in rounds)
+
+
+def test_a_bounded_iteration_is_stopped_within_a_round_and_goes_on(spark, tmp_path):
+    given(tmp_path)
+    plan = hopping(tmp_path, 100_000, "bounded").plan(options(tmp_path))
+    for kind in (RoundCommitted, IterationResumed):
+        seen = []
+        one = StreamingJob(plan, spark, Start("test", patience=0.5), seen.append)
+        assert one.run(lambda seen=seen, kind=kind: any(isinstance(e, kind) for e in seen)) == "stopped"
 
 
 KILLS = [(kind, point) for kind, points in POINTS.items() for point in points]
