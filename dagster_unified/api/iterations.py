@@ -520,6 +520,12 @@ class _Delta(IterationBody):
                 f"{self.where}: the solution set is {_keyed(keys[0])}, and the workset {_keyed(keys[1])}, which are of"
                 f" different types ({given}); key both alike"
             )
+        for what, of in zip(("solution set", "workset"), records, strict=True):
+            if of.shape == "value" and of.schema.field(0).nullable:
+                raise PipelineError(
+                    f"{self.where}: a record of the {what} may be None, which means that there is none; make it a"
+                    " record with a field"
+                )
         self._check_types(records)
         self.solution, self.work = records
         self.key, self.work_key = keys
@@ -570,6 +576,11 @@ class _Delta(IterationBody):
             raise PipelineError(
                 f"{self.where}: a BatchDeltaFunction finds rows by columns, and the solution set is"
                 f" {_keyed(self.key)}, the workset {_keyed(self.work_key)}; key both by plain fields"
+            )
+        if any(pa.types.is_floating(part) for part in _key_types(self.key, self.solution)):
+            raise PipelineError(
+                f"{self.where}: a BatchDeltaFunction finds rows by values that are the same to the bit, and floats need"
+                " not be; key by another field, or use a DeltaFunction"
             )
         if self.combiner is not None and not isinstance(self.combiner, Mapping):
             raise PipelineError(

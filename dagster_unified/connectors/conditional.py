@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import time
+from pathlib import Path
 from typing import NamedTuple
+from uuid import uuid4
 
 from upath import UPath
 
@@ -87,8 +90,12 @@ def _is_in_s3(path: UPath) -> bool:
 def _write_on_disk(path: UPath, data: bytes, version: str | None) -> str:
     if version is None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path.path, "xb") as file:
-            file.write(data)
+        staged = f"{path.path}.{uuid4().hex[:8]}.new"
+        Path(staged).write_bytes(data)
+        try:
+            os.link(staged, path.path)  # there whole, or not at all
+        finally:
+            os.unlink(staged)
     else:
         found = read(path)
         if found is None or found.version != version:

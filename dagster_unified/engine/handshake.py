@@ -7,6 +7,7 @@ be missing. Classic sessions only.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections.abc import Mapping
@@ -25,14 +26,14 @@ PYTHON = "Python"
 
 PROBE = f"""
 import glob, json, os, socket, sys
-from importlib import metadata
 home = os.environ.get("SPARK_HOME", "")
 sys.path += [home + "/python", *glob.glob(home + "/python/lib/*.zip")]
 found = {{"{PYTHON}": "%d.%d" % sys.version_info[:2]}}
 for name in {PACKAGES!r}:
     try:
+        from importlib import metadata
         found[name] = metadata.version(name)
-    except metadata.PackageNotFoundError:
+    except Exception:
         pass
 if "pyspark" not in found:
     try:
@@ -64,7 +65,7 @@ def check_workers(spark: SparkSession) -> None:
     if (context.master or "").startswith("local"):
         return
     shipped = ("spark.submit.pyFiles", "spark.archives", "spark.yarn.dist.archives")
-    if any(context.getConf().get(name, "") for name in shipped):
+    if any(context.getConf().get(name, "") for name in shipped) or context._python_includes:
         return
     known = _checked.setdefault(context.applicationId, set())
     while not (executors := _executors(spark)) <= known:  # others come while the first are asked
@@ -99,21 +100,27 @@ def _executors(spark: SparkSession) -> set[str]:
 
 
 def _answers(spark: SparkSession) -> list[Answer]:
-    """What the executors that are there answer, each at least once."""
+    """What the executors that are there answer: there are tasks enough for each to get one."""
     from py4j.protocol import Py4JJavaError
 
     context = spark.sparkContext
-    tasks = 2 * max(context.defaultParallelism, 1)
+    tasks = max(2 * context.defaultParallelism, 4 * len(_executors(spark)))
     command = [context.pythonExec, "-c", PROBE]
     try:
         lines = context._jsc.parallelize([0] * tasks, tasks).pipe(command).collect()
     except Py4JJavaError as error:
         text = str(error.java_exception)
         lost = re.search(r"\((\S+) executor \S+\): (.*)", text)
-        if lost is None or context.pythonExec not in text:
+        if lost is None or "Cannot run program" not in text:
             raise UnifiedError(f"the workers could not be asked what they have: {text.splitlines()[0]}") from error
         raise MissingRequirementError(
             f"host {lost.group(1)} has no interpreter {context.pythonExec}: install it there, or name another one in"
             " PYSPARK_PYTHON"
         ) from error
-    return [msgspec.json.decode(line, type=Answer) for line in lines]
+    answers = []
+    for line in lines:
+        with contextlib.suppress(msgspec.DecodeError):  # something that the interpreter says when it starts
+            answers.append(msgspec.json.decode(line, type=Answer))
+    if not answers:
+        raise UnifiedError(f"the workers' interpreter, {context.pythonExec}, does not say what it has: {lines[:1]}")
+    return answers

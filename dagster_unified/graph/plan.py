@@ -150,13 +150,13 @@ def plan(graph: Graph, configuration: Configuration | None = None, carry_state: 
     With `carry_state` the plan is that of a partition whose keyed state goes on to the next.
     """
     execution = resolve(graph, configuration or Configuration())
-    if execution.mode == "STREAMING":
-        check_iterations(graph, execution.goes_on)
     whole = lint(graph, execution)
     used = _used(graph)
     graph, rewritten = with_portable_state(_without_unused(graph, used), execution, carry_state)
     numbers = {old: rewritten[new] for old, new in used.items()}
     findings = tuple(replace(f, node=None if f.node is None else numbers.get(f.node)) for f in whole)
+    if execution.mode == "STREAMING":
+        check_iterations(graph, execution.goes_on)
     graph = resolve_forward(graph)
     found_tasks = tasks(graph, execution.chaining)
     found_exchanges = exchanges(graph, found_tasks, execution.shuffle_mode)

@@ -70,10 +70,16 @@ class BatchDeltaOperator(KeyedOperator):
         keys = _arrays(workset, self.types.work_fields)
         solution = held.at(keys)
         try:
-            changes, following = self.function.update_batch(solution, workset)
+            returned = self.function.update_batch(solution, workset)
         except Exception as error:
             shown = workset.slice(0, 3).to_pylist()
             raise user_failure(error, self.where, self.function.update_batch, shown) from error
+        if not _are_batches(returned):
+            raise RecordTypeError(
+                f"{self.where}: update_batch returns changes and the next workset, each a pyarrow.RecordBatch or None,"
+                f" and not {shorten(returned)}"
+            )
+        changes, following = returned
         if following is not None and following.num_rows:
             batch, _ = checked(following, self.types.work, None, self.where)
             self.out.batches.append((None, batch, self.types.work))
@@ -184,6 +190,15 @@ class _Columns:
         if data is None:
             return pa.array([], field.type)
         return pa.ipc.read_record_batch(pa.py_buffer(data), pa.schema([field])).column(0)
+
+
+def _are_batches(returned: object) -> bool:
+    """Whether a function has returned what it should."""
+    return (
+        isinstance(returned, tuple)
+        and len(returned) == 2
+        and all(one is None or isinstance(one, pa.RecordBatch) for one in returned)
+    )
 
 
 def places(keys: Sequence[pa.Array], held: Sequence[pa.Array]) -> pa.Array:

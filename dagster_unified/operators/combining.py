@@ -6,8 +6,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from dagster_unified.errors import PipelineError
+from dagster_unified.errors import PipelineError, RecordTypeError
 from dagster_unified.operators.functions.base import FlatMapFunction, Function, ReduceFunction, RuntimeContext
 from dagster_unified.operators.functions.iterations import EpochCollector, EpochContext, IterationListener
 from dagster_unified.operators.functions.type_variables import T
@@ -27,6 +28,7 @@ class CombineColumns(Function, IterationListener[pa.RecordBatch]):
 
     def __init__(self, records: RecordType, key: Sequence[str], columns: Mapping[str, Kind], where: str) -> None:
         self._schema, self._key, self._kinds = records.schema, list(key), dict(columns)
+        self._where = where
         others = [name for name in records.names if name not in key]
         wrong = [name for name in columns if name not in others]
         missing = [name for name in others if name not in columns]
@@ -71,10 +73,37 @@ class CombineColumns(Function, IterationListener[pa.RecordBatch]):
     def combined(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         """One row for each key."""
         table = pa.Table.from_batches([batch.select(self._schema.names) for batch in batches], self._schema)
-        found = table.group_by(self._key, use_threads=False).aggregate(list(self._kinds.items()))
-        names = [name if name in self._key else f"{name}_{self._kinds[name]}" for name in self._schema.names]
-        combined = found.select(names).rename_columns(self._schema.names).cast(self._schema)
+        for number, name in enumerate(self._schema.names):
+            if self._kinds.get(name) == "sum":
+                table = table.set_column(number, name, _wide_enough(table.column(number)))
+        places = {name: f"c{number}" for number, name in enumerate(self._schema.names)}
+        table = table.rename_columns(list(places.values()))
+        wanted = [(places[name], kind) for name, kind in self._kinds.items()]
+        found = table.group_by([places[name] for name in self._key], use_threads=False).aggregate(wanted)
+        names = [place + (f"_{self._kinds[name]}" if name in self._kinds else "") for name, place in places.items()]
+        columns = [self._in_type(found.column(name), field) for name, field in zip(names, self._schema, strict=True)]
+        combined = pa.Table.from_arrays(columns, schema=self._schema)
         return pa.concat_batches([self._nothing, *combined.to_batches()])
+
+    def _in_type(self, column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+        try:
+            return column.cast(field.type)
+        except pa.ArrowInvalid as error:
+            raise RecordTypeError(
+                f"{self._where}: combine: a sum of column '{field.name}' is larger than its type, {field.type}, holds:"
+                f" {error}; use a column of a larger type"
+            ) from error
+
+
+def _wide_enough(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column whose sums Arrow does not let overflow: as a decimal, where a sum might."""
+    if pa.types.is_decimal(column.type):
+        return column.cast(pa.decimal256(76, column.type.scale))
+    if not pa.types.is_integer(column.type):
+        return column
+    ends = pc.min_max(column).as_py()
+    most = max(abs(ends["min"] or 0), abs(ends["max"] or 0))
+    return column.cast(pa.decimal128(38)) if most * len(column) >= 1 << 63 else column
 
 
 class CombineRecords(FlatMapFunction[T, T], IterationListener[T]):
@@ -103,7 +132,9 @@ class CombineRecords(FlatMapFunction[T, T], IterationListener[T]):
     def flat_map(self, value: T) -> list[T]:
         key = self._key(value)
         held = self._held.get(key)
-        self._held[key] = value if held is None else self._reduce(held, value)
+        self._held[key] = combined = value if held is None else self._reduce(held, value)
+        if held is not None and self._key(combined) != key:
+            raise RecordTypeError(f"combine has made a record of key {self._key(combined)!r} of two of key {key!r}")
         return []
 
     def on_epoch_watermark_incremented(

@@ -206,12 +206,11 @@ class _Watcher:
             log(event.describe())
             if not event.error and event.reason == INTERVAL:  # who asks for one reports it
                 self._left.append(event.location)
-        if isinstance(event, (IterationResumed, RoundCommitted)):
+        if isinstance(event, (IterationResumed, RoundCommitted, InputHeldBack)):
             self._busy = None  # an epoch in which an iteration goes round may take long
             self._sign()
-            self._context.log.info(event.describe())
-        if isinstance(event, InputHeldBack):
-            self._context.log.warning(event.describe())
+            log = self._context.log.warning if isinstance(event, InputHeldBack) else self._context.log.info
+            log(event.describe())
         if not isinstance(event, EpochCommitted):
             return
         self._trend.add(event)

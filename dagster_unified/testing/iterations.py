@@ -9,7 +9,15 @@ import pyarrow as pa
 
 from dagster_unified.engine.rounds.compile import compiled
 from dagster_unified.engine.rounds.copies import afresh
-from dagster_unified.engine.rounds.rounds import LevelResult, Parcel, Round, outputs_of, run_round, run_rounds
+from dagster_unified.engine.rounds.rounds import (
+    LevelResult,
+    Parcel,
+    Round,
+    outputs_of,
+    run_round,
+    run_rounds,
+    terminate,
+)
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.group import GroupStore, MemoryStore
@@ -55,7 +63,9 @@ class StreamedIteration:
         once, replayed = one.taken(inputs)
         self._waiting += once
         self._replayed += replayed
-        if ends:
+        if ends and self._all_rounds and self._epoch and not self._waiting:
+            one.terminated(terminate(one.loop, one.levels, self._epoch - 1))
+        elif ends:
             last = run_rounds(one.loop, one.levels, self._replayed, self._waiting, self._epoch, one.ended)
             one.terminated(last)
         elif self._all_rounds and self._waiting:

@@ -102,6 +102,7 @@ def table():
 
 
 def executor(stream, cluster):
+    cluster.until(lambda: cluster.executor(cluster.workers[0]) is not None, "the first worker has an executor")
     os.kill(cluster.executor(cluster.workers[0]), signal.SIGKILL)
 
 

@@ -22,7 +22,7 @@ from tests.iterations.test_semantics import Body
 from tests.object_store import s3a
 
 
-def hopping(folder, hops, kind="unbounded", more=None):
+def hopping(folder, hops, kind="unbounded", more=None, uid=None):
     """Records that take so many hops, each written in each hop; `more` is an operator that comes behind."""
     pipeline = Pipeline("hopping")
     given = pipeline.from_source(ParquetSource(f"{folder}/in", Hop, "numbers", max_files_per_trigger=1))
@@ -32,11 +32,11 @@ def hopping(folder, hops, kind="unbounded", more=None):
         further = seen.map(lambda hop: hop._replace(hops=hop.hops + 1), Hop).filter(lambda hop: hop.hops <= hops)
         return iterations.IterationBodyResult([further.key_by("number")], [seen if more is None else more(seen)])
 
-    variables = [given.key_by("number")]
+    variables, config = [given.key_by("number")], iterations.IterationConfig(uid=uid)
     if kind == "unbounded":
-        (out,) = iterations.iterate_unbounded_streams(variables, [], Body(build))
+        (out,) = iterations.iterate_unbounded_streams(variables, [], Body(build), config)
     else:
-        (out,) = iterations.iterate_bounded_streams_until_termination(variables, [], Body(build))
+        (out,) = iterations.iterate_bounded_streams_until_termination(variables, [], Body(build), config)
     out.sink_to(FileSink(f"{folder}/out", name="out"))
     return pipeline
 

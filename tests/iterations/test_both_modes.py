@@ -1,6 +1,8 @@
 """Iterations in the harness: what BATCH and STREAMING have in common, and what comes in while they go round."""
 
 from collections import Counter
+from datetime import timedelta
+from itertools import count
 from typing import NamedTuple
 
 import pytest
@@ -8,12 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_unified.api import (
+    CheckpointedFunction,
     FlatMapFunction,
     KeyedProcessFunction,
+    ListStateDescriptor,
+    MapFunction,
     MapStateDescriptor,
     OutputTag,
     Pipeline,
     ProcessFunction,
+    StateTtlConfig,
     ValueStateDescriptor,
     iterations,
 )
@@ -105,6 +111,8 @@ def test_listeners_hear_of_each_round_and_of_the_end_of_the_input():
     found = run_pipeline(pipeline, "STREAMING", micro_batch=1).sinks
     assert found["rounds"] == [0, 1, 2, 3]  # of three records one after another, which go round twice each
     assert found["ended"] == ["ended"]
+    assert run_pipeline(pipeline, "STREAMING", micro_batch=None).sinks["rounds"] == [0, 1]  # as in BATCH
+    assert run_pipeline(pipeline, "BATCH").sinks["rounds"] == [0, 1]
 
 
 class Model(FlatMapFunction[int, int]):
@@ -129,3 +137,61 @@ def test_state_lives_over_all_rounds_of_an_unbounded_iteration():
 
     (model,) = iterations.iterate_unbounded_streams([start], [samples], Body(build))
     assert max(streamed(pipeline, model)) == 10
+
+
+class Remembering(KeyedProcessFunction[int, int, int]):
+    """Counts what came, and forgets it after a second of the clock."""
+
+    def open(self, runtime_context):
+        self.seen = runtime_context.get_state(ValueStateDescriptor("seen", int, StateTtlConfig(timedelta(seconds=1))))
+
+    def process_element(self, value, ctx):
+        seen = (self.seen.value() or 0) + 1
+        self.seen.update(seen)
+        return [seen]
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("STREAMING", [1, 1, 1]), ("BATCH", [1, 2, 3])])
+def test_state_of_an_unbounded_body_expires_in_streaming(mode, expected):
+    pipeline = Pipeline("forgetting")
+    numbers = pipeline.from_collection([0, 0, 0], int, name="numbers")
+
+    def build(variables, data):
+        counted = variables[0].key_by(lambda n: 0, key_type=int).process(Remembering())
+        return iterations.IterationBodyResult([variables[0].filter(lambda n: False)], [counted])
+
+    (out,) = iterations.iterate_unbounded_streams([numbers], [], Body(build))
+    out.print("out")
+    times = count(step=60_000)
+    found = run_pipeline(pipeline, mode, micro_batch=1, clock=lambda: next(times)).sinks["out"]
+    assert found == expected
+
+
+def test_the_output_of_an_iteration_is_united_with_what_an_exchange_chose_a_subtask_for():
+    pipeline = Pipeline("united")
+    numbers = pipeline.from_collection([3], int, name="numbers")
+
+    def build(variables, data):
+        smaller = variables[0].map(lambda n: n - 1, int).filter(lambda n: n > 0)
+        return iterations.IterationBodyResult([smaller], [smaller])
+
+    (out,) = iterations.iterate_unbounded_streams([numbers], [], Body(build))
+    numbers.global_().map(Kept()).union(out).map(lambda n: n * 10, int).print("out")
+    assert sorted(streamed_again(pipeline)) == [10, 20, 30]
+
+
+class Kept(MapFunction[int, int], CheckpointedFunction):
+    """Has operator state, so that it is of the subtasks that an exchange chose."""
+
+    def initialize_state(self, context):
+        self.kept = context.get_operator_state_store().get_list_state(ListStateDescriptor("kept", int))
+
+    def snapshot_state(self, context):
+        self.kept.update([1])
+
+    def map(self, value):
+        return value
+
+
+def streamed_again(pipeline):
+    return run_pipeline(pipeline, "STREAMING").sinks["out"]

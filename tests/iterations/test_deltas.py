@@ -14,6 +14,7 @@ from dagster_unified.errors import PipelineError, RecordTypeError, UnifiedError,
 from dagster_unified.testing import run_pipeline
 from tests.iterations.deltas import Nearest, NearestOfMany, Place, Visit, by_dijkstra, distances
 from tests.iterations.programs import WAYS
+from tests.iterations.test_semantics import Body
 
 
 def found(pipeline, stream, **options):
@@ -292,3 +293,61 @@ def test_streaming_gives_the_same(body):
     pipeline, stream = distances(WAYS, [1], body=body, combine=LEAST)
     stream.map(lambda place: (place.name, place.distance), tuple[int, int | None]).print("out")
     assert sorted(run_pipeline(pipeline, "STREAMING", micro_batch=2).sinks["out"]) == by_dijkstra(WAYS, [1])
+
+
+class Amount(NamedTuple):
+    key: int
+    v: int
+    v_sum: int = 0
+
+
+def summed(amounts, how):
+    """What a round's amounts of a key are combined to."""
+    pipeline = Pipeline("summed")
+    given = pipeline.from_collection(amounts, Amount, name="amounts").key_by("key")
+
+    def build(variables, data):
+        combined = iterations.combine(variables[0], how)
+        return iterations.IterationBodyResult([combined.filter(lambda a: False).key_by("key")], [combined])
+
+    config = iterations.IterationConfig(parallelism=1)
+    (out,) = iterations.iterate_bounded_streams_until_termination([given], [], Body(build), config)
+    out.print("out")
+    return sorted(run_pipeline(pipeline, "BATCH").sinks["out"])
+
+
+def test_a_sum_that_its_column_does_not_hold_is_an_error_and_not_another_number():
+    sums = {"v": "sum", "v_sum": "max"}
+    assert summed([Amount(1, 2**61)] * 3 + [Amount(2, -1, 5)], sums) == [Amount(1, 3 * 2**61), Amount(2, -1, 5)]
+    for amounts in ([Amount(1, 2**62)] * 4, [Amount(1, -(2**63))] * 2):
+        with pytest.raises(RecordTypeError, match="combine: a sum of column 'v' is larger than its type, int64"):
+            summed(amounts, sums)
+
+
+def test_a_combiner_keeps_the_key():
+    with pytest.raises((RecordTypeError, UserFunctionError), match="combine has made a record of key 6 of two of key"):
+        summed([Amount(5, 1), Amount(5, 2)], lambda a, b: Amount(6, a.v + b.v))
+
+
+@pytest.mark.parametrize("returned", [[], "none", (None,), pa.RecordBatch.from_pydict({"a": [1], "b": [2]})])
+def test_what_is_not_two_batches_names_the_operator(returned):
+    class Wrong(NearestOfMany):
+        def update_batch(self, solution, workset):
+            return returned
+
+    with pytest.raises(RecordTypeError, match=r"operator 'Wrong': update_batch returns changes and the next workset"):
+        found(*distances(WAYS, [1], body=Wrong()))
+
+
+def test_floats_are_no_keys_of_batches_and_none_is_no_solution():
+    class Share(NamedTuple):
+        key: float
+        v: int
+
+    pipeline = Pipeline("floats")
+    shares = pipeline.from_collection([Share(0.0, 1)], Share, name="shares").key_by("key")
+    with pytest.raises(PipelineError, match="finds rows by values that are the same to the bit"):
+        iterations.iterate_delta(shares, shares, NearestOfMany())
+    maybe = pipeline.from_collection([1], int | None, name="maybe").key_by(lambda n: 0, key_type=int)
+    with pytest.raises(PipelineError, match="a record of the solution set may be None"):
+        iterations.iterate_delta(maybe, maybe, Nearest())

@@ -76,16 +76,20 @@ def test_a_stream_that_is_stopped_goes_on_and_back_to_a_savepoint(spark, tmp_pat
     for changed, why in (
         ({"parallelism.default": 3}, "state of 2 subtasks, and is started with 3"),
         ({"build": {"more": lambda s: s.filter(lambda hop: True)}}, "operators of its body are others"),
+        ({"build": {"kind": "bounded"}}, "it was unbounded, and is bounded now"),
+        ({"build": {"uid": "another"}}, "another"),
     ):
         with pytest.raises(StateError, match=why):
             job(spark, tmp_path, **changed).run()
     for _ in range(2):
         assert job(spark, tmp_path).run() == "finished"
         assert hops(tmp_path) == EXPECTED
+        assert not (tmp_path / "checkpoints/hopping/iterations").exists()
         restore_stopped(directory, "test", None, patience=0.5)
 
 
-def test_input_waits_while_too_much_circulates(spark, tmp_path):
+def test_input_waits_while_too_much_circulates(spark, tmp_path, monkeypatch):
+    monkeypatch.setattr("dagster_unified.engine.streaming.iterations.TELL_EVERY", 0)
     given(tmp_path)
     seen = []
     held = job(spark, tmp_path, seen.append, **{"iteration.max-feedback-records": 1})
@@ -93,6 +97,7 @@ def test_input_waits_while_too_much_circulates(spark, tmp_path):
     assert hops(tmp_path) == EXPECTED
     rounds = [e for e in seen if isinstance(e, InputHeldBack)]
     assert len({e.epoch for e in seen if isinstance(e, EpochCommitted)}) <= len(FILES) + 1
+    assert rounds
     assert all(e.feedback > e.most == 1 for e in rounds)
 
 

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pyspark
@@ -61,9 +62,10 @@ class Cluster:
     def executor(self, worker):
         """The process of the executor that a worker has started; None where it has none now."""
         for child in Path(f"/proc/{worker.pid}/task").glob("*/children"):
-            for pid in child.read_text().split():
-                if b"CoarseGrainedExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    return int(pid)
+            with suppress(FileNotFoundError, ProcessLookupError):  # of a process that ends just now
+                for pid in child.read_text().split():
+                    if b"CoarseGrainedExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        return int(pid)
         return None
 
     def listening(self):

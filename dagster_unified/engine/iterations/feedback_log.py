@@ -30,10 +30,22 @@ _BEGUN = "begun.json"
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """What must not change while an iteration has state: its subtasks, and the operators of its body, in order."""
+    """What must not change while an iteration has state: `slots` are those of its records, with their columns."""
 
     parallelism: int
+    bounded: bool
     operators: list[list[str]]
+    slots: list[str]
+
+    def differs(self, other: Begun) -> str:
+        """What is different in another one, which is started now; empty where nothing is."""
+        if self.parallelism != other.parallelism:
+            return f"it has state of {self.parallelism} subtasks, and is started with {other.parallelism}"
+        if self.bounded != other.bounded:
+            return f"it was {_kind(self)}, and is {_kind(other)} now"
+        if self.operators != other.operators:
+            return "the operators of its body are others than those whose state it has"
+        return "the records that go round are of other types than those that it has" if self != other else ""
 
 
 class StreamRound(msgspec.Struct, frozen=True):
@@ -68,16 +80,11 @@ class FeedbackLog:
 
     def begin(self, found: Begun) -> None:
         """Records what the iteration is; raises `StateError` where it has state as another one."""
-        if self.begun is None:
+        if self.begun is None or not (self.rounds or self._names(_TAKEN)):
             manifests.write(self._place, _BEGUN, found)
             self.begun = found
-        elif self.begun != found:
-            what = (
-                f"it has state of {self.begun.parallelism} subtasks, and is started with {found.parallelism}"
-                if self.begun.parallelism != found.parallelism
-                else "the operators of its body are others than those whose state it has"
-            )
-            raise StateError(f"{self._where}: {what}; start it as it was, or without state, or with another uid")
+        elif what := self.begun.differs(found):
+            raise StateError(f"{self._where}: {what}; start it as it was, or the job without state")
 
     def taken(self, epoch: int) -> Input | None:
         """What an epoch brought, if that is committed."""
@@ -110,6 +117,10 @@ class FeedbackLog:
         for name in (*dropped, *taken, *files):
             self._remove(name)
 
+    def has(self, epoch: int) -> bool:
+        """Whether something of an epoch of the stream is committed."""
+        return any(one.epoch == epoch for one in self.rounds) or _taken(epoch) in self._sizes
+
     def outputs(self, epoch: int) -> list[StoredParcel]:
         """What left the iteration in an epoch of the stream."""
         return [parcel for one in self.rounds if one.epoch == epoch for parcel in one.round.outputs]
@@ -125,6 +136,10 @@ class FeedbackLog:
     def _remove(self, name: str) -> None:
         self._place.remove(name)
         self._sizes.pop(name, None)
+
+
+def _kind(begun: Begun) -> str:
+    return "bounded" if begun.bounded else "unbounded"
 
 
 def _taken(epoch: int) -> str:

@@ -61,7 +61,8 @@ def take_in(payload: Payload, folder: str, number: int, batches: Iterable[pa.Rec
     intake, sending = loop.inputs[number], Sending(this_subtask().number)
     sent: list[Sent] = []
     report, rows = Report(), 0
-    with RoundFile(folder, f"{INPUT}{number}") as file:
+    kind = INPUT if number in loop.replayed else "once-"
+    with RoundFile(folder, f"{kind}{number}") as file:
         for batch in batches:
             if batch.num_rows:
                 sent += sending.into(intake, batch)

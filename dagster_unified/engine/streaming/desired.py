@@ -49,7 +49,10 @@ def read_desired(directory: CheckpointDirectory) -> Desired:
 def ask(
     directory: CheckpointDirectory, *, state: str | None = None, stop: int | None = None, reason: str = ""
 ) -> Desired:
-    """Change the desired state, or request that one holder of the lease stops; what others ask meanwhile stays."""
+    """Change the desired state, or request that one holder of the lease stops.
+
+    What others ask meanwhile stays: for certain in a bucket, and on a disk but for those who ask at the same moment.
+    """
     while True:
         files = _desired(directory)
         held = files.open() or Desired()

@@ -81,7 +81,7 @@ class EpochWriter:
         metrics = Metrics()
         # The first epoch creates the tables, or undoes what went back to a savepoint, even if it has no rows.
         is_first = epoch == 0 or (self.timeline and not self._begun)
-        if is_first or not is_empty():
+        if is_first or not is_empty() or (iterations is not None and iterations.has_run()):
             staged = self.spark.read.schema(frame.schema).parquet(for_spark(target))
             for lane, keep in (kept or {}).items():
                 keep(staged.where(f"lane = {lane}"), epoch)

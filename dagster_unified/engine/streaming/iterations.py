@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dagster_unified.engine.events import InputHeldBack, Observer
+from dagster_unified.engine.events import InputHeldBack, IterationResumed, Observer, RoundCommitted
 from dagster_unified.engine.iterations.bounded import BoundedIteration
 from dagster_unified.engine.iterations.feedback_log import Begun, FeedbackLog, StreamRound
 from dagster_unified.engine.iterations.files import StoredParcel
@@ -38,7 +38,10 @@ MOMENT = 0.5
 """Seconds after which an unbounded iteration lets new input come in, while it goes round."""
 
 TELL_EVERY = 10.0
-"""Seconds between two events that say that input is held back."""
+"""Seconds between two events that say that an epoch goes on."""
+
+SINKS = "sinks"
+"""What events call the part of a query in which iterations are."""
 
 FED_BACK = "records fed back"
 """The counter of metrics."""
@@ -79,6 +82,10 @@ class StreamIterations:
         """Whether something was fed back that waits for the next epoch."""
         return any(one.circulates for one in self._streams.values())
 
+    def have(self, epoch: int) -> bool:
+        """Whether something of an epoch is committed."""
+        return any(one.log.has(epoch) for one in self._streams.values())
+
     def of(self, node: g.IterationNode) -> _Stream:
         """One of them."""
         return self._streams[node.id]
@@ -91,6 +98,10 @@ class IterationsInEpoch:
     iterations: StreamIterations
     epoch: int
     ends: bool
+
+    def has_run(self) -> bool:
+        """Whether one of them has something of the epoch, which then runs again."""
+        return self.iterations.have(self.epoch)
 
     def outputs(
         self, node: g.IterationNode, inputs: Sequence[DataFrame], reported: Callable[[], Metrics]
@@ -117,13 +128,27 @@ class _Stream:
         held = self.log.begun.parallelism if self.log.begun is not None else None
         parallelism = node.parallelism or rounds.plan.execution.parallelism or held or cores(rounds.spark)
         self.loop = compiled(rounds.plan, node, parallelism)
-        operators = [[step.uid for step in one.program.steps] for level in self.loop.levels for one in level.passes]
-        self.log.begin(Begun(parallelism, operators))
+        passes = [one for level in self.loop.levels for one in level.passes]
+        slots = {slot.number: slot for one in passes for slot in (one.own, one.broadcast) if slot is not None}
+        slots |= {slot.number: slot for slot in self.loop.outputs}
+        self.log.begin(
+            Begun(
+                parallelism,
+                not node.takes_input_in_all_rounds,
+                [[step.uid for step in one.program.steps] for one in passes],
+                [f"{number} {slot.schema}" for number, slot in sorted(slots.items())],
+            )
+        )
         self.levels = SparkLevels(rounds.spark, self.loop, self.folder, self.check)
 
     def check(self) -> None:
         """Raises where the iteration is to stop."""
         self.rounds.check()
+
+    def check_stop(self) -> None:
+        """Raises where the job is being stopped, and an epoch would go on for long."""
+        if self.rounds.stopping():
+            raise StateError(f"{self.loop.where}: the job is being stopped; it goes on after the last round")
 
     def epoch(self, epoch: int, ends: bool, take: Callable[[], Input]) -> tuple[list[StoredParcel], Metrics]:
         """What left the iteration in an epoch of the stream, and what its operators have measured."""
@@ -147,13 +172,12 @@ class _Bounded(_Stream):
         before = Metrics() if found is None else merge([found.metrics])
         if journal is None:
             return [], before
-        one = BoundedIteration(journal, self.levels, "sinks", self.node.name, self.rounds.observe)
+        one = BoundedIteration(journal, self.levels, SINKS, self.node.name, self.rounds.observe)
         outputs = one.rounds(self._all)
         return outputs, merge([before, one.metrics])
 
     def check(self) -> None:
-        if self.rounds.stopping():
-            raise StateError(f"{self.loop.where}: the job is being stopped; it goes on after the last round")
+        self.check_stop()
         super().check()
 
     def _all(self) -> Input:
@@ -166,16 +190,21 @@ class _Bounded(_Stream):
 class _Unbounded(_Stream):
     def __init__(self, rounds: Rounds, node: g.IterationNode) -> None:
         super().__init__(rounds, node)
-        self._told = -TELL_EVERY
+        self._told = time.monotonic()
+        interval = rounds.plan.execution.streaming.interval
+        self._moment = MOMENT if interval is None else max(MOMENT, interval.total_seconds() / 2)
+        """Seconds after which an epoch closes although something was fed back."""
+
         if self.log.last is not None:
             self.levels.states = self.log.last.round.states
+            rounds.observe(IterationResumed(SINKS, node.name, self.log.last.round.number))
 
     @property
     def circulates(self) -> bool:  # type: ignore[override]
         return bool(self.log.waiting())
 
     def epoch(self, epoch: int, ends: bool, take: Callable[[], Input]) -> tuple[list[StoredParcel], Metrics]:
-        metrics, until = Metrics(), time.monotonic() + MOMENT
+        metrics, until = Metrics(), time.monotonic() + self._moment
         last = self.log.last
         if last is not None and last.epoch > epoch:
             raise StateError(
@@ -206,23 +235,37 @@ class _Unbounded(_Stream):
 
     def _round(self, begin: Sequence[StoredParcel], epoch: int, ends: bool, until: float) -> Metrics:
         """Runs a round and commits it; returns what its operators have measured."""
+        if ends:
+            self.check_stop()
         begun = time.monotonic()
         number = self.log.last.round.number + 1 if self.log.last is not None else 0
         ended = run_round(self.loop, self.levels, parcels(begin), number)
         now = time.monotonic()
         closes = not ended.feedback if ends else self._may_close(ended.feedback, now >= until)
         self.rounds.check()
-        self.log.commit(StreamRound(Epoch.of(ended, self.levels.states, now - begun), epoch, closes), self.levels.files)
+        done = Epoch.of(ended, self.levels.states, now - begun)
+        self.log.commit(StreamRound(done, epoch, closes), self.levels.files)
         self.levels.files = []
+        if not closes and now - self._told >= TELL_EVERY:
+            self._told = now
+            self._tell(done, ends)
         ended.metrics.count(FED_BACK, ended.feedback)
         return ended.metrics
 
     def _may_close(self, feedback: int, late: bool) -> bool:
         """Whether an epoch closes after a round that fed back so many records."""
-        most = self.rounds.plan.execution.streaming.max_feedback
-        if feedback > most and not self.rounds.stopping():
-            if late and time.monotonic() - self._told >= TELL_EVERY:
-                self._told = time.monotonic()
-                self.rounds.observe(InputHeldBack(self.node.name, feedback, most))
-            return False
-        return not feedback or late or self.rounds.stopping()
+        if self.rounds.stopping():
+            return True
+        return not feedback or (late and feedback <= self._most)
+
+    def _tell(self, done: Epoch, ends: bool) -> None:
+        """Say that an epoch takes long: a sign of life."""
+        held = not ends and done.feedback > self._most
+        stage = self.node.name
+        self.rounds.observe(
+            InputHeldBack(stage, done.feedback, self._most) if held else RoundCommitted(SINKS, stage, done)
+        )
+
+    @property
+    def _most(self) -> int:
+        return self.rounds.plan.execution.streaming.max_feedback

@@ -29,6 +29,7 @@ from dagster_unified.engine.streaming.checkpoint import (
     wait_for,
 )
 from dagster_unified.engine.streaming.draining import End
+from dagster_unified.engine.streaming.iterations import FOLDER as ROUNDS
 from dagster_unified.engine.streaming.native_query import NativeQuery
 from dagster_unified.engine.streaming.packed import PackedQuery
 from dagster_unified.engine.streaming.portable import frozen
@@ -39,6 +40,7 @@ from dagster_unified.engine.streaming.saving import Saving, without_tables
 from dagster_unified.engine.streaming.topology import MAIN, Lanes, Topology, laid_out
 from dagster_unified.errors import StateError, UnifiedError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.graph.iterations import has_iterations
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 
@@ -55,6 +57,13 @@ LOCAL_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystem
 Spark's own choice starts a process for every file that it renames: 29 ms for each instead of 7, several times a
 micro-batch.
 """
+
+
+_INSTEAD = {
+    False: "remove one of the two options, or use reduce instead of the aggregate",
+    True: "remove the option, and suspend the job with a savepoint where one is needed",
+}
+"""What to do instead of savepoints while a job runs, by whether it has iterations."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +105,7 @@ class StreamingJob:
         if plan.execution.savepoint.interval is not None and (why := without_tables(plan)):
             raise UnsupportedError(
                 f"{plan.name}: execution.savepoint.interval is set, and {why}, so that no savepoint can be taken while"
-                " the job runs; remove one of the two options, or use reduce instead of the aggregate"
+                f" the job runs; {_INSTEAD[has_iterations(plan.graph)]}"
             )
         if plan.execution.savepoint.interval is not None or plan.execution.goes_on:
             check_positions(plan)
@@ -202,6 +211,7 @@ class StreamingJob:
         if path is not None:
             self._save_tables(path, "at the end of the data")
         self.directory.finish()
+        remove_tree(self.directory.path / ROUNDS)
         saving.take_drained(drained)
         return True
 
@@ -307,6 +317,9 @@ class StreamingJob:
             name: [sorted(track.program.steps[0].uid for track in level.values()) for level in stages.levels]
             for name, stages in packed.items()
         }
+        for name, stages in packed.items():
+            if stages.iterations:
+                levels[name].append(sorted(stages.iterations.values()))
         options = self.plan.execution.streaming
         code = deployed_code(self.plan)
         return Deployed(

@@ -216,10 +216,14 @@ class _Builder:
         found = sources | self._before(set(self.keyed))
         while True:
             together = {e.target for n in [*found, *self.keyed] for e in self.outputs(n) if self._stays(e)}
-            together -= {*found, *self.keyed}
+            together = {n for n in together if n not in found and n not in self.keyed and not self._is_after_loop(n)}
             if not together:
                 return found
             found |= together | self._before(together)
+
+    def _is_after_loop(self, node: int) -> bool:
+        """Whether an iteration, which is in the tail, comes before a node, or is one."""
+        return any(isinstance(self.graph.node(n), g.IterationNode) for n in self.plan.upstream(node))
 
     def _before(self, nodes: set[int]) -> set[int]:
         """What is upstream of some nodes, without the keyed operators."""
