@@ -27,7 +27,10 @@ class Cluster:
             **os.environ,
             "SPARK_LOCAL_IP": "127.0.0.1",
             "PYSPARK_PYTHON": sys.executable,
-            "JDK_JAVA_OPTIONS": os.environ["SPARK_SUBMIT_OPTS"],
+            # a job waits until it has both workers, so that whoever looks sees both at work
+            "JDK_JAVA_OPTIONS": (
+                f"{os.environ['SPARK_SUBMIT_OPTS']} -Dspark.cores.max=2 -Dspark.scheduler.minRegisteredResourcesRatio=1"
+            ),
             "SPARK_MASTER_OPTS": (
                 f"-Dspark.deploy.recoveryMode=FILESYSTEM -Dspark.deploy.recoveryDirectory={folder}/recovery"
             ),
