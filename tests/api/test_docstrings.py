@@ -67,6 +67,7 @@ def test_names_in_backticks_are_parameters_or_public_names():
     things = list(public())
     known = (
         {name for thing in things if inspect.isclass(thing) for name in dir(thing)}
+        | {thing.__name__ for thing in things}
         | set(dir(builtins))
         | set(api.__all__)
         | _WORDS
