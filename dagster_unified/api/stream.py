@@ -106,7 +106,12 @@ class DataStream(Generic[T]):
         return self._set(uid=uid, given_uid=True)
 
     def set_parallelism(self, parallelism: int) -> Self:
-        """On how many partitions the operator runs, in both modes. Unset, `parallelism.default` or Spark decides."""
+        """In how many subtasks the operator runs. Unset, `parallelism.default` decides.
+
+        BATCH runs as many tasks. STREAMING has as many subtasks where a function can tell them apart: behind
+        `partition_custom`, `broadcast` and `global_`, and with operator state. All else there shares the tasks of the
+        job.
+        """
         if parallelism < 1:
             raise PipelineError(f"{self._where()}: parallelism must be at least 1, not {parallelism}")
         return self._set(parallelism=parallelism)

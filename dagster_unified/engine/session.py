@@ -45,6 +45,8 @@ DEFAULTS: dict[str, str] = {
 
 LOOPBACK = ("spark.driver.host", "spark.driver.bindAddress")
 
+PARTITIONS = "spark.sql.shuffle.partitions"
+
 SESSION_DEFAULTS: dict[str, str] = {k: v for k, v in DEFAULTS.items() if k.startswith("spark.sql.")}
 """The settings that results rely on, set in every session, also one that was started elsewhere."""
 
@@ -80,7 +82,7 @@ def defaults(master: str) -> dict[str, str]:
     if cores is None:
         return dict(DEFAULTS)
     count = os.cpu_count() or 1 if cores.group(1) == "*" else int(cores.group(1))
-    return {**DEFAULTS, "spark.sql.shuffle.partitions": str(max(2 * count, 1))}
+    return {**DEFAULTS, PARTITIONS: str(max(2 * count, 1))}
 
 
 def forking(master: str, daemon: str, config: Mapping[str, str]) -> dict[str, str]:
@@ -139,10 +141,30 @@ def is_connect(session: SparkSession) -> bool:
 def prepared(session: SparkSession) -> SparkSession:
     """Sets what results rely on in a session that may have been started elsewhere, and asks its workers what they have.
 
+    Where nobody has said into how many partitions an exchange goes, two for each core, and not Spark's two hundred.
+
     Raises `MissingRequirementError` where a worker's packages are not the driver's.
     """
     for key, value in SESSION_DEFAULTS.items():
         session.conf.set(key, value)
     if not is_connect(session):
         check_workers(session)
+    given = session.conf.getAll
+    if PARTITIONS not in given:
+        session.conf.set(PARTITIONS, str(2 * _cores_at_most(session, given)))
     return session
+
+
+def cores(session: SparkSession) -> int:
+    """How many tasks run at once: as many as Spark makes partitions of a range."""
+    from pyspark.sql import functions as F
+
+    return session.range(1 << 12).select(F.spark_partition_id().alias("partition")).distinct().count()
+
+
+def _cores_at_most(session: SparkSession, given: Mapping[str, str]) -> int:
+    """How many tasks may run at once; with dynamic allocation, on as many executors as there may be."""
+    most = given.get("spark.dynamicAllocation.maxExecutors", "")
+    if given.get("spark.dynamicAllocation.enabled") == "true" and most.isdecimal():
+        return int(most) * int(given.get("spark.executor.cores", "1"))
+    return cores(session)

@@ -38,6 +38,8 @@ def as_json(plan: Plan) -> dict[str, Any]:
             "pipeline.processing-time.allow": execution.processing_time,
             "pipeline.processing-time.end-of-input": execution.processing_time_at_end,
             "pipeline.event-time.end-of-input-chain": execution.end_of_input_chain,
+            "parallelism.default": execution.parallelism,
+            "pipeline.max-parallelism": execution.streaming.max_parallelism,
         },
         "operators": [
             {
@@ -130,6 +132,7 @@ def as_text(plan: Plan) -> str:
             f" {'on' if execution.incremental_updates else 'off'}, processing time {execution.processing_time} and at"
             f" the end {execution.processing_time_at_end}"
         ),
+        f"  {_parallelism_text(plan)}",
     ]
     for region in plan.regions:
         lines += ["", *_region_text(plan, region)]
@@ -137,6 +140,15 @@ def as_text(plan: Plan) -> str:
         lines += ["", "lint"]
         lines += [f"  {f.severity}: {f.message} [{f.rule}]" for f in plan.findings]
     return "\n".join(lines)
+
+
+def _parallelism_text(plan: Plan) -> str:
+    """Into how many tasks exchanges lead, and of how many key groups keyed state is."""
+    execution = plan.execution
+    tasks = f"{execution.parallelism} tasks" if execution.parallelism else "as many tasks as the session says"
+    return f"exchanges into {tasks}" + (
+        f", keyed state in {execution.streaming.max_parallelism} key groups" if execution.mode == "STREAMING" else ""
+    )
 
 
 def _region_text(plan: Plan, region: Region) -> list[str]:
@@ -151,6 +163,8 @@ def _region_text(plan: Plan, region: Region) -> list[str]:
                 text += " by subtask"
             elif node.key not in (None, Key()):
                 text += f" by {node.key.describe()}"
+            if node.parallelism is not None and (plan.execution.mode == "BATCH" or node.id in plan.subtasks):
+                text += f" on {node.parallelism} subtask{'s' if node.parallelism > 1 else ''}"
             if node.describe():
                 text += f": {node.describe()}"
             for held in node.state():

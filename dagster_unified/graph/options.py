@@ -320,8 +320,8 @@ OPTIONS: tuple[Option, ...] = (
         "parallelism.default",
         "count",
         None,
-        "Partitions of an exchange, where an operator does not say. Unset, Spark decides. A STREAMING job keeps that of"
-        " its checkpoint.",
+        "Into how many tasks an exchange leads, where an operator does not say. Unset, spark.sql.shuffle.partitions,"
+        " which is two for each core where you do not set it. A STREAMING job keeps that of its checkpoint.",
     ),
 )
 

@@ -11,9 +11,10 @@ from dagster_unified.engine.batch.intermediates.store import Address, IterationS
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.iterations.bounded import BoundedIteration
 from dagster_unified.engine.iterations.journal import Input, Journal
-from dagster_unified.engine.iterations.levels import SparkLevels, cores
+from dagster_unified.engine.iterations.levels import SparkLevels
 from dagster_unified.engine.iterations.places import forget_copies, text_of
 from dagster_unified.engine.rounds.compile import compiled
+from dagster_unified.engine.session import cores
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.graph.plan import Port, Region

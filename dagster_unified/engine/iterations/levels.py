@@ -123,13 +123,6 @@ def parcels(stored: Iterable[StoredParcel]) -> list[Parcel[StoredParcel]]:
     return [Parcel(parcel.slot, parcel.target, parcel) for parcel in stored]
 
 
-def cores(spark: SparkSession) -> int:
-    """How many tasks run at once: as many as Spark makes partitions of a range."""
-    from pyspark.sql import functions as F
-
-    return spark.range(1 << 12).select(F.spark_partition_id().alias("partition")).distinct().count()
-
-
 def _collected(reports: DataFrame) -> list[Report]:
     return [decode_report(row["report"]) for row in reports.collect()]
 

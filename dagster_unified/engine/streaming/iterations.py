@@ -18,10 +18,11 @@ from dagster_unified.engine.iterations.bounded import BoundedIteration
 from dagster_unified.engine.iterations.feedback_log import Begun, FeedbackLog, StreamRound
 from dagster_unified.engine.iterations.files import StoredParcel
 from dagster_unified.engine.iterations.journal import Epoch, Input, Journal
-from dagster_unified.engine.iterations.levels import SparkLevels, cores, parcels
+from dagster_unified.engine.iterations.levels import SparkLevels, parcels
 from dagster_unified.engine.iterations.places import text_of
 from dagster_unified.engine.rounds.compile import compiled
 from dagster_unified.engine.rounds.rounds import outputs_of, run_round, terminate
+from dagster_unified.engine.session import cores
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan, Port
