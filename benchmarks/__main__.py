@@ -12,12 +12,13 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from rich.console import Console
 
-from benchmarks import batch, connectors, iterations, ranges, recovery, staging, state, stream, windows
+from benchmarks import batch, bucket_epochs, connectors, iterations, ranges, recovery, staging, state, stream, windows
 from benchmarks.bars import Options
 from benchmarks.results import Family, run
 
 FAMILIES = (
     Family("batch", batch.measure, 8),
+    Family("cluster", bucket_epochs.measure, 3),
     Family("connectors", connectors.measure, 5),
     Family("iterations", iterations.measure, 6),
     Family("ranges", ranges.measure, 5),
@@ -28,7 +29,9 @@ FAMILIES = (
     Family("windows", windows.measure, 12),
 )
 RESULTS = Path(__file__).parent / "results" / "latest.json"
-Name = Literal["batch", "connectors", "iterations", "ranges", "recovery", "staging", "state", "stream", "windows"]
+Name = Literal[
+    "batch", "cluster", "connectors", "iterations", "ranges", "recovery", "staging", "state", "stream", "windows"
+]
 app = App(help=__doc__, version_flags=[])
 
 

@@ -197,7 +197,7 @@ def plain_session(spark: SparkSession) -> SparkSession:
     return plain
 
 
-def _settled(expected: int) -> list[tuple[int, float]]:
+def batches(expected: int) -> list[tuple[int, float]]:
     """The batches, once the listener, which lags behind, has heard of all."""
     deadline = time.monotonic() + 20
     while sum(rows for rows, _ in _progress.batches) < expected and time.monotonic() < deadline:
@@ -210,7 +210,7 @@ def rates_of_batches(expected: int) -> tuple[float, ...]:
 
     Those that came of control events alone do not count.
     """
-    return tuple(rows / seconds / 1e6 for rows, seconds in _settled(expected)[1:] if rows > 1000)
+    return tuple(rows / seconds / 1e6 for rows, seconds in batches(expected)[1:] if rows > 1000)
 
 
 def _numbers(spark: SparkSession, folder: Path, records: int, keys: int, size: int) -> Path:
@@ -272,7 +272,7 @@ def _touching(spark: SparkSession, folder: Path, keys: int) -> float:
     for number in range(1, 8):
         write(number, [k * step + number for k in range(1000)])
     _run(spark, folder, source, files=1)
-    return statistics.median(seconds for rows, seconds in _settled(keys + 7000) if rows == 1000)
+    return statistics.median(seconds for rows, seconds in batches(keys + 7000) if rows == 1000)
 
 
 def _latencies(

@@ -1,13 +1,17 @@
-"""A server on this machine that speaks S3, and how a process and its Spark session reach it."""
+"""A server on this machine that speaks S3, what it is asked, and how a process and its Spark session reach it."""
 
+import json
 import logging
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import count
 from pathlib import Path
 from threading import Lock
+from typing import NamedTuple
+from urllib.parse import parse_qs
 
 import boto3
 import s3fs
@@ -37,6 +41,34 @@ IGNORES_CONDITIONS, LOSES_ANSWERS = "ignores conditions", "loses answers"
 BUSY = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 
 
+REQUESTS = "/-/requests"
+"""Where the server says what it was asked since somebody looked there the last time."""
+
+
+class Request(NamedTuple):
+    """A request of a client, as `method` and `key`; of a listing, the key is its prefix."""
+
+    method: str
+    key: str
+    client: str
+
+    @classmethod
+    def of(cls, environ) -> "Request":
+        _, _, key = environ["PATH_INFO"].lstrip("/").partition("/")
+        query, method = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True), environ["REQUEST_METHOD"]
+        if method == "GET" and not key:
+            method, key = "LIST", query.get("prefix", [""])[0]
+        agent = environ.get("HTTP_USER_AGENT", "")
+        clients = {"Hadoop": "s3a", "otocore": "s3fs", "object_store": "delta", "oto3": "boto3"}
+        return cls(method, key, next((name for word, name in clients.items() if word in agent), agent))
+
+
+def requests(url: str) -> list[Request]:
+    """What the server at `url` was asked since the last call."""
+    with urllib.request.urlopen(f"{url}{REQUESTS}", timeout=60) as answer:
+        return [Request(*told) for told in json.load(answer)]
+
+
 class Conditions:
     """Makes moto compare and write in one, as S3 does, or have a fault.
 
@@ -46,8 +78,14 @@ class Conditions:
     def __init__(self, app, fault: str) -> None:
         self._app, self._fault, self._writing = app, fault, Lock()
         self._requests, self._writes = count(1), count()
+        self._asked: list[Request] = []
 
     def __call__(self, environ, start_response):
+        if environ["PATH_INFO"] == REQUESTS:
+            told, self._asked = self._asked, []
+            start_response("200 OK", [("Content-Type", "application/json")])
+            return [json.dumps(told).encode()]
+        self._asked.append(Request.of(environ))
         conditional = environ["REQUEST_METHOD"] == "PUT" and any(name in environ for name in CONDITIONS)
         if conditional and self._fault == IGNORES_CONDITIONS:
             environ = {name: value for name, value in environ.items() if name not in CONDITIONS}

@@ -120,15 +120,13 @@ class Folder:
 
     def _remote(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         files = self.path.fs
-        if not files.exists(self.root) and not self._pattern:
-            return
         matches = (
             files.glob("/".join([self.root, *self._pattern]), detail=True)
             if self._pattern
             else {self.root: {"type": "directory"}}
         )
         for match, info in matches.items():
-            found = files.find(match, detail=True) if info["type"] == "directory" else {match: info}
+            found = _below(files, match) if info["type"] == "directory" else {match: info}
             for path, told in found.items():
                 name = path.removeprefix(f"{self.root}/")
                 *folders, last = path.removeprefix(match).strip("/").split("/") if path != match else [name]
@@ -143,6 +141,15 @@ def _is_of(name: str, pattern: tuple[str, ...], is_file: bool) -> bool:
     if is_file and (len(pattern) > 1 or _is_hidden(name)):
         return False
     return fnmatchcase(name, pattern[0].replace("[", "[[]").replace("?", "[?]")) and not name.startswith(".")
+
+
+def _below(files: Any, folder: str) -> Mapping[str, Mapping[str, Any]]:
+    """The files below a folder of a store, by their paths."""
+    try:
+        found: Mapping[str, Mapping[str, Any]] = files.find(folder, detail=True)
+    except FileNotFoundError:
+        return {}
+    return found
 
 
 def _is_hidden(name: str) -> bool:

@@ -7,6 +7,9 @@ position from outside. So the library lists, and shows Spark only what is new:
     <folder>/chunks/<number>-<token>/              a chunk: a folder to Spark, with its files as the log of a sink
     <folder>/names/<number>                        the names of the files in many chunks, up to that one
 
+Where `<folder>` is in a bucket, the first of these is in a folder of the driver's machine: Spark looks there a hundred
+times a second, and a job that starts writes it anew.
+
 A chunk is the "file" that Spark's source finds and logs; reading it, Spark takes its files from the log in it, and does
 not list them again. One chunk is one micro-batch's: of two at once Spark would list the folders and find nothing. A
 chunk never changes, so that an epoch that is run again, or gone back to, reads what it read.
@@ -18,6 +21,7 @@ import re
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from tempfile import TemporaryDirectory
 from threading import RLock, Thread
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -26,7 +30,7 @@ import msgspec
 
 from dagster_unified.connectors import spark_log
 from dagster_unified.connectors.folder import File, Folder
-from dagster_unified.connectors.paths import children, for_spark, path_text, put, remove_tree, url
+from dagster_unified.connectors.paths import children, for_spark, is_local, path_text, put, remove_tree, url
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,6 +39,9 @@ if TYPE_CHECKING:
 
 PAUSE = 0.1
 """Seconds between two listings, at least; one that takes long has ten times as long after it."""
+
+PAUSE_IN_BUCKET = 1.0
+"""Seconds between two listings of a bucket, at least: each is paid for."""
 
 _BRIEF = 0.05
 """Seconds of a listing for which the next epoch may wait."""
@@ -65,11 +72,14 @@ class Listing:
         read: Iterable[str],
         skip: Callable[[str], bool],
         at_most: int | None,
+        index: UPath | None = None,
     ) -> None:
+        """`index` is the folder in which Spark finds the chunks, if that is not where they are."""
         self.files, self.folder = files, folder
         self._spark = spark
         self._skip, self._at_most = skip, at_most
-        self._chunks = Chunks(folder, files.root)
+        self._chunks = Chunks(folder, files.root, index)
+        self._pause = PAUSE if files.local else PAUSE_IN_BUCKET
         self._known = set(read)
         self._known.update(self._chunks.names())
         self._shown = self._chunks.numbers()
@@ -78,6 +88,10 @@ class Listing:
         self._looking: Thread | None = None
         self._ended = False
         self._failed: BaseException | None = None
+        self._ids: dict[UPath, str | None] = {}
+        self._logs: dict[UPath, list[UPath]] = {}
+        """By the checkpoint of a query: its id, and the logs of its sources that read the chunks."""
+
         self.readers = 1
         """How many queries were given this listing's folder to read, at most."""
 
@@ -93,7 +107,7 @@ class Listing:
             finally:
                 ended = time.monotonic()
                 self._took = ended - begun
-                self._due = ended + max(PAUSE, 10 * self._took)
+                self._due = ended + max(self._pause, 10 * self._took)
 
     def end(self) -> None:
         """List the folder for the last time."""
@@ -139,7 +153,7 @@ class Listing:
     def _look_in_thread(self) -> None:
         try:
             # a chunk that is listed early in an epoch leaves what comes later in it to the epoch after the next
-            waits = self._is_brief and any(map(is_busy, _running(self._spark, self.folder).values()))
+            waits = self._is_brief and any(map(is_busy, self._running().values()))
             if waits or not self._look_if_taken():
                 self._due = time.monotonic() + PAUSE
         except BaseException as error:
@@ -158,8 +172,22 @@ class Listing:
         with self._lock:
             if not self._shown:
                 return True
-            found = [number for path in _running(self._spark, self.folder) for number in _found(path, self.folder)]
+            found = self._found()
             return len(found) >= self.readers and min(found) >= self._shown[-1]
+
+    def _found(self) -> list[int]:
+        """The number of the last chunk that each source of the queries has found, of those which have found any."""
+        running = self._running()
+        if sum(len(self._logs.get(path, ())) for path in running) < self.readers:
+            self._logs = {path: list(_logs(path, self.folder)) for path in running}
+        return [_last_chunk(log, self.folder) for path in running for log in self._logs[path]]
+
+    def _running(self) -> dict[UPath, StreamingQuery]:
+        """The queries of the job that run, by their checkpoints; which those are is looked up only once."""
+        active = {query.id: query for query in self._spark.streams.active}
+        if len(active.keys() & self._ids.values()) < self.readers and active.keys() - self._ids.values():
+            self._ids = {path: spark_log.query_id(path) for path in _checkpoints(self.folder)}
+        return {path: active[number] for path, number in self._ids.items() if number in active}
 
     @property
     def _is_brief(self) -> bool:
@@ -184,8 +212,9 @@ class Listing:
 class Chunks:
     """The chunks in the folder of a source of a job, with files below a root."""
 
-    def __init__(self, folder: UPath, root: str) -> None:
+    def __init__(self, folder: UPath, root: str, index: UPath | None = None) -> None:
         self.folder, self.path = folder, folder / "chunks"
+        self._log = (self.path if index is None else index) / _LOG
         self._below = f"{root}/"
         found = self.path.iterdir() if self.path.exists() else ()
         whole = (path.name for path in found if "-" in path.name and (path / _LOG / "0").exists())
@@ -217,11 +246,11 @@ class Chunks:
 
     def are_shown(self) -> bool:
         """Whether Spark finds the chunks."""
-        return bool((self.path / _LOG).exists())
+        return bool(self._log.exists())
 
     def show(self, numbers: Iterable[int]) -> None:
         """Show Spark these chunks, and no others."""
-        log = self.path / _LOG
+        log = self._log
         found = log.iterdir() if log.exists() else ()
         versions = sorted(int(path.stem) for path in found if path.suffix == ".compact")
         entries = [_status(url(for_spark(self.path / self._by_number[number])), 0, number) for number in numbers]
@@ -246,15 +275,19 @@ class Chunks:
         return self.folder / "names" / f"{number:010d}"
 
 
-def _found(checkpoint: UPath, folder: UPath) -> list[int]:
-    """The number of the last chunk that each file source of a query has found, of those which read chunks here."""
-    below = f"{path_text(folder)}/chunks/"
-    numbers = []
+def _logs(checkpoint: UPath, folder: UPath) -> Iterator[UPath]:
+    """The logs of the file sources of a query that have read chunks of a folder."""
     for reader in spark_log.readers(checkpoint):
-        paths = [spark_log.path_of(entry.path) for entry in spark_log.newest(reader.log)]
-        chunks = [int(match[1]) for path in paths if path.startswith(below) and (match := _CHUNK.search(path))]
-        numbers += [max(chunks)] if chunks else []
-    return numbers
+        if _last_chunk(reader.log, folder) >= 0:
+            yield reader.log
+
+
+def _last_chunk(log: UPath, folder: UPath) -> int:
+    """The number of the last chunk of a folder that a file source has found; -1 where there is none."""
+    below = f"{path_text(folder)}/chunks/"
+    paths = [spark_log.path_of(entry.path) for entry in spark_log.newest(log)]
+    chunks = [int(match[1]) for path in paths if path.startswith(below) and (match := _CHUNK.search(path))]
+    return max(chunks, default=-1)
 
 
 def names_until(reader: spark_log.Reader, root: str) -> set[str]:
@@ -315,6 +348,9 @@ def _status(url: str, size: int, changed: int) -> str:
 _listings: dict[str, Listing] = {}
 """By the folder of a source of a job: the listings that queries read in this process."""
 
+_indexes: dict[str, TemporaryDirectory[str]] = {}
+"""By such a folder in a bucket: where Spark finds the chunks."""
+
 _watched: set[str] = set()
 """The folders of those that are listed again and again."""
 
@@ -350,13 +386,27 @@ def show(
                     spark_log.forget_unlogged(reader)
         if not running:
             _begin(folder, files)
-        listing = Listing(spark, files, folder, read, skip, at_most)
+        index = _index(spark, key, folder, bool(running))
+        listing = Listing(spark, files, folder, read, skip, at_most, index)
         listing.readers += before.readers if before is not None and running else 0
         listing.look()
         _listings[key] = listing
         if watch:
             _watched.add(key)
-        return for_spark(folder / "chunks")
+        return for_spark(index)
+
+
+def _index(spark: SparkSession, key: str, folder: UPath, is_read: bool) -> UPath:
+    """The folder in which Spark finds the chunks; of one in a bucket it is on the driver's machine, if that is this."""
+    from upath import UPath  # slow to load, and a pipeline is built without it
+
+    if is_local(folder) or type(spark).__module__.startswith("pyspark.sql.connect"):
+        return folder / "chunks"
+    if not is_read and key in _indexes:
+        _indexes.pop(key).cleanup()
+    if key not in _indexes:
+        _indexes[key] = TemporaryDirectory(prefix="dagster-unified-")
+    return UPath(_indexes[key].name)
 
 
 def _begin(folder: UPath, files: Folder) -> None:
@@ -364,7 +414,7 @@ def _begin(folder: UPath, files: Folder) -> None:
 
     What a query has read of the folder itself, as earlier versions of the library did, counts as read.
     """
-    if any(_found(checkpoint, folder) for checkpoint in _checkpoints(folder)):
+    if any(log for checkpoint in _checkpoints(folder) for log in _logs(checkpoint, folder)):
         return
     remove_tree(folder / "chunks")
     remove_tree(folder / "names")

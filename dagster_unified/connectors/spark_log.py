@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
 
-from dagster_unified.connectors.paths import children, put
+from dagster_unified.connectors.paths import children, put, read_whole
 from dagster_unified.errors import StateError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from upath import UPath
 
 _LOG = re.compile(r"(\d+)(\.compact)?")
@@ -83,14 +82,15 @@ def newest(log: UPath) -> list[Found]:
 def query_id(checkpoint: UPath) -> str | None:
     """The id of the query that a checkpoint is of."""
     try:
-        return str(msgspec.json.decode((checkpoint / "metadata").read_bytes())["id"])
+        return str(msgspec.json.decode(read_whole(checkpoint / "metadata"))["id"])
     except FileNotFoundError:
         return None
 
 
 def offsets_of_sources(entry: Path | UPath) -> list[str]:
     """The offset of each source in an epoch's entry in a query's log of offsets, in the order of the sources."""
-    return entry.read_text().splitlines()[2:]  # after the log's version and the epoch's own settings
+    text = entry.read_text() if isinstance(entry, Path) else read_whole(entry).decode()
+    return text.splitlines()[2:]  # after the log's version and the epoch's own settings
 
 
 def readers(checkpoint: UPath) -> list[Reader]:
@@ -142,7 +142,7 @@ def _files(folder: UPath) -> dict[int, str]:
 
 def entries(file: UPath) -> list[Found]:
     """The entries of one file of a log, of a file source or of a file sink."""
-    lines = file.read_bytes().splitlines()
+    lines = read_whole(file).splitlines()
     try:
         found = [msgspec.json.decode(line, type=Found) for line in lines[1:]]
     except msgspec.DecodeError:

@@ -189,15 +189,14 @@ def test_a_drain_asks_what_was_read_while_an_epoch_ends(tmp_path, monkeypatch):
     shown.look()
     epoch = Thread(target=shown.look_between_epochs)
 
-    def found(checkpoint, folder):
+    def found():
         if not epoch.ident:
             epoch.start()
             epoch.join(timeout=1)
         return [0]
 
     monkeypatch.setattr(listing, "_BRIEF", 60.0)
-    monkeypatch.setattr(listing, "_running", lambda spark, folder: {folder: None})
-    monkeypatch.setattr(listing, "_found", found)
+    monkeypatch.setattr(shown, "_found", found)
     assert shown.all_taken()
     epoch.join()
 

@@ -6,13 +6,15 @@ Arguments: the folder of the input, and the URL of the S3-compatible server.
 
 import json
 import sys
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
 from dagster import BackfillPolicy, DagsterInstance, StaticPartitionsDefinition
 from deltalake import DeltaTable
 
-from dagster_unified.api import CsvSource, DeltaSink, Pipeline
+from dagster_unified.api import CsvSource, DeltaSink, Pipeline, TumblingEventTimeWindows, WatermarkStrategy
 from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
@@ -23,7 +25,7 @@ from dagster_unified.orchestration import (
     StreamingDeployment,
     unified_definitions,
 )
-from tests.object_store import s3a
+from tests.object_store import requests, s3a
 
 
 class Sale(NamedTuple):
@@ -113,7 +115,59 @@ def streaming(folder: Path, resources: dict[str, object]) -> dict[str, object]:
     return {"stopped": stopped, "before": before, "success": success, "table": table("live")}
 
 
+class Tick(NamedTuple):
+    shop: str
+    at: int
+
+
+def asked(folder: Path, url: str, session) -> dict[str, float]:
+    """What the store is asked for a stream with timers, whose checkpoint alone is there.
+
+    That is for an epoch, and in a second in which nothing arrives.
+    """
+    (folder / "ticks").mkdir()
+    pipeline = Pipeline("asked")
+    ticks = pipeline.from_source(CsvSource(f"{folder}/ticks", Tick, name="ticks", monitor=True))
+    strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
+    windows = ticks.assign_timestamps_and_watermarks(strategy).key_by("shop")
+    late = windows.window(TumblingEventTimeWindows.of(timedelta(seconds=1))).reduce(lambda a, b: b)
+    late.sink_to(DeltaSink(f"{folder}/windows", mode="append"))
+    epochs = files = 0
+    read, found, since = 0, {}, 0.0
+
+    def observe(event: object) -> None:
+        nonlocal epochs, read
+        if isinstance(event, EpochCommitted):
+            epochs, read = epochs + 1, read + event.rows_in
+
+    def ended() -> bool:
+        nonlocal epochs, files, since
+        if read < files or job.activity()[1]:
+            return False
+        if files < 6:
+            if files == 2:
+                requests(url)
+                epochs, since = 0, time.monotonic()
+            (folder / f"ticks/.{files}").write_text(f"shop,at\nnorth,{files * 5000}\n")
+            (folder / f"ticks/.{files}").rename(folder / f"ticks/{files}.csv")
+            files += 1
+        elif not found:
+            beside = 10 * (time.monotonic() - since)
+            found["epoch"], since = (len(requests(url)) - beside) / epochs, time.monotonic()
+        elif time.monotonic() - since > 4:
+            found["idle second"] = len(requests(url)) / (time.monotonic() - since)
+            return True
+        return False
+
+    options = {"execution.checkpointing.dir": "s3://lake/asked", "pipeline.max-parallelism": 2}
+    job = StreamingJob(pipeline.plan({**options, "parallelism.default": 1}), session, Start("job"), observe)
+    job.run(ended)
+    return found
+
+
 if __name__ == "__main__":
     home, address = Path(sys.argv[1]), sys.argv[2]
     given = {"spark": spark(home, address), "intermediates": IntermediatesResource(path="s3://lake/intermediates")}
-    print(json.dumps({"batch": batch(home, given), "streaming": streaming(home, given)}))
+    told = {"batch": batch(home, given), "streaming": streaming(home, given)}
+    told["asked"] = asked(home, address, given["spark"].spark_session)
+    print(json.dumps(told))

@@ -62,6 +62,13 @@ def test_a_job_goes_on_from_its_checkpoint_in_the_bucket(found):
     assert found["streaming"]["table"] == [["north", 5], ["south", 2]]
 
 
+@pytest.mark.spark
+def test_a_stream_asks_the_store_little(found):
+    """Amazon charges for each request; with 5 ms each, they are what an epoch in a bucket takes longer."""
+    assert found["asked"]["epoch"] <= 100
+    assert found["asked"]["idle second"] <= 10
+
+
 def test_a_job_sees_that_another_process_took_its_lease(bucket, monkeypatch):
     for name, value in bucket.items():
         monkeypatch.setenv(name, value)

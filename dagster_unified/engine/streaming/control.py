@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from dagster_unified.connectors.paths import storage_path
+from dagster_unified.connectors.paths import is_local, storage_path
 from dagster_unified.connectors.spark_log import offsets_of_sources
 from dagster_unified.engine.streaming.atomic import AlternatingFiles
 from dagster_unified.errors import LeaseLostError
@@ -33,9 +34,10 @@ class ControlFile:
 
     def __init__(self, folder: str) -> None:
         self.folder = storage_path(folder, "checkpoint directory")
-        self._files = AlternatingFiles(self.folder, ControlEvent, lambda e: e.number)
+        self._files = AlternatingFiles(self.folder, ControlEvent, _number)
         self._lock = Lock()
         self._written = 0
+        self._copy: tuple[TemporaryDirectory[str], AlternatingFiles[ControlEvent]] | None = None
 
     def read(self) -> ControlEvent | None:
         """The latest event, or None before the first."""
@@ -52,7 +54,29 @@ class ControlFile:
             if event.number > self._written:
                 with _fenced(self.folder):
                     self._files.write(event)
+                if self._copy is not None:
+                    self._copy[1].write(event)
                 self._written = event.number
+
+    def near(self) -> str:
+        """A folder on this machine with the latest event, for a source that asks for it a hundred times a second.
+
+        Of a folder in a bucket it is a copy, which has what this object writes.
+        """
+        if is_local(self.folder):
+            return str(self.folder)
+        with self._lock:
+            if self._copy is None:
+                folder = TemporaryDirectory(prefix="dagster-unified-")
+                self._copy = folder, AlternatingFiles(storage_path(folder.name, "control"), ControlEvent, _number)
+                event = self.read()
+                if event is not None:
+                    self._copy[1].write(event)
+            return self._copy[0].name
+
+
+def _number(event: ControlEvent) -> int:
+    return event.number
 
 
 @contextlib.contextmanager

@@ -42,8 +42,7 @@ class NativeQuery(Query):
         self.fragment = Fragment(node.name, tuple(sorted(upstream)))
         self.windowed = node.has_native_windows
         self.output_mode = "append" if self.windowed else "update"
-        self.control = self.folder / "control" / name
-        self._events = ControlFile(str(self.control))
+        self._events = ControlFile(str(self.folder / "control" / name))
         self._events.claim(deployment.token)
         latest = self._events.read()
         if latest is not None and latest.end:
@@ -51,7 +50,7 @@ class NativeQuery(Query):
 
     def frame(self) -> DataFrame:
         sources = self.folder / "sources"
-        streams = NativeStreams(self.plan, self.fragment, self.spark, sources, self.tables, self.control)
+        streams = NativeStreams(self.plan, self.fragment, self.spark, sources, self.tables, self._events)
         built = streams.port(Port(self.aggregate))
         for node in streams.drops_malformed:
             if node.id not in self.packed:

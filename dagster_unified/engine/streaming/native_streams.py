@@ -16,7 +16,7 @@ from dagster_unified.engine.dataframe.native import MOMENT, Natives
 from dagster_unified.engine.dataframe.passes import mapped, without_reports
 from dagster_unified.engine.dataframe.streams import Streams
 from dagster_unified.engine.passes import Pass
-from dagster_unified.engine.streaming.control import NAME, ControlSource
+from dagster_unified.engine.streaming.control import NAME, ControlFile, ControlSource
 from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan, Port
@@ -44,7 +44,7 @@ class NativeStreams:
         spark: SparkSession,
         sources: UPath,
         tables: list[DataFrame],
-        control: UPath | None = None,
+        control: ControlFile | None = None,
     ) -> None:
         self.plan, self.spark = plan, spark
         self.drops_malformed: list[g.SourceNode] = []
@@ -126,7 +126,7 @@ class NativeStreams:
 
         assert self._control is not None
         self.spark.dataSource.register(ControlSource)
-        events = self.spark.readStream.format(NAME).option("path", str(self._control)).load()
+        events = self.spark.readStream.format(NAME).option("path", self._control.near()).load()
         return events.where(F.get_json_object("event", "$.end") == "true")
 
 

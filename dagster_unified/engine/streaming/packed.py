@@ -58,7 +58,7 @@ class PackedFrames:
     topology: Topology
     spark: SparkSession
     folder: UPath
-    control: UPath
+    control: ControlFile
     malformed: Mapping[str, int] = field(default_factory=dict)
     """The lane of each source's malformed rows, by the source's uid."""
 
@@ -182,7 +182,7 @@ class PackedFrames:
         from pyspark.sql import functions as F
 
         self.spark.dataSource.register(ControlSource)
-        events = self.spark.readStream.format(NAME).option("path", str(self.control)).load()
+        events = self.spark.readStream.format(NAME).option("path", self.control.near()).load()
         waiting = sorted({*self.topology.timed, *self.topology.iterations})
         lanes = F.explode(F.array(*[F.lit(lane).cast("int") for lane in waiting])).alias("lane")
         last = F.when(F.col("lane").isin(*self.topology.iterations), 0).otherwise(groups - 1)
@@ -227,14 +227,13 @@ class PackedQuery(Query):
         start: StartingState | None = None,
     ) -> None:
         super().__init__(deployment, name, stages.tail)
-        control = self.folder / "control" / name
+        self.control = ControlFile(str(self.folder / "control" / name))
+        self.control.claim(deployment.token)
         read = {head.source for head in stages.heads}
         self.alignment = Alignment(self.plan, read, self.folder / "sources")
         self.frames = PackedFrames(
-            self.plan, stages, self.spark, self.folder, control, lanes, self.tables, start, self.alignment
+            self.plan, stages, self.spark, self.folder, self.control, lanes, self.tables, start, self.alignment
         )
-        self.control = ControlFile(str(control))
-        self.control.claim(deployment.token)
         if start is not None and self.control.read() is None:
             # At least the first event, so that there is an epoch, and the state is taken, also where there is no data.
             event = start.manifest.event

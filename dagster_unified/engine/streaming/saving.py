@@ -13,7 +13,7 @@ from datetime import timedelta
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from dagster_unified.connectors.paths import remove_tree, storage_path
+from dagster_unified.connectors.paths import is_local, remove_tree, storage_path
 from dagster_unified.engine.events import Observer, SavepointTaken
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, HeldLease
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 INTERVAL = "execution.savepoint.interval"
-LOOK = 1.0
-"""Seconds after which a job looks again what it is asked for."""
+LOOK, LOOK_IN_BUCKET = 1.0, 3.0
+"""Seconds after which a job looks again what it is asked for, on a disk and in a bucket."""
 
 
 def without_tables(plan: Plan) -> str:
@@ -103,7 +103,8 @@ class Saving:
 
     def look(self) -> list[Request]:
         """Take what is asked for, or due; gives the requests for a savepoint where the job stops or is drained."""
-        if time.monotonic() - self._looked < LOOK:
+        every = LOOK if is_local(self.directory.path) else LOOK_IN_BUCKET
+        if time.monotonic() - self._looked < every:
             return []
         self._looked = time.monotonic()
         busy = self._busy  # asked first: what another thread ends meanwhile is not taken once more
