@@ -32,6 +32,7 @@ from dagster_unified.api import (
     FlatMapFunction,
     ParquetSource,
     Pipeline,
+    RuntimeContext,
     iterations,
 )
 from dagster_unified.engine import session
@@ -44,6 +45,7 @@ from jobs.graph_components import LeastLabels, Offer, Vertex
 POINTS, DIMENSIONS, CLUSTERS, ROUNDS = 1_000_000, 10, 10, 15
 VERTICES, EDGES = 300_000, 500_000
 NAMES = [f"c{n}" for n in range(DIMENSIONS)]
+UNEVEN_ROUNDS, WORK = 24, 0.2
 WARM = 3
 """Rounds before those that are measured."""
 
@@ -54,7 +56,12 @@ def measure(_: Options) -> tuple[list[Bar], list[Measurement]]:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     spark = session.start("local[2]", config={"spark.driver.memory": "4g", "spark.sql.shuffle.partitions": "4"})
     try:
-        bars = [*_kmeans(spark, folder), *_components(spark, folder), *_empty(spark, folder)]
+        bars = [
+            *_kmeans(spark, folder),
+            *_components(spark, folder),
+            *_empty(spark, folder),
+            *_stale(spark, folder),
+        ]
         spark.stop()
         return [*bars, *resumed(folder)], []
     finally:
@@ -359,3 +366,44 @@ def _empty(spark: SparkSession, folder: str) -> list[Bar]:
         Bar("iterations.empty_round_seconds", tenth, 0.12, at_most=True),
         Bar("iterations.round_1000_vs_10", last / tenth, 1.1, at_most=True),
     ]
+
+
+# Subtasks that need not wait for each other
+
+
+class Uneven(FlatMapFunction[int, int], iterations.IterationListener[int]):
+    """Two subtasks, of which in each round another one works for twice as long."""
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self.subtask = runtime_context.get_index_of_this_subtask()
+
+    def flat_map(self, value: int) -> list[int]:
+        return [value]
+
+    def on_epoch_watermark_incremented(
+        self,
+        epoch_watermark: int,
+        context: iterations.EpochContext,
+        collector: iterations.EpochCollector[int],
+    ) -> None:
+        time.sleep(WORK * (1 + (epoch_watermark + self.subtask) % 2))
+
+
+class Exchanging(iterations.IterationBody):
+    def process(self, variables, data):  # type: ignore[no-untyped-def]
+        worked = variables[0].rebalance().flat_map(Uneven())
+        ends = worked.flat_map(iterations.TerminateOnMaxIter(UNEVEN_ROUNDS))
+        return iterations.IterationBodyResult([worked], [worked.filter(lambda n: n < 0)], ends)
+
+
+def _stale(spark: SparkSession, folder: str) -> list[Bar]:
+    seconds = {}
+    for staleness in (0, 2):
+        pipeline = Pipeline(f"staleness{staleness}")
+        numbers = pipeline.from_collection(list(range(100)), int, name="numbers")
+        config = iterations.IterationConfig(staleness=staleness)
+        (out,) = iterations.iterate_bounded_streams_until_termination([numbers], [], Exchanging(), config)
+        out.sink_to(FileSink(f"{folder}/{pipeline.name}"))
+        seconds[staleness] = sum(_rounds(spark, folder, pipeline))
+    print(f"{UNEVEN_ROUNDS} uneven rounds: {seconds[0]:.1f} s in step, {seconds[2]:.1f} s with a staleness of 2")
+    return [Bar("iterations.staleness", seconds[0] / seconds[2], 1.25)]

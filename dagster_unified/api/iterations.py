@@ -21,6 +21,7 @@ from dagster_unified.api.stream import DataStream, KeyedStream, UntypedStream, U
 from dagster_unified.errors import PipelineError, RecordTypeError, UnsupportedError
 from dagster_unified.graph import nodes
 from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.graph.iterations import check_staleness
 from dagster_unified.graph.nodes import (
     Graph,
     HeadNode,
@@ -97,12 +98,19 @@ class IterationConfig:
     round has new ones, whose input ends with the round. `parallelism` is the number of subtasks of the body; without it
     `parallelism.default` decides, or Spark. `name` is what plans, stages and errors call the iteration, by default the
     class of its body.
+
+    `staleness` is how many epochs a subtask may be ahead of the slowest one (Flink paper, 5.3). With 0 the iteration is
+    bulk-synchronous: each round waits for all subtasks. With `k` they wait, and the iteration is committed, after every
+    `k + 1` epochs. A subtask takes what it fed back to itself in the epoch after, and what it was sent by others up to
+    `k` epochs late. It is for bodies whose result does not depend on that, with no exchange but that of the feedback;
+    without criteria the iteration may go on for `k` epochs more than it needs.
     """
 
     operator_life_cycle: Literal["ALL_ROUND", "PER_ROUND"] = "ALL_ROUND"
     parallelism: int | None = None
     name: str | None = None
     uid: str | None = None
+    staleness: int = 0
 
 
 @dataclass(frozen=True)
@@ -652,6 +660,15 @@ class _Builder:
             raise PipelineError(f"{self.where}: operator_life_cycle is {known}, not {config.operator_life_cycle!r}")
         if config.parallelism is not None and config.parallelism < 1:
             raise PipelineError(f"{self.where}: parallelism must be at least 1, not {config.parallelism}")
+        if config.staleness < 0:
+            raise PipelineError(
+                f"{self.where}: staleness is how many epochs a subtask may be ahead, 0 or more, not {config.staleness}"
+            )
+        if config.staleness and not bounded:
+            raise PipelineError(
+                f"{self.where}: a round of an unbounded iteration waits for what comes in, and no subtask is ahead of"
+                " another; leave staleness out, or use iterate_bounded_streams_until_termination"
+            )
         self.builder = _BodyBuilder(self.outer.name, self.name, LifeCycle[config.operator_life_cycle])
 
     def build(self) -> list[DataStream[Any]]:
@@ -673,6 +690,8 @@ class _Builder:
         if result.termination_criteria is not None:
             self._tail(Role.CRITERIA, 0, result.termination_criteria)
         node = self._node(self.builder.body())
+        if node.staleness:
+            check_staleness(self.where, node)
         return [DataStream(self.outer, None, (Upstream(node.id, self._tag(node, tail)),)) for tail in node.outputs]
 
     def _node(self, body: Graph) -> IterationNode:
@@ -690,6 +709,7 @@ class _Builder:
             life_cycle=LifeCycle[self.config.operator_life_cycle],
             per_round=frozenset(self.builder.per_round),
             takes_input_in_all_rounds=not self.bounded,
+            staleness=self.config.staleness,
             **given,
         )
 

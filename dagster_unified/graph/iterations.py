@@ -9,7 +9,18 @@ from dataclasses import replace
 
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph.chaining import resolve_forward
-from dagster_unified.graph.nodes import Chaining, ExchangeKind, Graph, HeadNode, IterationNode, Node
+from dagster_unified.graph.nodes import (
+    Chaining,
+    ExchangeKind,
+    FlatMapNode,
+    Graph,
+    HeadNode,
+    IterationNode,
+    Node,
+    Role,
+    TailNode,
+)
+from dagster_unified.operators.functions.iterations import TerminateOnMaxIter
 
 
 def has_iterations(graph: Graph) -> bool:
@@ -41,6 +52,35 @@ def check_iterations(graph: Graph, goes_on: bool) -> None:
                 " does not run; put it into the body, write the iteration's output to a table or a topic and read that"
                 " in another pipeline, or launch with execution.runtime-mode=BATCH"
             )
+
+
+def check_staleness(where: str, node: IterationNode) -> None:
+    """Raises `UnsupportedError` where a subtask could not go on without the others, and the body has a staleness."""
+    body = node.body
+    for one in body.nodes:
+        operator = f"{where}, operator '{one.name}'"
+        if one.id in node.per_round:
+            raise UnsupportedError(
+                f"{operator}: it lives for one round, which ends at another time in each subtask; keep what it needs"
+                " in state, in an ALL_ROUND operator, or leave staleness out"
+            )
+        edges = body.inputs(one.id)
+        alone = one.parallelism == 1 or any(edge.partitioning.kind is ExchangeKind.GLOBAL for edge in edges)
+        inside = [edge for edge in edges if not isinstance(body.node(edge.source), HeadNode)]
+        if alone or any(edge.partitioning.kind is not ExchangeKind.FORWARD for edge in inside):
+            what = "has one subtask" if alone else "is sent records by other subtasks of the same epoch"
+            raise UnsupportedError(
+                f"{operator}: it {what}, for which each epoch waits for all; with a staleness records reach other"
+                " subtasks over the feedback only: exchange the variable, as in variables[0].key_by(...), or leave"
+                " staleness out"
+            )
+        if isinstance(one, TailNode) and one.role is Role.CRITERIA:
+            before = body.node(inside[0].source) if inside else one
+            if not isinstance(before, FlatMapNode) or not isinstance(before.function, TerminateOnMaxIter):
+                raise UnsupportedError(
+                    f"{where}: its termination criteria '{before.name}' need what all subtasks did in an epoch; with a"
+                    " staleness use flat_map(TerminateOnMaxIter(n)), or leave staleness out"
+                )
 
 
 def body_on(node: IterationNode, parallelism: int) -> Graph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
@@ -23,9 +24,10 @@ from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.group import GroupStore, MemoryStore
 from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.rounds.block import Block, take_block
 from dagster_unified.operators.rounds.sending import Sending, Sent
-from dagster_unified.operators.rounds.spec import Loop
-from dagster_unified.operators.rounds.task import Turn, take_turn
+from dagster_unified.operators.rounds.spec import Level, Loop
+from dagster_unified.operators.rounds.task import Inbox, Turn
 from dagster_unified.testing.driving import Timed, to_batch, to_timed
 
 SUBTASKS = 2
@@ -142,19 +144,31 @@ class _InMemory:
         self._loop, self._clock, self._states = loop, clock, _States()
 
     def run(
-        self, level: int, epoch: int, terminated: bool, inbox: Sequence[Parcel[pa.RecordBatch]]
+        self,
+        level: int,
+        epoch: int,
+        terminated: bool,
+        inbox: Sequence[Parcel[pa.RecordBatch]],
+        replayed: Sequence[Parcel[pa.RecordBatch]] = (),
+        epochs: int = 1,
     ) -> LevelResult[pa.RecordBatch]:
         found: LevelResult[pa.RecordBatch] = LevelResult()
         own = self._loop.levels[level]
         for subtask in range(own.subtasks):
             self._states.subtask, self._states.subtasks = subtask, own.subtasks
-            given: dict[int, list[tuple[int, pa.RecordBatch]]] = defaultdict(list)
-            for slot, target, records in inbox:
-                if own.is_for(subtask, slot, target):
-                    given[slot].append((target, records))
-            turn = Turn(
-                afresh(self._loop, level), Subtask(subtask), epoch, terminated, given, self._states, self._clock
-            )
-            out = take_turn(turn)
-            found.add(LevelResult(_parcels(out.sent), _parcels(out.fed_back), out.feedback, out.criteria, out.metrics))
+            given, again = _for(own, subtask, [*replayed, *inbox]), _for(own, subtask, replayed)
+            functions = functools.partial(afresh, self._loop, level)
+            turn = Turn(functions(), Subtask(subtask), epoch, terminated, given, self._states, self._clock)
+            out = take_block(turn, Block(epochs, again, self._loop.has_criteria), functions)
+            sent, fed_back = _parcels(out.sent), _parcels(out.fed_back)
+            found.add(LevelResult(sent, fed_back, out.feedback, out.criteria, out.epochs, out.metrics))
         return found
+
+
+def _for(level: Level, subtask: int, inbox: Iterable[Parcel[pa.RecordBatch]]) -> Inbox:
+    """What is for a subtask of what was sent."""
+    given: dict[int, list[tuple[int, pa.RecordBatch]]] = defaultdict(list)
+    for slot, target, records in inbox:
+        if level.is_for(subtask, slot, target):
+            given[slot].append((target, records))
+    return given

@@ -38,8 +38,8 @@ def run(folder, spark, pipeline, stream, observe=lambda event: None, run_id="run
 def main(folder, program, point, epoch, store):
     run_level = SparkLevels.run
 
-    def run_one(self, level, of, terminated, inbox):
-        found = run_level(self, level, of, terminated, inbox)
+    def run_one(self, level, of, *given):
+        found = run_level(self, level, of, *given)
         print("computed", of, flush=True)
         if point == "level" and of == epoch:
             die()

@@ -242,13 +242,17 @@ def watched():
 WAYS = [(1, 2, 4), (2, 3, 1), (1, 3, 9), (3, 4, 1), (5, 1, 1)]
 
 
-def nearest(body=None):
-    pipeline, places = distances(WAYS, [1], combine={"distance": "min"}, body=body)
+def nearest(body=None, **config):
+    pipeline, places = distances(WAYS, [1], combine={"distance": "min"}, body=body, **config)
     return pipeline, places.map(lambda place: (place.name, place.distance), tuple[int, int | None])
 
 
 def nearest_of_many():
     return nearest(NearestOfMany())
+
+
+def stale():
+    return nearest(NearestOfMany(), staleness=1)
 
 
 PROGRAMS = {
@@ -257,6 +261,7 @@ PROGRAMS = {
     "growing": (growing, GROWN),
     "nearest": (nearest, by_dijkstra(WAYS, [1])),
     "nearest of many": (nearest_of_many, by_dijkstra(WAYS, [1])),
+    "stale": (stale, by_dijkstra(WAYS, [1])),
     "descent": (descent, [Mean(4.0 + 28.0 / 32)]),
     "watched": (watched, [(-1, "terminated"), (0, "epoch"), (1, "epoch"), (2, "epoch"), (3, "epoch")]),
 }

@@ -87,7 +87,7 @@ def _summary(one: BoundedIteration) -> IterationSummary:
     """What became of an iteration."""
     epochs = one.journal.epochs
     return IterationSummary(
-        rounds=len(epochs),
+        rounds=epochs[-1].number + 1,
         feedback=[epoch.feedback for epoch in epochs],
         criteria=[epoch.criteria for epoch in epochs] if one.levels.loop.has_criteria else [],
         seconds=sum(epoch.seconds for epoch in epochs),

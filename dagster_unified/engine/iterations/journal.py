@@ -52,7 +52,7 @@ class Input(msgspec.Struct, frozen=True):
 
 
 class Epoch(msgspec.Struct, frozen=True):
-    """A round that is committed."""
+    """A round that is committed, or a block of epochs, which has the number of its last."""
 
     number: int
     feedback: int
@@ -64,6 +64,8 @@ class Epoch(msgspec.Struct, frozen=True):
     seconds: float
     reason: str = ""
     """Why there is no other round; empty where there is one."""
+
+    epochs: int = 1
 
     @staticmethod
     def of(ended: Round[StoredParcel], states: list[StoredState], seconds: float) -> Epoch:
@@ -78,6 +80,7 @@ class Epoch(msgspec.Struct, frozen=True):
             metrics=ended.metrics.encode(),
             seconds=seconds,
             reason=ended.reason,
+            epochs=ended.epochs,
         )
 
     def needs(self) -> list[Block]:
@@ -142,11 +145,13 @@ class Journal:
         numbers = sorted(int(match[1]) for name in self._sizes if (match := _EPOCH.fullmatch(name)))
         found: list[Epoch] = []
         if self.input is not None and stands(self._sizes, [parcel.block for parcel in self.input.replayed]):
+            following = 0
             for number in numbers:
-                epoch = manifests.read(self._place, _name(number), Epoch) if number == len(found) else None
-                if epoch is None or not stands(self._sizes, epoch.gives()):
+                epoch = manifests.read(self._place, _name(number), Epoch)
+                if epoch is None or number - epoch.epochs + 1 != following or not stands(self._sizes, epoch.gives()):
                     break
                 found.append(epoch)
+                following = number + 1
             while found and not stands(self._sizes, found[-1].needs()):
                 found.pop()
         if not found and self.input is not None and not stands(self._sizes, self.input.blocks()):

@@ -63,16 +63,23 @@ class SparkLevels:
         self._states = {(state.level, state.subtask): state for state in states}
 
     def run(
-        self, level: int, epoch: int, terminated: bool, inbox: Sequence[Parcel[StoredParcel]]
+        self,
+        level: int,
+        epoch: int,
+        terminated: bool,
+        inbox: Sequence[Parcel[StoredParcel]],
+        replayed: Sequence[Parcel[StoredParcel]] = (),
+        epochs: int = 1,
     ) -> LevelResult[StoredParcel]:
-        """Runs a level of a round in all its subtasks."""
+        """Runs a level of a round, or of a block of epochs, in all its subtasks."""
         self._check()
         states = tuple(state for state in self._states.values() if state.level == level)
-        stored = tuple(parcel.records for parcel in inbox)
-        job = Job(self._payload, self.folder, level, epoch, terminated, stored, states)
+        stored, again = (tuple(parcel.records for parcel in parcels) for parcels in (inbox, replayed))
+        job = Job(self._payload, self.folder, level, epoch, terminated, stored, states, again, epochs)
         subtasks = self.loop.levels[level].subtasks
         if subtasks == 1:
-            reports = [turn_of(job, self.loop, afresh(self.loop, level), Subtask())]
+            functions = functools.partial(afresh, self.loop, level)
+            reports = [turn_of(job, self.loop, functions(), Subtask(), functions)]
         else:
             reports = _collected(self._tasks(subtasks).mapInArrow(functools.partial(run_level, job), self._report))
         found: LevelResult[StoredParcel] = LevelResult()
@@ -81,7 +88,7 @@ class SparkLevels:
             self._states.update({(state.level, state.subtask): state for state in report.states})
             metrics = merge([report.metrics])
             sent, fed_back = parcels(report.sent), parcels(report.fed_back)
-            found.add(LevelResult(sent, fed_back, report.feedback, report.criteria, metrics))
+            found.add(LevelResult(sent, fed_back, report.feedback, report.criteria, report.epochs, metrics))
         return found
 
     def taken(self, inputs: Sequence[DataFrame]) -> tuple[list[StoredParcel], list[StoredParcel]]:

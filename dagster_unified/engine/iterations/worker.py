@@ -5,7 +5,7 @@ Only control goes through the JVM: records and state are files. Knows the operat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -17,9 +17,10 @@ from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.worker import this_subtask
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
 from dagster_unified.operators.functions.base import Subtask
+from dagster_unified.operators.rounds.block import Block, take_block
 from dagster_unified.operators.rounds.sending import Sending, Sent
 from dagster_unified.operators.rounds.spec import Level, Loop
-from dagster_unified.operators.rounds.task import Turn, take_turn
+from dagster_unified.operators.rounds.task import Turn
 from dagster_unified.operators.time import wall_clock
 
 REPORT = pa.schema([pa.field("report", pa.string())])
@@ -36,13 +37,14 @@ class Report(msgspec.Struct):
     fed_back: list[StoredParcel] = []
     feedback: int = 0
     criteria: int = 0
+    epochs: int = 1
     states: list[StoredState] = []
     metrics: str = "{}"
 
 
 @dataclass(frozen=True)
 class Job:
-    """A level of a round, as it goes to the workers."""
+    """A level of a round, or of a block of epochs, as it goes to the workers."""
 
     payload: Payload
     """The loop."""
@@ -53,6 +55,10 @@ class Job:
     terminated: bool
     inbox: tuple[StoredParcel, ...]
     states: tuple[StoredState, ...]
+    replayed: tuple[StoredParcel, ...] = ()
+    """What comes in each epoch."""
+
+    epochs: int = 1
 
 
 def take_in(payload: Payload, folder: str, number: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -82,20 +88,24 @@ def run_level(job: Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Record
         pass
     spare_the_garbage_collector()
     loop: Loop = job.payload.load()
-    yield _row(turn_of(job, loop, loop.levels[job.level], this_subtask()))
+    level, afresh = loop.levels[job.level], lambda: job.payload.load().levels[job.level]
+    yield _row(turn_of(job, loop, level, this_subtask(), afresh))
 
 
-def turn_of(job: Job, loop: Loop, level: Level, subtask: Subtask) -> Report:
-    """Runs a level of a round in one subtask, with functions that have not run yet."""
+def turn_of(job: Job, loop: Loop, level: Level, subtask: Subtask, afresh: Callable[[], Level]) -> Report:
+    """Runs a level of a round in one subtask, with functions that have not run yet; `afresh` gives such for more."""
+    again = [parcel for parcel in job.replayed if level.is_for(subtask.number, parcel.slot, parcel.target)]
     mine = [parcel for parcel in job.inbox if level.is_for(subtask.number, parcel.slot, parcel.target)]
     schemas = {slot.number: slot.schema for one in level.passes for slot in (one.own, one.broadcast) if slot}
     held = next((s for s in job.states if (s.level, s.subtask) == (job.level, subtask.number)), None)
     files = MappedFiles(job.folder, job.epoch)
     files.place.drop_copies(job.epoch)
     states = PagedStates(files, held.index if held is not None else None)
-    inbox = files.by_slot(mine, schemas)
-    out = take_turn(Turn(level, subtask, job.epoch, job.terminated, inbox, states, wall_clock))
-    report = Report(feedback=out.feedback, criteria=out.criteria, metrics=out.metrics.encode())
+    inbox = files.by_slot([*again, *mine], schemas)
+    later = files.by_slot(again, schemas) if job.epochs > 1 else {}
+    block = Block(job.epochs, later, loop.has_criteria)
+    out = take_block(Turn(level, subtask, job.epoch, job.terminated, inbox, states, wall_clock), block, afresh)
+    report = Report(feedback=out.feedback, criteria=out.criteria, epochs=out.epochs, metrics=out.metrics.encode())
     leaving = {slot.number for slot in loop.outputs}
     with RoundFile(job.folder, f"epoch-{job.epoch}-{job.level}-{subtask.number}", job.epoch) as file:
         report.sent = file.send(sent for sent in out.sent if sent.slot not in leaving)

@@ -70,6 +70,7 @@ class _Compiler:
             outputs=tuple(self._slot(tail.id) for tail in self.node.outputs),
             has_criteria=self.node.has_criteria,
             parallelism=self.parallelism,
+            staleness=self.node.staleness,
         )
 
     # Passes

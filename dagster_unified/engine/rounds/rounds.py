@@ -32,6 +32,7 @@ class LevelResult(Generic[R]):
     fed_back: list[Parcel[R]] = field(default_factory=list)
     feedback: int = 0
     criteria: int = 0
+    epochs: int = 1
     metrics: Metrics = field(default_factory=Metrics)
 
     def add(self, other: LevelResult[R]) -> None:
@@ -40,21 +41,33 @@ class LevelResult(Generic[R]):
         self.fed_back += other.fed_back
         self.feedback += other.feedback
         self.criteria += other.criteria
+        self.epochs = max(self.epochs, other.epochs)
         self.metrics.add(other.metrics)
 
 
 class Levels(Protocol[R]):
     """Runs levels."""
 
-    def run(self, level: int, epoch: int, terminated: bool, inbox: Sequence[Parcel[R]]) -> LevelResult[R]:
-        """Runs a level of a round in all its subtasks; `inbox` is what was sent to its slots."""
+    def run(
+        self,
+        level: int,
+        epoch: int,
+        terminated: bool,
+        inbox: Sequence[Parcel[R]],
+        replayed: Sequence[Parcel[R]] = (),
+        epochs: int = 1,
+    ) -> LevelResult[R]:
+        """Runs a level of a round, or of a block of `epochs`, in all its subtasks.
+
+        `inbox` is what was sent to its slots, and `replayed` what comes to them in each epoch.
+        """
 
 
 class Round(NamedTuple, Generic[R]):
-    """A round that has ended."""
+    """A round that has ended, or a block of epochs."""
 
     epoch: int
-    """Its number, from 0."""
+    """Its number, from 0; of a block, that of its last epoch."""
 
     feedback: int
     criteria: int
@@ -67,6 +80,9 @@ class Round(NamedTuple, Generic[R]):
     metrics: Metrics
     reason: str
     """Why there is no other; empty where there is one."""
+
+    epochs: int = 1
+    """How many epochs it has."""
 
 
 def run_rounds(
@@ -82,19 +98,22 @@ def run_rounds(
     Returns what operators emitted when they heard that the iteration has ended.
     """
     while True:
-        one = run_round(loop, levels, [*replayed, *begin], epoch)
+        one = run_round(loop, levels, begin, epoch, replayed)
         ended(one)
         if one.reason:
-            return terminate(loop, levels, epoch)
-        begin, epoch = one.fed_back, epoch + 1
+            return terminate(loop, levels, one.epoch)
+        begin, epoch = one.fed_back, one.epoch + 1
 
 
-def run_round(loop: Loop, levels: Levels[R], begin: Sequence[Parcel[R]], epoch: int) -> Round[R]:
-    """Runs one round, which begins with some records."""
-    found = _through(loop, levels, begin, epoch, terminated=False)
-    reason = why_it_ends(loop, epoch, found.feedback, found.criteria)
+def run_round(
+    loop: Loop, levels: Levels[R], begin: Sequence[Parcel[R]], epoch: int, replayed: Sequence[Parcel[R]] = ()
+) -> Round[R]:
+    """Runs one round, which begins with some records; where subtasks may be ahead of each other, a block of epochs."""
+    found = _through(loop, levels, begin, epoch, terminated=False, replayed=replayed)
+    last = epoch + found.epochs - 1
+    reason = why_it_ends(loop, last, found.feedback, found.criteria)
     outputs = outputs_of(loop, found.sent)
-    return Round(epoch, found.feedback, found.criteria, found.fed_back, outputs, found.metrics, reason)
+    return Round(last, found.feedback, found.criteria, found.fed_back, outputs, found.metrics, reason, found.epochs)
 
 
 def terminate(loop: Loop, levels: Levels[R], epoch: int) -> LevelResult[R]:
@@ -119,12 +138,21 @@ def why_it_ends(loop: Loop, epoch: int, feedback: int, criteria: int) -> str:
     return ""
 
 
-def _through(loop: Loop, levels: Levels[R], inbox: Sequence[Parcel[R]], epoch: int, terminated: bool) -> LevelResult[R]:
+def _through(
+    loop: Loop,
+    levels: Levels[R],
+    inbox: Sequence[Parcel[R]],
+    epoch: int,
+    terminated: bool,
+    replayed: Sequence[Parcel[R]] = (),
+) -> LevelResult[R]:
     """A round through all levels."""
     whole: LevelResult[R] = LevelResult()
+    epochs = 1 if terminated else loop.staleness + 1
     for number, level in enumerate(loop.levels):
         slots = {slot for one in level.passes for slot in one.slots}
         here = [parcel for parcel in (*inbox, *whole.sent) if parcel.slot in slots]
-        if here or terminated or any(one.listens for one in level.passes):
-            whole.add(levels.run(number, epoch, terminated, here))
+        again = [parcel for parcel in replayed if parcel.slot in slots]
+        if here or again or terminated or any(one.listens for one in level.passes):
+            whole.add(levels.run(number, epoch, terminated, here, again, epochs))
     return whole

@@ -99,6 +99,9 @@ class IterationNode(Node):
     takes_input_in_all_rounds: bool = False
     """Whether records come in while it goes round, as in an unbounded iteration; else the first round has them all."""
 
+    staleness: int = 0
+    """How many epochs a subtask may be ahead of the slowest."""
+
     chaining: Chaining = Chaining.NEVER
     has_side_outputs = True
     sees_all_partitions = True  # its rounds are those of one partition
@@ -145,7 +148,7 @@ class IterationNode(Node):
         nodes = [own_parts(node, with_input) for node in self.body.nodes]
         edges = [(edge.source, edge.target, edge_parts(edge)) for edge in self.body.edges]
         rounds = [self.life_cycle.value, sorted(self.per_round), self.takes_input_in_all_rounds]
-        return [self.inputs, *rounds, nodes, edges]
+        return [self.inputs, *rounds, *([self.staleness] if self.staleness else []), nodes, edges]
 
     def describe(self) -> str:
         variables = sum(head.variable for head in self.heads)
@@ -154,7 +157,8 @@ class IterationNode(Node):
         streams = f"{data} data stream{'' if data == 1 else 's'}" + (f" ({replayed} replayed)" if replayed else "")
         ends = "until its criteria are met" if self.has_criteria else "until nothing is fed back"
         ends = "unbounded" if self.takes_input_in_all_rounds else ends
-        return f"{variables} variable{'' if variables == 1 else 's'}, {streams}, {self.life_cycle.value}, {ends}"
+        stale = f"staleness {self.staleness}, " if self.staleness else ""
+        return f"{variables} variable{'' if variables == 1 else 's'}, {streams}, {self.life_cycle.value}, {stale}{ends}"
 
     def state(self) -> list[dict[str, str]]:
         return [{**state, "name": f"{n.name}.{state['name']}"} for n in self.body.nodes for state in n.state()]
@@ -162,6 +166,9 @@ class IterationNode(Node):
     def parity(self, graph: Graph) -> list[Finding]:
         """What the operators of the body say, which run in both modes round by round."""
         found = [replace(found, node=self.id) for node in self.body.nodes for found in node.parity(self.body)]
+        if self.staleness:
+            late = "has records that come late, and which do depends on the number of its subtasks"
+            found.append(self.note("staleness", f"{late}; make its result independent of that, or set its parallelism"))
         if not self.takes_input_in_all_rounds:
             return found
         return [

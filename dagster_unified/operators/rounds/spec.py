@@ -15,10 +15,15 @@ from dagster_unified.operators.addresses import Address
 from dagster_unified.operators.program.spec import Program
 
 EVERYWHERE = -1
-"""The target of records that all subtasks get."""
+"""The target of records that all subtasks get; targets below it are those of `everywhere_but`."""
 
 GROUPS_PER_SUBTASK = 16
 """Key groups of a keyed operator in each subtask: one of them is in memory at a time."""
+
+
+def everywhere_but(subtask: int) -> int:
+    """The target of records that all subtasks get, but for one that has had them."""
+    return EVERYWHERE - 1 - subtask
 
 
 @dataclass(frozen=True)
@@ -118,8 +123,8 @@ class Level:
 
     def is_for(self, subtask: int, slot: int, target: int) -> bool:
         """Whether what was sent to a target of a slot is for a subtask."""
-        if target == EVERYWHERE:
-            return True
+        if target <= EVERYWHERE:
+            return target != everywhere_but(subtask)
         return target % next(one.subtasks for one in self.passes if slot in one.slots) == subtask
 
 
@@ -140,6 +145,8 @@ class Loop:
     outputs: tuple[Slot, ...]
     has_criteria: bool
     parallelism: int
+    staleness: int = 0
+    """How many epochs a subtask may be ahead of the slowest; where it may be, there is one level."""
 
     @property
     def listens_to_the_end(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,6 +26,9 @@ from dagster_unified.operators.program.run import RunningProgram
 from dagster_unified.operators.program.spec import Program
 from dagster_unified.operators.rounds.sending import Sending, Sent
 from dagster_unified.operators.rounds.spec import EVERYWHERE, BodyPass, Driver, Level, Slot
+
+Inbox: TypeAlias = Mapping[int, Sequence[tuple[int, pa.RecordBatch]]]
+"""Records that were sent to a subtask, by slot: the target of some, and the records."""
 
 
 class States(Protocol):
@@ -48,8 +51,8 @@ class Turn:
     terminated: bool
     """Whether the iteration has ended with the epoch before: no record comes, and functions are told."""
 
-    inbox: Mapping[int, Sequence[tuple[int, pa.RecordBatch]]]
-    """What was sent to the subtask, by slot: the target of some records, and the records."""
+    inbox: Inbox
+    """What was sent to the subtask."""
 
     states: States
     clock: Callable[[], int]
@@ -68,6 +71,9 @@ class Outcome:
 
     criteria: int = 0
     """How many records the criteria had."""
+
+    epochs: int = 1
+    """How many epochs it was."""
 
     metrics: Metrics = field(default_factory=Metrics)
 
@@ -123,7 +129,7 @@ class _Turn:
         by_group: dict[int, list[pa.RecordBatch]] = defaultdict(list)
         number, alone = self.turn.subtask.number, one.groups == one.subtasks
         for target, batch in own:
-            by_group[number if target == EVERYWHERE else target].append(batch)
+            by_group[number if target <= EVERYWHERE else target].append(batch)
         if alone and (one.listens or everywhere or self.turn.terminated):
             by_group[number]
         elif everywhere:
