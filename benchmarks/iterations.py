@@ -1,7 +1,8 @@
 """Iterations in BATCH: k-means against what a Spark user writes, connected components against a loop over DataFrames.
 
-Also what a round costs by itself, late, and where few keys are touched; and a run that is killed. All of k-means'
-variants move the same centroids over the same million points.
+Also what a round costs by itself, late, where few keys are touched, and where subtasks need not wait for each other; a
+hop in STREAMING; and a run that is killed. All of k-means' variants move the same centroids over the same million
+points.
 """
 
 from __future__ import annotations
@@ -39,13 +40,15 @@ from dagster_unified.engine import session
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
-from dagster_unified.engine.events import Event, RoundCommitted
+from dagster_unified.engine.events import EpochCommitted, Event, RoundCommitted
+from dagster_unified.engine.streaming.job import Start, StreamingJob
 from jobs.graph_components import LeastLabels, Offer, Vertex
 
 POINTS, DIMENSIONS, CLUSTERS, ROUNDS = 1_000_000, 10, 10, 15
 VERTICES, EDGES = 300_000, 500_000
 NAMES = [f"c{n}" for n in range(DIMENSIONS)]
 UNEVEN_ROUNDS, WORK = 24, 0.2
+HOPPING, EPOCH = 15, 20_000
 WARM = 3
 """Rounds before those that are measured."""
 
@@ -61,6 +64,7 @@ def measure(_: Options) -> tuple[list[Bar], list[Measurement]]:
             *_components(spark, folder),
             *_empty(spark, folder),
             *_stale(spark, folder),
+            *_hop(spark, folder),
         ]
         spark.stop()
         return [*bars, *resumed(folder)], []
@@ -407,3 +411,56 @@ def _stale(spark: SparkSession, folder: str) -> list[Bar]:
         seconds[staleness] = sum(_rounds(spark, folder, pipeline))
     print(f"{UNEVEN_ROUNDS} uneven rounds: {seconds[0]:.1f} s in step, {seconds[2]:.1f} s with a staleness of 2")
     return [Bar("iterations.staleness", seconds[0] / seconds[2], 1.25)]
+
+
+# A hop in STREAMING
+
+
+class Hop(NamedTuple):
+    number: int
+    hops: int
+
+
+class Going(iterations.IterationBody):
+    """One record in a hundred goes round, once; or none."""
+
+    def __init__(self, hops: int) -> None:
+        self.hops = hops
+
+    def process(self, variables, data):  # type: ignore[no-untyped-def]
+        hops = self.hops
+        further = variables[0].filter(lambda hop: hop.hops < hops and hop.number % 100 == 0)
+        fed_back = further.map(lambda hop: Hop(hop.number, hop.hops + 1), Hop)
+        return iterations.IterationBodyResult([fed_back], [variables[0].map(lambda hop: hop, Hop)])
+
+
+def _hop(spark: SparkSession, folder: str) -> list[Bar]:
+    (Path(folder) / "hops").mkdir()
+    numbers = np.arange(EPOCH)
+    for file in range(WARM + HOPPING):
+        table = pa.table({"number": numbers + file * EPOCH, "hops": np.zeros(EPOCH, dtype="int64")})
+        pq.write_table(table, f"{folder}/hops/{file:03}.parquet")
+    without, with_it = (_epochs(spark, folder, hops) for hops in (0, 1))
+    print(f"an epoch of an unbounded iteration: {with_it:.2f} s with a hop, {without:.2f} s without")
+    return [Bar("iterations.hop_vs_epoch", with_it / without, 1.5, at_most=True)]
+
+
+def _epochs(spark: SparkSession, folder: str, hops: int) -> float:
+    """The seconds of an epoch in which records take so many hops."""
+    pipeline = Pipeline(f"hops{hops}")
+    given = pipeline.from_source(ParquetSource(f"{folder}/hops", Hop, "numbers", max_files_per_trigger=1))
+    (out,) = iterations.iterate_unbounded_streams([given], [], Going(hops))
+    out.sink_to(FileSink(f"{folder}/{pipeline.name}"))
+    seconds: list[float] = []
+
+    def observe(event: Event) -> None:
+        if isinstance(event, EpochCommitted) and event.rows_in:
+            seconds.append(event.seconds)
+
+    options = {
+        "execution.runtime-mode": "STREAMING",
+        "execution.checkpointing.dir": f"{folder}/{pipeline.name}-checkpoints",
+        "parallelism.default": 2,
+    }
+    StreamingJob(pipeline.plan(options), spark, Start(pipeline.name), observe).run()
+    return statistics.median(seconds[WARM:])

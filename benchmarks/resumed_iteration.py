@@ -1,7 +1,7 @@
 """An iteration of a hundred rounds that is killed in round 50 and goes on, against one that is not.
 
-`python -m benchmarks.resumed_iteration FOLDER [EPOCH]` is one process of it: it says when its session has run a first
-job, and what a round took; with an epoch it is killed when that one is committed.
+`python -m benchmarks.resumed_iteration PIPE FOLDER [EPOCH]` is one process of it: it says when its session has run a
+first job, and what a round took; with an epoch it is killed when that one is committed.
 """
 
 from __future__ import annotations
@@ -49,13 +49,16 @@ class _Took(NamedTuple):
 
 
 def _process(folder: str, epoch: int | None = None) -> _Took:
-    command = [sys.executable, "-m", "benchmarks.resumed_iteration", folder, *([] if epoch is None else [str(epoch)])]
+    said, pipe = os.pipe()  # of its own: the JVM has the process's output, and outlives it
+    command = [sys.executable, "-m", "benchmarks.resumed_iteration", str(pipe), folder]
     begun = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
-        assert running.stdout is not None
-        running.stdout.readline()
+    with os.fdopen(said) as lines:
+        running = subprocess.Popen([*command, *([] if epoch is None else [str(epoch)])], pass_fds=[pipe])
+        os.close(pipe)
+        lines.readline()
         start = time.perf_counter() - begun
-        median = running.stdout.readline()
+        median = lines.readline()
+    running.wait()
     seconds = time.perf_counter() - begun
     if running.returncode != (0 if epoch is None else -signal.SIGKILL):
         raise RuntimeError(f"{' '.join(command)} ended with {running.returncode}")
@@ -97,7 +100,7 @@ def _run(spark: SparkSession, folder: str, epoch: int | None) -> list[float]:
 if __name__ == "__main__":
     given = session.start("local[2]", config={"spark.sql.shuffle.partitions": "2"})
     given.range(0, 2, 1, 2).mapInArrow(lambda batches: batches, "id long").collect()
-    print("ready", flush=True)
-    rounds = _run(given, sys.argv[1], int(sys.argv[2]) if sys.argv[2:] else None)
-    print(statistics.median(rounds), flush=True)
+    os.write(int(sys.argv[1]), b"ready\n")
+    rounds = _run(given, sys.argv[2], int(sys.argv[3]) if sys.argv[3:] else None)
+    os.write(int(sys.argv[1]), f"{statistics.median(rounds)}\n".encode())
     given.stop()
