@@ -34,6 +34,8 @@ _HEADER = re.compile(
     r"CSV header (?:does not conform to|is not equal to number of fields in) the schema.*?CSV file: (\S+)", re.DOTALL
 )
 
+_OF_PYTHON = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t]+.*\n)+(\S.*)")
+
 _MAY_COME_BACK = ("PATH_NOT_FOUND",)
 """What Spark finds while it analyses a plan, and may not find at the next attempt."""
 
@@ -98,7 +100,14 @@ def naming_operator(pipeline: str, node: Node) -> Iterator[None]:
 
 
 def _sentence(error: Exception, text: str) -> str:
-    """The line that says what went wrong: of a Java error the exception's own, and its innermost cause's."""
+    """The line that says what went wrong.
+
+    Of an error in a Python worker it is the last one of its trace; of a Java error the exception's own, and its
+    innermost cause's.
+    """
+    raised = _OF_PYTHON.findall(text)
+    if raised:
+        return str(raised[-1])
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
     if not lines[0].startswith("An error occurred while calling"):
         return f"{type(error).__name__}: {lines[0]}"

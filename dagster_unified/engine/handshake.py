@@ -19,6 +19,7 @@ import msgspec
 from dagster_unified.errors import MissingRequirementError, UnifiedError
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 PACKAGES = ("pyspark", "pyarrow", "msgspec", "dagster-unified")
@@ -64,8 +65,7 @@ def check_workers(spark: SparkSession) -> None:
     context = spark.sparkContext
     if (context.master or "").startswith("local"):
         return
-    shipped = ("spark.submit.pyFiles", "spark.archives", "spark.yarn.dist.archives")
-    if any(context.getConf().get(name, "") for name in shipped) or context._python_includes:
+    if _ships_python(context):
         return
     known = _checked.setdefault(context.applicationId, set())
     while not (executors := _executors(spark)) <= known:  # others come while the first are asked
@@ -77,6 +77,15 @@ def check_workers(spark: SparkSession) -> None:
                 " name another one in PYSPARK_PYTHON"
             )
         known |= executors
+
+
+def _ships_python(context: SparkContext) -> bool:
+    """Whether tasks have what the session ships; Spark counts the jars of spark.jars.packages as Python files too."""
+    conf = context.getConf()
+    files = [*(context._python_includes or []), *conf.get("spark.submit.pyFiles", "").split(",")]
+    return any(conf.get(name, "") for name in ("spark.archives", "spark.yarn.dist.archives")) or any(
+        file and not file.endswith(".jar") for file in files
+    )
 
 
 def driver() -> dict[str, str]:

@@ -9,6 +9,7 @@ import venv
 from collections import Counter
 from pathlib import Path
 
+import pyspark
 import pytest
 from deltalake import DeltaTable
 
@@ -132,11 +133,18 @@ def run_and_kill(cluster, folder, program, begun, what, *options):
 def test_workers_without_what_the_driver_has_are_named_before_anything_runs_there(cluster, tmp_path):
     venv.create(tmp_path / "bare", symlinks=True)
     (tmp_path / "spread.py").write_text(PROGRAM.format(folder=tmp_path, records=1))
+    jar = next((Path(pyspark.__file__).parent / "jars").glob("slf4j-api-*.jar"))  # as spark.jars.packages leaves it
+    (tmp_path / "spark-defaults.conf").write_text(f"spark.submit.pyFiles {jar}\n")
     for interpreter, told in (("bare", "no pyarrow ("), ("absent", "has no interpreter ")):
         ran = subprocess.run(
             [COMMAND, "run", "spread.py", "--master", cluster.url],
             cwd=tmp_path,
-            env={**cluster.environment, "PYSPARK_PYTHON": f"{tmp_path}/{interpreter}/bin/python", "COLUMNS": "500"},
+            env={
+                **cluster.environment,
+                "SPARK_CONF_DIR": str(tmp_path),
+                "PYSPARK_PYTHON": f"{tmp_path}/{interpreter}/bin/python",
+                "COLUMNS": "500",
+            },
             capture_output=True,
             text=True,
         )

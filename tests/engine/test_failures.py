@@ -19,6 +19,19 @@ Caused by: java.io.IOException: no columns
 \t... 2 more
 """
 
+PYTHON = """An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "worker.py", line 4207, in invoke_udf
+    func, profiler, deserializer, serializer = read_udfs(
+                                               ^^^^^^^^^^
+  File "serializers.py", line 483, in loads
+    return cloudpickle.loads(obj, encoding=encoding)
+           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+ModuleNotFoundError: No module named 'shops'
+
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:581)
+"""
+
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
@@ -29,9 +42,10 @@ Caused by: java.io.IOException: no columns
             " SQLSTATE: KD001; IOException: no columns",
         ),
         ("An error occurred while calling o1.load", "An error occurred while calling o1.load"),
+        (PYTHON, "ModuleNotFoundError: No module named 'shops'"),
         ("something else\nand more", "ValueError: something else"),
         ("", "ValueError: "),
     ],
 )
-def test_the_sentence_says_what_java_says(text, sentence):
+def test_the_sentence_says_what_went_wrong(text, sentence):
     assert str(translated(ValueError(text), Plan(), "s", None)) == f"p: stage 's': {sentence}"
