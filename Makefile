@@ -9,7 +9,7 @@ WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20
 
-.PHONY: demo demo-streaming demo-backfill demo-handover demo-kafka kafka postgres test test-fast test-all faults check bench dev docs format lock clean
+.PHONY: demo demo-streaming demo-backfill demo-handover demo-kafka demo-cluster kafka postgres test test-fast test-all faults check bench dev docs format lock clean
 
 .venv/ready: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dagster-unified needs Python 3.11 or newer: run make PYTHON=/path/to/python3.11")'
@@ -57,6 +57,10 @@ demo-handover: .venv/java $(DAGSTER_HOME)/dagster.yaml ## ten months in BATCH, t
 demo-kafka: .venv/kafka/ready $(DAGSTER_HOME)/dagster.yaml ## from a topic to PostgreSQL and a topic: a stream, killed once, against BATCH
 	@$(BIN)/python -m jobs.data
 	@$(BIN)/python -m jobs.kafka_demo
+
+demo-cluster: .venv/java $(DAGSTER_HOME)/dagster.yaml ## demo, demo-streaming and a backfill on a cluster with a bucket; a worker is killed in each
+	@$(BIN)/python -m jobs.data
+	@$(BIN)/python -m jobs.cluster_demo
 
 kafka: .venv/kafka/ready ## run a Kafka broker until Ctrl-C, and say where it listens
 	@$(BIN)/python -m tests.servers.kafka

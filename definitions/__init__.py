@@ -19,7 +19,7 @@ from jobs.live_flights import pipeline as live_flights
 from jobs.ongoing_delays import HISTORY, SAVEPOINT
 from jobs.ongoing_delays import pipeline as ongoing_delays
 from jobs.weather_delays import pipeline as weather_delays
-from resources import local
+from resources import resources
 
 
 @run_failure_sensor
@@ -51,7 +51,7 @@ defs = Definitions.merge(
             options={"execution.savepoint.path": str(SAVEPOINT)},
         ),
         StreamingDeployment(ongoing_delays, from_savepoint=str(SAVEPOINT), tick_every=timedelta(seconds=5)),
-        resources=local(),
+        resources=resources(),
     ),
     Definitions(sensors=[alert]),
 )

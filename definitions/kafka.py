@@ -4,6 +4,6 @@ from datetime import timedelta
 
 from dagster_unified.orchestration import StreamingDeployment, unified_definitions
 from jobs.kafka_flights import past, stream
-from resources import local
+from resources import resources
 
-defs = unified_definitions(past, StreamingDeployment(stream, tick_every=timedelta(seconds=5)), resources=local())
+defs = unified_definitions(past, StreamingDeployment(stream, tick_every=timedelta(seconds=5)), resources=resources())

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from rich.console import Console
+from upath import UPath
 
 from dagster_unified.api import DeltaSink, Pipeline
 from dagster_unified.graph.nodes import SinkNode
 
 
 def compare(
-    console: Console, pipeline: Pipeline, expected: Path, how_expected: str, found: Path, how_found: str
+    console: Console, pipeline: Pipeline, expected: UPath, how_expected: str, found: UPath, how_found: str
 ) -> int:
     """Each table that the pipeline writes; 0 where all are equal. One that is missing is an error."""
     same = True
@@ -26,6 +25,6 @@ def compare(
     return 0 if same else 1
 
 
-def rows(table: Path) -> list[str]:
+def rows(table: UPath) -> list[str]:
     """A table's rows, in an order of their own."""
     return sorted(str(sorted(r.items())) for r in DeltaSink(str(table)).dataset().to_table().to_pylist())

@@ -19,9 +19,11 @@ from itertools import groupby
 from pathlib import Path
 from uuid import uuid4
 
-FOLDER = Path(os.environ.get("DAGSTER_UNIFIED_DATA", "data"))
-OUTPUT = Path(os.environ.get("DAGSTER_UNIFIED_OUTPUT", ".dagster_unified/tables"))
-"""Where the example pipelines write."""
+from upath import UPath
+
+FOLDER = UPath(os.environ.get("DAGSTER_UNIFIED_DATA", "data"))
+OUTPUT = UPath(os.environ.get("DAGSTER_UNIFIED_OUTPUT", ".dagster_unified/tables"))
+"""Where the example pipelines write. Both may be in a bucket."""
 
 FLIGHTS = FOLDER / "flights_2013.csv"
 WEATHER = FOLDER / "weather_2013.csv"
@@ -54,12 +56,12 @@ FIRST_RULES = "".join(
 """What `jobs.delay_rules` begins with. More may be put beside it, in files of their own."""
 
 
-def flights_csv(folder: Path = FOLDER) -> Path:
+def flights_csv(folder: UPath = FOLDER) -> UPath:
     """The flights as a CSV file in `folder`: written once, and whole or not at all."""
     return _copied("flights.csv.zip", folder / FLIGHTS.name, in_time=True)
 
 
-def flights_by_day(folder: Path = FOLDER) -> Path:
+def flights_by_day(folder: UPath = FOLDER) -> UPath:
     """The flights as a folder of CSV files, one for each day on which they were to leave."""
     target = folder / BY_DAY.name
     for day, lines in daily(flights_csv(folder)):
@@ -68,7 +70,7 @@ def flights_by_day(folder: Path = FOLDER) -> Path:
     return target
 
 
-def daily(flights: Path = FLIGHTS) -> Iterator[tuple[str, list[str]]]:
+def daily(flights: UPath = FLIGHTS) -> Iterator[tuple[str, list[str]]]:
     """The flights of each day, as the lines of a CSV file with a header."""
     lines = flights.read_text().splitlines()
     names = next(csv.reader(lines[:1]))
@@ -82,22 +84,22 @@ def daily(flights: Path = FLIGHTS) -> Iterator[tuple[str, list[str]]]:
         yield f"2013-{m:02d}-{d:02d}", [lines[0], *of_day]
 
 
-def weather_csv(folder: Path = FOLDER) -> Path:
+def weather_csv(folder: UPath = FOLDER) -> UPath:
     """The weather at the three airports, by the hour."""
     return _copied("weather.csv", folder / WEATHER.name, in_time=True)
 
 
-def planes_csv(folder: Path = FOLDER) -> Path:
+def planes_csv(folder: UPath = FOLDER) -> UPath:
     """The aircraft, as they are registered."""
     return _copied("planes.csv", folder / PLANES.name)
 
 
-def airports_csv(folder: Path = FOLDER) -> Path:
+def airports_csv(folder: UPath = FOLDER) -> UPath:
     """The airports of the United States."""
     return _copied("airports.csv", folder / AIRPORTS.name)
 
 
-def rules_json(folder: Path = FOLDER) -> Path:
+def rules_json(folder: UPath = FOLDER) -> UPath:
     """A folder with the rules to begin with."""
     target = folder / RULES.name / "0-first.json"
     if not target.exists() or target.read_text() != FIRST_RULES:
@@ -105,7 +107,7 @@ def rules_json(folder: Path = FOLDER) -> Path:
     return target.parent
 
 
-def _copied(name: str, target: Path, in_time: bool = False) -> Path:
+def _copied(name: str, target: UPath, in_time: bool = False) -> UPath:
     """A file of the package.
 
     `in_time` sorts its lines by the last column, `time_hour`: an ISO time in UTC, which sorts as text.
@@ -127,12 +129,12 @@ def _content(path: Path) -> bytes:
         return archive.read(archive.namelist()[0])
 
 
-def _write(target: Path, content: bytes) -> None:
+def _write(target: UPath, content: bytes) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     staged = target.parent / f".{target.name}.{uuid4().hex}"
     try:
         staged.write_bytes(content)
-        os.replace(staged, target)
+        staged.rename(target)
     finally:
         staged.unlink(missing_ok=True)
 

@@ -6,14 +6,14 @@ to be those of one BATCH run over the year.
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from rich.console import Console
+from upath import UPath
 
+from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.desired import read_status
 from dagster_unified.graph.options import Configuration
@@ -22,6 +22,7 @@ from jobs.backfill_demo import BIN, dagster, follow, launch, stages, until
 from jobs.comparison import compare
 from jobs.data import OUTPUT
 from jobs.ongoing_delays import HISTORY, SAVEPOINT, TABLES, pipeline
+from resources import STORAGE
 
 SENSOR = f"{pipeline.name}_streaming_sensor"
 DEADLINE = 1800.0
@@ -31,9 +32,8 @@ console = Console(highlight=False, soft_wrap=True)
 def main() -> int:
     """The demonstration; 0 where the tables are equal."""
     directory = CheckpointDirectory(Configuration()["execution.checkpointing.dir"], pipeline.name)
-    store = Path(".dagster_unified/intermediates") / pipeline.name
-    for old in (TABLES, SAVEPOINT, store, Path(str(directory.path))):
-        shutil.rmtree(old, ignore_errors=True)
+    for old in (TABLES, SAVEPOINT, UPath(STORAGE) / pipeline.name, directory.path):
+        remove_tree(old)
     console.print("one BATCH run over the year, for comparison")
     unified("run", "jobs.delay_totals", "-D", "execution.runtime-mode=BATCH", "--rows", "0")
     with dagster("demo-handover"):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ import psycopg
 from dagster import DagsterInstance, RunsFilter
 from rich.console import Console
 
+from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.desired import read_status
 from dagster_unified.graph.options import Configuration
@@ -44,7 +44,7 @@ console = Console(highlight=False, soft_wrap=True)
 def main() -> int:
     """The demonstration; 0 where tables and topics are equal."""
     directory = CheckpointDirectory(Configuration()["execution.checkpointing.dir"], stream.name)
-    shutil.rmtree(str(directory.path), ignore_errors=True)
+    remove_tree(directory.path)
     with servers() as (broker, database):
         for topic in (FLIGHTS, "idle_aircraft", "idle_aircraft_past"):
             broker.create_topic(topic, PARTITIONS)

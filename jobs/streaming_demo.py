@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 from rich.console import Console
 from rich.progress import Progress
 
+from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.desired import read_status
 from dagster_unified.graph.options import Configuration
@@ -38,8 +38,8 @@ def main() -> int:
     """The demonstration; 0 where the tables are equal."""
     checkpoints = Configuration()["execution.checkpointing.dir"]
     directory = CheckpointDirectory(checkpoints, "live_flights")
-    for old in (INCOMING, TABLES, Path(str(directory.path))):
-        shutil.rmtree(old, ignore_errors=True)
+    for old in (INCOMING, TABLES, directory.path):
+        remove_tree(old)
     INCOMING.mkdir(parents=True)
     console.print("BATCH over the year, for comparison")
     subprocess.run(

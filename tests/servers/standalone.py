@@ -1,4 +1,4 @@
-"""A Spark standalone cluster on this machine: a master, and two workers of one core with folders of their own."""
+"""A Spark standalone cluster on this machine: a master, and workers of one core with folders of their own."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 class Cluster:
     """`environment` is what its processes, and a driver, have in addition."""
 
-    def __init__(self, folder, environment=None):
+    def __init__(self, folder, environment=None, workers=2):
         self.folder = folder
         self.port = free_port()
         self.url = f"spark://127.0.0.1:{self.port}"
@@ -29,7 +29,8 @@ class Cluster:
             "PYSPARK_PYTHON": sys.executable,
             # a job waits until it has both workers, so that whoever looks sees both at work
             "JDK_JAVA_OPTIONS": (
-                f"{os.environ['SPARK_SUBMIT_OPTS']} -Dspark.cores.max=2 -Dspark.scheduler.minRegisteredResourcesRatio=1"
+                f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} -Dspark.cores.max={workers}"
+                " -Dspark.scheduler.minRegisteredResourcesRatio=1"
             ),
             "SPARK_MASTER_OPTS": (
                 f"-Dspark.deploy.recoveryMode=FILESYSTEM -Dspark.deploy.recoveryDirectory={folder}/recovery"
@@ -38,10 +39,9 @@ class Cluster:
         }
         self.processes = []
         self.start_master()
-        self.workers = [
-            self.start("worker.Worker", "-c", "1", "-m", "1g", "-d", str(folder / f"work{n}"), self.url) for n in (1, 2)
-        ]
-        self.processes += self.workers
+        self.workers = []
+        for _ in range(workers):
+            self.start_worker()
 
     def start(self, role, *arguments):
         with (self.folder / f"{role}.log").open("ab") as log:
@@ -61,6 +61,12 @@ class Cluster:
         self.master = self.start("master.Master", "--port", str(self.port))
         self.processes.append(self.master)
         self.until(self.listening, "the master listens")
+
+    def start_worker(self):
+        """A worker of one core with a folder of its own, also in the place of one that was killed."""
+        folder = self.folder / f"work{len(self.processes)}"
+        self.workers.append(self.start("worker.Worker", "-c", "1", "-m", "1g", "-d", str(folder), self.url))
+        self.processes.append(self.workers[-1])
 
     def executor(self, worker):
         """The process of the executor that a worker has started; None where it has none now."""
