@@ -12,13 +12,13 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from rich.console import Console
 
-from benchmarks import batch, bucket_epochs, connectors, iterations, ranges, recovery, staging, state, stream, windows
+from benchmarks import batch, clusters, connectors, iterations, ranges, recovery, staging, state, stream, windows
 from benchmarks.bars import Options
 from benchmarks.results import Family, run
 
 FAMILIES = (
     Family("batch", batch.measure, 8),
-    Family("cluster", bucket_epochs.measure, 3),
+    Family("cluster", clusters.measure, 10),
     Family("connectors", connectors.measure, 5),
     Family("iterations", iterations.measure, 6),
     Family("ranges", ranges.measure, 5),

@@ -164,10 +164,10 @@ _progress = _Progress()
 
 
 @contextmanager
-def streaming_session(**config: str) -> Iterator[SparkSession]:
+def streaming_session(master: str = "local[2]", **config: str) -> Iterator[SparkSession]:
     """A session whose micro-batches are timed."""
     spark = session.start(
-        "local[2]",
+        master,
         config={
             "spark.driver.memory": "6g",
             "spark.sql.shuffle.partitions": "2",

@@ -1,0 +1,204 @@
+"""A standalone cluster of two workers of one core against two cores of one process, and a bucket against a disk.
+
+All on this machine. Each session is a process of its own, which says what its rounds took once it is warm:
+`python -m benchmarks.clusters WHAT MASTER PLACE RECORDS`. BATCH reads records, shuffles them by key through an
+intermediate, reduces them in Python and writes a table, all at PLACE. STREAMING reduces micro-batches of a quarter of
+the records, with its checkpoint at PLACE. The last case kills a worker under a stream with a file a second.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from benchmarks import bucket_epochs
+from benchmarks.bars import Bar, Measurement, Options
+from benchmarks.stream import Nowhere, S, batches, combine, streaming_session
+from dagster_unified.api import DeltaSink, ParquetSource, Pipeline
+from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.run import Run
+from dagster_unified.engine.batch.savepoint import run_all
+from dagster_unified.engine.events import EpochCommitted, Event
+from dagster_unified.engine.streaming.job import Start, StreamingJob
+from tests.object_store import s3a, served
+from tests.servers.standalone import Cluster
+
+KEYS = 10_000
+ROUNDS = 4
+"""Rounds of a session; the first does not count."""
+
+WITHIN = 15.0
+"""Seconds within which an epoch is committed after a worker was killed."""
+
+ROOT = Path(__file__).parents[1]
+
+
+class Setting(NamedTuple):
+    """Where a session runs, and the environment of its process."""
+
+    master: str
+    environment: dict[str, str]
+
+
+def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
+    """All cases of the family `cluster`."""
+    bars, measurements = bucket_epochs.measure(options)
+    records = options.stream_records // 3
+    with _settings() as (local, cluster, spark_cluster):
+        rates = {
+            (what, where): records / statistics.median(_rounds(what, setting, place, records))
+            for what, where, setting, place in (
+                ("batch", "local", local, "disk"),
+                ("batch", "cluster", cluster, "disk"),
+                ("batch", "bucket", local, "s3://lake/bench"),
+                ("stream", "local", local, "disk"),
+                ("stream", "cluster", cluster, "disk"),
+            )
+        }
+        recovered = _recovery(cluster, spark_cluster)
+    measurements += [
+        Measurement(f"{what} {where}", round(rate / 1e6, 3), (round(rate / 1e6, 3),))
+        for (what, where), rate in rates.items()
+    ]
+    bars += [
+        Bar("cluster.batch_vs_local", rates["batch", "cluster"] / rates["batch", "local"], 0.9),
+        Bar("cluster.stream_vs_local", rates["stream", "cluster"] / rates["stream", "local"], 0.85),
+        Bar("cluster.batch_in_a_bucket_vs_disk", rates["batch", "bucket"] / rates["batch", "local"], 0.85),
+        Bar("cluster.first_epoch_after_a_kill_s", recovered, WITHIN, at_most=True),
+    ]
+    return bars, measurements
+
+
+@contextmanager
+def _settings() -> Iterator[tuple[Setting, Setting, Cluster]]:
+    """Two cores of one process, a cluster of two workers, both with a bucket at hand."""
+    with tempfile.TemporaryDirectory(prefix="bench") as folder, served("lake") as store:
+        config = {
+            "spark.executor.memory": "900m",
+            **s3a(Path(folder), store["AWS_ENDPOINT_URL"]),
+        }
+        (Path(folder) / "spark-defaults.conf").write_text("".join(f"{k} {v}\n" for k, v in config.items()))
+        environment = {**os.environ, **store, "SPARK_CONF_DIR": folder, "BENCH_FOLDER": folder}
+        cluster = Cluster(Path(folder), environment)
+        try:
+            yield Setting("local[2]", environment), Setting(cluster.url, cluster.environment), cluster
+        finally:
+            cluster.end()
+
+
+def _rounds(what: str, setting: Setting, place: str, records: int) -> list[float]:
+    """The seconds of each round of a session that is warm."""
+    base = f"{setting.environment['BENCH_FOLDER']}/disk" if place == "disk" else place
+    with _session(what, setting, base, records) as running:
+        said, _ = running.communicate()
+    return msgspec.json.decode(said.splitlines()[-1], type=list[float])[1:]
+
+
+@contextmanager
+def _session(what: str, setting: Setting, base: str, records: int) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "benchmarks.clusters", what, setting.master, base, str(records)]
+    with subprocess.Popen(command, cwd=ROOT, env=setting.environment, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def _recovery(setting: Setting, cluster: Cluster) -> float:
+    """Seconds from the end of a worker to the commit of an epoch that began after it."""
+    base = f"{setting.environment['BENCH_FOLDER']}/recovery"
+    with _session("recovery", setting, base, 0) as running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            if line.startswith("warm"):
+                break
+        cluster.kill(cluster.workers[0])
+        killed = time.time()
+        began, committed = (float(part) for part in next(running.stdout).split())
+        while began < killed:
+            began, committed = (float(part) for part in next(running.stdout).split())
+    return committed - killed
+
+
+def batch(spark: SparkSession, base: str, records: int) -> list[float]:
+    """Runs of the BATCH pipeline."""
+    _numbers(spark, f"{base}/in", records)
+    seconds = []
+    for number in range(ROUNDS):
+        pipeline = Pipeline("bench")
+        stream = pipeline.from_source(ParquetSource(f"{base}/in", S, name="numbers"))
+        stream.key_by("k").reduce(combine).sink_to(DeltaSink(f"{base}/out", name="out"))
+        plan = pipeline.plan({"execution.runtime-mode": "BATCH"})
+        begun = time.perf_counter()
+        run_all(Run(plan, spark, IntermediateStore(f"{base}/store-{number}"), "run", "execution"))
+        seconds.append(time.perf_counter() - begun)
+    return seconds
+
+
+def stream(spark: SparkSession, base: str, records: int) -> list[float]:
+    """The seconds of micro-batches, as if each had all records."""
+    _numbers(spark, f"{base}/in", records)
+    pipeline = Pipeline("bench")
+    source = ParquetSource(f"{base}/in", S, name="numbers", max_files_per_trigger=2)
+    pipeline.from_source(source).key_by("k").reduce(combine).sink_to(Nowhere())
+    options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": f"{base}/{time.time_ns()}"}
+    StreamingJob(pipeline.plan(options), spark, Start("bench")).run()
+    return [seconds * records / rows for rows, seconds in batches(records)]
+
+
+def recovery(spark: SparkSession, base: str) -> None:
+    """A stream that says when each of its epochs began and was committed, once it is warm."""
+    arriving = Path(base, "arriving")
+    arriving.mkdir(parents=True)
+    pipeline = Pipeline("bench")
+    source = ParquetSource(str(arriving), S, name="numbers", monitor=True)
+    pipeline.from_source(source).key_by("k").reduce(combine).sink_to(Nowhere())
+    options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": f"{base}/checkpoints"}
+    epochs, files, dropped = 0, 0, 0.0
+
+    def observe(event: Event) -> None:
+        nonlocal epochs
+        if isinstance(event, EpochCommitted) and event.rows_in:
+            epochs += 1
+            print("warm" if epochs < 10 else f"{dropped} {time.time()}", flush=True) if epochs > 8 else None
+
+    def ended() -> bool:
+        nonlocal files, dropped
+        if not job.activity()[1] and time.time() - dropped > 1:
+            pq.write_table(pa.table({"k": [str(k) for k in range(1000)], "v": [files] * 1000}), arriving / f".{files}")
+            dropped = time.time()
+            (arriving / f".{files}").rename(arriving / f"{files:04d}.parquet")
+            files += 1
+        return False
+
+    job = StreamingJob(pipeline.plan(options), spark, Start("bench"), observe)
+    job.run(ended)
+
+
+def _numbers(spark: SparkSession, path: str, records: int) -> None:
+    ids = spark.range(records)
+    rows = ids.select((F.col("id") % KEYS).cast("string").alias("k"), F.col("id").alias("v"))
+    rows.repartition(8).write.mode("overwrite").parquet(path.replace("s3://", "s3a://"))
+
+
+if __name__ == "__main__":
+    what, master, base, number = sys.argv[1:]
+    with streaming_session(master, **{"spark.driver.memory": "2g"}) as session:
+        if what == "recovery":
+            recovery(session, base)
+        rounds = batch(session, base, int(number)) if what == "batch" else stream(session, base, int(number))
+    print(msgspec.json.encode(rounds).decode(), flush=True)
