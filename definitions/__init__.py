@@ -5,7 +5,9 @@ from datetime import timedelta
 from dagster import Definitions, RunFailureSensorContext, run_failure_sensor
 
 from dagster_unified.orchestration import BatchDeployment, StreamingDeployment, unified_definitions
+from jobs.aircraft_profiles import pipeline as aircraft_profiles
 from jobs.aircraft_sessions import pipeline as aircraft_sessions
+from jobs.airport_communities import pipeline as airport_communities
 from jobs.airport_ranks import pipeline as airport_ranks
 from jobs.daily_flights import DAYS
 from jobs.daily_flights import pipeline as daily_flights
@@ -39,6 +41,8 @@ defs = Definitions.merge(
         delay_rules,
         destinations,
         airport_ranks,
+        airport_communities,
+        aircraft_profiles,
         graph_components,
         late_flights,
         BatchDeployment(daily_flights, partitions=DAYS, carry_state=True),

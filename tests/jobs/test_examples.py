@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import csv
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from datetime import datetime, timezone
 from functools import partial
+from random import Random
 from zlib import crc32
 
+import networkx
+import numpy as np
 import pytest
 from deltalake import DeltaTable
+from pyarrow.csv import ConvertOptions, read_csv
 
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.streaming.job import Start, StreamingJob
+from dagster_unified.records import record_type
+from dagster_unified.testing import run_pipeline
 from jobs import (
+    aircraft_profiles,
     aircraft_sessions,
+    airport_communities,
     airport_ranks,
     delay_rules,
     delay_totals,
@@ -27,6 +35,7 @@ from jobs import (
     weather_delays,
 )
 from jobs.data import airports_csv, flights_csv, planes_csv, rules_json, weather_csv
+from jobs.flights import RawFlight
 from tests.jobs.flown import flown
 
 DAYS = {("1", str(day)) for day in range(1, 6)}
@@ -191,6 +200,58 @@ def test_the_airports_have_the_ranks_of_a_power_iteration(data, spark, tmp_path)
     }
     assert found == pytest.approx(ranks)
     assert stage.iterations["pagerank"].rounds < airport_ranks.ROUNDS  # it ends by itself
+
+
+class InOrder(Random):
+    """What networkx asks of chance, without it: first airports elsewhere, and of several labels the last."""
+
+    def shuffle(self, nodes):
+        nodes.sort(key=lambda airport: (airport in {"EWR", "JFK", "LGA"}, airport))
+
+    def choice(self, labels):
+        return max(labels)
+
+
+def test_the_communities_of_airports_are_those_that_networkx_finds(data, tmp_path):
+    pipeline = airport_communities.build(str(data["flights_csv"]), str(tmp_path / "out"))
+    types = ConvertOptions(column_types=record_type(RawFlight).schema, null_values=["NA"], strings_can_be_null=True)
+    raw = [RawFlight(**row) for row in read_csv(data["flights_csv"], convert_options=types).to_pylist()]
+    members = run_pipeline(pipeline, "BATCH", inputs={"flights": raw}, seed=3).only()
+    flights = [row for row in read(data["flights_csv"]) if row["arr_delay"] not in ("", "NA")]
+    network = networkx.Graph()
+    network.add_nodes_from(sorted({row[end] for row in flights for end in ("origin", "dest")}))
+    arrived = Counter(row["dest"] for row in flights)
+    for (origin, dest), count in Counter((row["origin"], row["dest"]) for row in flights).items():
+        if 3 * count > arrived[dest]:
+            network.add_edge(origin, dest, weight=3 * count - arrived[dest])
+    found = defaultdict(set)
+    for member in members:
+        found[member.community].add(member.airport)
+    expected = networkx.community.asyn_lpa_communities(network, "weight", InOrder())
+    assert sorted(map(sorted, found.values())) == sorted(map(sorted, expected))
+    assert set(found) == {"EWR", "JFK", "LGA"}
+
+
+def test_the_profiles_of_aircraft_are_those_of_plain_k_means(data, spark, tmp_path):
+    pipeline = aircraft_profiles.build(str(data["flights_csv"]), str(tmp_path / "out"))
+    plan = pipeline.plan({"parallelism.default": 2})
+    *_, stage = run_all(Run(plan, spark, IntermediateStore(str(tmp_path / "store")), "run", "run"))
+    delays = defaultdict(list)
+    for row in read(data["flights_csv"]):
+        if row["arr_delay"] not in ("", "NA"):
+            delays[row["tailnum"]].append((float(row["dep_delay"]), float(row["arr_delay"])))
+    points = np.array([(d.mean(), (d - a).mean(), d.std()) for d, a in (np.array(of).T for of in delays.values())])
+    centers, moved = np.array(aircraft_profiles.START), True
+    while moved:
+        near = np.array([np.linalg.norm(point - centers, axis=1).argmin() for point in points])
+        means = np.array([points[near == kind].mean(0) for kind in range(len(centers))])
+        moved, centers = not np.allclose(means, centers), means
+    rows = DeltaTable(str(tmp_path / "out/aircraft_profiles")).to_pyarrow_table().sort_by("kind").to_pylist()
+    assert [row["aircraft"] for row in rows] == np.bincount(near).tolist()
+    assert [[row[name] for name in aircraft_profiles.MEASURES] for row in rows] == [
+        pytest.approx(center) for center in centers.tolist()
+    ]
+    assert stage.iterations["kmeans"].rounds < aircraft_profiles.ROUNDS  # it ends by itself
 
 
 @pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
