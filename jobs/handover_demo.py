@@ -16,7 +16,7 @@ from upath import UPath
 from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.desired import read_status
-from dagster_unified.graph.options import Configuration
+from dagster_unified.settings import configuration
 from dagster_unified.state import Savepoint
 from jobs.backfill_demo import BIN, dagster, follow, launch, stages, until
 from jobs.comparison import compare
@@ -31,7 +31,7 @@ console = Console(highlight=False, soft_wrap=True)
 
 def main() -> int:
     """The demonstration; 0 where the tables are equal."""
-    directory = CheckpointDirectory(Configuration()["execution.checkpointing.dir"], pipeline.name)
+    directory = CheckpointDirectory(configuration()["execution.checkpointing.dir"], pipeline.name)
     for old in (TABLES, SAVEPOINT, UPath(STORAGE) / pipeline.name, directory.path):
         remove_tree(old)
     console.print("one BATCH run over the year, for comparison")

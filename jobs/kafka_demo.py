@@ -26,7 +26,7 @@ from rich.console import Console
 from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.desired import read_status
-from dagster_unified.graph.options import Configuration
+from dagster_unified.settings import configuration
 from jobs.data import daily
 from jobs.flights import RawFlight
 from jobs.kafka_flights import FLIGHTS, stream
@@ -43,7 +43,7 @@ console = Console(highlight=False, soft_wrap=True)
 
 def main() -> int:
     """The demonstration; 0 where tables and topics are equal."""
-    directory = CheckpointDirectory(Configuration()["execution.checkpointing.dir"], stream.name)
+    directory = CheckpointDirectory(configuration()["execution.checkpointing.dir"], stream.name)
     remove_tree(directory.path)
     with servers() as (broker, database):
         for topic in (FLIGHTS, "idle_aircraft", "idle_aircraft_past"):

@@ -24,7 +24,7 @@ from rich.progress import Progress
 from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.desired import read_status
-from dagster_unified.graph.options import Configuration
+from dagster_unified.settings import configuration
 from jobs.comparison import compare
 from jobs.data import OUTPUT, daily
 from jobs.live_flights import INCOMING, TABLES, pipeline
@@ -36,7 +36,7 @@ console = Console()
 
 def main() -> int:
     """The demonstration; 0 where the tables are equal."""
-    checkpoints = Configuration()["execution.checkpointing.dir"]
+    checkpoints = configuration()["execution.checkpointing.dir"]
     directory = CheckpointDirectory(checkpoints, "live_flights")
     for old in (INCOMING, TABLES, directory.path):
         remove_tree(old)
