@@ -29,6 +29,9 @@ _RAISED = re.compile(
 )
 """As a worker or an expression raises it; not where a plan that is shown quotes the expression."""
 
+_STATE = re.compile(r"\s*SQLSTATE: [0-9A-Z]{5}$")
+"""What Spark puts behind a message."""
+
 
 _HEADER = re.compile(
     r"CSV header (?:does not conform to|is not equal to number of fields in) the schema.*?CSV file: (\S+)", re.DOTALL
@@ -54,7 +57,7 @@ def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) ->
     found = _RAISED.findall(text)
     if found:
         name, message = found[-1]
-        message = message.strip().removesuffix("SQLSTATE: P0001").strip()
+        message = _STATE.sub("", message.strip())
         if name == "MalformedInputError":
             return _malformed(message, plan, spark)
         kind = getattr(errors, name, errors.StageError)

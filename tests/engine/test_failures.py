@@ -49,3 +49,9 @@ ModuleNotFoundError: No module named 'shops'
 )
 def test_the_sentence_says_what_went_wrong(text, sentence):
     assert str(translated(ValueError(text), Plan(), "s", None)) == f"p: stage 's': {sentence}"
+
+
+@pytest.mark.parametrize("state", ["", " SQLSTATE: P0001", "\n  SQLSTATE: 38000"])
+def test_an_error_of_the_library_is_what_a_worker_raised_without_sparks_state(state):
+    raised = ValueError(f"Job aborted: dagster_unified.errors.PipelineError: p: operator 'a' is odd{state}\n\tat java")
+    assert str(translated(raised, Plan(), "s", None)) == "p: operator 'a' is odd"
