@@ -144,7 +144,8 @@ class _FileSource(SparkSource[Out]):
         reader = reader.option("maxFilesPerTrigger", 1).option("maxFileAge", "36500d")
         # and of which it would not find any that are not in the chunk's folder
         frame = reader.option("recursiveFileLookup", True).option("ignoreMissingFiles", True).load(listing)
-        return frame.withColumns({field.name: _from_path(field) for field in in_path})
+        from_path = {field.name: _from_path(field) for field in in_path}
+        return frame.withColumns(from_path) if from_path else frame
 
     def batch_position(self, spark: SparkSession) -> Position:
         if self.slice is not None:
