@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from dagster_unified.engine import connect_server
 from dagster_unified.engine.session import SERVER_DAEMON
 from dagster_unified.errors import ConfigurationError, StageError
 from dagster_unified.orchestration import SparkResource
+from tests.connectors.log_source import Event, append
 from tests.ports import free_port
 
 PROGRAM = """
@@ -170,9 +172,64 @@ assert table({str(tmp_path / "table")!r}) == sorted(map(tuple, run_pipeline(pipe
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_a_source_of_splits_is_read_in_batch_and_its_stream_needs_a_classic_session(running, tmp_path):
-    _, address = running
-    program = f"""
+def on_server(address, program, ends=0):
+    """What a program says that is given a session of the server, as `spark`."""
+    begin = f"from dagster_unified.engine import session\nspark = session.start(remote={address!r})\n"
+    done = subprocess.run(
+        [sys.executable, "-c", begin + program], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == ends, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_a_stream_fails_is_suspended_and_killed_and_goes_on_with_its_state_and_timers(running, tmp_path):
+    begin = f"""
+import os
+import signal
+from pathlib import Path
+
+from dagster_unified.errors import UserFunctionError
+from tests.orchestration.connect_stream import POISON, Row, add_file, job, read
+
+folder = Path({str(tmp_path)!r})
+"""
+    killed = """
+add_file(folder, 0, Row("a", 1, 1), Row("b", 2, POISON), Row("c", 30, 4))
+try:
+    job(folder, spark, bitter=True).run()
+except UserFunctionError as error:
+    print(str(error).replace(chr(10), " "))
+print(job(folder, spark).run(lambda: read(folder) == 3), flush=True)
+add_file(folder, 1, Row("a", 31, 8))
+job(folder, spark).run(lambda: read(folder) == 4 and os.kill(os.getpid(), signal.SIGKILL))
+"""
+    failed, stopped = on_server(running[1], begin + killed, -signal.SIGKILL).splitlines()
+    assert failed.startswith("stream: stage 'sinks', operator 'tasting': ValueError: this is poison, at ")
+    assert failed.endswith("on Row(key='b', at=12, amount=1000)")
+    assert stopped == "stopped"
+    last = """
+add_file(folder, 2, Row("b", 32, 16))
+last = job(folder, spark, patience=5)
+print(last.run(lambda: read(folder) == 5 and last.drain()))
+"""
+    assert on_server(running[1], begin + last) == "finished\n"
+    silent = DeltaTable(str(tmp_path / "silent")).to_pyarrow_table().to_pylist()
+    assert sorted((row["key"], row["at"], row["amount"]) for row in silent) == [
+        ("a", 41, 9),
+        ("b", 42, 1016),
+        ("c", 40, 4),
+    ]
+
+
+AUTHOR = """
+from tests.connectors.log_source import Event
+
+def scaled(event: Event) -> Event:
+    return event._replace(number=event.number * {factor})
+"""
+
+EITHER_MODE = """
+import sys
 from pathlib import Path
 
 from dagster_unified.api import DeltaSink, Pipeline
@@ -181,26 +238,43 @@ from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.errors import UnsupportedError
-from tests.connectors.log_source import Event, LogSource, append
+from tests.connectors.log_source import LogSource
 
-folder = Path({str(tmp_path)!r})
-append(folder / "logs", "left", *[Event("a", n, n) for n in range(5)], "no event")
-append(folder / "logs", "right", *[Event("b", n, n) for n in range(3)])
+address, folder, mode = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+sys.path.insert(0, str(folder))
+from author import scaled
+
 pipeline = Pipeline("lines")
-events = pipeline.from_source(LogSource(folder / "logs", on_malformed="divert"))
-events.key_by("key").sum("number").sink_to(DeltaSink(str(folder / "table"), name="table"))
-spark = session.start(remote={address!r})
-store = IntermediateStore(str(folder / "store"))
-run_all(Run(pipeline.plan({{"execution.runtime-mode": "BATCH"}}), spark, store, "run", "run"))
-options = {{"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(folder / "checkpoints")}}
-try:
-    StreamingJob(pipeline.plan(options), spark, Start("test"))
-except UnsupportedError as error:
-    print(error)
+events = pipeline.from_source(LogSource(folder.parent / "logs", on_malformed="divert")).map(scaled)
+table = DeltaSink(str(folder / mode), mode="upsert", key="key", name="table")
+events.key_by("key").sum("number").map(scaled).sink_to(table)
+options = {"execution.checkpointing.dir": str(folder / "checkpoints")} if mode == "STREAMING" else {}
+plan = pipeline.plan({"execution.runtime-mode": mode, **options})
+spark = session.start(remote=address)
+if mode == "BATCH":
+    run_all(Run(plan, spark, IntermediateStore(str(folder / "store")), "run", "run"))
+else:
+    assert StreamingJob(plan, spark, Start("test")).run() == "finished"
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "lines: STREAMING needs a classic Spark session, and this one is Spark Connect's; give" in done.stdout
-    summed = DeltaTable(str(tmp_path / "table")).to_pyarrow_table().to_pylist()
-    assert sorted((row["key"], row["number"]) for row in summed) == [("a", 10), ("b", 3)]
+
+
+def test_two_streams_and_two_batch_runs_at_once_each_have_their_own_module_of_one_name(running, tmp_path):
+    append(tmp_path / "logs", "left", *[Event("a", n, n) for n in range(5)], "no event")
+    append(tmp_path / "logs", "right", *[Event("b", n, n) for n in range(3)])
+    runs = []
+    for factor in (1, 10):
+        folder = tmp_path / str(factor)
+        folder.mkdir()
+        (folder / "author.py").write_text(AUTHOR.format(factor=factor))
+        for mode in ("BATCH", "STREAMING"):
+            command = [sys.executable, "-c", EITHER_MODE, running[1], str(folder), mode]
+            runs.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
+    said = [run.communicate(timeout=600)[1] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0, 0, 0], said
+    for factor in (1, 10):
+        for mode in ("BATCH", "STREAMING"):
+            summed = DeltaTable(str(tmp_path / str(factor) / mode)).to_pyarrow_table().to_pylist()
+            assert sorted((row["key"], row["number"]) for row in summed) == [
+                ("a", 10 * factor**2),
+                ("b", 3 * factor**2),
+            ]

@@ -7,6 +7,7 @@
     <dir>/<pipeline>/iterations/<uid>/       the rounds of an iteration: state, and what is fed back
     <dir>/<pipeline>/malformed/<source>/     rows that did not fit, by epoch
     <dir>/<pipeline>/epochs/                 the epoch that is being committed
+    <dir>/<pipeline>/calls/<query>/          how a Spark Connect server and the job speak of the epoch that runs
     <dir>/<pipeline>/splits/<query>.json     into how many tasks Spark splits what an epoch reads
     <dir>/<pipeline>/savepoints/<name>/      what one can go back to
     <dir>/<pipeline>/requests/, answers/     for a savepoint of the job that runs
@@ -255,6 +256,14 @@ class CheckpointDirectory:
         """The greatest fencing token so far."""
         return max((int(p.stem) for p in self._leases()), default=0)
 
+    def check_lease(self, token: int) -> None:
+        """Raise `LeaseLostError` where another job has taken over from the one with this token."""
+        if self.greatest() > token:
+            raise LeaseLostError(
+                f"{self.path.name}: another job has taken over the checkpoint directory; this one stops and writes"
+                " nothing more"
+            )
+
     def released(self, token: int) -> bool:
         """Whether a lease was released by its holder, who was not killed."""
         lease = _read(self.path / "lease" / f"{token}.json")
@@ -321,11 +330,7 @@ class HeldLease:
 
     def check(self) -> None:
         """Raise `LeaseLostError` where another job has taken over; call it before each commit."""
-        if self._directory.greatest() > self.token:
-            raise LeaseLostError(
-                f"{self._directory.path.name}: another job has taken over the checkpoint directory; this one stops and"
-                " writes nothing more"
-            )
+        self._directory.check_lease(self.token)
 
     def release(self) -> None:
         """Release the lease, so that others need not wait until it expires."""

@@ -24,6 +24,7 @@ from dagster_unified.errors import LeaseLostError
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from upath import UPath
 
 NAME = "dagster_unified_control"
@@ -58,12 +59,14 @@ class ControlFile:
                     self._copy[1].write(event)
                 self._written = event.number
 
-    def near(self) -> str:
-        """A folder on this machine with the latest event, for a source that asks for it a hundred times a second.
+    def near(self, spark: SparkSession) -> str:
+        """A folder near Spark's driver with the latest event, for a source that looks a hundred times a second.
 
-        Of a folder in a bucket it is a copy, which has what this object writes.
+        Of a folder in a bucket it is a copy, which has what this object writes, unless the driver is a server's.
         """
-        if is_local(self.folder):
+        from dagster_unified.engine.session import is_connect  # not needed where the source is
+
+        if is_local(self.folder) or is_connect(spark):
             return str(self.folder)
         with self._lock:
             if self._copy is None:

@@ -3,10 +3,14 @@
 The query's rows have to be computed exactly once, since that is what advances its state. If one sink takes everything
 as one stream, they go straight to it (`engine/writing.py` computes them also where the sink has this epoch already).
 Otherwise they are staged in the checkpoint directory, and each sink is written from there.
+
+What is done with the rows knows nothing of the job's process: a classic session runs it there, and through Spark
+Connect it is sent by value to where the server runs it (`through_connect.py`).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -14,16 +18,21 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
+
 from dagster_unified.connectors.commits import WriteIdentity
 from dagster_unified.connectors.paths import for_spark, remove_tree
-from dagster_unified.engine.commit import SinkCommits, WriteContext, WriteResult
+from dagster_unified.engine.commit import SinkCommits, WriteContext
 from dagster_unified.engine.dataframe.fragment import Fragment
+from dagster_unified.engine.events import Written
 from dagster_unified.engine.shipping import Shipments, by_value_afresh
 from dagster_unified.engine.streaming.iterations import IterationsInEpoch
 from dagster_unified.engine.streaming.tail import Tail
 from dagster_unified.engine.writing import spark_sink, write
+from dagster_unified.errors import UnifiedError
 from dagster_unified.graph.nodes import SinkNode
 from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.operators.drivers.report import Report
 from dagster_unified.operators.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -37,6 +46,41 @@ Keep = Callable[["DataFrame", int], None]
 """Keeps rows of an epoch that go to no sink."""
 
 
+class StoppedError(UnifiedError):
+    """The job is being stopped; not an error to anyone."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What an epoch has done, for the job."""
+
+    written: dict[str, Written]
+    """By sink."""
+
+    metrics: Metrics
+    """Of the operators before the sinks."""
+
+    report: Report = msgspec.field(default_factory=Report)
+    """Of the operators that Spark ran in the query itself."""
+
+    diverted: dict[str, int] = {}
+    """Malformed rows that were set aside, by source."""
+
+
+class EpochRunner(ABC):
+    """Runs the epochs of one query: takes its rows to the sinks."""
+
+    def __init__(self, writer: EpochWriter) -> None:
+        self.writer = writer
+
+    @abstractmethod
+    def run(self, frame: DataFrame, epoch: int, ends: bool) -> Outcome:
+        """Commit one micro-batch; `ends` says that it brings the end of the input."""
+
+    def close(self) -> None:
+        """Close what is kept open between epochs."""
+        self.writer.close()
+
+
 def _never() -> bool:
     return False
 
@@ -46,7 +90,9 @@ class EpochWriter:
     """Writes the epochs of one query."""
 
     plan: Plan
-    spark: SparkSession
+    spark: SparkSession | None
+    """The session that writes; None for that of an epoch's rows, with no other of which they can be joined."""
+
     tail: Fragment
     deployment: str
     timeline: int
@@ -66,26 +112,27 @@ class EpochWriter:
         kept: Mapping[int, Keep] | None = None,
         is_empty: Callable[[], bool] = _never,
         iterations: IterationsInEpoch | None = None,
-    ) -> tuple[dict[str, WriteResult], Metrics]:
+    ) -> tuple[dict[str, Written], Metrics]:
         """Commit the rows of a micro-batch; returns what each sink wrote, and what the operators of the tail reported.
 
         `kept` says what happens to the lanes that go to no sink, such as malformed rows. `is_empty` says, once the rows
         are computed, whether sinks may be spared an epoch without rows.
         """
         self.check()
+        spark = self.spark or frame.sparkSession
         if self._reads_once() and not kept and iterations is None:
-            return self._write(epoch, partial(stream_of, frame))
+            return self._write(spark, epoch, partial(stream_of, frame))
         target = self.staging / f"epoch-{epoch}"
         frame.write.mode("overwrite").option("compression", "lz4_raw").parquet(for_spark(target))
-        results: dict[str, WriteResult] = {}
+        results: dict[str, Written] = {}
         metrics = Metrics()
         # The first epoch creates the tables, or undoes what went back to a savepoint, even if it has no rows.
         is_first = epoch == 0 or (self.timeline and not self._begun)
         if is_first or not is_empty() or (iterations is not None and iterations.has_run()):
-            staged = self.spark.read.schema(frame.schema).parquet(for_spark(target))
+            staged = spark.read.schema(frame.schema).parquet(for_spark(target))
             for lane, keep in (kept or {}).items():
                 keep(staged.where(f"lane = {lane}"), epoch)
-            results, metrics = self._write(epoch, partial(stream_of, staged), iterations)
+            results, metrics = self._write(spark, epoch, partial(stream_of, staged), iterations)
             self._begun = True
         remove_tree(target)
         return results, metrics
@@ -101,16 +148,19 @@ class EpochWriter:
         return len(self.tail.sinks) == 1 and all(len(self.plan.graph.inputs(node)) == 1 for node in self.tail.nodes)
 
     def _write(
-        self, epoch: int, output: Callable[[Port], DataFrame], iterations: IterationsInEpoch | None = None
-    ) -> tuple[dict[str, WriteResult], Metrics]:
-        tail = Tail(self.plan, self.tail, self.spark, output, self._shipments, iterations)
+        self,
+        spark: SparkSession,
+        epoch: int,
+        output: Callable[[Port], DataFrame],
+        iterations: IterationsInEpoch | None = None,
+    ) -> tuple[dict[str, Written], Metrics]:
+        tail = Tail(self.plan, self.tail, spark, output, self._shipments, iterations)
         results = {}
         try:
             for number in self.tail.sinks:
                 node = cast("SinkNode", self.plan.graph.node(number))
-                results[node.name] = write(
-                    node, self._commits_of(node), tail.sink_input(number), self._context(node, epoch)
-                )
+                result = write(node, self._commits_of(node), tail.sink_input(number), self._context(node, epoch))
+                results[node.name] = Written(result.rows, result.bytes)
         finally:
             tail.release()
         return results, tail.metrics()

@@ -90,10 +90,11 @@ class StreamingJob:
                 f"{plan.name}: this job runs in STREAMING, and the pipeline resolves to {plan.execution.mode}; launch"
                 " with execution.runtime-mode=STREAMING"
             )
-        if not hasattr(spark, "sparkContext") or is_connect(spark):
+        if is_connect(spark) and has_iterations(plan.graph):
             raise UnsupportedError(
-                f"{plan.name}: STREAMING needs a classic Spark session, and this one is Spark Connect's; give"
-                " SparkResource a master instead of a remote, or the command --master instead of --remote"
+                f"{plan.name}: an iteration in STREAMING needs a classic Spark session, and this one is Spark"
+                " Connect's; give SparkResource a master instead of a remote, or the command --master instead of"
+                " --remote"
             )
         by_group = [node.name for node in plan.graph.nodes if node.runs_by_key]
         if plan.execution.streaming.backend == "HASHMAP" and by_group:
@@ -147,7 +148,7 @@ class StreamingJob:
             start = self._start_state(self.deployed)
             self.plan = self._after_start(self.deployed)
             deployment = Deployment(
-                self.plan, self.spark, self.directory, self.deployed, self.observe, self.may_write, self._lease.token
+                self.plan, self.spark, self.directory, self.deployed, self.observe, self._lease.token
             )
             read = {node for one in wanted if one.aggregate is None for node in self.plan.upstream(*one.sinks)}
             for one in wanted:

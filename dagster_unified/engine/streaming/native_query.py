@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.control import ControlFile
+from dagster_unified.engine.streaming.epoch import EpochRunner, Outcome
 from dagster_unified.engine.streaming.native_streams import NativeStreams
-from dagster_unified.engine.streaming.query import Deployment, Query, written
+from dagster_unified.engine.streaming.query import Deployment, Query
 from dagster_unified.engine.streaming.topology import TAIL
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph.plan import Port
@@ -19,6 +20,13 @@ from dagster_unified.operators.drivers.key_groups import ControlEvent
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+class NativeRunner(EpochRunner):
+    """Takes what an aggregate emits to the sinks."""
+
+    def run(self, frame: DataFrame, epoch: int, ends: bool) -> Outcome:
+        return Outcome(*self.writer.commit(frame, epoch, lambda rows, port: rows))
 
 
 class NativeQuery(Query):
@@ -44,6 +52,7 @@ class NativeQuery(Query):
         self.output_mode = "append" if self.windowed else "update"
         self._events = ControlFile(str(self.folder / "control" / name))
         self._events.claim(deployment.token)
+        self.runner = NativeRunner(self.writer)
         latest = self._events.read()
         if latest is not None and latest.end:
             self.goes_on_at_end()
@@ -61,9 +70,8 @@ class NativeQuery(Query):
                 )
         return built
 
-    def commit(self, frame: DataFrame, epoch: int) -> EpochCommitted:
-        begun = time.monotonic()
-        results, metrics = self.writer.commit(frame, epoch, lambda rows, port: rows)
+    def committed(self, outcome: Outcome, epoch: int, started: float) -> EpochCommitted:
+        metrics = outcome.metrics
         rows, state_rows, state_bytes = self.measured()
         late = self._late()
         if late:
@@ -72,10 +80,10 @@ class NativeQuery(Query):
             self.name,
             epoch,
             rows,
-            time.monotonic() - begun,
+            time.monotonic() - started,
             self._watermark(),
             metrics,
-            written(results),
+            outcome.written,
             state_rows,
             state_bytes,
         )

@@ -126,7 +126,7 @@ class NativeStreams:
 
         assert self._control is not None
         self.spark.dataSource.register(ControlSource)
-        events = self.spark.readStream.format(NAME).option("path", self._control.near()).load()
+        events = self.spark.readStream.format(NAME).option("path", self._control.near(self.spark)).load()
         return events.where(F.get_json_object("event", "$.end") == "true")
 
 

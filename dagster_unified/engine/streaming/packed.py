@@ -6,8 +6,9 @@ Knows Spark's DataFrame API, the line of stages and the job's time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,14 +25,16 @@ from dagster_unified.engine.dataframe.observations import observed
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.failures import naming_operator
 from dagster_unified.engine.job_time import JobTime
+from dagster_unified.engine.malformed import Diverted
 from dagster_unified.engine.state_tables.savepoints import StartingState
 from dagster_unified.engine.streaming import worker
 from dagster_unified.engine.streaming.alignment import Alignment
 from dagster_unified.engine.streaming.checkpoint import INITIAL
-from dagster_unified.engine.streaming.control import NAME, ControlFile, ControlSource, brings_end
+from dagster_unified.engine.streaming.control import NAME, ControlFile, ControlSource
+from dagster_unified.engine.streaming.epoch import EpochRunner, EpochWriter, Outcome
 from dagster_unified.engine.streaming.iterations import FOLDER, IterationsInEpoch, Rounds, StreamIterations
 from dagster_unified.engine.streaming.processor import KeyGroupProcessor
-from dagster_unified.engine.streaming.query import Deployment, Query, written
+from dagster_unified.engine.streaming.query import Deployment, Query
 from dagster_unified.engine.streaming.splits import Splits
 from dagster_unified.engine.streaming.topology import Exchanged, Head, Native, Topology
 from dagster_unified.engine.translate import input_layout
@@ -116,10 +119,6 @@ class PackedFrames:
         found.write.mode("overwrite").option("compression", "lz4_raw").parquet(made)
         return self.spark.read.schema(found.schema).parquet(made).groupBy("lane", "group")
 
-    def lane(self, frame: DataFrame, lane: int, schema: pa.Schema) -> DataFrame:
-        """One stream out of packed rows, in its own columns."""
-        return frame.where(f"lane = {lane}").select("data").mapInArrow(worker.unpack(schema), spark_schema(schema))
-
     def _through(self, frame: DataFrame, stage: Native | Exchanged, groups: int) -> DataFrame:
         """What runs between two levels beside their pass."""
         if isinstance(stage, Native):
@@ -182,7 +181,7 @@ class PackedFrames:
         from pyspark.sql import functions as F
 
         self.spark.dataSource.register(ControlSource)
-        events = self.spark.readStream.format(NAME).option("path", self.control.near()).load()
+        events = self.spark.readStream.format(NAME).option("path", self.control.near(self.spark)).load()
         waiting = sorted({*self.topology.timed, *self.topology.iterations})
         lanes = F.explode(F.array(*[F.lit(lane).cast("int") for lane in waiting])).alias("lane")
         last = F.when(F.col("lane").isin(*self.topology.iterations), 0).otherwise(groups - 1)
@@ -213,6 +212,42 @@ class PackedRows:
     def report(self) -> Report:
         """What the operators reported; call it after the rows were computed."""
         return merge_reports(bytes(r) for r in observed(self._observation).get("reports") or [])
+
+
+def stream_of(frame: DataFrame, lane: int, schema: pa.Schema) -> DataFrame:
+    """One stream out of packed rows, in its own columns."""
+    return frame.where(f"lane = {lane}").select("data").mapInArrow(worker.unpack(schema), spark_schema(schema))
+
+
+class PackedRunner(EpochRunner):
+    """Takes packed rows to the sinks, and keeps malformed ones: those of some sources, by lane."""
+
+    def __init__(
+        self,
+        writer: EpochWriter,
+        lanes: Mapping[Port, int],
+        malformed_rows: Mapping[int, Diverted],
+        iterations: StreamIterations | None,
+    ) -> None:
+        super().__init__(writer)
+        self._lanes, self._iterations = lanes, iterations
+        self._kept = {lane: partial(self._keep, lane, diverted) for lane, diverted in malformed_rows.items()}
+        self._diverted: dict[str, int] = {}
+
+    def run(self, frame: DataFrame, epoch: int, ends: bool) -> Outcome:
+        self._diverted = {}
+        rows = PackedRows(frame)
+        iterated = IterationsInEpoch(self._iterations, epoch, ends) if self._iterations else None
+        written, metrics = self.writer.commit(rows.frame, epoch, self._unpacked, self._kept, rows.are_none, iterated)
+        return Outcome(written, metrics, rows.report(), self._diverted)
+
+    def _unpacked(self, frame: DataFrame, port: Port) -> DataFrame:
+        return stream_of(frame, self._lanes[port], self.writer.plan.layout(port).schema)
+
+    def _keep(self, lane: int, diverted: Diverted, frame: DataFrame, epoch: int) -> None:
+        rows = stream_of(frame, lane, MALFORMED_ROW)
+        count = self._diverted[diverted.source] = rows.count()
+        malformed.keep(rows, count, diverted, str(epoch))
 
 
 class PackedQuery(Query):
@@ -254,8 +289,13 @@ class PackedQuery(Query):
             self.goes_on_at_end()
         self.stages = stages
         self.splits = Splits(self.spark, self.folder, name)
-        self.kept = {lanes[n.uid]: self._keep(n) for n in malformed.diverting(self.plan) if n.id in read}
-        self.diverted: dict[str, int] = {}
+        kept = {
+            lanes[node.uid]: malformed.in_streaming(self.directory, node)
+            for node in malformed.diverting(self.plan)
+            if node.id in read
+        }
+        iterations = None if self.through_connect else self.iterations
+        self.runner = PackedRunner(self.writer, stages.tail_lanes, kept, iterations)
 
     def frame(self) -> DataFrame:
         frame = self.frames.build()
@@ -277,15 +317,8 @@ class PackedQuery(Query):
         super().stop()
         self.splits.end()
 
-    def commit(self, frame: DataFrame, epoch: int) -> EpochCommitted:
-        begun = time.monotonic()
-        self.diverted = {}
-        rows = PackedRows(frame)
-        iterated = None
-        if self.iterations:
-            iterated = IterationsInEpoch(self.iterations, epoch, self._end_sent and brings_end(self._logged(epoch)))
-        results, behind = self.writer.commit(rows.frame, epoch, self._unpacked, self.kept, rows.are_none, iterated)
-        report = rows.report()
+    def committed(self, outcome: Outcome, epoch: int, started: float) -> EpochCommitted:
+        report = outcome.report
         if self.iterations.circulates:
             self.time.wake()
         if self.stages.awaits_events or self.alignment:
@@ -300,13 +333,13 @@ class PackedQuery(Query):
             self.name,
             epoch,
             report.rows,
-            time.monotonic() - begun,
+            time.monotonic() - started,
             self.time.watermark(),
-            merge([report.metrics, behind]),
-            written(results),
+            merge([report.metrics, outcome.metrics]),
+            outcome.written,
             state_rows,
             state_bytes,
-            self.diverted,
+            outcome.diverted,
             self._backlog(),
         )
 
@@ -347,14 +380,3 @@ class PackedQuery(Query):
         if self.stages.awaits_events:
             self.control.write(self.time.end(wall_clock()))
         return self.stages.awaits_events
-
-    def _unpacked(self, frame: DataFrame, port: Port) -> DataFrame:
-        return self.frames.lane(frame, self.stages.tail_lanes[port], self.plan.layout(port).schema)
-
-    def _keep(self, node: g.SourceNode) -> Callable[[DataFrame, int], None]:
-        def keep(frame: DataFrame, epoch: int) -> None:
-            rows = self.frames.lane(frame, self.frames.malformed[node.uid], MALFORMED_ROW)
-            count = self.diverted[node.source.name] = rows.count()
-            malformed.keep(rows, count, malformed.in_streaming(self.directory, node), str(epoch))
-
-        return keep

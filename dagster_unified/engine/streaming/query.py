@@ -1,6 +1,7 @@
 """One Spark query of a STREAMING job: started, watched, drained and stopped.
 
-Knows Spark's streaming API; what its rows are and how an epoch is committed, a kind of query knows.
+Knows Spark's streaming API; what its rows are and what follows from an epoch, a kind of query knows. What an epoch does
+with the rows is its runner's, which may be in another process.
 """
 
 from __future__ import annotations
@@ -9,29 +10,31 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from dagster_unified.connectors import listing, written_ahead
 from dagster_unified.connectors.paths import for_spark
 from dagster_unified.engine.dataframe.fragment import Fragment
-from dagster_unified.engine.events import EpochCommitted, Observer, Written
+from dagster_unified.engine.events import EpochCommitted, Observer
 from dagster_unified.engine.failures import translated
+from dagster_unified.engine.session import is_connect
 from dagster_unified.engine.streaming import tables
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, last_number
 from dagster_unified.engine.streaming.control import brings_end
 from dagster_unified.engine.streaming.draining import Draining, End
-from dagster_unified.engine.streaming.epoch import EpochWriter
-from dagster_unified.errors import UnifiedError
+from dagster_unified.engine.streaming.epoch import EpochRunner, EpochWriter, Outcome, StoppedError
+from dagster_unified.engine.streaming.through_connect import EpochsElsewhere
+from dagster_unified.errors import UnifiedError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.plan import Plan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
     from upath import UPath
-
-    from dagster_unified.engine.commit import WriteResult
 
 STALE = 1.0
 """Seconds after which a running query lists the files of a lookup's table again."""
@@ -52,15 +55,13 @@ class Deployment:
     directory: CheckpointDirectory
     deployed: Deployed
     observe: Observer
-    check: Callable[[], None]
-    """Raises where this job may not write any more."""
-
     token: int
     """The fencing token of the job."""
 
-
-class _StoppedError(UnifiedError):
-    """The job is being stopped; not an error to anyone."""
+    @property
+    def check(self) -> Callable[[], None]:
+        """Raises where this job may not write any more."""
+        return partial(self.directory.check_lease, self.token)
 
 
 class Query(ABC):
@@ -73,13 +74,18 @@ class Query(ABC):
     several_stateful = True
     """Whether Spark may find several stateful operators in the query."""
 
+    runner: EpochRunner
+
     def __init__(self, deployment: Deployment, name: str, tail: Fragment) -> None:
         self.name, self.plan, self.spark = name, deployment.plan, deployment.spark
         self.directory = deployment.directory
         self.folder = deployment.directory.path
+        self._token = deployment.token
+        self.through_connect = is_connect(deployment.spark)
+        self._elsewhere: EpochsElsewhere | None = None
         self.writer = EpochWriter(
             deployment.plan,
-            deployment.spark,
+            None if self.through_connect else deployment.spark,
             tail,
             f"{deployment.deployed.id}/{name}",
             deployment.deployed.timeline,
@@ -118,8 +124,8 @@ class Query(ABC):
         """The query's rows."""
 
     @abstractmethod
-    def commit(self, frame: DataFrame, epoch: int) -> EpochCommitted:
-        """Commit one micro-batch."""
+    def committed(self, outcome: Outcome, epoch: int, started: float) -> EpochCommitted:
+        """An epoch that was started then is committed: do what follows from it before Spark logs it."""
 
     @abstractmethod
     def end(self) -> bool:
@@ -164,14 +170,41 @@ class Query(ABC):
 
     def start(self) -> None:
         """Start the query."""
-        writer = self.frame().writeStream.foreachBatch(self._epoch).outputMode(self.output_mode)
+        writer = self.frame().writeStream.outputMode(self.output_mode)
         writer = writer.option("checkpointLocation", for_spark(self.folder / "spark" / self.name)).queryName(
             f"{self.plan.name}/{self.name}"
         )
         if self._interval:
             writer = writer.trigger(processingTime=f"{int(self._interval * 1000)} milliseconds")
         self.spark.conf.set("spark.sql.streaming.statefulOperator.allowMultiple", str(self.several_stateful).lower())
-        self.query = writer.start()
+        self.query = self._started_elsewhere(writer) if self.through_connect else self._started_here(writer)
+
+    def _started_here(self, writer: DataStreamWriter) -> StreamingQuery:
+        """The query, whose epochs run in this process."""
+
+        def run(frame: DataFrame, epoch: int) -> None:
+            self._epoch(partial(self.runner.run, frame, epoch), epoch)
+
+        return writer.foreachBatch(run).start()
+
+    def _started_elsewhere(self, writer: DataStreamWriter) -> StreamingQuery:
+        """The query, whose epochs a Spark Connect server runs."""
+        if self.tables:
+            raise UnsupportedError(
+                f"{self.plan.name}: a lookup before an operator with state finds a table's new files only in a classic"
+                " session, and this one is Spark Connect's; look it up behind the operators with state, or give"
+                " SparkResource a master instead of a remote"
+            )
+        calls = self.folder / "calls" / self.name
+        self._elsewhere = EpochsElsewhere(self.plan, self.name, calls, self.directory, self._token)
+        function = self._elsewhere.function(self.runner)
+        self._elsewhere.serve(self._epoch)
+        try:
+            self._elsewhere.running = writer.foreachBatch(function).start()
+        except BaseException:
+            self._elsewhere.close()
+            raise
+        return self._elsewhere.running
 
     def between_epochs(self, action: Callable[[int], None]) -> None:
         """Have `action` called once between two epochs, with the number of the one before: nothing is written then.
@@ -234,8 +267,11 @@ class Query(ABC):
         except Exception as error:
             if self.query.isActive:
                 raise translated(error, self.plan, self.name, self.spark) from error
+        finally:
+            if self._elsewhere is not None:
+                self._elsewhere.close()
         if waited:
-            self.writer.close()
+            self.runner.close()
 
     def busy(self) -> bool:
         """Whether an epoch is being worked on, or Spark asks whether there is anything to read."""
@@ -252,7 +288,7 @@ class Query(ABC):
             return 0, 0, 0
         states = progress["stateOperators"]
         rows, size = sum(s["numRowsTotal"] for s in states), sum(s["memoryUsedBytes"] for s in states)
-        return int(progress["numInputRows"]), rows, size
+        return int(progress.numInputRows), rows, size
 
     def _is_early(self) -> bool:
         """Whether an epoch that is not late starts in a while only."""
@@ -308,21 +344,27 @@ class Query(ABC):
             raise self._error()
         return False
 
-    def _epoch(self, frame: DataFrame, epoch: int) -> None:
+    def _epoch(self, run: Callable[[bool], Outcome], epoch: int) -> None:
+        """Have an epoch run, between what comes before it and what follows from it."""
         begun = time.time()
         with self._committing:
             if self._stopping:
-                raise _StoppedError("the job is being stopped")
+                raise StoppedError("the job is being stopped")
             if self._last_needed is not None and epoch > self._last_needed:
-                raise _StoppedError("the input has ended")  # what came later would be late, and count as read
+                raise StoppedError("the input has ended")  # what came later would be late, and count as read
             if epoch > 0:
                 self._act(epoch - 1)
             try:
-                self._observe(self.commit(frame, epoch))
+                started = time.monotonic()
+                ends = self._end_sent and self._last_needed is None and brings_end(self._logged(epoch))
+                outcome = run(ends)
+                self._observe(self.committed(outcome, epoch, started))
                 self.epochs += 1
                 self.last = epoch
-                if self._end_sent and self._last_needed is None and brings_end(self._logged(epoch)):
+                if ends:
                     self._last_needed = epoch + self.epochs_after_end
+            except StoppedError:
+                raise
             except Exception as error:
                 self.failure = error
                 raise
@@ -336,10 +378,6 @@ class Query(ABC):
     def _error(self) -> UnifiedError:
         assert self.query is not None
         stopped = UnifiedError(f"{self.plan.name}: query '{self.name}' has stopped")
-        cause: Exception = self.failure or self.query.exception() or stopped
+        unreachable = self._elsewhere.failure if self._elsewhere is not None else None
+        cause: Exception = self.failure or unreachable or self.query.exception() or stopped
         return translated(cause, self.plan, self.name, self.spark)
-
-
-def written(results: dict[str, WriteResult]) -> dict[str, Written]:
-    """What sinks wrote, as events say it."""
-    return {name: Written(result.rows, result.bytes) for name, result in results.items()}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from dagster_unified.engine.session import cores, is_connect
 from dagster_unified.engine.streaming.atomic import write_atomically
 from dagster_unified.engine.streaming.checkpoint import last_number
 
@@ -50,10 +51,14 @@ class Splits:
         """The session's own settings, while others may be in their place."""
 
         self._record: list[Splitting] = []
+        self._found: int | None = None
+        """How many tasks ran at once when the query started, through Spark Connect, which does not tell it later."""
 
     def begin(self) -> None:
         """Set what the epoch that runs first is split by: what it was split by, if it was begun before."""
         self._given = {name: value for name in SETTINGS if (value := self._spark.conf.get(name, None)) is not None}
+        if is_connect(self._spark):
+            self._found = cores(self._spark)
         committed, begun = last_number(self._log / "commits"), last_number(self._log / "offsets")
         first = 0 if committed is None else committed + 1
         if begun is not None and begun >= first:
@@ -67,7 +72,7 @@ class Splits:
         """Let `epoch`, which is about to run, and those after it be split by what there is now."""
         if self._given is None:
             return
-        now = {CORES: str(self._spark.sparkContext.defaultParallelism), **self._given}
+        now = {CORES: str(self._cores()), **self._given}
         if self._record and self._record[-1].settings == now:
             return
         self._record = [*[one for one in self._record if one.epoch < epoch], Splitting(epoch, now)][-KEPT:]
@@ -79,6 +84,10 @@ class Splits:
         if self._given is not None:
             self._set(self._given)
             self._given = None
+
+    def _cores(self) -> int:
+        """How many tasks run at once."""
+        return self._spark.sparkContext.defaultParallelism if self._found is None else self._found
 
     def _set(self, settings: dict[str, str]) -> None:
         for name in SETTINGS:

@@ -1,0 +1,93 @@
+"""A stream on a Spark Connect server, for processes of their own: `build`, and `run` with what it is to meet."""
+
+import json
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dagster_unified.api import (
+    DeltaSink,
+    KeyedProcessFunction,
+    ParquetSource,
+    Pipeline,
+    ValueStateDescriptor,
+    WatermarkStrategy,
+)
+from dagster_unified.engine.events import EpochCommitted
+from dagster_unified.engine.streaming.job import Start, StreamingJob
+
+OPTIONS = {
+    "execution.runtime-mode": "STREAMING",
+    "pipeline.max-parallelism": 2,
+    "parallelism.default": 1,
+}
+POISON = 1000
+
+
+class Row(NamedTuple):
+    key: str
+    at: int
+    amount: int
+
+
+class Silence(KeyedProcessFunction):
+    """Says when a key has been silent for ten, with what it had by then."""
+
+    def open(self, context):
+        self.total = context.get_state(ValueStateDescriptor("total", int))
+        self.timer = context.get_state(ValueStateDescriptor("timer", int))
+
+    def process_element(self, value, ctx) -> Iterable[Row]:
+        self.total.update((self.total.value() or 0) + value.amount)
+        if self.timer.value() is not None:
+            ctx.timer_service().delete_event_time_timer(self.timer.value())
+        self.timer.update(value.at + 10)
+        ctx.timer_service().register_event_time_timer(value.at + 10)
+
+    def on_timer(self, timestamp, ctx) -> Iterable[Row]:
+        yield Row(ctx.get_current_key(), timestamp, self.total.value())
+
+
+def build(folder: Path, bitter: bool = False) -> Pipeline:
+    """The totals of keys that fell silent; a `bitter` one cannot bear the poison."""
+
+    def tasted(row: Row) -> Row:
+        if bitter and row.amount >= POISON:
+            raise ValueError("this is poison")
+        return row
+
+    pipeline = Pipeline("stream")
+    by_at = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=5)).with_timestamp_assigner("at")
+    source = ParquetSource(str(folder / "in"), Row, monitor=True)
+    silent = pipeline.from_source(source).assign_timestamps_and_watermarks(by_at).key_by("key").process(Silence())
+    silent.map(tasted).name("tasting").sink_to(
+        DeltaSink(str(folder / "silent"), mode="upsert", key="key", name="silent")
+    )
+    return pipeline
+
+
+def add_file(folder: Path, number: int, *rows: Row) -> None:
+    (folder / "in").mkdir(exist_ok=True)
+    pq.write_table(pa.Table.from_pylist([row._asdict() for row in rows]), folder / "in" / f"{number}.parquet")
+
+
+def job(folder: Path, spark, bitter: bool = False, **start) -> StreamingJob:
+    """A job of it, which says in a file which epochs it has committed."""
+
+    def observe(event):
+        if isinstance(event, EpochCommitted):
+            with (folder / "epochs").open("a") as file:
+                file.write(json.dumps([event.epoch, event.rows_in]) + "\n")
+
+    options = {**OPTIONS, "execution.checkpointing.dir": str(folder / "checkpoints")}
+    return StreamingJob(build(folder, bitter).plan(options), spark, Start("test", **start), observe)
+
+
+def read(folder: Path) -> int:
+    """How many records have been read in epochs that are committed."""
+    lines = (folder / "epochs").read_text().splitlines() if (folder / "epochs").exists() else []
+    return sum(json.loads(line)[1] for line in lines)
