@@ -20,6 +20,7 @@ from dagster_unified.engine.iterations.worker import (
     REPORT,
     Job,
     Report,
+    Share,
     decode_report,
     read_output,
     run_level,
@@ -73,10 +74,9 @@ class SparkLevels:
     ) -> LevelResult[StoredParcel]:
         """Runs a level of a round, or of a block of epochs, in all its subtasks."""
         self._check()
-        states = tuple(state for state in self._states.values() if state.level == level)
-        stored, again = (tuple(parcel.records for parcel in parcels) for parcels in (inbox, replayed))
-        job = Job(self._payload, self.folder, level, epoch, terminated, stored, states, again, epochs)
-        subtasks = self.loop.levels[level].subtasks
+        shares = tuple(map(msgspec.msgpack.encode, self._shares(level, inbox, replayed)))
+        job = Job(self._payload, self.folder, level, epoch, terminated, shares, epochs)
+        subtasks = len(shares)
         if subtasks == 1:
             functions = functools.partial(afresh, self.loop, level)
             reports = [turn_of(job, self.loop, functions(), Subtask(), functions)]
@@ -90,6 +90,20 @@ class SparkLevels:
             sent, fed_back = parcels(report.sent), parcels(report.fed_back)
             found.add(LevelResult(sent, fed_back, report.feedback, report.criteria, report.epochs, metrics))
         return found
+
+    def _shares(
+        self, number: int, inbox: Sequence[Parcel[StoredParcel]], replayed: Sequence[Parcel[StoredParcel]]
+    ) -> list[Share]:
+        """What each subtask of a level is given."""
+        level = self.loop.levels[number]
+        shares = [Share(state=self._states.get((number, subtask))) for subtask in range(level.subtasks)]
+        for parcel in inbox:
+            for subtask in level.readers(parcel.slot, parcel.target):
+                shares[subtask].inbox.append(parcel.records)
+        for parcel in replayed:
+            for subtask in level.readers(parcel.slot, parcel.target):
+                shares[subtask].replayed.append(parcel.records)
+        return shares
 
     def taken(self, inputs: Sequence[DataFrame]) -> tuple[list[StoredParcel], list[StoredParcel]]:
         """Writes the records of the inputs to where they are read: those that come once, and the replayed ones."""

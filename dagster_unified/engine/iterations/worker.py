@@ -42,6 +42,16 @@ class Report(msgspec.Struct):
     metrics: str = "{}"
 
 
+class Share(msgspec.Struct, array_like=True):
+    """What a subtask is given in a level of a round."""
+
+    inbox: list[StoredParcel] = []
+    replayed: list[StoredParcel] = []
+    """What comes in each epoch."""
+
+    state: StoredState | None = None
+
+
 @dataclass(frozen=True)
 class Job:
     """A level of a round, or of a block of epochs, as it goes to the workers."""
@@ -53,10 +63,8 @@ class Job:
     level: int
     epoch: int
     terminated: bool
-    inbox: tuple[StoredParcel, ...]
-    states: tuple[StoredState, ...]
-    replayed: tuple[StoredParcel, ...] = ()
-    """What comes in each epoch."""
+    shares: tuple[bytes, ...]
+    """Of each subtask, which reads its own alone: all together are long where there are many subtasks."""
 
     epochs: int = 1
 
@@ -94,15 +102,14 @@ def run_level(job: Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Record
 
 def turn_of(job: Job, loop: Loop, level: Level, subtask: Subtask, afresh: Callable[[], Level]) -> Report:
     """Runs a level of a round in one subtask, with functions that have not run yet; `afresh` gives such for more."""
-    again = [parcel for parcel in job.replayed if level.is_for(subtask.number, parcel.slot, parcel.target)]
-    mine = [parcel for parcel in job.inbox if level.is_for(subtask.number, parcel.slot, parcel.target)]
+    share = msgspec.msgpack.decode(job.shares[subtask.number], type=Share)
     schemas = {slot.number: slot.schema for one in level.passes for slot in (one.own, one.broadcast) if slot}
-    held = next((s for s in job.states if (s.level, s.subtask) == (job.level, subtask.number)), None)
+    held = share.state
     files = MappedFiles(job.folder, job.epoch)
     files.place.drop_copies(job.epoch)
     states = PagedStates(files, held.index if held is not None else None)
-    inbox = files.by_slot([*again, *mine], schemas)
-    later = files.by_slot(again, schemas) if job.epochs > 1 else {}
+    inbox = files.by_slot([*share.replayed, *share.inbox], schemas)
+    later = files.by_slot(share.replayed, schemas) if job.epochs > 1 else {}
     block = Block(job.epochs, later, loop.has_criteria)
     out = take_block(Turn(level, subtask, job.epoch, job.terminated, inbox, states, wall_clock), block, afresh)
     report = Report(feedback=out.feedback, criteria=out.criteria, epochs=out.epochs, metrics=out.metrics.encode())

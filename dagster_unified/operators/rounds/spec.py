@@ -125,7 +125,16 @@ class Level:
         """Whether what was sent to a target of a slot is for a subtask."""
         if target <= EVERYWHERE:
             return target != everywhere_but(subtask)
-        return target % next(one.subtasks for one in self.passes if slot in one.slots) == subtask
+        return self._subtask(slot, target) == subtask
+
+    def readers(self, slot: int, target: int) -> list[int]:
+        """The subtasks for which something is that was sent to a target of a slot."""
+        if target <= EVERYWHERE:
+            return [subtask for subtask in range(self.subtasks) if target != everywhere_but(subtask)]
+        return [self._subtask(slot, target)]
+
+    def _subtask(self, slot: int, target: int) -> int:
+        return target % next(one.subtasks for one in self.passes if slot in one.slots)
 
 
 @dataclass(frozen=True)
