@@ -11,7 +11,15 @@ import pyarrow as pa
 
 from dagster_unified.connectors.base import SparkSink
 from dagster_unified.connectors.commits import Commit, Committable, Committer, WriteAttempt, WriteIdentity
-from dagster_unified.connectors.paths import for_spark, place_of, put, remove_tree, size_of, storage_path
+from dagster_unified.connectors.paths import (
+    for_spark,
+    is_in_object_store,
+    place_of,
+    put,
+    remove_tree,
+    size_of,
+    storage_path,
+)
 from dagster_unified.connectors.writers import Ship
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.connectors import Capabilities, Target
@@ -36,8 +44,9 @@ class FileSink(SparkSink[object, StagedFolder]):
     each epoch adds files with its number in their names; a new deployment begins with an empty directory. Exactly-once
     in both modes: a run or an epoch that is repeated writes the same files again.
 
-    Spark's workers write to a folder next to the directory, and a rename puts it in place; an object store has no
-    rename: use `DeltaSink` there. Raises `PipelineError` for another `format`, and for nested fields in CSV.
+    Spark's workers write to a folder next to the directory, and a rename puts it in place. Raises `PipelineError` for
+    a path in an object store, which has no rename (use `DeltaSink` there), for another `format`, and for nested fields
+    in CSV.
 
     Examples:
         >>> sink = sales.sink_to(FileSink("tables/sales", name="files"))
@@ -51,6 +60,11 @@ class FileSink(SparkSink[object, StagedFolder]):
     def __init__(self, path: str, name: str | None = None, format: Literal["parquet", "csv"] = "parquet") -> None:  # noqa: A002
         self.path = storage_path(path, "file sink")
         self.name = name or self.path.name or "files"
+        if is_in_object_store(self.path):
+            raise PipelineError(
+                f"sink '{self.name}': {path} is in an object store, which has no rename, so that readers would see"
+                f" half of what is written; use DeltaSink('{path}') there, or a folder on a disk"
+            )
         if format not in ("parquet", "csv"):
             raise PipelineError(f"sink '{self.name}': format is 'parquet' or 'csv', not {format!r}")
         self.format = self.kind = format

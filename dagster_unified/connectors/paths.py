@@ -62,6 +62,11 @@ def path_text(path: UPath) -> str:
     return str(path.path).rstrip("/") or "/"
 
 
+def is_in_object_store(path: UPath) -> bool:
+    """Whether a path is in a store of objects, which can be written and deleted, and not renamed."""
+    return _SAME.get(path.protocol, path.protocol) in ("s3", "gs", "abfs", "az", "adl", "oss", "oci")
+
+
 def is_local(path: UPath) -> bool:
     """Whether a path is on this machine's disks."""
     return path.protocol in ("", "file", "local")

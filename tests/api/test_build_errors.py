@@ -374,7 +374,7 @@ def test_operators_of_a_plain_stream_may_follow_key_by():
             "/data/a/b, inside the folder of sink 'one' of p",
         ),
         (DeltaSink("out", name="one"), FileSink(f"{os.getcwd()}/out", name="two"), f"one place, {os.getcwd()}/out"),
-        (FileSink("s3://bucket/a", name="one"), FileSink("s3a://bucket/a/", name="two"), "one place, s3://bucket/a,"),
+        (DeltaSink("s3://bucket/a", name="one"), DeltaSink("s3a://bucket/a/", name="two"), "one place, s3://bucket/a,"),
     ],
 )
 def test_two_sinks_that_would_take_away_each_others_rows_are_an_error_that_names_both(first, second, said):
@@ -387,6 +387,12 @@ def test_two_sinks_that_would_take_away_each_others_rows_are_an_error_that_names
     assert "sink 'one' of p (tests/api/test_build_errors.py:" in str(raised.value)
     assert "sink 'two' of p" in str(raised.value)
     assert "a path of its own" in str(raised.value) or "outside the other's" in str(raised.value)
+
+
+@pytest.mark.parametrize("path", ["s3://lake/sales", "s3a://lake/sales", "gs://lake/sales", "abfss://lake/sales"])
+def test_a_directory_of_files_is_refused_where_nothing_can_be_renamed(path):
+    with pytest.raises(PipelineError, match=f"sink 'sales': {path} is in an object store.* use DeltaSink"):
+        FileSink(path)
 
 
 def test_sinks_that_append_may_share_a_place_and_neighbours_are_no_conflict():
