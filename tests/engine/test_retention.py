@@ -8,6 +8,7 @@ from dagster_unified.api import Pipeline
 from dagster_unified.engine.batch.intermediates.retention import Budget, stored_intermediates, to_free
 from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore, Manifest, StoredFile
 from dagster_unified.errors import ConfigurationError
+from tests.object_store import client, requests, served
 
 #   source ─ first ─┬─ second ─ print
 #                   └─ third ── print
@@ -115,3 +116,23 @@ def test_removal_leaves_nothing(store):
 def test_a_budget_that_cannot_be_is_an_error():
     with pytest.raises(ConfigurationError, match="max_age and max_bytes cannot be negative"):
         Budget(max_bytes=-1)
+
+
+def test_a_bucket_is_not_listed_whole_to_find_what_is_stored(monkeypatch):
+    with served("lake") as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        url = environment["AWS_ENDPOINT_URL"]
+        store, s3 = IntermediateStore("s3://lake/stored"), client(url)
+        for number in range(4):
+            put(store, "first", f"run-{number}", created=number)
+        asked = []
+        for foreign in (0, 1500):
+            for number in range(foreign):
+                s3.put_object(Bucket="lake", Key=f"{'stored/q' if number % 2 else 'a'}/{number}/x", Body=b"")
+            requests(url)
+            assert freed(store, Budget(max_age=timedelta(seconds=98))) == [("run-0", "first"), ("run-1", "first")]
+            asked.append([request for request in requests(url) if request.client == "s3fs"])
+        assert [request.key for request in asked[0]] == [request.key for request in asked[1]]
+        assert all(request.key.startswith("stored/p") for request in asked[1])
+        assert len(asked[1]) <= 4 * 4 + 3

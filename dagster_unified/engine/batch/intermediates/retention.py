@@ -12,6 +12,7 @@ from datetime import timedelta
 
 from upath import UPath
 
+from dagster_unified.connectors.paths import children
 from dagster_unified.engine.batch.intermediates.store import MANIFEST, Address, IntermediateStore, Manifest
 from dagster_unified.engine.malformed import FOLDER
 from dagster_unified.errors import ConfigurationError
@@ -134,8 +135,5 @@ def _size(path: UPath) -> int:
 
 
 def _folders(path: UPath) -> list[UPath]:
-    return (
-        sorted((f for f in path.iterdir() if f.is_dir() and not f.name.startswith(".")), key=str)
-        if path.exists()
-        else []
-    )
+    """The folders in a folder, which a bucket tells by one request."""
+    return [path / name for name, is_folder in sorted(children(path).items()) if is_folder and name[0] != "."]

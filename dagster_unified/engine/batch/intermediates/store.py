@@ -16,7 +16,7 @@ import msgspec
 from upath import UPath
 
 from dagster_unified.connectors import conditional
-from dagster_unified.connectors.paths import put, remove_tree, storage_path
+from dagster_unified.connectors.paths import children, put, read_whole, remove_tree, storage_path
 from dagster_unified.connectors.positions import Position
 from dagster_unified.errors import ConfigurationError, LeaseLostError
 from dagster_unified.graph.slices import WHOLE
@@ -173,9 +173,9 @@ class IntermediateStore:
                     " committed meanwhile; this one stops and writes nothing more"
                 ) from error
             return found
-        for other in folder.iterdir():
-            if other.name.startswith("data-") and other.name != manifest.data:
-                remove_tree(other)
+        for name in children(folder):
+            if name.startswith("data-") and name != manifest.data:
+                remove_tree(folder / name)
         return manifest
 
     def _version(self, address: Address) -> str | None:
@@ -196,15 +196,14 @@ class IntermediateStore:
     def manifest(self, address: Address) -> Manifest | None:
         """The manifest, whether its data stands or not; None where there is none that can be read."""
         try:
-            return msgspec.json.decode((self.folder(address) / MANIFEST).read_bytes(), type=Manifest)
+            return msgspec.json.decode(read_whole(self.folder(address) / MANIFEST), type=Manifest)
         except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
             return None
 
     def newest(self, pipeline: str, stage: str, partition: str, fingerprint: str) -> Manifest | None:
         """The last manifest that any run committed of a stage, of one code and input, and whose data stands."""
         runs = self.folder(Address(pipeline, stage, "any", partition)).parent
-        names = [folder.name for folder in runs.iterdir()] if runs.exists() else []
-        found = [self.find(Address(pipeline, stage, name, partition)) for name in names]
+        found = [self.find(Address(pipeline, stage, name, partition)) for name in children(runs)]
         same = [manifest for manifest in found if manifest is not None and manifest.fingerprint == fingerprint]
         return max(same, key=lambda manifest: manifest.created, default=None)
 
