@@ -41,6 +41,7 @@ from dagster_unified.engine.streaming.topology import MAIN, Lanes, Topology, lai
 from dagster_unified.errors import StateError, UnifiedError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.iterations import has_iterations
+from dagster_unified.graph.nodes import LookupNode
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 
@@ -57,6 +58,25 @@ LOCAL_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystem
 Spark's own choice starts a process for every file that it renames: 29 ms for each instead of 7, several times a
 micro-batch.
 """
+
+
+def _check_connect(plan: Plan) -> None:
+    """Raise `UnsupportedError` for what needs a classic session."""
+    keeping = [node.id for node in plan.graph.nodes if node.runs_by_key or node.aggregates_natively]
+    before = plan.upstream(*keeping) - set(keeping)
+    lookups = [n.name for n in plan.graph.nodes if n.id in before and isinstance(n, LookupNode)]
+    if has_iterations(plan.graph):
+        what = "an iteration in STREAMING needs a classic Spark session"
+    elif lookups:
+        what = (
+            f"the lookup '{lookups[0]}' before an operator with state finds new files only in a classic Spark session"
+        )
+    else:
+        return
+    raise UnsupportedError(
+        f"{plan.name}: {what}, and this one is Spark Connect's; give SparkResource a master instead of a remote, or the"
+        " command --master instead of --remote"
+    )
 
 
 _INSTEAD = {
@@ -90,12 +110,8 @@ class StreamingJob:
                 f"{plan.name}: this job runs in STREAMING, and the pipeline resolves to {plan.execution.mode}; launch"
                 " with execution.runtime-mode=STREAMING"
             )
-        if is_connect(spark) and has_iterations(plan.graph):
-            raise UnsupportedError(
-                f"{plan.name}: an iteration in STREAMING needs a classic Spark session, and this one is Spark"
-                " Connect's; give SparkResource a master instead of a remote, or the command --master instead of"
-                " --remote"
-            )
+        if is_connect(spark):
+            _check_connect(plan)
         by_group = [node.name for node in plan.graph.nodes if node.runs_by_key]
         if plan.execution.streaming.backend == "HASHMAP" and by_group:
             raise UnsupportedError(

@@ -98,6 +98,9 @@ class Query(ABC):
         self.last: int | None = None
         """The last epoch that this query has committed to its sinks."""
 
+        self._in_sinks = False
+        """Whether the sinks may have an epoch of which nobody has heard how it ended."""
+
         committed, begun = self.directory.last_epoch(name), last_number(self.folder / "spark" / name / "offsets")
         self._settled_before = self.directory.settled() or begun == committed
         """Whether the job before left nothing in the sinks of an epoch that Spark will run again."""
@@ -191,9 +194,8 @@ class Query(ABC):
         """The query, whose epochs a Spark Connect server runs."""
         if self.tables:
             raise UnsupportedError(
-                f"{self.plan.name}: a lookup before an operator with state finds a table's new files only in a classic"
-                " session, and this one is Spark Connect's; look it up behind the operators with state, or give"
-                " SparkResource a master instead of a remote"
+                f"{self.plan.name}: a lookup before an operator with state finds new files only in a classic Spark"
+                " session, and this one is Spark Connect's; give SparkResource a master instead of a remote"
             )
         calls = self.folder / "calls" / self.name
         self._elsewhere = EpochsElsewhere(self.plan, self.name, calls, self.directory, self._token)
@@ -217,7 +219,7 @@ class Query(ABC):
         """Do what is due, and say whether the query goes on; without an `end` it does. Raises what made it fail."""
         if self.query is None:
             return False  # its input had ended before the job was started
-        if not self.query.isActive:
+        if not self._is_active(self.query):
             if self.over:
                 return False
             raise self._error()
@@ -246,7 +248,7 @@ class Query(ABC):
 
     def settled(self) -> bool:
         """Whether the sinks of a stopped query have nothing of a later epoch than the last that Spark has logged."""
-        if self.failure is not None or not self.halt():
+        if self.failure is not None or self._in_sinks or not self.halt():
             return False
         if self.last is None:
             return self._settled_before or self.over
@@ -261,11 +263,12 @@ class Query(ABC):
         self._stopping = True
         if waited:
             self._committing.release()
-            self._let_spark_commit()
         try:
+            if waited:
+                self._let_spark_commit()
             self.query.stop()
         except Exception as error:
-            if self.query.isActive:
+            if self._is_active(self.query):
                 raise translated(error, self.plan, self.name, self.spark) from error
         finally:
             if self._elsewhere is not None:
@@ -289,6 +292,13 @@ class Query(ABC):
         states = progress["stateOperators"]
         rows, size = sum(s["numRowsTotal"] for s in states), sum(s["memoryUsedBytes"] for s in states)
         return int(progress.numInputRows), rows, size
+
+    def _is_active(self, query: StreamingQuery) -> bool:
+        """Whether Spark still runs the query; raises where it cannot be asked."""
+        try:
+            return bool(query.isActive)
+        except Exception as error:  # of a server that cannot be reached
+            raise translated(error, self.plan, self.name, self.spark) from error
 
     def _is_early(self) -> bool:
         """Whether an epoch that is not late starts in a while only."""
@@ -357,10 +367,11 @@ class Query(ABC):
             try:
                 started = time.monotonic()
                 ends = self._end_sent and self._last_needed is None and brings_end(self._logged(epoch))
+                self._in_sinks = True
                 outcome = run(ends)
                 self._observe(self.committed(outcome, epoch, started))
                 self.epochs += 1
-                self.last = epoch
+                self.last, self._in_sinks = epoch, False
                 if ends:
                     self._last_needed = epoch + self.epochs_after_end
             except StoppedError:

@@ -13,6 +13,7 @@ soon as another job has taken it. Knows neither rows nor sinks.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from threading import Event, Thread
@@ -27,7 +28,7 @@ from dagster_unified.engine.failures import translated
 from dagster_unified.engine.streaming.atomic import write_atomically
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory
 from dagster_unified.engine.streaming.epoch import EpochRunner, Outcome, StoppedError
-from dagster_unified.errors import LeaseLostError, PipelineError, StageError, StateError
+from dagster_unified.errors import LeaseLostError, MissingRequirementError, PipelineError, StageError, StateError
 from dagster_unified.graph.plan import Plan
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 _POLL, _POLL_STORE = 0.005, 0.05
 """Seconds between two looks for a message: on a disk, and in an object store."""
+
+_IDLE = 0.1
+"""Seconds between two looks for an epoch, where none comes for a while."""
 
 _ALIVE = 0.5
 """Seconds between two looks at whether the other side is alive."""
@@ -100,7 +104,7 @@ class _Letters(Generic[T]):
         """The next message, if it is there."""
         try:
             number, message = msgspec.json.decode(read_whole(self._path), type=tuple[int, self._kind])  # type: ignore[name-defined]
-        except FileNotFoundError:
+        except OSError:  # not there yet, or a store that is away for a moment; whoever waits looks at the lease as well
             return None
         if number <= self._number:
             return None
@@ -143,7 +147,8 @@ class EpochsElsewhere:
 
     def serve(self, run_epoch: RunEpoch) -> None:
         """Have `run_epoch` called with every epoch that Spark has, and what runs it, in a thread."""
-        remove_tree(self._all)
+        with contextlib.suppress(OSError):  # the query of a job that was killed may still write there
+            remove_tree(self._all)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._thread = Thread(target=self._serve, args=(run_epoch,), daemon=True, name=f"epochs of {self._query}")
         self._thread.start()
@@ -153,12 +158,14 @@ class EpochsElsewhere:
         self._closed.set()
         if self._thread is not None:
             self._thread.join()
+            with contextlib.suppress(OSError):
+                remove_tree(self._folder)
 
     def _serve(self, run_epoch: RunEpoch) -> None:
         try:
-            while (asked := self._next()) is not None:
-                assert isinstance(asked, Asked)
-                self._mine.send(self._answer(run_epoch, asked.epoch))
+            while (asked := self._next(_IDLE)) is not None:
+                if isinstance(asked, Asked):  # else it ends an epoch that has been refused meanwhile
+                    self._mine.send(self._answer(run_epoch, asked.epoch))
         except Exception as error:  # the two cannot reach each other
             self.failure = error
             if self.running is not None:
@@ -175,21 +182,26 @@ class EpochsElsewhere:
         """Have the server run the epoch that it has asked for."""
         self._mine.send(Go(ends))
         said = self._next()
-        if said is None:
-            raise StoppedError("the query has stopped")
+        if isinstance(said, Done):
+            return said.outcome
         if isinstance(said, Failed):
             kind: type[errors.UnifiedError] = getattr(errors, said.kind, StageError)
             raise kind(said.message)
-        assert isinstance(said, Done)
-        return said.outcome
+        if self._closed.is_set():
+            raise StoppedError("the query has stopped")
+        raise (self.running.exception() if self.running is not None else None) or StageError(
+            f"{self._plan.name}: query '{self._query}' ended on the Spark Connect server while it ran an epoch; the job"
+            " goes on from the epoch before"
+        )
 
-    def _next(self) -> FromServer | None:
-        """The server's next message; None where there will be none."""
-        looked = time.monotonic()
+    def _next(self, at_most: float = 0.0) -> FromServer | None:
+        """The server's next message; None where there will be none. Looks less and less often, down to `at_most`."""
+        looked, pause = time.monotonic(), self._theirs.pause
         while True:
             found = self._theirs.receive()
-            if found is not None or self._closed.wait(self._theirs.pause):
+            if found is not None or self._closed.wait(pause):
                 return found
+            pause = max(self._theirs.pause, min(1.1 * pause, at_most))
             if time.monotonic() - looked >= _ALIVE:
                 looked = time.monotonic()
                 if self.running is not None and not self.running.isActive:
@@ -204,23 +216,43 @@ class EpochsHere:
         self._directory, self._token = directory, token
         self._mine, self._theirs = _letters(folder)
         self._runner: EpochRunner | None = None
+        self._beat, self._seen = 0, 0.0
+        """The last sign of life of the job, and when it was seen here: two machines have two clocks."""
 
     def __call__(self, frame: DataFrame, epoch: int) -> None:
         self._mine.send(Asked(epoch))
         go = self._answer()
-        assert isinstance(go, Go)
-        if self._runner is None:
-            from pyspark import cloudpickle
-
-            self._runner = cloudpickle.loads(self._payload)
+        ends = isinstance(go, Go) and go.ends
         try:
-            outcome = self._runner.run(frame, epoch, go.ends)
+            self._runner = self._runner or self._loaded()
+            outcome = self._runner.run(frame, epoch, ends)
         except Exception as error:
-            failed = translated(error, self._runner.writer.plan, self._query, frame.sparkSession)
-            self._mine.send(Failed(type(failed).__name__, str(failed)))
+            failed = error if self._runner is None else self._failed(self._runner, error, frame)
+            kinds = (kind.__name__ for kind in type(failed).__mro__ if hasattr(errors, kind.__name__))
+            self._mine.send(Failed(next(kinds, StageError.__name__), str(failed)))
             raise failed from error
         self._mine.send(Done(outcome))
         self._answer()
+
+    def _loaded(self) -> EpochRunner:
+        """What runs the epochs; raises `MissingRequirementError` where the server's process lacks what it needs."""
+        from pyspark import cloudpickle
+
+        try:
+            found: EpochRunner = cloudpickle.loads(self._payload)
+        except Exception as error:
+            raise MissingRequirementError(
+                f"{self._directory.path.name}: the Python process of the Spark Connect server cannot load what commits"
+                f" the epochs of query '{self._query}': {type(error).__name__}: {error}; install there what the job"
+                " has, in the same versions"
+            ) from error
+        return found
+
+    def _failed(self, runner: EpochRunner, error: Exception, frame: DataFrame) -> errors.UnifiedError:
+        try:
+            return translated(error, runner.writer.plan, self._query, frame.sparkSession)
+        finally:
+            runner.close()
 
     def _answer(self) -> FromJob:
         looked = time.monotonic()
@@ -246,7 +278,11 @@ class EpochsHere:
                 f"{self._directory.path.name}: the Spark Connect server does not find the job's lease in"
                 f" {self._directory.path}; give execution.checkpointing.dir a place that the job and the server share"
             )
-        if not holder.is_alive(PATIENCE):
+        if holder.released:
+            raise LeaseLostError(f"{self._directory.path.name}: the job that this query belongs to has stopped")
+        if holder.beat != self._beat:
+            self._beat, self._seen = holder.beat, time.monotonic()
+        elif time.monotonic() - self._seen > PATIENCE:
             raise LeaseLostError(
                 f"{self._directory.path.name}: the process of the job that this query belongs to has given no sign of"
                 f" life for {PATIENCE:.0f} s; the query ends, and the next job goes on where it was"
