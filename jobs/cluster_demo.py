@@ -22,6 +22,7 @@ from rich.console import Console
 from upath import UPath
 
 from dagster_unified.api import Pipeline
+from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.engine import connect_server
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.desired import read_status
@@ -86,7 +87,7 @@ class Demonstrations:
 
     def connect(self) -> bool:
         """The year in BATCH, by a Spark Connect server on the cluster."""
-        UPath(f"{LAKE}/tables").fs.rm(f"{LAKE}/tables", recursive=True)
+        remove_tree(UPath(f"{LAKE}/tables"))
         port = free_port()
         address = connect_server.ensure(port, self.cluster.url, self.config)
         try:
@@ -126,7 +127,6 @@ def deployed(folder: Path) -> Iterator[Demonstrations]:
         os.environ |= environment
         config = {
             "spark.executor.memory": "700m",
-            "spark.driver.memory": "1g",
             **s3a(folder, environment["AWS_ENDPOINT_URL"]),
         }
         (folder / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in config.items()))

@@ -59,7 +59,7 @@ class Request(NamedTuple):
         if method == "GET" and not key:
             method, key = "LIST", query.get("prefix", [""])[0]
         agent = environ.get("HTTP_USER_AGENT", "")
-        clients = {"Hadoop": "s3a", "otocore": "s3fs", "object_store": "delta", "oto3": "boto3"}
+        clients = {"Hadoop": "s3a", "Boto3": "boto3", "otocore": "s3fs", "object_store": "delta"}
         return cls(method, key, next((name for word, name in clients.items() if word in agent), agent))
 
 

@@ -7,7 +7,7 @@ position from outside. So the library lists, and shows Spark only what is new:
     <folder>/chunks/<number>-<token>/              a chunk: a folder to Spark, with its files as the log of a sink
     <folder>/names/<number>                        the names of the files in many chunks, up to that one
 
-Where `<folder>` is in a bucket, the first of these is in a folder of the driver's machine: Spark looks there a hundred
+Where `<folder>` is in a bucket, `_spark_metadata` is in a folder of the driver's machine: Spark looks there a hundred
 times a second, and a job that starts writes it anew.
 
 A chunk is the "file" that Spark's source finds and logs; reading it, Spark takes its files from the log in it, and does
@@ -178,7 +178,7 @@ class Listing:
     def _found(self) -> list[int]:
         """The number of the last chunk that each source of the queries has found, of those which have found any."""
         running = self._running()
-        if sum(len(self._logs.get(path, ())) for path in running) < self.readers:
+        if running.keys() - self._logs.keys() or sum(len(self._logs[path]) for path in running) < self.readers:
             self._logs = {path: list(_logs(path, self.folder)) for path in running}
         return [_last_chunk(log, self.folder) for path in running for log in self._logs[path]]
 

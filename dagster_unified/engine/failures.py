@@ -37,7 +37,7 @@ _HEADER = re.compile(
     r"CSV header (?:does not conform to|is not equal to number of fields in) the schema.*?CSV file: (\S+)", re.DOTALL
 )
 
-_OF_PYTHON = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t]+.*\n)+(\S.*)")
+_OF_PYTHON = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)")
 
 _MAY_COME_BACK = ("PATH_NOT_FOUND",)
 """What Spark finds while it analyses a plan, and may not find at the next attempt."""
@@ -109,7 +109,7 @@ def _sentence(error: Exception, text: str) -> str:
     innermost cause's.
     """
     raised = _OF_PYTHON.findall(text)
-    if raised:
+    if raised and not raised[-1].startswith("py4j."):
         return str(raised[-1])
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
     if not lines[0].startswith("An error occurred while calling"):

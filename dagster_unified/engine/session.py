@@ -150,8 +150,8 @@ def prepared(session: SparkSession) -> SparkSession:
     if not is_connect(session):
         check_workers(session)
     given = session.conf.getAll
-    if PARTITIONS not in given:
-        session.conf.set(PARTITIONS, str(2 * _cores_at_most(session, given)))
+    if PARTITIONS not in given and (count := _cores_at_most(session, given)) is not None:
+        session.conf.set(PARTITIONS, str(2 * count))
     return session
 
 
@@ -162,9 +162,9 @@ def cores(session: SparkSession) -> int:
     return session.range(1 << 12).select(F.spark_partition_id().alias("partition")).distinct().count()
 
 
-def _cores_at_most(session: SparkSession, given: Mapping[str, str]) -> int:
-    """How many tasks may run at once; with dynamic allocation, on as many executors as there may be."""
+def _cores_at_most(session: SparkSession, given: Mapping[str, str]) -> int | None:
+    """How many tasks may run at once; with dynamic allocation, None where nobody says on how many executors."""
+    if given.get("spark.dynamicAllocation.enabled") != "true":
+        return cores(session)
     most = given.get("spark.dynamicAllocation.maxExecutors", "")
-    if given.get("spark.dynamicAllocation.enabled") == "true" and most.isdecimal():
-        return int(most) * int(given.get("spark.executor.cores", "1"))
-    return cores(session)
+    return int(most) * int(given.get("spark.executor.cores", "1")) if most.isdecimal() else None

@@ -143,7 +143,7 @@ def as_text(plan: Plan) -> str:
 
 
 def _parallelism_text(plan: Plan) -> str:
-    """Into how many tasks exchanges lead, and of how many key groups keyed state is."""
+    """How many tasks there are behind exchanges, and how many key groups of keyed state."""
     execution = plan.execution
     tasks = f"{execution.parallelism} tasks" if execution.parallelism else "as many tasks as the session says"
     return f"exchanges into {tasks}" + (

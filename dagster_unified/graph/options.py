@@ -320,7 +320,7 @@ OPTIONS: tuple[Option, ...] = (
         "parallelism.default",
         "count",
         None,
-        "Into how many tasks an exchange leads, where an operator does not say. Unset, spark.sql.shuffle.partitions,"
+        "How many tasks an exchange has, where an operator does not say. Unset, spark.sql.shuffle.partitions,"
         " which is two for each core where you do not set it. A STREAMING job keeps that of its checkpoint.",
     ),
 )

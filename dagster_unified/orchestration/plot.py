@@ -96,9 +96,9 @@ def records_by_round(iteration: IterationSummary) -> MarkdownMetadataValue:
 
     figure = Figure(figsize=(8, 2.2), dpi=90, layout="tight")
     axes = figure.subplots()
-    axes.plot(iteration.feedback, color="#4f43dd", marker=".", label="fed back")
+    axes.plot(iteration.epochs, iteration.feedback, color="#4f43dd", marker=".", label="fed back")
     if iteration.criteria:
-        axes.plot(iteration.criteria, color="#e08a1e", marker=".", label="termination criteria")
+        axes.plot(iteration.epochs, iteration.criteria, color="#e08a1e", marker=".", label="termination criteria")
     axes.legend(fontsize=8, frameon=False)
     axes.xaxis.set_major_locator(MaxNLocator(_LABELS, integer=True))
     axes.tick_params(axis="x", labelsize=8)

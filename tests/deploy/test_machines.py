@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
 from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 
 import pytest
@@ -44,24 +46,22 @@ class Machine:
         (folder / "home" / "recovery").mkdir(parents=True)
         (folder / "home" / "dagster.yaml").write_text((DEPLOY / "machines" / "dagster.yaml").read_text())
         (folder / "workspace.yaml").write_text(self.here((DEPLOY / "machines" / "workspace.yaml").read_text()))
+        shipped = (DEPLOY / "machines" / "spark-defaults.conf").read_text()
         config = {**s3a(folder, store["AWS_ENDPOINT_URL"]), "spark.executor.memory": "700m", "spark.cores.max": "2"}
-        (folder / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in config.items()))
+        ours = "".join(f"{name} {value}\n" for name, value in config.items())
+        (folder / "spark-defaults.conf").write_text(f"{shipped}{ours}")  # the last word counts
         given = variables(DEPLOY / "machines" / "environment")
         self.environment = {
             **os.environ,
             **{name: self.here(value) for name, value in given.items()},
             **store,
             "SPARK_LOCAL_IP": "127.0.0.1",
-            "DAGSTER_UNIFIED_DATA": "s3://lake/data",
-            "DAGSTER_UNIFIED_OUTPUT": "s3://lake/tables",
         }
         self.log = (folder / "log").open("w+b")
         self.processes = []
 
     def here(self, text):
-        for place, ours in self.places.items():
-            text = text.replace(place, ours)
-        return text
+        return re.sub("|".join(self.places), lambda found: self.places[found[0]], text)
 
     def start(self, unit):
         """What systemd would start."""
@@ -82,13 +82,14 @@ class Machine:
     def ask(self, query):
         body = json.dumps({"query": query}).encode()
         url = f"http://127.0.0.1:{self.ports['3000']}/graphql"
-        with urllib.request.urlopen(urllib.request.Request(url, body, {"Content-Type": "application/json"})) as answer:
+        asked = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(asked, timeout=60) as answer:
             return json.load(answer)["data"]
 
     def until(self, look, what):
         end = time.monotonic() + 600
         while True:
-            with suppress(OSError):
+            with suppress(OSError, HTTPException, ValueError, TypeError):  # it is starting
                 if found := look():
                     return found
             assert time.monotonic() < end, f"not within 600 s: {what}: {self.said()}"

@@ -36,8 +36,8 @@ def test_the_environment_is_one(compose, environment):
     for found in (compose["dagster-code"]["environment"], {**of_pods["data"], "SPARK_MASTER": None}):
         assert {**environment, **found}.keys() - environment.keys() <= {
             "AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY",
-            "DAGSTER_UNIFIED_DATA", "DAGSTER_UNIFIED_OUTPUT",
         }  # fmt: skip
+        assert environment.keys() - found.keys() <= {"DAGSTER_HOME", "DAGSTER_DISABLE_TELEMETRY"}  # the chart's
         assert {name: value for name, value in found.items() if name in environment and value is not None}.items() <= (
             environment.items()
         )
@@ -47,7 +47,7 @@ def test_the_environment_is_one(compose, environment):
 
 
 def test_what_the_environment_sets_is_an_option(environment):
-    names = {settings.environment_name(key) for key in BY_KEY}
+    names = {settings.environment_name(key) for key in BY_KEY} | {"DAGSTER_UNIFIED_DATA", "DAGSTER_UNIFIED_OUTPUT"}
     assert [name for name in environment if name.startswith(settings.PREFIX) and name not in names] == []
 
 

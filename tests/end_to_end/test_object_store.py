@@ -65,7 +65,7 @@ def test_a_job_goes_on_from_its_checkpoint_in_the_bucket(found):
 @pytest.mark.spark
 def test_a_stream_asks_the_store_little(found):
     """Amazon charges for each request; with 5 ms each, they are what an epoch in a bucket takes longer."""
-    assert found["asked"]["epoch"] <= 100
+    assert found["asked"]["epoch"] <= 150  # with what is asked beside it, once a second and more
     assert found["asked"]["idle second"] <= 10
 
 

@@ -33,6 +33,10 @@ ModuleNotFoundError: No module named 'shops'
 """
 
 
+CUT = "An exception was thrown\nTraceback (most recent call last):\n" + "    | a line of a group\n" * 60
+"""A trace without its last line, as of an `ExceptionGroup`, whose lines are all indented."""
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -42,6 +46,7 @@ ModuleNotFoundError: No module named 'shops'
             " SQLSTATE: KD001; IOException: no columns",
         ),
         ("An error occurred while calling o1.load", "An error occurred while calling o1.load"),
+        (CUT, "ValueError: An exception was thrown"),
         (PYTHON, "ModuleNotFoundError: No module named 'shops'"),
         ("something else\nand more", "ValueError: something else"),
         ("", "ValueError: "),

@@ -88,6 +88,7 @@ def _summary(one: BoundedIteration) -> IterationSummary:
     epochs = one.journal.epochs
     return IterationSummary(
         rounds=epochs[-1].number + 1,
+        epochs=[epoch.number for epoch in epochs],
         feedback=[epoch.feedback for epoch in epochs],
         criteria=[epoch.criteria for epoch in epochs] if one.levels.loop.has_criteria else [],
         seconds=sum(epoch.seconds for epoch in epochs),

@@ -1,9 +1,9 @@
 """What a subtask does in a block: the epochs that it runs before it hears of the others (stale-synchronous).
 
 Within a block a subtask has its own feedback in the epoch after. What it feeds back to others waits for the end of the
-block, and what they feed back for the next one: so none is further ahead of the slowest than a block is long, nobody
-waits inside of it, and what comes out does not depend on time. A bulk-synchronous round is a block of one epoch (Flink
-paper, 5.3). Knows the turns of a subtask; not where records and state are.
+block, and what they feed back for the next one: so in blocks of k + 1 epochs none is more than k ahead of the slowest,
+nobody waits inside of one, and what comes out does not depend on time. A bulk-synchronous round is a block of one epoch
+(Flink paper, 5.3). Knows the turns of a subtask; not where records and state are.
 """
 
 from __future__ import annotations

@@ -45,11 +45,14 @@ class IterationSummary(msgspec.Struct, frozen=True):
     """What became of an iteration of a stage."""
 
     rounds: int
+    epochs: list[int]
+    """The epochs that were committed: each one, or with a staleness the last one of each block."""
+
     feedback: list[int]
-    """The records that were fed back, by round."""
+    """The records that were fed back, by committed epoch."""
 
     criteria: list[int]
-    """The records of its termination criteria, by round, if it has any."""
+    """The records of its termination criteria, by committed epoch, if it has any."""
 
     seconds: float
     reason: str
