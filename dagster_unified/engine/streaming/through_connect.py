@@ -7,8 +7,8 @@ to each other in the checkpoint directory, each in a file of its own, of which t
     server: Asked(epoch)                    Done(outcome) or Failed(error)
     job:                 Go or Refused                                     Closed or Refused
 
-A job that was killed answers no more: the server's process then ends the query when the job's lease expires, or as
-soon as another job has taken it. Knows neither rows nor sinks.
+A job that was killed answers no more: the next epoch then ends the query, once the job's lease expires or another job
+has taken it. Knows neither rows nor sinks.
 """
 
 from __future__ import annotations
