@@ -169,17 +169,17 @@ class _Check:
         restarts = type(self.target).restart is not SinkTarget.restart
         epoch = timeline = writes = 0
         while self.faults.kills < self.kills or epoch < 3:
+            if epoch > 2 and self.chance.random() < 0.1:  # a write has to follow: it undoes what was later
+                epoch = self.chance.randrange(1, epoch)
+                timeline += 1
+                if sink.capabilities.undoes:
+                    kept = [(of, written) for of, written in kept if of < epoch]
             writes += 1  # what is written later counts, also where it is an earlier epoch on a new timeline
             entries = self._entries(writes, f"timeline {timeline}")
             identity = WriteIdentity("kit", "sink", "deployment", "streaming", epoch, timeline)
             self._write(identity, entries, restarts and self.chance.random() < 0.05)
             kept.append((epoch, entries))
             epoch += 1
-            if epoch > 2 and self.chance.random() < 0.1:
-                epoch = self.chance.randrange(1, epoch)
-                timeline += 1
-                if sink.capabilities.undoes:
-                    kept = [(of, written) for of, written in kept if of < epoch]
         self._compare(sink, [entry for _, written in kept for entry in written])
         return self.faults
 
