@@ -17,6 +17,8 @@ import boto3
 import s3fs
 from moto.server import ThreadedMotoServer
 
+from dagster_unified.connectors.object_store import Store
+
 HADOOP, AWS = "3.5.0", "2.35.4"
 """The versions that Spark 4.3 was built with.
 
@@ -133,19 +135,20 @@ def client(url: str):
     )
 
 
-def s3a(folder: Path, url: str) -> dict[str, str]:
-    """The settings of a Spark session that reaches the server at `url`; `folder` is for a file that they name."""
+def s3a(folder: Path, url: str | None = None) -> dict[str, str]:
+    """The settings of a Spark session that has Hadoop's connector; `folder` is for a file that they name.
+
+    With `url` they say where the server is, as an `ObjectStore` does where there is one.
+    """
     (folder / "ivy.xml").write_text(IVY)
     packages = [f"software.amazon.awssdk:{module}:{AWS}" for module in MODULES]
     return {
         "spark.jars.packages": ",".join([f"org.apache.hadoop:hadoop-aws:{HADOOP}", *packages]),
         "spark.jars.excludes": "software.amazon.awssdk:bundle,org.wildfly.openssl:wildfly-openssl",
         "spark.jars.ivySettings": str(folder / "ivy.xml"),
-        "spark.hadoop.fs.s3a.endpoint": url,
-        "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
-        "spark.hadoop.fs.s3a.path.style.access": "true",
         # its asynchronous client cannot talk to moto's server
         "spark.hadoop.fs.s3a.optimized.copy.from.local.enabled": "false",
+        **(Store(url, "us-east-1").settings() if url is not None else {}),
     }
 
 

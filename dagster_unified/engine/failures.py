@@ -6,19 +6,23 @@ from it.
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from traceback import walk_tb
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from dagster_unified import errors
 from dagster_unified.connectors.files import CsvSource, TextSource
+from dagster_unified.connectors.paths import is_local
 from dagster_unified.graph.nodes import Node
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from upath import UPath
 
     from dagster_unified.graph.plan import Plan
 
@@ -38,6 +42,16 @@ _HEADER = re.compile(
 )
 
 _OF_PYTHON = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)")
+
+_AWAY = {
+    "botocore": ("ConnectionError", "HTTPClientError"),
+    "aiohttp": ("ClientError",),
+}
+"""What the clients that fsspec uses raise where nobody answers, by the first part of their module's name."""
+
+_BUSY = (errno.EBUSY, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET)
+
+_FILE_SYSTEMS = ("fsspec", "s3fs", "gcsfs", "adlfs")
 
 _MAY_COME_BACK = ("PATH_NOT_FOUND",)
 """What Spark finds while it analyses a plan, and may not find at the next attempt."""
@@ -64,6 +78,34 @@ def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) ->
         built: errors.UnifiedError = kind(message)
         return _of_pipeline(built, plan)
     return errors.StageError(f"{plan.name}: stage '{stage}': {_sentence(error, text)[:500]}")
+
+
+@contextmanager
+def naming_store(pipeline: str, path: UPath) -> Iterator[None]:
+    """Name the folder of a store that does not answer, and let the job be started again."""
+    try:
+        yield
+    except errors.UnifiedError:
+        raise
+    except Exception as error:
+        if is_local(path) or not _is_away(error):
+            raise
+        said = next(iter(str(error).splitlines()), type(error).__name__)
+        raise errors.UnavailableError(
+            f"{pipeline}: the store of {path} does not answer ({said}); once it does, the job goes on from its"
+            " checkpoint"
+        ) from error
+
+
+def _is_away(error: Exception) -> bool:
+    """Whether a store has not answered. Who talks to Spark meets the same error numbers, so frames are looked at."""
+    for kind in type(error).__mro__:
+        if kind.__name__ in _AWAY.get(kind.__module__.partition(".")[0], ()):
+            return True
+    if not (isinstance(error, OSError) and error.errno in _BUSY):
+        return False
+    packages = {frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in walk_tb(error.__traceback__)}
+    return not packages.isdisjoint(_FILE_SYSTEMS)
 
 
 def _of_pipeline(error: errors.UnifiedError, plan: Plan) -> errors.UnifiedError:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dagster_unified.connectors import object_store
 from dagster_unified.engine import local_disk, noise
 from dagster_unified.engine.addresses import reach_master, reach_remote
 from dagster_unified.engine.handshake import check_workers
@@ -122,9 +123,14 @@ def start(
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master(master).appName(app_name)
     settings = {**defaults(master), "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}"}
+    store = object_store.in_use()
+    if store is not None:
+        settings.update(store.settings())
     settings.update({**forking(master, DAEMON, config or {}), **(config or {})})
     is_first = SparkContext._active_spark_context is None
     noise.launch({**settings, "spark.master": master, "spark.app.name": app_name})
+    if store is not None and not master.startswith("local"):  # not before: a JVM's command line is for all to see
+        settings.update({**store.executor_environment(), **(config or {})})
     for key, value in settings.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()

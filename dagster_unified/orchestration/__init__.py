@@ -8,6 +8,7 @@ from dagster_unified.orchestration.executors import process_executor
 from dagster_unified.orchestration.intermediates import IntermediatesResource
 from dagster_unified.orchestration.janitor import Retention
 from dagster_unified.orchestration.kafka import KafkaResource
+from dagster_unified.orchestration.object_store import ObjectStore
 from dagster_unified.orchestration.postgres import PostgresResource
 from dagster_unified.orchestration.resources import ExecutionConfig, SparkResource
 from dagster_unified.orchestration.schedules import BatchSchedule
@@ -20,6 +21,7 @@ __all__ = [
     "ExecutionConfig",
     "IntermediatesResource",
     "KafkaResource",
+    "ObjectStore",
     "Parity",
     "PostgresResource",
     "Retention",

@@ -33,6 +33,7 @@ from dagster_unified.orchestration.heartbeat import heartbeat_sensor
 from dagster_unified.orchestration.intermediates import IntermediatesResource
 from dagster_unified.orchestration.janitor import janitor_job, janitor_schedule
 from dagster_unified.orchestration.malformed import malformed_assets, malformed_specs
+from dagster_unified.orchestration.object_store import ObjectStore
 from dagster_unified.orchestration.partitions import checked_upstream
 from dagster_unified.orchestration.resources import ExecutionConfig, SparkResource
 from dagster_unified.orchestration.savepoints import Origin, has_savepoints, savepoint_spec, start_of, stream_spec
@@ -68,13 +69,17 @@ def unified_definitions(
 
     `resources` may replace `spark` (a `SparkResource` or dagster-pyspark's `PySparkResource`), `execution` (an
     `ExecutionConfig`) and `intermediates` (an `IntermediatesResource`). One that is None is left to the other
-    definitions of the code location. `translator` names the assets, and sets their groups, tags and metadata.
+    definitions of the code location. An `ObjectStore` among them says where the buckets of this process are.
+    `translator` names the assets, and sets their groups, tags and metadata.
 
     `executor` executes the stages of a run, also in a backfill: by default in one process, with one Spark session. It
     becomes the executor of the code location, unless it is None. A stream has the executor of its deployment.
 
     The assets are the stages by the options in the environment and the file; mode and options can be set at launch.
     """
+    for resource in (resources or {}).values():
+        if isinstance(resource, ObjectStore):
+            resource.use()
     translator = translator or StageTranslator()
     deployed = _by_pipeline(deployments)
     origins = [

@@ -22,6 +22,7 @@ from dagster_unified.api import (
     ValueStateDescriptor,
     WatermarkStrategy,
 )
+from dagster_unified.connectors import object_store
 from dagster_unified.engine import session
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from tests.object_store import s3a
@@ -101,7 +102,8 @@ def stream() -> Pipeline:
 
 if __name__ == "__main__":
     folder, url, master = sys.argv[1:]
-    config = {"spark.driver.memory": "1g", "spark.executor.memory": "700m", **s3a(Path(folder), url)}
+    config = {"spark.driver.memory": "1g", "spark.executor.memory": "700m", **s3a(Path(folder))}
+    object_store.use(object_store.Store(url, "us-east-1", "key", "secret"))
     spark = session.start(master, config=config)
     job = StreamingJob(stream().plan(OPTIONS), spark, Start("job", patience=3), lambda event: print(event, flush=True))
 

@@ -7,20 +7,24 @@ Arguments: the folder of the input, and the URL of the S3-compatible server.
 import json
 import sys
 import time
+import urllib.request
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from dagster import BackfillPolicy, DagsterInstance, StaticPartitionsDefinition
+from dagster import BackfillPolicy, DagsterInstance, EnvVar, StaticPartitionsDefinition
 from deltalake import DeltaTable
 
 from dagster_unified.api import CsvSource, DeltaSink, Pipeline, TumblingEventTimeWindows, WatermarkStrategy
+from dagster_unified.connectors.object_store import Store, in_use
 from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
+from dagster_unified.errors import ConfigurationError
 from dagster_unified.orchestration import (
     BatchDeployment,
     IntermediatesResource,
+    ObjectStore,
     SparkResource,
     StreamingDeployment,
     unified_definitions,
@@ -33,8 +37,9 @@ class Sale(NamedTuple):
     amount: int
 
 
-def spark(folder: Path, url: str) -> SparkResource:
-    return SparkResource(master="local[2]", config=s3a(folder, url))
+def spark(folder: Path) -> SparkResource:
+    ui = {"spark.ui.enabled": "true", "spark.ui.port": "0"}
+    return SparkResource(master="local[2]", config={**s3a(folder), **ui})
 
 
 def build(folder: Path, name: str, live: bool) -> Pipeline:
@@ -70,11 +75,13 @@ def batch(folder: Path, resources: dict[str, object]) -> dict[str, object]:
         both = {"dagster/asset_partition_range_start": "one", "dagster/asset_partition_range_end": "two"}
         first = job.execute_in_process(instance=instance, tags=both)
         again = job.execute_in_process(instance=instance, tags=both)
+        logs = repr([instance.all_logs(run.run_id) for run in (first, again)])
         reused = sum("reused from run" in e.materialization.metadata for e in again.get_asset_materialization_events())
     store = IntermediateStore("s3://lake/intermediates")
     manifest = store.find(Address("batch", "sales", first.run_id, "two"))
     files = 0 if manifest is None else len(store.files(store.data(manifest)))
     return {
+        "logs": logs,
         "success": first.success and again.success,
         "reused": reused,
         "table": table("batch"),
@@ -113,6 +120,24 @@ def streaming(folder: Path, resources: dict[str, object]) -> dict[str, object]:
             and definitions.resolve_job_def("live_streaming").execute_in_process(instance=instance).success
         )
     return {"stopped": stopped, "before": before, "success": success, "table": table("live")}
+
+
+def shown(session, store: Store) -> str:
+    """What Spark shows of its settings, with those of executors on other machines."""
+    conf = session.sparkContext._jsc.sc().conf().clone()
+    for name, value in store.executor_environment().items():
+        conf.set(name, value)
+    with urllib.request.urlopen(f"{session.sparkContext.uiWebUrl}/environment/", timeout=60) as page:
+        return page.read().decode() + conf.toDebugString()
+
+
+def refused(store: ObjectStore) -> str:
+    """Why this process may not use a store."""
+    try:
+        store.use()
+    except ConfigurationError as error:
+        return str(error)
+    return ""
 
 
 class Tick(NamedTuple):
@@ -169,7 +194,18 @@ def asked(folder: Path, url: str, session) -> dict[str, float]:
 
 if __name__ == "__main__":
     home, address = Path(sys.argv[1]), sys.argv[2]
-    given = {"spark": spark(home, address), "intermediates": IntermediatesResource(path="s3://lake/intermediates")}
+    given = {
+        "spark": spark(home),
+        "intermediates": IntermediatesResource(path="s3://lake/intermediates"),
+        "store": ObjectStore(
+            endpoint=address, region="us-east-1", key=EnvVar("STORE_KEY"), secret=EnvVar("STORE_SECRET")
+        ),
+    }
     told = {"batch": batch(home, given), "streaming": streaming(home, given)}
+    told["refused"] = [
+        refused(ObjectStore(endpoint="http://elsewhere")),
+        refused(ObjectStore(secret=EnvVar("NOWHERE"))),
+    ]
+    told["shown"] = shown(given["spark"].spark_session, in_use())
     told["asked"] = asked(home, address, given["spark"].spark_session)
     print(json.dumps(told))

@@ -20,6 +20,7 @@ from dagster_unified.errors import LeaseLostError
 from tests.object_store import client, served
 
 ROOT = Path(__file__).parents[2]
+SECRET = "nobody-is-to-see-this"
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +37,10 @@ def found(bucket, tmp_path_factory):
     (folder / "one.csv").write_text("shop,amount\nnorth,1\nnorth,2\n")
     (folder / "two.csv").write_text("shop,amount\nsouth,4\n")
     command = [sys.executable, "-m", "tests.end_to_end.object_store_job", str(folder), bucket["AWS_ENDPOINT_URL"]]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **bucket, "DAGSTER_HOME": ""}, capture_output=True, text=True, timeout=900
-    )
+    environment = {**os.environ, "STORE_KEY": "key", "STORE_SECRET": SECRET, "DAGSTER_HOME": ""}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-5000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return {"printed": done.stdout + done.stderr, **json.loads(done.stdout.splitlines()[-1])}
 
 
 @pytest.mark.spark
@@ -48,6 +48,21 @@ def test_intermediates_and_tables_of_a_range_of_partitions_are_in_the_bucket(fou
     assert found["batch"]["success"]
     assert found["batch"]["table"] == [["north", 3], ["south", 4]]
     assert (found["batch"]["rows"], found["batch"]["files"] > 0) == (1, True)
+
+
+@pytest.mark.spark
+def test_the_secret_of_the_store_is_in_no_log_no_metadata_and_not_in_sparks_settings(found):
+    assert SECRET not in found["printed"]
+    assert "spark.executorEnv.AWS_SECRET_ACCESS_KEY" in found["shown"]
+    assert "fs.s3a.endpoint" in found["shown"]
+
+
+@pytest.mark.spark
+def test_a_process_uses_one_store_whose_secret_has_to_be_there(found):
+    other, without = found["refused"]
+    assert "this process uses the object store at http://127.0.0.1" in other
+    assert "at http://elsewhere; give one ObjectStore to all definitions" in other
+    assert without.startswith("ObjectStore's secret: environment variable NOWHERE has no value")
 
 
 @pytest.mark.spark

@@ -27,18 +27,19 @@ SHOPS = [f"shop {number}" for number in range(12)]
 
 
 @pytest.fixture
-def bucket(monkeypatch):
+def cluster(tmp_path):
+    """Its processes know no store: the job tells them."""
+    started = Cluster(tmp_path)
+    yield started
+    started.end()
+
+
+@pytest.fixture
+def bucket(cluster, monkeypatch):
     with served("lake") as environment:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         yield environment
-
-
-@pytest.fixture
-def cluster(tmp_path, bucket):
-    started = Cluster(tmp_path, bucket)
-    yield started
-    started.end()
 
 
 class Stream:

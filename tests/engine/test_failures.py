@@ -1,8 +1,9 @@
 """What came out of Spark as one sentence."""
 
 import pytest
+from upath import UPath
 
-from dagster_unified.engine.failures import translated
+from dagster_unified.engine.failures import naming_store, translated
 
 
 class Plan:
@@ -60,3 +61,9 @@ def test_the_sentence_says_what_went_wrong(text, sentence):
 def test_an_error_of_the_library_is_what_a_worker_raised_without_sparks_state(state):
     raised = ValueError(f"Job aborted: dagster_unified.errors.PipelineError: p: operator 'a' is odd{state}\n\tat java")
     assert str(translated(raised, Plan(), "s", None)) == "p: operator 'a' is odd"
+
+
+def test_a_connection_of_another_kind_that_is_refused_is_not_the_stores():
+    """Where Spark's JVM has died, its process is the one that refuses."""
+    with pytest.raises(ConnectionRefusedError), naming_store("p", UPath("s3://lake/checkpoints")):
+        raise ConnectionRefusedError(111, "Connection refused")

@@ -16,7 +16,7 @@ from dagster_unified.connectors import written_ahead
 from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.engine.dataframe.transfer import MAX_ROWS
 from dagster_unified.engine.events import Observer, QueriesStopped, nobody
-from dagster_unified.engine.failures import translated
+from dagster_unified.engine.failures import naming_store, translated
 from dagster_unified.engine.positions import after, check_positions
 from dagster_unified.engine.session import is_connect
 from dagster_unified.engine.state_tables.savepoints import StartingState, starting_state
@@ -191,6 +191,10 @@ class StreamingJob:
 
         Raises what made a query fail.
         """
+        with naming_store(self.plan.name, self.directory.path):
+            return self._run(stopped, poll)
+
+    def _run(self, stopped: Callable[[], bool], poll: float) -> str:
         try:
             self.start(stopped)
             if self.plan.execution.boundedness is Boundedness.BOUNDED and self._end is None:

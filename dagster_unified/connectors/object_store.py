@@ -1,0 +1,73 @@
+"""The S3-compatible store that a process and its Spark session use: stated once, and known to every client by its name.
+
+s3fs, pyarrow, deltalake and Hadoop's connector all look into the environment; only where the store is, Hadoop's is told
+by Spark's settings. So a secret is in no setting, and in no command line. Knows no Dagster.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from dagster_unified.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Store:
+    """Where a store is, and the credentials for it; what is None is what the machine has."""
+
+    endpoint: str | None = None
+    region: str | None = None
+    key: str | None = field(default=None, repr=False)
+    secret: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+
+    def environment(self) -> dict[str, str]:
+        """The variables of a process that uses the store."""
+        plain_http = None if self.endpoint is None or not self.endpoint.startswith("http://") else "true"
+        given = {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_REGION": self.region,
+            "AWS_DEFAULT_REGION": self.region,
+            "AWS_ACCESS_KEY_ID": self.key,
+            "AWS_SECRET_ACCESS_KEY": self.secret,
+            "AWS_SESSION_TOKEN": self.token,
+            "AWS_ALLOW_HTTP": plain_http,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    def settings(self) -> dict[str, str]:
+        """Spark's settings for Hadoop's connector, without any secret."""
+        given = {"endpoint": self.endpoint, "endpoint.region": self.region}
+        found = {f"spark.hadoop.fs.s3a.{name}": value for name, value in given.items() if value is not None}
+        if self.endpoint is not None:
+            found["spark.hadoop.fs.s3a.path.style.access"] = "true"
+        return found
+
+    def executor_environment(self) -> dict[str, str]:
+        """Spark's settings that give executors on other machines the environment; Spark hides them where it shows any.
+
+        They must not be on a command line.
+        """
+        hidden = {"spark.redaction.regex": "(?i)secret|password|token|access[._]?key"}
+        return {**hidden, **{f"spark.executorEnv.{name}": value for name, value in self.environment().items()}}
+
+
+_in_use: list[Store] = []
+
+
+def in_use() -> Store | None:
+    """The store of this process, if one was given."""
+    return _in_use[0] if _in_use else None
+
+
+def use(store: Store) -> None:
+    """Let all clients of this process use a store; raises `ConfigurationError` where they use another one."""
+    if _in_use and _in_use[0] != store:
+        raise ConfigurationError(
+            f"this process uses the object store at {_in_use[0].endpoint or 'Amazon'}, and a resource names another one"
+            f" or other credentials, at {store.endpoint or 'Amazon'}; give one ObjectStore to all definitions of a code"
+            " location"
+        )
+    _in_use[:] = [store]
+    os.environ.update(store.environment())
