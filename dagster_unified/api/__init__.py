@@ -68,6 +68,7 @@ from dagster_unified.operators.functions.base import (
     TimerService,
     TimestampAssigner,
 )
+from dagster_unified.operators.functions.batches import KeyedBatchFunction
 from dagster_unified.operators.functions.checkpoints import (
     CheckpointedFunction,
     CheckpointListener,
@@ -132,7 +133,7 @@ __all__ = [
     "FunctionInitializationContext", "FunctionSnapshotContext", "GeneratorSource", "GlobalWindow", "GlobalWindows",
     "IngestionTimeAssigner", "JoinFunction", "JoinedStreams", "JsonFormat", "JsonSource", "KafkaConnection",
     "KafkaMessage", "KafkaOffsetsInitializer", "KafkaSink", "KafkaSource", "KeySelector",
-    "KeyedBroadcastConnectedStream", "KeyedBroadcastProcessFunction", "KeyedCoProcessFunction",
+    "KeyedBatchFunction", "KeyedBroadcastConnectedStream", "KeyedBroadcastProcessFunction", "KeyedCoProcessFunction",
     "KeyedConnectedStreams", "KeyedProcessFunction", "KeyedStream", "ListState", "ListStateDescriptor",
     "MapFunction", "MapState", "MapStateDescriptor", "MergingWindowAssigner", "Meter", "MetricGroup",
     "NeverTrigger", "OffsetResetStrategy", "OperatorStateStore", "OutputTag", "ParquetSource", "Partitioner",

@@ -48,6 +48,7 @@ from dagster_unified.operators.functions.base import (
     ProcessFunction,
     ReduceFunction,
 )
+from dagster_unified.operators.functions.batches import KeyedBatchFunction
 from dagster_unified.operators.functions.checkpoints import checkpointed
 from dagster_unified.operators.functions.keyed import KEYED_FORMS, may_hold_state
 from dagster_unified.operators.functions.type_variables import B, K, KeyOut, R, T, W
@@ -177,12 +178,20 @@ class DataStream(Generic[T]):
             [6, 8, 10]
         """
         name = _name_of(function, "map_batches")
+        if isinstance(function, KeyedBatchFunction):
+            raise PipelineError(
+                f"{self._where(name)}: a KeyedBatchFunction needs a keyed stream, so call key_by before it"
+            )
         self._check_function(name, function)
+        return self._on_batches(nodes.MapBatchesNode, name, function, output_type)
+
+    def _on_batches(self, kind: type[Node], name: str, function: Any, output_type: Any, **more: Any) -> DataStream[Any]:
+        """An operator that runs a function on Arrow batches."""
         try:
             records = self._pipeline._record_type(output_type, name)
         except RecordTypeError as error:
             return self._untyped(nodes.MapBatchesNode, name, function, error)
-        return self._next(nodes.MapBatchesNode, name, naming=_naming(function), records=records, function=function)
+        return self._next(kind, name, naming=_naming(function), records=records, function=function, **more)
 
     def process(self, function: ProcessFunction[T, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
         """Runs a `ProcessFunction`: a record in, any number out, with timestamps and side outputs.
@@ -942,6 +951,19 @@ class KeyedStream(DataStream[T], Generic[K, T]):
             nodes.KeyedProcessNode, name, naming=naming, records=records, function=function, timestamped=True
         )
 
+    def map_batches(
+        self, function: KeyedBatchFunction[K] | Callable[[pa.RecordBatch], pa.RecordBatch], output_type: TypeForm[R]
+    ) -> DataStream[R]:
+        """Runs a `KeyedBatchFunction`: a function of Arrow batches of one key's rows, with state and timers of the key.
+
+        `KeyedBatchFunction` has an example. Where keys have few rows each, a function of single records costs less. Any
+        other function gets batches of many keys, as on a stream that is not keyed, and has no state.
+        """
+        if not isinstance(function, KeyedBatchFunction):
+            return super().map_batches(function, output_type)
+        name, key = _name_of(function, "map_batches"), self._key_selector
+        return self._on_batches(nodes.KeyedBatchesNode, name, function, output_type, key=key, timestamped=True)
+
     @overload  # type: ignore[override]  # a keyed stream needs a function with the key at hand
     def connect(self, other: KeyedStream[K, B]) -> KeyedConnectedStreams[K, T, B]: ...
     @overload
@@ -1158,6 +1180,9 @@ class UntypedStream(DataStream[Any]):
 
     def process(self, function: Any, output_type: Any = None) -> DataStream[Any]:
         return self._apply(nodes.ProcessNode, function, "process_element", output_type, main_output)
+
+    def map_batches(self, function: Any, output_type: Any) -> DataStream[Any]:
+        return self._on_batches(nodes.MapBatchesNode, _name_of(function, "map_batches"), function, output_type)
 
     def _passed_on(self, *_: Any, **__: Any) -> Self:
         return self

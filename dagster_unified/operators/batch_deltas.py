@@ -64,7 +64,7 @@ class BatchDeltaOperator(KeyedOperator):
 
     def end_of_group(self, store: PageStore) -> None:
         solution = _Columns(self.types, store).columns
-        self.out.batches.append((self.types.tag.name, solution, self.types.solution))
+        self.out.emit_batch(self.types.tag.name, solution, self.types.solution)
 
     def _update(self, held: _Columns, workset: pa.RecordBatch) -> None:
         keys = _arrays(workset, self.types.work_fields)
@@ -82,7 +82,7 @@ class BatchDeltaOperator(KeyedOperator):
         changes, following = returned
         if following is not None and following.num_rows:
             batch, _ = checked(following, self.types.work, None, self.where)
-            self.out.batches.append((None, batch, self.types.work))
+            self.out.emit_batch(None, batch, self.types.work)
         if changes is not None and changes.num_rows:
             found = self._checked(changes, keys)
             replaced, new = held.change(found, self._missing)

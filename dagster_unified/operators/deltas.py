@@ -19,7 +19,7 @@ from dagster_unified.operators.failures import placed, user_failure
 from dagster_unified.operators.functions.base import OutputTag, RuntimeContext
 from dagster_unified.operators.functions.deltas import DeltaFunction
 from dagster_unified.operators.keyed import KeyedOperator, KeyedOptions
-from dagster_unified.operators.layout import ComputedKey, declared
+from dagster_unified.operators.layout import ComputedKey, StreamLayout, declared
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.state.value import ValueStateDescriptor
 from dagster_unified.records import RecordType, shorten
@@ -135,7 +135,7 @@ class DeltaOperator(KeyedOperator):
     def close(self) -> None:
         self.function.close()
 
-    def read(self, batch: pa.RecordBatch, records: RecordType) -> Sequence[Any]:
+    def read(self, batch: pa.RecordBatch, layout: StreamLayout) -> Sequence[Any]:
         types, solution, work = self.types, batch.column(SOLUTION), batch.column(WORK)
         self._has_initial = solution.null_count < batch.num_rows
         if not self._has_initial:

@@ -19,6 +19,7 @@ from dagster_unified.errors import StateError, UnsupportedError
 from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.functions.base import KeyedProcessFunction, OutputTag, RuntimeContext, TimerService
 from dagster_unified.operators.functions.iterations import IterationListener, iteration_listeners
+from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.program.blocks import Block
 from dagster_unified.operators.program.epochs import Emitting
@@ -66,8 +67,12 @@ class Collector:
         self.records: list[Any] = []
         self.timestamps: list[int | None] = []
         self.side: dict[str, tuple[list[Any], list[int | None]]] = {}
-        self.batches: list[tuple[str | None, pa.RecordBatch, RecordType]] = []
-        """What is emitted as Arrow, each with the tag of its side output."""
+        self.batches: dict[str | None, list[tuple[pa.RecordBatch, Sequence[int | None] | None]]] = {}
+        """What is emitted as Arrow, with its event times, by the tag of its side output; None for the main output."""
+
+        self.types: dict[str | None, RecordType] = {}
+        self.rows = 0
+        """How many rows the batches have."""
 
     def emit_all(self, emitted: Iterable[Any] | None, timestamp: int | None) -> None:
         """Takes what a process function returned or yields."""
@@ -86,13 +91,29 @@ class Collector:
         records.append(record)
         timestamps.append(timestamp)
 
+    def emit_batch(
+        self,
+        tag: str | None,
+        batch: pa.RecordBatch,
+        records: RecordType,
+        timestamps: Sequence[int | None] | None = None,
+    ) -> None:
+        """Takes a batch of records of this type, for a side output or the main one."""
+        self.batches.setdefault(tag, []).append((batch, timestamps))
+        self.types[tag] = records
+        self.rows += batch.num_rows
+
     def blocks(self) -> Iterator[tuple[str | None, Block]]:
         """What was collected: the main output's, and each side output's with its tag."""
         yield None, Block(self.records, None, self.timestamps, None)
-        for tag, (records, timestamps) in self.side.items():
-            yield tag, Block(records, None, timestamps, None)
-        for tag_or_main, batch, kind in self.batches:
-            yield tag_or_main, Block(None, batch, None, kind)
+        for tag, (records, times) in self.side.items():
+            yield tag, Block(records, None, times, None)
+        for tag_or_main, given in self.batches.items():
+            whole = pa.concat_batches([batch for batch, _ in given])
+            timestamps: list[int | None] | None = None
+            if any(own is not None for _, own in given):
+                timestamps = [moment for batch, own in given for moment in own or [None] * batch.num_rows]
+            yield tag_or_main, Block(None, whole, timestamps, self.types[tag_or_main])
 
     def take(self, other: Collector) -> None:
         """Takes all that another one collected."""
@@ -102,7 +123,10 @@ class Collector:
             mine = self.side.setdefault(name, ([], []))
             mine[0].extend(records)
             mine[1].extend(timestamps)
-        self.batches += other.batches
+        for tag, batches in other.batches.items():
+            self.batches.setdefault(tag, []).extend(batches)
+        self.types |= other.types
+        self.rows += other.rows
 
 
 class PageStore(Protocol):
@@ -182,9 +206,9 @@ class KeyedOperator:
         self.key = key
         self.state.select(key)
 
-    def read(self, batch: pa.RecordBatch, records: RecordType) -> Sequence[Any]:
+    def read(self, batch: pa.RecordBatch, layout: StreamLayout) -> Sequence[Any]:
         """The records of its input, from their columns."""
-        return records.from_batch(batch)
+        return layout.records.from_batch(batch.select(list(layout.records.names)))
 
     def process(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
         """A run of records of the current key, in order."""

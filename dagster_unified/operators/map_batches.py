@@ -74,6 +74,8 @@ def checked(
     if timestamps is not None:
         if TIMESTAMP in result.schema.names:
             timestamps = result.column(TIMESTAMP).to_pylist()
+        elif result.num_rows != len(timestamps) and not any(moment is not None for moment in timestamps):
+            timestamps = [None] * result.num_rows
         elif result.num_rows != len(timestamps):
             raise RecordTypeError(
                 f"{where}: the function was given {len(timestamps)} rows and returned {result.num_rows}, so their event"

@@ -12,6 +12,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+
 from dagster_unified import UnifiedPipelineComponent
 from dagster_unified.api import (
     AggregateFunction,
@@ -33,6 +35,7 @@ from dagster_unified.api import (
     FunctionSnapshotContext,
     GlobalWindows,
     IngestionTimeAssigner,
+    KeyedBatchFunction,
     KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
     KeyedProcessFunction,
@@ -46,6 +49,7 @@ from dagster_unified.api import (
     ProcessJoinFunction,
     ProcessWindowFunction,
     PurgingTrigger,
+    RuntimeContext,
     SlidingEventTimeWindows,
     StateTtlConfig,
     TumblingEventTimeWindows,
@@ -141,6 +145,15 @@ class Counting(MapFunction):
     def map(self, value: Event) -> Event:
         self.count.update((self.count.value() or 0) + 1)
         return value
+
+
+class Batched(KeyedBatchFunction[str]):
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self.count = runtime_context.get_state(ValueStateDescriptor("count", int))
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: KeyedBatchFunction.Context[str]) -> pa.RecordBatch:
+        self.count.update((self.count.value() or 0) + batch.num_rows)
+        return batch
 
 
 class Remembering(MapFunction, CheckpointedFunction):
@@ -332,6 +345,7 @@ OPERATORS: dict[str, dict[str, Build]] = {
         "`min_by`, `max_by`": lambda s, o: by_key(s).max_by("value"),
         "`agg`": lambda s, o: by_key(s).agg(*NATIVE, output_type=Sum),
         "`map` with state": lambda s, o: by_key(s).map(Counting()),
+        "`map_batches` (`KeyedBatchFunction`)": lambda s, o: by_key(s).map_batches(Batched(), output_type=Event),
         "`process`, event-time timers": lambda s, o: by_key(s).process(WithTimers(), output_type=Event),
         "`process`, time-sorted input": lambda s, o: by_key(s).process(Sorted(), output_type=Event),
         "`process`, processing-time timers": lambda s, o: by_key(s).process(ByClock(), output_type=Event),

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from dagster_unified.api import (
     CsvSource,
     FileSink,
+    KeyedBatchFunction,
     KeyedProcessFunction,
     OutputTag,
     ParquetSource,
@@ -74,6 +75,21 @@ class Gaps(KeyedProcessFunction):
         yield ALARM, f"{ctx.get_current_key()} at {timestamp}"
 
 
+class Since(KeyedBatchFunction[str]):
+    """The time since the key's last event, of Arrow batches."""
+
+    requires_time_sorted_input = True
+
+    def open(self, runtime_context):
+        self.last = runtime_context.get_state(ValueStateDescriptor("last", int))
+
+    def process_batch(self, batch, ctx):
+        times = batch["at"].to_pylist()
+        before = [self.last.value() or 0, *times[:-1]]
+        self.last.update(times[-1])
+        return batch.set_column(2, "value", pc.subtract(batch["at"], pa.array(before)))
+
+
 ALARM = OutputTag("alarm", str)
 
 
@@ -94,6 +110,7 @@ OPERATIONS = {
     "map_batches": lambda s: s.map_batches(lambda b: b.set_column(2, "value", pc.add(b["value"], 1)), Event),
     "rebalance": lambda s: s.rebalance(),
     "gaps": lambda s: s.key_by("key").process(Gaps()),
+    "batches by key": lambda s: s.key_by("key").map_batches(Since(), Event),
     "max_by": lambda s: s.key_by("key").max_by("at"),
     "reduce": lambda s: s.key_by("key").reduce(add),
     "computed key": lambda s: s.key_by(by_value).reduce(add),

@@ -25,6 +25,7 @@ from dagster_unified.api import (
     DeltaSink,
     EventTimeSessionWindows,
     FilterFunction,
+    KeyedBatchFunction,
     KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
     KeyedProcessFunction,
@@ -156,6 +157,21 @@ class Change(MapFunction):
         return value._replace(value=value.value - last)
 
 
+class Since(KeyedBatchFunction[str]):
+    """The time since the key's last event, of Arrow batches."""
+
+    requires_time_sorted_input = True
+
+    def open(self, runtime_context):
+        self.last = runtime_context.get_state(ValueStateDescriptor("last", int))
+
+    def process_batch(self, batch, ctx):
+        times = batch["at"].to_pylist()
+        before = [self.last.value() or 0, *times[:-1]]
+        self.last.update(times[-1])
+        return batch.set_column(2, "value", pc.subtract(batch["at"], pa.array(before)))
+
+
 class Rising(FilterFunction):
     """Keeps what is above the key's last value."""
 
@@ -276,6 +292,7 @@ KEYED = {
     "enriched": lambda s: s.connect(rules(s)).process(Enriched()),
     "limited": lambda s: s.key_by("key").connect(rules(s)).process(Limited()),
     "change": lambda s: s.key_by("key").map(Change()),
+    "since": lambda s: s.key_by("key").map_batches(Since(), Event),
     "rising": lambda s: s.key_by("key").filter(Rising()),
     "totals": lambda s: (
         s.where("value > 3").connect(s.filter(lambda e: e.value <= 3)).key_by("key", "key").map(Totals())
@@ -299,7 +316,7 @@ def defined(operations) -> bool:
 
     And whether it is small enough to run.
     """
-    ordered = {"gaps", "change", "rising", "totals", "beside"}
+    ordered = {"gaps", "change", "since", "rising", "totals", "beside"}
     several_at_once = [
         i
         for i, name in enumerate(operations)

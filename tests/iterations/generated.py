@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from dagster_unified.api import (
     BroadcastProcessFunction,
     FlatMapFunction,
+    KeyedBatchFunction,
     KeyedCoProcessFunction,
     KeyedProcessFunction,
     KeyedStream,
@@ -143,6 +144,42 @@ class Told(KeyedProcessFunction[int, Rec, Rec], iterations.IterationListener[Rec
 
     def on_iteration_terminated(self, context, collector):
         collector.collect(Rec(context.get_current_key(), 1000 + self.sum.value(), END))
+
+
+class NumberedBatches(KeyedBatchFunction[int]):
+    """As `Numbered`, many records at once."""
+
+    def open(self, runtime_context):
+        self.count = runtime_context.get_state(ValueStateDescriptor("count", int))
+
+    def process_batch(self, batch, ctx):
+        before = self.count.value() or 0
+        self.count.update(before + batch.num_rows)
+        numbers = pa.array(range(before + 1, before + 1 + batch.num_rows), pa.int64())
+        return batch.set_column(1, "value", numbers)
+
+
+class ToldBatches(KeyedBatchFunction[int], iterations.IterationListener[pa.RecordBatch]):
+    """As `Told`, many records at once."""
+
+    def open(self, runtime_context):
+        self.sum = runtime_context.get_state(ValueStateDescriptor("sum", int))
+
+    def process_batch(self, batch, ctx):
+        self.sum.update((self.sum.value() or 0) + pc.sum(batch["value"]).as_py())
+
+    def on_epoch_watermark_incremented(self, epoch_watermark, context, collector):
+        total = self.sum.value()
+        collector.collect(one_row(Rec(context.get_current_key(), total % 97, epoch_watermark)))
+        if total % 5 == 0:
+            self.sum.clear()
+
+    def on_iteration_terminated(self, context, collector):
+        collector.collect(one_row(Rec(context.get_current_key(), 1000 + self.sum.value(), END)))
+
+
+def one_row(r: Rec) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([r._asdict()])
 
 
 class Both(KeyedCoProcessFunction[int, Rec, Rec, Rec], iterations.IterationListener[Rec]):
@@ -279,11 +316,14 @@ def built_op(op: Op, ins, lasts: bool):
     if op.kind == "copy":
         return [one.broadcast().map(lambda r: r, Rec)]
     if op.kind == "numbered":
-        return [by_key(one, op.number).process(Numbered())]
+        keyed = by_key(one, op.number)
+        batches = op.number // 2 == 1
+        return [keyed.map_batches(NumberedBatches(), Rec) if batches else keyed.process(Numbered())]
     if op.kind == "counted":
         return [by_key(one.map(one_of, Rec), op.number).reduce(added)]
     if op.kind == "told":
-        return [by_key(one, op.number).process(Told())]
+        keyed = by_key(one, op.number)
+        return [keyed.map_batches(ToldBatches(), Rec) if op.number // 2 == 1 else keyed.process(Told())]
     if op.kind == "both":
         return [by_key(one, op.number).connect(by_key(ins[1], op.number)).process(Both())]
     if op.kind == "timed":

@@ -13,6 +13,7 @@ from dagster_unified.operators.batch_deltas import DeltaStep
 from dagster_unified.operators.broadcast import BroadcastStep
 from dagster_unified.operators.deltas import SOLUTION, Solutions
 from dagster_unified.operators.keyed import KeyedProcessStep, ReduceStep
+from dagster_unified.operators.keyed_batches import KeyedBatchesStep
 from dagster_unified.operators.operator_state import CheckpointedStep
 from dagster_unified.operators.program.step import Step
 from dagster_unified.operators.windows import Firing
@@ -54,6 +55,12 @@ class KeyedProcessNode(KeyedNode):
 
     def state(self) -> list[dict[str, str]]:
         return declared_states(self.function)
+
+
+class KeyedBatchesNode(KeyedProcessNode):
+    """A `KeyedBatchFunction`."""
+
+    step = KeyedBatchesStep
 
 
 class BroadcastNode(KeyedProcessNode):

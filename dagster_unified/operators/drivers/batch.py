@@ -108,7 +108,7 @@ def _keyed(running: RunningProgram, batches: Iterable[pa.RecordBatch]) -> Iterat
             continue
         keys, starts = runs(batch, keyed, layout, where)
         with placed(where):
-            records = layout.records.from_batch(batch.select(list(layout.records.names)))
+            records = operator.read(batch, layout)
         timestamps = batch.column(TIMESTAMP).to_pylist() if layout.timestamped else [None] * size
         for key, start, end in zip(keys, starts, [*starts[1:], size], strict=True):
             if key != current:

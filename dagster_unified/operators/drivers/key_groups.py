@@ -225,7 +225,7 @@ class KeyGroups:
         """The records of a batch and their event times."""
         layout = self.program.input
         with placed(self.operator.where):
-            records = self.operator.read(batch.select(list(layout.records.names)), layout.records)
+            records = self.operator.read(batch, layout)
         timestamps: Sequence[int | None] = [None] * len(records)
         if layout.timestamped:
             timestamps = batch.column(TIMESTAMP).to_pylist()

@@ -109,11 +109,9 @@ class RunningProgram:
         if at_least == 1:
             self.keyed.check_state()
         out = self.keyed.out
-        count = len(out.records)
+        count = len(out.records) + out.rows
         if out.side:
             count += sum(len(records) for records, _ in out.side.values())
-        if out.batches:
-            count += sum(batch.num_rows for _, batch, _ in out.batches)
         if count >= at_least:
             self.keyed.out = Collector()
             if self.keyed.emits_state and self._children(0):

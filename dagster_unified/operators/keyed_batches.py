@@ -1,0 +1,170 @@
+"""Keyed `map_batches`: a keyed operator whose function is given a key's rows as Arrow batches.
+
+Drivers hand an operator runs of records of a key, and do not look into them. Here the records that it reads are `Rows`,
+of which a run is a slice, so that each driver drives batches as it drives records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import groupby
+from typing import Any, overload
+
+import pyarrow as pa
+
+from dagster_unified.operators.failures import user_failure
+from dagster_unified.operators.functions.base import OutputTag, TimerService
+from dagster_unified.operators.functions.batches import KeyedBatchFunction
+from dagster_unified.operators.keyed import KeyedOperator, KeyedOptions, KeyedProcessOperator
+from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
+from dagster_unified.operators.map_batches import checked
+from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.program.epochs import Emitting
+from dagster_unified.operators.program.step import KeyedStep, Place, Step
+from dagster_unified.operators.time import TimeDomain
+from dagster_unified.records import RecordType, record_type
+
+
+class Rows(Sequence[Any]):
+    """Records that stay an Arrow batch, with the column of event times where they have them."""
+
+    def __init__(self, batch: pa.RecordBatch, records: RecordType) -> None:
+        self.batch, self._records = batch, records
+
+    def __len__(self) -> int:
+        return int(self.batch.num_rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> Rows: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            start, stop, _ = index.indices(len(self))
+            return Rows(self.batch.slice(start, stop - start), self._records)
+        return next(iter(self[index : index + 1]))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._records.from_batch(self.batch))
+
+
+class KeyedBatchOperator(KeyedProcessOperator):
+    """Runs a `KeyedBatchFunction`."""
+
+    def __init__(
+        self, where: str, step: Step, options: KeyedOptions, clock: Callable[[], int], metrics: Metrics
+    ) -> None:
+        super().__init__(where, step.function, options, clock, metrics)
+        assert step.input is not None
+        assert step.output is not None
+        self._given, self._returned = step.input, step.output
+        self._sides: dict[str, RecordType] = {}
+        self._context = _Context(self)
+
+    def read(self, batch: pa.RecordBatch, layout: StreamLayout) -> Rows:
+        names = [*layout.records.names, *([TIMESTAMP] if layout.timestamped else [])]
+        return Rows(batch.select(names), layout.records)
+
+    def process(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
+        batch = self._batch(records, timestamps)
+        self._domain, self._timestamp, self._generation = None, None, -1
+        try:
+            returned = self._call(batch)
+        except Exception as error:
+            raise user_failure(error, self.where, self.function, batch.slice(0, 3).to_pylist()) from error
+        if returned is not None:
+            self.emit(returned, timestamps if TIMESTAMP in batch.schema.names else None)
+
+    def process_in_time_order(self, key: Hashable, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
+        start = 0
+        for timestamp, same in groupby(timestamps):
+            end = start + len(list(same))
+            if timestamp is not None and timestamp - 1 > self.watermark:
+                self.advance_watermark(timestamp - 1)
+            self.select(key)
+            self.process(records[start:end], timestamps[start:end])
+            start = end
+
+    def on_timer(self, timestamp: int, generation: int, domain: TimeDomain) -> None:
+        function: Any = self.function
+        self._begin_timer(timestamp, generation, domain)
+        try:
+            returned = function.on_timer(timestamp, self._context)
+        except Exception as error:
+            shown = f"timer at {timestamp} of key {self.key!r}"
+            raise user_failure(error, self.where, function.on_timer, shown) from error
+        if returned is not None:
+            self.emit(returned, None, self._moment())
+
+    def emit(self, returned: object, timestamps: Sequence[int | None] | None = None, moment: int | None = None) -> None:
+        """Takes a batch for the main output: made of rows of these event times, or of a timer's moment."""
+        batch, times = checked(returned, self._returned, timestamps, self.where)
+        self.out.emit_batch(None, batch, self._returned, times or [moment] * batch.num_rows)
+
+    def emit_side(self, tag: OutputTag[Any], given: pa.RecordBatch) -> None:
+        """Takes a batch for a side output; its event times are in its column, or the timer's moment."""
+        where = f"{self.where}, side output '{tag.name}'"
+        if tag.name not in self._sides:
+            self._sides[tag.name] = record_type(tag.output_type, where)
+        records = self._sides[tag.name]
+        batch, _ = checked(given, records, None, where)
+        timed = TIMESTAMP in given.schema.names
+        times = given.column(TIMESTAMP).to_pylist() if timed else [self._moment()] * batch.num_rows
+        self.out.emit_batch(tag.name, batch, records, times)
+
+    def _call(self, batch: pa.RecordBatch) -> object:
+        function: Any = self.function
+        return function.process_batch(batch, self._context)
+
+    def _moment(self) -> int | None:
+        """The event time of what a timer emits."""
+        return self._timestamp if self._domain is TimeDomain.EVENT_TIME else None
+
+    def _batch(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> pa.RecordBatch:
+        if isinstance(records, Rows):
+            return records.batch
+        batch = self._given.to_batch(records)  # they waited for the watermark
+        return batch.append_column(TIMESTAMP, pa.array(timestamps, pa.int64()))
+
+    def _told(self) -> Emitting:
+        return EmittingBatches(self, self.key)
+
+
+class _Context(KeyedBatchFunction.OnTimerContext[Any]):
+    """What a function is given: its operator, with batches for records."""
+
+    def __init__(self, operator: KeyedBatchOperator) -> None:
+        self._operator = operator
+
+    def get_current_key(self) -> Any:
+        return self._operator.get_current_key()
+
+    def timer_service(self) -> TimerService:
+        return self._operator.timer_service()
+
+    def time_domain(self) -> TimeDomain:
+        return self._operator.time_domain()
+
+    def output(self, tag: OutputTag[Any], batch: pa.RecordBatch) -> None:
+        self._operator.emit_side(tag, batch)
+
+
+class EmittingBatches(Emitting):
+    """What an `IterationListener` is given that emits batches."""
+
+    def __init__(self, operator: KeyedBatchOperator, *key: Any) -> None:
+        super().__init__(operator.out, *key)
+        self._operator = operator
+
+    def collect(self, value: Any) -> None:
+        self._operator.emit(value)
+
+    def output(self, tag: OutputTag[Any], value: Any) -> None:
+        self._operator.emit_side(tag, value)
+
+
+class KeyedBatchesStep(KeyedStep):
+    """`map_batches` on a keyed stream, with state."""
+
+    def operator(self, place: Place) -> KeyedOperator:
+        return KeyedBatchOperator(place.where, self, place.options, place.clock, place.metrics)

@@ -1,0 +1,266 @@
+"""Keyed `map_batches`: a key's rows as Arrow batches, with state and timers, as a function of records has them."""
+
+from datetime import timedelta
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagster_unified.api import (
+    MAX_TIMESTAMP,
+    KeyedBatchFunction,
+    KeyedProcessFunction,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    OutputTag,
+    Pipeline,
+    ValueStateDescriptor,
+    WatermarkStrategy,
+)
+from dagster_unified.errors import PipelineError, RecordTypeError, UserFunctionError
+from dagster_unified.testing import OneInputHarness, assert_same_in_both_modes, run_pipeline
+
+MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+
+
+class Event(NamedTuple):
+    key: str
+    at: int
+    value: int
+
+
+class Summary(NamedTuple):
+    key: str
+    total: int
+    values: list[int]
+    even: int
+    odd: int
+
+
+IN_ORDER = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(seconds=1)).with_timestamp_assigner("at")
+EVENTS = [Event("a", 3, 30), Event("b", 1, 1), Event("a", 1, 10), Event("b", 2, 2), Event("a", 2, 20)]
+DOUBLED = OutputTag("doubled", int)
+
+
+def timed(records=EVENTS):
+    return Pipeline("p").from_collection(records, Event, "events").assign_timestamps_and_watermarks(IN_ORDER)
+
+
+def results(stream, mode, **how):
+    stream.print("out")
+    return run_pipeline(stream._pipeline, mode, **how).sinks["out"]
+
+
+class Totals:
+    """What both forms keep: a value, a list and a map."""
+
+    def open(self, context):
+        self.total = context.get_state(ValueStateDescriptor("total", int))
+        self.values = context.get_list_state(ListStateDescriptor("values", int))
+        self.parity = context.get_map_state(MapStateDescriptor("parity", int, int))
+
+    def summary(self, key):
+        counts = [self.parity.get(parity) or 0 for parity in (0, 1)]
+        return Summary(key, self.total.value(), sorted(self.values.get()), *counts)
+
+
+class OfRecords(Totals, KeyedProcessFunction):
+    def process_element(self, value: Event, ctx) -> list[Summary]:
+        self.total.update((self.total.value() or 0) + value.value)
+        self.values.add(value.value)
+        self.parity.put(value.value % 2, (self.parity.get(value.value % 2) or 0) + 1)
+        ctx.timer_service().register_event_time_timer(MAX_TIMESTAMP)
+        ctx.output(DOUBLED, value.value * 2)
+        return []
+
+    def on_timer(self, timestamp, ctx):
+        return [self.summary(ctx.get_current_key())]
+
+
+class OfBatches(Totals, KeyedBatchFunction[str]):
+    def process_batch(self, batch: pa.RecordBatch, ctx: KeyedBatchFunction.Context[str]) -> None:
+        assert set(batch["key"].to_pylist()) == {ctx.get_current_key()}
+        self.total.update((self.total.value() or 0) + pc.sum(batch["value"]).as_py())
+        self.values.add_all(batch["value"].to_pylist())
+        odd = pc.sum(pc.bit_wise_and(batch["value"], 1)).as_py()
+        for parity, count in ((0, batch.num_rows - odd), (1, odd)):
+            if count:
+                self.parity.put(parity, (self.parity.get(parity) or 0) + count)
+        ctx.timer_service().register_event_time_timer(MAX_TIMESTAMP)
+        ctx.output(DOUBLED, pa.RecordBatch.from_pydict({"value": pc.multiply(batch["value"], 2)}))
+
+    def on_timer(self, timestamp: int, ctx: KeyedBatchFunction.OnTimerContext[str]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pylist([self.summary(ctx.get_current_key())._asdict()])
+
+
+def run(function, records, mode, **how):
+    found = timed(records).key_by("key")
+    made = found.map_batches(function, Summary) if isinstance(function, OfBatches) else found.process(function)
+    made.print("out")
+    made.get_side_output(DOUBLED).print("doubled")
+    sinks = run_pipeline(made._pipeline, mode, **how).sinks
+    return sorted(sinks["out"]), sorted(sinks["doubled"])
+
+
+@given(
+    st.lists(st.builds(Event, st.sampled_from("abc"), st.integers(0, 5000), st.integers(-9, 9)), max_size=30),
+    st.integers(1, 9),
+)
+@settings(deadline=None, max_examples=20)
+def test_batches_give_what_records_give_in_both_modes(records, micro_batch):
+    expected = run(OfRecords(), records, "BATCH")
+    assert run(OfBatches(), records, "BATCH") == expected
+    assert run(OfBatches(), records, "STREAMING", micro_batch=micro_batch) == expected
+
+
+class InTurn(KeyedBatchFunction[str]):
+    """The values of a batch, and what came before it."""
+
+    requires_time_sorted_input = True
+
+    def open(self, runtime_context):
+        self.last = runtime_context.get_state(ValueStateDescriptor("last", int))
+
+    def process_batch(self, batch, ctx):
+        values = batch["value"].to_pylist()
+        before, self_last = self.last.value(), values[-1]
+        self.last.update(self_last)
+        return batch.set_column(1, "before", pa.array([before, *values[:-1]], pa.int64())).drop_columns(["value"])
+
+
+class Before(NamedTuple):
+    key: str
+    before: int | None
+
+
+@MODES
+def test_rows_may_be_asked_for_in_event_time_order(mode):
+    found = results(timed().key_by("key").map_batches(InTurn(), Before), mode)
+    assert sorted(found, key=str) == [
+        Before("a", 10),
+        Before("a", 20),
+        Before("a", None),
+        Before("b", 1),
+        Before("b", None),
+    ]
+
+
+class Due(KeyedBatchFunction[str]):
+    """When a batch and a timer were told of."""
+
+    def process_batch(self, batch, ctx):
+        for moment in batch["__ts"].to_pylist():
+            ctx.timer_service().register_event_time_timer(moment + 10)
+
+    def on_timer(self, timestamp, ctx):
+        return pa.RecordBatch.from_pydict({"value": [f"{ctx.get_current_key()} {timestamp}"]})
+
+
+class When(KeyedProcessFunction):
+    def process_element(self, value: str, ctx) -> list[tuple[str, int]]:
+        return [(value, ctx.timestamp())]
+
+
+@MODES
+def test_what_a_timer_emits_carries_its_timestamp(mode):
+    due = timed([Event("a", 1, 1), Event("a", 2, 1)]).key_by("key").map_batches(Due(), str)
+    found = results(due.key_by(lambda text: text, key_type=str).process(When()), mode)
+    assert sorted(found) == [("a 11", 11), ("a 12", 12)]
+
+
+class Values(KeyedBatchFunction[str]):
+    def process_batch(self, batch, ctx):
+        return batch.select(["value", "__ts"])
+
+
+class WithoutTimes(KeyedBatchFunction[str]):
+    def process_batch(self, batch, ctx):
+        return batch.select(["value"]).slice(1)
+
+
+class Times(KeyedProcessFunction):
+    def process_element(self, value: int, ctx) -> list[tuple[int, int]]:
+        return [(value, ctx.timestamp())]
+
+
+def test_rows_carry_the_event_times_of_their_column():
+    found = timed().key_by("key").map_batches(Values(), int).key_by(lambda n: n, key_type=int).process(Times())
+    assert sorted(results(found, "BATCH")) == [(1, 1), (2, 2), (10, 1), (20, 2), (30, 3)]
+    with pytest.raises(RecordTypeError, match=r"operator 'WithoutTimes': .* keep the column '__ts'"):
+        results(timed().key_by("key").map_batches(WithoutTimes(), int), "BATCH")
+
+
+@MODES
+def test_without_event_times_any_number_of_rows_may_come_back(mode):
+    events = Pipeline("p").from_collection(EVENTS, Event, "events").key_by("key")
+    first = events.map_batches(WithoutTimes(), int).map_batches(lambda batch: batch.slice(1), int)
+    assert len(results(first, mode, micro_batch=None)) < 5
+
+
+class Numbered(KeyedBatchFunction[str]):
+    def open(self, runtime_context):
+        self.count = runtime_context.get_state(ValueStateDescriptor("count", int))
+
+    def process_batch(self, batch, ctx):
+        before = self.count.value() or 0
+        self.count.update(before + batch.num_rows)
+        return pa.RecordBatch.from_pydict({"value": pa.array(range(before, before + batch.num_rows))})
+
+
+def test_another_function_gets_batches_of_many_keys():
+    keys = (
+        timed()
+        .key_by("key")
+        .map_batches(
+            lambda batch: (
+                pa.RecordBatch.from_pydict({"value": [",".join(sorted(batch["key"].to_pylist()))]})
+                if "__ts" not in batch.schema.names
+                else pa.RecordBatch.from_pydict({"value": batch["key"], "__ts": batch["__ts"]})
+            ),
+            str,
+        )
+    )
+    assert sorted(results(keys, "BATCH")) == ["a", "a", "a", "b", "b"]
+
+
+def test_a_harness_drives_it():
+    harness = OneInputHarness(lambda s: s.key_by("key").map_batches(Numbered(), int), Event)
+    assert harness.process_element(EVENTS[0]) == [0]
+    snapshot = harness.snapshot()
+    assert harness.process_element(EVENTS[2]) == [1]
+    harness.restore(snapshot)
+    assert harness.process_element(EVENTS[4]) == [1]
+
+
+class Broken(KeyedBatchFunction[str]):
+    def process_batch(self, batch, ctx):
+        return batch["nothing"]
+
+
+class NoBatch(KeyedBatchFunction[str]):
+    def process_batch(self, batch, ctx):
+        return batch.to_pylist()
+
+
+def test_mistakes_name_the_operator():
+    with pytest.raises(UserFunctionError, match=r"operator 'Broken'.*KeyError.*nothing.*'key': 'a'"):
+        results(timed().key_by("key").map_batches(Broken(), int), "BATCH")
+    with pytest.raises(
+        RecordTypeError, match=r"operator 'NoBatch': map_batches must return a pyarrow.RecordBatch, not list"
+    ):
+        results(timed().key_by("key").map_batches(NoBatch(), int), "BATCH")
+    with pytest.raises(
+        PipelineError, match=r"operator 'Broken': a KeyedBatchFunction needs a keyed stream, so call key_by"
+    ):
+        timed().map_batches(Broken(), int)
+    with pytest.raises(PipelineError, match=r"Broken is a class; give an instance of it, Broken\(\)"):
+        timed().key_by("key").map_batches(Broken, int)
+
+
+def test_both_modes_end_with_the_same_result():
+    stream = timed().key_by("key").map_batches(OfBatches(), Summary)
+    stream.print()
+    assert_same_in_both_modes(stream._pipeline)
