@@ -128,11 +128,6 @@ class GraphBuilder:
         timestamped = attributes.pop("timestamped", None)
         if timestamped is None:
             timestamped = any(self._nodes[u.node].timestamped for u in upstream)
-        if kind.only_in_bodies and not self.is_body:
-            raise PipelineError(
-                f"{self.name}: operator '{name}': map_batches with a broadcast stream runs in the body of an iteration;"
-                " use connect(stream.broadcast(descriptor)).process(function)"
-            )
         node = kind(id=len(self._nodes), name=name, location=_caller(), timestamped=timestamped, **attributes)
         self._nodes.append(node)
         self._edges += [Edge(u.node, node.id, u.partitioning or Partitioning(), u.tag) for u in upstream]

@@ -14,8 +14,10 @@ from dagster_unified.api.record_types import NOT_GIVEN, agreed_output, itself, m
 from dagster_unified.api.windows import WindowedStream
 from dagster_unified.errors import PipelineError, RecordTypeError
 from dagster_unified.graph import nodes
-from dagster_unified.graph.nodes import ExchangeKind, Naming
+from dagster_unified.graph.nodes import ExchangeKind, Key, Naming
 from dagster_unified.graph.subtasks import CHOOSING
+from dagster_unified.operators.broadcast import Broadcasting
+from dagster_unified.operators.broadcast_table import TABLE
 from dagster_unified.operators.connected import (
     CoFlatMap,
     CoFlatMapFunction,
@@ -40,6 +42,7 @@ from dagster_unified.operators.joins import (
     ProcessJoinFunction,
     WindowedPairs,
 )
+from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.time import to_span
 from dagster_unified.operators.windows import Evictor, Trigger, WindowAssigner
 from dagster_unified.records import return_type, type_name
@@ -131,8 +134,17 @@ class ConnectedStreams(Generic[A, B]):
     ) -> DataStream[R]:
         """A function of an Arrow batch of the first stream and all records of the second, which is a `broadcast()` one.
 
-        It runs in the body of an iteration, where it is given the second stream's records of the same round. There is
-        an example in the guide on iterations. Raises `PipelineError` elsewhere.
+        In BATCH the second stream's records are all there before the first batch; they have to fit into memory. In
+        STREAMING they are those that have come, and each key group holds a copy of them in its checkpoint. In the body
+        of an iteration they are those of the same round.
+
+        Examples:
+            >>> import pyarrow.compute as pc
+            >>> def above(sales, limits):
+            ...     return sales.filter(pc.greater(sales["amount"], pc.max(limits["value"])))
+            >>> limits = numbers.filter(lambda n: n == 3)
+            >>> sorted(sale.amount for sale in collect(sales.connect(limits.broadcast()).map_batches(above, Sale)))
+            [4, 5]
         """
         name = getattr(function, "__name__", None) or type(function).__name__
         kinds = {u.partitioning.kind if u.partitioning else None for u in self._second._upstream}
@@ -140,10 +152,25 @@ class ConnectedStreams(Generic[A, B]):
             raise PipelineError(
                 f"{self._where(name)}: map_batches needs the second stream in every subtask; connect(other.broadcast())"
             )
-        upstream = [*self._first._upstream, *self._second._upstream]
-        records = self._first._pipeline._record_type(output_type, name)
+        self._first._check_function(name, function)
+        pipeline, upstream = self._first._pipeline, [*self._first._upstream, *self._second._upstream]
+        made = {"naming": Naming.FUNCTION, "records": pipeline._record_type(output_type, name)}
+        if pipeline.is_body:
+            return self._first._after(upstream, nodes.BroadcastBatchesNode, name, function=function, **made)
+        if self._keys[0] is not None:
+            raise PipelineError(
+                f"{self._where(name)}: map_batches with a broadcast stream has no state of a key, and the first stream"
+                " is keyed; leave key_by out, or use connect(rules.broadcast(descriptor)).process(function)"
+            )
+        timestamped = any(pipeline._node(u.node).timestamped for u in self._second._upstream)
         return self._first._after(
-            upstream, nodes.BroadcastBatchesNode, name, naming=Naming.FUNCTION, records=records, function=function
+            upstream,
+            nodes.BroadcastTableNode,
+            name,
+            function=Broadcasting(function, (TABLE,)),
+            table=StreamLayout(self._second._records(name), timestamped),
+            key=Key(),
+            **made,
         )
 
     # Building

@@ -14,12 +14,15 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Optional
 
+import pyarrow as pa
+
 from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.functions.base import Function, OutputTag, RuntimeContext, SideOutput, TimerService
 from dagster_unified.operators.functions.keyed import NoKey
 from dagster_unified.operators.functions.type_variables import In1, In2, K, Key, KeyOut, Out, R, V
 from dagster_unified.operators.keyed import Collector, KeyedOptions, KeyedProcessOperator
+from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.program.epochs import Emitting
 from dagster_unified.operators.program.step import KeyedStep, Place
@@ -229,7 +232,11 @@ class KeyedBroadcastProcessFunction(Function, ABC, Generic[Key, In1, In2, Out]):
 class Broadcasting:
     """A function with broadcast state, and the maps that it has."""
 
-    function: BroadcastProcessFunction[Any, Any, Any] | KeyedBroadcastProcessFunction[Any, Any, Any, Any]
+    function: (
+        BroadcastProcessFunction[Any, Any, Any]
+        | KeyedBroadcastProcessFunction[Any, Any, Any, Any]
+        | Callable[[pa.RecordBatch, pa.Table], pa.RecordBatch]
+    )
     descriptors: tuple[MapStateDescriptor[Any, Any], ...]
 
     @property
@@ -276,6 +283,10 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
 
     def open(self, context: Callable[[KeyedStateBackend | None], RuntimeContext]) -> None:
         self.function.open(context(self.state if self._keyed else None))
+
+    def read_broadcast(self, batch: pa.RecordBatch, layout: StreamLayout) -> Sequence[Any]:
+        """The broadcast records, from their columns."""
+        return layout.records.from_batch(batch.select(list(layout.records.names)))
 
     def process_broadcast(self, records: Sequence[Any], timestamps: Sequence[int | None], leads: bool) -> None:
         """Broadcast records, in order. What comes of them is kept where this instance leads."""

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import groupby
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import pyarrow as pa
 
 from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.functions.base import OutputTag, TimerService
 from dagster_unified.operators.functions.batches import KeyedBatchFunction
-from dagster_unified.operators.keyed import KeyedOperator, KeyedOptions, KeyedProcessOperator
+from dagster_unified.operators.keyed import KeyedOptions, KeyedProcessOperator
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
 from dagster_unified.operators.map_batches import checked
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.program.epochs import Emitting
-from dagster_unified.operators.program.step import KeyedStep, Place, Step
+from dagster_unified.operators.program.step import KeyedStep, Place
 from dagster_unified.operators.time import TimeDomain
 from dagster_unified.records import RecordType, record_type
 
@@ -51,15 +51,18 @@ class Rows(Sequence[Any]):
 class KeyedBatchOperator(KeyedProcessOperator):
     """Runs a `KeyedBatchFunction`."""
 
+    given: RecordType
+    """The type of the rows that the function is given."""
+
+    returned: RecordType
+    """The type of those that it returns."""
+
     def __init__(
-        self, where: str, step: Step, options: KeyedOptions, clock: Callable[[], int], metrics: Metrics
+        self, where: str, function: Any, options: KeyedOptions, clock: Callable[[], int], metrics: Metrics
     ) -> None:
-        super().__init__(where, step.function, options, clock, metrics)
-        assert step.input is not None
-        assert step.output is not None
-        self._given, self._returned = step.input, step.output
+        super().__init__(where, function, options, clock, metrics)
         self._sides: dict[str, RecordType] = {}
-        self._context = _Context(self)
+        self._for_function = _Context(self)
 
     def read(self, batch: pa.RecordBatch, layout: StreamLayout) -> Rows:
         names = [*layout.records.names, *([TIMESTAMP] if layout.timestamped else [])]
@@ -89,7 +92,7 @@ class KeyedBatchOperator(KeyedProcessOperator):
         function: Any = self.function
         self._begin_timer(timestamp, generation, domain)
         try:
-            returned = function.on_timer(timestamp, self._context)
+            returned = function.on_timer(timestamp, self._for_function)
         except Exception as error:
             shown = f"timer at {timestamp} of key {self.key!r}"
             raise user_failure(error, self.where, function.on_timer, shown) from error
@@ -98,8 +101,8 @@ class KeyedBatchOperator(KeyedProcessOperator):
 
     def emit(self, returned: object, timestamps: Sequence[int | None] | None = None, moment: int | None = None) -> None:
         """Takes a batch for the main output: made of rows of these event times, or of a timer's moment."""
-        batch, times = checked(returned, self._returned, timestamps, self.where)
-        self.out.emit_batch(None, batch, self._returned, times or [moment] * batch.num_rows)
+        batch, times = checked(returned, self.returned, timestamps, self.where)
+        self.out.emit_batch(None, batch, self.returned, times or [moment] * batch.num_rows)
 
     def emit_side(self, tag: OutputTag[Any], given: pa.RecordBatch) -> None:
         """Takes a batch for a side output; its event times are in its column, or the timer's moment."""
@@ -114,7 +117,7 @@ class KeyedBatchOperator(KeyedProcessOperator):
 
     def _call(self, batch: pa.RecordBatch) -> object:
         function: Any = self.function
-        return function.process_batch(batch, self._context)
+        return function.process_batch(batch, self._for_function)
 
     def _moment(self) -> int | None:
         """The event time of what a timer emits."""
@@ -123,7 +126,7 @@ class KeyedBatchOperator(KeyedProcessOperator):
     def _batch(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> pa.RecordBatch:
         if isinstance(records, Rows):
             return records.batch
-        batch = self._given.to_batch(records)  # they waited for the watermark
+        batch = self.given.to_batch(records)  # they waited for the watermark
         return batch.append_column(TIMESTAMP, pa.array(timestamps, pa.int64()))
 
     def _told(self) -> Emitting:
@@ -166,5 +169,11 @@ class EmittingBatches(Emitting):
 class KeyedBatchesStep(KeyedStep):
     """`map_batches` on a keyed stream, with state."""
 
-    def operator(self, place: Place) -> KeyedOperator:
-        return KeyedBatchOperator(place.where, self, place.options, place.clock, place.metrics)
+    runs: ClassVar[type[KeyedBatchOperator]] = KeyedBatchOperator
+
+    def operator(self, place: Place) -> KeyedBatchOperator:
+        operator = self.runs(place.where, self.function, place.options, place.clock, place.metrics)
+        assert self.input is not None
+        assert self.output is not None
+        operator.given, operator.returned = self.input, self.output
+        return operator

@@ -329,6 +329,9 @@ OPERATORS: dict[str, dict[str, Build]] = {
         "`connect` with a broadcast stream": (
             lambda s, o: s.connect(o.broadcast(RULES)).process(WithRules(), output_type=Event)
         ),
+        "`connect` with a broadcast stream, `map_batches`": (
+            lambda s, o: s.connect(o.broadcast()).map_batches(lambda batch, table: batch, output_type=Event)
+        ),
         "`rebalance`, `rescale`, `shuffle`": lambda s, o: (
             s.rebalance().map(same).rescale().map(same).shuffle().map(same)
         ),

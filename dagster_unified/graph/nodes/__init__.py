@@ -19,6 +19,7 @@ from dagster_unified.graph.nodes.graph import Edge, Graph
 from dagster_unified.graph.nodes.iteration import HeadNode, IterationNode, LifeCycle, Role, TailNode, output_tag
 from dagster_unified.graph.nodes.keyed import (
     BroadcastNode,
+    BroadcastTableNode,
     CheckpointedNode,
     DeltaNode,
     KeyedBatchesNode,
@@ -47,6 +48,7 @@ __all__ = [
     "AsyncNode",
     "BroadcastBatchesNode",
     "BroadcastNode",
+    "BroadcastTableNode",
     "Chaining",
     "CheckpointedNode",
     "DeltaNode",

@@ -147,9 +147,6 @@ class Node:
     merges_partials: ClassVar[bool] = False
     """Whether its state is the portable form of a column aggregate's."""
 
-    only_in_bodies: ClassVar[bool] = False
-    """Whether it runs in the body of an iteration, and nowhere else."""
-
     product: ClassVar[str] = "output is"
     """What it computes, and the verb."""
 

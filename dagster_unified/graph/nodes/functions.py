@@ -139,11 +139,10 @@ class MapBatchesNode(FunctionNode):
 
 
 class BroadcastBatchesNode(MapBatchesNode):
-    """`map_batches` with the records of a broadcast stream at hand, which an iteration's body has in each round."""
+    """`map_batches` in the body of an iteration, with a round's records of a broadcast stream at hand."""
 
     step = BroadcastBatchesStep
     has_broadcast_input = True
-    only_in_bodies = True
 
 
 class ProcessNode(FunctionNode):

@@ -11,9 +11,11 @@ from dagster_unified.graph.keyed_state import declared_lists, declared_states
 from dagster_unified.graph.nodes.base import Chaining, Key, Lineage, Node
 from dagster_unified.operators.batch_deltas import DeltaStep
 from dagster_unified.operators.broadcast import BroadcastStep
+from dagster_unified.operators.broadcast_table import BroadcastTableStep
 from dagster_unified.operators.deltas import SOLUTION, Solutions
 from dagster_unified.operators.keyed import KeyedProcessStep, ReduceStep
 from dagster_unified.operators.keyed_batches import KeyedBatchesStep
+from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.operator_state import CheckpointedStep
 from dagster_unified.operators.program.step import Step
 from dagster_unified.operators.windows import Firing
@@ -69,7 +71,7 @@ class BroadcastNode(KeyedProcessNode):
     With a key of no fields its stream is not keyed. What comes over BROADCAST exchanges is its broadcast stream.
     """
 
-    step = BroadcastStep
+    step: ClassVar[type[Step] | None] = BroadcastStep
     has_broadcast_input = True
 
     sees_all_partitions = True  # its broadcast records travel with the program
@@ -104,6 +106,26 @@ class BroadcastNode(KeyedProcessNode):
                 )
             )
         return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BroadcastTableNode(BroadcastNode):
+    """`map_batches` with the records of a broadcast stream at hand, which is not in the body of an iteration."""
+
+    table: StreamLayout
+    """The columns of the broadcast stream."""
+
+    step = BroadcastTableStep
+    has_side_outputs = False
+    has_timers = False
+
+    depends_on_order = False
+
+    def step_arguments(self) -> dict[str, Any]:
+        return {"table": self.table}
+
+    def settings(self, with_input: bool = True) -> list[object]:
+        return [str(self.table.schema)]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from dagster_unified.errors import RecordTypeError, UserFunctionError
 from dagster_unified.operators.broadcast import BroadcastOperator
-from dagster_unified.operators.failures import user_failure
+from dagster_unified.operators.failures import placed, user_failure
 from dagster_unified.operators.functions.base import FIRST, RuntimeContext, Subtask
 from dagster_unified.operators.functions.iterations import IterationListener, iteration_listeners
 from dagster_unified.operators.keyed import Collector, KeyedOperator
@@ -83,8 +83,11 @@ class RunningProgram:
         """Passes a batch of broadcast records to the head."""
         assert isinstance(self.keyed, BroadcastOperator)
         assert self.program.broadcast is not None
-        block = self._block(batch, self.program.broadcast.layout)
-        self.keyed.process_broadcast(block.records(), block.timestamps or [None] * block.size, leads)
+        layout = self.program.broadcast.layout
+        with placed(self._first):
+            records = self.keyed.read_broadcast(batch, layout)
+        timestamps = batch.column(TIMESTAMP).to_pylist() if layout.timestamped else [None] * len(records)
+        self.keyed.process_broadcast(records, timestamps, leads)
 
     def give(self, broadcast: pa.Table) -> None:
         """Gives all broadcast records to a head that takes them as a table."""
