@@ -80,6 +80,7 @@ from dagster_unified.operators.functions.event_time import IngestionTimeAssigner
 from dagster_unified.operators.joins import CoGroupFunction, FlatJoinFunction, JoinFunction, ProcessJoinFunction
 from dagster_unified.operators.metrics import Counter, Distribution, Meter, MetricGroup
 from dagster_unified.operators.state.aggregating import AggregatingState, AggregatingStateDescriptor
+from dagster_unified.operators.state.arrow_list import ArrowListState, ArrowListStateDescriptor
 from dagster_unified.operators.state.list import ListState, ListStateDescriptor
 from dagster_unified.operators.state.map import MapState, MapStateDescriptor
 from dagster_unified.operators.state.reducing import ReducingState, ReducingStateDescriptor
@@ -122,6 +123,7 @@ from dagster_unified.operators.windows import (
 
 __all__ = [
     "MAX_TIMESTAMP", "MIN_TIMESTAMP", "AggregateFunction", "AggregatingState", "AggregatingStateDescriptor",
+    "ArrowListState", "ArrowListStateDescriptor",
     "AsyncDataStream", "AsyncFunction", "AsyncRetryStrategy", "AvroFormat", "BroadcastConnectedStream",
     "BroadcastProcessFunction", "BroadcastState", "BroadcastStream", "CheckpointListener", "CheckpointedFunction",
     "CoFlatMapFunction", "CoGroupFunction", "CoGroupedStreams", "CoMapFunction", "CoProcessFunction",

@@ -135,8 +135,9 @@ class ConnectedStreams(Generic[A, B]):
         """A function of an Arrow batch of the first stream and all records of the second, which is a `broadcast()` one.
 
         In BATCH the second stream's records are all there before the first batch; they have to fit into memory. In
-        STREAMING they are those that have come, and each key group holds a copy of them in its checkpoint. In the body
-        of an iteration they are those of the same round.
+        STREAMING they are those that have come, and each key group holds a copy of them in its checkpoint; where a
+        later record replaces an earlier one, `connect(other.broadcast(descriptor)).process(function)` keeps less. In
+        the body of an iteration they are those of the same round.
 
         Examples:
             >>> import pyarrow.compute as pc

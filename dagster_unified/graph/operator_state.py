@@ -23,8 +23,8 @@ def check_operator_state(graph: Graph) -> None:
                 " the function before key_by"
             )
         raise PipelineError(
-            f"{what}, and has no operator state; give the function to map, flat_map, filter or process on a stream"
-            " without a key, or behind connect of two such streams"
+            f"{what}, and has no operator state; give the function to map, flat_map, filter, map_batches or process on"
+            " a stream without a key, or behind connect of two such streams"
         )
 
 

@@ -19,11 +19,12 @@ from dagster_unified.operators.keyed_batches import KeyedBatchesStep, KeyedBatch
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.program.step import Place
+from dagster_unified.operators.state.arrow_list import from_bytes, to_bytes
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.state.map import MapStateDescriptor
 
 TABLE = MapStateDescriptor("table", int, bytes)
-"""The broadcast state: under 0 the rows of the table, as an Arrow record batch."""
+"""The broadcast state: under 0 the rows of the table, as an Arrow stream."""
 
 
 class BroadcastTableOperator(BroadcastOperator, KeyedBatchOperator):
@@ -52,9 +53,8 @@ class BroadcastTableOperator(BroadcastOperator, KeyedBatchOperator):
 
     def process_broadcast(self, records: Sequence[Any], timestamps: Sequence[int | None], leads: bool) -> None:
         assert isinstance(records, Rows)
-        whole = pa.concat_tables([self._current(), pa.Table.from_batches([records.batch], self.table.schema)])
-        (batch,) = whole.combine_chunks().to_batches()
-        self.entries(TABLE)[0] = batch.serialize().to_pybytes()
+        more = pa.Table.from_batches([records.batch], self.table.schema)
+        self.entries(TABLE)[0] = to_bytes(pa.concat_tables([self._current(), more]))
 
     def _call(self, batch: pa.RecordBatch) -> object:
         function: Any = self.function
@@ -64,8 +64,8 @@ class BroadcastTableOperator(BroadcastOperator, KeyedBatchOperator):
         """The table of the instance that is current."""
         data = self.entries(TABLE).get(0)
         if self._read is None or self._read[0] is not data:
-            batches = [] if data is None else [pa.ipc.read_record_batch(pa.py_buffer(data), self.table.schema)]
-            self._read = data, pa.Table.from_batches(batches, self.table.schema)
+            schema, what = self.table.schema, f"{self.where}: the broadcast stream's table"
+            self._read = data, schema.empty_table() if data is None else from_bytes(data, schema, what)
         return self._read[1]
 
 

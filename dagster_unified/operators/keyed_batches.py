@@ -51,10 +51,10 @@ class Rows(Sequence[Any]):
 class KeyedBatchOperator(KeyedProcessOperator):
     """Runs a `KeyedBatchFunction`."""
 
-    given: RecordType
+    takes: RecordType
     """The type of the rows that the function is given."""
 
-    returned: RecordType
+    gives: RecordType
     """The type of those that it returns."""
 
     def __init__(
@@ -101,8 +101,8 @@ class KeyedBatchOperator(KeyedProcessOperator):
 
     def emit(self, returned: object, timestamps: Sequence[int | None] | None = None, moment: int | None = None) -> None:
         """Takes a batch for the main output: made of rows of these event times, or of a timer's moment."""
-        batch, times = checked(returned, self.returned, timestamps, self.where)
-        self.out.emit_batch(None, batch, self.returned, times or [moment] * batch.num_rows)
+        batch, times = checked(returned, self.gives, timestamps, self.where)
+        self.out.emit_batch(None, batch, self.gives, times or [moment] * batch.num_rows)
 
     def emit_side(self, tag: OutputTag[Any], given: pa.RecordBatch) -> None:
         """Takes a batch for a side output; its event times are in its column, or the timer's moment."""
@@ -126,7 +126,7 @@ class KeyedBatchOperator(KeyedProcessOperator):
     def _batch(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> pa.RecordBatch:
         if isinstance(records, Rows):
             return records.batch
-        batch = self.given.to_batch(records)  # they waited for the watermark
+        batch = self.takes.to_batch(records)  # they waited for the watermark
         return batch.append_column(TIMESTAMP, pa.array(timestamps, pa.int64()))
 
     def _told(self) -> Emitting:
@@ -175,5 +175,5 @@ class KeyedBatchesStep(KeyedStep):
         operator = self.runs(place.where, self.function, place.options, place.clock, place.metrics)
         assert self.input is not None
         assert self.output is not None
-        operator.given, operator.returned = self.input, self.output
+        operator.takes, operator.gives = self.input, self.output
         return operator

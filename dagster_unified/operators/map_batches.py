@@ -87,13 +87,15 @@ def checked(
     return batch, timestamps
 
 
-def in_declared_types(result: pa.RecordBatch, schema: pa.Schema, output: RecordType, where: str) -> pa.RecordBatch:
-    """Columns of a returned batch in their declared types; raises `RecordTypeError`."""
+def in_declared_types(
+    result: pa.RecordBatch, schema: pa.Schema, output: RecordType, where: str, what: str = "returned batch"
+) -> pa.RecordBatch:
+    """Columns of a batch in their declared types; raises `RecordTypeError`, in which the batch is called `what`."""
     for declared in schema:
         given = result.schema.field(declared.name).type
         if not _keeps_values(given, declared.type):
             raise RecordTypeError(
-                f"{where}: column '{declared.name}' of the returned batch is a {given}, and {output.describe()} has a"
+                f"{where}: column '{declared.name}' of the {what} is a {given}, and {output.describe()} has a"
                 f" {declared.type}; cast it in the function, or change the declared type"
             )
     try:
@@ -101,11 +103,11 @@ def in_declared_types(result: pa.RecordBatch, schema: pa.Schema, output: RecordT
         arrays = [column if column.type == declared else column.cast(declared) for column, declared in columns]
         batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise RecordTypeError(f"{where}: the returned batch does not fit {output.describe()}: {error}") from error
+        raise RecordTypeError(f"{where}: the {what} does not fit {output.describe()}: {error}") from error
     for column, declared in zip(arrays, schema, strict=True):
         if column.null_count and not declared.nullable:
             raise RecordTypeError(
-                f"{where}: field '{declared.name}' is None in the returned batch, and its type does not allow None;"
+                f"{where}: field '{declared.name}' is None in the {what}, and its type does not allow None;"
                 " annotate it as '| None' if it may be missing"
             )
     return batch

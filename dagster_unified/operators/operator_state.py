@@ -23,13 +23,14 @@ from dagster_unified.operators.functions.checkpoints import (
     listeners,
 )
 from dagster_unified.operators.functions.iterations import IterationListener, iteration_listeners
-from dagster_unified.operators.functions.type_variables import V
 from dagster_unified.operators.keyed import KeyedOptions, KeyedProcessOperator
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.program.epochs import Emitting
 from dagster_unified.operators.program.step import KeyedStep, Place
+from dagster_unified.operators.state.arrow_list import ArrowListStateDescriptor
 from dagster_unified.operators.state.backend import KeyedStateBackend
-from dagster_unified.operators.state.list import ListState, ListStateDescriptor
+from dagster_unified.operators.state.descriptors import StateDescriptor
+from dagster_unified.operators.state.list import ListStateDescriptor
 
 LIST, UNION = "list", "union"
 """How the elements of a state are given to subtasks that start from a savepoint."""
@@ -200,14 +201,14 @@ class _Store(OperatorStateStore):
     def __init__(self, where: str, state: KeyedStateBackend, kinds: dict[str, str]) -> None:
         self._where, self._state, self._kinds = where, state, kinds
 
-    def get_list_state(self, descriptor: ListStateDescriptor[V]) -> ListState[V]:
+    def get_list_state(self, descriptor: Any) -> Any:
         return self._bound(descriptor, LIST)
 
-    def get_union_list_state(self, descriptor: ListStateDescriptor[V]) -> ListState[V]:
+    def get_union_list_state(self, descriptor: Any) -> Any:
         return self._bound(descriptor, UNION)
 
-    def _bound(self, descriptor: ListStateDescriptor[V], kind: str) -> ListState[V]:
-        if not isinstance(descriptor, ListStateDescriptor):
+    def _bound(self, descriptor: Any, kind: str) -> Any:
+        if not isinstance(descriptor, (ListStateDescriptor, ArrowListStateDescriptor)):
             raise PipelineError(f"operator state is a list, so give a ListStateDescriptor, not {descriptor!r}")
         if descriptor.ttl is not None:
             raise PipelineError(
@@ -218,7 +219,8 @@ class _Store(OperatorStateStore):
                 f"operator state '{descriptor.name}' is declared as a list and as a union list; give one of them"
                 " another name"
             )
-        return self._state.bind(descriptor)
+        one: StateDescriptor[Any] = descriptor
+        return self._state.bind(one)
 
 
 class _Initialization(FunctionInitializationContext):

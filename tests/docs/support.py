@@ -323,7 +323,7 @@ OPERATORS: dict[str, dict[str, Build]] = {
         "`select`": lambda s, o: s.select(F.col("key"), F.col("value"), output_type=Sum),
         "`with_columns`": lambda s, o: s.with_columns({"value": F.col("value") + 1}, output_type=Event),
         "`where`": lambda s, o: s.where("value > 0"),
-        "`map`, `flat_map`, `filter`, `process` with operator state": lambda s, o: s.map(Remembering()),
+        "`map`, `flat_map`, `filter`, `map_batches`, `process` with operator state": lambda s, o: s.map(Remembering()),
         "`union`": lambda s, o: s.union(o),
         "`connect`": lambda s, o: s.connect(o).map(CoMapped()),
         "`connect` with a broadcast stream": (

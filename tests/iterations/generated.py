@@ -17,7 +17,9 @@ import pyarrow.compute as pc
 from hypothesis import strategies as st
 
 from dagster_unified.api import (
+    ArrowListStateDescriptor,
     BroadcastProcessFunction,
+    CheckpointedFunction,
     FlatMapFunction,
     KeyedBatchFunction,
     KeyedCoProcessFunction,
@@ -182,6 +184,30 @@ def one_row(r: Rec) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([r._asdict()])
 
 
+class LastBatches(CheckpointedFunction, iterations.IterationListener[pa.RecordBatch]):
+    """As `forward_inputs_of_last_round`, many records at once."""
+
+    in_all_rounds = True
+
+    def initialize_state(self, context):
+        self.state = context.get_operator_state_store().get_list_state(ArrowListStateDescriptor("rows", Rec))
+        self.last, self.current = self.state.get(), self.state.get().slice(0, 0)
+
+    def snapshot_state(self, context):
+        self.state.update(self.last)
+
+    def __call__(self, batch):
+        self.current = pa.concat_tables([self.current, pa.Table.from_batches([batch], self.current.schema)])
+        return batch.slice(0, 0)
+
+    def on_epoch_watermark_incremented(self, epoch_watermark, context, collector):
+        self.last, self.current = self.current, self.current.slice(0, 0)
+
+    def on_iteration_terminated(self, context, collector):
+        for batch in self.last.to_batches():
+            collector.collect(batch)
+
+
 class Both(KeyedCoProcessFunction[int, Rec, Rec, Rec], iterations.IterationListener[Rec]):
     """Adds two streams up side by side."""
 
@@ -336,7 +362,9 @@ def built_op(op: Op, ins, lasts: bool):
     if op.kind == "batches":
         return [one.connect(ins[1].broadcast()).map_batches(with_sum, Rec)]
     if op.kind == "last":
-        return [iterations.forward_inputs_of_last_round(one).map(at_the_end, Rec)]
+        batches = op.number // 2 == 1
+        last = one.map_batches(LastBatches(), Rec) if batches else iterations.forward_inputs_of_last_round(one)
+        return [last.map(at_the_end, Rec)]
     return [iterations.all_reduce(one.map(lambda r: r._replace(key=0), Rec), added)]
 
 

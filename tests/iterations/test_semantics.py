@@ -5,7 +5,9 @@ import pyarrow.compute as pc
 import pytest
 
 from dagster_unified.api import (
+    ArrowListStateDescriptor,
     BroadcastProcessFunction,
+    CheckpointedFunction,
     FlatMapFunction,
     MapStateDescriptor,
     OutputTag,
@@ -291,6 +293,43 @@ def test_criteria_of_the_library_work_where_operators_live_for_one_round():
 
     pipeline, (out,) = iterate([0], build, operator_life_cycle="PER_ROUND")
     assert results(pipeline, out) == [4]
+
+
+class Kept(CheckpointedFunction, iterations.IterationListener[pa.RecordBatch]):
+    """Keeps the rows of the first round, and gives the largest of them that is left in each."""
+
+    def initialize_state(self, context):
+        self.state = context.get_operator_state_store().get_list_state(ArrowListStateDescriptor("rows", int))
+        self.rows = self.state.get()
+
+    def snapshot_state(self, context):
+        self.state.update(self.rows)
+
+    def __call__(self, batch):
+        self.rows = pa.concat_tables([self.rows, pa.Table.from_batches([batch], self.rows.schema)])
+        return batch.slice(0, 0)
+
+    def on_epoch_watermark_incremented(self, epoch_watermark, context, collector):
+        if self.rows.num_rows:
+            largest = pc.max(self.rows["value"])
+            collector.collect(pa.RecordBatch.from_pydict({"value": [largest.as_py()]}))
+            self.rows = self.rows.filter(pc.less(self.rows["value"], largest))
+
+    def on_iteration_terminated(self, context, collector):
+        collector.collect(pa.RecordBatch.from_pydict({"value": [100 + self.rows.num_rows]}))
+
+
+def test_a_subtask_keeps_batches_from_round_to_round():
+    def build(variables, data):
+        largest = data[0].map_batches(Kept(), int).set_parallelism(1)
+        ends = largest.flat_map(iterations.TerminateOnMaxIter(3))
+        return iterations.IterationBodyResult([variables[0]], [largest], ends)
+
+    def data(pipeline):
+        return [pipeline.from_collection([3, 9, 4, 7, 1], int, name="others")]
+
+    pipeline, (out,) = iterate([1], build, data)
+    assert results(pipeline, out) == [4, 7, 9, 102]
 
 
 @pytest.mark.parametrize("life_cycle", ["ALL_ROUND", "PER_ROUND"])

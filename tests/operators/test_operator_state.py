@@ -3,9 +3,11 @@
 from datetime import timedelta
 from typing import NamedTuple
 
+import pyarrow as pa
 import pytest
 
 from dagster_unified.api import (
+    ArrowListStateDescriptor,
     BroadcastProcessFunction,
     CheckpointedFunction,
     CheckpointListener,
@@ -57,6 +59,23 @@ class Repeated(Counting, FlatMapFunction):
         return [value] * self.see()
 
 
+class OnBatches(CheckpointedFunction):
+    """Says how many rows came before, and keeps them."""
+
+    def initialize_state(self, context):
+        store = context.get_operator_state_store()
+        self.state = store.get_list_state(ArrowListStateDescriptor("rows", int))
+        self.rows = self.state.get()
+
+    def snapshot_state(self, context):
+        self.state.update(self.rows)
+
+    def __call__(self, batch):
+        before = self.rows.num_rows
+        self.rows = pa.concat_tables([self.rows, pa.Table.from_batches([batch.select(["value"])], self.rows.schema)])
+        return pa.RecordBatch.from_pydict({"value": pa.array(range(before + 1, self.rows.num_rows + 1))})
+
+
 EVEN = OutputTag("even", int)
 
 
@@ -85,6 +104,7 @@ OPERATORS = {
     "map": (lambda p: numbers(p).map(Numbered()), [(1, 1), (2, 2), (3, 3), (4, 4)]),
     "filter": (lambda p: numbers(p).filter(EveryOther()), [2, 4]),
     "flat_map": (lambda p: numbers(p, 3).flat_map(Repeated()), [1, 2, 2, 3, 3, 3]),
+    "map_batches": (lambda p: numbers(p).map_batches(OnBatches(), int), [1, 2, 3, 4]),
     "process": (lambda p: numbers(p).process(Split()), [1, 3]),
     "side output": (lambda p: numbers(p).process(Split()).get_side_output(EVEN), [2, 4]),
     "behind a map": (
@@ -320,11 +340,6 @@ class Reduced(Counting, ReduceFunction):
         return value1
 
 
-class OnBatches(Counting):
-    def __call__(self, batch):
-        return batch
-
-
 RULES = MapStateDescriptor("rules", int, int)
 
 
@@ -350,11 +365,11 @@ REFUSED = {
     "broadcast state": (with_rules, "has no operator state"),
     "map by key": (lambda p: numbers(p).key_by(lambda n: n, key_type=int).map(Numbered()), "stream is keyed"),
     "map with open by key": (lambda p: numbers(p).key_by(lambda n: n, key_type=int).map(KeyedMap()), "stream is keyed"),
-    "reduce": (lambda p: numbers(p).key_by(lambda n: n, key_type=int).reduce(Reduced()), "stream is keyed"),
-    "map_batches": (
-        lambda p: numbers(p).map_batches(OnBatches(), int),
-        "has no operator state; give the function to map",
+    "map_batches by key": (
+        lambda p: numbers(p).key_by(lambda n: n, key_type=int).map_batches(OnBatches(), int),
+        "stream is keyed",
     ),
+    "reduce": (lambda p: numbers(p).key_by(lambda n: n, key_type=int).reduce(Reduced()), "stream is keyed"),
 }
 
 

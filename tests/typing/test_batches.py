@@ -9,7 +9,17 @@ from typing import NamedTuple, assert_type
 
 import pyarrow as pa
 
-from dagster_unified.api import DataStream, KeyedBatchFunction, OutputTag, Pipeline
+from dagster_unified.api import (
+    ArrowListState,
+    ArrowListStateDescriptor,
+    CheckpointedFunction,
+    DataStream,
+    FunctionInitializationContext,
+    FunctionSnapshotContext,
+    KeyedBatchFunction,
+    OutputTag,
+    Pipeline,
+)
 from dagster_unified.records import record_type
 
 
@@ -36,6 +46,19 @@ class CountRows(KeyedBatchFunction[str]):
         ctx.timer_service().delete_event_time_timer(timestamp)
 
 
+class Keeping(CheckpointedFunction):
+    def initialize_state(self, context: FunctionInitializationContext) -> None:
+        self.rows = context.get_operator_state_store().get_list_state(ArrowListStateDescriptor("rows", Sale))
+        assert_type(self.rows, ArrowListState[Sale])
+
+    def snapshot_state(self, context: FunctionSnapshotContext) -> None:
+        self.rows.clear()
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        self.rows.add(batch)
+        return batch
+
+
 def sales() -> DataStream[Sale]:
     return Pipeline("p").from_collection([Sale("a", 1)])
 
@@ -45,15 +68,19 @@ def joined(batch: pa.RecordBatch, table: pa.Table) -> pa.RecordBatch:
 
 
 def test_a_function_of_batches_gives_the_output_type() -> None:
+    stream = sales()
+    assert_type(stream.connect(stream.broadcast()).map_batches(joined, Sale), DataStream[Sale])
     totals = sales().key_by(lambda sale: sale.shop).map_batches(CountRows(), Total)
     assert_type(totals, DataStream[Total])
     assert totals._records("test") == record_type(Total)
     assert_type(totals.get_side_output(LARGE), DataStream[Sale])
+    assert_type(sales().map_batches(Keeping(), Sale), DataStream[Sale])
     assert_type(sales().map_batches(lambda batch: batch, Sale), DataStream[Sale])
 
 
 def rejected() -> None:
     """Never called: what a checker has to reject."""
     sales().key_by(lambda sale: sale.amount).map_batches(CountRows(), Total)  # type: ignore[arg-type]  # pyright: ignore
+    sales().connect(sales().broadcast()).map_batches(Keeping(), Sale)  # type: ignore[arg-type]  # pyright: ignore
     sales().map_batches(CountRows(), Total)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     sales().key_by("shop").map_batches(joined, Total)  # type: ignore[arg-type]  # pyright: ignore

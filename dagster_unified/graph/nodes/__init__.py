@@ -20,6 +20,7 @@ from dagster_unified.graph.nodes.iteration import HeadNode, IterationNode, LifeC
 from dagster_unified.graph.nodes.keyed import (
     BroadcastNode,
     BroadcastTableNode,
+    CheckpointedBatchesNode,
     CheckpointedNode,
     DeltaNode,
     KeyedBatchesNode,
@@ -50,6 +51,7 @@ __all__ = [
     "BroadcastNode",
     "BroadcastTableNode",
     "Chaining",
+    "CheckpointedBatchesNode",
     "CheckpointedNode",
     "DeltaNode",
     "Edge",

@@ -12,6 +12,7 @@ from dagster_unified.graph.nodes.base import Chaining, Key, Lineage, Node
 from dagster_unified.operators.batch_deltas import DeltaStep
 from dagster_unified.operators.broadcast import BroadcastStep
 from dagster_unified.operators.broadcast_table import BroadcastTableStep
+from dagster_unified.operators.checkpointed_batches import CheckpointedBatchesStep
 from dagster_unified.operators.deltas import SOLUTION, Solutions
 from dagster_unified.operators.keyed import KeyedProcessStep, ReduceStep
 from dagster_unified.operators.keyed_batches import KeyedBatchesStep
@@ -134,7 +135,7 @@ class CheckpointedNode(KeyedProcessNode):
 
     chaining: Chaining = Chaining.HEAD  # a driver runs it, so that it stands at the head of its task
 
-    step = CheckpointedStep
+    step: ClassVar[type[Step] | None] = CheckpointedStep
     holds_subtask_state = True
     has_timers = False
 
@@ -151,6 +152,12 @@ class CheckpointedNode(KeyedProcessNode):
                 " its result independent of that, or use keyed state",
             )
         ]
+
+
+class CheckpointedBatchesNode(CheckpointedNode):
+    """`map_batches` with operator state."""
+
+    step = CheckpointedBatchesStep
 
 
 class WindowNode(KeyedProcessNode):

@@ -23,7 +23,8 @@ class KeyedBatchFunction(Function, ABC, Generic[Key]):
     A batch has rows of one key. How a key's rows are cut into batches is not defined, in either mode: what goes beyond
     a batch belongs into the key's state, and a result of all rows into a timer. In BATCH a key's rows come in
     event-time order, and its timers fire after the last one. In STREAMING a batch has what a micro-batch brings for the
-    key. Spark: `applyInArrow`, with the state of `applyInPandasWithState`.
+    key. In the body of an iteration it may be an `IterationListener`, which emits batches. Spark: `applyInArrow`, with
+    the state of `applyInPandasWithState`.
 
     Examples:
         >>> import pyarrow as pa

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 from dagster_unified.operators.functions.type_variables import V
 from dagster_unified.operators.state.list import ListState, ListStateDescriptor
+
+if TYPE_CHECKING:
+    from dagster_unified.operators.state.arrow_list import ArrowListState, ArrowListStateDescriptor
 
 
 class OperatorStateStore(ABC):
@@ -19,12 +22,24 @@ class OperatorStateStore(ABC):
     The elements of a state are held to the descriptor's type, as keyed state is.
     """
 
+    @overload
+    def get_list_state(self, descriptor: ListStateDescriptor[V]) -> ListState[V]: ...
+    @overload
+    def get_list_state(self, descriptor: ArrowListStateDescriptor[V]) -> ArrowListState[V]: ...
     @abstractmethod
-    def get_list_state(self, descriptor: ListStateDescriptor[V]) -> ListState[V]:
+    def get_list_state(
+        self, descriptor: ListStateDescriptor[V] | ArrowListStateDescriptor[V]
+    ) -> ListState[V] | ArrowListState[V]:
         """A list of this subtask; started with another parallelism, all elements are split evenly over the subtasks."""
 
+    @overload
+    def get_union_list_state(self, descriptor: ListStateDescriptor[V]) -> ListState[V]: ...
+    @overload
+    def get_union_list_state(self, descriptor: ArrowListStateDescriptor[V]) -> ArrowListState[V]: ...
     @abstractmethod
-    def get_union_list_state(self, descriptor: ListStateDescriptor[V]) -> ListState[V]:
+    def get_union_list_state(
+        self, descriptor: ListStateDescriptor[V] | ArrowListStateDescriptor[V]
+    ) -> ListState[V] | ArrowListState[V]:
         """A list of this subtask; started from a savepoint, every subtask has the elements of all of them.
 
         A function takes those that it needs, and writes its own only. From one epoch to the next, also after a
@@ -60,10 +75,11 @@ class CheckpointedFunction(ABC):
     """A function with operator state: lists of a parallel instance (a subtask), not of a key.
 
     It is a second base of a function of `map`, `flat_map`, `filter` or `process` on streams without a key, or of one
-    behind `connect`. `initialize_state` is called before `open`. In STREAMING an instance lives for one epoch: it is
-    initialized from the snapshot of the one before, processes the epoch's records, and `snapshot_state` puts what it
-    holds into its state, which is committed with the epoch and is in savepoints. What it keeps elsewhere is lost. There
-    are as many subtasks as `set_parallelism` says, or `parallelism.default`, or else `pipeline.max-parallelism`.
+    behind `connect`, and the base of a function object of `map_batches`. `initialize_state` is called before `open`. In
+    STREAMING an instance lives for one epoch: it is initialized from the snapshot of the one before, processes the
+    epoch's records, and `snapshot_state` puts what it holds into its state, which is committed with the epoch and is in
+    savepoints. What it keeps elsewhere is lost. There are as many subtasks as `set_parallelism` says, or
+    `parallelism.default`, or else `pipeline.max-parallelism`.
 
     In BATCH an instance processes a partition of the data, and there are no checkpoints: `snapshot_state` is called
     only where the run leaves a savepoint or hands state to the next partition (FLIP-140). A result that depends on

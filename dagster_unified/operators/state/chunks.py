@@ -19,6 +19,9 @@ from dagster_unified.operators.keys import key_hash
 PART = 1024
 """Elements of a part; what is not larger stays in its key's page."""
 
+BYTES = 1 << 20
+"""Bytes of batches of rows that stay in their key's page."""
+
 Read = Callable[[int], Any]
 """Reads a part by its number."""
 
@@ -46,6 +49,11 @@ class Chunked(ABC):
 
     inline: Any
     """What is left to the key's page."""
+
+    @classmethod
+    def is_large(cls, entries: Any) -> bool:
+        """Whether a plain list or dict has become large."""
+        return len(entries) > PART
 
     @classmethod
     @abstractmethod
@@ -125,6 +133,21 @@ class LargeList(Chunked):
             self.parts.append(write(None, self.inline[:PART]))
             self.size += PART
             self.inline = self.inline[PART:]
+
+
+class LargeRows(LargeList):
+    """A list of batches of rows, each of which is a part: but for the last, which may still grow."""
+
+    kind = "rows"
+
+    @classmethod
+    def is_large(cls, entries: Any) -> bool:
+        return len(entries) > 1 and sum(map(len, entries)) > BYTES
+
+    def save(self, write: Write) -> None:
+        self.parts += [write(None, [batch]) for batch in self.inline[:-1]]
+        self.size += len(self.inline[:-1])
+        self.inline = self.inline[-1:]
 
 
 class LargeMap(Chunked):
@@ -216,5 +239,5 @@ class LargeMap(Chunked):
         return self._buckets[number]
 
 
-CHUNKED: dict[str, type[Chunked]] = {kind.kind: kind for kind in (LargeList, LargeMap)}
+CHUNKED: dict[str, type[Chunked]] = {kind.kind: kind for kind in (LargeList, LargeMap, LargeRows)}
 """What a page's entries are restored as, also those of states that nobody declares any more."""

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, TypedDict
 import msgspec
 
 from dagster_unified.errors import StateError
-from dagster_unified.operators.state import chunks
 from dagster_unified.operators.state.chunks import CHUNKED, Chunked, Write
 from dagster_unified.operators.state.descriptors import StateDescriptor
 
@@ -355,7 +354,7 @@ class PageCodec:
         for state in content.keys.values():
             for name, kind in collections:
                 value = state.get(name)
-                if isinstance(value, kind.plain) and len(value) > chunks.PART:
+                if isinstance(value, kind.plain) and kind.is_large(value):
                     value = state[name] = kind.of(value, self._reader(name, kind, read))
                 if isinstance(value, Chunked):
                     value.save(lambda number, part: write(number, _encoder.encode(part)))
