@@ -16,7 +16,7 @@ from dagster_unified.operators.broadcast import Broadcasting, BroadcastOperator
 from dagster_unified.operators.functions.base import Function, RuntimeContext
 from dagster_unified.operators.keyed import KeyedOptions
 from dagster_unified.operators.keyed_batches import KeyedBatchesStep, KeyedBatchOperator, Rows
-from dagster_unified.operators.layout import StreamLayout
+from dagster_unified.operators.layout import StreamLayout, declared
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.program.step import Place
 from dagster_unified.operators.state.arrow_list import from_bytes, to_bytes
@@ -53,8 +53,8 @@ class BroadcastTableOperator(BroadcastOperator, KeyedBatchOperator):
 
     def process_broadcast(self, records: Sequence[Any], timestamps: Sequence[int | None], leads: bool) -> None:
         assert isinstance(records, Rows)
-        more = pa.Table.from_batches([records.batch], self.table.schema)
-        self.entries(TABLE)[0] = to_bytes(pa.concat_tables([self._current(), more]))
+        more = declared(records.batch.columns, self.table.schema)
+        self.entries(TABLE)[0] = to_bytes(pa.concat_tables([self._current(), pa.Table.from_batches([more])]))
 
     def _call(self, batch: pa.RecordBatch) -> object:
         function: Any = self.function

@@ -66,13 +66,12 @@ def checked(
     """The returned batch in its declared type, and the event times of its rows; raises `RecordTypeError`."""
     if not isinstance(result, pa.RecordBatch):
         raise RecordTypeError(f"{where}: map_batches must return a pyarrow.RecordBatch, not {type(result).__name__}")
-    missing = [name for name in output.names if name not in result.schema.names]
+    names = result.schema.names
+    missing = [name for name in output.names if name not in names]
     if missing:
-        raise RecordTypeError(
-            f"{where}: the returned batch has no column '{missing[0]}'; it has {', '.join(result.schema.names)}"
-        )
+        raise RecordTypeError(f"{where}: the returned batch has no column '{missing[0]}'; it has {', '.join(names)}")
     if timestamps is not None:
-        if TIMESTAMP in result.schema.names:
+        if TIMESTAMP in names:
             timestamps = result.column(TIMESTAMP).to_pylist()
         elif result.num_rows != len(timestamps) and not any(moment is not None for moment in timestamps):
             timestamps = [None] * result.num_rows
@@ -91,7 +90,8 @@ def in_declared_types(
     result: pa.RecordBatch, schema: pa.Schema, output: RecordType, where: str, what: str = "returned batch"
 ) -> pa.RecordBatch:
     """Columns of a batch in their declared types; raises `RecordTypeError`, in which the batch is called `what`."""
-    for declared in schema:
+    same = result.schema.names == schema.names and result.schema.types == schema.types
+    for declared in () if same else schema:
         given = result.schema.field(declared.name).type
         if not _keeps_values(given, declared.type):
             raise RecordTypeError(
@@ -99,12 +99,16 @@ def in_declared_types(
                 f" {declared.type}; cast it in the function, or change the declared type"
             )
     try:
-        columns = [(result.column(f.name), f.type) for f in schema]
-        arrays = [column if column.type == declared else column.cast(declared) for column, declared in columns]
+        if same:
+            arrays = result.columns
+        else:
+            columns = [(result.column(f.name), f.type) for f in schema]
+            arrays = [column if column.type == declared else column.cast(declared) for column, declared in columns]
         batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise RecordTypeError(f"{where}: the {what} does not fit {output.describe()}: {error}") from error
-    for column, declared in zip(arrays, schema, strict=True):
+    nulls = any(column.null_count for column in arrays)
+    for column, declared in zip(arrays, schema, strict=True) if nulls else ():
         if column.null_count and not declared.nullable:
             raise RecordTypeError(
                 f"{where}: field '{declared.name}' is None in the {what}, and its type does not allow None;"

@@ -363,7 +363,9 @@ def built_op(op: Op, ins, lasts: bool):
         return [one.connect(ins[1].broadcast()).map_batches(with_sum, Rec)]
     if op.kind == "last":
         batches = op.number // 2 == 1
-        last = one.map_batches(LastBatches(), Rec) if batches else iterations.forward_inputs_of_last_round(one)
+        last = (
+            one.forward().map_batches(LastBatches(), Rec) if batches else iterations.forward_inputs_of_last_round(one)
+        )
         return [last.map(at_the_end, Rec)]
     return [iterations.all_reduce(one.map(lambda r: r._replace(key=0), Rec), added)]
 

@@ -85,8 +85,8 @@ class ArrowListStateDescriptor(OneTypeDescriptor[ArrowListState[V]], Generic[V])
     """A list of rows per key, kept as Arrow batches and read as a table; `type` is the type of a row.
 
     For functions of batches: rows stay columns. Few rows are kept together, and what has grown large costs a
-    micro-batch what it adds, not its whole length. It lasts as `ValueStateDescriptor` says, and has no time to live. In
-    a savepoint's table it is a list of Arrow streams.
+    micro-batch what it adds, not its whole length. It lasts as `ValueStateDescriptor` says, and has no time to live. As
+    operator state it is its batches that are split over subtasks. In a savepoint's table it is a list of Arrow streams.
 
     Examples:
         >>> import pyarrow as pa
