@@ -197,7 +197,8 @@ class LastBatches(CheckpointedFunction, iterations.IterationListener[pa.RecordBa
         self.state.update(self.last)
 
     def __call__(self, batch):
-        self.current = pa.concat_tables([self.current, pa.Table.from_batches([batch], self.current.schema)])
+        own = pa.Table.from_batches([batch.select(Rec._fields)])
+        self.current = pa.concat_tables([self.current, own.cast(self.current.schema)])
         return batch.slice(0, 0)
 
     def on_epoch_watermark_incremented(self, epoch_watermark, context, collector):
