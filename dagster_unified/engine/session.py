@@ -168,6 +168,11 @@ def cores(session: SparkSession) -> int:
     return session.range(1 << 12).select(F.spark_partition_id().alias("partition")).distinct().count()
 
 
+def partitions(session: SparkSession) -> int:
+    """How many tasks there are behind an exchange where nobody says."""
+    return int(session.conf.get(PARTITIONS) or 200)
+
+
 def _cores_at_most(session: SparkSession, given: Mapping[str, str]) -> int | None:
     """How many tasks may run at once; with dynamic allocation, None where nobody says on how many executors."""
     if given.get("spark.dynamicAllocation.enabled") != "true":

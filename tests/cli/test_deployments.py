@@ -46,7 +46,7 @@ def cli(tmp_path, monkeypatch, capsys):
 
 def started(root, pipeline="shops"):
     directory = CheckpointDirectory(str(root), pipeline)
-    directory.deploy(Deployed(0, "", pipeline, "f", 0, 128, "ROCKSDB", {}, {}))
+    directory.deploy(Deployed(0, "", pipeline, "f", 0, 128, 4, "ROCKSDB", {}, {}))
     return directory
 
 

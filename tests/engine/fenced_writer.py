@@ -37,7 +37,7 @@ class Writer:
 
     def own(self, token: int) -> None:
         """Be the one who writes."""
-        self.directory.deploy(Deployed(0, "", "job", f"code of {self.name}", 0, 2, "ROCKSDB", {}, {}))
+        self.directory.deploy(Deployed(0, "", "job", f"code of {self.name}", 0, 2, 4, "ROCKSDB", {}, {}))
         self.control.claim(token)
         self.directory.settle(False)
 

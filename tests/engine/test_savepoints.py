@@ -231,7 +231,7 @@ def test_a_first_epoch_without_output_takes_back_what_was_undone(spark, tmp_path
 
 
 def deployed(directory, fresh=False):
-    made = directory.deploy(Deployed(0, "", "shops", "f", 0, 3, "ROCKSDB", {}, {}), fresh)
+    made = directory.deploy(Deployed(0, "", "shops", "f", 0, 3, 4, "ROCKSDB", {}, {}), fresh)
     (directory.path / "spark/main/commits").mkdir(parents=True, exist_ok=True)
     return made
 
@@ -305,7 +305,7 @@ def test_diverted_rows_since_a_savepoint_go_with_what_is_undone(tmp_path):
             r" first"
         ),
     ):
-        directory.check(Deployed(0, "", "shops", "g", 0, 3, "ROCKSDB", {}, {"main": [["other"]]}))
+        directory.check(Deployed(0, "", "shops", "g", 0, 3, 4, "ROCKSDB", {}, {"main": [["other"]]}))
 
 
 def taken(directory, whole=True, **how):

@@ -186,7 +186,7 @@ def test_a_stream_is_drained_with_a_savepoint(spark, tmp_path):
 @pytest.mark.parametrize(("name", "given"), [("suspend", {"with_savepoint": True}), ("stop", {})])
 def test_stopping_with_a_savepoint(deployed, name, given):
     directory, definitions = deployed
-    directory.deploy(Deployed(0, "", "shops", "f", 0, 128, "ROCKSDB", {}, {}))
+    directory.deploy(Deployed(0, "", "shops", "f", 0, 128, 4, "ROCKSDB", {}, {}))
     (directory.path / "spark/main/commits").mkdir(parents=True)
     assert launch(definitions, name, **given).success
     assert len(savepoints(directory)) == 1
@@ -197,7 +197,7 @@ def test_saving_and_going_back_from_the_launchpad(deployed):
     directory, definitions = deployed
     with pytest.raises(Failure, match="there is no state to save"):
         launch(definitions, "savepoint")
-    directory.deploy(Deployed(0, "", "shops", "f", 0, 128, "ROCKSDB", {}, {}))
+    directory.deploy(Deployed(0, "", "shops", "f", 0, 128, 4, "ROCKSDB", {}, {}))
     (directory.path / "spark/main/commits").mkdir(parents=True)
     (directory.path / "spark/main/commits/7").write_text("v1\n{}")
     assert launch(definitions, "savepoint").success

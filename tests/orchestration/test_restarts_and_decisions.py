@@ -96,7 +96,7 @@ def lease(owner="run-1", ago=1, released=False, token=4):
 
 
 def deployed(fingerprint="now", finished=False, **given):
-    return Deployed(1, "id", "p", fingerprint, 1, 128, "ROCKSDB", {}, {}, finished, **given)
+    return Deployed(1, "id", "p", fingerprint, 1, 128, 4, "ROCKSDB", {}, {}, finished, **given)
 
 
 def see(*runs, **given):
@@ -244,7 +244,7 @@ def test_a_sensor_whose_code_differs_after_three_upgrades_fails_its_tick_and_lea
         for number in range(4):  # each run finds other code than the sensor
             code = {"print": {"jobs.NONCE": str(number)}}
             directory.deploy(
-                Deployed(0, "", "p", str(number), 0, 128, "ROCKSDB", {}, {}, code=code, loaded=asked.tags[LOADED])
+                Deployed(0, "", "p", str(number), 0, 128, 4, "ROCKSDB", {}, {}, code=code, loaded=asked.tags[LOADED])
             )
         held = directory.take(started.run_id, 20)
         try:

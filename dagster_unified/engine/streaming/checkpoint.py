@@ -56,6 +56,9 @@ class Deployed(msgspec.Struct, frozen=True):
     fingerprint: str
     generation: int
     max_parallelism: int
+    tasks: int
+    """Over how many tasks the key groups are spread: as many as Spark had behind an exchange when the state began."""
+
     backend: str
     lanes: dict[str, int]
     levels: dict[str, list[list[str]]]
@@ -160,6 +163,7 @@ class CheckpointDirectory:
             version=held.version + 1 if held else 1,
             id=held.id if held and held.id else uuid4().hex[:12],
             generation=(held.generation if held else 0) + changed,
+            tasks=held.tasks if held and held.id else wanted.tasks,
             finished=False,
             timeline=held.timeline if held else 0,
             start=held.start if held and self.last_epoch("main") is not None else wanted.start,

@@ -18,7 +18,7 @@ from dagster_unified.engine.dataframe.transfer import MAX_ROWS
 from dagster_unified.engine.events import Observer, QueriesStopped, nobody
 from dagster_unified.engine.failures import naming_store, translated
 from dagster_unified.engine.positions import after, check_positions
-from dagster_unified.engine.session import is_connect
+from dagster_unified.engine.session import PARTITIONS, is_connect, partitions
 from dagster_unified.engine.state_tables.savepoints import StartingState, starting_state
 from dagster_unified.engine.streaming.checkpoint import (
     INITIAL,
@@ -350,6 +350,7 @@ class StreamingJob:
             fingerprint=deployment_fingerprint(code),
             generation=0,
             max_parallelism=options.max_parallelism,
+            tasks=self.plan.execution.parallelism or partitions(self.spark),
             backend=options.backend,
             lanes=lanes.numbers,
             levels=levels,
@@ -372,6 +373,6 @@ class StreamingJob:
         if self.directory.path.protocol in ("", "file"):
             settings["spark.sql.streaming.checkpointFileManagerClass"] = LOCAL_FILES
         if self.plan.execution.parallelism is not None:
-            settings["spark.sql.shuffle.partitions"] = str(self.plan.execution.parallelism)
+            settings[PARTITIONS] = str(self.plan.execution.parallelism)
         for key, value in settings.items():
             self.spark.conf.set(key, value)

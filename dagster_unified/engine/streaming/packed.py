@@ -36,6 +36,7 @@ from dagster_unified.engine.streaming.iterations import FOLDER, IterationsInEpoc
 from dagster_unified.engine.streaming.processor import KeyGroupProcessor
 from dagster_unified.engine.streaming.query import Deployment, Query
 from dagster_unified.engine.streaming.splits import Splits
+from dagster_unified.engine.streaming.spreading import PLACED, SPREAD, spread
 from dagster_unified.engine.streaming.topology import Exchanged, Head, Native, Topology
 from dagster_unified.engine.translate import input_layout
 from dagster_unified.errors import UnsupportedError
@@ -62,6 +63,9 @@ class PackedFrames:
     spark: SparkSession
     folder: UPath
     control: ControlFile
+    tasks: int
+    """Over how many tasks the key groups are spread."""
+
     malformed: Mapping[str, int] = field(default_factory=dict)
     """The lane of each source's malformed rows, by the source's uid."""
 
@@ -90,7 +94,8 @@ class PackedFrames:
         ):
             processor = KeyGroupProcessor(worker.shipped(level))
             initial = self._initial(number, level, groups)
-            frame = frame.groupBy("lane", "group").transformWithState(processor, packed, "Append", "None", initial)
+            placed = spread(frame, level, groups, self.tasks).groupBy(*PLACED)
+            frame = placed.transformWithState(processor, packed, "Append", "None", initial)
             if tracks:
                 frame = frame.mapInArrow(worker.between(tracks, groups), packed)
             for stage in between:
@@ -117,13 +122,13 @@ class PackedFrames:
             return None
         made = for_spark(self.folder / INITIAL / str(number))
         found.write.mode("overwrite").option("compression", "lz4_raw").parquet(made)
-        return self.spark.read.schema(found.schema).parquet(made).groupBy("lane", "group")
+        return spread(self.spark.read.schema(found.schema).parquet(made), level, groups, self.tasks).groupBy(*PLACED)
 
     def _through(self, frame: DataFrame, stage: Native | Exchanged, groups: int) -> DataFrame:
         """What runs between two levels beside their pass."""
         if isinstance(stage, Native):
             return self._natively(frame, stage, groups)
-        exchanged = frame.repartition("lane", "group")
+        exchanged = spread(frame, stage.tracks, groups, self.tasks).repartition(*PLACED).drop(SPREAD)
         return exchanged.mapInArrow(worker.in_subtasks(stage.tracks, groups), spark_schema(PACKED))
 
     def _natively(self, frame: DataFrame, native: Native, groups: int) -> DataFrame:
@@ -267,7 +272,16 @@ class PackedQuery(Query):
         read = {head.source for head in stages.heads}
         self.alignment = Alignment(self.plan, read, self.folder / "sources")
         self.frames = PackedFrames(
-            self.plan, stages, self.spark, self.folder, self.control, lanes, self.tables, start, self.alignment
+            self.plan,
+            stages,
+            self.spark,
+            self.folder,
+            self.control,
+            deployment.deployed.tasks,
+            lanes,
+            self.tables,
+            start,
+            self.alignment,
         )
         if start is not None and self.control.read() is None:
             # At least the first event, so that there is an epoch, and the state is taken, also where there is no data.

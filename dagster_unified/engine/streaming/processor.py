@@ -42,7 +42,7 @@ class KeyGroupProcessor(StatefulProcessor):
             from dagster_unified.engine.streaming.worker import LevelTask
 
             self._task = LevelTask(self._payload, self._client, self._index, self._pages)
-        lane, group = key
+        lane, group, _ = key
         return self._task.run(lane, group, rows)
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:  # noqa: N802 - Spark's names

@@ -362,12 +362,12 @@ class LevelTask:
     def run(self, lane: int, group: int, rows: Iterator[Any]) -> Iterator[Row]:
         """What the rows of one key group of one lane give, packed."""
         if lane not in self._tracks:
-            yield from (_row(*row) for row in rows)
+            yield from (_row(lane, group, row[2], row[3]) for row in rows)
             return
         groups = self._groups(lane, group)
         program = groups.program
         placed: dict[Place, list[Any]] = {place: [] for place in Place}
-        for _, _, seq, data in sorted(rows, key=lambda row: row[2]):
+        for _, _, seq, data, _ in sorted(rows, key=lambda row: row[2]):
             placed[place_of(seq)].append(data)
         events = [decode_event(data) for data in placed[Place.EVENT]]
 
