@@ -18,6 +18,7 @@ from urllib.parse import unquote
 from dagster_unified import errors
 from dagster_unified.connectors.files import CsvSource, TextSource
 from dagster_unified.connectors.paths import is_local
+from dagster_unified.engine.handshake import instead
 from dagster_unified.graph.nodes import Node
 
 if TYPE_CHECKING:
@@ -53,6 +54,11 @@ _BUSY = (errno.EBUSY, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET)
 
 _FILE_SYSTEMS = ("fsspec", "s3fs", "gcsfs", "adlfs")
 
+_ABSENT = re.compile(
+    r"(?:ModuleNotFoundError|ImportError): [^\n]*'(dagster_unified|google\.protobuf|msgspec|pyarrow|pyspark)[.']"
+)
+_HOST = re.compile(r"\((\S+) executor \S+\)")
+
 _MAY_COME_BACK = ("PATH_NOT_FOUND",)
 """What Spark finds while it analyses a plan, and may not find at the next attempt."""
 
@@ -77,6 +83,11 @@ def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) ->
         kind = getattr(errors, name, errors.StageError)
         built: errors.UnifiedError = kind(message)
         return _of_pipeline(built, plan)
+    absent, host = _ABSENT.search(text), _HOST.search(text)
+    if absent is not None and host is not None:
+        return errors.MissingRequirementError(
+            f"{plan.name}: host {host.group(1)} has no {absent.group(1)}: {instead('that it was given')}"
+        )
     return errors.StageError(f"{plan.name}: stage '{stage}': {_sentence(error, text)[:500]}")
 
 

@@ -1,17 +1,21 @@
-"""Compares what the workers of a cluster have with what the driver has, before anything runs there.
+"""Compares what the workers of a cluster have with what the driver has.
 
-A worker without a package, or with another version of one, fails deep in a task, or computes something else. The probe
-is a program of the standard library that Spark's JVMs start with the workers' interpreter: it needs nothing that may
-be missing. Classic sessions only.
+A worker without a package, or with another version of one, fails deep in a task, or computes something else. Before
+anything runs, a classic session asks the executors that are there: Spark's JVMs start a program of the standard library
+with the workers' interpreter, which needs nothing that may be missing. Code that is shipped says what it was made with,
+and whoever loads it compares: executors that came later, those whose packages are shipped, and those behind a Spark
+Connect server.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
+import socket
 import sys
 from collections.abc import Mapping
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -59,8 +63,7 @@ class Answer(msgspec.Struct, frozen=True):
 def check_workers(spark: SparkSession) -> None:
     """Raise `MissingRequirementError` where a worker lacks what the driver has; asks each executor once.
 
-    Executors that come later are not asked. Where the session ships Python files or archives, nobody is: what tasks
-    then have, only a task knows.
+    Where the session ships Python files or archives nobody is asked: what tasks then have, only a task knows.
     """
     context = spark.sparkContext
     if (context.master or "").startswith("local"):
@@ -69,13 +72,10 @@ def check_workers(spark: SparkSession) -> None:
         return
     known = _checked.setdefault(context.applicationId, set())
     while not (executors := _executors(spark)) <= known:  # others come while the first are asked
-        wrong = {answer.host: differences(driver(), answer.found) for answer in _answers(spark)}
-        told = [f"host {host} has {', '.join(found)}" for host, found in sorted(wrong.items()) if found]
+        wrong = {answer.host: differences(dict(here()), answer.found) for answer in _answers(spark)}
+        told = [_told(host, found) for host, found in sorted(wrong.items()) if found]
         if told:
-            raise MissingRequirementError(
-                f"{'; '.join(told)}: install what the driver has for the workers' interpreter, {context.pythonExec}, or"
-                " name another one in PYSPARK_PYTHON"
-            )
+            raise MissingRequirementError(f"{'; '.join(told)}: {instead(context.pythonExec)}")
         known |= executors
 
 
@@ -88,9 +88,39 @@ def _ships_python(context: SparkContext) -> bool:
     )
 
 
-def driver() -> dict[str, str]:
-    """What this process has."""
-    return {PYTHON: f"{sys.version_info.major}.{sys.version_info.minor}", **{name: version(name) for name in PACKAGES}}
+Versions = tuple[tuple[str, str], ...]
+
+
+@functools.cache
+def here() -> Versions:
+    """What this process has; a package that is there without its metadata, such as in a zip file, is left out."""
+    found = {PYTHON: f"{sys.version_info.major}.{sys.version_info.minor}"}
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return tuple(found.items())
+
+
+def check_here(wanted: Versions) -> None:
+    """Raise `MissingRequirementError` where this process has other versions than code was made with."""
+    if wanted == here():
+        return
+    own = dict(here())
+    wrong = differences({name: one for name, one in wanted if name in own}, own)
+    if wrong:
+        raise MissingRequirementError(f"{_told(socket.gethostname(), wrong)}: {instead(sys.executable)}")
+
+
+def instead(interpreter: str) -> str:
+    """What to do where workers lack what the driver has."""
+    return (
+        f"install what the driver has for the workers' interpreter, {interpreter}, name another one in PYSPARK_PYTHON,"
+        " or give SparkResource an environment to ship"
+    )
+
+
+def _told(host: str, wrong: list[str]) -> str:
+    return f"host {host} has {', '.join(wrong)}"
 
 
 def differences(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]:

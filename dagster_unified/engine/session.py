@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from dagster_unified.connectors import object_store
 from dagster_unified.engine import local_disk, noise
 from dagster_unified.engine.addresses import reach_master, reach_remote
+from dagster_unified.engine.environment import shipping
 from dagster_unified.engine.handshake import check_workers
 from dagster_unified.errors import MissingRequirementError
 
@@ -98,12 +99,15 @@ def start(
     config: Mapping[str, str] | None = None,
     app_name: str = "dagster-unified",
     session_id: str | None = None,
+    environment: str | None = None,
 ) -> SparkSession:
     """The running session, or a new one: classic on `master`, or Connect where `remote` (`sc://host:port`) is given.
 
     Raises within ten seconds where nothing answers there. Processes that give one `session_id`, a UUID, share the
-    server's session, and with it the Python workers that are warm; none may stop it.
+    server's session, and with it the Python workers that are warm; none may stop it. `environment` is a packed one for
+    the workers of a cluster (`environment.py`).
     """
+    shipped = {} if environment is None else shipping(environment, master, remote, config or {})
     from pyspark.sql import SparkSession
 
     if remote:
@@ -126,14 +130,17 @@ def start(
     store = object_store.in_use()
     if store is not None:
         settings.update(store.settings())
-    settings.update({**forking(master, DAEMON, config or {}), **(config or {})})
+    settings.update({**forking(master, DAEMON, config or {}), **(config or {}), **shipped})
     is_first = SparkContext._active_spark_context is None
     noise.launch({**settings, "spark.master": master, "spark.app.name": app_name})
     if store is not None and not master.startswith("local"):  # not before: a JVM's command line is for all to see
-        settings.update({**store.executor_environment(), **(config or {})})
+        settings.update({**store.executor_environment(), **(config or {}), **shipped})
     for key, value in settings.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
+    if shipped:
+        # else the driver's own Python workers, which have no such folder, would take their interpreter by it
+        session.sparkContext.environment.pop("PATH", None)
     if is_first and master.startswith("local"):
         local_disk.install(session)
     return prepared(session)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 from dagster_unified.by_value import by_value_bytes
+from dagster_unified.engine import handshake
 
 T = typing.TypeVar("T")
 
@@ -20,10 +21,12 @@ class Payload:
     """Something that was shipped.
 
     `load` gives one object per worker, or with `fresh` another one each time: functions that are opened and closed.
+    It raises `MissingRequirementError` in a worker that has other versions than the process that shipped it.
     """
 
     def __init__(self, data: bytes, fresh: bool) -> None:
         self.data, self.fresh = data, fresh
+        self.versions = handshake.here()
 
     @classmethod
     def of(cls, value: Any, functions: Iterable[Any]) -> Payload:
@@ -34,6 +37,7 @@ class Payload:
 
     def load(self) -> Any:
         """What was shipped."""
+        handshake.check_here(self.versions)
         return _unpickled(self.data) if self.fresh else _once_per_worker(self.data)
 
 

@@ -35,6 +35,13 @@ class SparkResource(ConfigurableResource):  # type: ignore[type-arg]
         ),
     )
     config: dict[str, str] = Field(default={}, description="Further Spark configuration.")
+    environment: Optional[str] = Field(
+        default=None,
+        description=(
+            "A packed Python environment for the workers of a cluster, such as tar makes of a virtual environment, or"
+            " conda-pack: a .tar.gz file, on this machine or at an address that Spark reads."
+        ),
+    )
 
     _run: Optional[str] = PrivateAttr(default=None)
 
@@ -49,13 +56,17 @@ class SparkResource(ConfigurableResource):  # type: ignore[type-arg]
         The name is that of dagster-pyspark's `PySparkResource`, so that an asset takes either.
         """
         if self.connect is None:
-            return session.start(self.master, self.remote, self.config)
+            return session.start(self.master, self.remote, self.config, environment=self.environment)
         if self.remote is not None:
             raise ConfigurationError(
                 "the resource 'spark' has both remote, a Spark Connect server that is there, and connect, one to start"
                 " on demand; give one of them"
             )
-        return session.start(remote=connect_server.ensure(self.connect, self.master, self.config), session_id=self._run)
+        return session.start(
+            remote=connect_server.ensure(self.connect, self.master, self.config),
+            session_id=self._run,
+            environment=self.environment,
+        )
 
 
 def session_of(resource: SparkResource | PySparkResource) -> SparkSession:

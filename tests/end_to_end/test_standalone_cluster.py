@@ -3,16 +3,20 @@
 Code is shipped, both work, and one that is killed in the middle costs a retry; of an iteration, a part of a round.
 """
 
+import shutil
 import subprocess
 import sys
 import venv
 from collections import Counter
 from pathlib import Path
 
+import msgspec
+import pyarrow
 import pyspark
 import pytest
 from deltalake import DeltaTable
 
+import dagster_unified
 from tests.object_store import served
 from tests.servers.standalone import Cluster
 
@@ -178,3 +182,70 @@ def test_an_executor_that_is_killed_in_the_middle_of_a_round_costs_a_part_of_tha
     computed = Counter(tuple(f.name.split(".")[:2]) for f in (tmp_path / "seen").iterdir())
     assert len({value for (value, _), times in computed.items() if times > 1}) <= 1  # the round that it died in
     assert max(computed.values()) <= 2
+
+
+SHIPPED = """
+import sys
+from typing import NamedTuple
+
+from deltalake import DeltaTable
+
+from dagster_unified.api import DeltaSink, Pipeline
+from dagster_unified.orchestration import SparkResource
+
+
+class Seen(NamedTuple):
+    number: int
+    interpreter: str
+
+
+def seen(number: int) -> Seen:
+    return Seen(number % 4, sys.executable)
+
+
+def pipeline(mode):
+    made = Pipeline(mode)
+    by_number = made.from_collection(range(20)).map(seen).key_by("number")
+    counted = by_number.reduce(lambda a, b: Seen(a.number, b.interpreter))
+    counted.sink_to(DeltaSink("{folder}/" + mode, mode="upsert", key="number"))
+    return made
+
+
+if __name__ == "__main__":
+    spark = SparkResource(master="{master}", environment="{folder}/packed.tar.gz").spark_session
+    for mode in ("BATCH", "STREAMING"):
+        options = {{"execution.runtime-mode": mode, "execution.checkpointing.dir": "{folder}/checkpoints"}}
+        pipeline(mode).execute(options, spark=spark).result()
+"""
+
+
+def packed(folder):
+    """A virtual environment with what workers need, and nothing else, in one file."""
+    venv.create(folder / "environment", symlinks=True)
+    here, there = (next(Path(p).glob("lib/python*/site-packages")) for p in (sys.prefix, folder / "environment"))
+    for name in ("pyarrow", "msgspec", "dagster_unified"):
+        for found in here.glob(f"{name}-*.dist-info"):
+            shutil.copytree(found, there / found.name)
+    for package in (pyarrow, msgspec, dagster_unified):
+        shutil.copytree(Path(package.__file__).parent, there / package.__name__)
+    for name in ("protobuf", "_upb"):  # Spark's keyed state in Python has it
+        shutil.copytree(here / "google" / name, there / "google" / name)
+    subprocess.run(["tar", "-C", "environment", "-czf", "packed.tar.gz", "."], cwd=folder, check=True)
+
+
+def test_workers_whose_interpreter_has_nothing_use_an_environment_that_is_shipped(tmp_path):
+    packed(tmp_path)
+    has = {"SPARK_HOME": str(Path(pyspark.__file__).parent), "PYSPARK_PYTHON": "/usr/bin/python3"}
+    cluster = Cluster(tmp_path, has)
+    try:
+        (tmp_path / "shipped.py").write_text(SHIPPED.format(folder=tmp_path, master=cluster.url))
+        ran = subprocess.run(
+            [sys.executable, "shipped.py"], cwd=tmp_path, env=cluster.environment, capture_output=True, text=True
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+    finally:
+        cluster.end()
+    for mode in ("BATCH", "STREAMING"):
+        rows = DeltaTable(str(tmp_path / mode)).to_pyarrow_table().to_pylist()
+        assert sorted(row["number"] for row in rows) == [0, 1, 2, 3]
+        assert all("environment/bin/python" in row["interpreter"] for row in rows), rows

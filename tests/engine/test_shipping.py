@@ -1,14 +1,17 @@
 """Shipping an author's code: no session is needed to make payloads and to load them."""
 
+import pickle
 import subprocess
 import sys
 import threading
 from datetime import timedelta
 
+import pytest
 from pyspark import cloudpickle
 
 from dagster_unified.by_value import by_value_bytes
 from dagster_unified.engine.shipping import Payload, Shipments, by_value_afresh
+from dagster_unified.errors import MissingRequirementError
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
 from dagster_unified.operators.functions.base import MapFunction
 from dagster_unified.operators.windows import EventTimeTrigger, TumblingEventTimeWindows
@@ -42,6 +45,14 @@ class SlowToPickle:
         self.other.start()
         self.other.join(0.2)  # it ends here, or waits until this is done
         return {"function": double}
+
+
+def test_a_worker_with_other_versions_than_the_driver_says_so():
+    payload = Payload.of(double, [double])
+    assert payload.load()(2) == 4
+    payload.versions = (*((name, one) for name, one in payload.versions if name != "pyarrow"), ("pyarrow", "1.0"))
+    with pytest.raises(MissingRequirementError, match=r"^host \S+ has pyarrow \d\S* and not 1\.0: install what"):
+        pickle.loads(pickle.dumps(payload)).load()
 
 
 def test_two_queries_that_ship_at_once_do_not_take_each_others_modules_away():
