@@ -2,8 +2,10 @@
 
 import json
 import logging
+import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -43,8 +45,27 @@ IGNORES_CONDITIONS, LOSES_ANSWERS = "ignores conditions", "loses answers"
 BUSY = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 
 
-REQUESTS = "/-/requests"
-"""Where the server says what it was asked since somebody looked there the last time."""
+REQUESTS, FAULTS = "/-/requests", "/-/faults"
+"""Where the server says what it was asked since somebody looked there the last time, and is told its faults."""
+
+SLOW_DOWN, LATE, CUT, LOST = "slow down", "late", "cut", "lost"
+"""Faults of an answer.
+
+The store says that it is busy; it takes its time; an upload or an answer ends in its midst; it does as it was told, and
+the connection ends before it says so.
+"""
+
+SECONDS_LATE = 0.2
+
+
+class Fault(NamedTuple):
+    """What becomes of every so-manieth request that fits, of those that are new; one that comes again is answered."""
+
+    kind: str
+    every: int = 1
+    method: str = ""
+    key: str = ""
+    client: str = ""
 
 
 class Request(NamedTuple):
@@ -71,6 +92,11 @@ def requests(url: str) -> list[Request]:
         return [Request(*told) for told in json.load(answer)]
 
 
+def disturb(url: str, *faults: Fault) -> None:
+    """Give the server at `url` these faults from now on, instead of others."""
+    urllib.request.urlopen(f"{url}{FAULTS}", json.dumps(faults).encode(), timeout=60).close()
+
+
 class Conditions:
     """Makes moto compare and write in one, as S3 does, or have a fault.
 
@@ -79,15 +105,59 @@ class Conditions:
 
     def __init__(self, app, fault: str) -> None:
         self._app, self._fault, self._writing = app, fault, Lock()
+        self._counting = Lock()
         self._requests, self._writes = count(1), count()
         self._asked: list[Request] = []
+        self._faults: list[tuple[Fault, Iterator[int]]] = []
+        self._disturbed: set[Request] = set()
 
     def __call__(self, environ, start_response):
         if environ["PATH_INFO"] == REQUESTS:
             told, self._asked = self._asked, []
             start_response("200 OK", [("Content-Type", "application/json")])
             return [json.dumps(told).encode()]
-        self._asked.append(Request.of(environ))
+        if environ["PATH_INFO"] == FAULTS:
+            given = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
+            self._faults, self._disturbed = [(Fault(*one), count(1)) for one in given], set()
+            start_response("200 OK", [("Content-Length", "0")])
+            return []
+        request = Request.of(environ)
+        self._asked.append(request)
+        kind = self._fault_of(request)
+        if kind == SLOW_DOWN:
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            return self._busy(start_response)
+        if kind == LATE:
+            time.sleep(SECONDS_LATE)
+        elif kind is not None:
+            return self._ended(environ, start_response, kind)
+        return self._answered(environ, start_response)
+
+    def _fault_of(self, request: Request) -> str | None:
+        with self._counting:
+            if not self._faults or request in self._disturbed:
+                return None
+            self._disturbed.add(request)
+            for fault, fitting in self._faults:
+                fits = fault.method in request.method and fault.key in request.key and fault.client in request.client
+                if fits and next(fitting) % fault.every == 0:
+                    return fault.kind
+        return None
+
+    def _ended(self, environ, start_response, kind):
+        """End the connection in the midst of an upload or an answer, or before the answer."""
+        length = int(environ.get("CONTENT_LENGTH") or 0)
+        if kind == CUT and length:
+            environ["wsgi.input"].read(length // 2)
+        elif kind == CUT:
+            answer = b"".join(self._answered(environ, start_response))
+            yield answer[: len(answer) // 2]
+        else:
+            self._answered(environ, lambda *_: None)
+        environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+        raise ConnectionResetError("the connection ends")
+
+    def _answered(self, environ, start_response):
         conditional = environ["REQUEST_METHOD"] == "PUT" and any(name in environ for name in CONDITIONS)
         if conditional and self._fault == IGNORES_CONDITIONS:
             environ = {name: value for name, value in environ.items() if name not in CONDITIONS}

@@ -39,6 +39,8 @@ class Store:
     def settings(self) -> dict[str, str]:
         """Spark's settings for Hadoop's connector, without any secret."""
         given = {"endpoint": self.endpoint, "endpoint.region": self.region}
+        # Hadoop's other kind of stream fails a task or a job whose read is cut off
+        given["input.stream.type"] = "classic"
         found = {f"spark.hadoop.fs.s3a.{name}": value for name, value in given.items() if value is not None}
         if self.endpoint is not None:
             found["spark.hadoop.fs.s3a.path.style.access"] = "true"

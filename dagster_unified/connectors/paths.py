@@ -109,7 +109,13 @@ def read_whole(path: UPath) -> bytes:
 
     An object store is asked once: one that is opened first is lost where it was replaced before it is read.
     """
-    data: bytes = path.read_bytes() if is_local(path) else path.fs.cat_file(path.path)
+    if is_local(path):
+        return path.read_bytes()
+    data: bytes
+    try:  # by one request: a newer s3fs asks for the size first where it may take a file in several
+        data = path.fs.cat_file(path.path, max_concurrency=1)
+    except TypeError:
+        data = path.fs.cat_file(path.path)
     return data
 
 

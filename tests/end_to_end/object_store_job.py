@@ -1,6 +1,7 @@
 """Sales whose intermediates, tables and checkpoints are in a bucket.
 
 `test_object_store.py` runs it in a process of its own. It prints what there is to be checked, as one line of JSON.
+The store is unreliable meanwhile.
 Arguments: the folder of the input, and the URL of the S3-compatible server.
 """
 
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dagster import BackfillPolicy, DagsterInstance, EnvVar, StaticPartitionsDefinition
-from deltalake import DeltaTable
 
 from dagster_unified.api import CsvSource, DeltaSink, Pipeline, TumblingEventTimeWindows, WatermarkStrategy
 from dagster_unified.connectors.object_store import Store, in_use
@@ -29,7 +29,10 @@ from dagster_unified.orchestration import (
     StreamingDeployment,
     unified_definitions,
 )
-from tests.object_store import requests, s3a
+from tests.object_store import CUT, LATE, LOST, SLOW_DOWN, Fault, disturb, requests, s3a
+
+FAULTS = [Fault(LATE, 40), Fault(SLOW_DOWN, 60), Fault(CUT, 15), Fault(LOST, 15, "PUT")]
+"""What the store does while the batches and the stream run."""
 
 
 class Sale(NamedTuple):
@@ -53,9 +56,8 @@ def build(folder: Path, name: str, live: bool) -> Pipeline:
 
 
 def table(name: str) -> list[list[object]]:
-    return sorted(
-        [r["shop"], r["amount"]] for r in DeltaTable(f"s3://lake/tables/{name}").to_pyarrow_table().to_pylist()
-    )
+    held = DeltaSink(f"s3://lake/tables/{name}").dataset().to_table()  # deltalake alone would not read again
+    return sorted([row["shop"], row["amount"]] for row in held.to_pylist())
 
 
 def batch(folder: Path, resources: dict[str, object]) -> dict[str, object]:
@@ -201,7 +203,9 @@ if __name__ == "__main__":
             endpoint=address, region="us-east-1", key=EnvVar("STORE_KEY"), secret=EnvVar("STORE_SECRET")
         ),
     }
+    disturb(address, *FAULTS)
     told = {"batch": batch(home, given), "streaming": streaming(home, given)}
+    disturb(address)
     told["refused"] = [
         refused(ObjectStore(endpoint="http://elsewhere")),
         refused(ObjectStore(secret=EnvVar("NOWHERE"))),

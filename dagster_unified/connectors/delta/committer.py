@@ -8,9 +8,11 @@ savepoint what to undo.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -21,10 +23,11 @@ from dagster_unified.connectors.commits import (
     CommitConflictError,
     Committable,
     Committer,
+    CommitUncertainError,
     WriteAttempt,
     WriteIdentity,
 )
-from dagster_unified.connectors.paths import remove_tree
+from dagster_unified.connectors.paths import is_in_object_store, remove_tree
 from dagster_unified.errors import SinkError
 from dagster_unified.graph.fingerprint import digest
 
@@ -38,6 +41,11 @@ _PARTITION = "part-of-"
 
 _COMMITS_PER_LOG_CLEANUP = 100
 """Commits of a job for each that also looks for expired entries of the table's log."""
+
+_ATTEMPTS = 5
+"""How often a store is asked for what it breaks off each time."""
+
+T = TypeVar("T")
 
 _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
@@ -83,18 +91,23 @@ class DeltaCommitter(Committer[DeltaFile]):
         Raises `SinkError` where its columns are not the stream's.
         """
         from deltalake import DeltaTable
+        from deltalake.exceptions import CommitFailedError
 
-        if not DeltaTable.is_deltatable(str(path), storage_options=storage_options):
+        if not asked(path, lambda: DeltaTable.is_deltatable(str(path), storage_options=storage_options)):
             if path.fs.exists(path.path) is False:
                 path.mkdir(parents=True, exist_ok=True)
-            DeltaTable.create(
-                str(path),
-                schema,
-                mode="ignore",
-                partition_by=list(partition_by) or None,
-                storage_options=storage_options,
-            )
-        table = DeltaTable(str(path), storage_options=storage_options)
+            with suppress(CommitFailedError):  # another one has created it, or this one, and did not hear of it
+                asked(
+                    path,
+                    lambda: DeltaTable.create(
+                        str(path),
+                        schema,
+                        mode="ignore",
+                        partition_by=list(partition_by) or None,
+                        storage_options=storage_options,
+                    ),
+                )
+        table = asked(path, lambda: DeltaTable(str(path), storage_options=storage_options))
         committer = cls(table, path, mode, key, partition_by, sink, schema)
         committer._check_columns()
         return committer
@@ -103,7 +116,7 @@ class DeltaCommitter(Committer[DeltaFile]):
         # Once for each write that only adds, since it takes longer the more files there are. Delta itself finds a
         # commit that another process makes in between under the same marks.
         if not self._is_current:
-            self._table.update_incremental()
+            asked(self._path, self._table.update_incremental)
             self._check_columns()
             self._is_current = True
         return self._table.transaction_version(name)
@@ -144,6 +157,13 @@ class DeltaCommitter(Committer[DeltaFile]):
                 )
         except CommitFailedError as error:
             raise CommitConflictError(f"Delta table at {self._path}: {error}; another write was first") from error
+        except OSError as error:
+            if not is_in_object_store(self._path):
+                raise
+            raise CommitUncertainError(
+                f"Delta table at {self._path}: the store did not answer a commit; nobody can tell yet whether it was"
+                f" made ({error})"
+            ) from error
         self._commits += 1
 
     def clean_up(self, attempts: Sequence[WriteAttempt], committed: bool) -> None:
@@ -257,6 +277,21 @@ class DeltaCommitter(Committer[DeltaFile]):
             )
 
         return [_remove(row) for row in active_files(self._table) if goes(row)]
+
+
+def asked(path: UPath, ask: Callable[[], T]) -> T:
+    """What the store of a table says; asked again where its answer breaks off, which deltalake does not do by itself.
+
+    What it does repeat, until nobody has answered for minutes, is not repeated here.
+    """
+    for attempt in range(1, _ATTEMPTS):
+        try:
+            return ask()
+        except OSError as error:
+            if not is_in_object_store(path) or "body" not in str(error):
+                raise
+            time.sleep(0.05 * 2**attempt)
+    return ask()
 
 
 def data_folder(attempt: WriteAttempt) -> str:

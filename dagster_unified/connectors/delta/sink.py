@@ -17,6 +17,7 @@ from dagster_unified.connectors.delta.committer import (
     DeltaCommitter,
     DeltaFile,
     active_files,
+    asked,
     data_folder,
     partition_values,
     staged_files,
@@ -227,7 +228,7 @@ class DeltaSink(SparkSink[object, DeltaFile]):
         """The table as it is now."""
         from deltalake import DeltaTable
 
-        return DeltaTable(self._uri(), storage_options=self.storage_options)
+        return asked(self.path, lambda: DeltaTable(self._uri(), storage_options=self.storage_options))
 
 
 def _quoted(names: Sequence[str]) -> str:
