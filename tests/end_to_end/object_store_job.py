@@ -6,6 +6,7 @@ Arguments: the folder of the input, and the URL of the S3-compatible server.
 """
 
 import json
+import logging
 import sys
 import time
 import urllib.request
@@ -14,12 +15,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dagster import BackfillPolicy, DagsterInstance, EnvVar, StaticPartitionsDefinition
+from py4j.protocol import Py4JJavaError
+from upath import UPath
 
 from dagster_unified.api import CsvSource, DeltaSink, Pipeline, TumblingEventTimeWindows, WatermarkStrategy
 from dagster_unified.connectors.object_store import Store, in_use
+from dagster_unified.engine import bucket_files
 from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore
 from dagster_unified.engine.events import EpochCommitted
-from dagster_unified.engine.streaming.job import Start, StreamingJob
+from dagster_unified.engine.streaming.job import FILES, Start, StreamingJob
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.orchestration import (
     BatchDeployment,
@@ -31,7 +35,7 @@ from dagster_unified.orchestration import (
 )
 from tests.object_store import CUT, LATE, LOST, SLOW_DOWN, Fault, disturb, requests, s3a
 
-FAULTS = [Fault(LATE, 40), Fault(SLOW_DOWN, 60), Fault(CUT, 15), Fault(LOST, 15, "PUT")]
+FAULTS = [Fault(LATE, 90), Fault(SLOW_DOWN, 120), Fault(CUT, 60), Fault(LOST, 40, "PUT")]
 """What the store does while the batches and the stream run."""
 
 
@@ -124,6 +128,58 @@ def streaming(folder: Path, resources: dict[str, object]) -> dict[str, object]:
     return {"stopped": stopped, "before": before, "success": success, "table": table("live")}
 
 
+def without(folder: Path, session) -> list[str | None]:
+    """What is used, and said, where the class that writes files of a checkpoint cannot be compiled."""
+    said = Lines()
+    logging.getLogger("dagster_unified").addHandler(said)
+    source, bucket_files.SOURCE = bucket_files.SOURCE, folder / "Broken.java"
+    bucket_files.SOURCE.write_text("class {")
+    try:
+        return [bucket_files.install(session, UPath("s3://lake/files")), *said.lines]
+    finally:
+        bucket_files.SOURCE = source
+
+
+class Lines(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def files(url: str, session) -> dict[str, object]:
+    """What becomes of a checkpoint's files that are written twice, replaced, given up, or whose answers are lost."""
+    path = session._jvm.org.apache.hadoop.fs.Path
+    configuration = session._jsparkSession.sessionState().newHadoopConf()
+    configuration.set(FILES, bucket_files.install(session, UPath("s3://lake/files")))
+    kinds = session._jvm.org.apache.spark.sql.execution.streaming.checkpointing
+    manager = kinds.CheckpointFileManager.create(path("s3a://lake/files"), configuration)
+
+    def write(name: str, letter: str, replace: bool, cancel: bool = False) -> str | None:
+        stream = manager.createAtomic(path(f"s3a://lake/files/{name}"), replace)
+        try:
+            stream.write(ord(letter))
+            stream.cancel() if cancel else stream.close()
+        except Py4JJavaError as error:
+            stream.cancel()
+            return error.java_exception.getClass().getName()
+        return None
+
+    errors = [write("once", "a", replace=False), write("once", "b", replace=False)]
+    errors += [write("often", "a", replace=True), write("often", "b", replace=True)]
+    errors += [write("never", "a", replace=False, cancel=True), write("once", "c", replace=True, cancel=True)]
+    for kind in (SLOW_DOWN, CUT, LOST):
+        disturb(url, Fault(kind, method="PUT"))
+        errors += [write(kind, "a", replace=False), write(kind, "b", replace=False), write("often", "c", replace=True)]
+    disturb(url)
+    held = {file.name: file.read_text() for file in UPath("s3://lake/files").iterdir()}
+    return {"errors": [error for error in errors if error is not None], "held": held}
+
+
 def shown(session, store: Store) -> str:
     """What Spark shows of its settings, with those of executors on other machines."""
     conf = session.sparkContext._jsc.sc().conf().clone()
@@ -204,12 +260,14 @@ if __name__ == "__main__":
         ),
     }
     disturb(address, *FAULTS)
-    told = {"batch": batch(home, given), "streaming": streaming(home, given)}
+    told = {"batch": batch(home, given), "without": without(home, given["spark"].spark_session)}
+    told["streaming"] = streaming(home, given)
     disturb(address)
     told["refused"] = [
         refused(ObjectStore(endpoint="http://elsewhere")),
         refused(ObjectStore(secret=EnvVar("NOWHERE"))),
     ]
     told["shown"] = shown(given["spark"].spark_session, in_use())
+    told["files"] = files(address, given["spark"].spark_session)
     told["asked"] = asked(home, address, given["spark"].spark_session)
     print(json.dumps(told))

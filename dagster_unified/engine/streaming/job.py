@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_unified.connectors import written_ahead
-from dagster_unified.connectors.paths import remove_tree
+from dagster_unified.connectors.paths import is_local, remove_tree
+from dagster_unified.engine import bucket_files
 from dagster_unified.engine.dataframe.transfer import MAX_ROWS
 from dagster_unified.engine.events import Observer, QueriesStopped, nobody
 from dagster_unified.engine.failures import naming_store, translated
@@ -52,12 +53,17 @@ PROVIDERS = {
     "ROCKSDB": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     "HASHMAP": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
 }
+FILES = "spark.sql.streaming.checkpointFileManagerClass"
+"""Spark's setting for the class that writes the files of a checkpoint."""
+
 LOCAL_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 """The checkpoint file manager for a local disk.
 
 Spark's own choice starts a process for every file that it renames: 29 ms for each instead of 7, several times a
 micro-batch.
 """
+
+_OURS = (LOCAL_FILES, bucket_files.CLASS)
 
 
 def _check_connect(plan: Plan) -> None:
@@ -370,9 +376,20 @@ class StreamingJob:
             # over a source's checks of every column it takes minutes and gigabytes
             "spark.sql.constraintPropagation.enabled": "false",
         }
-        if self.directory.path.protocol in ("", "file"):
-            settings["spark.sql.streaming.checkpointFileManagerClass"] = LOCAL_FILES
+        manager = self._file_manager()
+        if manager is not None:
+            settings[FILES] = manager
+        elif self.spark.conf.get(FILES, None) in _OURS:  # of a job before this one
+            self.spark.conf.unset(FILES)
         if self.plan.execution.parallelism is not None:
             settings[PARTITIONS] = str(self.plan.execution.parallelism)
         for key, value in settings.items():
             self.spark.conf.set(key, value)
+
+    def _file_manager(self) -> str | None:
+        """The class that writes the files of Spark's checkpoint; None where it is Spark's choice, or a setting's."""
+        if is_local(self.directory.path):
+            return LOCAL_FILES
+        if is_connect(self.spark) or self.spark.conf.get(FILES, None) not in (None, *_OURS):
+            return None
+        return bucket_files.install(self.spark, self.directory.path)
