@@ -153,9 +153,10 @@ class Listing:
     def _look_in_thread(self) -> None:
         try:
             # a chunk that is listed early in an epoch leaves what comes later in it to the epoch after the next
-            waits = self._is_brief and any(map(is_busy, self._running().values()))
-            if waits or not self._look_if_taken():
+            if self._is_brief and any(map(is_busy, self._running().values())):
                 self._due = time.monotonic() + PAUSE
+            elif not self._look_if_taken():  # which Spark's log says, wherever the input is
+                self._due = time.monotonic() + (PAUSE if is_local(self.folder) else PAUSE_IN_BUCKET)
         except BaseException as error:
             self._failed = error
 
