@@ -45,8 +45,8 @@ class FileSink(SparkSink[object, StagedFolder]):
     in both modes: a run or an epoch that is repeated writes the same files again.
 
     Spark's workers write to a folder next to the directory, and a rename puts it in place. Raises `PipelineError` for
-    a path in an object store, which has no rename (use `DeltaSink` there), for another `format`, and for nested fields
-    in CSV.
+    a path in an object store, where a folder is renamed file by file (use `DeltaSink` there), for another `format`, and
+    for nested fields in CSV.
 
     Examples:
         >>> sink = sales.sink_to(FileSink("tables/sales", name="files"))
@@ -62,8 +62,8 @@ class FileSink(SparkSink[object, StagedFolder]):
         self.name = name or self.path.name or "files"
         if is_in_object_store(self.path):
             raise PipelineError(
-                f"sink '{self.name}': {path} is in an object store, which has no rename, so that readers would see"
-                f" half of what is written; use DeltaSink('{path}') there, or a folder on a disk"
+                f"sink '{self.name}': {path} is in an object store, where a folder is renamed file by file, so that"
+                f" readers would see half of what is written; use DeltaSink('{path}') there, or a folder on a disk"
             )
         if format not in ("parquet", "csv"):
             raise PipelineError(f"sink '{self.name}': format is 'parquet' or 'csv', not {format!r}")
