@@ -38,7 +38,7 @@ from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
 from dagster_unified.orchestration.heartbeat import beating
 from dagster_unified.orchestration.history import latest_metadata
 from dagster_unified.orchestration.malformed import materialized
-from dagster_unified.orchestration.metadata import stage_metadata
+from dagster_unified.orchestration.metadata import columns_metadata, stage_metadata
 from dagster_unified.orchestration.outcomes import as_failure, interruptible
 from dagster_unified.orchestration.partitions import (
     key_after,
@@ -79,7 +79,8 @@ def source_specs(
             key,
             group_name=loaded.name,
             description=n.source.describe(),
-            metadata={"boundedness": n.source.boundedness.value},
+            kinds={n.source.kind} - {""},
+            metadata={"boundedness": n.source.boundedness.value, **columns_metadata(n.source.records)},
         )
         for key, n in nodes.items()
     ]

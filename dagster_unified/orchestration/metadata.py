@@ -53,9 +53,7 @@ def stage_metadata(
     }
     if manifest.together > 1:
         metadata["partitions of its Spark job"] = manifest.together
-    records = output_records(plan, region)
-    if records is not None:
-        metadata["dagster/column_schema"] = table_schema(records.schema)
+    metadata.update(columns_metadata(output_records(plan, region)))
     for stream in manifest.streams if len(manifest.streams) > 1 else []:
         if stream.tag == CARRIED:
             metadata[f"pages of state of {stream.uid}"] = stream.rows
@@ -92,6 +90,11 @@ def output_records(plan: Plan, region: Region) -> RecordType | None:
         return plan.graph.port_type(region.outputs[0].node, region.outputs[0].tag)
     edge = plan.graph.inputs(region.sinks[0])[0]
     return plan.graph.records_of(edge)
+
+
+def columns_metadata(records: RecordType | None) -> Mapping[str, Any]:
+    """The columns of a record type, where it is known, under the name that Dagster shows them by."""
+    return {} if records is None else {"dagster/column_schema": table_schema(records.schema)}
 
 
 def table_schema(schema: pa.Schema) -> TableSchema:

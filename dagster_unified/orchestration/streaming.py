@@ -68,6 +68,7 @@ from dagster_unified.orchestration.deployment import (
 )
 from dagster_unified.orchestration.history import error_of, why_it_failed
 from dagster_unified.orchestration.malformed import observation
+from dagster_unified.orchestration.metadata import columns_metadata
 from dagster_unified.orchestration.moments import now, utc
 from dagster_unified.orchestration.outcomes import as_failure, interruptible
 from dagster_unified.orchestration.partitions import upstream_deps
@@ -429,8 +430,11 @@ def sink_specs(
             description=(
                 f"{node.sink.describe()}, written by {planned.name} in STREAMING ({node.sink.capabilities.describe()})."
             ),
-            kinds={"spark", "streaming"},
-            metadata=targets_metadata(planned, [node.id]),
+            kinds={"spark", "streaming", node.sink.kind} - {""},
+            metadata={
+                **targets_metadata(planned, [node.id]),
+                **columns_metadata(planned.graph.records_of(planned.graph.inputs(node.id)[0])),
+            },
         )
         for node in planned.graph.sinks
     ]

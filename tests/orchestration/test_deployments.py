@@ -1,9 +1,11 @@
 """What `unified_definitions` is given: pipelines, and their deployments in BATCH and STREAMING."""
 
+from typing import NamedTuple
+
 import pytest
 from dagster import AssetKey, AssetSpec, DailyPartitionsDefinition, Definitions
 
-from dagster_unified.api import CsvSource, Pipeline
+from dagster_unified.api import CsvSource, KafkaOffsetsInitializer, KafkaSource, Pipeline, PostgresSink
 from dagster_unified.errors import ConfigurationError, PipelineError
 from dagster_unified.orchestration import BatchDeployment, Checks, StreamingDeployment, unified_definitions
 
@@ -76,6 +78,30 @@ def test_the_sinks_of_a_stream_depend_on_the_users_own_assets():
     graph = Definitions.merge(ours, Definitions(assets=[AssetSpec("exports")])).resolve_asset_graph()
     assert graph.get(AssetKey(["sales", "print"])).parent_keys == {AssetKey("exports")}
     assert not graph.has(AssetKey(["sales", "sources", "files"]))
+
+
+class Counted(NamedTuple):
+    shop: str
+    amount: int | None
+
+
+@pytest.mark.parametrize("deployment", [BatchDeployment, StreamingDeployment])
+def test_what_is_outside_of_dagster_shows_its_kind_and_its_columns(deployment):
+    pipeline = Pipeline("sales")
+    offsets = KafkaOffsetsInitializer.latest()
+    source = KafkaSource("sales", Counted, "broker:9092", bounded=offsets if deployment is BatchDeployment else None)
+    pipeline.from_source(source).sink_to(PostgresSink("counted", "postgresql://db.example/shop"))
+    graph = unified_definitions(deployment(pipeline)).resolve_asset_graph()
+    external = graph.get(AssetKey(["sales", "sources", "sales"]))
+    written = graph.get(AssetKey(["sales", "counted"]))
+    assert external.kinds == {"kafka"}
+    assert written.kinds == ({"spark", "kafka", "postgres"} if deployment is BatchDeployment else {
+        "spark", "streaming", "postgres"
+    })  # fmt: skip
+    assert written.parent_keys == {external.key}
+    for shown in (external, written) if deployment is StreamingDeployment else (external,):
+        columns = [(c.name, c.type, c.constraints.nullable) for c in shown.metadata["dagster/column_schema"].columns]
+        assert columns == [("shop", "string", False), ("amount", "int64", True)]
 
 
 def test_a_deployment_that_cannot_be_is_an_error_with_the_pipelines_name():
