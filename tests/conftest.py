@@ -25,7 +25,7 @@ from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from tests.depth import NIGHTLY, SEED, of_the_day
 from tests.servers.kafka import Broker
-from tests.servers.postgres import postgres, postgres_server  # noqa: F401
+from tests.servers.postgres import postgres, postgres_programs, postgres_server  # noqa: F401
 
 settings.register_profile("ci", max_examples=50, deadline=None)
 settings.register_profile("nightly", max_examples=1000, deadline=None)

@@ -49,7 +49,7 @@ def folder_of_programs() -> Path | None:
 class PostgresServer:
     """A server with a folder of its own; `start` and `stop` may be repeated over the same data."""
 
-    def __init__(self, programs: Path, port: int | None = None) -> None:
+    def __init__(self, programs: Path, port: int | None = None, initdb: Sequence[str] = ()) -> None:
         self._programs = programs
         self.port = port or free_port()
         self.folder = Path(tempfile.mkdtemp(prefix="postgres-"))
@@ -62,6 +62,7 @@ class PostgresServer:
         # the kernel takes the end of the thread that has started a process for its parent's
         self._starter = ThreadPoolExecutor(1)
         made = ["-D", str(self._data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync"]
+        made += initdb
         subprocess.run([self._programs / "initdb", *made], **self._as_user(), check=True, stdout=subprocess.DEVNULL)
         # passwords count for all users but the superuser, so that tests can have wrong ones
         (self._data / "pg_hba.conf").write_text(
@@ -138,12 +139,18 @@ def _dies_with_its_parent() -> None:
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[PostgresServer]:
-    """The server of this test process."""
+def postgres_programs() -> Path:
+    """Where the newest PostgreSQL server on this machine is."""
     programs = folder_of_programs()
     if programs is None:
         pytest.skip("no PostgreSQL server (Debian: apt-get install postgresql)")
-    server = PostgresServer(programs)
+    return programs
+
+
+@pytest.fixture(scope="session")
+def postgres_server(postgres_programs: Path) -> Iterator[PostgresServer]:
+    """The server of this test process."""
+    server = PostgresServer(postgres_programs)
     try:
         yield server.start()
     finally:

@@ -38,9 +38,26 @@ _DEFAULTS = {
 _UNAVAILABLE = ("08", "53", "57", "58", "XX")
 """Classes of SQLSTATE: lost connections, lacking resources, an administrator's stop, the server's own trouble."""
 
+_LACKING = {
+    "53100": "make room on its disk; then another attempt goes on",
+    "53200": "give it more memory, or let others use less",
+    "53300": "let others use fewer connections, or raise its max_connections",
+}
+"""What to do where the server lacks something, by SQLSTATE."""
+
 _SERVER_SAID = re.compile(r"(?:ERROR|FATAL|PANIC):\s*(.*)")
 _TIMED_OUT = ("25P03", "25P04")
 """The server has ended a transaction, and the connection: it was idle, or took, for too long."""
+
+_READING = "[libpq] "
+"""How Arrow begins what libpq said while rows were read: an OSError or an ArrowInvalid, without an SQLSTATE."""
+
+_READING_STATES = {
+    "canceling statement": "57014",
+    "lost connection to parallel worker": "57P02",
+    "No space left on device": "53100",
+}
+"""SQLSTATEs of errors while rows were read that another attempt may not meet, by what the server says."""
 
 CONFLICTS = ("40001", "40P01", "55P03")
 """Serialization failure, deadlock, and a lock that was not to be had in time."""
@@ -216,8 +233,8 @@ def errors_of(connection: PostgresConnection, where: str, refused: type[UnifiedE
 def translated(
     error: Exception, connection: PostgresConnection, where: str, refused: type[UnifiedError] = SinkError
 ) -> UnifiedError | None:
-    """One of our errors for one of psycopg's or ADBC's; None for any other."""
-    if type(error).__module__.split(".")[0] not in ("psycopg", "adbc_driver_manager"):
+    """One of our errors for one of psycopg's, ADBC's or those of ADBC's rows; None for any other."""
+    if type(error).__module__.split(".")[0] not in ("psycopg", "adbc_driver_manager") and not _was_reading(error):
         return None
     said, state = _said(error), sqlstate(error)
     server = connection.describe()
@@ -228,7 +245,8 @@ def translated(
     if lost(error) and state not in _TIMED_OUT:
         return UnavailableError(f"{where}: {server} does not answer ({said}); is it up, and reachable?")
     if state[:2] in _UNAVAILABLE or state in CONFLICTS or state in _TIMED_OUT:
-        return UnavailableError(f"{where}: {server} cannot do it now ({said}); another attempt may succeed")
+        advice = _LACKING.get(state, "another attempt may succeed")
+        return UnavailableError(f"{where}: {server} cannot do it now ({said}); {advice}")
     if state == "42501":
         return ConfigurationError(f"{where}: {server}: {said}; grant it to the user that the job connects as")
     if state in ("42P01", "3F000"):
@@ -238,6 +256,8 @@ def translated(
 
 def sqlstate(error: Exception) -> str:
     """The SQLSTATE of an error, or an empty string where the server gave none."""
+    if _was_reading(error):
+        return next((state for text, state in _READING_STATES.items() if text in str(error)), "")
     state = getattr(error, "sqlstate", None)
     return state.strip("\0") if isinstance(state, str) else ""
 
@@ -247,10 +267,16 @@ def lost(error: Exception) -> bool:
     state = sqlstate(error)
     if state:
         return state[:2] == "08" or state[:3] == "57P" or state in _TIMED_OUT
+    if _was_reading(error):
+        return "ERROR:" not in str(error)
     name = type(error).__name__
     return name in ("OperationalError", "ConnectionTimeout", "InterfaceError") or (
         name == "InternalError" and type(error).__module__.startswith("adbc")
     )
+
+
+def _was_reading(error: Exception) -> bool:
+    return str(error).startswith(_READING)
 
 
 def _refused_login(said: str) -> bool:

@@ -5,6 +5,7 @@ import signal
 import time
 
 import psycopg
+import pyarrow as pa
 import pytest
 from dagster import EnvVar
 
@@ -81,6 +82,24 @@ def test_its_connection_is_lost(state):
     ended = Ended("FATAL: terminating connection due to transaction timeout")
     assert lost(ended)
     assert isinstance(translated(ended, PostgresConnection("postgresql://x/y"), "sink 'sales'"), UnavailableError)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("PQgetCopyData() failed: server closed the connection unexpectedly\n", UnavailableError),
+        ("Execution error [PGRES_FATAL_ERROR]: FATAL:  terminating connection due to admin", UnavailableError),
+        ("Execution error [PGRES_FATAL_ERROR]: ERROR:  lost connection to parallel worker\n", UnavailableError),
+        ("Execution error [PGRES_FATAL_ERROR]: ERROR:  could not write: No space left on device", UnavailableError),
+        ("Execution error [PGRES_FATAL_ERROR]: ERROR:  division by zero\n", SinkError),
+    ],
+)
+@pytest.mark.parametrize("error", [OSError, pa.ArrowInvalid])
+def test_what_is_said_while_rows_are_read_is_known_by_its_words(error, said, kind):
+    found = translated(error(f"[libpq] {said}"), PostgresConnection("postgresql://x/y"), "here")
+    assert type(found) is kind
+    assert said.split(":  ")[-1].strip() in str(found)
+    assert translated(error("of another library"), PostgresConnection("postgresql://x/y"), "here") is None
 
 
 def test_a_whole_url_may_be_looked_up(monkeypatch):

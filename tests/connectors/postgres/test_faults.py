@@ -5,6 +5,7 @@ The tasks run in this process and its children, so that a fault costs no Spark; 
 
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -21,6 +22,7 @@ from dagster_unified.engine.commit import WriteContext
 from dagster_unified.errors import UnavailableError
 from tests.connectors.postgres.support import LocalCommits, execute, identity, rows, stage, staging_tables, write
 from tests.depth import SEED, chance, examples
+from tests.servers.postgres import PostgresServer
 from tests.small_disk import NEEDS_ROOT, small_disk
 
 FORK = multiprocessing.get_context("fork")
@@ -270,21 +272,23 @@ def test_two_deployments_write_to_one_table_at_once(postgres, key):
 
 
 @NEEDS_ROOT
-def test_a_full_disk_at_the_server_is_transient_and_nothing_of_the_write_is_visible(
-    postgres, postgres_server, tmp_path
-):
-    small = postgres_server.folder / "small"
+@pytest.mark.parametrize("what", ["table", "staged"])
+def test_a_full_disk_at_the_server_is_transient_and_nothing_of_the_write_is_visible(postgres, postgres_server, what):
+    small = postgres_server.folder / f"small-{what}"
+    on_small = " TABLESPACE small" if what == "table" else ""
     with small_disk(small, megabytes=3) as resize:
         try:
             subprocess.run(["chown", "postgres", str(small)], check=True)
             execute(
                 postgres,
                 f"CREATE TABLESPACE small LOCATION '{small}'",
-                "CREATE TABLE sales (id int8, shop text) TABLESPACE small",
+                f"CREATE TABLE sales (id int8, shop text){on_small}",
             )
+            if what == "staged":
+                execute(postgres, "ALTER ROLE postgres SET default_tablespace = small")
             sink = PostgresSink("sales", postgres)
             write(sink, FEW, epoch=0)
-            with pytest.raises(UnavailableError, match="No space left on device"):
+            with pytest.raises(UnavailableError, match=r"No space left on device.*; make room on its disk; then anot"):
                 write(sink, *[MANY] * 5, epoch=1)
             assert len(ids(postgres)) == len(FEW)
             resize(60)
@@ -292,4 +296,43 @@ def test_a_full_disk_at_the_server_is_transient_and_nothing_of_the_write_is_visi
             assert len(ids(postgres)) == len(FEW) + 5 * len(MANY)
             assert staging_tables(postgres) == []
         finally:
-            execute(postgres, "DROP TABLE IF EXISTS sales", "DROP TABLESPACE IF EXISTS small")
+            execute(
+                postgres,
+                "ALTER ROLE postgres RESET default_tablespace",
+                "DROP TABLE IF EXISTS sales",
+                "DROP SCHEMA IF EXISTS dagster_unified CASCADE",
+                "DROP TABLESPACE IF EXISTS small",
+            )
+
+
+@NEEDS_ROOT
+def test_a_server_that_its_full_disk_ends_has_nothing_of_the_write_and_takes_it_when_there_is_room(postgres_programs):
+    """PostgreSQL stops where it cannot write its log, and starts again once it can."""
+    server = PostgresServer(postgres_programs, initdb=["--wal-segsize=1"])
+    small, log = server.folder / "small", server.folder / "data" / "pg_wal"
+    try:
+        with small_disk(small, megabytes=8) as resize:
+            try:
+                shutil.copytree(log, small / "wal")
+                shutil.rmtree(log)
+                log.symlink_to(small / "wal")
+                subprocess.run(["chown", "-R", "postgres", str(small)], check=True)
+                server.start()
+                sink = PostgresSink("sales", server.url())
+                write(sink, FEW, epoch=0)
+                with pytest.raises(
+                    UnavailableError, match=r"sink 'sales': postgresql://.* (does not answer|cannot do)"
+                ):
+                    write(sink, *[MANY] * 6, epoch=1)
+                server.stop(signal.SIGKILL)
+                resize(100)
+                server.start()
+                assert len(ids(server.url())) == len(FEW)
+                write(sink, *[MANY] * 6, epoch=1)
+                write(sink, *[MANY] * 6, epoch=1)
+                assert len(ids(server.url())) == len(FEW) + 6 * len(MANY)
+                assert staging_tables(server.url()) == []
+            finally:
+                server.stop(signal.SIGQUIT)
+    finally:
+        server.remove()

@@ -1,5 +1,7 @@
 """What a source reads of a real database: types, snapshots, splits, partitions, and new rows while others commit."""
 
+import re
+import signal
 import threading
 import time
 from datetime import date, datetime, timedelta, timezone
@@ -13,6 +15,7 @@ from dagster import DailyPartitionsDefinition
 
 from dagster_unified.connectors.positions import OffsetsRead
 from dagster_unified.connectors.postgres import PostgresConnection, PostgresSink, PostgresSource, snapshots
+from dagster_unified.connectors.postgres.source import PostgresSplit
 from dagster_unified.connectors.splits import Malformed
 from dagster_unified.errors import (
     ConfigurationError,
@@ -297,6 +300,73 @@ def test_rows_that_are_deleted_after_they_were_read_do_not_end_a_stream(postgres
     assert source.available(start) == start
     execute(postgres, "INSERT INTO orders VALUES (101, 'new')")
     assert [o.id for o in read(source, source.splits(start, source.available(start)))] == [101]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("ALTER TABLE orders RENAME COLUMN shop TO store", "table orders has no column 'shop'; the record has a field"),
+        (
+            "ALTER TABLE orders ALTER shop TYPE bytea USING NULL",
+            "column 'shop' of table orders is bytea, and cannot be",
+        ),
+        ("DROP TABLE orders", 'relation "orders" does not exist; check the name'),
+    ],
+)
+def test_a_schema_that_changes_under_a_stream_is_one_sentence(postgres, change, says):
+    orders(postgres, 10)
+    source = PostgresSource("orders", Order, postgres, follow="id")
+    start, end = source.oldest(), source.available(source.oldest())
+    planned_before = source.splits(start, end)
+    execute(postgres, change)
+    with pytest.raises(SourceError, match=f"^source 'orders': .*{re.escape(says)}"):
+        source.splits(start, end)
+    if "bytea" not in change:
+        with pytest.raises(SourceError, match=r"^source 'orders': .* does not exist"):
+            read(source, planned_before)
+
+
+def test_a_server_that_goes_away_under_a_stream_is_transient_and_nothing_is_left_out(postgres, postgres_server):
+    execute(
+        postgres,
+        "CREATE TABLE orders (id bigint NOT NULL, shop text)",
+        "INSERT INTO orders SELECT n, repeat('x', 200) FROM generate_series(1, 150000) n",  # more than is fetched ahead
+    )
+    source = PostgresSource("orders", Order, postgres, follow="id", parallelism=1)
+    start, end = source.oldest(), source.available(source.oldest())
+    (split,) = source.splits(start, end)
+    reading = source.read_split(split)
+    next(reading)
+    postgres_server.stop(signal.SIGKILL)
+    try:
+        for asked in (
+            lambda: list(reading),
+            lambda: list(source.read_split(split)),
+            lambda: source.available(start),
+            lambda: source.splits(start, end),
+        ):
+            with pytest.raises(
+                UnavailableError, match=r"^source 'orders': postgresql://.* does not answer .*reachable"
+            ):
+                asked()
+    finally:
+        postgres_server.start()
+    assert sorted(order.id for order in read(source, source.splits(start, end))) == list(range(1, 150_001))
+
+
+@pytest.mark.parametrize(
+    ("options", "shop", "kind", "says"),
+    [
+        ("", "(1 / (150000 - n))::text", SourceError, "refuses it: division by zero"),
+        ("?options=-cstatement_timeout=300", "CASE n WHEN 150000 THEN pg_sleep(20)::text END", UnavailableError,
+         r"cannot do it now \(canceling statement due to statement timeout\)"),
+    ],
+)  # fmt: skip
+def test_what_the_server_says_while_rows_are_read_is_one_sentence(postgres, options, shop, kind, says):
+    source = PostgresSource("orders", Order, postgres + options)
+    statement = f"SELECT n::int8 AS id, {shop} AS shop FROM generate_series(1, 300000) n"
+    with pytest.raises(kind, match=f"^source 'orders': postgresql://.* {says}"):
+        read(source, [PostgresSplit(statement, "table orders")])
 
 
 def test_a_transaction_that_took_its_number_first_and_commits_last_is_waited_for(postgres):
