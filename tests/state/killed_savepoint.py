@@ -2,14 +2,14 @@
 
 `python -m tests.state.killed_savepoint FOLDER POINT`; POINT is `copy` when the first part of the checkpoint is copied,
 `tables` when the first table is written, `manifest` before its manifest is, or `committed` when the sinks have the
-second epoch and Spark does not know.
+second epoch and Spark does not know. `answer` is when the savepoint is whole and nobody has been told.
 """
 
 import sys
 from pathlib import Path
 
 from dagster_unified.engine import session
-from dagster_unified.engine.streaming import portable, savepoint
+from dagster_unified.engine.streaming import portable, savepoint, saving
 from dagster_unified.engine.streaming.epoch import EpochWriter
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.state import manifest
@@ -24,6 +24,8 @@ if __name__ == "__main__":
         portable.write_table = dies_after(portable.write_table)
     elif point == "manifest":
         manifest.commit = die
+    elif point == "answer":
+        saving.answer = die
     elif point == "committed":
         EpochWriter.commit = dies_after(EpochWriter.commit, 2)
     spark = session.start("local[2]", config={"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"})

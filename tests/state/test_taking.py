@@ -249,7 +249,7 @@ def test_a_savepoint_that_fails_stops_no_job_and_is_tried_again(shops):
 
 
 @pytest.mark.rotates("kills")
-@pytest.mark.parametrize("point", ["copy", "tables", "manifest", "committed"])
+@pytest.mark.parametrize("point", ["copy", "tables", "manifest", "answer", "committed"])
 def test_a_job_is_killed_while_it_takes_a_savepoint(shops, point):
     shops.arrive(range(3))
     command = [sys.executable, "-m", "tests.state.killed_savepoint", str(shops.folder), point]
