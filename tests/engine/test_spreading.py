@@ -18,7 +18,7 @@ from dagster_unified.engine.streaming.spreading import PLACED, spread, spread_of
 pytestmark = pytest.mark.spark
 
 
-@pytest.mark.parametrize(("groups", "tasks"), [(128, 64), (128, 4), (100, 7), (5, 16), (1, 3)])
+@pytest.mark.parametrize(("groups", "tasks"), [(128, 64), (127, 64), (128, 4), (100, 7), (5, 16), (1, 3)])
 def test_each_task_has_as_many_groups_of_a_lane_as_any_other(spark, groups, tasks):
     rows = [(lane, group) for lane in (-1, 0, 3, 5) for group in range(groups)]
     frame = spread(spark.createDataFrame(rows, "lane int, group int"), (3, 5), groups, tasks).repartition(
@@ -33,15 +33,23 @@ def test_each_task_has_as_many_groups_of_a_lane_as_any_other(spark, groups, task
     assert len(alone) == 2, "operators with one subtask are in one task"
 
 
-@given(st.integers(0, 50), st.integers(1, 40_000), st.integers(1, 5_000), st.data())
-def test_what_is_chosen_is_an_integer_of_spark(lane, groups, tasks, data):
-    group = data.draw(st.integers(0, groups - 1))
-    assert -(2**31) <= spread_of(lane, group, tasks, groups) < 2**31
+@given(st.integers(0, 50), st.integers(0, 40_000), st.integers(1, 5_000))
+def test_what_is_chosen_is_an_integer_of_spark(lane, group, tasks):
+    assert -(2**31) <= spread_of(lane, group, tasks) < 2**31
 
 
 class Sale(NamedTuple):
     shop: str
     amount: int
+
+
+def test_an_exchange_may_have_more_subtasks_than_there_are_key_groups(run_streaming, tmp_path):
+    pipeline = Pipeline("copies")
+    sales = pipeline.from_collection([Sale("north", 1)], Sale, name="sales")
+    copied = sales.broadcast().map(lambda sale: sale._replace(amount=2), output_type=Sale).set_parallelism(5)
+    copied.sink_to(DeltaSink(str(tmp_path / "out")))
+    run_streaming(pipeline, {"pipeline.max-parallelism": 2})
+    assert DeltaTable(str(tmp_path / "out")).to_pyarrow_table()["amount"].to_pylist() == [2] * 5
 
 
 def test_a_stream_has_its_groups_spread_and_finds_its_state_where_there_are_other_tasks(spark, tmp_path):

@@ -322,6 +322,14 @@ def test_a_deployment_record_that_is_wholly_damaged_is_an_error(tmp_path):
         directory.deployed()
 
 
+def test_a_deployment_record_of_another_format_is_an_error_that_says_so(tmp_path):
+    directory = CheckpointDirectory(str(tmp_path), "p")
+    (tmp_path / "p/deployment").mkdir(parents=True)
+    (tmp_path / "p/deployment/0.json").write_text('{"version": 1, "id": "a", "format": 1}')
+    with pytest.raises(StateError, match=r"was written in format 1, and this version reads \d; use the version that"):
+        directory.deployed()
+
+
 def test_a_lease_that_was_torn_is_nobodys(tmp_path):
     directory = CheckpointDirectory(str(tmp_path), "p")
     (tmp_path / "p/lease").mkdir(parents=True)

@@ -33,11 +33,12 @@ from dagster_unified.connectors import conditional
 from dagster_unified.connectors.paths import children, read_whole, remove_tree, storage_path
 from dagster_unified.connectors.positions import Position
 from dagster_unified.connectors.splits import forget_ranges
-from dagster_unified.engine.streaming.atomic import AlternatingFiles, write_atomically
+from dagster_unified.engine.streaming.atomic import AlternatingFiles, read_latest, write_atomically
 from dagster_unified.errors import ConfigurationError, LeaseLostError, StateError, UnifiedError
 from dagster_unified.operators.time import wall_clock
 
-FORMAT = 1
+FORMAT = 2
+"""Of the directory: of its records, and of the keys under which Spark keeps state."""
 
 START = "start.json"
 SETTLED = "settled.json"
@@ -93,6 +94,12 @@ class Deployed(msgspec.Struct, frozen=True):
     format: int = FORMAT
 
 
+class _Written(msgspec.Struct, frozen=True):
+    """What can be read of a record in any format."""
+
+    format: int
+
+
 class Lease(msgspec.Struct, frozen=True):
     """Who may write, by which fencing token, and when its last heartbeat was, in milliseconds since the epoch."""
 
@@ -131,14 +138,15 @@ class CheckpointDirectory:
         """The record of the deployment, or None."""
         folder = self.path / "deployment"
         found = self._deployment.read()
-        if found is None and folder.exists() and any(folder.iterdir()):
+        written = found or read_latest(folder, _Written, lambda record: record.format)
+        if written is None and folder.exists() and any(folder.iterdir()):
             raise StateError(
                 f"the deployment record in {folder} is damaged; restore it from a copy, or remove {self.path} to start"
                 " without state"
             )
-        if found is not None and found.format != FORMAT:
+        if written is not None and written.format != FORMAT:
             raise StateError(
-                f"{self.path} was written in format {found.format}, and this version reads {FORMAT}; use the version"
+                f"{self.path} was written in format {written.format}, and this version reads {FORMAT}; use the version"
                 " that wrote it"
             )
         return found

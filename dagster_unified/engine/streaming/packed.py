@@ -128,7 +128,7 @@ class PackedFrames:
         """What runs between two levels beside their pass."""
         if isinstance(stage, Native):
             return self._natively(frame, stage, groups)
-        exchanged = spread(frame, stage.tracks, groups, self.tasks).repartition(*PLACED).drop(SPREAD)
+        exchanged = spread(frame, stage.tracks, stage.subtasks, self.tasks).repartition(*PLACED).drop(SPREAD)
         return exchanged.mapInArrow(worker.in_subtasks(stage.tracks, groups), spark_schema(PACKED))
 
     def _natively(self, frame: DataFrame, native: Native, groups: int) -> DataFrame:

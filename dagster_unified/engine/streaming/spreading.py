@@ -35,19 +35,19 @@ def spread(frame: DataFrame, lanes: Collection[int], groups: int, tasks: int) ->
     """
     from pyspark.sql import functions as F
 
-    chosen = ",".join(str(spread_of(lane, group, tasks, groups)) for lane in sorted(lanes) for group in range(groups))
+    chosen = ",".join(str(spread_of(lane, group, tasks)) for lane in sorted(lanes) for group in range(groups))
     number = F.array_position(F.lit(sorted(lanes)), F.col("lane")) - 1
     # one string, which Catalyst splits once, since it takes long over a plan with so many numbers
     own = F.element_at(F.split(F.lit(chosen), ","), (number * groups + F.col("group") + 1).cast("int")).cast("int")
     return frame.withColumn(SPREAD, F.when(F.col("lane").isin(*lanes), own).otherwise(0))
 
 
-def spread_of(lane: int, group: int, tasks: int, groups: int) -> int:
+def spread_of(lane: int, group: int, tasks: int) -> int:
     """What Spark has to hash behind a lane and a group for the row to get into the group's task.
 
     The groups of a lane follow one another, and each lane begins one task later.
     """
-    return _last_word((lane * (groups + 1) + group) % tasks, (lane, group))
+    return _last_word((lane + group) % tasks, (lane, group))
 
 
 def _last_word(hashed: int, words: tuple[int, ...]) -> int:

@@ -69,6 +69,9 @@ class Exchanged:
 
     tracks: Mapping[int, Track]
 
+    subtasks: int
+    """How many the exchange with the most chooses from."""
+
 
 @dataclass(frozen=True)
 class Topology:
@@ -260,11 +263,16 @@ class _Builder:
         """Whether records stay in the subtask that an exchange chose for them."""
         return edge.partitioning.kind is ExchangeKind.FORWARD and {edge.source, edge.target} <= set(self.plan.subtasks)
 
+    def _chosen_from(self, edge: Edge) -> int:
+        """How many subtasks an exchange chooses from."""
+        node = self.graph.node(edge.target)
+        return self.plan.subtasks.get(node.id) or chosen_from(self.graph, edge, node, self.plan.execution.parallelism)
+
     def _address(self, edge: Edge) -> tuple[Address | None, pa.Field | None]:
         """The subtask of what comes over an edge, and the column by which it is chosen where a function computes it."""
         kind, key = edge.partitioning.kind, edge.partitioning.key
         node = self.graph.node(edge.target)
-        count = self.plan.subtasks.get(node.id) or chosen_from(self.graph, edge, node, self.plan.execution.parallelism)
+        count = self._chosen_from(edge)
         if kind is ExchangeKind.GLOBAL:
             return EachOf(1), None
         if kind is ExchangeKind.BROADCAST:
@@ -335,7 +343,8 @@ class _Builder:
             depth = min(self.depth_of[n] for n in ready)
             nodes = sorted(n for n in ready if self.depth_of[n] == depth)
             self.exchanged -= set(nodes)
-            found.append(Exchanged({self._subtasks_lane(n): self._in_subtasks(n) for n in nodes}))
+            subtasks = max(self._chosen_from(edge) for n in nodes for edge in self.graph.main_inputs(n))
+            found.append(Exchanged({self._subtasks_lane(n): self._in_subtasks(n) for n in nodes}, subtasks))
 
     def _natives(self) -> list[Native]:
         found: list[Native] = []
