@@ -22,6 +22,14 @@ class Store:
     secret: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
 
+    def __post_init__(self) -> None:
+        if (self.key is None) != (self.secret is None):
+            given, missing = ("secret", "key") if self.key is None else ("key", "secret")
+            raise ConfigurationError(
+                f"the object store at {self.endpoint or 'Amazon'} has a {given} and no {missing}; give both, or neither"
+                " where the machine has credentials"
+            )
+
     def environment(self) -> dict[str, str]:
         """The variables of a process that uses the store."""
         plain_http = None if self.endpoint is None or not self.endpoint.startswith("http://") else "true"
@@ -55,6 +63,9 @@ class Store:
         return {**hidden, **{f"spark.executorEnv.{name}": value for name, value in self.environment().items()}}
 
 
+_TOKENS = ("AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN")
+"""The names under which clients look for a token."""
+
 _in_use: list[Store] = []
 
 
@@ -72,4 +83,7 @@ def use(store: Store) -> None:
             " location"
         )
     _in_use[:] = [store]
+    if store.key is not None:
+        for name in _TOKENS:  # a token of the machine's own belongs to another key
+            os.environ.pop(name, None)
     os.environ.update(store.environment())

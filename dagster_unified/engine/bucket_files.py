@@ -31,6 +31,9 @@ SOURCE = Path(__file__).with_name("BucketFiles.java")
 
 _installing = Lock()
 
+_shipped: set[str] = set()
+"""The applications whose executors have the class; the JVM has it for as long as it runs."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -49,10 +52,10 @@ def install(session: SparkSession, folder: UPath) -> str | None:
             return None
         with _installing:
             if not _is_there(jvm):
-                classes = _compiled(jvm)
-                if not java_context.sc().isLocal():
-                    _ship(session, classes)
-                _define(session, classes)  # last, since it says that all is done
+                _define(session, _compiled(jvm))
+            if not java_context.sc().isLocal() and session.sparkContext.applicationId not in _shipped:
+                _ship(session, _compiled(jvm))
+                _shipped.add(session.sparkContext.applicationId)
     except Py4JError as error:
         _log.warning(
             "%s: each file of the checkpoint takes a dozen requests instead of one, because the class that writes it by"

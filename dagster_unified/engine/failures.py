@@ -55,7 +55,8 @@ _BUSY = (errno.EBUSY, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET)
 _FILE_SYSTEMS = ("fsspec", "s3fs", "gcsfs", "adlfs")
 
 _ABSENT = re.compile(
-    r"(?:ModuleNotFoundError|ImportError): [^\n]*'(dagster_unified|google\.protobuf|msgspec|pyarrow|pyspark)[.']"
+    r"(?:ModuleNotFoundError|ImportError): [^\n]*'(dagster_unified|google\.protobuf|msgspec|pyarrow|pyspark)"
+    r"(\.[\w.]+)?'"
 )
 _HOST = re.compile(r"\((\S+) executor \S+\)")
 
@@ -85,8 +86,10 @@ def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) ->
         return _of_pipeline(built, plan)
     absent, host = _ABSENT.search(text), _HOST.search(text)
     if absent is not None and host is not None:
+        package, module = absent.groups()
+        lacks = f"no {package}" if module is None else f"a {package} without the module {package}{module}"
         return errors.MissingRequirementError(
-            f"{plan.name}: host {host.group(1)} has no {absent.group(1)}: {instead('that it was given')}"
+            f"{plan.name}: host {host.group(1)} has {lacks}: {instead('that it was given')}"
         )
     return errors.StageError(f"{plan.name}: stage '{stage}': {_sentence(error, text)[:500]}")
 

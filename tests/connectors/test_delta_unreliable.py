@@ -9,6 +9,7 @@ from deltalake import DeltaTable
 from dagster_unified.api import DeltaSink
 from dagster_unified.connectors.commits import WriteIdentity
 from dagster_unified.connectors.delta.committer import data_folder, staged_files, upsert_folder
+from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.engine.commit import SinkCommits, WriteContext
 from tests.object_store import CUT, LOST, Fault, disturb, served
 
@@ -29,6 +30,24 @@ class Staged(DeltaSink):
 def store():
     with served("lake") as environment:
         yield environment
+
+
+def test_what_was_staged_and_is_gone_is_no_lost_answer(store, spark, monkeypatch):
+    for name, value in store.items():
+        monkeypatch.setenv(name, value)
+    sink = Staged(f"{TABLE}/gone", mode="upsert", key="number")
+    stage = sink.stage
+
+    def staged(frame, attempts, ship):
+        found = stage(frame, attempts, ship)
+        for attempt in attempts:
+            remove_tree(sink.path / upsert_folder(attempt))
+        return found
+
+    sink.stage = staged
+    context = WriteContext(WriteIdentity("p", "sink", "job", epoch=0), "stage")
+    with closing(SinkCommits(sink)) as commits, pytest.raises(FileNotFoundError):
+        commits.write(spark.createDataFrame([(0,)], "number int"), [context])
 
 
 @pytest.mark.parametrize(

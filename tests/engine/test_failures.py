@@ -57,6 +57,20 @@ def test_the_sentence_says_what_went_wrong(text, sentence):
     assert str(translated(ValueError(text), Plan(), "s", None)) == f"p: stage 's': {sentence}"
 
 
+@pytest.mark.parametrize(
+    ("name", "lacks"),
+    [
+        ("msgspec", "no msgspec"),
+        ("pyarrow.lib", "a pyarrow without the module pyarrow.lib"),
+        ("dagster_unified.engine.handshake", "a dagster_unified without the module dagster_unified.engine.handshake"),
+        ("google.protobuf", "no google.protobuf"),
+    ],
+)
+def test_a_worker_that_lacks_a_module_is_named(name, lacks):
+    text = f"Lost task 0.3 in stage 1.0 (TID 7) (10.0.0.7 executor 2): ModuleNotFoundError: No module named '{name}'"
+    assert str(translated(ValueError(text), Plan(), "s", None)).startswith(f"p: host 10.0.0.7 has {lacks}: install ")
+
+
 @pytest.mark.parametrize("state", ["", " SQLSTATE: P0001", "\n  SQLSTATE: 38000"])
 def test_an_error_of_the_library_is_what_a_worker_raised_without_sparks_state(state):
     raised = ValueError(f"Job aborted: dagster_unified.errors.PipelineError: p: operator 'a' is odd{state}\n\tat java")

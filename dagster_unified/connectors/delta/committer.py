@@ -158,7 +158,7 @@ class DeltaCommitter(Committer[DeltaFile]):
         except CommitFailedError as error:
             raise CommitConflictError(f"Delta table at {self._path}: {error}; another write was first") from error
         except OSError as error:
-            if not is_in_object_store(self._path):
+            if not is_in_object_store(self._path) or isinstance(error, (FileNotFoundError, PermissionError)):
                 raise
             raise CommitUncertainError(
                 f"Delta table at {self._path}: the store did not answer a commit; nobody can tell yet whether it was"

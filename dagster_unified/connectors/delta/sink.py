@@ -172,7 +172,8 @@ class DeltaSink(SparkSink[object, DeltaFile]):
     def exists(self) -> bool:
         from deltalake import DeltaTable
 
-        return bool(DeltaTable.is_deltatable(self._uri(), storage_options=self.storage_options))
+        options = self.storage_options
+        return bool(asked(self.path, lambda: DeltaTable.is_deltatable(self._uri(), storage_options=options)))
 
     def dataset(self) -> ds.Dataset:
         """The table, read through a file system of Arrow's own.
