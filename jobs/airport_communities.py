@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dagster_unified.api import (
-    CsvSource,
     DataStream,
     DeltaSink,
     KeyedProcessFunction,
@@ -32,10 +31,8 @@ from dagster_unified.api import (
     ValueStateDescriptor,
     iterations,
 )
-from dagster_unified.api import functions as F
-from jobs.airport_ranks import Leg, Route
 from jobs.data import FLIGHTS, OUTPUT
-from jobs.flights import RawFlight
+from jobs.routes import Route, routes
 
 AIRPORTS_OF_NEW_YORK = 3
 
@@ -130,16 +127,7 @@ def arriving(route: Route) -> Message:
 def build(flights_csv: str = str(FLIGHTS), output: str = str(OUTPUT)) -> Pipeline:
     """The pipeline, from a CSV file to a Delta table."""
     pipeline = Pipeline("airport_communities")
-    flights = pipeline.from_source(CsvSource(flights_csv, RawFlight, name="flights", null_value="NA"))
-    legs = flights.where("arr_delay is not null").name("completed").uid("completed")
-    routes = (
-        legs.select("origin", "dest", output_type=Leg)
-        .key_by("origin", "dest")
-        .agg(F.count("*").alias("flights"), output_type=Route)
-        .name("routes")
-        .uid("routes")
-    )
-    links = routes.map(arriving).name("links").uid("links")
+    links = routes(pipeline, flights_csv).map(arriving).name("links").uid("links")
     nothing = pipeline.from_collection([], Message, name="no labels yet")
     config = iterations.IterationConfig(name="communities", uid="communities")
     (members,) = iterations.iterate_bounded_streams_until_termination([nothing], [links], Propagation(), config)

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dagster_unified.api import (
-    CsvSource,
     DataStream,
     DeltaSink,
     KeyedProcessFunction,
@@ -28,28 +27,12 @@ from dagster_unified.api import (
     ValueStateDescriptor,
     iterations,
 )
-from dagster_unified.api import functions as F
 from jobs.data import FLIGHTS, OUTPUT
-from jobs.flights import RawFlight
+from jobs.routes import Route, routes
 
 DAMPING = 0.85
 ROUNDS, CHANGE = 100, 1e-3
 """It ends when the ranks together change by no more than this, or after so many rounds."""
-
-
-class Leg(NamedTuple):
-    """A flight that took place."""
-
-    origin: str
-    dest: str
-
-
-class Route(NamedTuple):
-    """Two airports, and how many flights there were from one to the other."""
-
-    origin: str
-    dest: str
-    flights: int
 
 
 class Message(NamedTuple):
@@ -135,16 +118,7 @@ def both_ways(route: Route) -> list[Message]:
 def build(flights_csv: str = str(FLIGHTS), output: str = str(OUTPUT)) -> Pipeline:
     """The pipeline, from a CSV file to a Delta table."""
     pipeline = Pipeline("airport_ranks")
-    flights = pipeline.from_source(CsvSource(flights_csv, RawFlight, name="flights", null_value="NA"))
-    legs = flights.where("arr_delay is not null").name("completed").uid("completed")
-    routes = (
-        legs.select("origin", "dest", output_type=Leg)
-        .key_by("origin", "dest")
-        .agg(F.count("*").alias("flights"), output_type=Route)
-        .name("routes")
-        .uid("routes")
-    )
-    links = routes.flat_map(both_ways).name("links").uid("links")
+    links = routes(pipeline, flights_csv).flat_map(both_ways).name("links").uid("links")
     nothing = pipeline.from_collection([], Message, name="no shares yet")
     config = iterations.IterationConfig(name="pagerank", uid="pagerank")
     (ranks,) = iterations.iterate_bounded_streams_until_termination([nothing], [links], PageRank(), config)
