@@ -49,6 +49,9 @@ LOOPBACK = ("spark.driver.host", "spark.driver.bindAddress")
 
 PARTITIONS = "spark.sql.shuffle.partitions"
 
+RETRIES, LONGEST_RETRY = 8, 15_000
+"""How often a Connect server that does not answer is asked again, and the milliseconds between two times at most."""
+
 SESSION_DEFAULTS: dict[str, str] = {k: v for k, v in DEFAULTS.items() if k.startswith("spark.sql.")}
 """The settings that results rely on, set in every session, also one that was started elsewhere."""
 
@@ -114,6 +117,7 @@ def start(
         reach_remote(remote)
         address = remote if session_id is None else f"{remote}/;session_id={session_id}"
         session = SparkSession.builder.remote(address).appName(app_name).getOrCreate()
+        _give_up_sooner(session)
         for key, value in (config or {}).items():
             session.conf.set(key, value)
         return prepared(session)
@@ -144,6 +148,16 @@ def start(
     if is_first and master.startswith("local"):
         local_disk.install(session)
     return prepared(session)
+
+
+def _give_up_sooner(session: SparkSession) -> None:
+    """Ask a server that does not answer again for about a minute, and not for Spark's ten.
+
+    A server that comes back has lost what it knew, and a job that ends is started again.
+    """
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    session.client.set_retry_policies([DefaultPolicy(max_retries=RETRIES, max_backoff=LONGEST_RETRY)])
 
 
 def is_connect(session: SparkSession) -> bool:

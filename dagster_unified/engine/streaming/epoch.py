@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from dagster_unified.connectors.commits import WriteIdentity
-from dagster_unified.connectors.paths import for_spark, remove_tree
+from dagster_unified.connectors.paths import children, for_spark, remove_tree
 from dagster_unified.engine.commit import SinkCommits, WriteContext
 from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.events import Written
@@ -44,6 +44,10 @@ StreamOf = Callable[["DataFrame", Port], "DataFrame"]
 
 Keep = Callable[["DataFrame", int], None]
 """Keeps rows of an epoch that go to no sink."""
+
+
+_STAGED = "epoch-"
+"""What the name of the folder of an epoch's rows begins with."""
 
 
 class StoppedError(UnifiedError):
@@ -100,7 +104,11 @@ class EpochWriter:
     check: Callable[[], None]
     """Raises where this job may not write any more."""
 
+    token: int
+    """Of the job's lease: a job that has lost it, and does not know it yet, stages its rows elsewhere."""
+
     _begun: bool = False
+    _swept: bool = False
     _shipments: Shipments = field(default_factory=Shipments)
     _commits: dict[str, SinkCommits[Any]] = field(default_factory=dict)
 
@@ -122,7 +130,9 @@ class EpochWriter:
         spark = self.spark or frame.sparkSession
         if self._reads_once() and not kept and iterations is None:
             return self._write(spark, epoch, partial(stream_of, frame))
-        target = self.staging / f"epoch-{epoch}"
+        target = self.staging / f"{_STAGED}{epoch}-{self.token}"
+        if not self._swept:
+            self._sweep()
         frame.write.mode("overwrite").option("compression", "lz4_raw").parquet(for_spark(target))
         results: dict[str, Written] = {}
         metrics = Metrics()
@@ -142,6 +152,14 @@ class EpochWriter:
         with ExitStack() as stack:
             for commits in self._commits.values():
                 stack.callback(commits.close)
+
+    def _sweep(self) -> None:
+        """Remove the rows that jobs before this one have staged."""
+        for name in children(self.staging):
+            token = name.removeprefix(_STAGED).partition("-")[2]
+            if name.startswith(_STAGED) and int(token or 0) < self.token:
+                remove_tree(self.staging / name)
+        self._swept = True
 
     def _reads_once(self) -> bool:
         """Whether the sinks read the rows of the query once: one sink does, and nothing before it unites streams."""

@@ -91,6 +91,7 @@ class Query(ABC):
             deployment.deployed.timeline,
             self.folder / "epochs" / name,
             deployment.check,
+            deployment.token,
         )
         self.query: StreamingQuery | None = None
         self.failure: Exception | None = None
