@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from dagster_unified.engine.environment import shipping
 from dagster_unified.engine.session import LOGGING, SERVER_DAEMON, check_java, defaults, forking
 from dagster_unified.errors import ConfigurationError, StageError
 
@@ -32,14 +33,17 @@ A step of a run may wait long for others that are no stages.
 """
 
 
-def ensure(port: int, master: str, config: Mapping[str, str]) -> str:
+def ensure(port: int, master: str, config: Mapping[str, str], environment: str | None = None) -> str:
     """The address of the server of `port`, which is started where there is none.
+
+    `environment` is a packed one for the workers of a cluster (`environment.py`).
 
     Raises `StageError` with the server's own words where it does not come up.
 
     Where the port is taken by something else, the server has another. `config` is what it starts with: one that runs
     already keeps its own.
     """
+    shipped = {} if environment is None else shipping(environment, master, None, config)
     from pyspark.errors import PySparkException
     from pyspark.sql.connect.local_server import reuse_or_start_local_connect_server
 
@@ -57,7 +61,7 @@ def ensure(port: int, master: str, config: Mapping[str, str]) -> str:
         **forking(master, SERVER_DAEMON, config),
     }
     try:
-        return reuse_or_start_local_connect_server(master, {**defaults(master), **ours, **config})
+        return reuse_or_start_local_connect_server(master, {**defaults(master), **ours, **config, **shipped})
     except PySparkException as error:
         raise StageError(
             f"the Spark Connect server of port {port} on {master} did not come up: {error} (its log is in"

@@ -25,16 +25,16 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def shipping(path: str, master: str, remote: str | None, config: Mapping[str, str]) -> dict[str, str]:
-    """The settings by which the executors of a session that is about to start use an environment.
+    """The settings by which the executors of a session, or of a Connect server, that is about to start use it.
 
     Raises `ConfigurationError` for what is no archive, and for a session whose workers Spark does not start on a
     cluster.
     """
     if remote is not None or master.startswith("local"):
-        where = "a Spark Connect server's" if remote is not None else f"those of {master} on this machine"
+        of = f"the Spark Connect server's at {remote}" if remote is not None else f"those of {master} on this machine"
         raise ConfigurationError(
-            f"environment={path!r} is for the workers that a session starts on a cluster, and its workers are {where};"
-            " leave it out, or give a master such as spark://host:7077"
+            f"environment={path!r} is for workers that Spark starts on a cluster for this resource, and its workers are"
+            f" {of}; leave it out, or give a master such as spark://host:7077, by itself or with connect"
         )
     if not path.endswith(_PACKED):
         raise ConfigurationError(
@@ -48,7 +48,9 @@ def shipping(path: str, master: str, remote: str | None, config: Mapping[str, st
     if not others.startswith(own):
         os.environ["PATH"] = f"{own}:{others}"  # the JVM that is about to start runs the driver's Python workers by it
     given = config.get("spark.executorEnv.PATH", _PATH)
+    # of a Connect session, workers start in a folder of its own within the executor's
+    found = f"./{FOLDER}/bin:../{FOLDER}/bin"
     return {
         "spark.archives": ",".join(filter(None, (config.get("spark.archives"), f"{path}#{FOLDER}"))),
-        "spark.executorEnv.PATH": f"./{FOLDER}/bin:{given}",
+        "spark.executorEnv.PATH": f"{found}:{given}",
     }

@@ -63,9 +63,8 @@ class SparkResource(ConfigurableResource):  # type: ignore[type-arg]
                 " on demand; give one of them"
             )
         return session.start(
-            remote=connect_server.ensure(self.connect, self.master, self.config),
+            remote=connect_server.ensure(self.connect, self.master, self.config, self.environment),
             session_id=self._run,
-            environment=self.environment,
         )
 
 

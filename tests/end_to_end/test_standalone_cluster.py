@@ -3,12 +3,14 @@
 Code is shipped, both work, and one that is killed in the middle costs a retry; of an iteration, a part of a round.
 """
 
+import os
 import shutil
 import subprocess
 import sys
 import venv
 from collections import Counter
 from pathlib import Path
+from unittest.mock import patch
 
 import msgspec
 import pyarrow
@@ -17,7 +19,9 @@ import pytest
 from deltalake import DeltaTable
 
 import dagster_unified
+from dagster_unified.engine import connect_server
 from tests.object_store import served
+from tests.ports import free_port
 from tests.servers.standalone import Cluster
 
 pytestmark = pytest.mark.spark
@@ -212,7 +216,8 @@ def pipeline(mode):
 
 
 if __name__ == "__main__":
-    spark = SparkResource(master="{master}", environment="{folder}/packed.tar.gz").spark_session
+    resource = SparkResource(master="{master}", connect={connect}, environment="{folder}/packed.tar.gz")
+    spark = resource.spark_session
     for mode in ("BATCH", "STREAMING"):
         options = {{"execution.runtime-mode": mode, "execution.checkpointing.dir": "{folder}/checkpoints"}}
         pipeline(mode).execute(options, spark=spark).result()
@@ -233,17 +238,24 @@ def packed(folder):
     subprocess.run(["tar", "-C", "environment", "-czf", "packed.tar.gz", "."], cwd=folder, check=True)
 
 
-def test_workers_whose_interpreter_has_nothing_use_an_environment_that_is_shipped(tmp_path):
+@pytest.mark.rotates("clusters")
+@pytest.mark.parametrize("connects", [False, True])
+def test_workers_whose_interpreter_has_nothing_use_an_environment_that_is_shipped(connects, tmp_path):
+    """In a session of the program's own, and on a Connect server that it starts on the cluster."""
     packed(tmp_path)
+    port = free_port() if connects else None
     has = {"SPARK_HOME": str(Path(pyspark.__file__).parent), "PYSPARK_PYTHON": "/usr/bin/python3"}
     cluster = Cluster(tmp_path, has)
     try:
-        (tmp_path / "shipped.py").write_text(SHIPPED.format(folder=tmp_path, master=cluster.url))
+        (tmp_path / "shipped.py").write_text(SHIPPED.format(folder=tmp_path, master=cluster.url, connect=port))
         ran = subprocess.run(
             [sys.executable, "shipped.py"], cwd=tmp_path, env=cluster.environment, capture_output=True, text=True
         )
         assert ran.returncode == 0, ran.stdout + ran.stderr
     finally:
+        with patch.dict(os.environ):  # Spark tells its clients by the environment
+            if port is not None:
+                connect_server.stop(port)
         cluster.end()
     for mode in ("BATCH", "STREAMING"):
         rows = DeltaTable(str(tmp_path / mode)).to_pyarrow_table().to_pylist()

@@ -20,7 +20,7 @@ def test_executors_have_it_in_their_folder_beside_what_the_configuration_ships(t
     given = {"spark.archives": "more.zip", "spark.executorEnv.PATH": "/opt/bin"}
     assert shipping(str(path), MASTER, None, given) == {
         "spark.archives": f"more.zip,{path}#environment",
-        "spark.executorEnv.PATH": "./environment/bin:/opt/bin",
+        "spark.executorEnv.PATH": "./environment/bin:../environment/bin:/opt/bin",
     }
 
 
@@ -28,7 +28,7 @@ def test_executors_have_it_in_their_folder_beside_what_the_configuration_ships(t
     ("path", "master", "remote", "told"),
     [
         ("e.tar.gz", "local[2]", None, "its workers are those of local[2] on this machine"),
-        ("e.tar.gz", "local[2]", "sc://host", "its workers are a Spark Connect server's"),
+        ("e.tar.gz", "local[2]", "sc://host", "its workers are the Spark Connect server's at sc://host;"),
         ("environment.zip", MASTER, None, "is no .tar.gz file"),
         ("e.tar.gz", MASTER, None, "there is no such file in "),
     ],
