@@ -50,6 +50,12 @@ _AWAY = {
 }
 """What the clients that fsspec uses raise where nobody answers, by the first part of their module's name."""
 
+_AWAY_IN_JAVA = re.compile(r"Unable to execute HTTP request: [^\n]*")
+_AWAY_IN_RUST = re.compile(r"Generic \w+ error: [^\n]*error sending request[^\n]*")
+"""What Hadoop's connector and deltalake say of it."""
+
+_NO_CREDENTIALS = re.compile(r"NoAuthWithAWSException|No AWS Credentials|Unable to load credentials from any")
+
 _BUSY = (errno.EBUSY, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET)
 
 _FILE_SYSTEMS = ("fsspec", "s3fs", "gcsfs", "adlfs")
@@ -91,12 +97,24 @@ def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) ->
         return errors.MissingRequirementError(
             f"{plan.name}: host {host.group(1)} has {lacks}: {instead('that it was given')}"
         )
+    away = _away(error, text)
+    if away is not None:
+        return errors.UnavailableError(
+            f"{plan.name}: stage '{stage}': its object store does not answer ({away[:300]}); another attempt may"
+            " succeed"
+        )
+    if _NO_CREDENTIALS.search(text):
+        return errors.StageError(
+            f"{plan.name}: stage '{stage}': Spark has no credentials for an S3 store: give an ObjectStore with key and"
+            " secret, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY where the session's processes start; of Spark"
+            " Connect that is where its server starts"
+        )
     return errors.StageError(f"{plan.name}: stage '{stage}': {_sentence(error, text)[:500]}")
 
 
 @contextmanager
-def naming_store(pipeline: str, path: UPath) -> Iterator[None]:
-    """Name the folder of a store that does not answer, and let the job be started again."""
+def naming_store(pipeline: str, path: UPath, then: str) -> Iterator[None]:
+    """Name the folder of a store that does not answer; `then` says what happens once it does."""
     try:
         yield
     except errors.UnifiedError:
@@ -104,10 +122,8 @@ def naming_store(pipeline: str, path: UPath) -> Iterator[None]:
     except Exception as error:
         if is_local(path) or not _is_away(error):
             raise
-        said = next(iter(str(error).splitlines()), type(error).__name__)
         raise errors.UnavailableError(
-            f"{pipeline}: the store of {path} does not answer ({said}); once it does, the job goes on from its"
-            " checkpoint"
+            f"{pipeline}: the store of {path} does not answer ({_first_line(error)}); once it does, {then}"
         ) from error
 
 
@@ -120,6 +136,18 @@ def _is_away(error: Exception) -> bool:
         return False
     packages = {frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in walk_tb(error.__traceback__)}
     return not packages.isdisjoint(_FILE_SYSTEMS)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _away(error: Exception, text: str) -> str | None:
+    """What was said by whoever found that an object store does not answer; None of any other error."""
+    said = _AWAY_IN_JAVA.search(text) or _AWAY_IN_RUST.search(text)
+    if said is not None:
+        return said.group(0)
+    return _first_line(error) if _is_away(error) else None
 
 
 def _of_pipeline(error: errors.UnifiedError, plan: Plan) -> errors.UnifiedError:

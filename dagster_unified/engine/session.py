@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_unified.connectors import object_store
-from dagster_unified.engine import local_disk, noise
+from dagster_unified.engine import local_disk, noise, store_given
 from dagster_unified.engine.addresses import reach_master, reach_remote
 from dagster_unified.engine.environment import shipping
 from dagster_unified.engine.handshake import check_workers
@@ -168,13 +168,17 @@ def is_connect(session: SparkSession) -> bool:
 def prepared(session: SparkSession) -> SparkSession:
     """Sets what results rely on in a session that may have been started elsewhere, and asks its workers what they have.
 
-    Where nobody has said into how many partitions an exchange goes, two for each core, and not Spark's two hundred.
+    Where nobody has said into how many partitions an exchange goes, two for each core, and not Spark's two hundred. A
+    classic session that was started before this process's object store was known can use it from now on.
 
     Raises `MissingRequirementError` where a worker's packages are not the driver's.
     """
     for key, value in SESSION_DEFAULTS.items():
         session.conf.set(key, value)
     if not is_connect(session):
+        store = object_store.in_use()
+        if store is not None:
+            store_given.give(session, store)
         check_workers(session)
     given = session.conf.getAll
     if PARTITIONS not in given and (count := _cores_at_most(session, given)) is not None:

@@ -28,6 +28,7 @@ from dagster_unified.engine.batch.run import Carrying, Run
 from dagster_unified.engine.batch.savepoint import begun, leave_savepoint
 from dagster_unified.engine.batch.stage import run_partitions
 from dagster_unified.engine.events import Event, IterationResumed, RoundCommitted, StageFinished, StageStarted
+from dagster_unified.engine.failures import naming_store
 from dagster_unified.engine.interrupts import Interrupts
 from dagster_unified.engine.malformed import diverting, in_batch
 from dagster_unified.graph.options import Configuration
@@ -126,6 +127,7 @@ def stage_asset(
             interruptible(context.instance, context.run_id) as asked,
             asked.cancelling(),
             as_failure(),
+            naming_store(loaded.name, store.root, "another attempt goes on from the stages that are finished"),
             beating(store, loaded.name, context.run_id),
         ):
             return materialize(context)

@@ -42,6 +42,7 @@ from dagster_unified.engine.events import (
     RoundCommitted,
     SavepointTaken,
 )
+from dagster_unified.engine.failures import naming_store
 from dagster_unified.engine.interrupts import Interrupts
 from dagster_unified.engine.malformed import Diverted, diverting, in_streaming
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory
@@ -308,13 +309,15 @@ def streaming_sensor(deployment: StreamingDeployment, streaming: JobDefinition) 
         try:
             if context.repository_def is not None:
                 check_location(context.repository_def.asset_graph)
-            decision = next_step(deployment, options, _see(context, deployment, streaming.name, loaded))
+            with naming_store(name, directory_of(deployment).path, "the sensor looks again"):
+                decision = next_step(deployment, options, _see(context, deployment, streaming.name, loaded))
+                if not decision.failed:
+                    context.log.info(decision.message)
+                    _carry_out(context, deployment, decision)
         except UnifiedError as error:
             return SkipReason(str(error))
         if decision.failed:
             raise Failure(decision.message)
-        context.log.info(decision.message)
-        _carry_out(context, deployment, decision)
         if decision.launch is None:
             return SkipReason(decision.message)
         return RunRequest(

@@ -98,6 +98,48 @@ def test_where_the_class_that_writes_them_cannot_be_compiled_spark_renames_and_i
     assert line.startswith("s3://lake/files: each file of the checkpoint takes a dozen requests instead of one")
 
 
+BEFORE = """
+import os
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+
+from dagster_unified.connectors import object_store
+from dagster_unified.engine import session
+from tests.object_store import s3a
+
+folder, url = sys.argv[1:]
+spark = session.start("local[1]", config=s3a(Path(folder), url))
+try:
+    spark.range(3).write.parquet("s3a://lake/before")
+except Exception as error:
+    print("no credentials" if "No AWS Credentials" in str(error) else error)
+object_store.use(object_store.Store(url, "us-east-1", "key", "secret"))
+spark = session.start("local[1]", config=s3a(Path(folder), url))
+spark.range(3).write.parquet("s3a://lake/before")
+print(spark.read.parquet("s3a://lake/before").count())
+
+
+def known(batches):
+    for _ in batches:
+        yield pa.RecordBatch.from_pydict({"key": [os.environ["AWS_ACCESS_KEY_ID"]]})
+
+
+print(spark.range(1).mapInArrow(known, "key string").first().key)
+print("secret" in str(spark.conf.getAll) + spark.sparkContext._jsc.sc().conf().toDebugString())
+"""
+
+
+@pytest.mark.spark
+def test_a_session_that_was_started_before_the_store_was_known_can_use_it(bucket, tmp_path):
+    environment = {**os.environ, "AWS_EC2_METADATA_DISABLED": "true"}
+    command = [sys.executable, "-c", BEFORE, str(tmp_path), bucket["AWS_ENDPOINT_URL"]]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    said = ["no credentials", "3", "key", "False"]  # after what fetches the jars
+    assert (done.stdout.splitlines()[-4:], done.returncode) == (said, 0), done.stderr
+
+
 def test_a_job_sees_that_another_process_took_its_lease(bucket, monkeypatch):
     for name, value in bucket.items():
         monkeypatch.setenv(name, value)

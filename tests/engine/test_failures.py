@@ -79,5 +79,5 @@ def test_an_error_of_the_library_is_what_a_worker_raised_without_sparks_state(st
 
 def test_a_connection_of_another_kind_that_is_refused_is_not_the_stores():
     """Where Spark's JVM has died, its process is the one that refuses."""
-    with pytest.raises(ConnectionRefusedError), naming_store("p", UPath("s3://lake/checkpoints")):
+    with pytest.raises(ConnectionRefusedError), naming_store("p", UPath("s3://lake/checkpoints"), "it goes on"):
         raise ConnectionRefusedError(111, "Connection refused")

@@ -15,6 +15,7 @@ from dagster_unified.engine.batch.intermediates import dataframes
 from dagster_unified.engine.batch.intermediates.store import Manifest as StageManifest
 from dagster_unified.engine.batch.run import Carrying, Run
 from dagster_unified.engine.batch.stage import run_stage
+from dagster_unified.engine.failures import naming_store
 from dagster_unified.engine.positions import after
 from dagster_unified.engine.state_tables.frames import operator_tables
 from dagster_unified.engine.state_tables.savepoints import StartingState, starting_state, stateful, write_table
@@ -35,12 +36,13 @@ Finished = Callable[[Region], StageManifest | None]
 
 def run_all(run: Run) -> list[StageManifest]:
     """Run every stage in order, in one process: what a notebook or a benchmark wants."""
-    run = begun(run)
-    done: dict[int, StageManifest] = {}
-    for region in run.plan.regions:
-        done[region.id] = run_stage(run, region, lambda r: done.get(r.id))
-        leave_savepoint(run, region, lambda r: done.get(r.id))
-    return list(done.values())
+    with naming_store(run.plan.name, run.store.root, "another run starts from the beginning"):
+        run = begun(run)
+        done: dict[int, StageManifest] = {}
+        for region in run.plan.regions:
+            done[region.id] = run_stage(run, region, lambda r: done.get(r.id))
+            leave_savepoint(run, region, lambda r: done.get(r.id))
+        return list(done.values())
 
 
 def begun(run: Run, known: StartingState | None = None) -> Run:

@@ -197,7 +197,7 @@ class StreamingJob:
 
         Raises what made a query fail.
         """
-        with naming_store(self.plan.name, self.directory.path):
+        with naming_store(self.plan.name, self.directory.path, "the job goes on from its checkpoint"):
             return self._run(stopped, poll)
 
     def _run(self, stopped: Callable[[], bool], poll: float) -> str:
