@@ -57,6 +57,14 @@ def _rebuild_user_function_error(message: str, operator: str, record: str, locat
     return UserFunctionError(message, operator=operator, record=record, location=location)
 
 
+class UnreachableError(MissingRequirementError):
+    """Nobody answers at the address of Spark's master or Connect server.
+
+    A step is not tried again, since the address may be wrong. A stream's sensor starts it again by its restart
+    strategy: where it has run before, a master may be away for a while.
+    """
+
+
 class MalformedInputError(UnifiedError):
     """A source held something that does not fit its declared schema."""
 
@@ -121,7 +129,7 @@ def lasting(name: str) -> bool:
     later: the function may have called a service that was away.
     """
     kind = globals().get(name)
-    return isinstance(kind, type) and issubclass(kind, _LASTING)
+    return isinstance(kind, type) and issubclass(kind, _LASTING) and kind is not UnreachableError
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ import re
 import socket
 from urllib.parse import urlsplit
 
-from dagster_unified.errors import ConfigurationError, MissingRequirementError, nearest
+from dagster_unified.errors import ConfigurationError, UnreachableError, nearest
 
 PATIENCE = 3.0
 """Seconds that a connection, and then the first answer, may take."""
@@ -42,27 +42,34 @@ def checked_remote(remote: str) -> str:
 
 
 def reach_master(master: str) -> None:
-    """Raises `MissingRequirementError` where no master of a standalone cluster can be connected to."""
+    """Raises `UnreachableError` where no master of a standalone cluster can be connected to."""
     if not checked_master(master).startswith("spark://"):
         return
+    reason = master_away(master)
+    if reason is not None:
+        raise UnreachableError(
+            f"no Spark master can be reached at {master}: {reason}; start one there, or give another address"
+        )
+
+
+def master_away(master: str) -> str | None:
+    """Why none of the masters of a standalone cluster can be connected to; None where one can."""
     reasons = []
     for place in master.removeprefix("spark://").split(","):
         host, _, port = place.rpartition(":")
         reason = _unreachable(host.strip("[]"), int(port))
         if reason is None:
-            return
+            return None
         reasons.append(reason)
-    raise MissingRequirementError(
-        f"no Spark master can be reached at {master}: {'; '.join(reasons)}; start one there, or give another address"
-    )
+    return "; ".join(reasons)
 
 
 def reach_remote(remote: str) -> None:
-    """Raises `MissingRequirementError` where no Spark Connect server answers at an address."""
+    """Raises `UnreachableError` where no Spark Connect server answers at an address."""
     parts = urlsplit(checked_remote(remote))
     reason = _unreachable(parts.hostname or "", parts.port or 15002) or _silent(remote)
     if reason is not None:
-        raise MissingRequirementError(
+        raise UnreachableError(
             f"no Spark Connect server can be reached at {_shown(remote)}: {reason}; start one there, or give another"
             " address"
         )

@@ -140,6 +140,57 @@ class SavepointTaken:
         return f"savepoint {self.location} taken in {self.seconds:.1f} s ({self.reason})"
 
 
+@dataclass(frozen=True)
+class ExecutorLost:
+    """A cluster's executor is gone that nobody asked to go. `reason` is Spark's; `left` says how many there still are.
+
+    `executor` is its number in the application; empty where Spark does not tell it.
+    """
+
+    executor: str
+    host: str
+    reason: str
+    left: int
+
+    def describe(self) -> str:
+        """As a line of a log has it."""
+        name = f"executor {self.executor}" if self.executor else "an executor"
+        why = f" ({self.reason})" if self.reason else ""
+        if not self.left:
+            then = "none is left, and tasks wait until the cluster gives another"
+        elif self.left == 1:
+            then = "Spark runs its tasks again on the one that is left"
+        else:
+            then = f"Spark runs its tasks again on the {self.left} that are left"
+        return f"{name} on host {self.host} was lost{why}; {then}"
+
+
+@dataclass(frozen=True)
+class MasterAway:
+    """The master of a standalone cluster cannot be reached any more."""
+
+    master: str
+    reason: str
+
+    def describe(self) -> str:
+        """As a line of a log has it."""
+        return (
+            f"the Spark master {self.master} cannot be reached ({self.reason}); the executors go on, and there are no"
+            " others until it is back"
+        )
+
+
+@dataclass(frozen=True)
+class MasterBack:
+    """The master of a standalone cluster can be reached again."""
+
+    master: str
+
+    def describe(self) -> str:
+        """As a line of a log has it."""
+        return f"the Spark master {self.master} can be reached again"
+
+
 Event = (
     StageStarted
     | StageFinished
@@ -149,6 +200,9 @@ Event = (
     | EpochCommitted
     | QueriesStopped
     | SavepointTaken
+    | ExecutorLost
+    | MasterAway
+    | MasterBack
 )
 Observer = Callable[[Event], None]
 

@@ -12,12 +12,9 @@ from rich.table import Table
 from dagster_unified.engine.events import (
     EpochCommitted,
     Event,
-    InputHeldBack,
-    IterationResumed,
     QueriesStopped,
-    RoundCommitted,
-    SavepointTaken,
     StageFinished,
+    StageStarted,
 )
 from dagster_unified.graph.plan import Plan
 
@@ -67,7 +64,7 @@ class ShownProgress:
             )
         elif isinstance(event, QueriesStopped):
             return
-        elif isinstance(event, (SavepointTaken, IterationResumed, RoundCommitted, InputHeldBack)):
+        elif not isinstance(event, (StageStarted, StageFinished)):
             text = event.describe()
         elif isinstance(event, StageFinished):
             place = f"stage {event.number} of {event.of}: {event.stage}"

@@ -27,7 +27,16 @@ from dagster_unified.engine.batch.intermediates.store import Address
 from dagster_unified.engine.batch.run import Carrying, Run
 from dagster_unified.engine.batch.savepoint import begun, leave_savepoint
 from dagster_unified.engine.batch.stage import run_partitions
-from dagster_unified.engine.events import Event, IterationResumed, RoundCommitted, StageFinished, StageStarted
+from dagster_unified.engine.events import (
+    Event,
+    ExecutorLost,
+    IterationResumed,
+    MasterAway,
+    MasterBack,
+    RoundCommitted,
+    StageFinished,
+    StageStarted,
+)
 from dagster_unified.engine.failures import naming_store
 from dagster_unified.engine.interrupts import Interrupts
 from dagster_unified.engine.malformed import diverting, in_batch
@@ -425,6 +434,8 @@ def _observer(
             context.log.warning(f"recomputing stage '{event.stage}'{of}: {event.reason}")
         elif isinstance(event, (IterationResumed, RoundCommitted)):
             context.log.info(f"{event.describe()}{of}")
+        elif isinstance(event, (ExecutorLost, MasterAway, MasterBack)):
+            context.log.warning(event.describe())
         elif isinstance(event, StageFinished):
             m = event.manifest
             context.log.info(

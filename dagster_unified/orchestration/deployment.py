@@ -255,7 +255,8 @@ def _watch(deployment: StreamingDeployment, seen: Seen, run: SeenRun, wanted: st
         and now - status.busy_since > deployment.stall_after.total_seconds() * 1000
     ):
         return Decision(
-            f"run {short} has been busy with one epoch for {(now - status.busy_since) / 1000:.0f} s; replacing it",
+            f"run {short} has been busy with one epoch for {(now - status.busy_since) / 1000:.0f} s; replacing it"
+            + _lost(deployment, seen, run),
             replace=run.run_id,
         )
     if wanted == "suspended":
@@ -269,7 +270,16 @@ def _watch(deployment: StreamingDeployment, seen: Seen, run: SeenRun, wanted: st
             f"the code of {name} has changed: {seen.what_changed()}; stopping run {short} after its epoch",
             stop=lease.token,
         )
-    return Decision(f"run {short} of {name} is {run.status.lower()}")
+    return Decision(f"run {short} of {name} is {run.status.lower()}{_lost(deployment, seen, run)}")
+
+
+def _lost(deployment: StreamingDeployment, seen: Seen, run: SeenRun) -> str:
+    """What a run has lost of its cluster of late."""
+    status = seen.status
+    if status is None or status.run_id != run.run_id or not status.lost:
+        return ""
+    when = utc(status.lost_at / 1000)
+    return "" if seen.now - when > deployment.stall_after else f"; at {when:%H:%M:%S} UTC {status.lost}"
 
 
 def _unstable(name: str, run: str, seen: Seen) -> str:

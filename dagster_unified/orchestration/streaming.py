@@ -36,8 +36,11 @@ from dagster import (
 from dagster_unified.engine.events import (
     EpochCommitted,
     Event,
+    ExecutorLost,
     InputHeldBack,
     IterationResumed,
+    MasterAway,
+    MasterBack,
     QueriesStopped,
     RoundCommitted,
     SavepointTaken,
@@ -196,6 +199,9 @@ class _Watcher:
         self._observed_at = time.monotonic()
         self._signs = 0
         self._busy: tuple[int, int] | None = None
+        self._lost = ("", 0)
+        """What was lost last of the cluster, and when."""
+
         self.reason = ""
 
     def happened(self, event: Event) -> None:
@@ -213,6 +219,9 @@ class _Watcher:
             self._sign()
             log = self._context.log.warning if isinstance(event, InputHeldBack) else self._context.log.info
             log(event.describe())
+        if isinstance(event, (ExecutorLost, MasterAway, MasterBack)):
+            self._lost = (event.describe(), wall_clock())
+            self._context.log.warning(event.describe())
         if not isinstance(event, EpochCommitted):
             return
         self._trend.add(event)
@@ -282,7 +291,16 @@ class _Watcher:
         busy = self._busy[1] if self._busy else None
         write_status(
             directory,
-            Status(self._signs, self._context.run_id, running.token, wall_clock(), epochs, busy, self._trend.watermark),
+            Status(
+                self._signs,
+                self._context.run_id,
+                running.token,
+                wall_clock(),
+                epochs,
+                busy,
+                self._trend.watermark,
+                *self._lost,
+            ),
         )
 
 

@@ -102,13 +102,20 @@ def table():
     return [Out(**row) for row in DeltaTable(f"{BUCKET}/table").to_pyarrow_table().to_pylist()]
 
 
+def told(stream, cluster, what):
+    """Wait until the job says what it has lost."""
+    cluster.until(lambda: stream.alive() and what in Path(stream.log.name).read_text(), f"the job says {what}")
+
+
 def executor(stream, cluster):
     cluster.until(lambda: cluster.executor(cluster.workers[0]) is not None, "the first worker has an executor")
     os.kill(cluster.executor(cluster.workers[0]), signal.SIGKILL)
+    told(stream, cluster, "host='127.0.0.1', reason='")
 
 
 def worker(stream, cluster):
     cluster.kill(cluster.workers[0])
+    told(stream, cluster, "ExecutorLost(executor='")
 
 
 def driver(stream, cluster):
@@ -119,7 +126,9 @@ def driver(stream, cluster):
 def master(stream, cluster):
     """The one that is started again has to give the job another executor."""
     cluster.kill(cluster.master)
+    told(stream, cluster, f"MasterAway(master='{cluster.url}', reason='Connection refused')")
     cluster.start_master()
+    told(stream, cluster, "MasterBack(")
     executor(stream, cluster)
 
 

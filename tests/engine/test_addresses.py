@@ -7,7 +7,7 @@ import pytest
 from dagster_unified.api import Pipeline
 from dagster_unified.engine import session
 from dagster_unified.engine.addresses import checked_master, checked_remote, reach_master
-from dagster_unified.errors import ConfigurationError, MissingRequirementError
+from dagster_unified.errors import ConfigurationError, UnreachableError, lasting
 from dagster_unified.orchestration import IntermediatesResource, SparkResource, unified_definitions
 
 
@@ -47,15 +47,20 @@ def test_another_remote_is_refused(remote):
 def test_one_of_several_masters_is_enough():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         reach_master(f"spark://127.0.0.1:1,127.0.0.1:{listening.getsockname()[1]}")
-    with pytest.raises(MissingRequirementError, match="Connection refused; Connection refused"):
+    with pytest.raises(UnreachableError, match="Connection refused; Connection refused"):
         reach_master("spark://127.0.0.1:1,127.0.0.1:2")
+
+
+def test_a_stream_may_be_started_again_where_a_master_is_away_for_a_while():
+    assert not lasting("UnreachableError")
+    assert lasting("MissingRequirementError")
 
 
 def test_a_port_where_something_else_listens_is_given_up_and_a_token_is_not_shown():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"sc://127.0.0.1:{listening.getsockname()[1]}"
         with pytest.raises(
-            MissingRequirementError, match=f"can be reached at {address}: what listens there does not answer as one"
+            UnreachableError, match=f"can be reached at {address}: what listens there does not answer as one"
         ):
             session.start(remote=f"{address}/;token=secret")
 

@@ -61,7 +61,11 @@ defs = unified_definitions(
         else in_process_executor,
     ),
     resources={
-        "spark": SparkResource(master="local[2]", config={"spark.driver.memory": "1g"}),
+        "spark": SparkResource(
+            master=os.environ.get("STREAMING_TEST_MASTER", "local[2]"),
+            connect=int(os.environ["STREAMING_TEST_CONNECT"]) if "STREAMING_TEST_CONNECT" in os.environ else None,
+            config={"spark.driver.memory": "1g", "spark.executor.memory": "700m"},
+        ),
         "execution": ExecutionConfig(),
         "intermediates": IntermediatesResource(path=str(HERE / "intermediates")),
     },

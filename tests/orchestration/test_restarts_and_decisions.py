@@ -196,6 +196,19 @@ def test_a_run_without_progress_is_replaced():
     )
 
 
+def test_the_sensor_says_what_a_run_has_lost_of_its_cluster_of_late():
+    lost = "executor 1 on host a was lost; none is left, and tasks wait until the cluster gives another"
+    status = Status(1, "run-1", 4, millis(1), 7, lost=lost, lost_at=millis(9))
+    said = see(run("STARTED"), lease=lease(), status=status).message
+    assert said == f"run run-1 of p is started; at 11:59:51 UTC {lost}"
+    old = Status(1, "run-1", 4, millis(1), 7, lost=lost, lost_at=millis(700))
+    another = Status(1, "run-0", 3, millis(1), 7, lost=lost, lost_at=millis(9))
+    for status in (old, another):
+        assert see(run("STARTED"), lease=lease(), status=status).message == "run run-1 of p is started"
+    stuck = Status(1, "run-1", 4, millis(1), 7, millis(700), lost=lost, lost_at=millis(500))
+    assert see(run("STARTED"), lease=lease(), status=stuck).message.endswith(f"replacing it; at 11:51:40 UTC {lost}")
+
+
 def test_new_code_stops_the_job_once_and_starts_from_its_state():
     stopping = see(run("STARTED"), lease=lease(), fingerprint="new")
     assert stopping.stop == 4

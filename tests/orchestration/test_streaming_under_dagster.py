@@ -64,6 +64,17 @@ class Dagster(DagsterDev):
         except (OSError, KeyError, TypeError):
             return None
 
+    def said_by_sensor(self):
+        """The sensor's latest messages: of ticks that did nothing, and why it has asked for its runs."""
+        found = self.ask(
+            "query($j: String!) { runsOrError(filter: {pipelineName: $j}) { ... on Runs {"
+            " results { tags { key value } } } } }",
+            j="sales_streaming",
+        )
+        tags = [tag for run in found["runsOrError"]["results"] for tag in run["tags"]]
+        asked = [tag["value"] for tag in tags if tag["key"] == "dagster-unified/reason"]
+        return [*asked, *(tick["skipReason"] or "" for tick in self.ticks() or ())]
+
     def cancel(self, run):
         begun = time.monotonic()
         self.terminate(run)

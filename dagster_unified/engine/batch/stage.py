@@ -31,6 +31,7 @@ from dagster_unified.engine.batch.materialize import (
 from dagster_unified.engine.batch.region import RegionFrames
 from dagster_unified.engine.batch.run import Lookup, Run
 from dagster_unified.engine.batch.sinks import RegionSinks
+from dagster_unified.engine.cluster import watching
 from dagster_unified.engine.commit import WriteResult
 from dagster_unified.engine.dataframe.transfer import may_be_large, small_rows
 from dagster_unified.engine.events import StageFinished, StageStarted
@@ -135,7 +136,7 @@ def _run_region(
     frames = RegionFrames(first.plan, region, first.spark, stream, starts, carried, iterations)
     large = first.carry is not None or may_be_large(_columns(first.plan, region))
     try:
-        with nullcontext() if large else small_rows(first.spark):
+        with nullcontext() if large else small_rows(first.spark), watching(first.spark, first.observe):
             manifests = _execute(runs, region, frames, begun, before, iterations, recovering=bool(reason))
         iterations.forget()
     except Exception as error:

@@ -39,6 +39,10 @@ class Status(msgspec.Struct, frozen=True):
     epochs: int = 0
     busy_since: int | None = None
     watermark: int | None = None
+    lost: str = ""
+    """What was lost last of the cluster that the job runs on, and `lost_at` when."""
+
+    lost_at: int = 0
 
 
 def read_desired(directory: CheckpointDirectory) -> Desired:

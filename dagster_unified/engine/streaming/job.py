@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from dagster_unified.connectors import written_ahead
 from dagster_unified.connectors.paths import is_local, remove_tree
 from dagster_unified.engine import bucket_files
+from dagster_unified.engine.cluster import watching
 from dagster_unified.engine.dataframe.transfer import MAX_ROWS
 from dagster_unified.engine.events import Observer, QueriesStopped, nobody
 from dagster_unified.engine.failures import naming_store, translated
@@ -203,20 +204,24 @@ class StreamingJob:
     def _run(self, stopped: Callable[[], bool], poll: float) -> str:
         try:
             self.start(stopped)
-            if self.plan.execution.boundedness is Boundedness.BOUNDED and self._end is None:
-                self._end = End.DATA if self.plan.execution.goes_on else End.INPUT
-            if any(query.ends for query in self._queries):
-                self.drain()
-            assert self._saving is not None
-            while not stopped() and not self._told_to_stop(self._saving):
-                alive = [query for query in self._queries if query.advance(self._end)]
-                if not alive and self._finish(self._saving):
-                    return "finished"
-                time.sleep(poll)
-            self._stop_with_savepoint(self._saving)
-            return "stopped"
+            with watching(self.spark, self.observe):
+                return self._go_on(stopped, poll)
         finally:
             self.stop()
+
+    def _go_on(self, stopped: Callable[[], bool], poll: float) -> str:
+        if self.plan.execution.boundedness is Boundedness.BOUNDED and self._end is None:
+            self._end = End.DATA if self.plan.execution.goes_on else End.INPUT
+        if any(query.ends for query in self._queries):
+            self.drain()
+        assert self._saving is not None
+        while not stopped() and not self._told_to_stop(self._saving):
+            alive = [query for query in self._queries if query.advance(self._end)]
+            if not alive and self._finish(self._saving):
+                return "finished"
+            time.sleep(poll)
+        self._stop_with_savepoint(self._saving)
+        return "stopped"
 
     def _told_to_stop(self, saving: Saving) -> bool:
         """Whether somebody asks for a savepoint where the job stops; one who asks for a drained one has it drain."""
