@@ -4,6 +4,7 @@ BIN := .venv/bin
 export DAGSTER_HOME ?= $(CURDIR)/.dagster_home
 export DAGSTER_DISABLE_TELEMETRY ?= yes
 MVN ?= mvn
+MVN_GOAL := copy-dependencies
 ONLY ?=
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest
@@ -30,11 +31,13 @@ PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20
 
 .venv/kafka/ready: tests/servers/kafka.xml | .venv/java
 .venv/spark-kafka/ready: benchmarks/kafka.xml | .venv/java
-.venv/kafka/ready .venv/spark-kafka/ready:
-	@command -v $(MVN) >/dev/null || { echo "Kafka's jars come by Maven; Debian: apt-get install maven"; exit 1; }
+.venv/registry/ready: tests/servers/registry.xml | .venv/java
+.venv/registry/ready: MVN_GOAL := unpack-dependencies
+.venv/kafka/ready .venv/spark-kafka/ready .venv/registry/ready:
+	@command -v $(MVN) >/dev/null || { echo "the jars of $< come by Maven; Debian: apt-get install maven"; exit 1; }
 	@echo "fetching the jars of $< into $(@D)"
 	@rm -rf $(@D)
-	@$(MVN) -q -B -Dstyle.color=never -f $< dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$(@D)
+	@$(MVN) -q -B -Dstyle.color=never -f $< dependency:$(MVN_GOAL) -DoutputDirectory=$(CURDIR)/$(@D)
 	@touch $@
 
 demo: .venv/java $(DAGSTER_HOME)/dagster.yaml ## run the flights pipeline in BATCH, through Dagster
@@ -65,13 +68,13 @@ demo-cluster: .venv/java $(DAGSTER_HOME)/dagster.yaml ## demo, demo-streaming an
 kafka: .venv/kafka/ready ## run a Kafka broker until Ctrl-C, and say where it listens
 	@$(BIN)/python -m tests.servers.kafka
 
-test: .venv/spark/classes.jsa .venv/kafka/ready ## the whole test suite; long tests run a part that changes from day to day
+test: .venv/spark/classes.jsa .venv/kafka/ready .venv/registry/ready ## the whole test suite; long tests run a part that changes from day to day
 	@$(PYTEST) $(PARALLEL)
 
 test-fast: .venv/ready ## harness, graph, API and operators: no JVM
 	@$(PYTEST) $(PARALLEL) -m "not spark" tests/api tests/graph tests/operators tests/records tests/testing tests/conformance tests/typing tests/test_records.py
 
-test-all: .venv/spark/classes.jsa .venv/kafka/ready ## the whole test suite, and the long tests in full: some hours
+test-all: .venv/spark/classes.jsa .venv/kafka/ready .venv/registry/ready ## the whole test suite, and the long tests in full: some hours
 	@UNIFIED_TESTS=nightly $(PYTEST) $(PARALLEL)
 
 faults: .venv/spark/classes.jsa ## kill a streaming job at twenty points

@@ -85,7 +85,7 @@ class Broker:
             self._format()
         with (self.folder / "broker.log").open("a") as log:
             self._process = subprocess.Popen(
-                [*_dies_with_us(), *self._java("kafka.Kafka", str(self.folder / "server.properties"))],
+                [*dies_with_us(), *self._java("kafka.Kafka", str(self.folder / "server.properties"))],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -279,7 +279,7 @@ class Broker:
             )
 
 
-def _dies_with_us() -> Sequence[str]:
+def dies_with_us() -> Sequence[str]:
     """What makes a process end when the one that started it is killed, where the system can."""
     return ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
 

@@ -200,3 +200,14 @@ def message():
     pool = descriptor_pool.Default()
     pool.Add(file)
     return lambda name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"shop.{name}"))
+
+
+@pytest.fixture(scope="session")
+def uses(message):
+    """A message class whose file imports that of `message`."""
+    file = descriptor_pb2.FileDescriptorProto(name="tests/uses.proto", package="uses", syntax="proto3")
+    file.dependency.append(message("Item").DESCRIPTOR.file.name)
+    file.message_type.add(name="Uses").field.add(name="item", number=1, type=11, type_name=".shop.Item", label=1)
+    pool = descriptor_pool.Default()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("uses.Uses"))

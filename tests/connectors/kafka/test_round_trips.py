@@ -10,7 +10,6 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark import cloudpickle
@@ -673,18 +672,13 @@ def test_defaults_of_bytes_in_a_schema_are_written_and_read():
     assert b"a\x80" in value
 
 
-def test_a_message_is_registered_with_what_it_imports(message, measured, registry):
+def test_a_message_is_registered_with_what_it_imports(message, uses, registry):
     form = ProtobufFormat(message("Place"), registry=SchemaRegistry(registry.url))
     written, prefix = form.registered("places")
     assert prefix == b"\0\0\0\0\1\2\2"  # of the messages of its file the second
     assert registry.versions["places-value", 1]["schemaType"] == "PROTOBUF"
     record = Place(1.0, None, [Item("pen", Decimal("1.5"), Size.LARGE)])
     assert round_trip(written, Place, record, prefix=prefix) == [record]
-    file = descriptor_pb2.FileDescriptorProto(name="tests/uses.proto", package="uses", syntax="proto3")
-    file.dependency.append("tests/shared.proto")
-    file.message_type.add(name="Uses").field.add(name="item", number=1, type=11, type_name=".shop.Item", label=1)
-    descriptor_pool.Default().Add(file)
-    uses = message_factory.GetMessageClass(descriptor_pool.Default().FindMessageTypeByName("uses.Uses"))
     assert ProtobufFormat(uses, registry=form.registry).registered("uses")[1][-1:] == b"\0"
     reference = {"name": "tests/shared.proto", "subject": "tests/shared.proto", "version": 1}
     assert registry.versions["uses-value", 1]["references"] == [reference]
