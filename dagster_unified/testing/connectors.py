@@ -23,14 +23,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from threading import Timer
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import pyarrow as pa
 
 from dagster_unified.connectors.base import SparkSink
-from dagster_unified.connectors.commits import C, Commit, Committer, WriteAttempt, WriteIdentity
+from dagster_unified.connectors.commits import C, Commit, Committer, WriteAttempt, WriteIdentity, Writer, WriterTask
+from dagster_unified.connectors.writers import Ship, stage_by_writers
 from dagster_unified.engine.commit import SinkCommits, WriteContext
 from dagster_unified.engine.shipping import by_value_afresh
 from dagster_unified.records import record_type
@@ -101,6 +103,14 @@ class _Step(Enum):
     ANY = "at any time"
 
 
+class _Loss(Enum):
+    """When the first attempt at each of Spark's tasks fails."""
+
+    MIDWAY = "after some rows"
+    PREPARED = "after it has prepared its commit"
+    """As one whose answer is lost, or which a speculative copy of the task has overtaken."""
+
+
 @dataclass(frozen=True)
 class _Fault:
     step: _Step
@@ -117,8 +127,8 @@ class _Write:
     server: str
     identity: WriteIdentity
     entries: tuple[Entry, ...]
-    fails_first: bool
-    """Whether Spark's tasks fail at their first attempt, after some rows."""
+    loss: _Loss | None
+    """When Spark's tasks fail at their first attempt; None where they do not."""
 
     token: str | None
     """What the server asks for; the fork server may be older than the server, and then has another environment."""
@@ -281,10 +291,11 @@ class _Check:
     ) -> tuple[BaseProcess, Path]:
         self._number += 1
         self.faults.writes += 1
-        fails_first = self.chance.random() < 0.2
-        self.faults.retried_tasks += fails_first
+        drawn = self.chance.random()
+        loss = _Loss.PREPARED if drawn < 0.1 else _Loss.MIDWAY if drawn < 0.2 else None
+        self.faults.retried_tasks += loss is not None
         log = self._folder / f"write-{self._number}"
-        write = _Write(self.target, self.server, identity, entries, fails_first, os.environ.get(_TOKEN))
+        write = _Write(self.target, self.server, identity, entries, loss, os.environ.get(_TOKEN))
         process = _processes().Process(target=_run, args=(write, fault, str(log)), daemon=True)
         process.start()
         return process, log
@@ -331,7 +342,9 @@ def _run(write: _Write, fault: _Fault | None, log: str) -> None:
         sink = write.target.sink().taking(record_type(Entry, "the kit"))
         frame: DataFrame = spark.createDataFrame(list(write.entries), "key long, version long, text string")
         frame = frame.repartition(2, "key")
-        if write.fails_first:
+        if write.loss is _Loss.PREPARED and type(sink).stage is SparkSink.stage:
+            vars(sink)["stage"] = partial(_stage_with_lost_tasks, sink)
+        elif write.loss is not None:
             frame = frame.mapInArrow(_fail_first, frame.schema)
         context = WriteContext(write.identity, "stage", lambda: faults.at(_Step.STAGED), by_value_afresh)
         with closing(_FaultyCommits(sink, faults)) as commits:
@@ -353,6 +366,38 @@ def _fail_first(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if context.attemptNumber() == 0:
             raise RuntimeError("a task of the kit fails at its first attempt")
         yield batch.slice(batch.num_rows // 2)
+
+
+def _stage_with_lost_tasks(
+    sink: SparkSink[Any, C], frame: DataFrame, attempts: Sequence[WriteAttempt], ship: Ship
+) -> list[list[C]]:
+    return stage_by_writers(_LosingWriters(sink), sink.committable, frame, attempts, ship)
+
+
+class _LosingWriters(Generic[C]):
+    """A sink's writers, which fail at a task's first attempt when they have prepared their commit."""
+
+    def __init__(self, sink: SparkSink[Any, C]) -> None:
+        self._sink = sink
+
+    def writer(self, task: WriterTask) -> Writer[C]:
+        writer = self._sink.writer(task)
+        return _LosingWriter(writer) if task.retry == 0 else writer
+
+
+class _LosingWriter(Writer[C]):
+    def __init__(self, writer: Writer[C]) -> None:
+        self._writer = writer
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._writer.write(batch)
+
+    def prepare_commit(self) -> Iterable[C]:
+        prepared = list(self._writer.prepare_commit())
+        raise RuntimeError(f"a task of the kit fails with {len(prepared)} committables")
+
+    def close(self) -> None:
+        self._writer.close()
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """Every sink of the library that commits, under kills, zombies and retried tasks, on a Spark Connect server."""
 
+import json
 from itertools import product
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 from deltalake import DeltaTable
 
 from dagster_unified.api import DeltaSink, FileSink
+from dagster_unified.connectors import Capabilities, Committable, SparkSink, Writer
+from dagster_unified.connectors.commits import NoCommitter
 from dagster_unified.testing.connectors import SinkTarget, check_epochs, check_partitions, spark_connect_server
 from tests.depth import NIGHTLY, SEED
 from tests.ports import free_port
@@ -89,3 +92,59 @@ def test_the_kit_finds_a_sink_that_writes_twice(server, tmp_path):
     kills_after_a_commit = 3  # what the kit does first with this seed
     with pytest.raises(AssertionError, match="should not be there"):
         check_epochs(Forgetful(tmp_path, mode="append"), server, kills_after_a_commit, 1)
+
+
+class Kept(Committable, frozen=True, kw_only=True):
+    pass
+
+
+class EagerWriter(Writer[Kept]):
+    """Makes its rows visible when it prepares the commit, and not when the committer commits."""
+
+    def __init__(self, file):
+        self.file, self.rows = file, []
+
+    def write(self, batch):
+        self.rows += [tuple(row.values()) for row in batch.to_pylist()]
+
+    def prepare_commit(self):
+        with open(self.file, "a") as file:
+            file.writelines(f"{json.dumps(row)}\n" for row in self.rows)
+        return [Kept(rows=len(self.rows), bytes=0)]
+
+
+class EagerSink(SparkSink):
+    kind, name, committable, capabilities = "eager", "eager", Kept, Capabilities(transactional=True)
+
+    def __init__(self, file):
+        self.file = file
+
+    def describe(self):
+        return f"lines of {self.file}"
+
+    def check(self, records):
+        """It takes any."""
+
+    def writer(self, task):
+        return EagerWriter(self.file)
+
+    def committer(self, schema):
+        return NoCommitter()
+
+
+class Eager(SinkTarget):
+    def __init__(self, folder):
+        self.file = f"{folder}/lines"
+
+    def sink(self):
+        return EagerSink(self.file)
+
+    def rows(self):
+        return [tuple(json.loads(line)) for line in Path(self.file).read_text().splitlines()]
+
+
+@pytest.mark.spark
+def test_the_kit_finds_a_sink_that_shows_what_a_lost_task_has_prepared(server, tmp_path):
+    a_task_is_lost_when_it_has_prepared_its_commit = 22  # of the three writes without a fault, with this seed
+    with pytest.raises(AssertionError, match=r"0 rows are lost.* should not be there"):
+        check_epochs(Eager(tmp_path), server, a_task_is_lost_when_it_has_prepared_its_commit, 0)
