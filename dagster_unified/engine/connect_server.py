@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from dagster_unified.connectors import object_store
 from dagster_unified.engine.environment import shipping
 from dagster_unified.engine.session import LOGGING, SERVER_DAEMON, check_java, defaults, forking
 from dagster_unified.errors import ConfigurationError, StageError
@@ -52,6 +53,7 @@ def ensure(port: int, master: str, config: Mapping[str, str], environment: str |
         check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    store = object_store.in_use()
     ours = {
         "spark.connect.session.manager.defaultSessionTimeout": _SESSION_TIMEOUT,
         # It keeps analysed plans with their lists of files, by ids that begin anew in each process of a session.
@@ -59,6 +61,7 @@ def ensure(port: int, master: str, config: Mapping[str, str], environment: str |
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
         "spark.local.connect.server.port": str(port),
         **forking(master, SERVER_DAEMON, config),
+        **({} if store is None else store.settings()),  # its credentials are in the server's environment
     }
     try:
         return reuse_or_start_local_connect_server(master, {**defaults(master), **ours, **config, **shipped})

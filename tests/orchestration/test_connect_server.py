@@ -13,6 +13,8 @@ from unittest import mock
 import pytest
 from deltalake import DeltaTable
 
+from dagster_unified.connectors import object_store
+from dagster_unified.connectors.object_store import Store
 from dagster_unified.engine import connect_server
 from dagster_unified.engine.session import SERVER_DAEMON
 from dagster_unified.errors import ConfigurationError, StageError
@@ -52,12 +54,13 @@ def port():
 
 @pytest.fixture(scope="module")
 def running():
-    """The port and the address of a server that runs."""
-    with port_without_server() as port:
+    """The port and the address of a server that runs, where there is an object store."""
+    store = mock.patch.object(object_store, "_in_use", [Store("http://127.0.0.1:9")])
+    with store, port_without_server() as port:
         yield port, connect_server.ensure(port, "local[1]", {})
 
 
-def test_workers_of_a_server_are_forked_from_a_daemon_that_ends_when_it_is_idle(running):
+def test_workers_of_a_server_are_forked_from_its_daemon_and_it_knows_the_object_store(running):
     _, address = running
     program = f"""
 import os
@@ -71,11 +74,12 @@ def parent(batches):
     for _ in batches:
         yield pa.RecordBatch.from_pydict({{"module": [Path(f"/proc/{{os.getppid()}}/cmdline").read_text()]}})
 
-(row,) = session.start(remote={address!r}).range(1).mapInArrow(parent, "module string").collect()
-print(row.module.split(chr(0))[2])
+spark = session.start(remote={address!r})
+(row,) = spark.range(1).mapInArrow(parent, "module string").collect()
+print(row.module.split(chr(0))[2], spark.conf.get("spark.hadoop.fs.s3a.endpoint"))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
-    assert (done.stdout, done.returncode) == (f"{SERVER_DAEMON}\n", 0), done.stderr[-3000:]
+    assert (done.stdout, done.returncode) == (f"{SERVER_DAEMON} http://127.0.0.1:9\n", 0), done.stderr[-3000:]
 
 
 def test_steps_in_processes_of_their_own_and_later_runs_share_one_server(port, tmp_path):
