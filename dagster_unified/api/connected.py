@@ -42,7 +42,6 @@ from dagster_unified.operators.joins import (
     ProcessJoinFunction,
     WindowedPairs,
 )
-from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.time import to_span
 from dagster_unified.operators.windows import Evictor, Trigger, WindowAssigner
 from dagster_unified.records import return_type, type_name
@@ -163,13 +162,11 @@ class ConnectedStreams(Generic[A, B]):
                 f"{self._where(name)}: map_batches with a broadcast stream has no state of a key, and the first stream"
                 " is keyed; leave key_by out, or use connect(rules.broadcast(descriptor)).process(function)"
             )
-        timestamped = any(pipeline._node(u.node).timestamped for u in self._second._upstream)
         return self._first._after(
             upstream,
             nodes.BroadcastTableNode,
             name,
             function=Broadcasting(function, (TABLE,)),
-            table=StreamLayout(self._second._records(name), timestamped),
             key=Key(),
             **made,
         )

@@ -7,7 +7,6 @@ iteration, where it is those of a round, `map_batches.py` runs the function with
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -19,26 +18,50 @@ from dagster_unified.operators.keyed_batches import KeyedBatchesStep, KeyedBatch
 from dagster_unified.operators.layout import StreamLayout, declared
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.program.step import Place
-from dagster_unified.operators.state.arrow_list import from_bytes, to_bytes
+from dagster_unified.operators.state import chunks
+from dagster_unified.operators.state.arrow_rows import ArrowRows
 from dagster_unified.operators.state.backend import KeyedStateBackend
+from dagster_unified.operators.state.columns import TypedColumn
 from dagster_unified.operators.state.map import MapStateDescriptor
+from dagster_unified.operators.state.row_columns import RowsByKeyColumn, RowsColumn
 
 TABLE = MapStateDescriptor("table", int, bytes)
-"""The broadcast state: under 0 the rows of the table, as an Arrow stream."""
+"""The broadcast state: the rows of the table as Arrow streams, one after another under 0, 1, …"""
+
+
+class TableDescriptor(MapStateDescriptor[int, bytes]):
+    """As `TABLE`, where the columns of the table are known."""
+
+    def __init__(self, layout: StreamLayout) -> None:
+        super().__init__(TABLE.name, int, bytes)
+        self.layout = layout
+
+    def column(self, what: str) -> TypedColumn:
+        return RowsByKeyColumn(what, int, RowsColumn(what, self.layout), several=False)
 
 
 class BroadcastTableOperator(BroadcastOperator, KeyedBatchOperator):
     """Runs a function of a batch and a table."""
 
-    table: StreamLayout
-    """The columns of the table."""
+    may_return_none = False
 
     def __init__(
-        self, where: str, spec: Broadcasting, options: KeyedOptions, clock: Callable[[], int], metrics: Metrics
+        self,
+        where: str,
+        spec: Broadcasting,
+        options: KeyedOptions,
+        clock: Callable[[], int],
+        metrics: Metrics,
+        table: StreamLayout,
     ) -> None:
         super().__init__(where, spec, options, clock, metrics)
-        self._read: tuple[bytes | None, pa.Table] | None = None
-        """What was read last, and the table that it is."""
+        self.descriptors = {TABLE.name: TableDescriptor(table)}
+        self.rows = ArrowRows("the broadcast stream's table", table)
+        self._streams: list[bytes] = []
+        """What the table was read from, one Arrow stream after another."""
+
+        self._pieces: list[pa.Table] = []
+        self._table = pa.table({})
 
     def open(self, context: Callable[[KeyedStateBackend | None], RuntimeContext]) -> None:
         if isinstance(self.function, Function):
@@ -53,32 +76,38 @@ class BroadcastTableOperator(BroadcastOperator, KeyedBatchOperator):
 
     def process_broadcast(self, records: Sequence[Any], timestamps: Sequence[int | None], leads: bool) -> None:
         assert isinstance(records, Rows)
-        more = declared(records.batch.columns, self.table.schema)
-        self.entries(TABLE)[0] = to_bytes(pa.concat_tables([self._current(), pa.Table.from_batches([more])]))
+        more = pa.Table.from_batches([declared(records.batch.columns, self.rows.schema)])
+        if not more.num_rows:
+            return
+        streams = self.entries(TABLE)
+        last = len(streams) - 1
+        held = self.rows.read(streams[last]) if streams else None  # read, so that a type that it does not fit is seen
+        if held is None or len(streams[last]) >= chunks.SMALL:
+            streams[last + 1] = ArrowRows.encode(more)
+        else:
+            streams[last] = ArrowRows.encode(pa.concat_tables([held, more]))
 
     def _call(self, batch: pa.RecordBatch) -> object:
         function: Any = self.function
         return function(batch, self._current())
 
     def _current(self) -> pa.Table:
-        """The table of the instance that is current."""
-        data = self.entries(TABLE).get(0)
-        if self._read is None or self._read[0] is not data:
-            schema, what = self.table.schema, f"{self.where}: the broadcast stream's table"
-            self._read = data, schema.empty_table() if data is None else from_bytes(data, schema, what)
-        return self._read[1]
+        """The table of the instance that is current. What was read of it before is not read again."""
+        entries = self.entries(TABLE)
+        streams = [entries[number] for number in range(len(entries))]
+        known = {id(data): piece for data, piece in zip(self._streams, self._pieces, strict=True)}
+        if not self._pieces or [id(data) for data in streams] != list(known):
+            self._pieces = [known[id(data)] if id(data) in known else self.rows.read(data) for data in streams]
+            self._streams = streams
+            self._table = pa.concat_tables([self.rows.schema.empty_table(), *self._pieces])
+        return self._table
 
 
-@dataclass(frozen=True)
 class BroadcastTableStep(KeyedBatchesStep):
     """`map_batches` behind `connect` with a broadcast stream."""
 
-    table: StreamLayout = field(kw_only=True)
-
-    runs = BroadcastTableOperator
-
-    def operator(self, place: Place) -> KeyedBatchOperator:
-        operator = super().operator(place)
-        assert isinstance(operator, BroadcastTableOperator)
-        operator.table = self.table
-        return operator
+    def made(self, place: Place) -> KeyedBatchOperator:
+        assert place.broadcast is not None
+        return BroadcastTableOperator(
+            place.where, self.function, place.options, place.clock, place.metrics, place.broadcast
+        )

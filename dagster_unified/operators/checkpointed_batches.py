@@ -12,6 +12,7 @@ from dagster_unified.operators.functions.checkpoints import CheckpointListener
 from dagster_unified.operators.keyed_batches import EmittingBatches, KeyedBatchesStep, KeyedBatchOperator
 from dagster_unified.operators.operator_state import CheckpointedOperator
 from dagster_unified.operators.program.epochs import Emitting
+from dagster_unified.operators.program.step import Place
 
 
 class OfBatches(Wrapping, KeyedBatchFunction[Any]):
@@ -25,6 +26,8 @@ class OfBatches(Wrapping, KeyedBatchFunction[Any]):
 class CheckpointedBatchOperator(CheckpointedOperator, KeyedBatchOperator):
     """Runs a function of batches with operator state."""
 
+    may_return_none = False
+
     def _told(self) -> Emitting:
         return EmittingBatches(self)
 
@@ -32,7 +35,8 @@ class CheckpointedBatchOperator(CheckpointedOperator, KeyedBatchOperator):
 class CheckpointedBatchesStep(KeyedBatchesStep):
     """`map_batches` with operator state."""
 
-    runs = CheckpointedBatchOperator
+    def made(self, place: Place) -> KeyedBatchOperator:
+        return CheckpointedBatchOperator(place.where, self.function, place.options, place.clock, place.metrics)
 
     def listeners(self) -> tuple[CheckpointListener, ...]:
         """None: the copies of its function hear of an epoch when they are opened."""

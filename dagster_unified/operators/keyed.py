@@ -99,6 +99,8 @@ class Collector:
         timestamps: Sequence[int | None] | None = None,
     ) -> None:
         """Takes a batch of records of this type, for a side output or the main one."""
+        if not batch.num_rows:
+            return
         self.batches.setdefault(tag, []).append((batch, timestamps))
         self.types[tag] = records
         self.rows += batch.num_rows

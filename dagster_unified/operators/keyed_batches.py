@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import groupby
-from typing import Any, ClassVar, overload
+from typing import Any, overload
 
 import pyarrow as pa
 
@@ -57,11 +57,17 @@ class KeyedBatchOperator(KeyedProcessOperator):
     gives: RecordType
     """The type of those that it returns."""
 
+    may_return_none = True
+    """Whether its function may return None for no rows: a `KeyedBatchFunction` may."""
+
     def __init__(
         self, where: str, function: Any, options: KeyedOptions, clock: Callable[[], int], metrics: Metrics
     ) -> None:
         super().__init__(where, function, options, clock, metrics)
         self._sides: dict[str, RecordType] = {}
+        self._times: Sequence[int | None] | None = None
+        """The event times of the batch that is processed, where its stream has them."""
+
         self._for_function = _Context(self)
 
     def read(self, batch: pa.RecordBatch, layout: StreamLayout) -> Rows:
@@ -71,12 +77,15 @@ class KeyedBatchOperator(KeyedProcessOperator):
     def process(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
         batch = self._batch(records, timestamps)
         self._domain, self._timestamp, self._generation = None, None, -1
+        times = self._times = timestamps if TIMESTAMP in batch.schema.names else None
         try:
             returned = self._call(batch)
         except Exception as error:
             raise user_failure(error, self.where, self.function, batch.slice(0, 3).to_pylist()) from error
-        if returned is not None:
-            self.emit(returned, timestamps if TIMESTAMP in batch.schema.names else None)
+        finally:
+            self._times = None
+        if returned is not None or not self.may_return_none:
+            self.emit(returned, times)
 
     def process_in_time_order(self, key: Hashable, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
         start = 0
@@ -105,15 +114,18 @@ class KeyedBatchOperator(KeyedProcessOperator):
         self.out.emit_batch(None, batch, self.gives, times or [moment] * batch.num_rows)
 
     def emit_side(self, tag: OutputTag[Any], given: pa.RecordBatch) -> None:
-        """Takes a batch for a side output; its event times are in its column, or the timer's moment."""
+        """Takes a batch for a side output.
+
+        Its event times are those of its column, of the rows that it was made of, or the timer's moment.
+        """
         where = f"{self.where}, side output '{tag.name}'"
         if tag.name not in self._sides:
             self._sides[tag.name] = record_type(tag.output_type, where)
         records = self._sides[tag.name]
-        batch, _ = checked(given, records, None, where)
-        timed = TIMESTAMP in given.schema.names
-        times = given.column(TIMESTAMP).to_pylist() if timed else [self._moment()] * batch.num_rows
-        self.out.emit_batch(tag.name, batch, records, times)
+        batch, times = checked(given, records, self._times, where)
+        if times is None and TIMESTAMP in given.schema.names:
+            times = given.column(TIMESTAMP).to_pylist()
+        self.out.emit_batch(tag.name, batch, records, times or [self._moment()] * batch.num_rows)
 
     def _call(self, batch: pa.RecordBatch) -> object:
         function: Any = self.function
@@ -169,11 +181,13 @@ class EmittingBatches(Emitting):
 class KeyedBatchesStep(KeyedStep):
     """`map_batches` on a keyed stream, with state."""
 
-    runs: ClassVar[type[KeyedBatchOperator]] = KeyedBatchOperator
-
     def operator(self, place: Place) -> KeyedBatchOperator:
-        operator = self.runs(place.where, self.function, place.options, place.clock, place.metrics)
+        operator = self.made(place)
         assert self.input is not None
         assert self.output is not None
         operator.takes, operator.gives = self.input, self.output
         return operator
+
+    def made(self, place: Place) -> KeyedBatchOperator:
+        """The operator, which does not know yet what it takes and gives."""
+        return KeyedBatchOperator(place.where, self.function, place.options, place.clock, place.metrics)

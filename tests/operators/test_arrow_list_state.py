@@ -17,7 +17,10 @@ from dagster_unified.api import (
     StateTtlConfig,
 )
 from dagster_unified.errors import PipelineError, RecordTypeError, StateError
-from dagster_unified.operators.state import arrow_list, chunks
+from dagster_unified.operators.layout import StreamLayout
+from dagster_unified.operators.state import chunks
+from dagster_unified.operators.state.arrow_rows import ArrowRows
+from dagster_unified.records import record_type
 from dagster_unified.testing import OneInputHarness, run_pipeline
 from tests.operators.test_key_groups import Memory, Row, process, ran
 
@@ -85,7 +88,7 @@ def test_rows_outlive_a_micro_batch():
 
 
 def test_few_rows_are_kept_together_and_many_in_pages_of_their_own(monkeypatch):
-    monkeypatch.setattr(arrow_list, "SMALL", 2000)
+    monkeypatch.setattr(chunks, "SMALL", 2000)
     monkeypatch.setattr(chunks, "BYTES", 4000)
     stores = defaultdict(Memory)
     ran(process(OneByOne()), [(rows_of([1] * 20), None)], groups=1, stores=stores)
@@ -129,19 +132,104 @@ class Adding(KeyedBatchFunction[str]):
         self.rows.add(wrong[batch["amount"][0].as_py()])
 
 
-class Amount(NamedTuple):
-    amount: int
+class Noted(NamedTuple):
+    note: str = "none"
+    amount: float = 0.0
+    tags: list[str] | None = None
 
 
-def test_rows_of_another_type_than_before_are_an_error():
-    class Changed(OneByOne):
-        kept = Amount
+class Text(NamedTuple):
+    at: int
+    amount: str
 
+
+class Changed(OneByOne):
+    """The next version of the function: it drops a field, adds two, and widens one."""
+
+    kept = Noted
+
+    def process_element(self, value, ctx):
+        self.rows.add(pa.RecordBatch.from_pylist([{"note": "new", "amount": 0.5, "tags": [value.key]}], NOTED))
+        return [str(self.rows.get().to_pylist())]
+
+
+NOTED = pa.schema([("note", pa.string()), ("amount", pa.float64()), ("tags", pa.list_(pa.string()))])
+BEFORE, AFTER = {"note": "none", "amount": 5.0, "tags": None}, {"note": "new", "amount": 0.5, "tags": ["a"]}
+
+
+@pytest.mark.parametrize("small", [0, 1 << 16], ids=["each in its own batch", "together"])
+def test_rows_become_those_of_a_type_whose_fields_have_changed(monkeypatch, small):
+    monkeypatch.setattr(chunks, "SMALL", small)
     stores = defaultdict(Memory)
     ran(process(OneByOne()), [(rows_of([5]), None)], stores=stores)
-    says = "state 'rows' was stored with the columns at: int64, amount: int64, and is declared with amount: int64; keep"
+    assert ran(process(Changed()), [(rows_of([7]), None)], stores=stores) == [str([BEFORE, AFTER])]
+    assert ran(process(Changed()), [(rows_of([7]), None)], stores=stores) == [str([BEFORE, AFTER, AFTER])]
+
+
+@pytest.mark.parametrize("amounts", [[5], [1] * 2000], ids=["few", "many"])
+def test_rows_of_a_type_that_they_cannot_become_are_an_error_before_any_is_added(monkeypatch, amounts):
+    class OfText(OneByOne):
+        kept = Text
+
+        def process_element(self, value, ctx):
+            self.rows.add(pa.RecordBatch.from_pylist([{"at": value.at, "amount": "x"}]))
+            return []
+
+    monkeypatch.setattr(chunks, "SMALL", 500)
+    monkeypatch.setattr(chunks, "BYTES", 1000)
+    stores = defaultdict(Memory)
+    ran(process(AtOnce()), [(rows_of(amounts), None)], stores=stores)
+    says = (
+        r"state 'rows' is declared Text, and has rows of at: int64, amount: int64; fields may be added with a default,"
+        " dropped, widened or made optional; otherwise keep the type as it was"
+    )
     with pytest.raises(StateError, match=says):
-        ran(process(Changed()), [(rows_of([5]), None)], stores=stores)
+        ran(process(OfText()), [(rows_of([5]), None)], stores=stores)
+
+
+def test_a_field_that_must_not_be_none_any_more_is_an_error_where_it_is():
+    kept = ArrowRows("state 'rows'", StreamLayout(record_type(Kept)))
+    loose = pa.schema([pa.field("at", pa.int64()), pa.field("amount", pa.int64())])
+    fits, misfits = (ArrowRows.encode(pa.table({"at": [1], "amount": [n]}, loose)) for n in (2, None))
+    assert kept.read(fits).to_pylist() == [{"at": 1, "amount": 2}]
+    with pytest.raises(StateError, match="state 'rows': field 'amount' may not be None any more, and is None 1 times"):
+        kept.read(misfits)
+
+
+def test_two_states_of_one_name_have_rows_of_one_type():
+    class Both(OneByOne):
+        def open(self, runtime_context):
+            super().open(runtime_context)
+            runtime_context.get_state(ArrowListStateDescriptor("rows", Text))
+
+    says = "state 'rows' is declared as arrow list state of Kept and as arrow list state of Text; give one"
+    with pytest.raises(PipelineError, match=says):
+        OneInputHarness(lambda stream: stream.key_by("key").process(Both()), Row)
+
+
+class AtOnce(OneByOne):
+    """Keeps the amounts of a micro-batch as one batch of rows."""
+
+    def open(self, runtime_context):
+        super().open(runtime_context)
+        self.waiting: list[Row] = []
+
+    def process_element(self, value, ctx):
+        self.waiting.append(value)
+        if len(self.waiting) in (1, 2000):
+            self.rows.update(pa.RecordBatch.from_pylist([{"at": r.at, "amount": r.amount} for r in self.waiting]))
+        return []
+
+
+def test_one_batch_that_is_large_leaves_the_page_of_its_key(monkeypatch):
+    monkeypatch.setattr(chunks, "SMALL", 500)
+    monkeypatch.setattr(chunks, "BYTES", 1000)
+    stores = defaultdict(Memory)
+    ran(process(AtOnce()), [(rows_of([1] * 2000), None)], groups=1, stores=stores)
+    assert (len(stores[0].pages), len(stores[0].index) < 2000) == (1, True)
+    assert ran(process(OneByOne()), [(rows_of([2]), None)], groups=1, stores=stores) == [f"a {[1] * 2000 + [2]}"]
+    ran(process(AtOnce()), [(rows_of([3]), None)], groups=1, stores=stores)
+    assert len(stores[0].pages) == 0
 
 
 def test_it_has_no_time_to_live():

@@ -16,6 +16,8 @@ from dagster_unified.api import (
     WatermarkStrategy,
 )
 from dagster_unified.errors import PipelineError, RecordTypeError, UserFunctionError
+from dagster_unified.operators.state import chunks
+from dagster_unified.operators.state.arrow_rows import ArrowRows
 from dagster_unified.testing import run_pipeline
 
 MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
@@ -146,3 +148,29 @@ def test_explain_and_the_lint_show_the_table():
     text = sales._pipeline.explain()
     assert "broadcast table 'weighed'" in text
     assert "sees every broadcast record before its other records in BATCH" in text
+
+
+def test_each_broadcast_row_is_stored_a_few_times_at_most(monkeypatch):
+    written = []
+    monkeypatch.setattr(chunks, "SMALL", 2_000)
+    monkeypatch.setattr(
+        ArrowRows, "encode", lambda rows, encode=ArrowRows.encode: written.append(len(rows)) or encode(rows)
+    )
+
+    def stored(records):
+        written.clear()
+        rows = [Weight("a", n) for n in range(records)]
+        found = run(True, [Sale("a", 1)], rows, "STREAMING", micro_batch=100)
+        assert found == [Sale("a", 1)] or found == [Sale("a", records - 1)]
+        return sum(written) / records
+
+    few, many = stored(1_000), stored(8_000)
+    assert many < 1.5 * few
+
+
+@MODES
+def test_a_forgotten_return_is_an_error(mode):
+    sales, numbers = streams()
+    sales.connect(numbers.broadcast()).map_batches(lambda batch, table: None, Sale).print()
+    with pytest.raises(RecordTypeError, match=r"map_batches must return a pyarrow.RecordBatch, not NoneType"):
+        run_pipeline(sales._pipeline, mode)

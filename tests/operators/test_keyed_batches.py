@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dagster_unified.api import (
     MAX_TIMESTAMP,
+    CheckpointedFunction,
     KeyedBatchFunction,
     KeyedProcessFunction,
     ListStateDescriptor,
@@ -21,6 +22,8 @@ from dagster_unified.api import (
     WatermarkStrategy,
 )
 from dagster_unified.errors import PipelineError, RecordTypeError, UserFunctionError
+from dagster_unified.operators.keyed import Collector
+from dagster_unified.records import record_type
 from dagster_unified.testing import OneInputHarness, assert_same_in_both_modes, run_pipeline
 
 MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
@@ -264,3 +267,58 @@ def test_both_modes_end_with_the_same_result():
     stream = timed().key_by("key").map_batches(OfBatches(), Summary)
     stream.print()
     assert_same_in_both_modes(stream._pipeline)
+
+
+class Forgotten(KeyedBatchFunction[str]):
+    """Returns no batch, and emits to a side output."""
+
+    def process_batch(self, batch, ctx):
+        ctx.output(DOUBLED, batch.select(["value"]))
+
+
+class Counted(CheckpointedFunction):
+    """Forgets what it has to return."""
+
+    def initialize_state(self, context):
+        pass
+
+    def snapshot_state(self, context):
+        pass
+
+    def __call__(self, batch):
+        return None
+
+
+@MODES
+def test_only_a_keyed_function_may_return_no_batch(mode):
+    assert results(timed().key_by("key").map_batches(Forgotten(), int), mode) == []
+    with pytest.raises(
+        RecordTypeError, match=r"operator 'Counted': map_batches must return a pyarrow.RecordBatch, not NoneType"
+    ):
+        results(timed().map_batches(Counted(), int), mode)
+
+
+@MODES
+def test_a_side_output_has_the_event_times_of_the_batch(mode):
+    side = timed().key_by("key").map_batches(Forgotten(), int).get_side_output(DOUBLED)
+    found = results(side.key_by(lambda n: n, key_type=int).process(Times()), mode)
+    assert sorted(found) == [(1, 1), (2, 2), (10, 1), (20, 2), (30, 3)]
+
+
+class Shorter(KeyedBatchFunction[str]):
+    def process_batch(self, batch, ctx):
+        ctx.output(DOUBLED, batch.select(["value"]).slice(1))
+
+
+def test_a_side_output_of_other_rows_needs_their_event_times():
+    made = timed().key_by("key").map_batches(Shorter(), int)
+    made.get_side_output(DOUBLED).print("doubled")
+    with pytest.raises(RecordTypeError, match=r"operator 'Shorter', side output 'doubled': .* keep the column '__ts'"):
+        results(made, "BATCH")
+
+
+def test_batches_without_rows_are_not_collected():
+    collector, numbers = Collector(), record_type(int)
+    for batch in ([], [1], []):
+        collector.emit_batch(None, numbers.to_batch(batch), numbers)
+    assert [batch.num_rows for batch, _ in collector.batches[None]] == [1]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from dagster_unified.api import (
     AggregateFunction,
     AggregatingStateDescriptor,
+    ArrowListStateDescriptor,
     ContinuousEventTimeTrigger,
     ContinuousProcessingTimeTrigger,
     CountEvictor,
@@ -25,6 +26,7 @@ from dagster_unified.api import (
     EventTimeSessionWindows,
     Firing,
     GlobalWindows,
+    KeyedBatchFunction,
     KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
     KeyedProcessFunction,
@@ -197,6 +199,58 @@ class Undeclared(KeyedProcessFunction):
             yield f"{sorted(counts.items())}"
 
 
+class Rows(KeyedBatchFunction):
+    """Keeps rows as Arrow batches, in a state that it asks for at once or only while it runs."""
+
+    def __init__(self, late):
+        self.late = late
+
+    def open(self, context):
+        self.context = context
+        if not self.late:
+            self.rows()
+
+    def rows(self):
+        return self.context.get_state(ArrowListStateDescriptor("rows", Amounts))
+
+    def process_batch(self, batch, ctx) -> pa.RecordBatch:
+        rows = self.rows()
+        amounts = pa.array([list(range(value)) for value in batch["value"].to_pylist()], pa.list_(pa.int64()))
+        rows.add(batch.select(["number"]).append_column("amounts", amounts))
+        ctx.timer_service().register_event_time_timer(batch["at"][0].as_py() + 2)
+        return pa.RecordBatch.from_pydict({"value": [str(rows.get().to_pylist())] * batch.num_rows})
+
+    def on_timer(self, timestamp, ctx) -> pa.RecordBatch:
+        told = f"{ctx.get_current_key()} {self.rows().get().to_pylist()}"
+        if timestamp % 5 == 0:
+            self.rows().clear()
+        return pa.RecordBatch.from_pydict({"value": [told]})
+
+
+class Amounts(NamedTuple):
+    number: int
+    amounts: list[int]
+
+
+class WindowRows(ProcessWindowFunction):
+    """Keeps rows of a window, and of its key."""
+
+    def process(self, key, context, elements) -> Iterable[str]:
+        rows = pa.RecordBatch.from_pylist([{"left": e.at, "right": e.value} for e in elements])
+        kept = ArrowListStateDescriptor("rows", Pair)
+        for state in (context.window_state().get_state(kept), context.global_state().get_state(kept)):
+            state.add(rows)
+            yield f"{key} {context.window()} {state.get().to_pylist()}"
+
+    def clear(self, context) -> None:
+        context.window_state().get_state(ArrowListStateDescriptor("rows", Pair)).clear()
+
+
+def beside_table(batch: pa.RecordBatch, table: pa.Table) -> pa.RecordBatch:
+    told = str(sorted(map(repr, table.to_pylist())))
+    return pa.RecordBatch.from_pydict({"value": [told] * batch.num_rows})
+
+
 class Both(KeyedCoProcessFunction):
     def open(self, context):
         self.first = context.get_list_state(ListStateDescriptor("first", Event))
@@ -286,6 +340,22 @@ def processed(draw, first, second):
 
 def undeclared(draw, first, second):
     return a_key(draw, first).process(Undeclared())
+
+
+def rows(draw, first, second):
+    return a_key(draw, first).map_batches(Rows(draw(st.booleans())), str)
+
+
+def rows_of_windows(draw, first, second):
+    windows = a_key(draw, first).window(draw(st.sampled_from([TumblingEventTimeWindows.of(ms(4)), SESSIONS])))
+    return windows.allowed_lateness(ms(draw(st.integers(0, 8)))).process(WindowRows())
+
+
+SESSIONS = EventTimeSessionWindows.with_gap(ms(3))
+
+
+def broadcast_table(draw, first, second):
+    return first.connect(second.broadcast()).map_batches(beside_table, str)
 
 
 def rolling(draw, first, second):
@@ -419,6 +489,9 @@ OPERATORS = [
     interval_join,
     ruled,
     unkeyed,
+    rows,
+    rows_of_windows,
+    broadcast_table,
 ]
 
 
@@ -528,7 +601,10 @@ def micro_batches(draw):
 @pytest.fixture(params=[2, chunks.PART], ids="parts of {}".format)
 def part(request, monkeypatch):
     """How large a list or map may be before it is in parts."""
-    monkeypatch.setattr(chunks, "PART", request.param)
+    if request.param < chunks.PART:
+        monkeypatch.setattr(chunks, "PART", request.param)
+        monkeypatch.setattr(chunks, "SMALL", 600)
+        monkeypatch.setattr(chunks, "BYTES", 1200)
 
 
 @pytest.mark.usefixtures("part")

@@ -16,7 +16,6 @@ from dagster_unified.operators.checkpointed_batches import CheckpointedBatchesSt
 from dagster_unified.operators.deltas import SOLUTION, Solutions
 from dagster_unified.operators.keyed import KeyedProcessStep, ReduceStep
 from dagster_unified.operators.keyed_batches import KeyedBatchesStep
-from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.operator_state import CheckpointedStep
 from dagster_unified.operators.program.step import Step
 from dagster_unified.operators.windows import Firing
@@ -109,24 +108,14 @@ class BroadcastNode(KeyedProcessNode):
         return found
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class BroadcastTableNode(BroadcastNode):
     """`map_batches` with the records of a broadcast stream at hand, which is not in the body of an iteration."""
-
-    table: StreamLayout
-    """The columns of the broadcast stream."""
 
     step = BroadcastTableStep
     has_side_outputs = False
     has_timers = False
 
     depends_on_order = False
-
-    def step_arguments(self) -> dict[str, Any]:
-        return {"table": self.table}
-
-    def settings(self, with_input: bool = True) -> list[object]:
-        return [str(self.table.schema)]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

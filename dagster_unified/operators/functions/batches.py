@@ -54,7 +54,11 @@ class KeyedBatchFunction(Function, ABC, Generic[Key]):
 
         @abstractmethod
         def output(self, tag: OutputTag[Any], batch: pa.RecordBatch) -> None:
-            """Emits a batch of records to a side output."""
+            """Emits a batch of records to a side output.
+
+            Its rows have the event times of its column `__ts`, or else those of the rows of `process_batch`, of which
+            it then has as many; in `on_timer`, the timer's timestamp.
+            """
 
     class OnTimerContext(Context[KeyOut]):
         """The context that `on_timer` gets with a timestamp."""

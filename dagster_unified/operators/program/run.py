@@ -252,6 +252,7 @@ class RunningProgram:
             closing=self._closing,
             flushing=self._flushing,
             generated=self._generated,
+            broadcast=None if self.program.broadcast is None else self.program.broadcast.layout,
             table=lambda: self._table,
             send=partial(self._send, index),
         )

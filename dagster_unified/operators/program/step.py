@@ -14,6 +14,7 @@ import pyarrow as pa
 from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.functions.base import Function, RuntimeContext
 from dagster_unified.operators.functions.checkpoints import CheckpointListener, listeners
+from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.program.blocks import Block, Consumer
 from dagster_unified.operators.program.fusion import Clause
@@ -49,6 +50,9 @@ class Place:
 
     generated: list[tuple[str, Generated]] | None
     """Takes the watermark generators that run, by the uid of their assigner; None where no driver asks them."""
+
+    broadcast: StreamLayout | None
+    """The columns of the broadcast stream of a head that has one."""
 
     table: Callable[[], pa.Table]
     """The broadcast records of a head that takes them as a table."""

@@ -9,19 +9,21 @@ import pyarrow as pa
 
 from dagster_unified.errors import PipelineError, StateError
 from dagster_unified.operators.functions.type_variables import T, V
+from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.map_batches import in_declared_types
+from dagster_unified.operators.state import chunks
+from dagster_unified.operators.state.arrow_rows import ArrowRows
 from dagster_unified.operators.state.backend import StateBackend
 from dagster_unified.operators.state.chunks import LargeRows
-from dagster_unified.operators.state.descriptors import OneTypeDescriptor
+from dagster_unified.operators.state.columns import TypedColumn
+from dagster_unified.operators.state.descriptors import OneTypeDescriptor, StateDescriptor
 from dagster_unified.operators.state.handles import State
+from dagster_unified.operators.state.row_columns import RowsColumn
 from dagster_unified.operators.state.ttl import StateTtlConfig
 from dagster_unified.records import record_type
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
-
-SMALL = 64 << 10
-"""Bytes of a batch from which on rows are not added to it any more."""
 
 
 class ArrowListState(State, Generic[T]):
@@ -31,6 +33,7 @@ class ArrowListState(State, Generic[T]):
         super().__init__(backend, descriptor)
         self._what = f"state '{descriptor.name}'"
         self._records = record_type(descriptor.type, self._what)
+        self._rows = ArrowRows(self._what, StreamLayout(self._records))
 
     def _value_type(self, descriptor: Any) -> Any:
         return bytes
@@ -38,7 +41,7 @@ class ArrowListState(State, Generic[T]):
     def get(self) -> pa.Table:
         """All rows, as columns that are not copied."""
         entries: Sequence[bytes] = self._backend.current.get(self._name) or []
-        return pa.concat_tables([self._records.schema.empty_table(), *map(self._read, entries)])
+        return pa.concat_tables([self._records.schema.empty_table(), *map(self._rows.read, entries)])
 
     def add(self, rows: pa.RecordBatch | pa.Table) -> None:
         """Appends rows. They have the columns of the declared type; other columns are left out."""
@@ -47,9 +50,10 @@ class ArrowListState(State, Generic[T]):
             return
         entries = self._backend.current.setdefault(self._name, [])
         end = entries.inline if isinstance(entries, LargeRows) else entries
-        if end and len(end[-1]) < SMALL:
-            given = pa.concat_tables([self._read(end.pop()), given])
-        end.append(to_bytes(given))
+        if end and len(end[-1]) < chunks.SMALL:
+            given = pa.concat_tables([self._rows.read(end[-1]), given])
+            end.pop()
+        end += self._rows.streams(given)
 
     def update(self, rows: pa.RecordBatch | pa.Table) -> None:
         """Replaces all rows."""
@@ -59,9 +63,6 @@ class ArrowListState(State, Generic[T]):
 
     def merge(self, entries: Sequence[Any]) -> None:
         self._backend.current[self._name] = [data for own in entries for data in own]
-
-    def _read(self, data: bytes) -> pa.Table:
-        return from_bytes(data, self._records.schema, self._what)
 
     def _checked(self, rows: object) -> pa.Table:
         records = self._records
@@ -86,7 +87,8 @@ class ArrowListStateDescriptor(OneTypeDescriptor[ArrowListState[V]], Generic[V])
 
     For functions of batches: rows stay columns. Few rows are kept together, and what has grown large costs a
     micro-batch what it adds, not its whole length. It lasts as `ValueStateDescriptor` says, and has no time to live. As
-    operator state it is its batches that are split over subtasks. In a savepoint's table it is a list of Arrow streams.
+    operator state it is its batches that are split over subtasks. A savepoint has it as a list of records, like that of
+    a `ListState`.
 
     Examples:
         >>> import pyarrow as pa
@@ -115,27 +117,11 @@ class ArrowListStateDescriptor(OneTypeDescriptor[ArrowListState[V]], Generic[V])
     def stored_type(self) -> Any:
         return list[bytes]
 
+    def column(self, what: str) -> TypedColumn:
+        return RowsColumn(what, StreamLayout(record_type(self.type, what)))
+
+    def stores_as(self, other: StateDescriptor[Any]) -> bool:
+        return isinstance(other, ArrowListStateDescriptor) and self.type == other.type
+
     def enable_time_to_live(self, ttl: StateTtlConfig) -> None:
         raise PipelineError(f"arrow list state '{self.name}' has no time to live; clear it in a timer")
-
-
-def to_bytes(rows: pa.Table) -> bytes:
-    """Rows as an Arrow stream."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_table(rows.combine_chunks())
-    found: bytes = sink.getvalue().to_pybytes()
-    return found
-
-
-def from_bytes(data: bytes, schema: pa.Schema, what: str) -> pa.Table:
-    """The inverse of `to_bytes`; raises `StateError` where the rows have other columns than `schema`."""
-    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-        rows = reader.read_all()
-    if rows.schema != schema:
-        raise StateError(
-            f"{what} was stored with the columns {', '.join(f'{f.name}: {f.type}' for f in rows.schema)}, and is"
-            f" declared with {', '.join(f'{f.name}: {f.type}' for f in schema)}; keep the type as it was, or start"
-            " without state"
-        )
-    return rows

@@ -112,7 +112,7 @@ class StateBackend(ABC):
         held = self.descriptors.setdefault(descriptor.name, descriptor)
         if held is descriptor:
             self.on_first(descriptor)
-        elif held.kind != descriptor.kind or held.stored_type != descriptor.stored_type:
+        elif not held.stores_as(descriptor):
             raise PipelineError(
                 f"state '{descriptor.name}' is declared as {held.describe()} and as {descriptor.describe()}; give one"
                 " of them another name"

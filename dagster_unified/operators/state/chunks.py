@@ -22,6 +22,9 @@ PART = 1024
 BYTES = 1 << 20
 """Bytes of batches of rows that stay in their key's page."""
 
+SMALL = 64 << 10
+"""Bytes of a batch from which on rows are not added to it any more."""
+
 Read = Callable[[int], Any]
 """Reads a part by its number."""
 
@@ -136,18 +139,19 @@ class LargeList(Chunked):
 
 
 class LargeRows(LargeList):
-    """A list of batches of rows, each of which is a part: but for the last, which may still grow."""
+    """A list of batches of rows, each of which is a part: but for the last, as long as it may grow."""
 
     kind = "rows"
 
     @classmethod
     def is_large(cls, entries: Any) -> bool:
-        return len(entries) > 1 and sum(map(len, entries)) > BYTES
+        return sum(map(len, entries)) > BYTES
 
     def save(self, write: Write) -> None:
-        self.parts += [write(None, [batch]) for batch in self.inline[:-1]]
-        self.size += len(self.inline[:-1])
-        self.inline = self.inline[-1:]
+        end = len(self.inline) - (bool(self.inline) and len(self.inline[-1]) < SMALL)
+        self.parts += [write(None, [batch]) for batch in self.inline[:end]]
+        self.size += end
+        self.inline = self.inline[end:]
 
 
 class LargeMap(Chunked):

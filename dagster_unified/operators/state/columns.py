@@ -61,8 +61,8 @@ class TypedColumn:
         if array is None:
             return []
         try:
-            if self.arrow is not None and _same(array.type, self.arrow):
-                _check_members(array, self._info)
+            if self.arrow is not None and same_type(array.type, self.arrow):
+                check_members(array, self._info)
                 values = self._values(array)
             else:
                 convert = self.migration(array.type)
@@ -82,6 +82,10 @@ class TypedColumn:
                 f"{self.what} is declared {type_name(self.python)}, and the savepoint has what does not fit it:"
                 f" {error}; keep the type as it was"
             ) from error
+
+    def check(self, stored: pa.DataType) -> None:
+        """Raises `StateError` where a column of another type does not become one of this."""
+        self.migration(stored)
 
     def migration(self, stored: pa.DataType) -> Convert:
         """What turns stored values of another type into the declared one; raises `StateError` where nothing does."""
@@ -119,29 +123,29 @@ def _arrow(info: mi.Type) -> pa.DataType | None:
         found = arrow_of(info)
     except RecordTypeError:
         return None
-    return None if _is_empty(found) else found
+    return None if is_empty(found) else found
 
 
-def _is_empty(kind: pa.DataType) -> bool:
+def is_empty(kind: pa.DataType) -> bool:
     """Whether there is a struct without fields in it, which Parquet does not have."""
     if pa.types.is_struct(kind) and kind.num_fields == 0:
         return True
-    return any(_is_empty(kind.field(i).type) for i in range(kind.num_fields))
+    return any(is_empty(kind.field(i).type) for i in range(kind.num_fields))
 
 
-def _same(one: pa.DataType, other: pa.DataType) -> bool:
+def same_type(one: pa.DataType, other: pa.DataType) -> bool:
     """Whether two types are the same but for what may be null, and for the names of lists' and maps' elements."""
     if pa.types.is_struct(one) and pa.types.is_struct(other):
         names = [f.name for f in one] == [f.name for f in other]
-        return names and all(_same(a.type, b.type) for a, b in zip(one, other, strict=True))
+        return names and all(same_type(a.type, b.type) for a, b in zip(one, other, strict=True))
     if pa.types.is_list(one) and pa.types.is_list(other):
-        return _same(one.value_type, other.value_type)
+        return same_type(one.value_type, other.value_type)
     if pa.types.is_map(one) and pa.types.is_map(other):
-        return _same(one.key_type, other.key_type) and _same(one.item_type, other.item_type)
+        return same_type(one.key_type, other.key_type) and same_type(one.item_type, other.item_type)
     return bool(one == other)
 
 
-def _check_members(array: pa.Array, info: Any) -> None:
+def check_members(array: pa.Array, info: Any) -> None:
     """Raises `ValueError` for a None in a record, list or map whose type does not allow it."""
     if isinstance(info, mi.Metadata):
         info = info.type
@@ -157,7 +161,7 @@ def _check_members(array: pa.Array, info: Any) -> None:
         for number, item in enumerate(info.item_types):
             _check_member(held.field(number), item, f"item {number} of a tuple")
     elif isinstance(info, mi.DictType):
-        _check_members(held.keys, info.key_type)
+        check_members(held.keys, info.key_type)
         _check_member(held.items, info.value_type, "a map's value")
     else:
         _check_member(held.flatten(), info.item_type, "a list's element")
@@ -166,4 +170,4 @@ def _check_members(array: pa.Array, info: Any) -> None:
 def _check_member(array: pa.Array, info: mi.Type, what: str) -> None:
     if array.null_count and not takes_none(info):
         raise ValueError(f"{what} may not be None any more, and is None {array.null_count} times")
-    _check_members(array, info)
+    check_members(array, info)

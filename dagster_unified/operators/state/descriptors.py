@@ -8,6 +8,7 @@ from msgspec import inspect as mi
 
 from dagster_unified.errors import PipelineError
 from dagster_unified.operators.functions.type_variables import R
+from dagster_unified.operators.state.columns import TypedColumn
 from dagster_unified.operators.state.ttl import StateTtlConfig
 from dagster_unified.records import instead_of_model, is_model, type_name
 
@@ -58,12 +59,20 @@ class StateDescriptor(Generic[R]):
         """
         raise NotImplementedError
 
+    def column(self, what: str) -> TypedColumn:
+        """How what is stored becomes a column of a savepoint; `what` names it in errors."""
+        return TypedColumn(what, self.stored_type)
+
     def _timed(self, python: Any) -> Any:
         return python if self.ttl is None else tuple[python, int]
 
     def same_as(self, other: StateDescriptor[Any]) -> bool:
         """Whether another descriptor says the same in every respect, so that one handle does for both."""
         return type(self) is type(other) and vars(self) == vars(other)
+
+    def stores_as(self, other: StateDescriptor[Any]) -> bool:
+        """Whether another descriptor of its name stores the same."""
+        return self.kind == other.kind and bool(self.stored_type == other.stored_type)
 
     def enable_time_to_live(self, ttl: StateTtlConfig) -> None:
         """PyFlink's spelling of giving a descriptor its time to live."""

@@ -71,10 +71,8 @@ class StateTable:
         self._keys = {
             name: TypedColumn(f"{where}: key '{name}'", kind) for name, kind in zip(key.names, kinds, strict=True)
         }
-        self._states = {name: TypedColumn(f"{where}: state '{name}'", d.stored_type) for name, d in states.items()}
-        self._broadcast = {
-            name: TypedColumn(f"{where}: broadcast state '{name}'", d.stored_type) for name, d in broadcast.items()
-        }
+        self._states = {name: d.column(f"{where}: state '{name}'") for name, d in states.items()}
+        self._broadcast = {name: d.column(f"{where}: broadcast state '{name}'") for name, d in broadcast.items()}
         self._held = TypedColumn(f"{where}: held-back element", record)
         self._large = {name for name, d in states.items() if d.chunks is not None}
         self._state_columns = {name: self._free(name, "state") for name in states}
@@ -240,7 +238,7 @@ class StateTable:
         """Raises `StateError` where a savepoint's columns do not fit what the operator declares."""
         for name, column, _ in self._columns():
             if name in stored.names and column.arrow is not None and stored.field(name).type != column.arrow:
-                column.migration(stored.field(name).type)
+                column.check(stored.field(name).type)
         known = {name for name, _, _ in self._columns()} | {EVENT_TIMERS, PROCESSING_TIMERS, HELD, ENCODED}
         for name in self._keys:
             if name not in stored.names and self._keys[name].arrow is not None:

@@ -6,8 +6,10 @@ from typing import Any
 
 from dagster_unified.operators.keyed import KeyedOperator
 from dagster_unified.operators.state.backend import Declared, StateBackend
+from dagster_unified.operators.state.columns import TypedColumn
 from dagster_unified.operators.state.descriptors import StateDescriptor
 from dagster_unified.operators.state.map import MapStateDescriptor
+from dagster_unified.operators.state.row_columns import RowsByKeyColumn, RowsColumn
 
 
 class WindowScope(StateBackend):
@@ -26,8 +28,7 @@ class WindowScope(StateBackend):
         self._operator.state.look(declared, value)  # the latest is by key, and a key has one value for each window
 
     def on_first(self, descriptor: StateDescriptor[Any]) -> None:
-        stored = MapStateDescriptor(self.name(descriptor.name), self._window_type, descriptor.stored_type)
-        self._operator.state.register(stored)
+        self._operator.state.register(_OfWindows(self.name(descriptor.name), self._window_type, descriptor))
 
     def name(self, name: str) -> str:
         """A state's name among the key's."""
@@ -37,6 +38,22 @@ class WindowScope(StateBackend):
     def of_key(self) -> dict[str, Any]:
         """The state of the current key."""
         return self._operator.state.current
+
+
+class _OfWindows(MapStateDescriptor[Any, Any]):
+    """A state of windows, as a map of the key's."""
+
+    def __init__(self, name: str, window_type: Any, descriptor: StateDescriptor[Any]) -> None:
+        super().__init__(name, window_type, descriptor.stored_type)
+        self._of_window = descriptor
+
+    def column(self, what: str) -> TypedColumn:
+        rows = self._of_window.column(what)
+        return (
+            RowsByKeyColumn(what, self.key_type, rows, several=True)
+            if isinstance(rows, RowsColumn)
+            else super().column(what)
+        )
 
 
 class _WindowCells:
