@@ -176,7 +176,7 @@ def _sorted(offsets: Offsets) -> dict[str, int]:
 
 def _schema(source: SplitSource[Any], streaming: bool) -> StructType:
     """The columns of a source's rows: the records', what does not fit, and in STREAMING the part."""
-    found = spark_schema(source.records.schema)
+    found = spark_schema(source.columns)
     if source.on_malformed != "fail":
         texts = [StructField(name, StringType()) for name in ("file", "row", "reason")]
         found = found.add(MALFORMED, StructType(texts))

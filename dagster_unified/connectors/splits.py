@@ -140,6 +140,11 @@ class SplitSource(SparkSource[Out]):
 
     # What the library makes of it
 
+    @property
+    def columns(self) -> pa.Schema:
+        """What a split is read as."""
+        return self.records.schema
+
     def keeps_malformed(self) -> bool:
         return self.on_malformed == "divert"
 

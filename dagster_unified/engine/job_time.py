@@ -3,10 +3,10 @@
 Watermarks come from what each micro-batch reported, and processing-time timers from the clock.
 
 An operator's watermark is the smallest of its nearest assigners'; an assigner's is its latest event time less the
-strategy's bound, or what its watermark generator emitted. Directly behind a source with parts, such as the partitions
-of a topic, the latest event time is that of the part which is furthest behind. An assigner that is idle, by its
-generator or for longer than its strategy allows, does not hold others back; nor does a part. Knows the plan, not Spark;
-a control event is what it returns.
+strategy's bound, or what its watermark generator emitted. That of a stream which another query hands on was handed on
+with it. Directly behind a source with parts, such as the partitions of a topic, the latest event time is that of the
+part which is furthest behind. An assigner that is idle, by its generator or for longer than its strategy allows, does
+not hold others back; nor does a part. Knows the plan, not Spark; a control event is what it returns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class JobTime:
         are Spark's own.
         """
         graph = plan.graph
-        self._assigners = {n.uid: n for n in graph.assigners}
+        self._assigners = {n.uid: n for n in graph.timed}
         waiting = [n for n in graph.nodes if n.has_timers or (native_windows and n.has_native_windows)]
         self._before = {n.uid: plan.assigners_before(n.id) for n in waiting}
         self._latest = latest or ControlEvent()
@@ -82,6 +82,13 @@ class JobTime:
             if report.due is not None:
                 self._due.add(report.due)
             return self._next(now)
+
+    def relayed(self, uid: str, watermark: int | None, last_event_time: int | None) -> None:
+        """Take what another query has handed on with the records that this one has processed."""
+        with self._lock:
+            self._emitted(uid, Mark(watermark))
+            if last_event_time is not None:
+                self._seen.saw_event_time(uid, last_event_time)
 
     def tick(self, now: int) -> ControlEvent | None:
         """The control event to emit because time has passed, if any."""
@@ -174,7 +181,7 @@ class JobTime:
     def _own_mark(self, uid: str, now: int) -> int:
         """The watermark of one assigner."""
         node = self._assigners[uid]
-        if node.generator is not None:
+        if node.says_watermarks:
             return self._generated.get(uid, MIN_TIMESTAMP)
         seen = self._slowest(uid, now)
         if seen is None or node.max_out_of_orderness_ms is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dagster_unified.errors import UnsupportedError
-from dagster_unified.graph.nodes import AssignTimestampsNode, ExchangeKind, Graph, SourceNode
+from dagster_unified.graph.nodes import AssignTimestampsNode, ExchangeKind, Graph, IterationNode, SourceNode
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def _source_of(graph: Graph, node: AssignTimestampsNode) -> SourceNode | None:
         before = graph.node(edges[0].source)
         if isinstance(before, SourceNode):
             return before
-        if before.runs_by_key or before.aggregates_natively:
+        if before.runs_by_key or before.aggregates_natively or isinstance(before, IterationNode):
             return None
         edges = graph.inputs(before.id)
     return None

@@ -29,10 +29,9 @@ def has_iterations(graph: Graph) -> bool:
 
 
 def check_iterations(graph: Graph, goes_on: bool) -> None:
-    """Raises `UnsupportedError` where STREAMING would need state behind an iteration.
+    """Raises `UnsupportedError` where a bounded iteration would wait for ever: for an input that goes on.
 
-    An iteration goes round while an epoch is committed, when the operators with state have had their turn. Where the
-    input goes on behind the end of the data, a bounded one would wait for ever.
+    `goes_on` says that the end of the data is not the end of the input.
     """
     waiting = next((n for n in graph.nodes if isinstance(n, IterationNode) and not n.takes_input_in_all_rounds), None)
     if goes_on and waiting is not None:
@@ -41,17 +40,6 @@ def check_iterations(graph: Graph, goes_on: bool) -> None:
             " execution.savepoint.path the job leaves its state before that; remove the option, or launch with"
             " execution.runtime-mode=BATCH"
         )
-    for node in graph.nodes:
-        if not (node.holds_state or node.runs_by_key or node.aggregates_natively):
-            continue
-        before = (graph.node(n) for n in sorted(graph.upstream(node.id) - {node.id}))
-        iteration = next((n for n in before if isinstance(n, IterationNode)), None)
-        if iteration is not None:
-            raise UnsupportedError(
-                f"{graph.name}: '{node.name}' has state and comes after iteration '{iteration.name}', which STREAMING"
-                " does not run; put it into the body, write the iteration's output to a table or a topic and read that"
-                " in another pipeline, or launch with execution.runtime-mode=BATCH"
-            )
 
 
 def check_staleness(where: str, node: IterationNode) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dagster_unified.graph.code import field_of
-from dagster_unified.graph.nodes import AssignTimestampsNode, Edge, Graph, Node
+from dagster_unified.graph.nodes import AssignTimestampsNode, Edge, Graph, Node, TimedNode
 
 
 @dataclass(frozen=True)
@@ -30,19 +30,22 @@ class Assigned:
         return self.disorder is not None and self.bound is not None and self.disorder <= self.bound
 
 
-def nearest_assigners(graph: Graph, edges: Sequence[Edge]) -> list[AssignTimestampsNode]:
-    """The nearest timestamp assigners upstream of what comes over some edges."""
+def nearest_assigners(graph: Graph, edges: Sequence[Edge]) -> list[TimedNode]:
+    """The nearest timestamp assigners upstream of what comes over some edges.
+
+    A stream that another query hands on stands for those before it.
+    """
     pending: list[Edge] = list(edges)
     seen: set[int] = set()
-    found: list[AssignTimestampsNode] = []
+    found: list[TimedNode] = []
+    timed = {node.id: node for node in graph.timed}
     while pending:
         source = pending.pop().source
         if source in seen:
             continue
         seen.add(source)
-        node = graph.node(source)
-        if isinstance(node, AssignTimestampsNode):
-            found.append(node)
+        if source in timed:
+            found.append(timed[source])
         else:
             pending += graph.inputs(source)
     return found
@@ -54,7 +57,7 @@ def assigners(graph: Graph, node: Node) -> list[Assigned]:
     return [
         Assigned(n.name, n.max_out_of_orderness_ms, _disorder(graph, n))
         for n in found
-        if n.max_out_of_orderness_ms is not None or n.generator is not None
+        if isinstance(n, AssignTimestampsNode) and (n.max_out_of_orderness_ms is not None or n.generator is not None)
     ]
 
 

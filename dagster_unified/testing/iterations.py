@@ -59,6 +59,11 @@ class StreamedIteration:
         """What its operators have reported."""
         return self._one.metrics
 
+    @property
+    def circulates(self) -> bool:
+        """Whether something waits for the next round."""
+        return bool(self._waiting)
+
     def micro_batch(self, inputs: Sequence[Sequence[Timed]], ends: bool) -> list[list[Timed]]:
         """The outputs of a micro-batch: of one round, or where the input ends of all that are left."""
         one = self._one

@@ -24,6 +24,7 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, Port, plan
+from dagster_unified.graph.segments import segments
 from dagster_unified.operators.drivers.batch import run_batch
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.drivers.report import Report
@@ -86,7 +87,7 @@ def run_pipeline(
     order = _Order(seed)
     if decided.execution.mode == "BATCH":
         return _Batch(decided, given, clock, order).run()
-    return _Streaming(decided, given, clock, order, watermark_interval, micro_batch).run()
+    return _run_streaming(decided, given, clock, order, watermark_interval, micro_batch)
 
 
 class _Order:
@@ -243,21 +244,58 @@ class _Stream:
     behind: InSubtasks = field(default_factory=dict)
 
 
+@dataclass
+class _Handed:
+    """What a micro-batch of one segment hands on to another, and how far event time is."""
+
+    records: list[Timed]
+    watermark: int | None
+    last_event_time: int | None
+
+
+def _run_streaming(
+    decided: Plan,
+    inputs: Mapping[int, list[Any]],
+    clock: Callable[[], int],
+    order: _Order,
+    interval: int | None,
+    size: int | None,
+) -> Result:
+    """Segment after segment; each reads what those before it have handed on, micro-batch by micro-batch."""
+    laid_out(decided, Lanes())  # refuses what a job refuses
+    result = Result(sinks={n.name: [] for n in decided.graph.sinks})
+    by_uid = {decided.graph.node(n).uid: records for n, records in inputs.items()}
+    handed: dict[str, list[_Handed]] = {}
+    measured = []
+    for segment in segments(decided):
+        one = _Streaming(segment, by_uid, clock, order, interval, size, handed)
+        found = one.run()
+        for name, records in found.sinks.items():
+            result.sinks[name] += records
+        measured.append(found.metrics)
+        handed |= one.handed
+    result.metrics = merge(measured)
+    return result
+
+
 class _Streaming:
     """STREAMING semantics: micro-batch after micro-batch through all operators, in the order of the graph."""
 
     def __init__(
         self,
         decided: Plan,
-        inputs: dict[int, list[Any]],
+        inputs: Mapping[str, list[Any]],
         clock: Callable[[], int],
         order: _Order,
         interval: int | None,
         size: int | None,
+        given: Mapping[str, Sequence[_Handed]],
     ) -> None:
-        laid_out(decided, Lanes())  # refuses what a job refuses
-        self.plan, self.inputs, self.clock, self.order = decided, inputs, clock, order
+        self.plan, self.clock, self.order = decided, clock, order
+        self.inputs = {n.id: inputs[n.uid] for n in decided.graph.readers if not isinstance(n, g.RelayedNode)}
         self.interval, self.size = interval, size
+        self.given = {n.id: given[n.uid] for n in decided.graph.nodes if isinstance(n, g.RelayedNode)}
+        self.handed: dict[str, list[_Handed]] = {n.uid: [] for n in decided.graph.nodes if isinstance(n, g.RelayNode)}
         self.result = Result(sinks={n.name: [] for n in decided.graph.sinks})
         self.time = JobTime(decided, None, clock(), native_windows=True)
         self.driven: dict[int, list[Driven]] = {}
@@ -267,6 +305,9 @@ class _Streaming:
             n.id: StreamedIteration(decided, n, clock) for n in decided.graph.nodes if isinstance(n, g.IterationNode)
         }
         self.streams: dict[Port, _Stream] = {}
+        self.delivered = ControlEvent()
+        """The latest event that a micro-batch has had."""
+
         self.ahead = False
         self.due: list[int] = []
         self.kept: dict[int, list[tuple[Timed, int]]] = {}
@@ -287,6 +328,7 @@ class _Streaming:
             for arriving in self._micro_batches():
                 self._micro_batch(arriving, event)
                 waiting += sum(map(len, arriving.values()))
+                self._take_time(arriving)
                 event = None
                 if self.interval is not None and waiting >= self.interval:
                     event, waiting = self._after(), 0
@@ -306,15 +348,31 @@ class _Streaming:
     def _instances(self) -> Iterator[Driven]:
         return chain.from_iterable(self.driven.values())
 
-    def _micro_batches(self) -> Iterator[dict[int, list[Any]]]:
-        """One source after another, a micro-batch's number of records at a time; with no number, everything at once."""
-        reading = {n.id: self.inputs[n.id] for n in self.plan.graph.sources}
+    def _micro_batches(self) -> Iterator[dict[int, list[Timed]]]:
+        """One source after another, a micro-batch's number of records at a time; with no number, everything at once.
+
+        What another segment handed on comes as it did, all streams together.
+        """
+        sources = [n.id for n in self.plan.graph.sources if n.id not in self.given]
+        reading = {n: [(record, None) for record in self.inputs[n]] for n in sources}
+        epochs = max(map(len, self.given.values()), default=0)
+        handed = [{n: given[i].records for n, given in self.given.items() if i < len(given)} for i in range(epochs)]
         if self.size is None:
-            yield {n: self.order.shuffled(records) for n, records in reading.items()}
+            together = {n: list(chain.from_iterable(one.records for one in given)) for n, given in self.given.items()}
+            yield {n: self.order.shuffled(records) for n, records in reading.items()} | together
             return
+        yield from handed
         for n, records in reading.items():
             for start in range(0, len(records), self.size):
                 yield {n: self.order.shuffled(records[start : start + self.size])}
+
+    def _take_time(self, arriving: Mapping[int, object]) -> None:
+        """Takes the event time that was handed on with records that have been processed."""
+        for n in self.given.keys() & arriving.keys():
+            passed = self.given[n] if self.size is None else self.given[n][: self.epoch]
+            if passed:
+                last = passed[-1]
+                self.time.relayed(self.plan.graph.node(n).uid, last.watermark, last.last_event_time)
 
     def _after(self) -> ControlEvent | None:
         report = Report(merge(d.running.metrics for d in self._instances()), min(self.due, default=None))
@@ -322,18 +380,21 @@ class _Streaming:
             report.mark(driven.running.end_of_batch())
         return self.time.after(report, self.clock())
 
-    def _micro_batch(self, arriving: Mapping[int, list[Any]], event: ControlEvent | None) -> None:
+    def _micro_batch(self, arriving: Mapping[int, list[Timed]], event: ControlEvent | None) -> None:
         self.streams, self.due = {}, []
+        self.delivered = event or self.delivered
         if self.epoch:
             for driven in self._instances():
                 driven.notify(self.epoch - 1)
         for node in self.plan.graph.nodes:
             if isinstance(node, g.SourceNode):
-                self.streams[Port(node.id)] = _Stream(behind={0: [(r, None) for r in arriving.get(node.id, ())]})
+                self.streams[Port(node.id)] = _Stream(behind={0: arriving.get(node.id, [])})
                 continue
             came = self._arriving(node)
             if isinstance(node, g.SinkNode):
                 self.result.sinks[node.name] += [r for r, _ in [*in_one(came.ahead), *in_one(came.behind)]]
+            elif isinstance(node, g.RelayNode):
+                self._hand_on(node, [*in_one(came.ahead), *in_one(came.behind)], event)
             elif isinstance(node, g.IterationNode):
                 self._iteration(node, event is not None and event.end)
             elif node.step is not None:
@@ -386,6 +447,19 @@ class _Streaming:
         self.ahead = False
         for number, records in enumerate(self.iterations[node.id].micro_batch(inputs, ends)):
             self._emit(Port(node.id, g.output_tag(number)), 0, records)
+
+    def _hand_on(self, node: g.RelayNode, records: list[Timed], event: ControlEvent | None) -> None:
+        handed = self.handed[node.uid]
+        watermark = handed[-1].watermark if handed else None
+        circulates = any(self.iterations[one].circulates for one in self._before(node))
+        if not node.waits_for_end and not circulates:
+            watermark = self.delivered.watermarks.get(node.uid, watermark)
+        ended = event is not None and event.end
+        handed.append(_Handed(records, watermark, self.delivered.last_event_times.get(node.uid) if ended else None))
+
+    def _before(self, node: g.Node) -> list[int]:
+        """The iterations before a node."""
+        return [n for n in self.plan.upstream(node.id) if n in self.iterations]
 
     def _native(self, node: g.Node, came: _Stream) -> None:
         layout, looked_up = input_layout(self.plan, node.id), self.inputs.get(node.id, ())

@@ -74,6 +74,8 @@ class Spec:
     """How many rounds the criteria allow; 0 where there are none."""
 
     parallelism: int
+    behind: bool = False
+    """Whether an operator with state comes behind the iteration, and gives what leaves it summed up by key."""
 
 
 # What the operators do: functions that the library runs, and the model as well where they have no state
@@ -393,6 +395,25 @@ class Body(iterations.IterationBody):
         return iterations.IterationBodyResult(keyed, [streams[number] for number in spec.outputs], criteria)
 
 
+class Totals(KeyedProcessFunction[int, tuple[int, int, int, int], tuple[int, int, int, int]]):
+    """Adds up all columns, and says so when the iteration has ended."""
+
+    def open(self, runtime_context):
+        self.totals = runtime_context.get_state(ValueStateDescriptor("totals", tuple[int, int, int, int]))
+
+    def process_element(self, value, ctx):
+        self.totals.update(summed(value, self.totals.value()))
+        ctx.timer_service().register_event_time_timer(1)
+        return []
+
+    def on_timer(self, timestamp, ctx):
+        return [self.totals.value()]
+
+
+def summed(one, others):
+    return one if others is None else tuple(map(sum, zip(one, others, strict=True)))
+
+
 def built(spec: Spec):
     """The pipeline, and a stream of all records that its iteration gives, each with the number of its output."""
     pipeline = Pipeline("generated")
@@ -414,7 +435,8 @@ def built(spec: Spec):
         stream.map(lambda r, number=number: (number, *r), tuple[int, int, int, int])
         for number, stream in enumerate(outputs)
     ]
-    return pipeline, numbered[0].union(*numbered[1:]) if numbered[1:] else numbered[0]
+    every = numbered[0].union(*numbered[1:]) if numbered[1:] else numbered[0]
+    return pipeline, every.key_by(lambda r: r[1], key_type=int).process(Totals()) if spec.behind else every
 
 
 # The model
@@ -434,6 +456,16 @@ class Model:
         self.rounds = 0
 
     def run(self) -> list[tuple[int, int, int, int]]:
+        """What the pipeline gives."""
+        found = self._leaving()
+        if not self.spec.behind:
+            return found
+        totals = {}
+        for record in found:
+            totals[record[1]] = summed(record, totals.get(record[1]))
+        return sorted(totals.values())
+
+    def _leaving(self) -> list[tuple[int, int, int, int]]:
         """All records of all outputs."""
         spec, found = self.spec, []
         begin: list[Sequence[Rec]] = [*spec.variables]
@@ -589,4 +621,5 @@ def specs(draw, parallelism=st.integers(1, 3)) -> Spec:
         per_round=per_round,
         rounds=draw(st.integers(1, 4)) if replayed else draw(st.integers(0, 4)),
         parallelism=draw(parallelism),
+        behind=draw(st.booleans()),
     )

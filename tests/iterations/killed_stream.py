@@ -1,7 +1,8 @@
 """A process that runs an iteration as a stream, and is killed: `killed_stream FOLDER KIND HOPS POINT COUNT [STORE]`.
 
 Points: in a round (`level`), after its commit (`round`), after the sinks had an epoch that Spark has not logged
-(`sinks`). It dies at the COUNT-th of them; with POINT `none` it does not. Checkpoints are
+(`sinks`); with state behind the iteration also after its query was handed something (`handed`), and after that query
+has taken it (`taken`). It dies at the COUNT-th of them; with POINT `none` it does not. Checkpoints are
 in FOLDER, or in a bucket of the server at STORE.
 """
 
@@ -17,13 +18,17 @@ from dagster_unified.engine.iterations.journal import Journal
 from dagster_unified.engine.iterations.levels import SparkLevels
 from dagster_unified.engine.streaming.epoch import EpochWriter
 from dagster_unified.engine.streaming.job import Start, StreamingJob
+from dagster_unified.engine.streaming.relays import Reading, RelayLog
 from tests.iterations.test_both_modes import Hop, Visits
 from tests.iterations.test_semantics import Body
 from tests.object_store import s3a
 
 
-def hopping(folder, hops, kind="unbounded", more=None, uid=None):
-    """Records that take so many hops, each written in each hop; `more` is an operator that comes behind."""
+def hopping(folder, hops, kind="unbounded", more=None, uid=None, behind=False):
+    """Records that take so many hops, each written in each hop.
+
+    `more` is an operator that comes behind them in the body; `behind` says that one with state comes behind the loop.
+    """
     pipeline = Pipeline("hopping")
     given = pipeline.from_source(ParquetSource(f"{folder}/in", Hop, "numbers", max_files_per_trigger=1))
 
@@ -37,6 +42,8 @@ def hopping(folder, hops, kind="unbounded", more=None, uid=None):
         (out,) = iterations.iterate_unbounded_streams(variables, [], Body(build), config)
     else:
         (out,) = iterations.iterate_bounded_streams_until_termination(variables, [], Body(build), config)
+    if behind:
+        out = out.key_by("number").process(Visits())
     out.sink_to(FileSink(f"{folder}/out", name="out"))
     return pipeline
 
@@ -58,6 +65,7 @@ def dying(owner, name, count):
 POINTS = {
     "unbounded": {"level": (SparkLevels, "run"), "round": (FeedbackLog, "commit"), "sinks": (EpochWriter, "commit")},
     "bounded": {"level": (SparkLevels, "run"), "round": (Journal, "commit"), "sinks": (EpochWriter, "commit")},
+    "behind": {"handed": (RelayLog, "commit"), "taken": (Reading, "reached"), "sinks": (EpochWriter, "commit")},
 }
 
 
@@ -75,7 +83,10 @@ def main(folder, kind, hops, point, count, store=""):
         dying(*POINTS[kind][point], count)
     config = {"spark.sql.shuffle.partitions": "2", **(s3a(Path(folder), store) if store else {})}
     spark = session.start("local[2,3]", config=config)
-    plan = hopping(folder, hops, kind).plan(options(folder, "s3://lake/checkpoints" if store else ""))
+    behind = kind == "behind"
+    plan = hopping(folder, hops, "unbounded" if behind else kind, behind=behind).plan(
+        options(folder, "s3://lake/checkpoints" if store else "")
+    )
     print(StreamingJob(plan, spark, Start("test", patience=1)).run(), flush=True)
     spark.stop()
 

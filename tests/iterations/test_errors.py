@@ -16,6 +16,8 @@ from dagster_unified.api import (
     WatermarkStrategy,
     iterations,
 )
+from dagster_unified.api import functions as F
+from dagster_unified.engine.streaming.topology import Lanes, laid_out
 from dagster_unified.errors import PipelineError, RecordTypeError, UnifiedError, UnsupportedError, UserFunctionError
 from dagster_unified.testing import run_pipeline
 from tests.iterations.test_semantics import Body
@@ -140,12 +142,13 @@ def test_an_operator_that_lives_for_one_round_hears_of_no_epochs():
         built(listening, operator_life_cycle="PER_ROUND")
 
 
-def test_streaming_runs_no_state_behind_an_iteration():
+def test_no_native_aggregate_of_spark_stands_behind_an_iteration():
     pipeline, (out,) = built(same)
-    out.key_by(lambda n: n, key_type=int).reduce(lambda a, b: a + b).name("totals").print()
-    with pytest.raises(UnsupportedError, match=r"'totals' has state and comes after iteration 'Body', which STREAMING"):
-        pipeline.plan({"execution.runtime-mode": "STREAMING"})
-    pipeline.plan({"execution.runtime-mode": "BATCH"})
+    sales = out.map(lambda n: Sale("north", n), Sale).key_by("shop")
+    sales.agg(F.sum("at").alias("at"), output_type=Sale).name("totals").print()
+    changed = {"execution.runtime-mode": "STREAMING", "state.native-aggregates": "SPARK"}
+    with pytest.raises(UnsupportedError, match="after the native aggregate 'totals' and after 'Body', which"):
+        laid_out(pipeline.plan(changed), Lanes())
 
 
 @pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])

@@ -34,6 +34,7 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Port
 from dagster_unified.operators.functions.base import Subtask
+from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.metrics import merge
 from dagster_unified.operators.rounds.spec import Loop
 
@@ -81,7 +82,7 @@ class SparkLevels:
             functions = functools.partial(afresh, self.loop, level)
             reports = [turn_of(job, self.loop, functions(), Subtask(), functions)]
         else:
-            reports = _collected(self._tasks(subtasks).mapInArrow(functools.partial(run_level, job), self._report))
+            reports = collected(self._tasks(subtasks).mapInArrow(functools.partial(run_level, job), self._report))
         found: LevelResult[StoredParcel] = LevelResult()
         for report in reports:
             self.files += report.files
@@ -112,25 +113,30 @@ class SparkLevels:
         for number, frame in enumerate(inputs):
             taking = functools.partial(take_in, self._payload, self.folder, number)
             into = replayed if number in self.loop.replayed else once
-            for report in _collected(frame.mapInArrow(taking, self._report)):
+            for report in collected(frame.mapInArrow(taking, self._report)):
                 into += report.sent
         return once, replayed
 
     def frames(self, node: g.IterationNode, outputs: Sequence[StoredParcel]) -> dict[Port, DataFrame]:
         """The outputs of an iteration as DataFrames."""
         return {
-            Port(node.id, g.output_tag(tail.number)): self._frame(tail, slot.number, outputs)
+            Port(node.id, g.output_tag(tail.number)): self._frame(tail, slot.number, outputs, node.timestamped)
             for tail, slot in zip(node.outputs, self.loop.outputs, strict=True)
         }
 
-    def _frame(self, tail: g.TailNode, slot: int, outputs: Sequence[StoredParcel]) -> DataFrame:
-        """One output: a row says where some of its records are, and workers read them."""
-        schema = tail.layout.schema
-        rows = [(msgspec.json.encode(parcel).decode(),) for parcel in outputs if parcel.slot == slot]
-        parts = max(1, min(len(rows), self.loop.parallelism))
-        places = self.spark.createDataFrame(rows, "parcel string").repartition(parts)
-        reading = functools.partial(read_output, self.folder, schema)
-        return places.mapInArrow(reading, spark_schema(schema))
+    def _frame(self, tail: g.TailNode, slot: int, outputs: Sequence[StoredParcel], timestamped: bool) -> DataFrame:
+        """One output: each task reads what one subtask emitted, in its order."""
+        emitted: list[list[StoredParcel]] = [[]]
+        for parcel in outputs:
+            if parcel.slot == slot:
+                emitted += [[] for _ in range(len(emitted), parcel.target + 1)]
+                emitted[parcel.target].append(parcel)
+        held = tail.layout
+        schema = StreamLayout(held.records, timestamped).schema
+        reading = functools.partial(
+            read_output, self.folder, held.schema, schema, tuple(map(msgspec.msgpack.encode, emitted))
+        )
+        return self._tasks(len(emitted)).mapInArrow(reading, spark_schema(schema))
 
     def _tasks(self, subtasks: int) -> DataFrame:
         """A row for each subtask, in a partition of its own."""
@@ -144,7 +150,8 @@ def parcels(stored: Iterable[StoredParcel]) -> list[Parcel[StoredParcel]]:
     return [Parcel(parcel.slot, parcel.target, parcel) for parcel in stored]
 
 
-def _collected(reports: DataFrame) -> list[Report]:
+def collected(reports: DataFrame) -> list[Report]:
+    """What the tasks of a job report, in the order of their partitions."""
     return [decode_report(row["report"]) for row in reports.collect()]
 
 

@@ -5,7 +5,7 @@ Only control goes through the JVM: records and state are files. Knows the operat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -13,12 +13,13 @@ import pyarrow as pa
 
 from dagster_unified.engine.iterations.files import INPUT, MappedFiles, PagedStates, RoundFile, StoredParcel
 from dagster_unified.engine.iterations.journal import StoredState
+from dagster_unified.engine.iterations.places import Place
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.worker import this_subtask
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
 from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.rounds.block import Block, take_block
-from dagster_unified.operators.rounds.sending import Sending, Sent
+from dagster_unified.operators.rounds.sending import Sending, Sent, in_columns
 from dagster_unified.operators.rounds.spec import Level, Loop
 from dagster_unified.operators.rounds.task import Turn
 from dagster_unified.operators.time import wall_clock
@@ -27,6 +28,9 @@ REPORT = pa.schema([pa.field("report", pa.string())])
 
 _TOGETHER = 1 << 20
 """Rows that a task takes in before it writes them."""
+
+_READ_LATE = 50
+"""Epochs by which a query may be behind the one that hands something on, before it copies that from a bucket again."""
 
 
 class Report(msgspec.Struct):
@@ -129,13 +133,34 @@ def turn_of(job: Job, loop: Loop, level: Level, subtask: Subtask, afresh: Callab
     return report
 
 
-def read_output(folder: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The records of an output, from rows that say where they are."""
+def read_output(
+    folder: str, held: pa.Schema, wanted: pa.Schema, emitted: Sequence[bytes], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """The records that some subtasks `emitted`, which rows name; they are held in other columns than are wanted."""
     files = MappedFiles(folder)
+    names = tuple(name if name in held.names else None for name in wanted.names)
     for batch in batches:
-        for stored in batch.column("parcel").to_pylist():
-            parcel = msgspec.json.decode(stored, type=StoredParcel)
-            yield files.batch_of(parcel, schema)
+        for subtask in batch.column("id").to_pylist():
+            for parcel in msgspec.msgpack.decode(emitted[subtask], type=list[StoredParcel]):
+                yield in_columns(files.batch_of(parcel, held), names, wanted)
+
+
+def hand_on(folder: str, schema: pa.Schema, epoch: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Writes the records that a stream has in an epoch, in their order, for another query to read."""
+    names = tuple(schema.names)
+    own, report = this_subtask().number, Report()
+    sent: list[Sent] = []
+    rows = 0
+    Place(folder).drop_copies(epoch - _READ_LATE)
+    with RoundFile(folder, f"handed-{epoch}", epoch) as file:
+        for batch in batches:
+            sent.append(Sent(0, own, in_columns(batch, names, schema)))
+            rows += batch.num_rows
+            if rows >= _TOGETHER:
+                report.sent += file.send(sent)
+                sent, rows = [], 0
+        report.sent += file.send(sent)
+    yield _row(report)
 
 
 def decode_report(text: str) -> Report:

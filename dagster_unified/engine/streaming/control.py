@@ -93,13 +93,17 @@ def _fenced(folder: UPath) -> Iterator[None]:
         ) from error
 
 
-def brings_end(entry: UPath) -> bool:
-    """Whether an epoch's entry in Spark's log of offsets has the end of the input."""
+def event_of(entry: UPath) -> ControlEvent:
+    """The latest control event that an epoch had, by its entry in Spark's log of offsets."""
     for line in offsets_of_sources(entry):
         with contextlib.suppress(msgspec.DecodeError):  # another source's
-            if msgspec.json.decode(msgspec.json.decode(line, type=_Sent).event, type=ControlEvent).end:
-                return True
-    return False
+            return msgspec.json.decode(msgspec.json.decode(line, type=_Sent).event, type=ControlEvent)
+    return ControlEvent()
+
+
+def brings_end(entry: UPath) -> bool:
+    """Whether an epoch's entry in Spark's log of offsets has the end of the input."""
+    return event_of(entry).end
 
 
 class _Sent(msgspec.Struct):

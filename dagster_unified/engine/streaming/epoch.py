@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -27,10 +27,11 @@ from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.events import Written
 from dagster_unified.engine.shipping import Shipments, by_value_afresh
 from dagster_unified.engine.streaming.iterations import IterationsInEpoch
+from dagster_unified.engine.streaming.relays import RelaysInEpoch
 from dagster_unified.engine.streaming.tail import Tail
 from dagster_unified.engine.writing import spark_sink, write
 from dagster_unified.errors import UnifiedError
-from dagster_unified.graph.nodes import SinkNode
+from dagster_unified.graph.nodes import RelayNode, SinkNode
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.operators.drivers.report import Report
 from dagster_unified.operators.metrics import Metrics
@@ -120,6 +121,7 @@ class EpochWriter:
         kept: Mapping[int, Keep] | None = None,
         is_empty: Callable[[], bool] = _never,
         iterations: IterationsInEpoch | None = None,
+        relays: RelaysInEpoch | None = None,
     ) -> tuple[dict[str, Written], Metrics]:
         """Commit the rows of a micro-batch; returns what each sink wrote, and what the operators of the tail reported.
 
@@ -142,7 +144,7 @@ class EpochWriter:
             staged = spark.read.schema(frame.schema).parquet(for_spark(target))
             for lane, keep in (kept or {}).items():
                 keep(staged.where(f"lane = {lane}"), epoch)
-            results, metrics = self._write(spark, epoch, partial(stream_of, staged), iterations)
+            results, metrics = self._write(spark, epoch, partial(stream_of, staged), iterations, relays)
             self._begun = True
         remove_tree(target)
         return results, metrics
@@ -171,16 +173,24 @@ class EpochWriter:
         epoch: int,
         output: Callable[[Port], DataFrame],
         iterations: IterationsInEpoch | None = None,
+        relays: RelaysInEpoch | None = None,
     ) -> tuple[dict[str, Written], Metrics]:
         tail = Tail(self.plan, self.tail, spark, output, self._shipments, iterations)
         results = {}
         try:
             for number in self.tail.sinks:
-                node = cast("SinkNode", self.plan.graph.node(number))
+                node = self.plan.graph.node(number)
+                if isinstance(node, RelayNode):
+                    assert relays is not None
+                    relays.write(node, tail.handed_on(number))
+                    continue
+                assert isinstance(node, SinkNode)
                 result = write(node, self._commits_of(node), tail.sink_input(number), self._context(node, epoch))
                 results[node.name] = Written(result.rows, result.bytes)
         finally:
             tail.release()
+        if relays is not None:
+            relays.commit()
         return results, tail.metrics()
 
     def _context(self, node: SinkNode, epoch: int) -> WriteContext:

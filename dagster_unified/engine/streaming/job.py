@@ -36,6 +36,7 @@ from dagster_unified.engine.streaming.native_query import NativeQuery
 from dagster_unified.engine.streaming.packed import PackedQuery
 from dagster_unified.engine.streaming.portable import frozen
 from dagster_unified.engine.streaming.query import GRACE, Deployment, Query
+from dagster_unified.engine.streaming.relays import bound
 from dagster_unified.engine.streaming.requests import forget
 from dagster_unified.engine.streaming.savepoint import check_whole, forget_interrupted, save
 from dagster_unified.engine.streaming.saving import Saving, without_tables
@@ -45,6 +46,7 @@ from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.iterations import has_iterations
 from dagster_unified.graph.nodes import LookupNode
 from dagster_unified.graph.plan import Plan
+from dagster_unified.graph.segments import segments
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 
 if TYPE_CHECKING:
@@ -138,6 +140,9 @@ class StreamingJob:
         self.deployed: Deployed | None = None
         self._lease: HeldLease | None = None
         self._queries: list[Query] = []
+        self._segments: list[int] = []
+        """The segment of the plan of each of them."""
+
         self._end: End | None = None
         self._stages: Topology | None = None
         """Those of the query of everything but native aggregates."""
@@ -170,17 +175,23 @@ class StreamingJob:
             self._configure()
             start = self._start_state(self.deployed)
             self.plan = self._after_start(self.deployed)
-            deployment = Deployment(
-                self.plan, self.spark, self.directory, self.deployed, self.observe, self._lease.token
-            )
-            read = {node for one in wanted if one.aggregate is None for node in self.plan.upstream(*one.sinks)}
+            token = self._lease.token
+            deployments = [
+                Deployment(plan, self.spark, self.directory, self.deployed, self.observe, token)
+                for plan in (bound(one, self.directory.path / ROUNDS) for one in segments(self.plan))
+            ]
             for one in wanted:
+                deployment = deployments[one.segment]
                 query: Query
                 if one.aggregate is None:
                     query = PackedQuery(deployment, one.name, packed[one.name], malformed, start)
                 else:
+                    plan = deployment.plan
+                    beside = [other for other in wanted if other.aggregate is None and other.segment == one.segment]
+                    read = {node for other in beside for node in plan.upstream(*other.sinks)}
                     query = NativeQuery(deployment, one.name, one.sinks, one.aggregate, read)
                 self._queries.append(query)
+                self._segments.append(one.segment)
             self._prepare_savepoints(self._lease, self.deployed)
             for query in self._queries:
                 if query.over:
@@ -216,12 +227,25 @@ class StreamingJob:
             self.drain()
         assert self._saving is not None
         while not stopped() and not self._told_to_stop(self._saving):
-            alive = [query for query in self._queries if query.advance(self._end)]
+            alive = self._advance()
             if not alive and self._finish(self._saving):
                 return "finished"
             time.sleep(poll)
         self._stop_with_savepoint(self._saving)
         return "stopped"
+
+    def _advance(self) -> list[Query]:
+        """The queries that go on. One comes to its end when those have that hand something on to it."""
+        alive: list[Query] = []
+        first: int | None = None
+        """The first segment in which a query goes on."""
+
+        for segment, query in zip(self._segments, self._queries, strict=True):
+            end = self._end if first is None or first == segment else None
+            if query.advance(end):
+                alive.append(query)
+                first = segment if first is None else first
+        return alive
 
     def _told_to_stop(self, saving: Saving) -> bool:
         """Whether somebody asks for a savepoint where the job stops; one who asks for a drained one has it drain."""
@@ -310,6 +334,7 @@ class StreamingJob:
                 remove_tree(self.directory.path / INITIAL)
         finally:  # no query runs any more, so nothing is written without the lease
             self._queries.clear()
+            self._segments.clear()
             if self._lease is not None:
                 self._lease.release()
                 self._lease = None

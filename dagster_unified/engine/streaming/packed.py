@@ -24,17 +24,19 @@ from dagster_unified.engine.dataframe.native import Natives
 from dagster_unified.engine.dataframe.observations import observed
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.failures import naming_operator
+from dagster_unified.engine.iterations.places import text_of
 from dagster_unified.engine.job_time import JobTime
 from dagster_unified.engine.malformed import Diverted
 from dagster_unified.engine.state_tables.savepoints import StartingState
 from dagster_unified.engine.streaming import worker
 from dagster_unified.engine.streaming.alignment import Alignment
 from dagster_unified.engine.streaming.checkpoint import INITIAL
-from dagster_unified.engine.streaming.control import NAME, ControlFile, ControlSource
+from dagster_unified.engine.streaming.control import NAME, ControlFile, ControlSource, event_of
 from dagster_unified.engine.streaming.epoch import EpochRunner, EpochWriter, Outcome
 from dagster_unified.engine.streaming.iterations import FOLDER, IterationsInEpoch, Rounds, StreamIterations
 from dagster_unified.engine.streaming.processor import KeyGroupProcessor
 from dagster_unified.engine.streaming.query import Deployment, Query
+from dagster_unified.engine.streaming.relays import Reading, Relays, RelaysInEpoch
 from dagster_unified.engine.streaming.splits import Splits
 from dagster_unified.engine.streaming.spreading import PLACED, SPREAD, spread
 from dagster_unified.engine.streaming.topology import Exchanged, Head, Native, Topology
@@ -161,7 +163,7 @@ class PackedFrames:
         if head.native:
             frame = self._natively_from(node, head, frame, parts)
         elif MALFORMED not in frame.columns:
-            frame = frame.select(*source.records.names, *parts)
+            frame = frame.select(*head.track.program.input.schema.names, *parts)
         elif source.keeps_malformed():
             route = Route(0, self.malformed[node.uid], MALFORMED_ROW, tuple(MALFORMED_ROW.names))
         return frame.mapInArrow(worker.head(head.track, groups, route), spark_schema(PACKED))
@@ -233,9 +235,11 @@ class PackedRunner(EpochRunner):
         lanes: Mapping[Port, int],
         malformed_rows: Mapping[int, Diverted],
         iterations: StreamIterations | None,
+        relays: Relays | None,
     ) -> None:
         super().__init__(writer)
         self._lanes, self._iterations = lanes, iterations
+        self._relays = relays
         self._kept = {lane: partial(self._keep, lane, diverted) for lane, diverted in malformed_rows.items()}
         self._diverted: dict[str, int] = {}
 
@@ -243,7 +247,13 @@ class PackedRunner(EpochRunner):
         self._diverted = {}
         rows = PackedRows(frame)
         iterated = IterationsInEpoch(self._iterations, epoch, ends) if self._iterations else None
-        written, metrics = self.writer.commit(rows.frame, epoch, self._unpacked, self._kept, rows.are_none, iterated)
+        handed = None
+        if self._relays and self._iterations is not None:
+            iterations = self._iterations
+            handed = RelaysInEpoch(self._relays, epoch, lambda: iterations.circulates)
+        written, metrics = self.writer.commit(
+            rows.frame, epoch, self._unpacked, self._kept, rows.are_none, iterated, handed
+        )
         return Outcome(written, metrics, rows.report(), self._diverted)
 
     def _unpacked(self, frame: DataFrame, port: Port) -> DataFrame:
@@ -308,8 +318,16 @@ class PackedQuery(Query):
             for node in malformed.diverting(self.plan)
             if node.id in read
         }
-        iterations = None if self.through_connect else self.iterations
-        self.runner = PackedRunner(self.writer, stages.tail_lanes, kept, iterations)
+        self.relays = Relays(
+            self.plan, self.folder / FOLDER, deployment.check, lambda epoch: event_of(self._logged(epoch))
+        )
+        self._handed = {
+            head.source: Reading(text_of(self.folder / FOLDER / node.uid))
+            for head in stages.heads
+            if isinstance(node := self.plan.graph.node(head.source), g.RelayedNode)
+        }
+        iterations, relays = (None, None) if self.through_connect else (self.iterations, self.relays)
+        self.runner = PackedRunner(self.writer, stages.tail_lanes, kept, iterations, relays)
 
     def frame(self) -> DataFrame:
         frame = self.frames.build()
@@ -320,6 +338,7 @@ class PackedQuery(Query):
 
     def start(self) -> None:
         self.iterations.begin(self.stages.tail.nodes)
+        self.relays.begin(self.stages.tail.sinks)
         if self.iterations.circulates:
             self.time.wake()
         if self.stages.levels:
@@ -333,13 +352,13 @@ class PackedQuery(Query):
 
     def committed(self, outcome: Outcome, epoch: int, started: float) -> EpochCommitted:
         report = outcome.report
+        self._note_positions(epoch)
         if self.iterations.circulates:
             self.time.wake()
         if self.stages.awaits_events or self.alignment:
             event = self.time.after(report, wall_clock())
             if event is not None and self.stages.awaits_events:
                 self.control.write(event)
-        self._note_positions(epoch)
         self.alignment.tell(self.time, wall_clock())
         self.splits.look(epoch + 1)
         _, state_rows, state_bytes = self.measured()
@@ -358,10 +377,17 @@ class PackedQuery(Query):
         )
 
     def _note_positions(self, epoch: int) -> None:
-        """Let the aligned sources know which of them an epoch has read to the end."""
+        """Let the aligned sources know which of them an epoch has read to the end, and time what was handed on."""
+        if not self.alignment.ends and not self._handed:
+            return
+        offsets = offsets_of_sources(self._logged(epoch))
+        positions = {head.source: one for head, one in zip(self.stages.heads, offsets, strict=False)}
         if self.alignment.ends:
-            offsets = offsets_of_sources(self._logged(epoch))
-            self.alignment.reached({head.source: one for head, one in zip(self.stages.heads, offsets, strict=False)})
+            self.alignment.reached(positions)
+        for source, reading in self._handed.items():
+            last = reading.reached(positions[source])
+            if last is not None:
+                self.time.relayed(self.plan.graph.node(source).uid, last.watermark, last.last_event_time)
 
     def _backlog(self) -> dict[str, int]:
         """What waits to be read after the micro-batch before, by source."""

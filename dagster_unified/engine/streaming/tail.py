@@ -53,6 +53,10 @@ class Tail:
         """What a sink writes."""
         return self._streams.inputs.of_sink(sink)
 
+    def handed_on(self, relay: int) -> DataFrame:
+        """What goes to another query, with its event times."""
+        return self._streams.inputs.of(relay)
+
     def metrics(self) -> Metrics:
         """What the operators reported; call it after all sinks were written."""
         return merge([*self._reports.metrics(), self._in_iterations])

@@ -5,7 +5,8 @@
 A *level* is one stateful Spark operator, for all keyed operators of one depth. A *pass* runs the chains between two
 levels. Native operators, and exchanges that choose a record's subtask, stand behind the pass that leads to them, each
 with a pass of its own. What comes after the last keyed operator of its path is the *tail*: it runs on each epoch's
-output as a BATCH region does. Knows the graph and the operators, not Spark.
+output as a BATCH region does. There is one such line of stages for each segment of the plan, which iterations are at
+the ends of. Knows the graph and the operators, not Spark.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from dagster_unified.graph import nodes as g
 from dagster_unified.graph.alignment import aligned
 from dagster_unified.graph.nodes import Edge, ExchangeKind
 from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.graph.segments import segments
 from dagster_unified.graph.subtasks import CHOOSING, chosen_from
 from dagster_unified.operators.addresses import Address, Anywhere, ByKey, ByPartitioner, EachOf
 from dagster_unified.operators.lanes import Route, Track
@@ -39,7 +41,7 @@ from dagster_unified.operators.program.spec import Output, Program
 from dagster_unified.operators.program.step import Step
 
 MAIN = "main"
-"""The query of everything but native aggregates."""
+"""The query of everything but native aggregates, and of the first segment of a plan."""
 
 TAIL = "sinks"
 """How errors name the operators behind the last one with state."""
@@ -105,13 +107,15 @@ class QuerySpec(NamedTuple):
     name: str
     sinks: tuple[int, ...]
     aggregate: int | None
+    segment: int = 0
+    """The segment of the plan whose nodes these are."""
 
 
 def queries(plan: Plan) -> list[QuerySpec]:
-    """The queries that a pipeline needs: one for each native aggregate, one for everything else."""
+    """The queries that a plan of one segment needs: one for each native aggregate, one for everything else."""
     graph = plan.graph
     found: dict[int | None, list[int]] = {}
-    for node in graph.sinks:
+    for node in graph.ends:
         upstream = plan.upstream(node.id)
         aggregates = [n for n in upstream if graph.node(n).aggregates_natively]
         if aggregates:
@@ -152,25 +156,33 @@ class Lanes:
 
 
 def topology(plan: Plan, sinks: tuple[int, ...], lanes: Lanes) -> Topology:
-    """The stages that lead to some of the plan's sinks."""
+    """The stages that lead to some of the plan's ends."""
     return _Builder(plan, sinks, lanes).build()
 
 
 def laid_out(plan: Plan, lanes: Lanes) -> dict[QuerySpec, Topology | None]:
     """The queries that a pipeline needs, each with its line of stages; None where it is a native aggregate's.
 
+    A query comes after those that hand something on to it.
+
     Raises `UnsupportedError` for a pipeline that STREAMING cannot run.
     """
-    found = queries(plan)
+    whole = queries(plan)
     for one in aligned(plan.graph):
-        natively = [q for q in found if q.aggregate is not None and one.source in plan.upstream(q.aggregate)]
+        natively = [q for q in whole if q.aggregate is not None and one.source in plan.upstream(q.aggregate)]
         if natively:
             raise UnsupportedError(
                 f"{plan.name}: source '{plan.graph.node(one.source).name}' is in watermark group '{one.group}', and the"
                 f" native aggregate '{natively[0].name}' goes by Spark's own watermark; launch"
                 " with state.native-aggregates=PORTABLE, or do not align it"
             )
-    return {one: topology(plan, one.sinks, lanes) if one.aggregate is None else None for one in found}
+    found: dict[QuerySpec, Topology | None] = {}
+    for number, segment in enumerate(segments(plan)):
+        for query in queries(segment):
+            name = f"{query.name}-{number}" if number else query.name
+            stages = topology(segment, query.sinks, lanes) if query.aggregate is None else None
+            found[query._replace(name=name, segment=number)] = stages
+    return found
 
 
 class _Builder:

@@ -15,7 +15,7 @@ from dagster_unified.graph.nodes.functions import (
     MapNode,
     ProcessNode,
 )
-from dagster_unified.graph.nodes.graph import Edge, Graph
+from dagster_unified.graph.nodes.graph import Edge, Graph, TimedNode
 from dagster_unified.graph.nodes.iteration import HeadNode, IterationNode, LifeCycle, Role, TailNode, output_tag
 from dagster_unified.graph.nodes.keyed import (
     BroadcastNode,
@@ -40,6 +40,7 @@ from dagster_unified.graph.nodes.native import (
     WindowAggregateNode,
     WithColumnsNode,
 )
+from dagster_unified.graph.nodes.relays import RelayedNode, RelayNode
 from dagster_unified.graph.nodes.sources_and_sinks import ReadingNode, SinkNode, SourceNode
 
 __all__ = [
@@ -80,11 +81,14 @@ __all__ = [
     "ProcessNode",
     "ReadingNode",
     "ReduceNode",
+    "RelayNode",
+    "RelayedNode",
     "Role",
     "SelectNode",
     "SinkNode",
     "SourceNode",
     "TailNode",
+    "TimedNode",
     "WhereNode",
     "WindowAggregateNode",
     "WindowNode",

@@ -69,6 +69,11 @@ class AssignTimestampsNode(Node):
             " for_bounded_out_of_orderness, or run it in STREAMING"
         )
 
+    @property
+    def says_watermarks(self) -> bool:
+        """Whether watermarks are said, by a generator, and not computed by a bound."""
+        return self.generator is not None
+
     def step_arguments(self) -> dict[str, Any]:
         return {"generator": self.generator, "column": self.assigner if isinstance(self.assigner, str) else None}
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from dagster_unified.graph.nodes.base import ExchangeKind, Node, Partitioning
 from dagster_unified.graph.nodes.functions import AssignTimestampsNode
+from dagster_unified.graph.nodes.relays import RelayedNode, RelayNode
 from dagster_unified.graph.nodes.sources_and_sinks import ReadingNode, SinkNode, SourceNode
 from dagster_unified.operators.functions.base import OutputTag
 from dagster_unified.records import RecordType
+
+TimedNode: TypeAlias = AssignTimestampsNode | RelayedNode
+"""What event times, and watermarks, come from."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,18 @@ class Graph:
     def sinks(self) -> list[SinkNode]:
         """Its sinks."""
         return [n for n in self.nodes if isinstance(n, SinkNode)]
+
+    @property
+    def ends(self) -> list[SinkNode | RelayNode]:
+        """Where streams leave it: its sinks, and what it hands on to other queries."""
+        return [n for n in self.nodes if isinstance(n, SinkNode | RelayNode)]
+
+    @property
+    def timed(self) -> list[TimedNode]:
+        """What the event times of its records come from."""
+        return [
+            n for n in self.nodes if isinstance(n, AssignTimestampsNode) or (isinstance(n, RelayedNode) and n.is_timed)
+        ]
 
     @property
     def assigners(self) -> list[AssignTimestampsNode]:

@@ -1,0 +1,301 @@
+"""The streams that one query of a job hands on to another: a log of what each of its epochs emitted.
+
+    <checkpoint>/iterations/<uid>/handed-0000000012.json   an epoch: where its records are, and how far event time is
+    <checkpoint>/iterations/<uid>/handed-<token>           a file of a task
+
+The query that reads it takes the log for a source, whose offset is the number of the next epoch. An epoch that runs
+again finds that it was handed on. What the reader will not read again is deleted. Knows no query.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from dagster_unified.connectors.base import spark_schema
+from dagster_unified.connectors.splits import Offsets, SplitSource
+from dagster_unified.engine.iterations import manifests
+from dagster_unified.engine.iterations.files import MappedFiles, StoredParcel
+from dagster_unified.engine.iterations.levels import collected
+from dagster_unified.engine.iterations.places import Place, text_of
+from dagster_unified.engine.iterations.worker import REPORT, hand_on
+from dagster_unified.errors import StateError
+from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.graph.nodes import RelayedNode, RelayNode
+from dagster_unified.graph.plan import Plan
+from dagster_unified.operators.drivers.key_groups import ControlEvent
+from dagster_unified.operators.layout import StreamLayout
+from dagster_unified.records import RecordType
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from upath import UPath
+
+_HANDED = re.compile(r"handed-(\d{10})\.json")
+
+_LISTED_EVERY = 1.0
+"""Seconds after which a bucket is asked again what has been handed on."""
+
+_ALL = ""
+"""The one part of the source."""
+
+
+class Handed(msgspec.Struct, frozen=True):
+    """What an epoch handed on. Times are milliseconds since the epoch."""
+
+    parcels: list[StoredParcel]
+    before: int = -1
+    """The epoch that handed something on before."""
+
+    watermark: int | None = None
+    """No record that comes later is from before it."""
+
+    last_event_time: int | None = None
+    """The latest event time of all, once the input has ended."""
+
+
+class RelayLog:
+    """The log of one stream."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._place = Place(folder)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is on a disk."""
+        return self._place.is_shared
+
+    def epochs(self) -> list[int]:
+        """The epochs that were handed on and not deleted."""
+        found = [_HANDED.fullmatch(name) for name in self._sizes()]
+        return sorted(int(match[1]) for match in found if match)
+
+    def read(self, epoch: int) -> Handed | None:
+        """What an epoch handed on, if it did."""
+        return manifests.read(self._place, _name(epoch), Handed)
+
+    def commit(self, epoch: int, handed: Handed) -> None:
+        """Hands something on."""
+        manifests.create(self._place, _name(epoch), handed, epoch)
+
+    def forget(self, before: int) -> None:
+        """Deletes what was handed on before an epoch, but for the last: it says how far the log is."""
+        for epoch in self.epochs()[:-1]:
+            if epoch < before:
+                self._forget(epoch)
+
+    def forget_unfinished(self) -> None:
+        """Deletes the files that a job left that was killed before it handed them on."""
+        found = [self.read(epoch) for epoch in self.epochs()]
+        needed = {parcel.block.file for one in found if one is not None for parcel in one.parcels}
+        for name in self._sizes():
+            if _HANDED.fullmatch(name) is None and name not in needed:
+                self._place.remove(name)
+
+    def _forget(self, epoch: int) -> None:
+        handed = self.read(epoch)
+        self._place.remove(_name(epoch))  # first: what it names is gone then
+        for name in {parcel.block.file for parcel in handed.parcels} if handed is not None else ():
+            self._place.remove(name)
+
+    def _sizes(self) -> dict[str, int]:
+        try:
+            return self._place.sizes()
+        except FileNotFoundError:
+            return {}
+
+
+def _name(epoch: int) -> str:
+    return f"handed-{epoch:010d}.json"
+
+
+@dataclass
+class Relays:
+    """What a query hands on. `check` raises where this job may not write any more."""
+
+    plan: Plan
+    folder: UPath
+    check: Callable[[], None]
+    event_of: Callable[[int], ControlEvent]
+    """Returns the latest control event that an epoch had."""
+
+    _logs: dict[int, RelayLog] = field(default_factory=dict)
+    _last: dict[int, tuple[int, Handed]] = field(default_factory=dict)
+
+    def begin(self, ends: tuple[int, ...]) -> None:
+        """Finds what the job before has left of the streams among some ends of the query."""
+        for node in map(self.plan.graph.node, ends):
+            if isinstance(node, RelayNode):
+                folder = self.folder / node.uid
+                folder.mkdir(parents=True, exist_ok=True)
+                log = self._logs[node.id] = RelayLog(text_of(folder))
+                log.forget_unfinished()
+                last = max(log.epochs(), default=-1)
+                self._last[node.id] = last, log.read(last) or Handed([])
+
+    def __bool__(self) -> bool:
+        return bool(self._logs)
+
+    def read(self, node: RelayNode, epoch: int) -> Handed | None:
+        """What an epoch, which runs again, handed on, if it did."""
+        return self._logs[node.id].read(epoch)
+
+    def write(self, node: RelayNode, epoch: int, frame: DataFrame) -> list[StoredParcel]:
+        """Writes records where nobody reads them yet."""
+        assert node.records is not None
+        schema = StreamLayout(node.records, node.timestamped).schema
+        writing = functools.partial(hand_on, self._logs[node.id].folder, schema, epoch)
+        reports = collected(frame.mapInArrow(writing, spark_schema(REPORT)))
+        return [parcel for report in reports for parcel in report.sent]
+
+    def commit(
+        self, node: RelayNode, epoch: int, parcels: list[StoredParcel], event: ControlEvent, waits: bool
+    ) -> None:
+        """Hands on what an epoch emitted, and the event time of its control event, unless that `waits`."""
+        before, last = self._last[node.id]
+        watermark = last.watermark if waits else event.watermarks.get(node.uid, last.watermark)
+        handed = Handed(parcels, before, watermark, event.last_event_times.get(node.uid) if event.end else None)
+        if parcels or _time(handed) != _time(last):
+            self.check()
+            self._logs[node.id].commit(epoch, handed)
+            self._last[node.id] = epoch, handed
+
+
+@dataclass
+class RelaysInEpoch:
+    """What a query hands on in one of its epochs."""
+
+    relays: Relays
+    epoch: int
+    circulates: Callable[[], bool]
+    """Whether something goes on circulating in an iteration, of which records of any time may come."""
+
+    _written: list[tuple[RelayNode, list[StoredParcel]]] = field(default_factory=list)
+
+    def write(self, node: RelayNode, frame: DataFrame) -> None:
+        """Writes the records of a stream, unless they were handed on when the epoch ran before."""
+        if self.relays.read(node, self.epoch) is None:
+            self._written.append((node, self.relays.write(node, self.epoch, frame)))
+
+    def commit(self) -> None:
+        """Hands on what was written."""
+        circulates, event = self.circulates(), self.relays.event_of(self.epoch)
+        for node, parcels in self._written:
+            waits = node.waits_for_end or (circulates and bool(node.behind))
+            self.relays.commit(node, self.epoch, parcels, event, waits)
+
+
+def _time(handed: Handed) -> tuple[int | None, int | None]:
+    return handed.watermark, handed.last_event_time
+
+
+class _Split(NamedTuple):
+    """What a subtask emitted in some epochs, up to this one."""
+
+    epoch: int
+    parcels: list[StoredParcel]
+
+
+class RelaySource(SplitSource[Any]):
+    """Reads what another query hands on."""
+
+    kind = "relay"
+    boundedness = Boundedness.BOUNDED
+    can_wait = False
+
+    def __init__(self, name: str, records: RecordType, schema: pa.Schema, folder: str) -> None:
+        self.name, self.records, self.folder = name, records, folder
+        self._schema = schema
+        self._listed = 0.0
+        self._newest: dict[str, int] = {}
+
+    def describe(self) -> str:
+        return f"what '{self.name}' hands on"
+
+    @property
+    def columns(self) -> pa.Schema:
+        return self._schema
+
+    @property
+    def origin(self) -> str:
+        return self.folder
+
+    def oldest(self) -> Offsets:
+        return {_ALL: 0}
+
+    def newest(self) -> Offsets:
+        log = RelayLog(self.folder)
+        if log.is_local or time.monotonic() - self._listed >= _LISTED_EVERY:
+            self._newest = {_ALL: max(log.epochs(), default=-1) + 1}
+            self._listed = time.monotonic()
+        return self._newest
+
+    def splits(self, start: Offsets, end: Offsets) -> list[_Split]:
+        log, found = RelayLog(self.folder), dict[int, list[StoredParcel]]()
+        epoch = end[_ALL] - 1
+        handed: list[Handed] = []
+        while epoch >= start[_ALL]:
+            one = log.read(epoch)
+            if one is None:
+                raise StateError(
+                    f"what '{self.name}' handed on in epoch {epoch} is gone from {self.folder}; go back to a savepoint,"
+                    " or start the job without state"
+                )
+            handed.append(one)
+            epoch = one.before
+        for parcel in chain.from_iterable(one.parcels for one in reversed(handed)):
+            found.setdefault(parcel.target, []).append(parcel)
+        return [_Split(end[_ALL] - 1, found[target]) for target in sorted(found)]
+
+    def read_split(self, split: _Split) -> Iterator[pa.RecordBatch]:
+        files = MappedFiles(self.folder, split.epoch)
+        for parcel in split.parcels:
+            yield files.batch_of(parcel, self._schema)
+
+    def backlog(self, offset: str, latest: str) -> int | None:
+        return None  # it was counted where it was read first
+
+
+class Reading:
+    """How far a query has read a stream that another hands on."""
+
+    def __init__(self, folder: str) -> None:
+        self._log = RelayLog(folder)
+        self._read: int | None = None
+
+    def reached(self, offset: str) -> Handed | None:
+        """Note the offset up to which an epoch has read, and what was handed on last before it, if anything.
+
+        What the epoch before has read is deleted: Spark has logged it.
+        """
+        try:
+            next_ = msgspec.json.decode(offset, type=dict[str, int])[_ALL]
+        except msgspec.DecodeError:
+            return None
+        if self._read is not None:
+            self._log.forget(self._read)
+        self._read = next_
+        before = [epoch for epoch in self._log.epochs() if epoch < next_]
+        return self._log.read(before[-1]) if before else None
+
+
+def bound(plan: Plan, folder: UPath) -> Plan:
+    """The plan of a segment whose sources know where what is handed to it is."""
+    nodes = []
+    for node in plan.graph.nodes:
+        if isinstance(node, RelayedNode):
+            assert node.records is not None
+            schema = StreamLayout(node.records, node.timestamped).schema
+            source = RelaySource(node.source.name, node.records, schema, text_of(folder / node.uid))
+            node = replace(node, source=source)
+        nodes.append(node)
+    return replace(plan, graph=replace(plan.graph, nodes=tuple(nodes)))

@@ -1,0 +1,42 @@
+"""The two ends of a stream that one query of a STREAMING job hands on to another.
+
+Authors do not write them: `graph/segments.py` puts them where it cuts a graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dagster_unified.graph.nodes.base import Node
+from dagster_unified.graph.nodes.iteration import IterationNode
+from dagster_unified.graph.nodes.sources_and_sinks import SourceNode
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RelayNode(Node):
+    """Where a stream leaves a query. It is told the time, which it hands on with the records."""
+
+    behind: tuple[IterationNode, ...]
+    """The iterations of its query that come before it."""
+
+    keeps_records = True
+    has_timers = True
+
+    @property
+    def waits_for_end(self) -> bool:
+        """Whether records may come at the end of the input whose event time has long been passed."""
+        return any(not node.takes_input_in_all_rounds for node in self.behind)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RelayedNode(SourceNode):
+    """Where it comes into another query. Its watermarks are those that were handed on."""
+
+    is_timed: bool
+    """Whether there are timestamp assigners before it."""
+
+    idleness_ms: int | None = None
+    max_out_of_orderness_ms: int | None = None
+    generator: Any = None
+    says_watermarks = True

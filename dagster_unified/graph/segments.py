@@ -1,0 +1,139 @@
+"""Cuts a plan behind its iterations, where operators with state come after them: each segment is a query of STREAMING.
+
+An iteration goes round while an epoch is committed, when the operators with state of its query have had their turn. So
+those behind it are in another query, which reads what this one has committed. Streams that go from one segment to
+another are handed on by a `RelayNode`, and come in by a `RelayedNode`. Knows the logical graph only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dagster_unified.graph.alignment import aligned
+from dagster_unified.graph.chaining import tasks
+from dagster_unified.graph.connectors import Boundedness, Source
+from dagster_unified.graph.fingerprint import digest
+from dagster_unified.graph.lateness import nearest_assigners
+from dagster_unified.graph.mode import boundedness
+from dagster_unified.graph.nodes import Edge, Graph, IterationNode, Node, RelayedNode, RelayNode
+from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.records import RecordType
+
+
+class Relayed(Source[object]):
+    """What another query of the same job hands on, before an engine says where that is."""
+
+    kind = "relay"
+    boundedness = Boundedness.BOUNDED
+
+    def __init__(self, name: str, records: RecordType) -> None:
+        self.name, self.records = name, records
+
+    def describe(self) -> str:
+        return f"what '{self.name}' hands on"
+
+    def snapshot(self) -> str:
+        return self.name
+
+
+def segments(plan: Plan) -> tuple[Plan, ...]:
+    """The plan in pieces, each of which reads nothing of those after it; the plan itself where there is one."""
+    numbers = _numbers(plan.graph)
+    last = max(numbers.values(), default=0)
+    if not last:
+        return (plan,)
+    return tuple(_cut(plan, numbers, number) for number in range(last + 1))
+
+
+def _numbers(graph: Graph) -> dict[int, int]:
+    """The segment of each node: the first that it can be in, or the one of all that read it, if that is later."""
+    loops = {node.id for node in graph.nodes if isinstance(node, IterationNode)}
+    cuts = _before_state(graph, loops)
+    found: dict[int, int] = {}
+    for node in graph.nodes:
+        before = [edge.source for edge in graph.inputs(node.id)]
+        found[node.id] = max((found[n] + (n in cuts) for n in before), default=0)
+    stay = loops | {one.source for one in aligned(graph)}
+    for node in reversed(graph.nodes):
+        after = [found[edge.target] for edge in graph.outputs(node.id)]
+        if after and node.id not in stay:
+            found[node.id] = min(after)
+    return found
+
+
+def _before_state(graph: Graph, loops: set[int]) -> set[int]:
+    """The iterations behind which there are operators with state, before the next iteration if there is one."""
+    pending = [node.id for node in graph.nodes if node.runs_by_key]
+    seen: set[int] = set()
+    while pending:
+        for edge in graph.inputs(pending.pop()):
+            if edge.source not in seen:
+                seen.add(edge.source)
+                pending += [edge.source] if edge.source not in loops else []
+    return seen & loops
+
+
+def _cut(plan: Plan, numbers: dict[int, int], number: int) -> Plan:
+    """One segment, whose nodes have numbers of their own."""
+    graph = plan.graph
+    came: dict[Port, int] = {}
+    nodes: list[Node] = []
+    for edge in graph.edges:
+        if numbers[edge.source] < number == numbers[edge.target] and Port.of(edge) not in came:
+            came[Port.of(edge)] = len(nodes)
+            nodes.append(_relayed(plan, Port.of(edge), len(nodes), number))
+    ids: dict[int, int] = {}
+    for node in graph.nodes:
+        if numbers[node.id] == number:
+            ids[node.id] = len(nodes)
+            nodes.append(replace(node, id=len(nodes)))
+    edges: list[Edge] = []
+    handed: set[tuple[Port, int]] = set()
+    for edge in graph.edges:
+        port, target = Port.of(edge), numbers[edge.target]
+        if target == number and edge.source in ids:
+            edges.append(replace(edge, source=ids[edge.source], target=ids[edge.target]))
+        elif target == number:
+            edges.append(replace(edge, source=came[port], target=ids[edge.target], tag=None))
+        elif edge.source in ids and (port, target) not in handed:
+            handed.add((port, target))
+            edges.append(Edge(ids[edge.source], len(nodes), tag=edge.tag))
+            nodes.append(_relay(plan, port, len(nodes), numbers, target))
+    cut = replace(graph, nodes=tuple(nodes), edges=tuple(edges))
+    return Plan(
+        cut, replace(plan.execution, boundedness=boundedness(cut)), tasks(cut, plan.execution.chaining), (), (), ()
+    )
+
+
+def _uid(plan: Plan, port: Port, number: int) -> str:
+    """What names both ends of what a segment is handed."""
+    return f"relay-{digest(plan.graph.node(port.node).uid, port.tag, number)[:16]}"
+
+
+def _relayed(plan: Plan, port: Port, id_: int, number: int) -> RelayedNode:
+    node, records = plan.graph.node(port.node), plan.graph.port_type(port.node, port.tag)
+    assert records is not None
+    return RelayedNode(
+        id=id_,
+        name=node.name,
+        uid=_uid(plan, port, number),
+        records=records,
+        timestamped=node.timestamped,
+        source=Relayed(node.name, records),
+        is_timed=bool(nearest_assigners(plan.graph, [Edge(port.node, port.node)])),
+    )
+
+
+def _relay(plan: Plan, port: Port, id_: int, numbers: dict[int, int], target: int) -> RelayNode:
+    node, records = plan.graph.node(port.node), plan.graph.port_type(port.node, port.tag)
+    assert records is not None
+    before = (plan.graph.node(n) for n in sorted(plan.graph.upstream(port.node)))
+    here = tuple(n for n in before if isinstance(n, IterationNode) and numbers[n.id] == numbers[port.node])
+    return RelayNode(
+        id=id_,
+        name=f"{node.name} handed on",
+        uid=_uid(plan, port, target),
+        records=records,
+        timestamped=node.timestamped,
+        behind=here,
+    )

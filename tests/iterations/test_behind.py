@@ -1,0 +1,41 @@
+"""State behind an iteration: in STREAMING it is in a query of its own, and the result is that of BATCH."""
+
+import pyarrow.parquet as pq
+import pytest
+
+from dagster_unified.api import FileSink
+from dagster_unified.testing import run_pipeline
+from tests.iterations.behind import PIPELINES, built, together
+
+
+def in_harness(name, bounded, mode, **options):
+    pipeline, found, passed = built(name, bounded)
+    found.print("found")
+    passed.print("passed")
+    result = run_pipeline(pipeline, mode, **options)
+    assert not result.metrics.counters.get("late records")
+    return {sink: sorted(records) for sink, records in result.sinks.items()}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("bounded", [True, False])
+@pytest.mark.parametrize("micro_batch", [1, 4, None])
+def test_state_behind_an_iteration_has_in_streaming_what_it_has_in_batch(name, bounded, micro_batch):
+    expected = in_harness(name, bounded, "BATCH")
+    assert expected["found"]
+    assert in_harness(name, bounded, "STREAMING", micro_batch=micro_batch) == expected
+
+
+def written(folder):
+    return sorted(tuple(row.values()) for row in pq.read_table(folder).to_pylist())
+
+
+@pytest.mark.parametrize(("bounded", "names"), [(True, ["beside", "between"]), (False, ["joined", "between"])])
+def test_state_behind_an_iteration_on_spark(run_streaming, tmp_path, bounded, names):
+    pipeline, found = together(names, bounded)
+    for name, stream in found.items():
+        stream.sink_to(FileSink(str(tmp_path / name), name=name))
+    assert run_streaming(pipeline, {"parallelism.default": 2}) == "finished"
+    assert {name: written(tmp_path / name) for name in found} == {
+        name: in_harness(name, bounded, "BATCH")["found"] for name in found
+    }
