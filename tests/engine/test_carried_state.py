@@ -3,6 +3,7 @@
 from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
 
+import pyarrow as pa
 import pytest
 from dagster import DailyPartitionsDefinition
 from deltalake import DeltaTable
@@ -10,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dagster_unified.api import (
+    ArrowListStateDescriptor,
     CheckpointedFunction,
     CollectionSource,
     DeltaSink,
@@ -390,6 +392,61 @@ def test_operator_state_goes_from_day_to_day_in_one_spark_job_and_in_several(spa
     for path in ("of days", "at once"):
         numbers = sorted((value, recorded[key, at]) for key, at, value in table(str(tmp_path / path)))
         assert numbers == list(enumerate(sorted(recorded.values()), 1))
+
+
+class Kept(NamedTuple):
+    value: int
+
+
+class KeptSince(NamedTuple):
+    """The next version of what is kept."""
+
+    value: float
+    since: str = "before"
+
+
+class Rows(KeyedProcessFunction):
+    """Keeps the values of a key as Arrow rows, and emits how many there are and their sum."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def open(self, context):
+        self.rows = context.get_state(ArrowListStateDescriptor("rows", self.kind))
+
+    def process_element(self, value, ctx):
+        self.rows.add(record_type(self.kind).to_batch([self.kind(value.value)]))
+        rows = self.rows.get().to_pylist()
+        assert all(tuple(row) == self.kind._fields for row in rows)
+        yield Out(f"rows {value.key}", value.at, 1000 * len(rows) + int(sum(row["value"] for row in rows)))
+
+
+def rows_and_table(events, path, kind):
+    """State of rows: of a key, and of a broadcast stream."""
+
+    def beside(batch: pa.RecordBatch, table: pa.Table) -> pa.RecordBatch:
+        assert tuple(table.schema.names) == (*kind._fields, "__ts")
+        keys = [f"table {key}" for key in batch["key"].to_pylist()]
+        values = [1000 * table.num_rows + int(sum(table["value"].to_pylist()))] * batch.num_rows
+        return pa.RecordBatch.from_pydict({"key": keys, "at": batch["at"], "value": values})
+
+    pipeline = Pipeline("rows")
+    stream = events_of(pipeline, events)
+    rows = stream.key_by("key").process(Rows(kind), output_type=Out).uid("rows")
+    values = stream.map(lambda e: kind(e.value), kind).broadcast()
+    rows.union(stream.connect(values).map_batches(beside, Out).uid("table")).sink_to(sink(path))
+    return pipeline
+
+
+def test_rows_and_a_broadcast_table_go_from_day_to_day_also_when_their_type_has_changed(spark, tmp_path):
+    same, changed = Days(spark, tmp_path / "same"), Days(spark, tmp_path / "changed")
+    same.run(rows_and_table(EVENTS, str(tmp_path / "of one type"), Kept), *DAYS)
+    changed.run(rows_and_table(EVENTS, str(tmp_path / "of two"), Kept), DAYS[0])
+    changed.run(rows_and_table(EVENTS, str(tmp_path / "of two"), KeptSince), *DAYS[1:])
+    found = table(str(tmp_path / "of one type"))
+    assert max(value for key, _, value in found if key == "rows a") == 5000 + 1 + 2 + 4 + 32 + 256
+    assert max(value for key, _, value in found if key.startswith("table")) == 9000 + 511
+    assert table(str(tmp_path / "of two")) == found
 
 
 def test_operator_state_of_another_number_of_subtasks_is_an_error(spark, tmp_path):

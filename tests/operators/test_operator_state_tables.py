@@ -5,12 +5,19 @@ from typing import NamedTuple
 import pyarrow as pa
 import pytest
 
-from dagster_unified.api import CheckpointedFunction, ListStateDescriptor, MapFunction, Pipeline
+from dagster_unified.api import (
+    ArrowListStateDescriptor,
+    CheckpointedFunction,
+    ListStateDescriptor,
+    MapFunction,
+    Pipeline,
+)
 from dagster_unified.engine.state_tables import worker
 from dagster_unified.engine.translate import keyed_program
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
 from dagster_unified.operators.drivers.carried import rows_of
+from dagster_unified.records import record_type
 from dagster_unified.state import Savepoint
 from dagster_unified.testing import OneInputHarness
 from dagster_unified.testing.operators import MemoryStore
@@ -148,6 +155,47 @@ def test_a_list_that_is_large_is_saved_and_split_as_well():
     assert len(answer.partition("]")[0].split(",")) == 3001
 
 
+class InRows(MapFunction, CheckpointedFunction):
+    """Keeps items as Arrow rows."""
+
+    item: type = Item
+
+    def initialize_state(self, context):
+        store = context.get_operator_state_store()
+        self.items = store.get_list_state(ArrowListStateDescriptor("items", self.item))
+
+    def snapshot_state(self, context):
+        pass
+
+    def map(self, value: Item) -> str:
+        self.items.add(record_type(Item).to_batch([value]))
+        return str([tuple(row.values()) for row in self.items.get().to_pylist()])
+
+
+def in_rows(snapshot=None):
+    found = OneInputHarness(lambda items: items.map(InRows()), Item)
+    if snapshot is not None:
+        found.restore(snapshot)
+    return found
+
+
+def test_arrow_rows_are_records_in_a_savepoint_and_go_to_another_number_of_subtasks():
+    groups = []
+    for number, items in enumerate([[Item("a", 1), Item("b", 2)], [Item("c", 3)]]):
+        one = in_rows()
+        for item in items:
+            one.process_element(item)
+        groups += rows_of(number, MemoryStore(one.snapshot()))
+    saved = list(worker.to_rows(payload(InRows()))(groups))
+    assert [row["items"] for row in pa.Table.from_batches(saved).to_pylist()] == [
+        [{"name": "a", "amount": 1}, {"name": "b", "amount": 2}],
+        [{"name": "c", "amount": 3}],
+    ]
+    (pages,) = worker.to_subtasks(payload(InRows()), saved[0].schema, 2, 1)(saved)
+    one = in_rows(dict(zip(pages["page"].to_pylist(), pages["state"].to_pylist(), strict=True)))
+    assert one.process_element(Item("new", 0)) == ["[('a', 1), ('b', 2), ('c', 3), ('new', 0)]"]
+
+
 class Amount(NamedTuple):
     name: str
     amount: str
@@ -157,12 +205,18 @@ class Changed(Kept):
     item = Amount
 
 
+class OfText(InRows):
+    item = Amount
+
+
 def test_a_type_that_does_not_fit_is_an_error_before_anything_runs():
     (saved,) = rows(subtask(0, Item("a", 1)))
     given = [saved.schema.serialize().to_pybytes()]
     numbers = [pa.RecordBatch.from_pydict({"id": [0]})]
     with pytest.raises(StateError, match=r"operator 'Changed': state 'items' is declared list\[.*Amount\], and the"):
         list(worker.describe([payload(Changed())], given)(numbers))
+    with pytest.raises(StateError, match=r"operator 'OfText': state 'items' is declared Amount, and has rows of name"):
+        list(worker.describe([payload(OfText())], given)(numbers))
 
 
 def test_a_table_of_subtasks_may_be_made_operator_state():

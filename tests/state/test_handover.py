@@ -20,10 +20,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dagster_unified.api import (
+    ArrowListStateDescriptor,
     BroadcastProcessFunction,
     CollectionSource,
     DeltaSink,
     EventTimeSessionWindows,
+    KeyedBatchFunction,
     KeyedBroadcastProcessFunction,
     KeyedProcessFunction,
     ListStateDescriptor,
@@ -254,11 +256,29 @@ def living(pipeline, stream):
     return stream.key_by("key").process(Living(), output_type=Out).uid("living")
 
 
+class Rows(KeyedBatchFunction):
+    """Keeps the rows of a key as Arrow batches, and emits what they come to."""
+
+    def open(self, context):
+        self.rows = context.get_state(ArrowListStateDescriptor("rows", Latest))
+
+    def process_batch(self, batch, ctx):
+        self.rows.add(batch)
+        rows = self.rows.get().to_pylist()
+        value = 1_000 * len(rows) + sum(row["at"] // HOUR * row["value"] for row in rows)
+        made = record_type(Out).to_batch([Out("rows", ctx.get_current_key(), 0, value)])
+        return made.append_column("__ts", batch["__ts"].slice(0, 1))
+
+
+def rows(pipeline, stream):
+    return stream.key_by("key").map_batches(Rows(), Out).uid("rows")
+
+
 GROUPS = (
     (sessions, tumbling, weighted),
     (behind_each_other, interval_join, session_windows),
     (living, co_group, rolling),
-    (sliding, window_join, sessions),
+    (sliding, window_join, rows),
 )
 BRANCHES = list(dict.fromkeys(chain(*GROUPS)))
 
@@ -385,6 +405,22 @@ def test_a_run_goes_on_where_another_of_either_mode_has_left_its_state(spark, tm
 WORDS = MapStateDescriptor("words", str, int)
 
 
+class Word(NamedTuple):
+    word: str
+
+
+class WordSince(NamedTuple):
+    """The next version of a word."""
+
+    word: str
+    since: str = "the savepoint"
+
+
+def beside(numbers: pa.RecordBatch, words: pa.Table) -> pa.RecordBatch:
+    held = sorted(" ".join(word.values()) for word in words.to_pylist())
+    return pa.RecordBatch.from_pydict({"value": [f"{number} {held}" for number in numbers["value"].to_pylist()]})
+
+
 class Worded(BroadcastProcessFunction):
     """Emits what the broadcast state holds."""
 
@@ -395,12 +431,15 @@ class Worded(BroadcastProcessFunction):
         ctx.get_broadcast_state(WORDS).put(value, len(value))
 
 
-def worded(numbers, words, path):
+def worded(numbers, words, path, kind=Word):
+    """Two operators with broadcast state: a map, and a table with rows of a kind."""
     pipeline = Pipeline("worded")
     source = CollectionSource("numbers", record_type(int, "numbers"), numbers)
-    rules = pipeline.from_source(CollectionSource("words", record_type(str, "words"), words)).broadcast(WORDS)
-    ruled = pipeline.from_source(source).connect(rules).process(Worded(), output_type=str).uid("worded")
-    ruled.sink_to(DeltaSink(path, name="table"))
+    rules = pipeline.from_source(CollectionSource("words", record_type(str, "words"), words))
+    stream = pipeline.from_source(source)
+    ruled = stream.connect(rules.broadcast(WORDS)).process(Worded(), output_type=str).uid("worded")
+    rows = rules.map(lambda word: kind(word), kind).broadcast()
+    ruled.union(stream.connect(rows).map_batches(beside, str).uid("beside")).sink_to(DeltaSink(path, name="table"))
     return pipeline
 
 
@@ -408,8 +447,8 @@ def worded(numbers, words, path):
 def test_broadcast_state_of_an_operator_without_keys_is_handed_over(spark, tmp_path, modes):
     cut, path, savepoint = Cut(spark, tmp_path), f"{tmp_path}/table", f"{tmp_path}/savepoint"
     cut.run(worded((1, 2), ("a",), path), modes[0], {"execution.savepoint.path": savepoint})
-    cut.run(worded((1, 2, 3), ("a", "bb"), path), modes[1], {"execution.state-recovery.path": savepoint})
-    assert table(path) == [("3 [('a', 1), ('bb', 2)]",)]
+    cut.run(worded((1, 2, 3), ("a", "bb"), path, WordSince), modes[1], {"execution.state-recovery.path": savepoint})
+    assert table(path) == [("3 ['a the savepoint', 'bb the savepoint']",), ("3 [('a', 1), ('bb', 2)]",)]
 
 
 class Held(NamedTuple):
@@ -422,18 +461,21 @@ class HeldSince(NamedTuple):
 
 
 class Remembering(KeyedProcessFunction):
-    """Emits what it holds of a key, then holds the value of the record."""
+    """Emits what it holds of a key, then holds the value of the record, by itself and as a row."""
 
     def __init__(self, held):
         self.type = held
 
     def open(self, context):
         self.held = context.get_state(ValueStateDescriptor("held", self.type))
+        self.rows = context.get_state(ArrowListStateDescriptor("rows", self.type))
 
     def process_element(self, value, ctx):
-        yield f"{value.key} {self.held.value()}"
+        yield f"{value.key} {self.held.value()} {[tuple(row.values()) for row in self.rows.get().to_pylist()]}"
         if self.type in (Held, HeldSince):
-            self.held.update(self.type(value.value))
+            held = self.type(value.value)
+            self.held.update(held)
+            self.rows.add(record_type(self.type).to_batch([held]))
 
 
 def remembering(held, path, uid="memory", events=EVENTS[:2]):
@@ -462,7 +504,10 @@ def started(spark, folder, left, pipeline, mode="BATCH", **options):
 def test_a_field_may_be_added_with_a_default_and_widened(spark, tmp_path, left, mode):
     events = [*EVENTS[:2], Event("a", 0, 5), Event("new", 0, 5)]
     started(spark, tmp_path, left, remembering(HeldSince, f"{tmp_path}/out", events=events), mode)
-    assert table(f"{tmp_path}/out") == [("a HeldSince(value=1.0, since='the savepoint')",), ("new None",)]
+    assert table(f"{tmp_path}/out") == [
+        ("a HeldSince(value=1.0, since='the savepoint') [(1.0, 'the savepoint')]",),
+        ("new None []",),
+    ]
 
 
 @pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
@@ -479,7 +524,7 @@ def test_a_start_that_failed_may_be_tried_again_from_another_savepoint(spark, tm
     with pytest.raises(StateError, match="there is no savepoint"):
         started(spark, tmp_path, tmp_path / "misspelt", program, "STREAMING", **kept)
     started(spark, tmp_path, left, program, "STREAMING", **kept)
-    assert table(f"{tmp_path}/out") == [("a Held(value=1)",)]
+    assert table(f"{tmp_path}/out") == [("a Held(value=1) [(1,)]",)]
 
 
 def test_state_that_no_operator_claims_is_an_error_unless_it_is_to_be_dropped(spark, tmp_path, left):
@@ -487,7 +532,7 @@ def test_state_that_no_operator_claims_is_an_error_unless_it_is_to_be_dropped(sp
     with pytest.raises(StateError, match=r"state of operator 'Remembering' \(uid 'memory'\), and no operator has that"):
         started(spark, tmp_path, left, other)
     started(spark, tmp_path, left, other, **{"execution.savepoint.ignore-unclaimed-state": True})
-    assert table(f"{tmp_path}/out") == [("a None",)]
+    assert table(f"{tmp_path}/out") == [("a None []",)]
 
 
 def test_a_savepoint_that_is_not_whole_is_an_error_that_names_the_file(spark, tmp_path, left):

@@ -42,8 +42,9 @@ class RowsColumn(TypedColumn):
 
     def decode(self, array: pa.Array | None, encoded: Encoded) -> list[Any]:
         rows = [] if array is None else self.tables(array)
-        step = self._step(rows)
-        found: list[Any] = [None if own is None else self._rows.streams(own, step) for own in rows]
+        total = sum(own.num_rows for own in rows if own is not None)
+        step = PIECE * chunks.SMALL * total // max(1, 0 if array is None else array.nbytes)
+        found: list[Any] = [None if own is None else self._rows.streams(own, max(1, step)) for own in rows]
         for place, data in encoded.items():
             found[place] = self.decoded(data)
         return found
@@ -80,13 +81,6 @@ class RowsColumn(TypedColumn):
             found.append(None if size is None else rows.slice(start, size))
             start += size or 0
         return found
-
-    @staticmethod
-    def _step(tables: Sequence[pa.Table | None]) -> int:
-        """How many of their rows become one stream."""
-        rows = sum(table.num_rows for table in tables if table is not None)
-        size = sum(table.nbytes for table in tables if table is not None)
-        return int(max(1, PIECE * chunks.SMALL * rows // max(size, 1)))
 
 
 class RowsByKeyColumn(TypedColumn):
