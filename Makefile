@@ -37,7 +37,7 @@ PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20
 	@command -v $(MVN) >/dev/null || { echo "the jars of $< come by Maven; Debian: apt-get install maven"; exit 1; }
 	@echo "fetching the jars of $< into $(@D)"
 	@rm -rf $(@D)
-	@$(MVN) -q -B -Dstyle.color=never -f $< dependency:$(MVN_GOAL) -DoutputDirectory=$(CURDIR)/$(@D)
+	@$(MVN) -q -B -Dstyle.color=never -f $< dependency:$(MVN_GOAL) -DoutputDirectory=$(CURDIR)/$(@D) -DmarkersDirectory=$(CURDIR)/$(@D)/fetched
 	@touch $@
 
 demo: .venv/java $(DAGSTER_HOME)/dagster.yaml ## run the flights pipeline in BATCH, through Dagster
