@@ -156,5 +156,5 @@ def _stuck(
     part = part_name(range_.topic, range_.partition)
     return UnavailableError(
         f"{where}: {connection.describe()} gave nothing of {part} for {PATIENCE:.0f} s at offset {position}, and there"
-        f" have to be records up to {range_.end}; see that its brokers run"
+        f" have to be records up to {range_.end}; see that its brokers run, and that the topic is there"
     )

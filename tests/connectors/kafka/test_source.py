@@ -367,6 +367,17 @@ def test_a_topic_that_was_made_again_is_an_error(kafka, topic):
         source.settled()
 
 
+def test_a_topic_that_is_deleted_under_a_stream_is_one_sentence(kafka, impatient):
+    topic = kafka.create_topic()
+    kafka.write(topic, [sale(1)])
+    source = KafkaSource(topic, Sale, kafka.address, name="sold")
+    start = source.oldest()
+    assert source.available(start)
+    kafka.delete_topic(topic)
+    with pytest.raises(SourceError, match=rf"source 'sold': Kafka at .* has no topic '{topic}'"):
+        source.available(start)
+
+
 def test_an_unknown_topic(kafka, topic, impatient):
     with pytest.raises(
         SourceError, match=rf"source 'sold': Kafka at .* has no topic '{topic}s', .*did you mean '{topic}'"

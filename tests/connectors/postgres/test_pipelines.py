@@ -61,11 +61,18 @@ def expected(url):
 
 
 @pytest.mark.parametrize("mode", ["batch", "streaming"])
-def test_a_table_is_summed_into_another(orders, run_on_spark, run_streaming, mode):
+def test_a_table_is_summed_into_another_and_no_secret_is_in_files_or_logs(
+    orders, run_on_spark, run_streaming, mode, tmp_path, capfd
+):
     run = run_on_spark if mode == "batch" else run_streaming
-    run(totals(orders, max_records_per_trigger=20_000))
+    secret = PostgresConnection(orders, password="hidden-password")  # which this user needs not, and may give
+    run(totals(secret, max_records_per_trigger=20_000))
     assert rows(orders, "SELECT * FROM totals ORDER BY shop") == expected(orders)
     assert staging_tables(orders) == []
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert files
+    assert not [file for file in files if b"hidden-password" in file.read_bytes()]
+    assert not [text for text in capfd.readouterr() if "hidden-password" in text]
 
 
 def test_every_type_goes_through_spark_both_ways(postgres, run_on_spark):
