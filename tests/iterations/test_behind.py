@@ -4,6 +4,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_unified.api import FileSink
+from dagster_unified.engine.streaming.relays import Handed, RelayLog
 from dagster_unified.testing import run_pipeline
 from tests.iterations.behind import PIPELINES, built, together
 
@@ -24,6 +25,16 @@ def test_state_behind_an_iteration_has_in_streaming_what_it_has_in_batch(name, b
     expected = in_harness(name, bounded, "BATCH")
     assert expected["found"]
     assert in_harness(name, bounded, "STREAMING", micro_batch=micro_batch) == expected
+
+
+def test_a_log_is_listed_while_files_of_it_are_deleted(tmp_path):
+    log = RelayLog(str(tmp_path))
+    for epoch in (3, 4):
+        log.commit(epoch, Handed([]))
+    (tmp_path / "handed-3-gone").symlink_to(tmp_path / "nowhere")  # listed, and gone when it is looked at
+    assert log.epochs() == [3, 4]
+    log.forget(before=9)
+    assert log.epochs() == [4]
 
 
 def written(folder):

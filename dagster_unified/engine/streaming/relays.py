@@ -21,6 +21,7 @@ import msgspec
 import pyarrow as pa
 
 from dagster_unified.connectors.base import spark_schema
+from dagster_unified.connectors.paths import children
 from dagster_unified.connectors.splits import Offsets, SplitSource
 from dagster_unified.engine.iterations import manifests
 from dagster_unified.engine.iterations.files import MappedFiles, StoredParcel
@@ -76,7 +77,7 @@ class RelayLog:
 
     def epochs(self) -> list[int]:
         """The epochs that were handed on and not deleted."""
-        found = [_HANDED.fullmatch(name) for name in self._sizes()]
+        found = [_HANDED.fullmatch(name) for name in children(self._place.root)]
         return sorted(int(match[1]) for match in found if match)
 
     def read(self, epoch: int) -> Handed | None:
@@ -97,7 +98,7 @@ class RelayLog:
         """Deletes the files that a job left that was killed before it handed them on."""
         found = [self.read(epoch) for epoch in self.epochs()]
         needed = {parcel.block.file for one in found if one is not None for parcel in one.parcels}
-        for name in self._sizes():
+        for name in children(self._place.root):
             if _HANDED.fullmatch(name) is None and name not in needed:
                 self._place.remove(name)
 
@@ -106,12 +107,6 @@ class RelayLog:
         self._place.remove(_name(epoch))  # first: what it names is gone then
         for name in {parcel.block.file for parcel in handed.parcels} if handed is not None else ():
             self._place.remove(name)
-
-    def _sizes(self) -> dict[str, int]:
-        try:
-            return self._place.sizes()
-        except FileNotFoundError:
-            return {}
 
 
 def _name(epoch: int) -> str:
