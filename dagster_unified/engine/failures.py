@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import json
 import re
+import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from traceback import walk_tb
@@ -50,13 +52,22 @@ _AWAY = {
 }
 """What the clients that fsspec uses raise where nobody answers, by the first part of their module's name."""
 
-_AWAY_IN_JAVA = re.compile(r"Unable to execute HTTP request: [^\n]*")
-_AWAY_IN_RUST = re.compile(r"Generic \w+ error: [^\n]*error sending request[^\n]*")
+_AWAY_IN_JAVA = re.compile(r"(?:(s3a://\S+): \S+ )?Unable to execute HTTP request: ([^\n(]*)")
+_AWAY_IN_RUST = re.compile(r"Error performing (\w+ \S+) in .*error sending request.*?([^\n]+)\s*\Z", re.DOTALL)
 """What Hadoop's connector and deltalake say of it."""
+
+_ARROW = "\u21b3\x1b[0m"
+"""What deltalake puts before each cause, in colour."""
 
 _NO_CREDENTIALS = re.compile(r"NoAuthWithAWSException|No AWS Credentials|Unable to load credentials from any")
 
 _BUSY = (errno.EBUSY, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET)
+
+_SILENT_SERVER = re.compile(r'StatusCode\.UNAVAILABLE\s+details = "([^"]*)"')
+"""What the client of Spark Connect says once it has asked often enough."""
+
+_REAPED = 2.0
+"""Seconds within which a process has ended whose connections have."""
 
 _FILE_SYSTEMS = ("fsspec", "s3fs", "gcsfs", "adlfs")
 
@@ -96,6 +107,15 @@ def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) ->
         lacks = f"no {package}" if module is None else f"a {package} without the module {package}{module}"
         return errors.MissingRequirementError(
             f"{plan.name}: host {host.group(1)} has {lacks}: {instead('that it was given')}"
+        )
+    died = _jvm_died(error)
+    if died is not None:
+        return errors.StageError(f"{plan.name}: stage '{stage}': the JVM of this process's Spark session {died}")
+    silent = _SILENT_SERVER.search(text)
+    if silent is not None:
+        return errors.StageError(
+            f"{plan.name}: stage '{stage}': the Spark Connect server does not answer any more ({silent.group(1)}); see"
+            " its log for why it ended"
         )
     away = _away(error, text)
     if away is not None:
@@ -138,15 +158,38 @@ def _is_away(error: Exception) -> bool:
     return not packages.isdisjoint(_FILE_SYSTEMS)
 
 
+def _jvm_died(error: Exception) -> str | None:
+    """How the JVM that this process has started ended; None where it runs.
+
+    What is said of it otherwise is that a connection is refused, or that a call failed.
+    """
+    from py4j.protocol import Py4JError, Py4JJavaError
+    from pyspark import SparkContext
+
+    process: subprocess.Popen[bytes] | None = getattr(SparkContext._gateway, "proc", None)
+    if process is None or isinstance(error, Py4JJavaError) or not isinstance(error, (Py4JError, ConnectionError)):
+        return None
+    try:
+        code = process.wait(_REAPED)
+    except subprocess.TimeoutExpired:
+        return None
+    if code == -signal.SIGKILL:
+        return "was killed (SIGKILL), by hand or by the operating system for want of memory"
+    return f"has ended with code {code}; what it wrote before is in the output of the run"
+
+
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _away(error: Exception, text: str) -> str | None:
     """What was said by whoever found that an object store does not answer; None of any other error."""
-    said = _AWAY_IN_JAVA.search(text) or _AWAY_IN_RUST.search(text)
-    if said is not None:
-        return said.group(0)
+    in_java, in_rust = _AWAY_IN_JAVA.search(text), _AWAY_IN_RUST.search(text)
+    if in_java is not None:
+        return ": ".join(part.strip() for part in in_java.groups() if part)
+    if in_rust is not None:
+        asked, why = in_rust.groups()
+        return f"{asked}: {why[why.rfind(_ARROW) + len(_ARROW) :].strip()}"
     return _first_line(error) if _is_away(error) else None
 
 

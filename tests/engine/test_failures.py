@@ -1,9 +1,13 @@
 """What came out of Spark as one sentence."""
 
+import subprocess
+import sys
+
 import pytest
 from upath import UPath
 
 from dagster_unified.engine.failures import naming_store, translated
+from dagster_unified.errors import UnavailableError
 
 
 class Plan:
@@ -81,3 +85,85 @@ def test_a_connection_of_another_kind_that_is_refused_is_not_the_stores():
     """Where Spark's JVM has died, its process is the one that refuses."""
     with pytest.raises(ConnectionRefusedError), naming_store("p", UPath("s3://lake/checkpoints"), "it goes on"):
         raise ConnectionRefusedError(111, "Connection refused")
+
+
+GRPC = """<_MultiThreadedRendezvous of RPC that terminated with:
+\tstatus = StatusCode.UNAVAILABLE
+\tdetails = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Connection refused"
+\tdebug_error_string = "UNKNOWN:Error received from peer"
+>"""
+
+
+def test_a_connect_server_that_has_ended_is_named():
+    asked = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Connection refused"
+    said = f"p: stage 's': the Spark Connect server does not answer any more ({asked}); see its log for why it ended"
+    assert str(translated(ValueError(GRPC), Plan(), "s", None)) == said
+
+
+HADOOP = """An error occurred while calling o88.parquet.
+: java.net.ConnectException: getFileStatus on s3a://lake/x: software.amazon.awssdk.core.exception.SdkClientException: \
+Unable to execute HTTP request: Connect to 127.0.0.1:1 [/127.0.0.1] failed: Connection refused (SDK Attempt Count: 6): \
+   software.amazon.awssdk.core.exception.SdkClientException: Unable to execute HTTP request: Connect to 127.0.0.1:1
+\tat org.apache.hadoop.fs.s3a.S3AUtils.translateException(S3AUtils.java:249)
+"""
+"""What Hadoop's connector says, after two minutes."""
+
+
+def test_a_store_that_does_not_answer_spark_is_named():
+    error = translated(ValueError(HADOOP), Plan(), "s", None)
+    assert isinstance(error, UnavailableError)
+    asked = "s3a://lake/x: Connect to 127.0.0.1:1 [/127.0.0.1] failed: Connection refused"
+    assert str(error) == f"p: stage 's': its object store does not answer ({asked}); another attempt may succeed"
+
+
+RUST = "\x1b[31m↳\x1b[0m ".join(
+    [
+        "Kernel error -> Generic S3 error\n          ",
+        "Error performing GET http://127.0.0.1:1/lake/_delta_log/_last_checkpoint in 4.5s, after 10 retries,\n",
+        "10, retry_timeout\n",
+        "180s  - HTTP error\n",
+        "error sending request\n",
+        "client error (Connect)\n",
+        "tcp connect error\n",
+        "Connection refused (os error 111)\n",
+    ]
+)
+"""What deltalake says where nobody listens."""
+
+
+def test_a_store_that_does_not_answer_a_table_is_named():
+    error = translated(OSError(RUST), Plan(), "s", None)
+    assert isinstance(error, UnavailableError)
+    asked = "GET http://127.0.0.1:1/lake/_delta_log/_last_checkpoint: Connection refused (os error 111)"
+    assert str(error) == f"p: stage 's': its object store does not answer ({asked}); another attempt may succeed"
+
+
+DEAD = """
+import os
+import signal
+
+from pyspark import SparkContext
+
+from dagster_unified.api import Pipeline
+from dagster_unified.engine import session
+
+spark = session.start("local[1]")
+jvm = SparkContext._gateway.proc.pid
+pipeline = Pipeline("p")
+pipeline.from_collection([1]).map(lambda number: os.kill(jvm, signal.SIGKILL), output_type=int).print("out")
+try:
+    pipeline.execute(OPTIONS, spark=spark).result()
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_a_jvm_that_was_killed_is_named(mode, tmp_path):
+    checkpoints = {"execution.checkpointing.dir": str(tmp_path)} if mode == "STREAMING" else {}
+    program = DEAD.replace("OPTIONS", repr({"execution.runtime-mode": mode, **checkpoints}))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    said = "the JVM of this process's Spark session was killed (SIGKILL), by hand or by the operating system for want"
+    assert done.stdout.startswith("StageError p: stage '"), done.stderr[-2000:]
+    assert f"': {said} of memory\n" in done.stdout
