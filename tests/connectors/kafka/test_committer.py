@@ -198,6 +198,17 @@ def test_a_topic_that_is_not_there_is_one_sentence(kafka, impatient):
     )
 
 
+def test_a_topic_that_is_deleted_under_the_job_is_one_sentence(kafka, monkeypatch):
+    topic = kafka.create_topic()
+    opens = opened(kafka, topic, **{"topic.metadata.propagation.max.ms": 1000})
+    assert write(opens, identity(topic, 0), ["a"])
+    kafka.delete_topic(topic)
+    # the client hopes for so long that the topic comes back
+    monkeypatch.setattr("dagster_unified.connectors.kafka.committer.ANSWER", 2.0)
+    with pytest.raises(SinkError, match=rf"sink 's' \(topic '{topic}'\): .*there is no such topic .*create"):
+        write(opens, identity(topic, 1), ["b"])
+
+
 def test_each_permission_that_lacks_is_named(kafka):
     topic = kafka.create_topic()
     guest = KafkaConnection(kafka.secure_address, kafka.security("guest"))
