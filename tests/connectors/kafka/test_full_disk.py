@@ -14,6 +14,7 @@ from dagster_unified.connectors.commits import WriteIdentity
 from dagster_unified.engine.commit import WriteContext
 from dagster_unified.errors import UnavailableError
 from tests.connectors.postgres.support import LocalCommits
+from tests.depth import rotated
 from tests.servers.kafka import Broker
 from tests.small_disk import NEEDS_ROOT, small_disk
 
@@ -28,7 +29,8 @@ class Row(NamedTuple):
 
 
 @NEEDS_ROOT
-def test_a_full_disk_at_a_broker_is_transient_and_nothing_is_lost_or_there_twice(tmp_path):
+@pytest.mark.parametrize("disks", rotated([1, 2], 1))
+def test_a_full_disk_at_a_broker_is_transient_and_nothing_is_lost_or_there_twice(tmp_path, disks):
     chance = random.Random(0)
 
     def write(epoch, count):
@@ -43,14 +45,18 @@ def test_a_full_disk_at_a_broker_is_transient_and_nothing_is_lost_or_there_twice
         return not result.repeated
 
     small = tmp_path / "small"
-    with small_disk(small, megabytes=2) as resize:
-        folders = {"log.dirs": f"{tmp_path}/large,{small}/data", "metadata.log.dir": f"{tmp_path}/large"}
+    with small_disk(small, megabytes=2 if disks == 2 else 6) as resize:
+        if disks == 2:
+            folders = {"log.dirs": f"{tmp_path}/large,{small}/data", "metadata.log.dir": f"{tmp_path}/large"}
+            said = r"\[\d\] has no leader; .* that there is room on their disks$"
+        else:  # a broker without any disk ends
+            folders, said = {"log.dirs": f"{small}/data"}, "does not answer"
         broker = Broker(tmp_path / "broker", heap="256m", **folders)
         try:
             broker.start()
             topic = broker.create_topic(partitions=2)  # one on each disk
             assert write(0, 10)
-            with pytest.raises(UnavailableError, match=r"\[\d\] has no leader; .* that there is room on their disks$"):
+            with pytest.raises(UnavailableError, match=said):
                 write(1, 6000)
             broker.kill()
             resize(100)
