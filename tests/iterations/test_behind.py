@@ -1,5 +1,7 @@
 """State behind an iteration: in STREAMING it is in a query of its own, and the result is that of BATCH."""
 
+from threading import Event, Thread
+
 import pyarrow.parquet as pq
 import pytest
 
@@ -31,8 +33,22 @@ def test_a_log_is_listed_while_files_of_it_are_deleted(tmp_path):
     log = RelayLog(str(tmp_path))
     for epoch in (3, 4):
         log.commit(epoch, Handed([]))
-    (tmp_path / "handed-3-gone").symlink_to(tmp_path / "nowhere")  # listed, and gone when it is looked at
-    assert log.epochs() == [3, 4]
+    stop = Event()
+
+    def come_and_go():
+        while not stop.is_set():
+            for number in range(20):
+                (tmp_path / f"handed-3-{number}").touch()
+            for number in range(20):
+                (tmp_path / f"handed-3-{number}").unlink()
+
+    other = Thread(target=come_and_go)
+    other.start()
+    try:
+        assert all(log.epochs() == [3, 4] for _ in range(3000))
+    finally:
+        stop.set()
+        other.join()
     log.forget(before=9)
     assert log.epochs() == [4]
 
