@@ -160,6 +160,11 @@ def _give_up_sooner(session: SparkSession) -> None:
     session.client.set_retry_policies([DefaultPolicy(max_retries=RETRIES, max_backoff=LONGEST_RETRY)])
 
 
+def give_up(session: SparkSession) -> None:
+    """Ask a Connect server that has not answered no more: each further call would wait as long."""
+    session.client.set_retry_policies([])
+
+
 def is_connect(session: SparkSession) -> bool:
     """Whether a session is Spark Connect's, by its class's name: not every machine has Connect's packages."""
     return type(session).__module__.startswith("pyspark.sql.connect")

@@ -321,9 +321,9 @@ class StreamingJob:
 
     def stop(self) -> None:
         """Stops all queries, after the epochs that are being committed, and lets others write."""
-        for query in self._queries:
-            query.stop()
         try:
+            for query in self._queries:
+                query.stop()
             written_ahead.end(self.directory.path)
             if self._queries and self._saving is not None:
                 self._saving.wait()
@@ -332,7 +332,7 @@ class StreamingJob:
                     self.directory.settle(all(query.settled() for query in self._queries))
             if self._lease is not None and self.directory.last_epoch(MAIN) is not None:
                 remove_tree(self.directory.path / INITIAL)
-        finally:  # no query runs any more, so nothing is written without the lease
+        finally:  # no query runs any more, or its JVM or server is away, and it may not write without the lease
             self._queries.clear()
             self._segments.clear()
             if self._lease is not None:

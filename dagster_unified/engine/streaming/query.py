@@ -19,7 +19,7 @@ from dagster_unified.connectors.paths import for_spark
 from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.events import EpochCommitted, Observer
 from dagster_unified.engine.failures import translated
-from dagster_unified.engine.session import is_connect
+from dagster_unified.engine.session import give_up, is_connect
 from dagster_unified.engine.streaming import tables
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, last_number
 from dagster_unified.engine.streaming.control import brings_end
@@ -299,6 +299,8 @@ class Query(ABC):
         try:
             return bool(query.isActive)
         except Exception as error:  # of a server that cannot be reached
+            if self.through_connect:
+                give_up(self.spark)
             raise translated(error, self.plan, self.name, self.spark) from error
 
     def _is_early(self) -> bool:

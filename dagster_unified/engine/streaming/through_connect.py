@@ -162,13 +162,15 @@ class EpochsElsewhere:
                 remove_tree(self._folder)
 
     def _serve(self, run_epoch: RunEpoch) -> None:
+        from pyspark.errors import PySparkException
+
         try:
             while (asked := self._next(_IDLE)) is not None:
                 if isinstance(asked, Asked):  # else it ends an epoch that has been refused meanwhile
                     self._mine.send(self._answer(run_epoch, asked.epoch))
         except Exception as error:  # the two cannot reach each other
             self.failure = error
-            if self.running is not None:
+            if self.running is not None and not isinstance(error, PySparkException):  # else it is Spark that is away
                 self.running.stop()
 
     def _answer(self, run_epoch: RunEpoch, epoch: int) -> FromJob:
