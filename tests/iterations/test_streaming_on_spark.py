@@ -76,15 +76,16 @@ def test_a_stream_that_is_stopped_goes_on_and_back_to_a_savepoint(spark, tmp_pat
     directory = CheckpointDirectory(str(tmp_path / "checkpoints"), "hopping")
     save_stopped(directory, "test", "by hand", patience=0.5)
     for changed, why in (
-        ({"parallelism.default": 3}, "state of 2 subtasks, and is started with 3"),
+        ({"parallelism.default": 32}, "state of 2 subtasks, of which there can be up to 31, and is started with 32"),
         ({"build": {"more": lambda s: s.filter(lambda hop: True)}}, "operators of its body are others"),
         ({"build": {"kind": "bounded"}}, "it was unbounded, and is bounded now"),
         ({"build": {"uid": "another"}}, "another"),
     ):
         with pytest.raises(StateError, match=why):
             job(spark, tmp_path, behind=True, **changed).run()
-    for _ in range(2):
-        assert job(spark, tmp_path, behind=True).run() == "finished"
+    for subtasks in (3, 1):
+        rescaled = job(spark, tmp_path, behind=True, **{"parallelism.default": subtasks})
+        assert rescaled.run() == "finished"
         assert hops(tmp_path) == EXPECTED
         assert not (tmp_path / "checkpoints/hopping/iterations").exists()
         restore_stopped(directory, "test", None, patience=0.5)

@@ -36,16 +36,27 @@ class Begun(msgspec.Struct, frozen=True):
     bounded: bool
     operators: list[list[str]]
     slots: list[str]
+    groups: list[int] = []
+    """The key groups of each pass; 0 for one whose state is that of its subtasks, or has none."""
 
     def differs(self, other: Begun) -> str:
-        """What is different in another one, which is started now; empty where nothing is."""
-        if self.parallelism != other.parallelism:
-            return f"it has state of {self.parallelism} subtasks, and is started with {other.parallelism}"
+        """What is different in another one, which is started now; empty where nothing is.
+
+        The number of subtasks may change: key groups go from one to another.
+        """
         if self.bounded != other.bounded:
             return f"it was {_kind(self)}, and is {_kind(other)} now"
         if self.operators != other.operators:
             return "the operators of its body are others than those whose state it has"
-        return "the records that go round are of other types than those that it has" if self != other else ""
+        if self.slots != other.slots:
+            return "the records that go round are of other types than those that it has"
+        most = min((count for count in self.groups if count), default=other.parallelism + 1) - 1
+        if other.parallelism > most or (not self.groups and self.parallelism != other.parallelism):
+            return (
+                f"it has state of {self.parallelism} subtasks, of which there can be up to"
+                f" {most if self.groups else self.parallelism}, and is started with {other.parallelism}"
+            )
+        return ""
 
 
 class StreamRound(msgspec.Struct, frozen=True):
@@ -54,6 +65,8 @@ class StreamRound(msgspec.Struct, frozen=True):
     round: Epoch
     epoch: int
     closes: bool
+    parallelism: int = 0
+    """How many subtasks it had."""
 
 
 class FeedbackLog:
@@ -78,13 +91,21 @@ class FeedbackLog:
         """The last round that is committed."""
         return self.rounds[-1] if self.rounds else None
 
+    @property
+    def holds_state(self) -> bool:
+        """Whether it has more than the record of what was begun."""
+        return bool(self.rounds or self._names(_TAKEN))
+
     def begin(self, found: Begun) -> None:
         """Records what the iteration is; raises `StateError` where it has state as another one."""
-        if self.begun is None or not (self.rounds or self._names(_TAKEN)):
+        if self.begun is None or not self.holds_state:
             manifests.write(self._place, _BEGUN, found)
             self.begun = found
         elif what := self.begun.differs(found):
             raise StateError(f"{self._where}: {what}; start it as it was, or the job without state")
+        elif self.begun != found:
+            manifests.write(self._place, _BEGUN, found)
+            self.begun = found
 
     def taken(self, epoch: int) -> Input | None:
         """What an epoch brought, if that is committed."""

@@ -158,7 +158,7 @@ def _lost(folder: str, file: str) -> IntermediateLostError:
 Pages = dict[tuple[int, int, int], Block]
 """Where the pages of a subtask's state are: by pass, key group and page."""
 
-_StoredPages = list[tuple[int, int, int, Block]]
+StoredPages = list[tuple[int, int, int, Block]]
 
 
 class PagedStates:
@@ -170,7 +170,7 @@ class PagedStates:
         self._new: dict[tuple[int, int, int], bytes] = {}
         self.changed = False
         if committed is not None:
-            stored = msgspec.msgpack.decode(files.bytes_of(committed).to_pybytes(), type=_StoredPages)
+            stored = msgspec.msgpack.decode(files.bytes_of(committed).to_pybytes(), type=StoredPages)
             self._pages = {(one, group, page): block for one, group, page, block in stored}
 
     def group(self, one: int, group: int) -> GroupStore:

@@ -5,6 +5,7 @@ Knows the graph and the operators; not Spark, so that the harness uses it with n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -35,13 +36,13 @@ from dagster_unified.operators.rounds.spec import (
 )
 
 
-def compiled(plan: Plan, node: g.IterationNode, parallelism: int) -> Loop:
-    """The loop of an iteration with so many subtasks."""
-    return _Compiler(plan, node, parallelism).loop()
+def compiled(plan: Plan, node: g.IterationNode, parallelism: int, groups: Sequence[int] = ()) -> Loop:
+    """The loop of an iteration with so many subtasks; `groups` are the key groups of each pass that has state."""
+    return _Compiler(plan, node, parallelism, groups).loop()
 
 
 class _Compiler:
-    def __init__(self, plan: Plan, node: g.IterationNode, parallelism: int) -> None:
+    def __init__(self, plan: Plan, node: g.IterationNode, parallelism: int, groups: Sequence[int]) -> None:
         body = body_on(node, parallelism)
         self.node, self.parallelism, self.body = node, parallelism, body
         self.plan = Plan(body, plan.execution, tasks(body, enabled=True), (), (), ())
@@ -53,6 +54,7 @@ class _Compiler:
         self.slots: dict[tuple[int, bool], Slot] = {}
         """By a node, and whether it is for broadcast records."""
 
+        self.groups = dict(enumerate(groups))
         self.levels = self._levels()
 
     def loop(self) -> Loop:
@@ -114,7 +116,7 @@ class _Compiler:
         )
         subtasks = head.parallelism or self.parallelism
         keyed = head.key is not None
-        groups = 0 if not keyed else subtasks if head.key == Key() else subtasks * GROUPS_PER_SUBTASK
+        groups = self._groups(head) if keyed else 0
         functions = [self.body.node(member).user_function for member in one.members[keyed and groups != subtasks :]]
         grouped = Driver.BOUNDED if bounded else Driver.GROUPED
         return BodyPass(
@@ -128,6 +130,14 @@ class _Compiler:
             groups=groups,
             listens=any(next(iteration_listeners(f), None) is not None for f in functions),
         )
+
+    def _groups(self, head: g.Node) -> int:
+        """How many key groups an operator with state has: of its subtasks each is one, where it has no keys."""
+        subtasks = head.parallelism or self.parallelism
+        if head.key == Key():
+            return subtasks
+        number = self.passes.index(self.pass_of[head.id])
+        return self.groups.get(number) or subtasks * GROUPS_PER_SUBTASK
 
     def _slot(self, node: int, other: bool = False) -> Slot:
         """Where records wait for a node; with `other` its broadcast records, or those that a body hands straight on."""
@@ -199,7 +209,7 @@ class _Compiler:
             return Anywhere(1)
         if kind is ExchangeKind.HASH:
             assert key is not None
-            count = subtasks * GROUPS_PER_SUBTASK if target.key is not None else subtasks
+            count = self._groups(target) if target.key is not None else subtasks
             return ByKey(keyed_by(key, layout.records), layout, where, count)
         if kind is ExchangeKind.CUSTOM:
             assert key is not None

@@ -20,6 +20,7 @@ from dagster_unified.engine.iterations.files import StoredParcel
 from dagster_unified.engine.iterations.journal import Epoch, Input, Journal
 from dagster_unified.engine.iterations.levels import SparkLevels, parcels
 from dagster_unified.engine.iterations.places import text_of
+from dagster_unified.engine.iterations.rescaling import rescaled
 from dagster_unified.engine.rounds.compile import compiled
 from dagster_unified.engine.rounds.rounds import outputs_of, run_round, terminate
 from dagster_unified.engine.session import cores
@@ -126,9 +127,10 @@ class _Stream:
         self.folder = text_of(rounds.folder / node.uid)
         where = f"{rounds.plan.name}: iteration '{node.name}'"
         self.log = FeedbackLog(self.folder, where)
-        held = self.log.begun.parallelism if self.log.begun is not None else None
-        parallelism = node.parallelism or rounds.plan.execution.parallelism or held or cores(rounds.spark)
-        self.loop = compiled(rounds.plan, node, parallelism)
+        held = self.log.begun if self.log.holds_state else None
+        parallelism = node.parallelism or rounds.plan.execution.parallelism
+        parallelism = parallelism or (held.parallelism if held is not None else cores(rounds.spark))
+        self.loop = compiled(rounds.plan, node, parallelism, held.groups if held is not None else ())
         passes = [one for level in self.loop.levels for one in level.passes]
         slots = {slot.number: slot for one in passes for slot in (one.own, one.broadcast) if slot is not None}
         slots |= {slot.number: slot for slot in self.loop.outputs}
@@ -138,6 +140,7 @@ class _Stream:
                 not node.takes_input_in_all_rounds,
                 [[step.uid for step in one.program.steps] for one in passes],
                 [f"{number} {slot.schema}" for number, slot in sorted(slots.items())],
+                [0 if one.groups == one.subtasks else one.groups for one in sorted(passes, key=lambda p: p.number)],
             )
         )
         self.levels = SparkLevels(rounds.spark, self.loop, self.folder, self.check)
@@ -166,6 +169,8 @@ class _Bounded(_Stream):
     def epoch(self, epoch: int, ends: bool, take: Callable[[], Input]) -> tuple[list[StoredParcel], Metrics]:
         found = self.log.taken(epoch)
         journal = Journal(self.folder) if ends else None
+        if journal is not None and journal.input is not None:
+            self._check_subtasks(journal.input.parallelism)
         if found is None and (journal is None or journal.input is None):
             found = take()
             if found.once or found.replayed:
@@ -176,6 +181,13 @@ class _Bounded(_Stream):
         one = BoundedIteration(journal, self.levels, SINKS, self.node.name, self.rounds.observe)
         outputs = one.rounds(self._all)
         return outputs, merge([before, one.metrics])
+
+    def _check_subtasks(self, begun: int) -> None:
+        if begun != self.loop.parallelism:
+            raise StateError(
+                f"{self.loop.where}: it has begun its rounds with {begun} subtasks, and is started with"
+                f" {self.loop.parallelism}; start it as it was, or the job without state"
+            )
 
     def check(self) -> None:
         self.check_stop()
@@ -197,8 +209,20 @@ class _Unbounded(_Stream):
         """Seconds after which an epoch closes although something was fed back."""
 
         if self.log.last is not None:
-            self.levels.states = self.log.last.round.states
+            self._take_states(self.log.last)
             rounds.observe(IterationResumed(SINKS, node.name, self.log.last.round.number))
+
+    def _take_states(self, last: StreamRound) -> None:
+        """Goes on with the state that a round has left, in as many subtasks as there are now."""
+        states, subtasks = last.round.states, self.loop.parallelism
+        if last.parallelism != subtasks:
+            if self.node.staleness:
+                raise StateError(
+                    f"{self.loop.where}: it has state of {last.parallelism} subtasks, and is started with {subtasks};"
+                    " with a staleness records wait for others of them: start it as it was, or the job without state"
+                )
+            states, self.levels.files = rescaled(states, self.loop, self.folder)
+        self.levels.states = states
 
     @property
     def circulates(self) -> bool:  # type: ignore[override]
@@ -245,7 +269,7 @@ class _Unbounded(_Stream):
         closes = not ended.feedback if ends else self._may_close(ended.feedback, now >= until)
         self.rounds.check()
         done = Epoch.of(ended, self.levels.states, now - begun)
-        self.log.commit(StreamRound(done, epoch, closes), self.levels.files)
+        self.log.commit(StreamRound(done, epoch, closes, self.loop.parallelism), self.levels.files)
         self.levels.files = []
         if not closes and now - self._told >= TELL_EVERY:
             self._told = now
