@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dagster_unified.errors import UnsupportedError
-from dagster_unified.graph.nodes import AssignTimestampsNode, ExchangeKind, Graph, IterationNode, SourceNode
+from dagster_unified.graph.nodes import AssignTimestampsNode, ExchangeKind, Graph, IterationNode, Node, SourceNode
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,9 @@ def aligned(graph: Graph) -> list[Aligned]:
         if node.watermark_group is None:
             continue
         where = f"{graph.name}: operator '{node.name}' in watermark group '{node.watermark_group}'"
-        source = _source_of(graph, node)
-        if source is None:
+        before = straight_from_source(graph, node)
+        source = before[-1] if before else None
+        if not isinstance(source, SourceNode):
             raise UnsupportedError(
                 f"{where}: it does not know which part of a source a record is of; assign timestamps to each source by"
                 " itself, before it is united with others or keyed"
@@ -50,14 +51,19 @@ def aligned(graph: Graph) -> list[Aligned]:
     return list(found.values())
 
 
-def _source_of(graph: Graph, node: AssignTimestampsNode) -> SourceNode | None:
-    """The source whose records come to an assigner straight, part by part."""
+def straight_from_source(graph: Graph, node: AssignTimestampsNode) -> list[Node]:
+    """What comes before an assigner, back to the source whose records come to it straight, part by part.
+
+    It is empty where there is no such source.
+    """
+    found: list[Node] = []
     edges = graph.inputs(node.id)
     while len(edges) == 1 and edges[0].partitioning.kind is ExchangeKind.FORWARD:
         before = graph.node(edges[0].source)
+        found.append(before)
         if isinstance(before, SourceNode):
-            return before
+            return found
         if before.runs_by_key or before.aggregates_natively or isinstance(before, IterationNode):
-            return None
+            return []
         edges = graph.inputs(before.id)
-    return None
+    return []

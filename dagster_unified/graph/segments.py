@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dagster_unified.graph.alignment import aligned
+from dagster_unified.graph.alignment import aligned, straight_from_source
 from dagster_unified.graph.chaining import tasks
 from dagster_unified.graph.connectors import Boundedness, Source
 from dagster_unified.graph.fingerprint import digest
@@ -58,12 +58,22 @@ def _numbers(graph: Graph) -> dict[int, int]:
         after = [found[edge.target] for edge in graph.outputs(node.id)]
         if after and node.id not in stay:
             found[node.id] = min(after)
+    for node in graph.assigners:
+        # only where its source is read does it know which part a record is of
+        way = [node, *straight_from_source(graph, node)]
+        found |= dict.fromkeys((one.id for one in way), found[way[-1].id])
     return found
 
 
 def _before_state(graph: Graph, loops: set[int]) -> set[int]:
-    """The iterations behind which there are operators with state, before the next iteration if there is one."""
+    """The iterations behind which there are operators with state, before the next iteration if there is one.
+
+    So are those behind which is an assigner of timestamps that timers go by: after an iteration, a query learns of no
+    event time.
+    """
     pending = [node.id for node in graph.nodes if node.runs_by_key]
+    timed = [edge for node in graph.nodes if node.has_timers for edge in graph.inputs(node.id)]
+    pending += [node.id for node in nearest_assigners(graph, timed)]
     seen: set[int] = set()
     while pending:
         for edge in graph.inputs(pending.pop()):

@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable
 from upath import UPath
 
-from dagster_unified.api import DeltaSink, KeyedProcessFunction, Pipeline, WatermarkStrategy
+from dagster_unified.api import DeltaSink, KeyedProcessFunction, Pipeline, WatermarkStrategy, iterations
 from dagster_unified.connectors.alignment import Watermarks
 from dagster_unified.connectors.splits import Range
 from dagster_unified.engine.job_time import JobTime
@@ -17,10 +17,13 @@ from dagster_unified.engine.streaming.alignment import Alignment
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.topology import Lanes, laid_out
 from dagster_unified.errors import UnsupportedError
+from dagster_unified.graph.alignment import aligned
+from dagster_unified.graph.segments import segments
 from dagster_unified.operators.drivers.report import Report
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.testing import run_pipeline
 from tests.connectors.log_source import Event, LogSource, append
+from tests.iterations.test_semantics import Body
 
 STREAMING = {"execution.runtime-mode": "STREAMING"}
 BY_TIME = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=9)).with_timestamp_assigner("at")
@@ -177,6 +180,19 @@ def test_timestamps_are_assigned_to_each_aligned_source_by_itself(tmp_path):
         made(pipeline).print("out")
         with pytest.raises(UnsupportedError, match=says):
             laid_out(pipeline.plan(STREAMING), Lanes())
+
+
+def test_a_source_that_an_iteration_reads_too_is_aligned_in_its_query(tmp_path):
+    pipeline = Pipeline("p")
+    events = pipeline.from_source(Log(tmp_path / "logs"))
+    body = Body(lambda variables, data: iterations.IterationBodyResult(variables, variables))
+    (out,) = iterations.iterate_unbounded_streams([events], [], body)
+    again, own = out.assign_timestamps_and_watermarks(BY_TIME), events.assign_timestamps_and_watermarks(ALIGNED)
+    again.union(own).key_by("key").process(Keep(), output_type=Event).print("out")
+    first, second = segments(pipeline.plan(STREAMING))
+    (one,) = aligned(first.graph)
+    assert first.graph.node(one.source).name == "log"
+    assert aligned(second.graph) == []
 
 
 def read_by_epoch(checkpoints):

@@ -100,3 +100,41 @@ def test_event_time_is_handed_on_where_there_is_any(assigned):
     windows = next(node for node in second.graph.nodes if node.has_timers)
     assert second.assigners_before(windows.id) == ((relayed.uid,) if assigned else (second.graph.assigners[0].uid,))
     assert bool(first.assigners_before(relay.id)) is assigned
+
+
+BY_VALUE = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(0)).with_timestamp_assigner(lambda n, t: n)
+
+
+def assigned(stream, name, strategy=BY_VALUE):
+    return stream.assign_timestamps_and_watermarks(strategy).name(name)
+
+
+def windowed(stream, name):
+    windows = stream.key_by(lambda n: n, key_type=int).window(TumblingEventTimeWindows.of(timedelta(seconds=1)))
+    return windows.reduce(lambda a, b: a + b).name(name)
+
+
+def test_event_time_that_is_assigned_between_loops_starts_a_piece():
+    """Of numbers → one → early → two → times → three → four → windows → out: `early` says nothing to the windows."""
+    pipeline = Pipeline("between")
+    first = looped(pipeline.from_collection([1], int, name="numbers"), "one")
+    second = assigned(looped(assigned(first, "early"), "two"), "times")
+    windowed(looped(looped(second, "three"), "four"), "windows").print("out")
+    assert cut(pipeline) == [
+        [[], ["numbers", "one", "early", "two"], ["two handed on"]],
+        [["two"], ["times", "three", "four"], ["four handed on"]],
+        [["four"], ["windows", "out"], []],
+    ]
+
+
+def test_event_time_is_assigned_where_its_source_is_read():
+    """Of numbers → (loop, doubled → times), which are united → windows → out: only a source knows its parts."""
+    pipeline = Pipeline("parts")
+    numbers = pipeline.from_collection([1], int, name="numbers")
+    own = assigned(numbers.map(lambda n: 2 * n, int).name("doubled"), "times")
+    out = assigned(looped(numbers, "loop"), "again")
+    windowed(out.union(own.map(lambda n: n, int).name("later")), "windows").print("out")
+    assert cut(pipeline) == [
+        [[], ["numbers", "doubled", "times", "loop"], ["loop handed on", "times handed on"]],
+        [["loop", "times"], ["again", "later", "windows", "out"], []],
+    ]

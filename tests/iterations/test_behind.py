@@ -1,14 +1,28 @@
 """State behind an iteration: in STREAMING it is in a query of its own, and the result is that of BATCH."""
 
+from datetime import timedelta
 from threading import Event, Thread
+from time import monotonic
 
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_unified.api import FileSink
+from dagster_unified.api import (
+    FileSink,
+    Pipeline,
+    TumblingEventTimeWindows,
+    WatermarkGenerator,
+    WatermarkStrategy,
+    iterations,
+)
+from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.relays import Handed, RelayLog
+from dagster_unified.engine.streaming.topology import Lanes, laid_out
 from dagster_unified.testing import run_pipeline
-from tests.iterations.behind import PIPELINES, built, together
+from tests.connectors import log_source
+from tests.connectors.log_source import LogSource
+from tests.iterations.behind import BOUND, EVERY, GIVEN, PIPELINES, Rec, added, built, looped, together
+from tests.iterations.test_semantics import Body
 
 
 def in_harness(name, bounded, mode, **options):
@@ -66,3 +80,74 @@ def test_state_behind_an_iteration_on_spark(run_streaming, tmp_path, bounded, na
     assert {name: written(tmp_path / name) for name in found} == {
         name: in_harness(name, bounded, "BATCH")["found"] for name in found
     }
+
+
+STREAMING = {"execution.runtime-mode": "STREAMING"}
+
+
+def behind_loop(given):
+    return [looped(given.assign_timestamps_and_watermarks(BOUND), False, "down")]
+
+
+def behind_loop_and_state(given):
+    first = given.key_by("key").reduce(added).assign_timestamps_and_watermarks(BOUND)
+    return [looped(first, False, "down")]
+
+
+def between_loops(given):
+    return [looped(looped(given, False, "one").assign_timestamps_and_watermarks(BOUND), False, "two")]
+
+
+def beside_loop(given):
+    own = given.map(lambda r: r, Rec).assign_timestamps_and_watermarks(BOUND)
+    return [looped(given, False, "down").assign_timestamps_and_watermarks(BOUND), own]
+
+
+@pytest.mark.parametrize("build", [behind_loop, behind_loop_and_state, between_loops, beside_loop])
+def test_event_time_that_is_handed_on_is_reported_where_it_is_assigned(build):
+    """Not in the tail, of which time is told nothing."""
+    pipeline = Pipeline("timed")
+    first, *others = build(pipeline.from_collection(GIVEN, Rec, name="given"))
+    first.union(*others).key_by("key").window(EVERY).reduce(added).print("found")
+    plan = pipeline.plan(STREAMING)
+    topologies = laid_out(plan, Lanes()).values()
+    tracks = [head.track for one in topologies for head in one.heads]
+    tracks += [track for one in topologies for lanes in one.passes for track in lanes.values()]
+    reported = {step.uid for track in tracks for step in track.program.steps}
+    assert {node.uid for node in plan.graph.assigners} <= reported
+
+
+class Punctuated(WatermarkGenerator):
+    def on_event(self, event, event_timestamp, output):
+        output.emit_watermark(event_timestamp - 1)
+
+
+def test_a_window_behind_an_endless_iteration_fires_while_the_job_runs(spark, tmp_path):
+    """Its watermark is the smaller one of two streams, of a bound and of a generator."""
+    for part in ("bound", "generated"):
+        log_source.append(tmp_path / part, part, *[log_source.Event("a", 1, at) for at in (100, 2_500)])
+    pipeline = Pipeline("endless")
+    strategies = [WatermarkStrategy.for_monotonous_timestamps(), WatermarkStrategy.for_generator(Punctuated)]
+    bound, generated = (
+        pipeline.from_source(LogSource(tmp_path / name, name=name, bounded=False)).assign_timestamps_and_watermarks(
+            strategy.with_timestamp_assigner("at")
+        )
+        for name, strategy in zip(("bound", "generated"), strategies, strict=True)
+    )
+    config = iterations.IterationConfig(name="same")
+    body = Body(
+        lambda variables, data: iterations.IterationBodyResult([variables[0].filter(lambda event: False)], variables)
+    )
+    (out,) = iterations.iterate_unbounded_streams([bound.union(generated)], [], body, config)
+    windows = out.key_by("key").window(TumblingEventTimeWindows.of(timedelta(seconds=1)))
+    totals = windows.reduce(lambda a, b: a._replace(number=a.number + b.number))
+    totals.sink_to(FileSink(str(tmp_path / "out"), name="out"))
+    options = {"execution.checkpointing.dir": str(tmp_path / "checkpoints"), "pipeline.max-parallelism": 1}
+    deadline = monotonic() + 90
+    job = StreamingJob(pipeline.plan({**STREAMING, **options}), spark, Start("test"))
+    assert job.run(lambda: fired(tmp_path / "out") or monotonic() > deadline) == "stopped"
+    assert [(key, number) for key, number, _ in fired(tmp_path / "out")] == [("a", 2)]
+
+
+def fired(folder):
+    return written(folder) if any(folder.glob("**/*.parquet")) else []

@@ -5,8 +5,8 @@
 A *level* is one stateful Spark operator, for all keyed operators of one depth. A *pass* runs the chains between two
 levels. Native operators, and exchanges that choose a record's subtask, stand behind the pass that leads to them, each
 with a pass of its own. What comes after the last keyed operator of its path is the *tail*: it runs on each epoch's
-output as a BATCH region does. There is one such line of stages for each segment of the plan, which iterations are at
-the ends of. Knows the graph and the operators, not Spark.
+output as a BATCH region does. Assigners whose event time another query goes by are before it. There is one such line of
+stages for each segment of the plan, which iterations are at the ends of. Knows the graph and the operators, not Spark.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from dagster_unified.engine.translate import (
 from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.alignment import aligned
+from dagster_unified.graph.lateness import nearest_assigners
 from dagster_unified.graph.nodes import Edge, ExchangeKind
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.graph.segments import segments
@@ -224,17 +225,24 @@ class _Builder:
     def _body(self) -> set[int]:
         """The operators, other than keyed ones, that do not belong to the tail.
 
-        They are the sources, what lies between a source or a keyed operator and a keyed operator, and what stays with
-        one of these in a subtask that an exchange chose.
+        They are the sources, what lies between a source or a keyed operator and a keyed operator, or an assigner whose
+        event time is handed on, and what stays with one of these in a subtask that an exchange chose.
         """
         sources = {node.id for node in self.graph.sources if node.id in self.members}
-        found = sources | self._before(set(self.keyed))
+        timed = self._timed()
+        found = sources | self._before(set(self.keyed)) | timed | self._before(timed)
         while True:
             together = {e.target for n in [*found, *self.keyed] for e in self.outputs(n) if self._stays(e)}
             together = {n for n in together if n not in found and n not in self.keyed and not self._is_after_loop(n)}
             if not together:
                 return found
             found |= together | self._before(together)
+
+    def _timed(self) -> set[int]:
+        """The assigners whose event time is handed on to another query: the tail reports none while a job runs."""
+        relays = [n for n in self.sinks if isinstance(self.graph.node(n), g.RelayNode)]
+        nearest = nearest_assigners(self.graph, [edge for n in relays for edge in self.graph.inputs(n)])
+        return {node.id for node in nearest if not self._is_after_loop(node.id)}
 
     def _is_after_loop(self, node: int) -> bool:
         """Whether an iteration, which is in the tail, comes before a node, or is one."""
