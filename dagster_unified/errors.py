@@ -61,7 +61,7 @@ class UnreachableError(MissingRequirementError):
     """Nobody answers at the address of Spark's master or Connect server.
 
     A step is not tried again, since the address may be wrong. A stream's sensor starts it again by its restart
-    strategy: where it has run before, a master may be away for a while.
+    strategy, since a master may be away for a while.
     """
 
 

@@ -63,7 +63,7 @@ class Store:
         return {**hidden, **{f"spark.executorEnv.{name}": value for name, value in self.environment().items()}}
 
 
-_TOKENS = ("AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN")
+TOKENS = ("AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN")
 """The names under which clients look for a token."""
 
 _in_use: list[Store] = []
@@ -84,6 +84,6 @@ def use(store: Store) -> None:
         )
     _in_use[:] = [store]
     if store.key is not None:
-        for name in _TOKENS:  # a token of the machine's own belongs to another key
+        for name in TOKENS:  # a token of the machine's own belongs to another key
             os.environ.pop(name, None)
     os.environ.update(store.environment())

@@ -21,6 +21,7 @@ from dagster_unified import errors
 from dagster_unified.connectors.files import CsvSource, TextSource
 from dagster_unified.connectors.paths import is_local
 from dagster_unified.engine.handshake import instead
+from dagster_unified.engine.session import is_connect
 from dagster_unified.graph.nodes import Node
 
 if TYPE_CHECKING:
@@ -48,12 +49,14 @@ _OF_PYTHON = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\
 
 _AWAY = {
     "botocore": ("ConnectionError", "HTTPClientError"),
-    "aiohttp": ("ClientError",),
+    "aiohttp": ("ClientConnectionError", "ClientPayloadError"),
 }
 """What the clients that fsspec uses raise where nobody answers, by the first part of their module's name."""
 
 _AWAY_IN_JAVA = re.compile(r"(?:(s3a://\S+): \S+ )?Unable to execute HTTP request: ([^\n(]*)")
-_AWAY_IN_RUST = re.compile(r"Error performing (\w+ \S+) in .*error sending request.*?([^\n]+)\s*\Z", re.DOTALL)
+_AWAY_IN_RUST = re.compile(
+    r"Error performing (\w+ \S+) in (?:(?!\n\s+at |\n\n).)*error sending request(.*?)(?=\n\s+at |\n\n|\Z)", re.DOTALL
+)
 """What Hadoop's connector and deltalake say of it."""
 
 _ARROW = "\u21b3\x1b[0m"
@@ -111,7 +114,7 @@ def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) ->
     died = _jvm_died(error)
     if died is not None:
         return errors.StageError(f"{plan.name}: stage '{stage}': the JVM of this process's Spark session {died}")
-    silent = _SILENT_SERVER.search(text)
+    silent = _SILENT_SERVER.search(text) if is_connect(spark) and _OF_PYTHON.search(text) is None else None
     if silent is not None:
         return errors.StageError(
             f"{plan.name}: stage '{stage}': the Spark Connect server does not answer any more ({silent.group(1)}); see"
@@ -188,8 +191,9 @@ def _away(error: Exception, text: str) -> str | None:
     if in_java is not None:
         return ": ".join(part.strip() for part in in_java.groups() if part)
     if in_rust is not None:
-        asked, why = in_rust.groups()
-        return f"{asked}: {why[why.rfind(_ARROW) + len(_ARROW) :].strip()}"
+        asked, causes = in_rust.groups()
+        _, arrow, cause = causes.rpartition(_ARROW)
+        return f"{asked}: {cause.strip() if arrow else 'the request could not be sent'}"
     return _first_line(error) if _is_away(error) else None
 
 

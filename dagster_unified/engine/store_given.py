@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dagster_unified.connectors.object_store import Store
+from dagster_unified.connectors.object_store import TOKENS, Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _HADOOP = "spark.hadoop."
+_TOKEN = "fs.s3a.session.token"
 _PROVIDERS = "fs.s3a.aws.credentials.provider"
 """Who says in its settings where a session's credentials come from has no use for others."""
 
@@ -31,7 +32,7 @@ def give(session: SparkSession, store: Store) -> None:
         for name, value, variable in (
             ("fs.s3a.access.key", store.key, "AWS_ACCESS_KEY_ID"),
             ("fs.s3a.secret.key", store.secret, "AWS_SECRET_ACCESS_KEY"),
-            ("fs.s3a.session.token", store.token, "AWS_SESSION_TOKEN"),
+            (_TOKEN, store.token, "AWS_SESSION_TOKEN"),
         )
         if value is not None
     }
@@ -44,11 +45,18 @@ def give(session: SparkSession, store: Store) -> None:
         for name, value in wanted.items()
         if not settings.contains(f"{_HADOOP}{name}") and configuration.get(name) != value
     }
-    if not lacking:
+    # what the session found in its environment belongs to another key
+    foreign = store.key is not None and store.token is None and not settings.contains(f"{_HADOOP}{_TOKEN}")
+    foreign = foreign and configuration.get(_TOKEN) is not None
+    if not lacking and not foreign:
         return
     for name, value in lacking.items():
         configuration.set(name, value)
+    if foreign:
+        configuration.unset(_TOKEN)
     context.environment.update(store.environment())
+    for name in TOKENS if foreign else ():
+        context.environment.setdefault(name, "")  # Python workers inherit the JVM's
     _forget_connections(jvm)
 
 

@@ -10,7 +10,7 @@ from dagster_unified.errors import ConfigurationError
 
 def test_a_token_of_the_machine_does_not_go_with_another_key(monkeypatch):
     monkeypatch.setattr(object_store, "_in_use", [])
-    for name in (*Store("http://store", key="a", secret="b").environment(), *object_store._TOKENS):
+    for name in (*Store("http://store", key="a", secret="b").environment(), *object_store.TOKENS):
         monkeypatch.setenv(name, "of the machine")
     object_store.use(Store("http://store", key="a", secret="b"))
     found = boto3.session.Session().get_credentials()

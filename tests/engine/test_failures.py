@@ -94,10 +94,22 @@ GRPC = """<_MultiThreadedRendezvous of RPC that terminated with:
 >"""
 
 
+class Session:
+    """What a session of Spark Connect is known by."""
+
+    __module__ = "pyspark.sql.connect.session"
+
+
 def test_a_connect_server_that_has_ended_is_named():
     asked = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Connection refused"
     said = f"p: stage 's': the Spark Connect server does not answer any more ({asked}); see its log for why it ended"
-    assert str(translated(ValueError(GRPC), Plan(), "s", None)) == said
+    assert str(translated(ValueError(GRPC), Plan(), "s", Session())) == said
+
+
+def test_another_server_that_a_worker_asks_is_not_sparks():
+    raised = f"An exception was thrown\nTraceback (most recent call last):\n  File 'sink.py'\n{GRPC}"
+    for text, session in ((GRPC, None), (raised, Session())):
+        assert "Spark Connect" not in str(translated(ValueError(text), Plan(), "s", session))
 
 
 HADOOP = """An error occurred while calling o88.parquet.
@@ -131,10 +143,21 @@ RUST = "\x1b[31m↳\x1b[0m ".join(
 """What deltalake says where nobody listens."""
 
 
-def test_a_store_that_does_not_answer_a_table_is_named():
-    error = translated(OSError(RUST), Plan(), "s", None)
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (RUST, "Connection refused (os error 111)"),
+        (
+            f"Job aborted: {RUST}\n\tat java.base/java.lang.Thread.run(Thread.java:840)",
+            "Connection refused (os error 111)",
+        ),
+        (RUST.partition("error sending request")[0] + "error sending request", "the request could not be sent"),
+    ],
+)
+def test_a_store_that_does_not_answer_a_table_is_named(text, why):
+    error = translated(OSError(text), Plan(), "s", None)
     assert isinstance(error, UnavailableError)
-    asked = "GET http://127.0.0.1:1/lake/_delta_log/_last_checkpoint: Connection refused (os error 111)"
+    asked = f"GET http://127.0.0.1:1/lake/_delta_log/_last_checkpoint: {why}"
     assert str(error) == f"p: stage 's': its object store does not answer ({asked}); another attempt may succeed"
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -328,6 +329,23 @@ def test_a_deployment_record_of_another_format_is_an_error_that_says_so(tmp_path
     (tmp_path / "p/deployment/0.json").write_text('{"version": 1, "id": "a", "format": 1}')
     with pytest.raises(StateError, match=r"was written in format 1, and this version reads \d; use the version that"):
         directory.deployed()
+
+
+def test_a_query_that_cannot_be_stopped_keeps_no_other_running(tmp_path):
+    pipeline = Pipeline("p")
+    pipeline.from_collection([1]).print("out")
+    plan = pipeline.plan(
+        {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints")}
+    )
+    job, stopped = StreamingJob(plan, None, Start("one")), []
+
+    def fail():
+        raise StateError("the store is away")
+
+    job._queries = [SimpleNamespace(stop=fail), SimpleNamespace(stop=lambda: stopped.append(True))]
+    with pytest.raises(StateError, match="the store is away"):
+        job.stop()
+    assert stopped
 
 
 def test_a_lease_that_was_torn_is_nobodys(tmp_path):

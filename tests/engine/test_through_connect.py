@@ -9,11 +9,21 @@ import pytest
 from dagster_unified.engine.streaming import through_connect
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.epoch import Outcome, StoppedError
+from dagster_unified.engine.streaming.packed import PackedQuery
 from dagster_unified.engine.streaming.through_connect import Asked, Done, EpochsElsewhere, EpochsHere, Failed, Go
 from dagster_unified.errors import LeaseLostError, MissingRequirementError, StageError
 from dagster_unified.operators.metrics import Metrics
 
 OUTCOME = Outcome({}, Metrics())
+
+
+def test_a_query_whose_epochs_nobody_answers_to_fails_though_spark_runs_it():
+    query = PackedQuery.__new__(PackedQuery)
+    query.plan, query.name, query.spark, query.failure = SimpleNamespace(name="shops"), "main", None, None
+    query.query = SimpleNamespace(isActive=True)
+    query._elsewhere = SimpleNamespace(failure=ValueError("INTERNAL"))
+    with pytest.raises(StageError, match="shops: stage 'main': ValueError: INTERNAL"):
+        query.advance(None)
 
 
 @pytest.fixture

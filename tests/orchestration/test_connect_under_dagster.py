@@ -54,7 +54,7 @@ def test_the_sensor_goes_on_with_a_query_that_outlives_its_run(port, dagster):
     dagster.drop("three", b=20)
     dagster.until(lambda: dagster.totals() == {"a": 11, "b": 22}, "and goes on")
     assert server() == before
-    assert [run["status"] for run in dagster.runs()] == ["STARTED", "FAILURE"]
+    assert [run["status"] for run in dagster.runs()].count("STARTED") == 1
 
     os.kill(server(), signal.SIGKILL)
     run = dagster.started()

@@ -55,9 +55,17 @@ _READING = "[libpq] "
 _READING_STATES = {
     "canceling statement": "57014",
     "lost connection to parallel worker": "57P02",
+    "due to administrator command": "57P01",
     "No space left on device": "53100",
+    "out of memory": "53200",
 }
 """SQLSTATEs of errors while rows were read that another attempt may not meet, by what the server says."""
+
+_GONE = re.compile(
+    r"FATAL:|PANIC:|server closed the connection|could not (?:receive|send) data|connection (?:not open|to server)"
+    r"|SSL (?:connection|SYSCALL)|no connection to the server",
+)
+"""What libpq says where the server said farewell, or nothing."""
 
 CONFLICTS = ("40001", "40P01", "55P03")
 """Serialization failure, deadlock, and a lock that was not to be had in time."""
@@ -268,7 +276,7 @@ def lost(error: Exception) -> bool:
     if state:
         return state[:2] == "08" or state[:3] == "57P" or state in _TIMED_OUT
     if _was_reading(error):
-        return "ERROR:" not in str(error)
+        return _GONE.search(str(error)) is not None
     name = type(error).__name__
     return name in ("OperationalError", "ConnectionTimeout", "InterfaceError") or (
         name == "InternalError" and type(error).__module__.startswith("adbc")

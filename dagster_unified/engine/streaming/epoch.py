@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -160,7 +160,8 @@ class EpochWriter:
         for name in children(self.staging):
             token = name.removeprefix(_STAGED).partition("-")[2]
             if name.startswith(_STAGED) and int(token or 0) < self.token:
-                remove_tree(self.staging / name)
+                with suppress(OSError):  # a job that lost its lease may still write there
+                    remove_tree(self.staging / name)
         self._swept = True
 
     def _reads_once(self) -> bool:

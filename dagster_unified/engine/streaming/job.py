@@ -322,8 +322,9 @@ class StreamingJob:
     def stop(self) -> None:
         """Stops all queries, after the epochs that are being committed, and lets others write."""
         try:
-            for query in self._queries:
-                query.stop()
+            with contextlib.ExitStack() as each:  # also those after one that cannot be stopped
+                for query in reversed(self._queries):
+                    each.callback(query.stop)
             written_ahead.end(self.directory.path)
             if self._queries and self._saving is not None:
                 self._saving.wait()

@@ -224,6 +224,8 @@ class Query(ABC):
             if self.over:
                 return False
             raise self._error()
+        if self._elsewhere is not None and self._elsewhere.failure is not None:
+            raise self._error()  # Spark runs it, and nobody answers to its epochs
         self.tick()
         self._act_while_idle()
         if end is None:
@@ -265,9 +267,11 @@ class Query(ABC):
         if waited:
             self._committing.release()
         try:
-            if waited:
-                self._let_spark_commit()
-            self.query.stop()
+            try:
+                if waited:
+                    self._let_spark_commit()
+            finally:
+                self.query.stop()
         except Exception as error:
             if self._is_active(self.query):
                 raise translated(error, self.plan, self.name, self.spark) from error

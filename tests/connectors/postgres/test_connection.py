@@ -91,7 +91,11 @@ def test_its_connection_is_lost(state):
         ("Execution error [PGRES_FATAL_ERROR]: FATAL:  terminating connection due to admin", UnavailableError),
         ("Execution error [PGRES_FATAL_ERROR]: ERROR:  lost connection to parallel worker\n", UnavailableError),
         ("Execution error [PGRES_FATAL_ERROR]: ERROR:  could not write: No space left on device", UnavailableError),
+        ("Execution error [PGRES_FATAL_ERROR]: ERROR:  terminating due to administrator command", UnavailableError),
+        ("Execution error [PGRES_FATAL_ERROR]: ERROR:  out of memory", UnavailableError),
         ("Execution error [PGRES_FATAL_ERROR]: ERROR:  division by zero\n", SinkError),
+        ("Execution error [PGRES_FATAL_ERROR]: FEHLER:  Division durch Null\n", SinkError),
+        ("Field 1: expected 8 bytes but found 4", SinkError),
     ],
 )
 @pytest.mark.parametrize("error", [OSError, pa.ArrowInvalid])
