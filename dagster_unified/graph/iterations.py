@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph.chaining import resolve_forward
+from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.nodes import (
     Chaining,
     ExchangeKind,
@@ -31,7 +32,7 @@ def has_iterations(graph: Graph) -> bool:
 def check_iterations(graph: Graph, goes_on: bool) -> None:
     """Raises `UnsupportedError` where a bounded iteration would wait for ever: for an input that goes on.
 
-    `goes_on` says that the end of the data is not the end of the input.
+    `goes_on` says that the end of the data is not the end of the input. A job has one end, that of all its sources.
     """
     waiting = next((n for n in graph.nodes if isinstance(n, IterationNode) and not n.takes_input_in_all_rounds), None)
     if goes_on and waiting is not None:
@@ -39,6 +40,12 @@ def check_iterations(graph: Graph, goes_on: bool) -> None:
             f"{graph.name}: iteration '{waiting.name}' waits for the end of its input, and with"
             " execution.savepoint.path the job leaves its state before that; remove the option, or launch with"
             " execution.runtime-mode=BATCH"
+        )
+    endless = next((s for s in graph.sources if s.source.boundedness is Boundedness.UNBOUNDED), None)
+    if endless is not None and waiting is not None:
+        raise UnsupportedError(
+            f"{graph.name}: iteration '{waiting.name}' waits for the end of the job's input, and source"
+            f" '{endless.name}' has none; put the iteration into a pipeline of its own, or bound the source"
         )
 
 

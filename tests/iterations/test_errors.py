@@ -168,6 +168,14 @@ def test_a_bounded_iteration_does_not_wait_for_an_end_that_does_not_come():
         pipeline.plan({"execution.runtime-mode": "STREAMING", "execution.savepoint.path": "/tmp/left"})
 
 
+def test_a_bounded_iteration_is_in_no_job_whose_input_does_not_end():
+    pipeline, (out,) = built(same)
+    out.print()
+    pipeline.from_source(RateSource(name="ticks")).print("ticks out")
+    with pytest.raises(UnsupportedError, match="'Body' waits for the end of the job's input, and source 'ticks' has"):
+        pipeline.plan({"execution.runtime-mode": "STREAMING"})
+
+
 def test_an_unbounded_iteration_has_no_criteria_and_replays_nothing():
     pipeline = Pipeline("loops")
     numbers = pipeline.from_collection([1], int, name="numbers")

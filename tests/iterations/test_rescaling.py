@@ -3,6 +3,7 @@
 import pytest
 
 from dagster_unified.api import Pipeline, iterations
+from dagster_unified.engine.iterations.feedback_log import Begun
 from dagster_unified.engine.iterations.files import MappedFiles, PagedStates, RoundFile
 from dagster_unified.engine.iterations.journal import StoredState
 from dagster_unified.engine.iterations.rescaling import rescaled
@@ -73,6 +74,25 @@ def test_key_groups_go_to_the_subtasks_that_their_records_go_to(tmp_path, subtas
 def test_the_number_of_key_groups_stays_what_it_was():
     assert [loop(n, keyed, ()).levels[0].passes[0].groups for n in (2, 3)] == [32, 48]
     assert [loop(n, keyed).levels[0].passes[0].groups for n in (1, 2, 3)] == [32, 32, 32]
+
+
+@pytest.mark.parametrize(
+    ("groups", "before", "after", "why"),
+    [
+        ([256, 16], [16, 1], [16, 1], ""),
+        ([256, 16], [16, 1], [17, 1], ""),
+        ([16, 0], [1, 1], [15, 15], ""),
+        (
+            [16, 0],
+            [1, 1],
+            [16, 16],
+            "it has state of 1 subtasks, of which there can be up to 15, and is started with 16",
+        ),
+    ],
+)
+def test_an_iteration_has_fewer_subtasks_than_key_groups(groups, before, after, why):
+    begun, wanted = (Begun(own[0], False, [["a"], ["b"]], [], groups, own) for own in (before, after))
+    assert begun.differs(wanted) == why
 
 
 def test_each_subtask_has_the_broadcast_state(tmp_path):

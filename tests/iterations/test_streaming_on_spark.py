@@ -11,8 +11,9 @@ from threading import Event
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
-from dagster_unified.api import FileSink
+from dagster_unified.api import DeltaSink, FileSink, Pipeline, iterations
 from dagster_unified.engine.events import EpochCommitted, InputHeldBack, IterationResumed, RoundCommitted, nobody
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.job import Start, StreamingJob
@@ -21,7 +22,9 @@ from dagster_unified.errors import StateError
 from tests.depth import chance
 from tests.iterations.killed_stream import POINTS, hopping, options
 from tests.iterations.programs import PROGRAMS
+from tests.iterations.test_both_modes import Hop
 from tests.iterations.test_on_spark import rows
+from tests.iterations.test_semantics import Body
 from tests.object_store import served
 
 
@@ -111,6 +114,31 @@ def test_a_bounded_iteration_is_stopped_within_a_round_and_goes_on(spark, tmp_pa
         seen = []
         one = StreamingJob(plan, spark, Start("test", patience=0.5), seen.append)
         assert one.run(lambda seen=seen, kind=kind: any(isinstance(e, kind) for e in seen)) == "stopped"
+
+
+def added(a: Hop, b: Hop) -> Hop:
+    return Hop(a.number, a.hops + b.hops)
+
+
+def test_operators_before_and_behind_a_loop_start_from_one_savepoint(run_on_spark, spark, tmp_path):
+    def totals(loop, numbers, sink):
+        pipeline = Pipeline("totals")
+        given = pipeline.from_collection([Hop(number, 1) for number in numbers], Hop, name="numbers")
+        before = given.key_by("number").reduce(added).name("before").uid("before")
+        if loop:
+            body = Body(lambda v, d: iterations.IterationBodyResult([v[0].filter(lambda hop: False)], [v[0]]))
+            (before,) = iterations.iterate_bounded_streams_until_termination([before], [], body)
+        behind = before.key_by("number").reduce(added).name("behind").uid("behind")
+        behind.sink_to(DeltaSink(str(tmp_path / sink), mode="upsert", key="number"))
+        return pipeline
+
+    left = str(tmp_path / "left")
+    run_on_spark(totals(False, [1, 2], "first"), {"execution.savepoint.path": left})
+    given = {**options(tmp_path), "execution.runtime-mode": "STREAMING", "execution.state-recovery.path": left}
+    StreamingJob(totals(True, [1, 2, 2, 3], "second").plan(given), spark, Start("test")).run()
+    found = DeltaTable(str(tmp_path / "second")).to_pyarrow_table().to_pylist()
+    assert sorted(tuple(row.values()) for row in found) == [(2, 3), (3, 1)]
+    assert not (tmp_path / "checkpoints/totals/initial").exists()
 
 
 KILLS = [(kind, point) for kind, points in POINTS.items() for point in points]

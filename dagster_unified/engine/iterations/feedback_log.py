@@ -39,6 +39,9 @@ class Begun(msgspec.Struct, frozen=True):
     groups: list[int] = []
     """The key groups of each pass; 0 for one whose state is that of its subtasks, or has none."""
 
+    subtasks: list[int] = []
+    """The subtasks of each pass: as many as the iteration has, or its own number."""
+
     def differs(self, other: Begun) -> str:
         """What is different in another one, which is started now; empty where nothing is.
 
@@ -50,11 +53,12 @@ class Begun(msgspec.Struct, frozen=True):
             return "the operators of its body are others than those whose state it has"
         if self.slots != other.slots:
             return "the records that go round are of other types than those that it has"
-        most = min((count for count in self.groups if count), default=other.parallelism + 1) - 1
-        if other.parallelism > most or (not self.groups and self.parallelism != other.parallelism):
+        split = [n for n, own in zip(self.groups, other.subtasks, strict=True) if n and own == other.parallelism]
+        most = min(split, default=other.parallelism + 1) - 1
+        if self.parallelism != other.parallelism and other.parallelism > most:
             return (
-                f"it has state of {self.parallelism} subtasks, of which there can be up to"
-                f" {most if self.groups else self.parallelism}, and is started with {other.parallelism}"
+                f"it has state of {self.parallelism} subtasks, of which there can be up to {most}, and is started with"
+                f" {other.parallelism}"
             )
         return ""
 

@@ -58,7 +58,8 @@ class Draining(Thread):
             self.error = error
 
     def _read(self) -> None:
-        """Have the query read what has arrived."""
+        """Have the query read what has arrived, also what was handed on in a bucket, of which Spark hears late."""
+        self._wait_until(self._query.has_read_handed())
         if self._bounded:
             self._read_arrived()  # its sources stay aligned up to there
         if self._query.lets_wait() or not self._bounded:
@@ -76,9 +77,13 @@ class Draining(Thread):
 
     def _await_end(self) -> None:
         """Wait until the end of the input, which is on its way, has come, and what follows from it."""
-        while not self._query.has_end and self._running.isActive:
-            time.sleep(_POLL)
+        self._wait_until(lambda: self._query.has_end)
         self._wait(_never)
+
+    def _wait_until(self, reached: Callable[[], bool]) -> None:
+        """Wait for something that comes by itself, while the query is active."""
+        while not reached() and self._running.isActive:
+            time.sleep(_POLL)
 
     def _wait(self, reached: Callable[[], bool]) -> None:
         """Wait until the query is over, has nothing to do, or has `reached` what is needed: records may never cease."""

@@ -131,7 +131,7 @@ class _Stream:
         parallelism = node.parallelism or rounds.plan.execution.parallelism
         parallelism = parallelism or (held.parallelism if held is not None else cores(rounds.spark))
         self.loop = compiled(rounds.plan, node, parallelism, held.groups if held is not None else ())
-        passes = [one for level in self.loop.levels for one in level.passes]
+        passes = sorted((one for level in self.loop.levels for one in level.passes), key=lambda one: one.number)
         slots = {slot.number: slot for one in passes for slot in (one.own, one.broadcast) if slot is not None}
         slots |= {slot.number: slot for slot in self.loop.outputs}
         self.log.begin(
@@ -140,7 +140,8 @@ class _Stream:
                 not node.takes_input_in_all_rounds,
                 [[step.uid for step in one.program.steps] for one in passes],
                 [f"{number} {slot.schema}" for number, slot in sorted(slots.items())],
-                [0 if one.groups == one.subtasks else one.groups for one in sorted(passes, key=lambda p: p.number)],
+                [0 if one.groups == one.subtasks else one.groups for one in passes],
+                [one.subtasks for one in passes],
             )
         )
         self.levels = SparkLevels(rounds.spark, self.loop, self.folder, self.check)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -173,7 +173,8 @@ class StreamingJob:
             self.deployed = self.directory.deploy(record, fresh)
             forget_interrupted(self.directory)
             self._configure()
-            start = self._start_state(self.deployed)
+            starting = self._without_epoch(packed)
+            start = self._start_state(self.deployed) if starting else None
             self.plan = self._after_start(self.deployed)
             token = self._lease.token
             deployments = [
@@ -184,7 +185,8 @@ class StreamingJob:
                 deployment = deployments[one.segment]
                 query: Query
                 if one.aggregate is None:
-                    query = PackedQuery(deployment, one.name, packed[one.name], malformed, start)
+                    begins = start if one.name in starting else None
+                    query = PackedQuery(deployment, one.name, packed[one.name], malformed, begins)
                 else:
                     plan = deployment.plan
                     beside = [other for other in wanted if other.aggregate is None and other.segment == one.segment]
@@ -331,7 +333,8 @@ class StreamingJob:
                 with contextlib.suppress(UnifiedError, OSError):
                     self.may_write()
                     self.directory.settle(all(query.settled() for query in self._queries))
-            if self._lease is not None and self.directory.last_epoch(MAIN) is not None:
+            starting = [query.name for query in self._queries if isinstance(query, PackedQuery)]
+            if self._lease is not None and starting and not self._without_epoch(starting):
                 remove_tree(self.directory.path / INITIAL)
         finally:  # no query runs any more, or its JVM or server is away, and it may not write without the lease
             self._queries.clear()
@@ -355,14 +358,18 @@ class StreamingJob:
             self._lease.check()
 
     def _start_state(self, deployed: Deployed) -> StartingState | None:
-        """The savepoint to begin with, until the first epoch is committed."""
+        """The savepoint to begin with, for queries that have not committed their first epoch."""
         remove_tree(self.directory.path / INITIAL)
-        if not deployed.start or self.directory.last_epoch(MAIN) is not None:
+        if not deployed.start:
             return None
         ignore = self.plan.execution.savepoint.ignore_unclaimed
         found = starting_state(self.plan, self.spark, deployed.start, ignore)
         self.directory.begin_after(found.manifest.positions)
         return found
+
+    def _without_epoch(self, names: Iterable[str]) -> list[str]:
+        """Those of some queries that have not committed their first epoch."""
+        return [name for name in names if self.directory.last_epoch(name) is None]
 
     def _after_start(self, deployed: Deployed) -> Plan:
         """The plan whose sources read what comes after the savepoint that the deployment's state began with."""

@@ -6,7 +6,7 @@ Knows Spark's DataFrame API, the line of stages and the job's time.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -91,11 +91,11 @@ class PackedFrames:
             frame = frame.unionByName(other)
         for stage in self.topology.between[0]:
             frame = self._through(frame, stage, groups)
-        for number, (level, tracks, between) in enumerate(
-            zip(self.topology.levels, self.topology.passes, self.topology.between[1:], strict=True)
+        for level, tracks, between in zip(
+            self.topology.levels, self.topology.passes, self.topology.between[1:], strict=True
         ):
             processor = KeyGroupProcessor(worker.shipped(level))
-            initial = self._initial(number, level, groups)
+            initial = self._initial(level, groups)
             placed = spread(frame, level, groups, self.tasks).groupBy(*PLACED)
             frame = placed.transformWithState(processor, packed, "Append", "None", initial)
             if tracks:
@@ -104,7 +104,7 @@ class PackedFrames:
                 frame = self._through(frame, stage, groups)
         return frame
 
-    def _initial(self, number: int, level: Mapping[int, Track], groups: int) -> GroupedData | None:
+    def _initial(self, level: Mapping[int, Track], groups: int) -> GroupedData | None:
         """The pages that a level's key groups start from; None where it starts without state.
 
         They are made here, before anything runs: what is wrong with the savepoint is an error of the start.
@@ -122,7 +122,7 @@ class PackedFrames:
                 found = own if found is None else found.unionByName(own)
         if found is None:
             return None
-        made = for_spark(self.folder / INITIAL / str(number))
+        made = for_spark(self.folder / INITIAL / str(min(level)))
         found.write.mode("overwrite").option("compression", "lz4_raw").parquet(made)
         return spread(self.spark.read.schema(found.schema).parquet(made), level, groups, self.tasks).groupBy(*PLACED)
 
@@ -410,6 +410,10 @@ class PackedQuery(Query):
             event = self.time.tick(wall_clock())
             if event is not None:
                 self.control.write(event)
+
+    def has_read_handed(self) -> Callable[[], bool]:
+        handed = {reading: reading.handed() for reading in self._handed.values()}
+        return lambda: all(reading.read >= count for reading, count in handed.items())
 
     def lets_wait(self) -> bool:
         if self.alignment:

@@ -135,6 +135,10 @@ class Query(ABC):
     def end(self) -> bool:
         """The input is drained: emit the end of input to operators that wait for it; says whether there are any."""
 
+    def has_read_handed(self) -> Callable[[], bool]:
+        """What says whether the query has read all that other queries have handed on until now."""
+        return lambda: True
+
     def lets_wait(self) -> bool:
         """The input is drained: let no source wait for another from now on; says whether any may have waited."""
         return False

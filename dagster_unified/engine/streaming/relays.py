@@ -265,7 +265,12 @@ class Reading:
 
     def __init__(self, folder: str) -> None:
         self._log = RelayLog(folder)
-        self._read: int | None = None
+        self.read = 0
+        """The epoch of the log up to which the query has read."""
+
+    def handed(self) -> int:
+        """The epoch of the log up to which something has been handed on."""
+        return max(self._log.epochs(), default=-1) + 1
 
     def reached(self, offset: str) -> Handed | None:
         """Note the offset up to which an epoch has read, and what was handed on last before it, if anything.
@@ -276,9 +281,9 @@ class Reading:
             next_ = msgspec.json.decode(offset, type=dict[str, int])[_ALL]
         except msgspec.DecodeError:
             return None
-        if self._read is not None:
-            self._log.forget(self._read)
-        self._read = next_
+        if self.read:
+            self._log.forget(self.read)
+        self.read = next_
         before = [epoch for epoch in self._log.epochs() if epoch < next_]
         return self._log.read(before[-1]) if before else None
 
