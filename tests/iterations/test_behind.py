@@ -4,6 +4,7 @@ from datetime import timedelta
 from threading import Event, Thread
 from time import monotonic
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -15,9 +16,11 @@ from dagster_unified.api import (
     WatermarkStrategy,
     iterations,
 )
+from dagster_unified.engine.iterations.files import Block, StoredParcel
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.engine.streaming.relays import Handed, RelayLog
+from dagster_unified.engine.streaming.relays import Handed, RelayLog, RelaySource
 from dagster_unified.engine.streaming.topology import Lanes, laid_out
+from dagster_unified.records import record_type
 from dagster_unified.testing import run_pipeline
 from tests.connectors import log_source
 from tests.connectors.log_source import LogSource
@@ -65,6 +68,23 @@ def test_a_log_is_listed_while_files_of_it_are_deleted(tmp_path):
         other.join()
     log.forget(before=9)
     assert log.epochs() == [4]
+
+
+def test_records_of_a_key_are_in_order_where_it_has_gone_to_another_subtask(tmp_path):
+    def parcel(epoch, subtask):
+        return StoredParcel(0, subtask, Block(f"handed-{epoch}", 0, 0), 1)
+
+    log = RelayLog(str(tmp_path))
+    for epoch, subtasks in enumerate([2, 2, 3]):
+        log.commit(epoch, Handed([parcel(epoch, n) for n in range(subtasks)], epoch - 1, subtasks=(subtasks,)))
+    source = RelaySource("loop", record_type(int, "test"), pa.schema([]), str(tmp_path))
+
+    def read(start, end):
+        splits = source.splits({"": start}, {"": end})
+        return [[(one.block.file[-1], one.target) for one in split.parcels] for split in splits]
+
+    assert read(0, 2) == [[("0", 0), ("1", 0)], [("0", 1), ("1", 1)]]
+    assert read(1, 3) == [[("1", 0), ("1", 1), ("2", 0), ("2", 1), ("2", 2)]]
 
 
 def written(folder):

@@ -84,6 +84,11 @@ class StreamIterations:
         """Whether something was fed back that waits for the next epoch."""
         return any(one.circulates for one in self._streams.values())
 
+    @property
+    def subtasks(self) -> tuple[int, ...]:
+        """How many there are of each."""
+        return tuple(one.loop.parallelism for one in self._streams.values())
+
     def have(self, epoch: int) -> bool:
         """Whether something of an epoch is committed."""
         return any(one.log.has(epoch) for one in self._streams.values())

@@ -250,7 +250,7 @@ class PackedRunner(EpochRunner):
         handed = None
         if self._relays and self._iterations is not None:
             iterations = self._iterations
-            handed = RelaysInEpoch(self._relays, epoch, lambda: iterations.circulates)
+            handed = RelaysInEpoch(self._relays, epoch, lambda: iterations.circulates, iterations.subtasks)
         written, metrics = self.writer.commit(
             rows.frame, epoch, self._unpacked, self._kept, rows.are_none, iterated, handed
         )

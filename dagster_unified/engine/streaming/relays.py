@@ -62,6 +62,9 @@ class Handed(msgspec.Struct, frozen=True):
     last_event_time: int | None = None
     """The latest event time of all, once the input has ended."""
 
+    subtasks: tuple[int, ...] = ()
+    """How many there were of each iteration: records of one key are in order in one of them."""
+
 
 class RelayLog:
     """The log of one stream."""
@@ -153,12 +156,19 @@ class Relays:
         return [parcel for report in reports for parcel in report.sent]
 
     def commit(
-        self, node: RelayNode, epoch: int, parcels: list[StoredParcel], event: ControlEvent, waits: bool
+        self,
+        node: RelayNode,
+        epoch: int,
+        parcels: list[StoredParcel],
+        event: ControlEvent,
+        waits: bool,
+        subtasks: tuple[int, ...],
     ) -> None:
         """Hands on what an epoch emitted, and the event time of its control event, unless that `waits`."""
         before, last = self._last[node.id]
         watermark = last.watermark if waits else event.watermarks.get(node.uid, last.watermark)
-        handed = Handed(parcels, before, watermark, event.last_event_times.get(node.uid) if event.end else None)
+        last_event_time = event.last_event_times.get(node.uid) if event.end else None
+        handed = Handed(parcels, before, watermark, last_event_time, subtasks)
         if parcels or _time(handed) != _time(last):
             self.check()
             self._logs[node.id].commit(epoch, handed)
@@ -174,6 +184,9 @@ class RelaysInEpoch:
     circulates: Callable[[], bool]
     """Whether something goes on circulating in an iteration, of which records of any time may come."""
 
+    subtasks: tuple[int, ...]
+    """How many there are of each iteration."""
+
     _written: list[tuple[RelayNode, list[StoredParcel]]] = field(default_factory=list)
 
     def write(self, node: RelayNode, frame: DataFrame) -> None:
@@ -186,7 +199,7 @@ class RelaysInEpoch:
         circulates, event = self.circulates(), self.relays.event_of(self.epoch)
         for node, parcels in self._written:
             waits = node.waits_for_end or (circulates and bool(node.behind))
-            self.relays.commit(node, self.epoch, parcels, event, waits)
+            self.relays.commit(node, self.epoch, parcels, event, waits, self.subtasks)
 
 
 def _time(handed: Handed) -> tuple[int | None, int | None]:
@@ -236,6 +249,7 @@ class RelaySource(SplitSource[Any]):
 
     def splits(self, start: Offsets, end: Offsets) -> list[_Split]:
         log, found = RelayLog(self.folder), dict[int, list[StoredParcel]]()
+        scales = set[tuple[int, ...]]()
         epoch = end[_ALL] - 1
         handed: list[Handed] = []
         while epoch >= start[_ALL]:
@@ -246,9 +260,11 @@ class RelaySource(SplitSource[Any]):
                     " or start the job without state"
                 )
             handed.append(one)
+            scales.add(one.subtasks)
             epoch = one.before
         for parcel in chain.from_iterable(one.parcels for one in reversed(handed)):
-            found.setdefault(parcel.target, []).append(parcel)
+            # a key that has gone to another subtask meanwhile: one split has all in its order
+            found.setdefault(parcel.target if len(scales) == 1 else 0, []).append(parcel)
         return [_Split(end[_ALL] - 1, found[target]) for target in sorted(found)]
 
     def read_split(self, split: _Split) -> Iterator[pa.RecordBatch]:
