@@ -74,7 +74,8 @@ def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
 
 
 def _jars() -> str:
-    return ",".join(map(str, JARS.glob("*.jar")))
+    """Those of all connectors: a JVM finds on its class path only what its first session was started with."""
+    return ",".join([*map(str, JARS.glob("*.jar")), postgres.driver()])
 
 
 def _kafka_batch(broker: Broker, folder: Path, options: Options) -> list[Measurement]:

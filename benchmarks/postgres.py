@@ -65,7 +65,7 @@ def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
 
 
 def _against_jdbc(server: PostgresServer, rounds: int) -> list[Measurement]:
-    spark = session.start("local[2]", config={"spark.driver.memory": "3g", "spark.jars": _driver()})
+    spark = session.start("local[2]", config={"spark.driver.memory": "3g", "spark.jars": driver()})
     with tempfile.TemporaryDirectory(prefix="bench") as folder:
         try:
             rows = _rows(spark, folder)
@@ -183,7 +183,7 @@ def _commit_milliseconds(url: str) -> float:
     return statistics.median(taken[5:]) * 1000
 
 
-def _driver() -> str:
+def driver() -> str:
     """The JDBC driver, from Maven Central."""
     if not list(JARS.glob("*.jar")):
         command = ["mvn", "-q", "dependency:copy", f"-Dartifact={DRIVER}", f"-DoutputDirectory={JARS}"]
