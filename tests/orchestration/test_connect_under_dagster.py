@@ -3,28 +3,21 @@
 import json
 import os
 import re
-import shutil
 import signal
-from unittest import mock
 
 import pytest
 
 from dagster_unified.engine import connect_server
+from tests.orchestration.test_connect_server import port_without_server
 from tests.orchestration.test_streaming_under_dagster import Dagster
-from tests.ports import free_port
 
 pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
 def port():
-    with mock.patch.dict(os.environ):  # Spark tells its clients by the environment
-        port = free_port()
-        try:
-            yield port
-        finally:
-            connect_server.stop(port)
-            shutil.rmtree(connect_server._folder(port))
+    with port_without_server() as port:
+        yield port
 
 
 @pytest.fixture
