@@ -45,8 +45,8 @@ LONGEST_FIRST = (
 )
 """Folders whose tests start first, so that two workers end at about the same time."""
 
-A_DAY = {"kills": 4, "kits": 3, "clusters": 1}
-"""How many tests a day of those marked `rotates`, by the name of their group; at night all of them."""
+A_DAY = {"kills": 3, "kits": 2, "clusters": 3, "stories": 2}
+"""How many a day of what is marked `rotates`, by the name of its group; at night all of it."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -64,11 +64,23 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: folders.get(item.path.relative_to(Path(__file__).parent).parts[0], len(folders)))
     yield  # -k and -m take theirs
     for name, count in A_DAY.items():
-        group = [item for item in items if name in (mark.args[0] for mark in item.iter_markers("rotates"))]
-        todays = of_the_day([item.nodeid for item in group], count)
-        others = [item for item in group if item.nodeid not in todays]
+        group = {item: _rotated(item) for item in items if _group(item) == name}
+        todays = of_the_day(sorted(set(group.values())), count)
+        others = [item for item, unit in group.items() if unit not in todays]
         items[:] = [item for item in items if item not in others]
         config.hook.pytest_deselected(items=others)
+
+
+def _group(item):
+    """The group in which a test rotates; None where it runs each day."""
+    mark = item.get_closest_marker("rotates")
+    return mark and mark.args[0]
+
+
+def _rotated(item):
+    """What rotates: the test, or all of its file with `together`."""
+    together = item.get_closest_marker("rotates").kwargs.get("together", False)
+    return str(item.path.relative_to(Path(__file__).parent)) if together else item.nodeid
 
 
 def pytest_sessionfinish(session, exitstatus):

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 from dagster_unified.state import Savepoint
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.rotates("stories", together=True)]
 
 PROGRAM = """
 from typing import NamedTuple

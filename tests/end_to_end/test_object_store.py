@@ -5,22 +5,18 @@ They are written by s3fs, by deltalake and by Hadoop's s3a.
 
 import json
 import os
-import random
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event
 
-import msgspec
 import pytest
 
-from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
-from dagster_unified.errors import LeaseLostError
-from tests.object_store import client, served
+from tests.object_store import served
 
 ROOT = Path(__file__).parents[2]
 SECRET = "nobody-is-to-see-this"
+
+pytestmark = [pytest.mark.spark, pytest.mark.rotates("stories", together=True)]
 
 
 @pytest.fixture(scope="module")
@@ -43,21 +39,18 @@ def found(bucket, tmp_path_factory):
     return {"printed": done.stdout + done.stderr, **json.loads(done.stdout.splitlines()[-1])}
 
 
-@pytest.mark.spark
 def test_intermediates_and_tables_of_a_range_of_partitions_are_in_the_bucket(found):
     assert found["batch"]["success"]
     assert found["batch"]["table"] == [["north", 3], ["south", 4]]
     assert (found["batch"]["rows"], found["batch"]["files"] > 0) == (1, True)
 
 
-@pytest.mark.spark
 def test_the_secret_of_the_store_is_in_no_log_no_metadata_and_not_in_sparks_settings(found):
     assert SECRET not in found["printed"]
     assert "spark.executorEnv.AWS_SECRET_ACCESS_KEY" in found["shown"]
     assert "fs.s3a.endpoint" in found["shown"]
 
 
-@pytest.mark.spark
 def test_a_process_uses_one_store_whose_secret_has_to_be_there(found):
     other, without = found["refused"]
     assert "this process uses the object store at http://127.0.0.1" in other
@@ -65,33 +58,28 @@ def test_a_process_uses_one_store_whose_secret_has_to_be_there(found):
     assert without.startswith("ObjectStore's secret: environment variable NOWHERE has no value")
 
 
-@pytest.mark.spark
 def test_what_is_there_of_the_same_input_does_not_run_again(found):
     assert found["batch"]["reused"] == 4
 
 
-@pytest.mark.spark
 def test_a_job_goes_on_from_its_checkpoint_in_the_bucket(found):
     assert (found["streaming"]["stopped"], found["streaming"]["before"]) == ("stopped", [["north", 1], ["south", 2]])
     assert found["streaming"]["success"]
     assert found["streaming"]["table"] == [["north", 5], ["south", 2]]
 
 
-@pytest.mark.spark
 def test_a_stream_asks_the_store_little(found):
     """Amazon charges for each request; with 5 ms each, they are what an epoch in a bucket takes longer."""
     assert found["asked"]["epoch"] <= 75  # with what is asked beside it, once a second and more
     assert found["asked"]["idle second"] <= 10
 
 
-@pytest.mark.spark
 def test_a_file_of_a_checkpoint_is_whole_or_not_there_and_nobody_writes_it_anew(found):
     refused = "org.apache.hadoop.fs.FileAlreadyExistsException"
     assert found["files"]["errors"] == [refused] * 4
     assert found["files"]["held"] == {"once": "a", "often": "c", "slow down": "a", "cut": "a", "lost": "a"}
 
 
-@pytest.mark.spark
 def test_where_the_class_that_writes_them_cannot_be_compiled_spark_renames_and_it_is_said(found):
     used, line = found["without"]
     assert used is None
@@ -134,44 +122,9 @@ print("secret" in str(spark.conf.getAll) + spark.sparkContext._jsc.sc().conf().t
 """
 
 
-@pytest.mark.spark
 def test_a_session_that_was_started_before_the_store_was_known_can_use_it(bucket, tmp_path):
     environment = {**os.environ, "AWS_EC2_METADATA_DISABLED": "true"}
     command = [sys.executable, "-c", BEFORE, str(tmp_path), bucket["AWS_ENDPOINT_URL"]]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     said = ["no credentials", "3", "key", "None", "False"]  # after what fetches the jars
     assert (done.stdout.splitlines()[-5:], done.returncode) == (said, 0), done.stderr
-
-
-def test_a_job_sees_that_another_process_took_its_lease(bucket, monkeypatch):
-    for name, value in bucket.items():
-        monkeypatch.setenv(name, value)
-    directory = CheckpointDirectory("s3://lake/leases", "job")
-    held = directory.take("one", patience=60)
-    with pytest.raises(LeaseLostError, match="another job, one, is writing"):
-        directory.take("two", patience=60)
-    held.check()
-    client(bucket["AWS_ENDPOINT_URL"]).put_object(Bucket="lake", Key="leases/job/lease/2.json", Body=b"{}")
-    with pytest.raises(LeaseLostError, match="another job has taken over"):
-        held.check()
-    held.release()
-
-
-def test_a_lease_is_read_while_its_holder_signs_it(bucket, monkeypatch):
-    for name, value in bucket.items():
-        monkeypatch.setenv(name, value)
-    directory, ended = CheckpointDirectory("s3://lake/signed", "job"), Event()
-    directory.take("one", patience=60).release()
-    s3, data = client(bucket["AWS_ENDPOINT_URL"]), msgspec.json.encode(directory.holder())
-
-    def sign():
-        while not ended.is_set():
-            s3.put_object(Bucket="lake", Key="signed/job/lease/1.json", Body=data + b" " * random.randrange(9))
-
-    with ThreadPoolExecutor(1) as thread:
-        signing = thread.submit(sign)
-        try:
-            assert {directory.holder().owner for _ in range(60)} == {"one"}
-        finally:
-            ended.set()
-        signing.result()

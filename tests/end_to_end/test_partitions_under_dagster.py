@@ -41,7 +41,7 @@ concurrency:
 """
 STAGES = [["totals", name] for name in ("sales", "running", "table")]
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.rotates("stories", together=True)]
 browser = pytest.mark.skipif(  # for a machine of one's own: CI installs Chromium, and fails where a test is skipped
     CHROMIUM is None, reason="the tests in a browser need Chromium (Debian: apt-get install chromium)"
 )

@@ -138,6 +138,7 @@ def run_and_kill(cluster, folder, program, begun, what, *options):
     return DeltaTable(str(folder / "table")).to_pyarrow_table().to_pylist()
 
 
+@pytest.mark.rotates("clusters")
 def test_workers_without_what_the_driver_has_are_named_before_anything_runs_there(cluster, tmp_path):
     venv.create(tmp_path / "bare", symlinks=True)
     (tmp_path / "spread.py").write_text(PROGRAM.format(folder=tmp_path, records=1))
@@ -163,6 +164,7 @@ def test_workers_without_what_the_driver_has_are_named_before_anything_runs_ther
     assert not (tmp_path / "table").exists()
 
 
+@pytest.mark.rotates("clusters")
 def test_a_worker_that_is_killed_in_the_middle_of_a_stage_costs_a_retry_and_not_the_run(cluster, tmp_path):
     def begun(seen):
         return len({worker for _, worker in seen}) == 2 and len(seen) >= RECORDS // 4
@@ -173,6 +175,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_stage_costs_a_retry_and_not_
     assert {r["attempt"] for r in rows} == {0, 1}
 
 
+@pytest.mark.rotates("clusters")
 def test_an_executor_that_is_killed_in_the_middle_of_a_round_costs_a_part_of_that_round(bucket, cluster, tmp_path):
     """Its rounds are in a bucket: the other executor reads what it has not written itself."""
 

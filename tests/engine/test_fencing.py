@@ -1,21 +1,25 @@
 """Of two writers one wins, in a bucket as on a disk, and one who was paused and wakes up late writes nothing."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
+import msgspec
 import pytest
 from upath import UPath
 
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.desired import read_desired
 from dagster_unified.engine.streaming.savepoint import remove_halves, savepoints
-from dagster_unified.errors import ConfigurationError
+from dagster_unified.errors import ConfigurationError, LeaseLostError
 from tests.depth import examples
 from tests.engine.fenced_writer import Writer, outcome
-from tests.object_store import IGNORES_CONDITIONS, LOSES_ANSWERS, served
+from tests.object_store import IGNORES_CONDITIONS, LOSES_ANSWERS, client, served
 
 ROOT = Path(__file__).parents[2]
 RACES = ("lease", "file", "manifest")
@@ -116,6 +120,36 @@ def test_a_paused_writer_that_wakes_up_late_writes_nothing(place, start, reached
     assert said(process).split() == ["refused"] * 6
     assert contents(root) == before
     assert savepoints(directory) == []
+
+
+def test_a_job_sees_that_another_process_took_its_lease(bucket, reached):
+    directory = CheckpointDirectory("s3://lake/leases", "job")
+    held = directory.take("one", patience=60)
+    with pytest.raises(LeaseLostError, match="another job, one, is writing"):
+        directory.take("two", patience=60)
+    held.check()
+    client(bucket["AWS_ENDPOINT_URL"]).put_object(Bucket="lake", Key="leases/job/lease/2.json", Body=b"{}")
+    with pytest.raises(LeaseLostError, match="another job has taken over"):
+        held.check()
+    held.release()
+
+
+def test_a_lease_is_read_while_its_holder_signs_it(bucket, reached):
+    directory, ended = CheckpointDirectory("s3://lake/signed", "job"), Event()
+    directory.take("one", patience=60).release()
+    s3, data = client(bucket["AWS_ENDPOINT_URL"]), msgspec.json.encode(directory.holder())
+
+    def sign():
+        while not ended.is_set():
+            s3.put_object(Bucket="lake", Key="signed/job/lease/1.json", Body=data + b" " * random.randrange(9))
+
+    with ThreadPoolExecutor(1) as thread:
+        signing = thread.submit(sign)
+        try:
+            assert {directory.holder().owner for _ in range(60)} == {"one"}
+        finally:
+            ended.set()
+        signing.result()
 
 
 def test_a_store_that_ignores_conditions_is_refused(monkeypatch):

@@ -82,6 +82,7 @@ print(row.module.split(chr(0))[2], spark.conf.get("spark.hadoop.fs.s3a.endpoint"
     assert (done.stdout, done.returncode) == (f"{SERVER_DAEMON} http://127.0.0.1:9\n", 0), done.stderr[-3000:]
 
 
+@pytest.mark.rotates("clusters")
 def test_steps_in_processes_of_their_own_and_later_runs_share_one_server(port, tmp_path):
     (tmp_path / "home").mkdir()
     environment = {
@@ -159,6 +160,7 @@ spark.conf.set("of.this.session", "kept")
     assert said == ["nothing 1\n", "kept 2\n"]
 
 
+@pytest.mark.rotates("clusters")
 def test_days_carry_aggregates_on_the_server(running, tmp_path):
     _, address = running
     program = f"""
@@ -186,6 +188,7 @@ def on_server(address, program, ends=0):
     return done.stdout
 
 
+@pytest.mark.rotates("clusters")
 def test_a_stream_fails_is_suspended_and_killed_and_goes_on_with_its_state_and_timers(running, tmp_path):
     begin = f"""
 import os
@@ -262,6 +265,7 @@ else:
 """
 
 
+@pytest.mark.rotates("clusters")
 def test_two_streams_and_two_batch_runs_at_once_each_have_their_own_module_of_one_name(running, tmp_path):
     append(tmp_path / "logs", "left", *[Event("a", n, n) for n in range(5)], "no event")
     append(tmp_path / "logs", "right", *[Event("b", n, n) for n in range(3)])

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 
 from tests.orchestration.dagster_dev import DagsterDev
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.rotates("stories", together=True)]
 
 
 class Dagster(DagsterDev):

@@ -29,6 +29,8 @@ EARLY, LATE, END = {("a", 5), ("b", 2)}, {("a", 8), ("a", 16), ("b", 32)}, {("a"
 ROOT = Path(__file__).parents[2]
 ABSENT = ("s3fs", "aiobotocore", "boto3")
 
+pytestmark = [pytest.mark.spark, pytest.mark.rotates("stories", together=True)]
+
 
 @pytest.fixture(scope="module")
 def server():
@@ -75,12 +77,10 @@ def told(reached, capsys, monkeypatch):
     terminal.out.cache_clear()
 
 
-@pytest.mark.spark
 def test_runs_of_both_modes_hand_state_to_each_other_through_a_bucket(left):
     assert table(f"{left}/table") == table(f"{left}/once")
 
 
-@pytest.mark.spark
 def test_a_savepoint_in_a_bucket_is_read_copied_and_changed(left, reached):
     saved = Savepoint.read(f"{BUCKET}/two")
     assert set(saved.keyed_state("sessions").column("key").to_pylist()) <= {"a", "b", "cc", "dd"}
@@ -100,7 +100,6 @@ def test_a_savepoint_in_a_bucket_is_read_copied_and_changed(left, reached):
         Savepoint.read(f"{BUCKET}/changed")
 
 
-@pytest.mark.spark
 def test_the_command_line_shows_savepoints_in_a_bucket(left, told):
     code, listed = told("state", "ls", f"{BUCKET}/one")
     assert (code, "sessions" in listed, "tumbling" in listed) == (0, True, True)
@@ -139,7 +138,6 @@ def rows(path):
     return {(row["shop"], row["amount"]) for row in found}
 
 
-@pytest.mark.spark
 def test_a_stream_with_checkpoints_in_a_bucket_leaves_savepoints_there_while_it_runs_and_as_it_is_drained(
     stream, told, tmp_path
 ):
