@@ -10,7 +10,7 @@ ONE_JOB = {"execution.batch-shuffle-mode": "ALL_EXCHANGES_PIPELINED"}
 
 
 def test_each_subtask_sees_the_records_that_an_exchange_sends_to_it(spark, run_on_spark, run_streaming, tmp_path):
-    cases = rotated(list(exchanges.CASES), 9)
+    cases = rotated(list(exchanges.CASES), 6)
     expected = exchanges.expected(cases)
     for run, mode in ((run_streaming, "streaming"), (run_on_spark, "batch")):
         run(exchanges.pipeline(lambda name, mode=mode: FileSink(str(tmp_path / mode / name)), cases), ONE_JOB)

@@ -112,7 +112,7 @@ def test_the_harness_gives_what_the_python_operator_gives(assigner, events):
     assert results[0] == results[1] == results[2] == results[3]
 
 
-@settings(max_examples=examples(5), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(3), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(assigner=ASSIGNERS, events=EVENTS)
 def test_catalyst_gives_what_the_python_operator_gives(spark, tmp_path, assigner, events):
     folder = tmp_path / str(len(list(tmp_path.iterdir())))

@@ -295,7 +295,7 @@ BUILDS = [
 ]
 
 
-@pytest.mark.parametrize("build", rotated(BUILDS, 5))
+@pytest.mark.parametrize("build", rotated(BUILDS, 3))
 def test_a_range_in_one_spark_job_gives_what_its_partitions_give_by_themselves(spark, tmp_path, build):
     alone = Range(spark, tmp_path / "a").one_by_one(written(build, tmp_path / "a" / "out"), DAYS)
     together = Range(spark, tmp_path / "b").together(written(build, tmp_path / "b" / "out"), DAYS)

@@ -368,7 +368,7 @@ def tables(folder: Path):
     }
 
 
-@settings(max_examples=examples(3), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(2), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     operations=st.lists(st.sampled_from(sorted(BUILD)), min_size=1, max_size=4).filter(defined),
     # No two events of a key at one time: their order would not be defined.
