@@ -53,7 +53,8 @@ def _workers() -> list[int]:
 
 def _is_worker(process: int) -> bool:
     with suppress(OSError):
-        return b"pyspark" in Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0", 3)[2]
+        command = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+        return any(b"pyspark" in word for word in command[2:3])  # of one that has just ended, nothing is there
     return False
 
 

@@ -49,6 +49,9 @@ LOOPBACK = ("spark.driver.host", "spark.driver.bindAddress")
 
 PARTITIONS = "spark.sql.shuffle.partitions"
 
+CHECKSUMS = "spark.sql.shuffle.orderIndependentChecksum.enabled"
+"""Spark hashes every byte that is shuffled, to notice a map task that gives other rows when it runs again."""
+
 RETRIES, LONGEST_RETRY = 8, 15_000
 """How often a Connect server that does not answer is asked again, and the milliseconds between two times at most."""
 
@@ -78,8 +81,9 @@ def check_java() -> None:
 def defaults(master: str) -> dict[str, str]:
     """The settings of a session on `master`, or of a server that runs there.
 
-    On one machine an exchange has two partitions for each core, and not Spark's two hundred. The executors of a cluster
-    reach the driver at the address that Spark finds.
+    On one machine an exchange has two partitions for each core, and not Spark's two hundred; and what was shuffled is
+    lost with the driver only, so that no map task runs again for it, and nothing has to be hashed. The executors of a
+    cluster reach the driver at the address that Spark finds.
     """
     if not master.startswith("local"):
         return {name: value for name, value in DEFAULTS.items() if name not in LOOPBACK}
@@ -87,7 +91,7 @@ def defaults(master: str) -> dict[str, str]:
     if cores is None:
         return dict(DEFAULTS)
     count = os.cpu_count() or 1 if cores.group(1) == "*" else int(cores.group(1))
-    return {**DEFAULTS, PARTITIONS: str(max(2 * count, 1))}
+    return {**DEFAULTS, PARTITIONS: str(max(2 * count, 1)), CHECKSUMS: "false"}
 
 
 def forking(master: str, daemon: str, config: Mapping[str, str]) -> dict[str, str]:
