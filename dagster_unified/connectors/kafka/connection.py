@@ -65,6 +65,9 @@ _CLIENT = {
     "log_level": 0,
     # else a transactional producer hangs for ever when its broker comes back (librdkafka 2.10 to 2.16)
     "metadata.recovery.strategy": "none",
+    # Java's clients wait no longer either; with librdkafka's ten seconds, and up to half as much again that it adds at
+    # random, a client comes back long after its broker
+    "reconnect.backoff.max.ms": 1000,
 }
 
 Option = Value | int | float | bool

@@ -23,6 +23,12 @@ Isolation = Literal["read_committed", "read_uncommitted"]
 PATIENCE = 20.0
 """Seconds without any progress after which the cluster counts as gone."""
 
+KEPT_PATIENCE = 5.0
+"""Seconds without any progress after which a new consumer replaces one that was kept.
+
+Nobody may have told that one that its connection is dead, or it may wait before it connects again.
+"""
+
 _MOST = 20_000
 """Messages at most that are handed on at once."""
 
@@ -36,6 +42,7 @@ _CONFIG: dict[str, str | int | bool] = {
     "enable.partition.eof": True,
     "auto.offset.reset": "error",
     "fetch.wait.max.ms": 10,
+    "fetch.error.backoff.ms": 100,  # a broker that was restarted refuses the first fetch: it leads in a new epoch
     "fetch.message.max.bytes": 8 << 20,
     "queued.min.messages": 200_000,
     "queued.max.messages.kbytes": 64 << 10,
@@ -69,10 +76,36 @@ def messages(
     Raises `SourceError` where offsets are gone, and `UnavailableError` where the cluster is away.
     """
     key = (connection, isolation)
-    reader = _idle.pop(key, None) or _Reader(connection.consumer({**_CONFIG, "isolation.level": isolation}), set())
+    kept = _idle.pop(key, None)
+    if kept is not None:
+        try:
+            yield from _through(kept, key, range_, KEPT_PATIENCE, where)
+        except _NoProgressError as stuck:
+            range_ = range_._replace(start=stuck.position)
+        else:
+            return
+    new = _Reader(connection.consumer({**_CONFIG, "isolation.level": isolation}), set())
     try:
-        _assign(reader, connection, range_, where)
-        yield from _read(reader.consumer, connection, range_, where)
+        yield from _through(new, key, range_, PATIENCE, where)
+    except _NoProgressError as stuck:
+        raise _stuck(connection, range_, stuck, where) from None
+
+
+class _NoProgressError(Exception):
+    """A consumer has given nothing for too long: how far it came, and what it said last."""
+
+    def __init__(self, position: int, error: KafkaError | None) -> None:
+        super().__init__(position, error)
+        self.position, self.error = position, error
+
+
+def _through(
+    reader: _Reader, key: tuple[KafkaConnection, Isolation], range_: OffsetRange, patience: float, where: str
+) -> Iterator[list[Message]]:
+    """Reads with one consumer, which is kept if it comes to the range's end, and else closed."""
+    try:
+        _assign(reader, key[0], range_, patience, where)
+        yield from _read(reader.consumer, key[0], range_, patience, where)
     except BaseException:
         reader.consumer.close()
         raise
@@ -80,19 +113,22 @@ def messages(
     _idle[key] = reader
 
 
-def _assign(reader: _Reader, connection: KafkaConnection, range_: OffsetRange, where: str) -> None:
+def _assign(reader: _Reader, connection: KafkaConnection, range_: OffsetRange, patience: float, where: str) -> None:
     from confluent_kafka import KafkaException, TopicPartition
 
     if range_.topic not in reader.topics:  # else the consumer takes a second until it asks for the topic's leaders
         try:
-            reader.consumer.list_topics(range_.topic, timeout=PATIENCE)
+            reader.consumer.list_topics(range_.topic, timeout=patience)
         except KafkaException as error:
-            raise connection.failure(error.args[0], where, SourceError) from None
+            _check(error.args[0], connection, range_, range_.start, where)
+            raise _NoProgressError(range_.start, error.args[0]) from None
         reader.topics.add(range_.topic)
     reader.consumer.assign([TopicPartition(range_.topic, range_.partition, range_.start)])
 
 
-def _read(consumer: Consumer, connection: KafkaConnection, range_: OffsetRange, where: str) -> Iterator[list[Message]]:
+def _read(
+    consumer: Consumer, connection: KafkaConnection, range_: OffsetRange, patience: float, where: str
+) -> Iterator[list[Message]]:
     from confluent_kafka import Message
 
     position, moved, last = range_.start, time.monotonic(), None
@@ -117,8 +153,8 @@ def _read(consumer: Consumer, connection: KafkaConnection, range_: OffsetRange, 
             else:
                 _check(error, connection, range_, position, where)
                 last = error
-        if time.monotonic() - moved > PATIENCE:
-            raise _stuck(connection, range_, position, last, where)
+        if time.monotonic() - moved > patience:
+            raise _NoProgressError(position, last)
 
 
 def _is_end(error: KafkaError) -> bool:
@@ -148,13 +184,11 @@ def _check(error: KafkaError, connection: KafkaConnection, range_: OffsetRange, 
         raise failure
 
 
-def _stuck(
-    connection: KafkaConnection, range_: OffsetRange, position: int, error: KafkaError | None, where: str
-) -> UnifiedError:
-    if error is not None:
-        return connection.failure(error, where)
+def _stuck(connection: KafkaConnection, range_: OffsetRange, stuck: _NoProgressError, where: str) -> UnifiedError:
+    if stuck.error is not None:
+        return connection.failure(stuck.error, where)
     part = part_name(range_.topic, range_.partition)
     return UnavailableError(
-        f"{where}: {connection.describe()} gave nothing of {part} for {PATIENCE:.0f} s at offset {position}, and there"
-        f" have to be records up to {range_.end}; see that its brokers run, and that the topic is there"
+        f"{where}: {connection.describe()} gave nothing of {part} for {PATIENCE:.0f} s at offset {stuck.position}, and"
+        f" there have to be records up to {range_.end}; see that its brokers run, and that the topic is there"
     )
