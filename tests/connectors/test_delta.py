@@ -1,5 +1,6 @@
 """The Delta sink on Spark: what each mode leaves in the table, once, whatever is repeated."""
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -11,7 +12,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from dagster_unified.api import DeltaSink, Pipeline
-from dagster_unified.connectors.commits import Commit, WriteAttempt, WriteIdentity
+from dagster_unified.connectors.commits import Commit, CommitConflictError, WriteAttempt, WriteIdentity
 from dagster_unified.connectors.delta.committer import DeltaFile
 from dagster_unified.engine.commit import SinkCommits, WriteContext
 from dagster_unified.errors import LeaseLostError, PipelineError, SinkError
@@ -234,8 +235,88 @@ def test_a_job_removes_expired_log_entries_once_in_a_hundred_commits(tmp_path):
                 assert committer.last_version(identity.writer) == (epoch - 1 if epoch else None)
                 committer.commit([Commit(attempt, [DeltaFile(path=f"{epoch}.parquet", rows=1, bytes=1)])])
 
+        def has_entry(version):
+            return (table / "_delta_log" / f"{version:020d}.json").exists()
+
         commit_epochs(0, 100)
-        assert (table / "_delta_log" / f"{1:020d}.json").exists()
-        commit_epochs(100, 101)
-    assert not (table / "_delta_log" / f"{1:020d}.json").exists()
-    assert len(DeltaTable(str(table)).file_uris()) == 101
+        assert not has_entry(1)
+        assert has_entry(50)
+        commit_epochs(100, 110)
+    assert not has_entry(50)
+    assert len(DeltaTable(str(table)).file_uris()) == 110
+
+
+def epochs_of(sink, spark, job):
+    """Writes an epoch of a job that keeps its committer, and says whether it had been written before."""
+    commits = SinkCommits(sink)
+
+    def write(number, amount):
+        context = WriteContext(WriteIdentity("p", "sink", job, "streaming", number), "stage")
+        (result,) = commits.write(spark.createDataFrame([(amount,)], "amount long"), [context])
+        return result.repeated
+
+    return commits, write
+
+
+def test_jobs_that_append_to_one_table_by_turns_add_each_epoch_once(spark, tmp_path):
+    sink = DeltaSink(str(tmp_path / "table"), mode="append")
+    commits, write = zip(*(epochs_of(sink, spark, job) for job in ("a", "b")), strict=True)
+    for number in range(3):
+        assert [one(number, 10 * number + job) for job, one in enumerate(write)] == [False, False]
+        write_deltalake(str(tmp_path / "table"), pa.table({"amount": [100 + number]}), mode="append")
+    assert [one(2, -1) for one in write] == [True, True]
+    for one in commits:
+        one.close()
+    found = DeltaTable(str(tmp_path / "table")).to_pyarrow_table()["amount"].to_pylist()
+    assert sorted(found) == [0, 1, 10, 11, 20, 21, 100, 101, 102]
+
+
+@pytest.mark.parametrize("checkpoint_interval", ["100", "4"])  # of 4, the epoch in question is one of a checkpoint
+def test_an_epoch_that_a_successor_has_committed_is_not_committed_again(spark, tmp_path, checkpoint_interval):
+    schema, properties = pa.schema([("amount", pa.int64())]), {"delta.checkpointInterval": checkpoint_interval}
+    DeltaTable.create(str(tmp_path / "table"), schema, configuration=properties)
+    sink = DeltaSink(str(tmp_path / "table"), mode="append")
+    (old, write_old), (new, write_new) = (epochs_of(sink, spark, "job") for _ in range(2))
+    assert [write_old(0, 0), write_old(1, 1)] == [False, False]
+    assert write_new(2, 2) is False
+    assert write_old(2, -1) is True
+    old.close()
+    new.close()
+    assert sorted(DeltaTable(str(tmp_path / "table")).to_pyarrow_table()["amount"].to_pylist()) == [0, 1, 2]
+
+
+def test_the_log_of_a_stream_is_what_deltalake_would_have_written(tmp_path):
+    schema = pa.schema([("n", pa.int64())])
+
+    def log_of(name, **properties):
+        table = tmp_path / name
+        DeltaTable.create(str(table), schema, configuration={"delta.checkpointInterval": "10", **properties})
+        with closing(DeltaSink(str(table), mode="append").committer(schema)) as committer:
+            for epoch in range(25):
+                attempt = WriteAttempt(WriteIdentity("p", "sink", "job", "streaming", epoch), f"{epoch}", "stage")
+                assert committer.last_version(attempt.identity.writer) == (epoch - 1 if epoch else None)
+                committer.commit([Commit(attempt, [DeltaFile(path=f"{epoch}.parquet", rows=epoch, bytes=1)])])
+        found = DeltaTable(str(table))
+        names = sorted(file.name for file in (table / "_delta_log").iterdir())
+        adds = pa.table(found.get_add_actions(flatten=True)).drop_columns(["modification_time"]).sort_by("path")
+        marks = found.transaction_version(WriteIdentity("p", "sink", "job", "streaming", 0).writer)
+        history = [(entry["version"], entry["operation"], entry["operationParameters"]) for entry in found.history(24)]
+        return names, adds, marks, history
+
+    assert log_of("appended") == log_of("by_deltalake", **{"delta.enableChangeDataFeed": "true"})
+
+
+def test_a_table_that_was_removed_and_made_again_under_a_stream_gets_no_entry_with_a_gap_before_it(tmp_path):
+    table, schema = tmp_path / "table", pa.schema([("n", pa.int64())])
+    with closing(DeltaSink(str(table), mode="append").committer(schema)) as committer:
+        for epoch in range(3):
+            attempt = WriteAttempt(WriteIdentity("p", "sink", "job", "streaming", epoch), f"{epoch}", "stage")
+            committer.last_version(attempt.identity.writer)
+            if epoch == 2:
+                shutil.rmtree(table)
+                DeltaTable.create(str(table), schema)
+                with pytest.raises(CommitConflictError):
+                    committer.commit([Commit(attempt, [DeltaFile(path="2.parquet", rows=1, bytes=1)])])
+            else:
+                committer.commit([Commit(attempt, [DeltaFile(path=f"{epoch}.parquet", rows=1, bytes=1)])])
+    assert DeltaTable(str(table)).version() == 0

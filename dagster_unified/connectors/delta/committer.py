@@ -2,7 +2,7 @@
 
 It carries who wrote as application transactions, which the table remembers. The names of files say the same: a folder
 belongs to a write, so that the next run of a partition finds what to replace, and a deployment that goes back to a
-savepoint what to undo.
+savepoint what to undo. An epoch that only appends is an entry that `log.py` writes, where it can.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from dagster_unified.connectors.commits import (
     WriteAttempt,
     WriteIdentity,
 )
-from dagster_unified.connectors.paths import is_in_object_store, remove_tree
+from dagster_unified.connectors.delta.log import LogEnd
+from dagster_unified.connectors.paths import is_in_object_store, is_local, remove_tree
 from dagster_unified.errors import SinkError
 from dagster_unified.graph.fingerprint import digest
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
-    from deltalake.transaction import AddAction, RemoveAction
+    from deltalake.transaction import AddAction, RemoveAction, Transaction
     from upath import UPath
 
 _PARTITION = "part-of-"
@@ -73,7 +74,9 @@ class DeltaCommitter(Committer[DeltaFile]):
         self._table, self._path = table, path
         self._mode, self._key, self._partition_by = mode, key, partition_by
         self._sink, self._schema = sink, schema
-        self._is_current, self._commits = False, 0
+        self._is_current, self._commits_until_cleanup = False, 0
+        self._log: LogEnd | None = None
+        self._is_shared = False  # whether others have been seen to write to the table of late
 
     @classmethod
     def of_table(
@@ -113,13 +116,14 @@ class DeltaCommitter(Committer[DeltaFile]):
         return committer
 
     def last_version(self, name: str) -> int | None:
-        # Once for each write that only adds, since it takes longer the more files there are. Delta itself finds a
-        # commit that another process makes in between under the same marks.
+        # As seldom as can be for writes that only add, since it takes longer the more files there are. A commit finds
+        # what another process has committed in between.
         if not self._is_current:
-            asked(self._path, self._table.update_incremental)
+            self._update()
             self._check_columns()
             self._is_current = True
-        return self._table.transaction_version(name)
+        appended = None if self._log is None else self._log.transactions.get(name)
+        return self._table.transaction_version(name) if appended is None else appended
 
     def begin(self, attempts: Sequence[WriteAttempt]) -> None:
         """What others commit while rows are staged counts: `overwrite` removes it, and a merge reads it."""
@@ -130,10 +134,12 @@ class DeltaCommitter(Committer[DeltaFile]):
         from deltalake.exceptions import CommitFailedError
         from deltalake.transaction import Transaction
 
-        undone = [action for commit in commits if commit.goes_back for action in self._undone(commit.identity)]
-        if not undone and not any(self._has_to_be_committed(commit) for commit in commits):
+        if not any(self._has_to_be_committed(commit) for commit in commits):
             return
         transactions = [Transaction(name, version) for commit in commits for name, version in commit.marks.items()]
+        if self._log is not None and self._appended(self._log, commits, transactions):
+            return
+        undone = [action for commit in commits if commit.goes_back for action in self._undone(commit.identity)]
         # Of two runs of a partition at once, the second to commit must see what the first has added, and remove it.
         owners = [commit.identity.replaces for commit in commits if commit.identity.replaces is not None]
         if self._mode == "overwrite" and any(commit.identity.epoch is None for commit in commits):
@@ -141,7 +147,7 @@ class DeltaCommitter(Committer[DeltaFile]):
         transactions += [Transaction(o, (self._table.transaction_version(o) or 0) + 1) for o in owners]
         properties = CommitProperties(app_transactions=transactions)
         files = [file for commit in commits for file in commit.committables]
-        self._is_current = False
+        self._is_current, self._log = False, None
         try:
             if self._mode == "upsert" and files:
                 self._merge(files, properties)
@@ -164,7 +170,7 @@ class DeltaCommitter(Committer[DeltaFile]):
                 f"Delta table at {self._path}: the store did not answer a commit; nobody can tell yet whether it was"
                 f" made ({error})"
             ) from error
-        self._commits += 1
+        self._commits_until_cleanup -= 1
 
     def clean_up(self, attempts: Sequence[WriteAttempt], committed: bool) -> None:
         for attempt in attempts:
@@ -191,7 +197,36 @@ class DeltaCommitter(Committer[DeltaFile]):
 
     def _holds(self, folder: str) -> bool:
         """Whether files of a folder are in the table: a store may have tried again, and met our own commit."""
+        self._is_current = False
+        self._update()
         return any(row["path"].startswith(f"{folder}/") for row in active_files(self._table))
+
+    def _update(self) -> None:
+        """Reads what the table's log has now."""
+        asked(self._path, self._table.update_incremental)
+        self._log = None
+        if self._mode == "append" and is_local(self._path) and not self._is_shared:
+            self._log = LogEnd.of(self._table, self._path.path)
+
+    def _appended(self, log: LogEnd, commits: Sequence[Commit[DeltaFile]], transactions: Sequence[Transaction]) -> bool:
+        """Appends epochs to the log, if all they do is add files; else lets `deltalake` see what was appended before.
+
+        Raises `CommitConflictError` where another write was first.
+        """
+        adds = [self._add(file) for commit in commits for file in commit.committables]
+        appends = log.takes(adds) and not any(c.goes_back or c.identity.epoch is None for c in commits)
+        if appends:
+            is_first = log.append(adds, transactions)
+        elif log.transactions:
+            self._update()
+            is_first = self._table.version() == log.version
+        else:
+            is_first = True
+        if not is_first:  # `deltalake` checks the entries of others, and commits after them
+            self._is_current, self._is_shared = False, True
+            raise CommitConflictError(f"Delta table at {self._path}: another write was first")
+        self._commits_until_cleanup -= appends
+        return appends
 
     def _has_to_be_committed(self, commit: Commit[DeltaFile]) -> bool:
         """Whether a write changes the table, or has to be remembered though it does not."""
@@ -207,7 +242,9 @@ class DeltaCommitter(Committer[DeltaFile]):
         """
         from deltalake import PostCommitHookProperties
 
-        is_due = self._commits % _COMMITS_PER_LOG_CLEANUP == 0
+        is_due = self._commits_until_cleanup <= 0
+        if is_due:
+            self._commits_until_cleanup, self._is_shared = _COMMITS_PER_LOG_CLEANUP, False
         return PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=None if is_due else False)
 
     def _merge(self, files: Sequence[DeltaFile], properties: CommitProperties) -> None:
