@@ -6,6 +6,7 @@ Prints the very objects that the engines execute, and decides nothing itself.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from dagster_unified.graph.nodes import (
@@ -22,6 +23,7 @@ from dagster_unified.graph.nodes import (
 )
 from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.graph.regions import Exchange
+from dagster_unified.graph.segments import MAIN, HandedOn, handed_on, query_name, segment_of
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
@@ -78,8 +80,45 @@ def as_json(plan: Plan) -> dict[str, Any]:
             }
             for r in plan.regions
         ],
+        "queries": _queries_json(plan),
         "lint": [{"rule": f.rule, "severity": f.severity, "message": f.message} for f in plan.findings],
     }
+
+
+def _queries_json(plan: Plan) -> list[dict[str, Any]]:
+    """The queries into which a plan is cut for STREAMING, behind its iterations."""
+    return [
+        {
+            "name": name,
+            "operators": members,
+            "hands_on": [
+                {
+                    "from": one.stream.node,
+                    "side_output": one.stream.tag,
+                    "to": query_name(MAIN, one.target),
+                    "relay": one.relay,
+                }
+                for one in handed
+            ],
+        }
+        for name, members, handed in _queries(plan)
+    ]
+
+
+def _queries(plan: Plan) -> list[tuple[str, list[int], list[HandedOn]]]:
+    """The name of each query, its operators, and what it hands on; none where the plan is not cut."""
+    if plan.execution.mode != "STREAMING":
+        return []
+    numbers, handed = segment_of(plan.graph), handed_on(plan)
+    last = max(numbers.values(), default=0)
+    return [
+        (
+            query_name(MAIN, segment),
+            [node for node, number in numbers.items() if number == segment],
+            [one for one in handed if one.source == segment],
+        )
+        for segment in range(last + 1 if last else 0)
+    ]
 
 
 def _operator_json(node: Node) -> dict[str, Any]:
@@ -136,6 +175,7 @@ def as_text(plan: Plan) -> str:
     ]
     for region in plan.regions:
         lines += ["", *_region_text(plan, region)]
+    lines += _queries_text(plan)
     if plan.findings:
         lines += ["", "lint"]
         lines += [f"  {f.severity}: {f.message} [{f.rule}]" for f in plan.findings]
@@ -182,6 +222,17 @@ def _region_text(plan: Plan, region: Region) -> list[str]:
     return lines
 
 
+def _queries_text(plan: Plan) -> list[str]:
+    graph, lines = plan.graph, list[str]()
+    for name, members, handed in _queries(plan):
+        lines.append(f"  query '{name}': {', '.join(graph.node(n).name for n in members)}")
+        for one in handed:
+            tag = f" / {one.stream.tag}" if one.stream.tag else ""
+            to = f"query '{query_name(MAIN, one.target)}'"
+            lines.append(f"    hands on '{graph.node(one.stream.node).name}'{tag} to {to} ({one.relay})")
+    return ["", "queries, since state comes after an iteration", *lines] if lines else []
+
+
 def _body_text(node: IterationNode) -> list[str]:
     """The body of an iteration: each operator with what it reads."""
     body, lines = node.body, []
@@ -222,21 +273,29 @@ def _exchange_text(plan: Plan, exchange: Exchange) -> str:
 
 
 def as_mermaid(plan: Plan) -> str:
-    """The plan as a Mermaid flowchart: a box per stage, thick arrows for barriers."""
+    """The plan as a Mermaid flowchart: a box per stage, thick arrows for barriers.
+
+    Where STREAMING cuts it into queries, a box for each, and thick arrows for what one hands on to another.
+    """
     graph = plan.graph
     lines = ["flowchart LR"]
+    queries = {node: name for name, members, _ in _queries(plan) for node in members}
     for region in plan.regions:
         lines.append(f'  subgraph r{region.id}["{_escape(region.name)}"]')
-        for operator in region.nodes:
-            node = graph.node(operator)
-            left, right = _shape(graph, operator)
-            lines.append(f'    n{operator}{left}"{_escape(node.name)}"{right}')
-            if isinstance(node, IterationNode):
-                lines += [f"    {line}" for line in _body_mermaid(node)]
+        for number, name in enumerate(dict.fromkeys(queries[n] for n in region.nodes if queries)):
+            members = [n for n in region.nodes if queries[n] == name]
+            lines.append(f'    subgraph r{region.id}_{number}["query {name}"]')
+            lines += [f"      {line}" for line in _operators_mermaid(graph, members)]
+            lines.append("    end")
+        if not queries:
+            lines += [f"    {line}" for line in _operators_mermaid(graph, region.nodes)]
         lines.append("  end")
     crossing = {id(e.edge): e for e in plan.exchanges}
     for edge in graph.edges:
         exchange = crossing.get(id(edge))
+        if queries and queries[edge.source] != queries[edge.target]:
+            lines.append(f'  n{edge.source} == "handed on" ==> n{edge.target}')
+            continue
         if exchange is None:
             lines.append(f"  n{edge.source} --> n{edge.target}")
             continue
@@ -244,6 +303,17 @@ def as_mermaid(plan: Plan) -> str:
         arrow = f'== "{_escape(label)}" ==>' if exchange.blocking else f'-- "{_escape(label)}" -->'
         lines.append(f"  n{edge.source} {arrow} n{edge.target}")
     return "\n".join(lines)
+
+
+def _operators_mermaid(graph: Graph, operators: Iterable[int]) -> list[str]:
+    lines = []
+    for operator in operators:
+        node = graph.node(operator)
+        left, right = _shape(graph, operator)
+        lines.append(f'n{operator}{left}"{_escape(node.name)}"{right}')
+        if isinstance(node, IterationNode):
+            lines += _body_mermaid(node)
+    return lines
 
 
 def _body_mermaid(node: IterationNode) -> list[str]:

@@ -7,7 +7,7 @@ another are handed on by a `RelayNode`, and come in by a `RelayedNode`. Knows th
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from dagster_unified.graph.alignment import aligned, straight_from_source
 from dagster_unified.graph.chaining import tasks
@@ -18,6 +18,24 @@ from dagster_unified.graph.mode import boundedness
 from dagster_unified.graph.nodes import Edge, Graph, IterationNode, Node, RelayedNode, RelayNode
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.records import RecordType
+
+MAIN = "main"
+"""The query of a plan's first segment, but for native aggregates that Spark keeps."""
+
+
+def query_name(name: str, segment: int) -> str:
+    """The name of a query of a segment: `name` is that of the same query of a plan that is not cut."""
+    return f"{name}-{segment}" if segment else name
+
+
+@dataclass(frozen=True)
+class HandedOn:
+    """A stream that one segment hands on to another, and the uid of the log by which it does."""
+
+    stream: Port
+    source: int
+    target: int
+    relay: str
 
 
 class Relayed(Source[object]):
@@ -38,14 +56,22 @@ class Relayed(Source[object]):
 
 def segments(plan: Plan) -> tuple[Plan, ...]:
     """The plan in pieces, each of which reads nothing of those after it; the plan itself where there is one."""
-    numbers = _numbers(plan.graph)
+    numbers = segment_of(plan.graph)
     last = max(numbers.values(), default=0)
     if not last:
         return (plan,)
     return tuple(_cut(plan, numbers, number) for number in range(last + 1))
 
 
-def _numbers(graph: Graph) -> dict[int, int]:
+def handed_on(plan: Plan) -> list[HandedOn]:
+    """The streams that a plan's segments hand on."""
+    numbers = segment_of(plan.graph)
+    crossing = ((Port.of(e), numbers[e.source], numbers[e.target]) for e in plan.graph.edges)
+    found = dict.fromkeys(one for one in crossing if one[1] < one[2])
+    return [HandedOn(*one, _uid(plan, one[0], one[2])) for one in found]
+
+
+def segment_of(graph: Graph) -> dict[int, int]:
     """The segment of each node: the first that it can be in, or the one of all that read it, if that is later."""
     loops = {node.id for node in graph.nodes if isinstance(node, IterationNode)}
     cuts = _before_state(graph, loops)

@@ -3,6 +3,9 @@
 import json
 
 from dagster_unified.api import Pipeline, iterations
+from dagster_unified.graph.nodes import RelayedNode, RelayNode
+from dagster_unified.graph.segments import segments
+from tests.iterations.behind import built
 from tests.iterations.programs import PROGRAMS
 from tests.iterations.test_semantics import Body
 
@@ -35,6 +38,50 @@ def test_tools_find_the_body_with_its_feedback_and_life_cycles():
     assert (body["Grown"]["life_cycle"], body["reduce"]["life_cycle"]) == ("ALL_ROUND", "PER_ROUND")
     (feedback,) = loop["body"]["feedback"]
     assert (feedback["from"], feedback["to"]) == (body["feedback 0"]["id"], body["variable 0"]["id"])
+
+
+def behind(format):
+    pipeline, found, passed = built("beside", bounded=False)
+    found.print("found")
+    passed.print("passed")
+    options = {"execution.runtime-mode": "STREAMING"}
+    return pipeline.plan(options), pipeline.explain(options, format)
+
+
+def test_the_text_shows_into_which_queries_a_stream_is_cut():
+    plan, text = behind("text")
+    first, second = segments(plan)
+    relays = [node.uid for node in first.graph.nodes if isinstance(node, RelayNode)]
+    assert relays == [node.uid for node in second.graph.nodes if isinstance(node, RelayedNode)]
+    assert (
+        f"""
+queries, since state comes after an iteration
+  query 'main': given, timestamps, down
+    hands on 'timestamps' to query 'main-1' ({relays[0]})
+    hands on 'down' / output-0 to query 'main-1' ({relays[1]})
+  query 'main-1': reduce, down as 1, reduce as 2, Both, map, found, passed
+"""
+        in text
+    )
+    assert "queries" not in explained("growing")
+
+
+def test_the_picture_has_a_box_for_each_query():
+    _, picture = behind("mermaid")
+    assert 'subgraph r0_0["query main"]' in picture
+    assert 'subgraph r0_1["query main-1"]' in picture
+    assert picture.count('== "handed on" ==>') == 3
+
+
+def test_tools_find_the_queries_and_what_they_hand_on():
+    plan, found = behind("json")
+    first, second = json.loads(found)["queries"]
+    names = [[plan.graph.node(n).name for n in query["operators"]] for query in (first, second)]
+    assert names[0] == ["given", "timestamps", "down"]
+    handed = [(plan.graph.node(one["from"]).name, one["side_output"], one["to"]) for one in first["hands_on"]]
+    assert handed == [("timestamps", None, "main-1"), ("down", "output-0", "main-1")]
+    assert not second["hands_on"]
+    assert json.loads(explained("growing", "json"))["queries"] == []
 
 
 def mark(step):

@@ -33,16 +33,13 @@ from dagster_unified.graph.alignment import aligned
 from dagster_unified.graph.lateness import nearest_assigners
 from dagster_unified.graph.nodes import Edge, ExchangeKind
 from dagster_unified.graph.plan import Plan, Port
-from dagster_unified.graph.segments import segments
+from dagster_unified.graph.segments import MAIN, query_name, segments
 from dagster_unified.graph.subtasks import CHOOSING, chosen_from
 from dagster_unified.operators.addresses import Address, Anywhere, ByKey, ByPartitioner, EachOf
 from dagster_unified.operators.lanes import Route, Track
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, key_column
 from dagster_unified.operators.program.spec import Output, Program
 from dagster_unified.operators.program.step import Step
-
-MAIN = "main"
-"""The query of everything but native aggregates, and of the first segment of a plan."""
 
 TAIL = "sinks"
 """How errors name the operators behind the last one with state."""
@@ -180,9 +177,8 @@ def laid_out(plan: Plan, lanes: Lanes) -> dict[QuerySpec, Topology | None]:
     found: dict[QuerySpec, Topology | None] = {}
     for number, segment in enumerate(segments(plan)):
         for query in queries(segment):
-            name = f"{query.name}-{number}" if number else query.name
             stages = topology(segment, query.sinks, lanes) if query.aggregate is None else None
-            found[query._replace(name=name, segment=number)] = stages
+            found[query._replace(name=query_name(query.name, number), segment=number)] = stages
     return found
 
 
