@@ -6,7 +6,8 @@ An operator's watermark is the smallest of its nearest assigners'; an assigner's
 strategy's bound, or what its watermark generator emitted. That of a stream which another query hands on was handed on
 with it. Directly behind a source with parts, such as the partitions of a topic, the latest event time is that of the
 part which is furthest behind. An assigner that is idle, by its generator or for longer than its strategy allows, does
-not hold others back; nor does a part. Knows the plan, not Spark; a control event is what it returns.
+not hold others back; nor does a part, nor a stream that is handed on while all assigners before it are idle. Knows the
+plan, not Spark; a control event is what it returns.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from threading import Lock
 
 import msgspec
 
+from dagster_unified.graph.nodes import RelayNode
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.drivers.report import Report
@@ -37,6 +39,7 @@ class JobTime:
         self._assigners = {n.uid: n for n in graph.timed}
         waiting = [n for n in graph.nodes if n.has_timers or (native_windows and n.has_native_windows)]
         self._before = {n.uid: plan.assigners_before(n.id) for n in waiting}
+        self._handed_on = [n.uid for n in graph.nodes if isinstance(n, RelayNode) and self._before[n.uid]]
         self._latest = latest or ControlEvent()
         self._moved = dict.fromkeys(self._assigners, now)
         self._seen = Metrics(last_event_times=dict(self._latest.assigned))
@@ -83,9 +86,10 @@ class JobTime:
                 self._due.add(report.due)
             return self._next(now)
 
-    def relayed(self, uid: str, watermark: int | None, last_event_time: int | None) -> None:
+    def relayed(self, uid: str, watermark: int | None, last_event_time: int | None, idle: bool = False) -> None:
         """Take what another query has handed on with the records that this one has processed."""
         with self._lock:
+            (self._idle.add if idle else self._idle.discard)(uid)
             self._emitted(uid, Mark(watermark))
             if last_event_time is not None:
                 self._seen.saw_event_time(uid, last_event_time)
@@ -150,9 +154,9 @@ class JobTime:
             for uid, before in self._before.items()
         }
         due = {moment for moment in self._due if moment <= now}
-        if self._latest.end or not (
-            self._wake or due or any(m > self._latest.watermarks.get(uid, MIN_TIMESTAMP) for uid, m in marks.items())
-        ):
+        idle = [uid for uid in self._handed_on if all(self._is_idle(one, now) for one in self._before[uid])]
+        moved = any(m > self._latest.watermarks.get(uid, MIN_TIMESTAMP) for uid, m in marks.items())
+        if self._latest.end or not (self._wake or due or moved or idle != self._latest.idle):
             return None
         self._wake = False
         self._due -= due
@@ -164,6 +168,7 @@ class JobTime:
             assigned=dict(self._seen.last_event_times),
             parts={uid: dict(times) for uid, times in self._parts.items()},
             generated=dict(self._generated),
+            idle=idle,
         )
         return self._latest
 

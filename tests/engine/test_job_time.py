@@ -5,11 +5,14 @@ from datetime import timedelta
 
 import pytest
 
-from dagster_unified.api import KeyedProcessFunction, Pipeline, WatermarkGenerator, WatermarkStrategy
+from dagster_unified.api import KeyedProcessFunction, Pipeline, WatermarkGenerator, WatermarkStrategy, iterations
 from dagster_unified.engine.job_time import JobTime
+from dagster_unified.graph.nodes import RelayNode
+from dagster_unified.graph.segments import segments
 from dagster_unified.operators.drivers.report import Report, merge_reports
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.watermarks import Mark
+from tests.iterations.test_semantics import Body
 
 
 class Keep(KeyedProcessFunction):
@@ -93,6 +96,32 @@ def test_where_all_are_idle_the_furthest_counts():
     time = JobTime(joined(left=5, right=5), None, now=0)
     time.after(saw(left=100, right=50), 1)
     assert time.tick(5_001).watermarks == {"keep": 89}
+
+
+def test_a_stream_that_is_handed_on_is_idle_where_all_before_it_are():
+    pipeline = Pipeline("p")
+    strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(lambda v: v)
+    quiet = pipeline.from_collection([1], int, name="quiet")
+    quiet = quiet.assign_timestamps_and_watermarks(strategy.with_idleness(timedelta(seconds=5))).uid("quiet")
+    other = pipeline.from_collection([1], int, name="other").assign_timestamps_and_watermarks(strategy).uid("other")
+    body = Body(lambda v, d: iterations.IterationBodyResult([v[0].filter(lambda n: False)], v))
+    (out,) = iterations.iterate_unbounded_streams([quiet], [], body)
+    out.union(other).key_by(lambda v: v, key_type=int).process(Keep()).uid("keep").print()
+    first, second = segments(pipeline.plan({"execution.runtime-mode": "STREAMING"}))
+    (relay,) = (node.uid for node in first.graph.nodes if isinstance(node, RelayNode))
+
+    before, behind = JobTime(first, None, now=0), JobTime(second, None, now=0)
+    assert before.after(saw(quiet=50), 1).idle == []
+    behind.relayed(relay, 49, None)
+    assert behind.after(saw(other=100), 2).watermarks == {"keep": 49}
+    event = before.tick(5_001)
+    assert (event.idle, event.watermarks) == ([relay], {relay: 49})
+    assert before.tick(5_002) is None
+    behind.relayed(relay, 49, None, idle=True)
+    assert behind.tick(5_003).watermarks == {"keep": 99}
+    assert before.after(saw(quiet=150), 5_004).idle == []
+    behind.relayed(relay, 149, None)
+    assert behind.after(saw(other=300), 5_005).watermarks == {"keep": 149}
 
 
 def parts(**moments):

@@ -137,13 +137,17 @@ def test_event_time_that_is_handed_on_is_reported_where_it_is_assigned(build):
     assert {node.uid for node in plan.graph.assigners} <= reported
 
 
+SECOND = timedelta(seconds=1)
+
+
 class Punctuated(WatermarkGenerator):
     def on_event(self, event, event_timestamp, output):
         output.emit_watermark(event_timestamp - 1)
 
 
 def test_a_window_behind_an_endless_iteration_fires_while_the_job_runs(spark, tmp_path):
-    """Its watermark is the smaller one of two streams, of a bound and of a generator."""
+    """Its watermark is the smaller one of two streams, of a bound and of a generator; a third one has become idle."""
+    log_source.append(tmp_path / "quiet", "quiet", log_source.Event("a", 1, 50))
     for part in ("bound", "generated"):
         log_source.append(tmp_path / part, part, *[log_source.Event("a", 1, at) for at in (100, 2_500)])
     pipeline = Pipeline("endless")
@@ -154,19 +158,24 @@ def test_a_window_behind_an_endless_iteration_fires_while_the_job_runs(spark, tm
         )
         for name, strategy in zip(("bound", "generated"), strategies, strict=True)
     )
-    config = iterations.IterationConfig(name="same")
+    idle = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at").with_idleness(SECOND)
+    quiet = pipeline.from_source(LogSource(tmp_path / "quiet", name="quiet", bounded=False))
+    quiet = quiet.assign_timestamps_and_watermarks(idle)
     body = Body(
         lambda variables, data: iterations.IterationBodyResult([variables[0].filter(lambda event: False)], variables)
     )
-    (out,) = iterations.iterate_unbounded_streams([bound.union(generated)], [], body, config)
-    windows = out.key_by("key").window(TumblingEventTimeWindows.of(timedelta(seconds=1)))
+    (out,), (late) = (
+        iterations.iterate_unbounded_streams([stream], [], body, iterations.IterationConfig(name=name))
+        for name, stream in (("same", bound.union(generated)), ("idle", quiet))
+    )
+    windows = out.union(*late).key_by("key").window(TumblingEventTimeWindows.of(SECOND))
     totals = windows.reduce(lambda a, b: a._replace(number=a.number + b.number))
     totals.sink_to(FileSink(str(tmp_path / "out"), name="out"))
     options = {"execution.checkpointing.dir": str(tmp_path / "checkpoints"), "pipeline.max-parallelism": 1}
     deadline = monotonic() + 90
     job = StreamingJob(pipeline.plan({**STREAMING, **options}), spark, Start("test"))
     assert job.run(lambda: fired(tmp_path / "out") or monotonic() > deadline) == "stopped"
-    assert [(key, number) for key, number, _ in fired(tmp_path / "out")] == [("a", 2)]
+    assert [(key, number) for key, number, _ in fired(tmp_path / "out")] == [("a", 3)]
 
 
 def fired(folder):

@@ -65,6 +65,9 @@ class Handed(msgspec.Struct, frozen=True):
     subtasks: tuple[int, ...] = ()
     """How many there were of each iteration: records of one key are in order in one of them."""
 
+    idle: bool = False
+    """Whether nothing more is expected for now, so that nobody is to wait for its watermark."""
+
 
 class RelayLog:
     """The log of one stream."""
@@ -168,7 +171,8 @@ class Relays:
         before, last = self._last[node.id]
         watermark = last.watermark if waits else event.watermarks.get(node.uid, last.watermark)
         last_event_time = event.last_event_times.get(node.uid) if event.end else None
-        handed = Handed(parcels, before, watermark, last_event_time, subtasks)
+        idle = node.uid in event.idle and not (waits or parcels)
+        handed = Handed(parcels, before, watermark, last_event_time, subtasks, idle)
         if parcels or _time(handed) != _time(last):
             self.check()
             self._logs[node.id].commit(epoch, handed)
@@ -202,8 +206,8 @@ class RelaysInEpoch:
             self.relays.commit(node, self.epoch, parcels, event, waits, self.subtasks)
 
 
-def _time(handed: Handed) -> tuple[int | None, int | None]:
-    return handed.watermark, handed.last_event_time
+def _time(handed: Handed) -> tuple[int | None, int | None, bool]:
+    return handed.watermark, handed.last_event_time, handed.idle
 
 
 class _Split(NamedTuple):
