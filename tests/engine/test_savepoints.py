@@ -230,8 +230,8 @@ def test_a_first_epoch_without_output_takes_back_what_was_undone(spark, tmp_path
     assert appended == files == [("a", 0, 1), ("b", 5, 2)]
 
 
-def deployed(directory, fresh=False):
-    made = directory.deploy(Deployed(0, "", "shops", "f", 0, 3, 4, "ROCKSDB", {}, {}), fresh)
+def deployed(directory, fresh=False, **recorded):
+    made = directory.deploy(Deployed(0, "", "shops", "f", 0, 3, 4, "ROCKSDB", {}, {}, **recorded), fresh)
     (directory.path / "spark/main/commits").mkdir(parents=True, exist_ok=True)
     return made
 
@@ -306,6 +306,21 @@ def test_diverted_rows_since_a_savepoint_go_with_what_is_undone(tmp_path):
         ),
     ):
         directory.check(Deployed(0, "", "shops", "g", 0, 3, 4, "ROCKSDB", {}, {"main": [["other"]]}))
+
+
+def test_diverted_rows_of_a_source_behind_a_loop_are_of_the_epochs_of_its_own_query(tmp_path):
+    directory = CheckpointDirectory(str(tmp_path), "shops")
+    deployed(directory, reads={"sales": "main", "returns": "main-1"})
+    for query, epoch in (("main", 2), ("main-1", 1)):
+        (directory.path / f"spark/{query}/commits").mkdir(parents=True, exist_ok=True)
+        (directory.path / f"spark/{query}/commits/{epoch}").write_text("v1")
+    save_stopped(directory, "test", "by hand")
+    for source in ("sales", "returns"):
+        for epoch in (1, 2, 3):
+            (directory.path / f"malformed/{source}/epoch={epoch}").mkdir(parents=True)
+    restore_stopped(directory, "test", None)
+    left = {source: len(list((directory.path / "malformed" / source).iterdir())) for source in ("sales", "returns")}
+    assert left == {"sales": 2, "returns": 1}
 
 
 def taken(directory, whole=True, **how):

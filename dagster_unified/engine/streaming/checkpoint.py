@@ -82,6 +82,9 @@ class Deployed(msgspec.Struct, frozen=True):
     subtasks: dict[str, int] = {}
     """How many subtasks there are of each operator with operator state, by uid."""
 
+    reads: dict[str, str] = {}
+    """The query that reads each source, by the source's uid."""
+
     start: str = ""
     """The savepoint that the deployment's state began with; empty where it began without."""
 

@@ -40,13 +40,13 @@ from dagster_unified.engine.streaming.relays import bound
 from dagster_unified.engine.streaming.requests import forget
 from dagster_unified.engine.streaming.savepoint import check_whole, forget_interrupted, save
 from dagster_unified.engine.streaming.saving import Saving, without_tables
-from dagster_unified.engine.streaming.topology import MAIN, Lanes, Topology, laid_out
+from dagster_unified.engine.streaming.topology import Lanes, QuerySpec, Topology, laid_out
 from dagster_unified.errors import StateError, UnifiedError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.iterations import has_iterations
 from dagster_unified.graph.nodes import LookupNode
 from dagster_unified.graph.plan import Plan
-from dagster_unified.graph.segments import segments
+from dagster_unified.graph.segments import MAIN, segments
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class StreamingJob:
             packed = {one.name: stages for one, stages in wanted.items() if stages is not None}
             self._stages = packed.get(MAIN)
             malformed = {n.uid: lanes.of(f"{n.uid} malformed") for n in self.plan.graph.sources}
-            record = self._record(lanes, packed)
+            record = self._record(lanes, packed, self._reads(wanted))
             if not self.start_as.fresh:
                 check_whole(self.directory)
             if not fresh:
@@ -269,8 +269,8 @@ class StreamingJob:
         if path is not None:
             self._save_tables(path, "at the end of the data")
         self.directory.finish()
-        remove_tree(self.directory.path / ROUNDS)
         saving.take_drained(drained)
+        remove_tree(self.directory.path / ROUNDS)
         return True
 
     def _save_tables(self, path: str, reason: str) -> None:
@@ -377,7 +377,16 @@ class StreamingJob:
             return self.plan
         return after(self.plan, self.directory.positions(), self.plan.execution.savepoint.ignore_unclaimed)
 
-    def _record(self, lanes: Lanes, packed: Mapping[str, Topology]) -> Deployed:
+    def _reads(self, wanted: Mapping[QuerySpec, Topology | None]) -> dict[str, str]:
+        """The query that reads each source, by the source's uid."""
+        plans = segments(self.plan)
+        return {
+            plans[one.segment].graph.node(head.source).uid: one.name
+            for one, stages in wanted.items()
+            for head in (stages.heads if stages is not None else ())
+        }
+
+    def _record(self, lanes: Lanes, packed: Mapping[str, Topology], reads: dict[str, str]) -> Deployed:
         levels = {
             name: [sorted(track.program.steps[0].uid for track in level.values()) for level in stages.levels]
             for name, stages in packed.items()
@@ -400,6 +409,7 @@ class StreamingJob:
             levels=levels,
             code=code,
             loaded=self.start_as.loaded,
+            reads=reads,
             start=self.plan.execution.starts_from or "",
             subtasks=self.plan.subtasks_of_state(self.plan.graph.nodes),
         )

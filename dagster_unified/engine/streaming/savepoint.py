@@ -27,6 +27,7 @@ from dagster_unified.engine.streaming.atomic import write_atomically
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory, Deployed
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.errors import LeaseLostError, StateError
+from dagster_unified.graph.segments import MAIN
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.state.manifest import NAME as TABLES
 
@@ -236,10 +237,11 @@ def restore(directory: CheckpointDirectory, name: str | None, check: Callable[[]
         remove_tree(directory.path / folder)
     for folder in FOLDERS:
         _copy(directory.path / "savepoints" / chosen.name / folder, directory.path / folder)
-    reached = chosen.epochs.get("main", -1)
-    for diverted in (f for source in _folders(directory.path / "malformed") for f in _folders(source)):
-        if int(diverted.name.removeprefix("epoch=")) > reached:
-            remove_tree(diverted)
+    for source in _folders(directory.path / "malformed"):
+        reached = chosen.epochs.get(chosen.deployed.reads.get(source.name, MAIN), -1)
+        for diverted in _folders(source):
+            if int(diverted.name.removeprefix("epoch=")) > reached:
+                remove_tree(diverted)
     check()
     directory.go_back(chosen.deployed, chosen.taken)
     (directory.path / RESTORING).unlink()
