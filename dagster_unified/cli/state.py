@@ -56,6 +56,17 @@ def ls(path: str, /, *, json: bool = False) -> int:
         reached = "" if watermark is None else _moment(watermark)
         _add(operators, one.uid, one.name, f"{one.rows:,}", f"{one.bytes:,}", ", ".join(one.key), states, reached)
     console.print(operators)
+    if savepoint.iterations:
+        iterations = _table("iteration", "name", "last round", "records fed back")
+        for loop in savepoint.iterations:
+            waiting = (f"{f.table.rows:,} to {f.table.uid}{' by broadcast' * f.broadcast}" for f in loop.feedback)
+            _add(iterations, loop.uid, loop.name, f"{loop.round:,}", "\n".join(waiting))
+        console.print(iterations)
+    if savepoint.manifest.handed_on:
+        handed_on = _table("handed on by", "stream", "records not read")
+        for table in savepoint.manifest.handed_on:
+            _add(handed_on, table.name, table.uid, f"{table.rows:,}")
+        console.print(handed_on)
     sources = _table("source", "what was read")
     for uid, position in savepoint.positions.items():
         _add(sources, uid, position.describe())
@@ -282,6 +293,21 @@ def _described(savepoint: Savepoint) -> dict[str, Any]:
         "library": savepoint.manifest.library,
         "epochs": savepoint.epochs,
         "operators": operators,
+        "iterations": [
+            {
+                "uid": loop.uid,
+                "name": loop.name,
+                "round": loop.round,
+                "feedback": [
+                    {"operator": one.table.uid, "broadcast": one.broadcast, "rows": one.table.rows}
+                    for one in loop.feedback
+                ],
+            }
+            for loop in savepoint.iterations
+        ],
+        "handed_on": [
+            {"stream": one.uid, "operator": one.name, "rows": one.rows} for one in savepoint.manifest.handed_on
+        ],
         "sources": {uid: position.describe() for uid, position in savepoint.positions.items()},
     }
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph.mode import Execution
-from dagster_unified.graph.nodes import Graph, IterationNode
+from dagster_unified.graph.nodes import Graph
 
 
 def carrying(graph: Graph, execution: Execution) -> tuple[int, ...]:
@@ -27,11 +27,6 @@ def carrying(graph: Graph, execution: Execution) -> tuple[int, ...]:
 def check_savepoint(graph: Graph) -> None:
     """Raises `UnsupportedError` naming an operator whose state no savepoint can hold."""
     for node in graph.nodes:
-        if isinstance(node, IterationNode) and node.takes_input_in_all_rounds:
-            raise UnsupportedError(
-                f"{graph.name}: a savepoint's tables cannot hold the state of the unbounded iteration '{node.name}';"
-                " launch without options of savepoints (a job that is suspended with a savepoint can go back to it)"
-            )
         if node.aggregates_natively:
             raise UnsupportedError(
                 f"{graph.name}: a savepoint cannot hold the state of '{node.name}', which Catalyst aggregates with"

@@ -16,6 +16,7 @@ from dagster import AssetDep, AssetKey, AssetMaterialization, AssetObservation, 
 
 from dagster_unified.connectors.paths import storage_path
 from dagster_unified.engine.batch.savepoint import PATH
+from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.graph.plan import Plan
 from dagster_unified.orchestration import plot
 from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
@@ -33,8 +34,8 @@ START = "execution.state-recovery.path"
 
 def has_savepoints(plan: Plan, batch: BatchDeployment | None, streaming: StreamingDeployment | None) -> bool:
     """Whether a pipeline is deployed so that it leaves savepoints, or so that one can be taken of it."""
-    keyed = any(node.runs_by_key for node in plan.graph.nodes)
-    return keyed and (streaming is not None or (batch is not None and _left_at(batch) is not None))
+    keeps = any(node.runs_by_key or isinstance(node, IterationNode) for node in plan.graph.nodes)
+    return keeps and (streaming is not None or (batch is not None and _left_at(batch) is not None))
 
 
 def savepoint_spec(plan: Plan, upstream: Mapping[str, CoercibleToAssetDep], translator: StageTranslator) -> AssetSpec:

@@ -42,8 +42,8 @@ class DataFile(msgspec.Struct, frozen=True):
 class Column(msgspec.Struct, frozen=True):
     """A column of an operator's table.
 
-    `role` is `key`, `state`, `broadcast`, `list` or `union` (operator state), or empty for the library's own; `state`
-    the name of the state that it holds.
+    `role` is `key`, `state`, `broadcast`, `list` or `union` (operator state), `record` (of records on their way), or
+    empty for the library's own; `state` the name of the state that it holds.
     """
 
     name: str
@@ -65,6 +65,23 @@ class OperatorState(msgspec.Struct, frozen=True):
     files: list[DataFile]
     subtasks: int = 0
     """How many subtasks operator state is of; 0 for keyed state, and where that is not known."""
+
+
+class Feedback(msgspec.Struct, frozen=True):
+    """Records that were fed back in an iteration, and that the operator with the table's uid has not taken yet."""
+
+    table: OperatorState
+    broadcast: bool = False
+    """Whether the operator is told them by broadcast."""
+
+
+class IterationState(msgspec.Struct, frozen=True):
+    """Where an unbounded iteration was: the number of its last round, and what was fed back in it."""
+
+    uid: str
+    name: str
+    round: int
+    feedback: list[Feedback] = []
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +107,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The time that all operators have reached: watermarks by uid, and each assigner's latest event time."""
 
     operators: list[OperatorState]
+    iterations: list[IterationState] = []
+    """The unbounded iterations that have gone round; the state of their operators is among `operators`."""
+
+    handed_on: list[OperatorState] = []
+    """What one query of a STREAMING job has handed on to another behind an iteration, which has not read it yet.
+
+    Each is a table of records, by the uid of the log between them.
+    """
+
     positions: dict[str, Position] = {}
     """What has been read of each source, by its uid."""
 
@@ -99,6 +125,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def operator(self, uid: str) -> OperatorState | None:
         """The state of an operator, or None."""
         return next((one for one in self.operators if one.uid == uid), None)
+
+    def tables(self) -> list[OperatorState]:
+        """All tables."""
+        feedback = [one.table for iteration in self.iterations for one in iteration.feedback]
+        return [*self.operators, *feedback, *self.handed_on]
 
 
 def folder_of(uid: str) -> str:
@@ -126,7 +157,7 @@ def new_attempt() -> str:
 def commit(folder: UPath, manifest: Manifest) -> None:
     """Writes the manifest, which makes the savepoint; the tables of other attempts are removed."""
     _put(folder, manifest)
-    kept = {PurePosixPath(one.folder).parts[0] for one in manifest.operators}
+    kept = {PurePosixPath(one.folder).parts[0] for one in manifest.tables()}
     for other in folder.iterdir():
         if other.name.startswith("operators-") and other.name not in kept:
             remove_tree(other)
@@ -152,8 +183,8 @@ def read(path: str | UPath) -> tuple[UPath, Manifest]:
         if (folder / COPY).exists():
             raise StateError(
                 f"the savepoint in {folder} is a copy of a checkpoint, without tables: they went to a path of their"
-                " own, or its pipeline has native aggregates, or a source that cannot tell what was read of it; only"
-                " `dagster-unified restore` takes it"
+                " own, or its pipeline has native aggregates, a bounded iteration, or a source that cannot tell what"
+                " was read of it; only `dagster-unified restore` takes it"
             ) from None
         raise StateError(
             f"there is no savepoint in {folder}: it has no {NAME}, which is written last; was it written to its end?"
@@ -167,7 +198,7 @@ def read(path: str | UPath) -> tuple[UPath, Manifest]:
             f"{folder} is a savepoint in format {found.format}, and this version reads {FORMAT}; use the version that"
             f" wrote it, {found.library}"
         )
-    for one in found.operators:
+    for one in found.tables():
         for file in one.files:
             _check(folder / file.path, file.bytes)
     return folder, found

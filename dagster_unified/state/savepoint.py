@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dagster_unified.connectors.paths import for_spark
+from dagster_unified.connectors.paths import for_spark, storage_path
 from dagster_unified.connectors.positions import Position, Unread
 from dagster_unified.errors import StateError, nearest
 from dagster_unified.graph.nodes import Graph
@@ -24,7 +24,7 @@ from dagster_unified.operators.state.table import ENCODED, EVENT_TIMERS, HELD, P
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.state import manifest as manifests
 from dagster_unified.state.arranged import arranged, arranged_frame, arrow_table, is_frame, millis, state_schema
-from dagster_unified.state.manifest import Column, Manifest, OperatorState
+from dagster_unified.state.manifest import Column, IterationState, Manifest, OperatorState
 from dagster_unified.state.schemas import SUBTASK_ROLES, columns_of, from_spark, table_schema, to_spark
 from dagster_unified.state.tables import CODEC, copy_files, read_batches, read_frame, write_batches
 from dagster_unified.state.values import plain_rows
@@ -225,6 +225,29 @@ class Savepoint:
         """
         return self._exploded(uid, _held_back_of)
 
+    @property
+    def iterations(self) -> tuple[IterationState, ...]:
+        """The unbounded iterations of a STREAMING job that have gone round, and what was fed back in each.
+
+        The state of their operators is that of `iteration uid.operator uid`.
+        """
+        return tuple(self.manifest.iterations)
+
+    def feedback(self, uid: str, *, broadcast: bool = False) -> pa.Table:
+        """The records that were fed back in an iteration and that an operator of it has not taken yet.
+
+        `broadcast` asks for those that the operator is told by broadcast. Raises `StateError` where none wait for it.
+        """
+        waiting = {(one.table.uid, one.broadcast): one.table for loop in self.iterations for one in loop.feedback}
+        table = waiting.get((uid, broadcast))
+        if table is None:
+            there = ", ".join(sorted({known for known, _ in waiting})) or "none"
+            raise StateError(
+                f"{self.pipeline}: the savepoint in {self.path} has no records that were fed back to '{uid}': there are"
+                f" some for {there}{nearest(uid, [known for known, _ in waiting])}"
+            )
+        return pa.Table.from_batches(read_batches(self.path, table), table_schema(table))
+
     # What may be changed
 
     def with_state(
@@ -315,7 +338,15 @@ class Savepoint:
         """
         folder, attempt = manifests.check_free(path, "savepoint"), manifests.new_attempt()
         operators = [self._write(held, folder, attempt) for held in self._held.values()]
-        manifests.commit(folder, msgspec.structs.replace(self.manifest, operators=operators))
+        iterations = []
+        for loop in self.iterations:
+            waiting = [
+                msgspec.structs.replace(one, table=self._copied(one.table, folder, attempt)) for one in loop.feedback
+            ]
+            iterations.append(msgspec.structs.replace(loop, feedback=waiting))
+        handed_on = [self._copied(table, folder, attempt) for table in self.manifest.handed_on]
+        changed = {"operators": operators, "iterations": iterations, "handed_on": handed_on}
+        manifests.commit(folder, msgspec.structs.replace(self.manifest, **changed))
         return Savepoint.read(path)
 
     # How
@@ -390,6 +421,12 @@ class Savepoint:
             column = TypedColumn(f"{where}: key '{name}'", python)
             if schema.field(name).type != column.arrow:
                 column.migration(schema.field(name).type)
+
+    def _copied(self, table: OperatorState, folder: UPath, attempt: str) -> OperatorState:
+        """A table of records on their way, copied into another savepoint."""
+        name = f"{attempt}/{table.folder.partition('/')[2]}"
+        files = copy_files(table, storage_path(self.path, "savepoint"), name, folder)
+        return msgspec.structs.replace(table, folder=name, files=files)
 
     def _write(self, held: _Held, folder: UPath, attempt: str) -> OperatorState:
         name, state = f"{attempt}/{manifests.folder_of(held.state.uid)}", held.state

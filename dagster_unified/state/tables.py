@@ -47,7 +47,9 @@ class Split(NamedTuple):
     row_groups: Sequence[int]
 
 
-def read_batches(folder: UPath, state: OperatorState, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+def read_batches(
+    folder: UPath | str, state: OperatorState, columns: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
     """The rows of an operator's table, with the roles of its columns; raises `StateError` naming a damaged file.
 
     `columns` are those to read, by default all.

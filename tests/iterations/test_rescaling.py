@@ -8,7 +8,6 @@ from dagster_unified.engine.iterations.files import MappedFiles, PagedStates, Ro
 from dagster_unified.engine.iterations.journal import StoredState
 from dagster_unified.engine.iterations.rescaling import rescaled
 from dagster_unified.engine.rounds.compile import compiled
-from dagster_unified.errors import StateError
 from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.operators.numbers import BROADCAST
 from tests.iterations.test_both_modes import Hop, Visits
@@ -100,8 +99,8 @@ def test_each_subtask_has_the_broadcast_state(tmp_path):
     assert held(str(tmp_path), states) == {n: {(n, BROADCAST): f"0 {BROADCAST}"} for n in range(3)}
 
 
-def test_operator_state_stays_with_its_subtask(tmp_path):
-    states = left(str(tmp_path), [(0, 0), (1, 0)], 2)
-    with pytest.raises(StateError, match="has state of 2 subtasks, and is started with 3; operator state of a body"):
-        rescaled(states, loop(3, remembering), str(tmp_path))
-    assert held(str(tmp_path), rescaled(states, loop(2, remembering), str(tmp_path))[0]) == held(str(tmp_path), states)
+def test_operator_state_is_what_it_was_divided_into(tmp_path):
+    before, divided = (left(str(tmp_path), [(n, 0) for n in range(count)], count) for count in (2, 3))
+    after = rescaled(before, loop(3, remembering), str(tmp_path), {0: divided})[0]
+    assert held(str(tmp_path), after) == held(str(tmp_path), divided)
+    assert held(str(tmp_path), rescaled(before, loop(2, remembering), str(tmp_path))[0]) == held(str(tmp_path), before)

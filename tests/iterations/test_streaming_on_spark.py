@@ -170,6 +170,7 @@ def test_a_stream_that_is_killed_goes_on_after_its_last_round(tmp_path, kind, po
 
 @pytest.mark.rotates("kills")
 @pytest.mark.spark
-def test_rounds_of_a_stream_in_a_bucket_are_gone_on_after(tmp_path):
+@pytest.mark.parametrize(("kind", "point"), [("unbounded", "round"), ("behind", "handed"), ("behind", "taken")])
+def test_rounds_of_a_stream_in_a_bucket_are_gone_on_after(tmp_path, kind, point):
     with served("lake") as environment:
-        killed_and_run_again(tmp_path, "unbounded", "round", [2], [environment["AWS_ENDPOINT_URL"]], environment)
+        killed_and_run_again(tmp_path, kind, point, [2], [environment["AWS_ENDPOINT_URL"]], environment)

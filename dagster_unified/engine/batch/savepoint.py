@@ -101,9 +101,9 @@ def _write(run: Run, stages: Sequence[StageManifest], path: str) -> Manifest:
     folder = manifests.check_free(path, PATH, lambda held: _replaces(run, held))
     states = []
     for table in operator_tables(plan, run.spark, stateful(plan), {}):
-        stage = by_name[plan.region_of(table.node.id).name]
-        port = Port(table.node.id, CARRIED)
-        pages = dataframes.read(run.spark, run.store, [stage], table.node.uid, port.tag, CARRIED_LAYOUT)
+        node = table.operator.node
+        stage = by_name[plan.region_of(node.id).name]
+        pages = dataframes.read(run.spark, run.store, [stage], node.uid, Port(node.id, CARRIED).tag, CARRIED_LAYOUT)
         run.check()
         states.append(write_table(table, pages, folder, attempt))
     seen = merge(Metrics(last_event_times=stage.last_event_times) for stage in stages)

@@ -3,6 +3,7 @@
     <folder>/begun.json                the iteration as it was begun
     <folder>/taken-0000000007.json     what an epoch of the stream brought, until a round has taken it
     <folder>/round-0000000012.json     a round: what it fed back and emitted, where its state is, and of which epoch
+    <folder>/ended.json                the state that is left, once the iteration has ended
     <folder>/<name>-<token>            a file of a task
 
 The feedback edge is this log: what the last round fed back is what the next one begins with (Flink paper, 4.4). A
@@ -20,13 +21,13 @@ import msgspec
 
 from dagster_unified.engine.iterations import manifests
 from dagster_unified.engine.iterations.files import StoredParcel, stands
-from dagster_unified.engine.iterations.journal import Epoch, Input
+from dagster_unified.engine.iterations.journal import Epoch, Input, StoredState
 from dagster_unified.engine.iterations.places import Place
 from dagster_unified.errors import StateError
 
 _TAKEN = re.compile(r"taken-(\d{10})\.json")
 _ROUND = re.compile(r"round-(\d{10})\.json")
-_BEGUN = "begun.json"
+_BEGUN, _ENDED = "begun.json", "ended.json"
 
 
 class Begun(msgspec.Struct, frozen=True):
@@ -71,6 +72,12 @@ class StreamRound(msgspec.Struct, frozen=True):
     closes: bool
     parallelism: int = 0
     """How many subtasks it had."""
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """The state of an iteration that has ended."""
+
+    states: list[StoredState]
 
 
 class FeedbackLog:
@@ -141,6 +148,24 @@ class FeedbackLog:
         files = [name for name in self._sizes if not name.endswith(".json") and name not in needed]
         for name in (*dropped, *taken, *files):
             self._remove(name)
+
+    def start(self, done: StreamRound, written: Iterable[str]) -> None:
+        """Commits what a savepoint has, as the round before all others."""
+        for one in self.rounds:
+            self._remove(_round(one.round.number))
+        self.rounds = []
+        self.commit(done, written)
+
+    def end(self, states: list[StoredState]) -> None:
+        """Notes the state that is left when the iteration has ended."""
+        manifests.write(self._place, _ENDED, Ended(states))
+
+    def left(self) -> list[StoredState]:
+        """The state that the last round has left, or the end of the iteration."""
+        ended = manifests.read(self._place, _ENDED, Ended)
+        if ended is not None:
+            return ended.states
+        return self.last.round.states if self.last is not None else []
 
     def has(self, epoch: int) -> bool:
         """Whether something of an epoch of the stream is committed."""

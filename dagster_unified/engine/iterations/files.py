@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Self
 from uuid import uuid4
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from dagster_unified.engine.iterations.places import Place
 from dagster_unified.errors import IntermediateLostError
-from dagster_unified.operators.drivers.group import GroupStore
+from dagster_unified.operators.drivers.group import GroupStore, MemoryStore
 from dagster_unified.operators.numbers import INDEX
 from dagster_unified.operators.rounds.sending import Sent
 
@@ -178,6 +178,16 @@ class PagedStates:
 
     def groups(self, one: int) -> Sequence[int]:
         return sorted({group for number, group, _ in (*self._pages, *self._new) if number == one})
+
+    def stores(self, one: int) -> Iterator[tuple[int, MemoryStore]]:
+        """All pages of each group of a pass, one group after another."""
+        by_group: dict[int, list[int]] = {}
+        for number, group, page in (*self._pages, *self._new):
+            if number == one:
+                by_group.setdefault(group, []).append(page)
+        for group in sorted(by_group):
+            found = {page: self.read((one, group, page)) for page in by_group[group]}
+            yield group, MemoryStore({page: data for page, data in found.items() if data is not None})
 
     def read(self, place: tuple[int, int, int]) -> bytes | None:
         """A page."""

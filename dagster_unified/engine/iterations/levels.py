@@ -23,7 +23,10 @@ from dagster_unified.engine.iterations.worker import (
     Share,
     decode_report,
     read_output,
+    read_pages,
     run_level,
+    send_again,
+    store_pages,
     take_in,
     turn_of,
 )
@@ -34,9 +37,10 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Port
 from dagster_unified.operators.functions.base import Subtask
-from dagster_unified.operators.layout import StreamLayout
+from dagster_unified.operators.layout import CARRIED_LAYOUT, StreamLayout
 from dagster_unified.operators.metrics import merge
 from dagster_unified.operators.rounds.spec import Loop
+from dagster_unified.state.manifest import OperatorState
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -116,6 +120,27 @@ class SparkLevels:
             for report in collected(frame.mapInArrow(taking, self._report)):
                 into += report.sent
         return once, replayed
+
+    def pages(self, level: int, one: int, states: Iterable[StoredState]) -> DataFrame:
+        """The pages of a pass in some states, in the columns of `CARRIED_LAYOUT`."""
+        own = tuple(msgspec.msgpack.encode(state) for state in states if state.level == level)
+        reading = functools.partial(read_pages, self.folder, one, own)
+        numbers = self.spark.range(0, len(own), 1, max(len(own), 1))
+        return numbers.mapInArrow(reading, spark_schema(CARRIED_LAYOUT.schema))
+
+    def store(self, level: int, one: int, pages: DataFrame) -> list[StoredState]:
+        """Stores such pages, of whichever subtasks they are."""
+        storing = functools.partial(store_pages, self.folder, level, one)
+        reports = collected(pages.mapInArrow(storing, self._report))
+        self.files += [file for report in reports for file in report.files]
+        return [state for report in reports for state in report.states]
+
+    def send_again(self, slot: int, savepoint: str, table: OperatorState) -> list[StoredParcel]:
+        """Sends the records of a savepoint's table to a slot. One task does, so that they keep their order."""
+        sending = functools.partial(send_again, self._payload, self.folder, slot, savepoint, table)
+        (report,) = collected(self._tasks(1).mapInArrow(sending, self._report))
+        self.files += report.files
+        return report.sent
 
     def frames(self, node: g.IterationNode, outputs: Sequence[StoredParcel]) -> dict[Port, DataFrame]:
         """The outputs of an iteration as DataFrames."""

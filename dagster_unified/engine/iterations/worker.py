@@ -11,18 +11,28 @@ from dataclasses import dataclass
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.engine.iterations.files import INPUT, MappedFiles, PagedStates, RoundFile, StoredParcel
+from dagster_unified.engine.iterations.files import (
+    INPUT,
+    MappedFiles,
+    PagedStates,
+    RoundFile,
+    StoredPages,
+    StoredParcel,
+)
 from dagster_unified.engine.iterations.journal import StoredState
 from dagster_unified.engine.iterations.places import Place
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.worker import this_subtask
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
+from dagster_unified.operators.drivers.carried import rows_of
 from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.rounds.block import Block, take_block
 from dagster_unified.operators.rounds.sending import Sending, Sent, in_columns
 from dagster_unified.operators.rounds.spec import Level, Loop
 from dagster_unified.operators.rounds.task import Turn
 from dagster_unified.operators.time import wall_clock
+from dagster_unified.state.manifest import OperatorState
+from dagster_unified.state.tables import read_batches
 
 REPORT = pa.schema([pa.field("report", pa.string())])
 
@@ -145,6 +155,48 @@ def read_output(
                 yield in_columns(files.batch_of(parcel, held), names, wanted)
 
 
+def read_pages(
+    folder: str, one: int, states: Sequence[bytes], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """The pages of a pass in some `states`, which rows name, in the columns of `CARRIED_LAYOUT`."""
+    files = MappedFiles(folder)
+    for batch in batches:
+        for number in batch.column("id").to_pylist():
+            state = msgspec.msgpack.decode(states[number], type=StoredState)
+            for group, store in PagedStates(files, state.index).stores(one):
+                yield from rows_of(group, store)
+
+
+def store_pages(folder: str, level: int, one: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Stores such pages as the state of a pass, of whichever subtasks it is."""
+    report, stored = Report(), StoredPages()
+    with RoundFile(folder, f"restored-{level}") as file:
+        for batch in batches:
+            groups, pages = batch.column("group").to_pylist(), batch.column("page").to_pylist()
+            for group, page, data in zip(groups, pages, batch.column("state"), strict=True):
+                stored.append((one, group, page, file.put(data.as_buffer())))
+        if stored:
+            index = file.put(msgspec.msgpack.encode(stored))
+            report = Report(files=[file.name], states=[StoredState(level, 0, index, [file.name])])
+    yield _row(report)
+
+
+def send_again(
+    payload: Payload, folder: str, slot: int, savepoint: str, table: OperatorState, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Sends the records of a savepoint's table to a slot, as if they were fed back."""
+    for _ in batches:
+        pass
+    loop: Loop = payload.load()
+    intake, way = loop.way_to(slot)
+    sending, report = Sending(0), Report()
+    with RoundFile(folder, "restored-feedback") as file:
+        for rows in read_batches(savepoint, table):
+            report.sent += file.send(sending.again(intake, way, rows))
+    report.files += [file.name] if file.size else []
+    yield _row(report)
+
+
 def hand_on(folder: str, schema: pa.Schema, epoch: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Writes the records that a stream has in an epoch, in their order, for another query to read."""
     names = tuple(schema.names)
@@ -160,6 +212,19 @@ def hand_on(folder: str, schema: pa.Schema, epoch: int, batches: Iterable[pa.Rec
                 report.sent += file.send(sent)
                 sent, rows = [], 0
         report.sent += file.send(sent)
+    yield _row(report)
+
+
+def hand_on_again(
+    folder: str, schema: pa.Schema, savepoint: str, table: OperatorState, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Writes the records of a savepoint's table for another query to read."""
+    for _ in batches:
+        pass
+    report = Report()
+    with RoundFile(folder, "handed-before") as file:
+        for rows in read_batches(savepoint, table):
+            report.sent += file.send([Sent(0, 0, in_columns(rows, tuple(schema.names), schema))])
     yield _row(report)
 
 

@@ -36,6 +36,12 @@ from dagster_unified.operators.rounds.spec import (
 )
 
 
+def body_plan(plan: Plan, node: g.IterationNode, parallelism: int) -> Plan:
+    """The body of an iteration, with so many subtasks, as a plan of its own."""
+    body = body_on(node, parallelism)
+    return Plan(body, plan.execution, tasks(body, enabled=True), (), (), ())
+
+
 def compiled(plan: Plan, node: g.IterationNode, parallelism: int, groups: Sequence[int] = ()) -> Loop:
     """The loop of an iteration with so many subtasks; `groups` are the key groups of each pass that has state."""
     return _Compiler(plan, node, parallelism, groups).loop()
@@ -43,9 +49,8 @@ def compiled(plan: Plan, node: g.IterationNode, parallelism: int, groups: Sequen
 
 class _Compiler:
     def __init__(self, plan: Plan, node: g.IterationNode, parallelism: int, groups: Sequence[int]) -> None:
-        body = body_on(node, parallelism)
-        self.node, self.parallelism, self.body = node, parallelism, body
-        self.plan = Plan(body, plan.execution, tasks(body, enabled=True), (), (), ())
+        self.node, self.parallelism, self.plan = node, parallelism, body_plan(plan, node, parallelism)
+        body = self.body = self.plan.graph
         self.where = f"{plan.name}: iteration '{node.name}'"
         inner = tuple(n.id for n in body.nodes if not isinstance(n, (g.HeadNode, g.TailNode)))
         self.passes = sorted(find_passes(self.plan, Fragment(node.name, inner)), key=lambda one: one.members[0])
@@ -142,9 +147,10 @@ class _Compiler:
     def _slot(self, node: int, other: bool = False) -> Slot:
         """Where records wait for a node; with `other` its broadcast records, or those that a body hands straight on."""
         if (node, other) not in self.slots:
-            broadcast = other and self.body.node(node).has_broadcast_input
+            reader = self.body.node(node)
+            broadcast = other and reader.has_broadcast_input
             layout = broadcast_layout(self.plan, node) if broadcast else input_layout(self.plan, node)
-            self.slots[node, other] = Slot(len(self.slots), layout.schema)
+            self.slots[node, other] = Slot(len(self.slots), layout.schema, reader.uid, broadcast)
         return self.slots[node, other]
 
     # Where records go

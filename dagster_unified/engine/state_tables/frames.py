@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
@@ -29,15 +29,27 @@ if TYPE_CHECKING:
     from upath import UPath
 
 
-@dataclass(frozen=True)
-class OperatorTable:
-    """The table of one keyed operator."""
+class Stateful(NamedTuple):
+    """An operator whose state a savepoint holds."""
+
+    plan: Plan
+    """The plan that it is of: that of its pipeline, or of the body of an iteration."""
 
     node: g.Node
-    payload: Payload
-    schema: pa.Schema
+    uid: str
+    """What a savepoint knows it by."""
+
     subtasks: int | None = None
     """By how many subtasks it keeps operator state; None for keyed state."""
+
+
+@dataclass(frozen=True)
+class OperatorTable:
+    """The table of one operator with state."""
+
+    operator: Stateful
+    payload: Payload
+    schema: pa.Schema
 
     def files(self, pages: DataFrame, folder: UPath) -> DataFrame:
         """The files with its rows that tasks write into a folder, from pages in the columns of `CARRIED_LAYOUT`."""
@@ -81,6 +93,13 @@ class OperatorTable:
         numbers = spark.range(0, max(len(found), 1), 1, 1)  # a task also where no subtask had state
         return numbers.mapInArrow(made, spark_schema(CARRIED_LAYOUT.schema))
 
+    def divided(self, pages: DataFrame, before: int, count: int) -> DataFrame:
+        """The pages of `count` subtasks with operator state, from those of the subtasks before."""
+        rows = pages.coalesce(1).sortWithinPartitions("group", "page")
+        rows = rows.mapInArrow(worker.to_rows(self.payload), spark_schema(self.schema))
+        divided = worker.to_subtasks(self.payload, self.schema, before, count)
+        return rows.mapInArrow(divided, spark_schema(CARRIED_LAYOUT.schema))
+
     def _pages(self, slices: DataFrame, stored: pa.Schema, watermark: int) -> DataFrame:
         spread = slices.repartition("group").sortWithinPartitions("group")
         return spread.mapInArrow(worker.to_pages(self.payload, stored, watermark), spark_schema(CARRIED_LAYOUT.schema))
@@ -92,23 +111,22 @@ def _numbers(spark: SparkSession, found: Sequence[Split]) -> DataFrame:
 
 
 def operator_tables(
-    plan: Plan, spark: SparkSession, nodes: Sequence[g.Node], stored: Mapping[str, pa.Schema]
+    plan: Plan, spark: SparkSession, operators: Sequence[Stateful], stored: Mapping[str, pa.Schema]
 ) -> list[OperatorTable]:
-    """The tables of some keyed operators, which are opened in a worker to say what their state is.
+    """The tables of some operators, which are opened in a worker to say what their state is.
 
     `stored` are the columns that a savepoint has of an operator, by its uid. Raises `StateError` where an operator's
     state does not fit them.
     """
-    if not nodes:
+    if not operators:
         return []
-    payloads = [worker.payload_of(keyed_program(plan, node)) for node in nodes]
-    held = [stored[n.uid].serialize().to_pybytes() if n.uid in stored else None for n in nodes]
-    numbers = spark.range(0, len(nodes), 1, 1)
+    payloads = [worker.payload_of(keyed_program(one.plan, one.node)) for one in operators]
+    held = [stored[one.uid].serialize().to_pybytes() if one.uid in stored else None for one in operators]
+    numbers = spark.range(0, len(operators), 1, 1)
     described = numbers.mapInArrow(worker.describe(payloads, held), spark_schema(worker.DESCRIBED))
     try:
         answers = described.collect()
     except Exception as error:
         raise translated(error, plan, "savepoint", spark) from error
     schemas = {row["operator"]: pa.ipc.read_schema(pa.py_buffer(bytes(row["schema"]))) for row in answers}
-    counts = [plan.subtasks_with_state(node) for node in nodes]
-    return [OperatorTable(node, payloads[i], schemas[i], counts[i]) for i, node in enumerate(nodes)]
+    return [OperatorTable(one, payloads[i], schemas[i]) for i, one in enumerate(operators)]

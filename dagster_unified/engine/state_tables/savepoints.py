@@ -9,12 +9,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+import pyarrow as pa
 from upath import UPath
 
-from dagster_unified.engine.state_tables.frames import OperatorTable, operator_tables
+from dagster_unified.engine.rounds.compile import body_plan
+from dagster_unified.engine.session import cores
+from dagster_unified.engine.state_tables.frames import OperatorTable, Stateful, operator_tables
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan
+from dagster_unified.graph.segments import handed_on
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.state import manifest as manifests
 from dagster_unified.state.manifest import Manifest, OperatorState
@@ -25,38 +30,83 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def stateful(plan: Plan) -> list[g.Node]:
-    """The operators whose state a savepoint holds."""
-    return [node for node in plan.graph.nodes if node.runs_by_key]
+def stateful(plan: Plan) -> list[Stateful]:
+    """The operators of a plan whose state a savepoint holds, but for those in the bodies of iterations."""
+    nodes = [node for node in plan.graph.nodes if node.runs_by_key]
+    return [Stateful(plan, node, node.uid, plan.subtasks_with_state(node)) for node in nodes]
+
+
+def stateful_in_body(plan: Plan, node: g.IterationNode, parallelism: int) -> list[Stateful]:
+    """The operators of an unbounded iteration, on so many subtasks, whose state a savepoint holds.
+
+    Those of a bounded one have no state before it goes round, and none behind it.
+    """
+    if not node.takes_input_in_all_rounds:
+        return []
+    body = body_plan(plan, node, parallelism)
+    return [
+        Stateful(body, one, uid_in(node, one.uid), one.parallelism if one.holds_subtask_state else None)
+        for one in body.graph.nodes
+        if one.runs_by_key and one.id not in node.per_round
+    ]
+
+
+def uid_in(iteration: g.IterationNode, uid: str) -> str:
+    """What a savepoint knows an operator of a body by."""
+    return f"{iteration.uid}.{uid}"
+
+
+def stateful_in_all(plan: Plan, spark: SparkSession) -> list[Stateful]:
+    """The operators whose state a savepoint holds, in the bodies of iterations as well.
+
+    Raises `StateError` where two of them would have one uid.
+    """
+    found = stateful(plan)
+    for node in plan.graph.nodes:
+        if isinstance(node, g.IterationNode):
+            count = node.parallelism or plan.execution.parallelism or cores(spark)
+            found += stateful_in_body(plan, node, count)
+    twice = next((one for one in found if sum(other.uid == one.uid for other in found) > 1), None)
+    if twice is not None:
+        raise StateError(
+            f"{plan.name}: a savepoint would know operator '{twice.node.name}' and another one by the uid '{twice.uid}'"
+            " (that of an operator in an iteration begins with the iteration's); give one of them another uid"
+        )
+    return found
 
 
 def write_table(table: OperatorTable, pages: DataFrame, folder: UPath, attempt: str) -> OperatorState:
     """Write the state of one operator below the folder of an attempt, in that of a savepoint."""
-    name = f"{attempt}/{manifests.folder_of(table.node.uid)}"
+    operator = table.operator
+    state = described(operator.uid, operator.node.name, table.schema, attempt)
+    written = write_files(state, lambda own: table.files(pages, own), folder)
+    return msgspec.structs.replace(written, subtasks=operator.subtasks or 0)
+
+
+def described(uid: str, name: str, schema: pa.Schema, attempt: str, kind: str = "") -> OperatorState:
+    """A table that an attempt is about to write; `kind` tells it from the state of the operator."""
+    place = f"{attempt}/{manifests.folder_of(uid)}{kind}"
+    return OperatorState(uid, name, place, columns_of(schema), to_spark(schema), 0, 0, [])
+
+
+def write_files(state: OperatorState, files: Callable[[UPath], DataFrame], folder: UPath) -> OperatorState:
+    """Write a table into the folder of a savepoint; `files` are those that tasks write into the table's own."""
+    name = state.folder
     own = folder / name
     own.mkdir(parents=True, exist_ok=True)
-    rows = {f"{name}/{row['name']}": int(row["rows"]) for row in table.files(pages, own).collect()}
+    rows = {f"{name}/{row['name']}": int(row["rows"]) for row in files(own).collect()}
     found = manifests.files_in(own, folder)
     for file in found:
         if file.path not in rows:  # of an attempt of a task that failed, or was not the first
             (folder / file.path).unlink(missing_ok=True)
-    files = [file for file in found if file.path in rows]
-    if len(files) < len(rows):
-        lost = min(rows.keys() - {file.path for file in files})
+    written = [file for file in found if file.path in rows]
+    if len(written) < len(rows):
+        lost = min(rows.keys() - {file.path for file in written})
         raise StateError(
             f"{folder / lost} was written by a worker, and is not there; give a path that all machines share"
         )
-    return OperatorState(
-        table.node.uid,
-        table.node.name,
-        name,
-        columns_of(table.schema),
-        to_spark(table.schema),
-        sum(rows.values()),
-        sum(file.bytes for file in files),
-        files,
-        table.subtasks or 0,
-    )
+    size = sum(file.bytes for file in written)
+    return msgspec.structs.replace(state, rows=sum(rows.values()), bytes=size, files=written)
 
 
 @dataclass(frozen=True)
@@ -78,11 +128,20 @@ class StartingState:
         if state is None or table is None:
             return None
         watermark = self.manifest.event.watermarks.get(uid, MIN_TIMESTAMP)
-        if table.subtasks is not None:
-            return table.pages_of_subtasks(self.spark, self.folder, state, table.subtasks)
+        if table.operator.subtasks is not None:
+            return table.pages_of_subtasks(self.spark, self.folder, state, table.operator.subtasks)
         if group is None:
             return table.pages(self.spark, self.folder, state, groups, watermark)
         return table.pages_in_groups(self.spark, self.folder, state, groups, watermark, group())
+
+    def pages_in_body(self, uid: str, groups: int) -> DataFrame | None:
+        """As `pages`, for an operator of an iteration, which has so many key groups or, of operator state, subtasks."""
+        state, table = self.manifest.operator(uid), self.tables.get(uid)
+        if state is None or table is None:
+            return None
+        if table.operator.subtasks is not None:
+            return table.pages_of_subtasks(self.spark, self.folder, state, groups)
+        return table.pages(self.spark, self.folder, state, groups, MIN_TIMESTAMP)
 
 
 def starting_state(plan: Plan, spark: SparkSession, path: str, ignore_unclaimed: bool) -> StartingState:
@@ -92,8 +151,8 @@ def starting_state(plan: Plan, spark: SparkSession, path: str, ignore_unclaimed:
     ignored, and where an operator's state does not fit what the savepoint has.
     """
     folder, manifest = manifests.read(path)
-    nodes = stateful(plan)
-    known = {node.uid for node in nodes}
+    operators = stateful_in_all(plan, spark)
+    known = {one.uid for one in operators}
     unclaimed = [one for one in manifest.operators if one.uid not in known and one.rows]
     if unclaimed and not ignore_unclaimed:
         first = unclaimed[0]
@@ -102,8 +161,25 @@ def starting_state(plan: Plan, spark: SparkSession, path: str, ignore_unclaimed:
             f" operator has that uid: there are {', '.join(sorted(known)) or 'none with state'}; give the operator its"
             " uid again, or drop the state with execution.savepoint.ignore-unclaimed-state=true"
         )
-    claimed = [node for node in nodes if manifest.operator(node.uid) is not None]
+    nodes = [node for node in plan.graph.nodes if isinstance(node, g.IterationNode)]
+    loops = {node.uid for node in nodes if node.takes_input_in_all_rounds}
+    gone = [one for one in manifest.iterations if one.uid not in loops and any(f.table.rows for f in one.feedback)]
+    if gone and not ignore_unclaimed:
+        raise StateError(
+            f"{plan.name}: the savepoint in {folder} has records that were fed back in iteration '{gone[0].name}' (uid"
+            f" '{gone[0].uid}'), and no unbounded iteration has that uid; give it its uid again, or drop them with"
+            " execution.savepoint.ignore-unclaimed-state=true"
+        )
+    logs = {one.relay for one in handed_on(plan) if plan.execution.mode == "STREAMING"}
+    lost = next((one for one in manifest.handed_on if one.rows and one.uid not in logs), None)
+    if lost is not None and not ignore_unclaimed:
+        raise StateError(
+            f"{plan.name}: the savepoint in {folder} has {lost.rows:,} records that '{lost.name}' has handed on behind"
+            " an iteration, and it hands on nothing there now; keep the uids of the operators before and behind"
+            " iterations, or drop the records with execution.savepoint.ignore-unclaimed-state=true"
+        )
+    claimed = [one for one in operators if manifest.operator(one.uid) is not None]
     roles = ("key",) if ignore_unclaimed else ROLES  # a state without a role need not be declared
     stored = {one.uid: table_schema(one, roles) for one in manifest.operators if one.uid in known}
     tables = operator_tables(plan, spark, claimed, stored)
-    return StartingState(plan, spark, folder, manifest, {table.node.uid: table for table in tables})
+    return StartingState(plan, spark, folder, manifest, {table.operator.uid: table for table in tables})

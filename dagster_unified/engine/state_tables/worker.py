@@ -93,6 +93,11 @@ def to_file(payload: Payload, schema: pa.Schema, folder: str) -> Mapped:
     return functools.partial(_to_file, payload, schema.serialize().to_pybytes(), folder)
 
 
+def rows_to_file(rows: Mapped, schema: pa.Schema, folder: str) -> Mapped:
+    """Rows of a table, which a task computes and writes into a file of its own, as `to_file` does."""
+    return functools.partial(_rows_to_file, rows, schema.serialize().to_pybytes(), folder)
+
+
 def to_slices(payload: Payload, groups: int, chosen: bool) -> Mapped:
     """Rows as slices, each of one key group, in the columns of `SLICES`; broadcast state is in one of every group.
 
@@ -219,9 +224,15 @@ def _together(contents: Iterable[Content | Columns], most: int) -> Iterator[Cont
 def _to_file(
     payload: Payload, schema: bytes, folder: str, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
+    return _rows_to_file(functools.partial(_to_rows, payload), schema, folder, batches)
+
+
+def _rows_to_file(
+    table: Mapped, schema: bytes, folder: str, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     columns = pa.ipc.read_schema(pa.py_buffer(schema))
     name = _file_of_task()
-    rows = write_file(_to_rows(payload, batches), columns, f"{folder}/{name}")
+    rows = write_file(table(batches), columns, f"{folder}/{name}")
     if rows:
         yield pa.RecordBatch.from_pylist([{"name": name, "rows": rows}], WRITTEN)
 

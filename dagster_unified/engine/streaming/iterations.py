@@ -21,9 +21,11 @@ from dagster_unified.engine.iterations.journal import Epoch, Input, Journal
 from dagster_unified.engine.iterations.levels import SparkLevels, parcels
 from dagster_unified.engine.iterations.places import text_of
 from dagster_unified.engine.iterations.rescaling import rescaled
+from dagster_unified.engine.iterations.savepoints import BEFORE, divided, start_iteration
 from dagster_unified.engine.rounds.compile import compiled
 from dagster_unified.engine.rounds.rounds import outputs_of, run_round, terminate
 from dagster_unified.engine.session import cores
+from dagster_unified.engine.state_tables.savepoints import StartingState
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan, Port
@@ -60,6 +62,9 @@ class Rounds:
     observe: Observer
     stopping: Callable[[], bool]
     """Whether the job is being stopped, so that an epoch is to close soon."""
+
+    start: StartingState | None = None
+    """The savepoint that the query starts from, until it has committed its first epoch."""
 
 
 @dataclass
@@ -214,6 +219,11 @@ class _Unbounded(_Stream):
         self._moment = MOMENT if interval is None else max(MOMENT, interval.total_seconds() / 2)
         """Seconds after which an epoch closes although something was fed back."""
 
+        if rounds.start is not None and (self.log.last is None or self.log.last.epoch == BEFORE):
+            found = start_iteration(rounds.start, node, self.levels)
+            if found is not None:
+                self.log.start(found, self.levels.files)
+                self.levels.files = []
         if self.log.last is not None:
             self._take_states(self.log.last)
             rounds.observe(IterationResumed(SINKS, node.name, self.log.last.round.number))
@@ -222,12 +232,11 @@ class _Unbounded(_Stream):
         """Goes on with the state that a round has left, in as many subtasks as there are now."""
         states, subtasks = last.round.states, self.loop.parallelism
         if last.parallelism != subtasks:
-            if self.node.staleness:
-                raise StateError(
-                    f"{self.loop.where}: it has state of {last.parallelism} subtasks, and is started with {subtasks};"
-                    " with a staleness records wait for others of them: start it as it was, or the job without state"
-                )
-            states, self.levels.files = rescaled(states, self.loop, self.folder)
+            assert self.log.begun is not None
+            before = compiled(self.rounds.plan, self.node, last.parallelism, self.log.begun.groups)
+            found = divided(self.rounds.plan, self.node, self.levels, before, states)
+            states, files = rescaled(states, self.loop, self.folder, found)
+            self.levels.files += files
         self.levels.states = states
 
     @property
@@ -260,6 +269,7 @@ class _Unbounded(_Stream):
         if ends:
             assert last is not None
             ended = terminate(self.loop, self.levels, last.round.number)
+            self.log.end(self.levels.states)
             metrics.add(ended.metrics)
             outputs += [parcel.records for parcel in outputs_of(self.loop, ended.sent)]
         return outputs, metrics

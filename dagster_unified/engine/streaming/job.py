@@ -34,13 +34,13 @@ from dagster_unified.engine.streaming.draining import End
 from dagster_unified.engine.streaming.iterations import FOLDER as ROUNDS
 from dagster_unified.engine.streaming.native_query import NativeQuery
 from dagster_unified.engine.streaming.packed import PackedQuery
-from dagster_unified.engine.streaming.portable import frozen
+from dagster_unified.engine.streaming.portable import FrozenCheckpoint
 from dagster_unified.engine.streaming.query import GRACE, Deployment, Query
 from dagster_unified.engine.streaming.relays import bound
 from dagster_unified.engine.streaming.requests import forget
 from dagster_unified.engine.streaming.savepoint import check_whole, forget_interrupted, save
-from dagster_unified.engine.streaming.saving import Saving, without_tables
-from dagster_unified.engine.streaming.topology import Lanes, QuerySpec, Topology, laid_out
+from dagster_unified.engine.streaming.saving import Saving, not_while_running
+from dagster_unified.engine.streaming.topology import Lanes, QuerySpec, Topology, laid_out, packed
 from dagster_unified.errors import StateError, UnifiedError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.iterations import has_iterations
@@ -128,7 +128,7 @@ class StreamingJob:
                 " rocksdb; leave state.backend.type out (hashmap is for pipelines whose only keyed operators are"
                 " native aggregates)"
             )
-        if plan.execution.savepoint.interval is not None and (why := without_tables(plan)):
+        if plan.execution.savepoint.interval is not None and (why := not_while_running(plan)):
             raise UnsupportedError(
                 f"{plan.name}: execution.savepoint.interval is set, and {why}, so that no savepoint can be taken while"
                 f" the job runs; {_INSTEAD[has_iterations(plan.graph)]}"
@@ -144,8 +144,7 @@ class StreamingJob:
         """The segment of the plan of each of them."""
 
         self._end: End | None = None
-        self._stages: Topology | None = None
-        """Those of the query of everything but native aggregates."""
+        self._lanes = Lanes()
 
         self._saving: Saving | None = None
 
@@ -160,10 +159,10 @@ class StreamingJob:
             held = None if fresh else before
             lanes = Lanes(held.lanes if held else None)
             wanted = laid_out(self.plan, lanes)
-            packed = {one.name: stages for one, stages in wanted.items() if stages is not None}
-            self._stages = packed.get(MAIN)
+            staged = {one.name: stages for one, stages in wanted.items() if stages is not None}
+            self._lanes = lanes
             malformed = {n.uid: lanes.of(f"{n.uid} malformed") for n in self.plan.graph.sources}
-            record = self._record(lanes, packed, self._reads(wanted))
+            record = self._record(lanes, staged, self._reads(wanted))
             if not self.start_as.fresh:
                 check_whole(self.directory)
             if not fresh:
@@ -173,7 +172,7 @@ class StreamingJob:
             self.deployed = self.directory.deploy(record, fresh)
             forget_interrupted(self.directory)
             self._configure()
-            starting = self._without_epoch(packed)
+            starting = self._without_epoch(staged)
             start = self._start_state(self.deployed) if starting else None
             self.plan = self._after_start(self.deployed)
             token = self._lease.token
@@ -186,7 +185,7 @@ class StreamingJob:
                 query: Query
                 if one.aggregate is None:
                     begins = start if one.name in starting else None
-                    query = PackedQuery(deployment, one.name, packed[one.name], malformed, begins)
+                    query = PackedQuery(deployment, one.name, staged[one.name], malformed, begins)
                 else:
                     plan = deployment.plan
                     beside = [other for other in wanted if other.aggregate is None and other.segment == one.segment]
@@ -277,7 +276,7 @@ class StreamingJob:
         """Write a savepoint of the state that the stopped queries have left."""
         assert self.deployed is not None
         assert self._saving is not None
-        checkpoint = frozen(self.directory.path, self.directory.last_epoch(MAIN))
+        checkpoint = FrozenCheckpoint(self.directory.path, self._saving.last_epochs())
         self._saving.write_tables(self.deployed, checkpoint, path, reason)
 
     def _prepare_savepoints(self, lease: HeldLease, deployed: Deployed) -> None:
@@ -285,7 +284,8 @@ class StreamingJob:
         forget(self.directory, lease.token)
         self.directory.settle(False)
         main = next((query for query in self._queries if query.name == MAIN), None)
-        self._saving = Saving(self.plan, self.spark, self.directory, lease, self._stages, main, self.observe)
+        queries = packed(self.plan, self._lanes)
+        self._saving = Saving(self.plan, self.spark, self.directory, lease, queries, main, self.observe)
         self._saving.begin(deployed)
 
     def _stop_with_savepoint(self, saving: Saving) -> None:
@@ -386,12 +386,12 @@ class StreamingJob:
             for head in (stages.heads if stages is not None else ())
         }
 
-    def _record(self, lanes: Lanes, packed: Mapping[str, Topology], reads: dict[str, str]) -> Deployed:
+    def _record(self, lanes: Lanes, staged: Mapping[str, Topology], reads: dict[str, str]) -> Deployed:
         levels = {
             name: [sorted(track.program.steps[0].uid for track in level.values()) for level in stages.levels]
-            for name, stages in packed.items()
+            for name, stages in staged.items()
         }
-        for name, stages in packed.items():
+        for name, stages in staged.items():
             if stages.iterations:
                 levels[name].append(sorted(stages.iterations.values()))
         options = self.plan.execution.streaming

@@ -307,6 +307,7 @@ class PackedQuery(Query):
                 deployment.check,
                 deployment.observe,
                 lambda: self._stopping or self._cancelled,
+                start,
             )
         )
         if latest is not None and latest.end:
@@ -319,7 +320,7 @@ class PackedQuery(Query):
             if node.id in read
         }
         self.relays = Relays(
-            self.plan, self.folder / FOLDER, deployment.check, lambda epoch: event_of(self._logged(epoch))
+            self.plan, self.folder / FOLDER, deployment.check, lambda epoch: event_of(self._logged(epoch)), start
         )
         self._handed = {
             head.source: Reading(text_of(self.folder / FOLDER / node.uid))
@@ -387,7 +388,7 @@ class PackedQuery(Query):
         for source, reading in self._handed.items():
             last = reading.reached(positions[source])
             if last is not None:
-                self.time.relayed(self.plan.graph.node(source).uid, last.watermark, last.last_event_time)
+                self.time.relayed(self.plan.graph.node(source).uid, last.watermark, last.last_event_time, last.idle)
 
     def _backlog(self) -> dict[str, int]:
         """What waits to be read after the micro-batch before, by source."""

@@ -7,28 +7,32 @@ layout of its checkpoints, and the savepoint's tables.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from urllib.parse import quote
 
-import msgspec
 from upath import UPath
 
 from dagster_unified.connectors.paths import for_spark
 from dagster_unified.connectors.positions import Position
 from dagster_unified.connectors.spark_log import offsets_of_sources
 from dagster_unified.engine.dataframe.inputs import spark_source
+from dagster_unified.engine.iterations.places import text_of
+from dagster_unified.engine.iterations.savepoints import Written, write_iteration
 from dagster_unified.engine.state_tables.frames import operator_tables
 from dagster_unified.engine.state_tables.savepoints import stateful, write_table
 from dagster_unified.engine.streaming.checkpoint import Deployed, last_number
 from dagster_unified.engine.streaming.control import ControlFile
-from dagster_unified.engine.streaming.topology import MAIN, Topology
+from dagster_unified.engine.streaming.iterations import FOLDER as ROUNDS
+from dagster_unified.engine.streaming.relays import write_handed_on
+from dagster_unified.engine.streaming.topology import PackedSpec
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan, library_version
+from dagster_unified.graph.segments import MAIN
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.numbers import INDEX
 from dagster_unified.operators.time import wall_clock
@@ -41,75 +45,127 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FrozenCheckpoint:
-    """Spark's checkpoint of the query of lanes, and the time that its job has reached.
+    """What a job has written until some epochs, in the folder of a deployment or of a savepoint.
 
-    Nobody writes to the checkpoint any more.
+    Nobody writes to it any more.
     """
 
-    folder: UPath
-    epoch: int | None
-    """None where there was no data, and so there is nothing in it."""
+    place: UPath
+    epochs: Mapping[str, int | None]
+    """Of each query of lanes; None where it had no data, and so there is nothing of it."""
 
-    event: ControlEvent
 
-    def positions(self, plan: Plan, stages: Topology) -> dict[str, Position]:
-        """What was read of each source at the epoch, by its uid."""
-        if self.epoch is None:
-            sources = [plan.graph.node(head.source) for head in stages.heads]
-            return {
-                n.uid: spark_source(plan.name, cast("g.SourceNode", n)).stream_position(None, None) for n in sources
-            }
-        offsets = offsets_of_sources(self.folder / "offsets" / str(self.epoch))
-        found = {}
-        for number, head in enumerate(stages.heads):
-            node = plan.graph.node(head.source)
-            assert isinstance(node, g.SourceNode)
-            offset = None if offsets[number] == "-" else offsets[number]
-            found[node.uid] = spark_source(plan.name, node).stream_position(
-                self.folder / "sources" / str(number), offset
+def stopped(place: UPath, names: Iterable[str]) -> FrozenCheckpoint:
+    """That of a stopped job at its last epochs; raises `StateError` where there is none, or one was begun."""
+    epochs = {}
+    for name in names:
+        folder = place / "spark" / name
+        committed, begun = last_number(folder / "commits"), last_number(folder / "offsets")
+        if committed is None and name == MAIN:
+            raise StateError(f"there is no state to save in {folder}: no epoch was committed yet")
+        if begun is not None and (committed is None or begun > committed):
+            raise StateError(
+                f"epoch {begun} in {folder} was begun and not committed: the job was killed; start it, and stop it"
+                " with a savepoint"
             )
-        return found
+        epochs[name] = committed
+    return FrozenCheckpoint(place, epochs)
 
 
-def frozen(folder: UPath, epoch: int | None) -> FrozenCheckpoint:
-    """The checkpoint at an epoch, in the folder of a deployment or of a savepoint, to which nobody writes."""
-    event = ControlFile(str(folder / "control" / MAIN)).read()
-    return FrozenCheckpoint(folder / "spark" / MAIN, epoch, event or ControlEvent())
+@dataclass
+class _Query:
+    """A query of lanes at an epoch of its checkpoint."""
 
+    spec: PackedSpec
+    place: UPath
+    epoch: int | None
 
-def stopped(place: UPath) -> FrozenCheckpoint:
-    """That of a stopped job at its last epoch; raises `StateError` where there is none, or one was begun."""
-    folder = place / "spark" / MAIN
-    committed, begun = last_number(folder / "commits"), last_number(folder / "offsets")
-    if committed is None:
-        raise StateError(f"there is no state to save in {folder}: no epoch was committed yet")
-    if begun is not None and begun > committed:
-        raise StateError(
-            f"epoch {begun} in {folder} was begun and not committed: the job was killed; start it, and stop it"
-            " with a savepoint"
-        )
-    return frozen(place, committed)
+    @property
+    def plan(self) -> Plan:
+        return self.spec.plan
+
+    @property
+    def folder(self) -> UPath:
+        return self.place / "spark" / self.spec.name
+
+    def event(self) -> ControlEvent:
+        """The time that it has reached."""
+        return ControlFile(str(self.place / "control" / self.spec.name)).read() or ControlEvent()
+
+    def sources(self) -> list[tuple[g.SourceNode, UPath, str | None]]:
+        """Its sources: each with its folder in Spark's checkpoint, and the offset up to which it was read, if any."""
+        nodes = [cast("g.SourceNode", self.plan.graph.node(head.source)) for head in self.spec.stages.heads]
+        offsets = ["-"] * len(nodes)
+        if self.epoch is not None:
+            offsets = offsets_of_sources(self.folder / "offsets" / str(self.epoch))
+        return [
+            (node, self.folder / "sources" / str(number), None if offset == "-" else offset)
+            for number, (node, offset) in enumerate(zip(nodes, offsets, strict=False))
+        ]
+
+    def positions(self) -> dict[str, Position]:
+        """What was read of each source, by its uid."""
+        return {
+            node.uid: spark_source(self.plan.name, node).stream_position(None if offset is None else folder, offset)
+            for node, folder, offset in self.sources()
+            if not isinstance(node, g.RelayedNode)
+        }
+
+    def write_operators(self, spark: SparkSession, folder: UPath, attempt: str) -> list[OperatorState]:
+        """Writes the tables of its operators."""
+        levels = self.spec.stages.levels
+        lanes = {track.program.steps[0].uid: lane for level in levels for lane, track in level.items()}
+        operators = [one for one in stateful(self.plan) if one.uid in lanes]
+        if self.epoch is None or not operators:
+            return []
+        tables = operator_tables(self.plan, spark, operators, {})
+        with _readable(self.folder) as location:
+            state = _State(spark, location, self.epoch, len(levels))
+            return [write_table(table, state.pages(lanes[table.operator.uid]), folder, attempt) for table in tables]
+
+    def write_iterations(self, spark: SparkSession, folder: UPath, attempt: str) -> list[Written]:
+        """Writes the tables of its iterations."""
+        loops = [node for node in self.plan.graph.nodes if isinstance(node, g.IterationNode)]
+        found = []
+        for node in loops if self.epoch is not None else ():
+            rounds = self.place / ROUNDS / node.uid
+            if rounds.exists():
+                assert self.epoch is not None
+                found.append(write_iteration(self.plan, node, spark, text_of(rounds), self.epoch, folder, attempt))
+        return [one for one in found if one is not None]
+
+    def write_handed_on(self, spark: SparkSession, folder: UPath, attempt: str) -> list[OperatorState]:
+        """Writes the tables of what other queries have handed on, and this one has not read."""
+        return [
+            write_handed_on(node, spark, text_of(self.place / ROUNDS / node.uid), offset, folder, attempt)
+            for node, _, offset in self.sources()
+            if isinstance(node, g.RelayedNode)
+        ]
 
 
 def write_tables(
     plan: Plan,
     spark: SparkSession,
     deployed: Deployed,
-    stages: Topology,
+    queries: Sequence[PackedSpec],
     checkpoint: FrozenCheckpoint,
     path: str,
     reason: str,
 ) -> Manifest:
-    """Write a savepoint of the state that a checkpoint holds."""
+    """Write a savepoint of the state that a checkpoint holds.
+
+    Raises `StateError` where a query has nothing in it that the job's start had not.
+    """
     folder, attempt = manifests.check_free(path, "savepoint"), manifests.new_attempt()
-    lanes = {track.program.steps[0].uid: lane for level in stages.levels for lane, track in level.items()}
-    nodes = [node for node in stateful(plan) if node.uid in lanes]
-    states: list[OperatorState] = []
-    if checkpoint.epoch is not None:
-        with _readable(checkpoint.folder) as location:
-            state = _State(spark, location, checkpoint.epoch, len(stages.levels))
-            tables = operator_tables(plan, spark, nodes, {})
-            states = [write_table(table, state.pages(lanes[table.node.uid]), folder, attempt) for table in tables]
+    held = [_Query(one, checkpoint.place, checkpoint.epochs.get(one.name)) for one in queries]
+    without = next((query.spec.name for query in held if query.epoch is None), None)
+    if without is not None and deployed.start:
+        raise StateError(
+            f"{plan.name}: query '{without}' has committed no epoch since the job started from the savepoint"
+            f" {deployed.start}, which holds its state; copy that one's folder, or ask again once the job has run"
+        )
+    operators = [state for query in held for state in query.write_operators(spark, folder, attempt)]
+    written = [one for query in held for one in query.write_iterations(spark, folder, attempt)]
     found = Manifest(
         library=library_version(),
         pipeline=plan.name,
@@ -118,13 +174,28 @@ def write_tables(
         reason=reason,
         fingerprint=deployed.fingerprint,
         max_parallelism=deployed.max_parallelism,
-        event=msgspec.structs.replace(checkpoint.event, end=False),
-        operators=states,
-        positions=checkpoint.positions(plan, stages),
-        epochs={} if checkpoint.epoch is None else {MAIN: checkpoint.epoch},
+        event=_together([query.event() for query in held]),
+        operators=[*operators, *(state for one in written for state in one.operators)],
+        iterations=[one.iteration for one in written],
+        handed_on=[table for query in held for table in query.write_handed_on(spark, folder, attempt)],
+        positions={uid: position for query in held for uid, position in query.positions().items()},
+        epochs={query.spec.name: query.epoch for query in held if query.epoch is not None},
     )
     manifests.commit(folder, found)
     return found
+
+
+def _together(events: Sequence[ControlEvent]) -> ControlEvent:
+    """The time that several queries have reached: operators and assigners are each of one of them."""
+    return ControlEvent(
+        number=max(event.number for event in events),
+        watermarks={uid: time for event in events for uid, time in event.watermarks.items()},
+        now=max(event.now for event in events),
+        last_event_times={uid: time for event in events for uid, time in event.last_event_times.items()},
+        assigned={uid: time for event in events for uid, time in event.assigned.items()},
+        parts={uid: times for event in events for uid, times in event.parts.items()},
+        generated={uid: time for event in events for uid, time in event.generated.items()},
+    )
 
 
 @contextmanager

@@ -27,17 +27,22 @@ from dagster_unified.engine.iterations import manifests
 from dagster_unified.engine.iterations.files import MappedFiles, StoredParcel
 from dagster_unified.engine.iterations.levels import collected
 from dagster_unified.engine.iterations.places import Place, text_of
-from dagster_unified.engine.iterations.worker import REPORT, hand_on
+from dagster_unified.engine.iterations.worker import REPORT, hand_on, hand_on_again, read_output
+from dagster_unified.engine.state_tables.savepoints import StartingState, described, write_files
+from dagster_unified.engine.state_tables.worker import WRITTEN, rows_to_file
 from dagster_unified.errors import StateError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.nodes import RelayedNode, RelayNode
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.key_groups import ControlEvent
-from dagster_unified.operators.layout import StreamLayout
+from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
+from dagster_unified.operators.state.table import ROLE
 from dagster_unified.records import RecordType
+from dagster_unified.state.manifest import OperatorState
+from dagster_unified.state.schemas import from_spark, to_spark
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from upath import UPath
 
 _HANDED = re.compile(r"handed-(\d{10})\.json")
@@ -129,6 +134,12 @@ class Relays:
     event_of: Callable[[int], ControlEvent]
     """Returns the latest control event that an epoch had."""
 
+    start: StartingState | None = None
+    """The savepoint that the query starts from, until it has committed its first epoch."""
+
+    _before: dict[int, list[StoredParcel]] = field(default_factory=dict)
+    """What that has of each stream, which is handed on with the first records."""
+
     _logs: dict[int, RelayLog] = field(default_factory=dict)
     _last: dict[int, tuple[int, Handed]] = field(default_factory=dict)
 
@@ -141,6 +152,8 @@ class Relays:
                 log = self._logs[node.id] = RelayLog(text_of(folder))
                 log.forget_unfinished()
                 last = max(log.epochs(), default=-1)
+                if last < 0 and self.start is not None:
+                    self._before[node.id] = _handed_on_before(self.start, node, log.folder)
                 self._last[node.id] = last, log.read(last) or Handed([])
 
     def __bool__(self) -> bool:
@@ -152,9 +165,7 @@ class Relays:
 
     def write(self, node: RelayNode, epoch: int, frame: DataFrame) -> list[StoredParcel]:
         """Writes records where nobody reads them yet."""
-        assert node.records is not None
-        schema = StreamLayout(node.records, node.timestamped).schema
-        writing = functools.partial(hand_on, self._logs[node.id].folder, schema, epoch)
+        writing = functools.partial(hand_on, self._logs[node.id].folder, _columns(node), epoch)
         reports = collected(frame.mapInArrow(writing, spark_schema(REPORT)))
         return [parcel for report in reports for parcel in report.sent]
 
@@ -169,6 +180,9 @@ class Relays:
     ) -> None:
         """Hands on what an epoch emitted, and the event time of its control event, unless that `waits`."""
         before, last = self._last[node.id]
+        if before < 0 and node.id in self._before:
+            # one split has all in its order: a key's records were handed on by whichever subtask
+            parcels = [msgspec.structs.replace(one, target=0) for one in (*self._before[node.id], *parcels)]
         watermark = last.watermark if waits else event.watermarks.get(node.uid, last.watermark)
         last_event_time = event.last_event_times.get(node.uid) if event.end else None
         idle = node.uid in event.idle and not (waits or parcels)
@@ -177,6 +191,48 @@ class Relays:
             self.check()
             self._logs[node.id].commit(epoch, handed)
             self._last[node.id] = epoch, handed
+
+
+def write_handed_on(
+    node: RelayedNode, spark: SparkSession, log: str, offset: str | None, folder: UPath, attempt: str
+) -> OperatorState:
+    """Writes the table of what was handed on by a log from an offset on; nobody writes to the log."""
+    schema = _columns(node)
+    first = 0 if offset is None else msgspec.json.decode(offset, type=dict[str, int])[_ALL]
+    relay = RelayLog(log)
+    handed = [relay.read(epoch) for epoch in relay.epochs() if epoch >= first]
+    parcels = tuple(parcel for one in handed if one is not None for parcel in one.parcels)
+    role = {ROLE: b"record"}
+    typed = pa.schema([f if f.name == TIMESTAMP else f.with_metadata(role) for f in schema])
+    reading = functools.partial(read_output, log, schema, typed, (msgspec.msgpack.encode(parcels),))
+
+    def files(own: UPath) -> DataFrame:
+        return spark.range(0, 1, 1, 1).mapInArrow(rows_to_file(reading, typed, str(own)), spark_schema(WRITTEN))
+
+    return write_files(described(node.uid, node.name, typed, attempt, "~handed"), files, folder)
+
+
+def _handed_on_before(start: StartingState, node: RelayNode, log: str) -> list[StoredParcel]:
+    """What a savepoint has of a stream, written where its reader finds it."""
+    table = next((one for one in start.manifest.handed_on if one.uid == node.uid), None)
+    if table is None or not table.rows:
+        return []
+    schema = _columns(node)
+    stored = from_spark(table.schema)
+    if stored != from_spark(to_spark(schema)):
+        raise StateError(
+            f"{start.plan.name}: records that were handed on by '{table.name}' have the columns"
+            f" {', '.join(stored.names)} in the savepoint, and {', '.join(schema.names)} now, or other types; keep its"
+            " type, or drain the job"
+        )
+    writing = functools.partial(hand_on_again, log, schema, str(start.folder), table)
+    (report,) = collected(start.spark.range(0, 1, 1, 1).mapInArrow(writing, spark_schema(REPORT)))
+    return report.sent
+
+
+def _columns(node: RelayNode | RelayedNode) -> pa.Schema:
+    assert node.records is not None
+    return StreamLayout(node.records, node.timestamped).schema
 
 
 @dataclass

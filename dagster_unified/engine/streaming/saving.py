@@ -7,7 +7,7 @@ are written in a thread of their own while the job goes on.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from threading import Thread
@@ -17,7 +17,7 @@ from dagster_unified.connectors.paths import is_local, remove_tree, storage_path
 from dagster_unified.engine.events import Observer, SavepointTaken
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, HeldLease
-from dagster_unified.engine.streaming.portable import FrozenCheckpoint, frozen, write_tables
+from dagster_unified.engine.streaming.portable import FrozenCheckpoint, write_tables
 from dagster_unified.engine.streaming.query import Query
 from dagster_unified.engine.streaming.requests import Request, answer, pending
 from dagster_unified.engine.streaming.savepoint import (
@@ -28,10 +28,10 @@ from dagster_unified.engine.streaming.savepoint import (
     save_drained,
     savepoints,
 )
-from dagster_unified.engine.streaming.topology import MAIN, Topology, queries
-from dagster_unified.errors import StateError
+from dagster_unified.engine.streaming.topology import PackedSpec, queries
 from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.graph.plan import Plan
+from dagster_unified.graph.segments import MAIN, segments
 from dagster_unified.operators.time import wall_clock
 
 if TYPE_CHECKING:
@@ -44,9 +44,10 @@ LOOK, LOOK_IN_BUCKET = 1.0, 3.0
 
 def without_tables(plan: Plan) -> str:
     """Why a savepoint of a STREAMING job has no tables; empty where it has."""
-    iteration = next((node.name for node in plan.graph.nodes if isinstance(node, IterationNode)), None)
-    if iteration is not None:
-        return f"the state of iteration '{iteration}' is in files of its own, which only this job reads"
+    loops = [node for node in plan.graph.nodes if isinstance(node, IterationNode)]
+    bounded = next((node.name for node in loops if not node.takes_input_in_all_rounds), None)
+    if bounded is not None:
+        return f"the bounded iteration '{bounded}' keeps its input until that ends, in files that only this job reads"
     aggregates = [plan.graph.node(one.aggregate).name for one in queries(plan) if one.aggregate is not None]
     if not aggregates:
         return ""
@@ -57,6 +58,16 @@ def without_tables(plan: Plan) -> str:
     )
 
 
+def not_while_running(plan: Plan) -> str:
+    """Why no savepoint of a STREAMING job can be taken while it runs; empty where one can be."""
+    if len(segments(plan)) > 1:
+        return (
+            "operators with state come after an iteration, in a query of their own, and the queries are between two"
+            " epochs at one time only"
+        )
+    return without_tables(plan)
+
+
 @dataclass
 class Saving:
     """The savepoints of one job."""
@@ -65,11 +76,11 @@ class Saving:
     spark: SparkSession
     directory: CheckpointDirectory
     lease: HeldLease
-    stages: Topology | None
-    """Those of the query of everything but native aggregates."""
+    queries: Sequence[PackedSpec]
+    """Those of everything but native aggregates."""
 
     main: Query | None
-    """That query."""
+    """The first of them."""
 
     observe: Observer
     _starts: frozenset[str] = frozenset()
@@ -145,7 +156,11 @@ class Saving:
         """Take savepoints of the queries that have stopped, for the ones who have asked for them."""
         self.wait()
         for one in wanted:
-            self._copy(one, self.directory.last_epoch(MAIN), self._write)
+            self._copy(one, self.last_epochs(), self._write)
+
+    def last_epochs(self) -> dict[str, int | None]:
+        """The last epoch that each query has committed."""
+        return {one.name: self.directory.last_epoch(one.name) for one in self.queries}
 
     def take_drained(self, wanted: Sequence[Request]) -> None:
         """Take savepoints of what the end of the input has left, for the ones who have asked for them."""
@@ -164,24 +179,27 @@ class Saving:
                 self._ended(one, str(folder), seconds=time.monotonic() - begun)
 
     def _writing_drained(self, reason: str) -> Callable[[Deployed, str], None]:
-        checkpoint = frozen(self.directory.path, self.directory.last_epoch(MAIN))
+        checkpoint = FrozenCheckpoint(self.directory.path, self.last_epochs())
         return lambda deployed, path: self.write_tables(deployed, checkpoint, path, reason)
 
     def _take(self, wanted: Request) -> None:
         """Take a savepoint between two epochs of the job that goes on."""
-        why = without_tables(self.plan)
+        why = not_while_running(self.plan)
         if why or self.main is None:
             error = f"{self.plan.name}: {why}, and it is copied only where the job stops; suspend it with a savepoint"
             self._ended(wanted, error=error)
             return
         self._busy = True
-        self.main.between_epochs(lambda epoch: self._copy(wanted, epoch, self._write_meanwhile))
+        self.main.between_epochs(lambda epoch: self._copy(wanted, {MAIN: epoch}, self._write_meanwhile))
 
     def _copy(
-        self, wanted: Request, epoch: int | None, then: Callable[[Request, Savepoint, int | None, float], None]
+        self,
+        wanted: Request,
+        epochs: Mapping[str, int | None],
+        then: Callable[[Request, Savepoint, Mapping[str, int | None], float], None],
     ) -> None:
         begun, due = time.monotonic(), not wanted.id
-        if due and self._last is not None and (epoch, self._timeline) == _reached(self._last):
+        if due and self._last is not None and (epochs.get(MAIN), self._timeline) == _reached(self._last):
             self._due, self._busy = wall_clock(), False  # nothing is new: it stays due until something is
             return
         try:
@@ -189,19 +207,23 @@ class Saving:
         except Exception as error:
             self._ended(wanted, error=str(error))
         else:
-            then(wanted, saved, epoch, begun)
+            then(wanted, saved, epochs, begun)
 
-    def _write_meanwhile(self, wanted: Request, saved: Savepoint, epoch: int | None, begun: float) -> None:
+    def _write_meanwhile(
+        self, wanted: Request, saved: Savepoint, epochs: Mapping[str, int | None], begun: float
+    ) -> None:
         name = f"savepoint of {self.plan.name}"
-        self._writing = Thread(target=self._write, args=(wanted, saved, epoch, begun), name=name, daemon=True)
+        self._writing = Thread(target=self._write, args=(wanted, saved, epochs, begun), name=name, daemon=True)
         self._writing.start()
 
-    def _write(self, wanted: Request, saved: Savepoint, epoch: int | None, begun: float) -> None:
+    def _write(self, wanted: Request, saved: Savepoint, epochs: Mapping[str, int | None], begun: float) -> None:
         folder = self.directory.path / "savepoints" / saved.name
         error = ""
         if not without_tables(self.plan):
             try:
-                self.write_tables(saved.deployed, frozen(folder, epoch), wanted.path or str(folder), wanted.reason)
+                self.write_tables(
+                    saved.deployed, FrozenCheckpoint(folder, epochs), wanted.path or str(folder), wanted.reason
+                )
             except Exception as raised:
                 error = str(translated(raised, self.plan, "savepoint", self.spark))
         if not wanted.id and not error:
@@ -209,14 +231,8 @@ class Saving:
         self._ended(wanted, str(folder), error, time.monotonic() - begun)
 
     def write_tables(self, deployed: Deployed, checkpoint: FrozenCheckpoint, path: str, reason: str) -> None:
-        """Write the tables of a checkpoint; raises `StateError` where it has nothing that the job's start had not."""
-        if checkpoint.epoch is None and deployed.start:
-            raise StateError(
-                f"{self.plan.name}: no epoch was committed since the job started from the savepoint {deployed.start},"
-                " which holds all its state; copy its folder"
-            )
-        assert self.stages is not None
-        write_tables(self.plan, self.spark, deployed, self.stages, checkpoint, path, reason)
+        """Write the tables of a checkpoint."""
+        write_tables(self.plan, self.spark, deployed, self.queries, checkpoint, path, reason)
 
     def _ended(self, wanted: Request, location: str = "", error: str = "", seconds: float = 0.0) -> None:
         """Say what has become of a savepoint."""

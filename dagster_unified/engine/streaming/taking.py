@@ -10,16 +10,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from dagster_unified.engine.failures import translated
-from dagster_unified.engine.positions import check_positions
+from dagster_unified.engine.positions import after, check_positions
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory, Deployed, last_number
 from dagster_unified.engine.streaming.desired import ask
-from dagster_unified.engine.streaming.portable import FrozenCheckpoint, frozen, stopped, write_tables
+from dagster_unified.engine.streaming.portable import FrozenCheckpoint, stopped, write_tables
 from dagster_unified.engine.streaming.requests import Answer, await_answer, request
 from dagster_unified.engine.streaming.savepoint import Savepoint, save_drained, save_stopped, savepoints
 from dagster_unified.engine.streaming.saving import without_tables
-from dagster_unified.engine.streaming.topology import MAIN, Lanes, queries, topology
+from dagster_unified.engine.streaming.topology import Lanes, packed
 from dagster_unified.errors import StateError, UnifiedError
+from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.graph.plan import Plan
+from dagster_unified.graph.segments import MAIN
 from dagster_unified.state import manifest as manifests
 
 if TYPE_CHECKING:
@@ -107,12 +109,12 @@ def _take_stopped(
     """Take a savepoint of a job that does not run."""
     saved = save_stopped(directory, owner, reason, tables=path)
     folder = directory.path / "savepoints" / saved.name
-    keyed = any(node.runs_by_key for node in plan.graph.nodes)
-    if without_tables(plan) or not (keyed or path):
+    keeps = any(node.runs_by_key or isinstance(node, IterationNode) for node in plan.graph.nodes)
+    if without_tables(plan) or not (keeps or path):
         return Taken(saved, str(folder))
     tables = path or str(folder)
     try:
-        _write_tables(plan, spark(), saved.deployed, _checkpoint(folder, saved), tables, reason)
+        _write_tables(plan, spark(), directory, saved.deployed, _checkpoint(plan, folder, saved), tables, reason)
     except UnifiedError as error:
         return Taken(saved, str(folder), error=str(error))
     return Taken(saved, str(folder), tables)
@@ -124,13 +126,14 @@ def _take_drained(
     """Take a savepoint of a job that has come to the end of its input, and does not run any more."""
     lease = directory.take(owner, PATIENCE)
     # Spark may have begun an epoch after the last one, in which nothing was done: the queries have stopped
-    checkpoint = frozen(directory.path, directory.last_epoch(MAIN))
+    names = [one.name for one in packed(plan, Lanes())]
+    checkpoint = FrozenCheckpoint(directory.path, {name: directory.last_epoch(name) for name in names})
     try:
         saved = save_drained(
             directory,
             reason,
             lease.check,
-            lambda deployed, to: _write_tables(plan, spark(), deployed, checkpoint, to, reason),
+            lambda deployed, to: _write_tables(plan, spark(), directory, deployed, checkpoint, to, reason),
             path,
         )
     finally:
@@ -140,16 +143,25 @@ def _take_drained(
 
 
 def _write_tables(
-    plan: Plan, spark: SparkSession, deployed: Deployed, checkpoint: FrozenCheckpoint, path: str, reason: str
+    plan: Plan,
+    spark: SparkSession,
+    directory: CheckpointDirectory,
+    deployed: Deployed,
+    checkpoint: FrozenCheckpoint,
+    path: str,
+    reason: str,
 ) -> None:
-    (main,) = queries(plan)
-    stages = topology(plan, main.sinks, Lanes(deployed.lanes))
+    if deployed.start:  # what was read before the deployment's own first epoch has been read as well
+        plan = after(plan, directory.positions(), plan.execution.savepoint.ignore_unclaimed)
     try:
-        write_tables(plan, spark, deployed, stages, checkpoint, path, reason)
+        write_tables(plan, spark, deployed, packed(plan, Lanes(deployed.lanes)), checkpoint, path, reason)
     except Exception as error:
         raise translated(error, plan, "savepoint", spark) from error
 
 
-def _checkpoint(folder: UPath, saved: Savepoint) -> FrozenCheckpoint:
-    epoch = last_number(folder / "spark" / MAIN / "commits")
-    return frozen(folder, epoch) if saved.settled and epoch is not None else stopped(folder)
+def _checkpoint(plan: Plan, folder: UPath, saved: Savepoint) -> FrozenCheckpoint:
+    names = [one.name for one in packed(plan, Lanes())]
+    epochs = {name: last_number(folder / "spark" / name / "commits") for name in names}
+    if saved.settled and epochs.get(MAIN) is not None:
+        return FrozenCheckpoint(folder, epochs)
+    return stopped(folder, names)

@@ -142,6 +142,14 @@ def queries(plan: Plan) -> list[QuerySpec]:
     ]
 
 
+class PackedSpec(NamedTuple):
+    """A query of lanes: the segment of the plan that it runs, and its line of stages."""
+
+    name: str
+    plan: Plan
+    stages: Topology
+
+
 class Lanes:
     """Numbers of lanes. A name keeps its number for ever, since state is found by it."""
 
@@ -180,6 +188,13 @@ def laid_out(plan: Plan, lanes: Lanes) -> dict[QuerySpec, Topology | None]:
             stages = topology(segment, query.sinks, lanes) if query.aggregate is None else None
             found[query._replace(name=query_name(query.name, number), segment=number)] = stages
     return found
+
+
+def packed(plan: Plan, lanes: Lanes) -> list[PackedSpec]:
+    """The queries of lanes that a pipeline needs."""
+    plans = segments(plan)
+    found = laid_out(plan, lanes).items()
+    return [PackedSpec(one.name, plans[one.segment], stages) for one, stages in found if stages is not None]
 
 
 class _Builder:

@@ -66,6 +66,13 @@ class Sending:
             for way in intake.ways:
                 yield from self.along(way, keyed)
 
+    def again(self, intake: Intake, way: Way, batch: pa.RecordBatch) -> Iterator[Sent]:
+        """Records of an input of the body along one of its ways."""
+        columns = tuple(name if name in batch.schema.names else None for name in intake.schema.names)
+        batch = in_columns(batch, columns, intake.schema)
+        for keyed in [batch] if intake.keys is None else with_keys(intake.keys, batch):
+            yield from self.along(way, keyed)
+
 
 def in_columns(batch: pa.RecordBatch, columns: tuple[str | None, ...], schema: pa.Schema) -> pa.RecordBatch:
     """A batch in other columns: some of its own, and nulls."""

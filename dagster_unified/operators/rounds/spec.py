@@ -32,6 +32,11 @@ class Slot:
 
     number: int
     schema: pa.Schema
+    reader: str
+    """The uid of the operator that reads them, or of the end of the body."""
+
+    broadcast: bool = False
+    """Whether they are what the operator is told by broadcast."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +161,16 @@ class Loop:
     parallelism: int
     staleness: int = 0
     """How many epochs a subtask may be ahead of the slowest; where it may be, there is one level."""
+
+    def way_to(self, slot: int) -> tuple[Intake, Way]:
+        """An input whose records come to a slot, and their way; that with an event time, if there are others without.
+
+        Raises `LookupError` where there is none.
+        """
+        found = [(intake, way) for intake in self.inputs for way in intake.ways if way.slot.number == slot]
+        if not found:
+            raise LookupError(f"{self.where}: no input comes to slot {slot}")
+        return max(found, key=lambda one: len(one[0].schema))
 
     @property
     def listens_to_the_end(self) -> bool:

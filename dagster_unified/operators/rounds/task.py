@@ -129,7 +129,8 @@ class _Turn:
         by_group: dict[int, list[pa.RecordBatch]] = defaultdict(list)
         number, alone = self.turn.subtask.number, one.groups == one.subtasks
         for target, batch in own:
-            by_group[number if target <= EVERYWHERE else target].append(batch)
+            # without keys also what was sent to a subtask that is no more, before there was another number of them
+            by_group[number if alone or target <= EVERYWHERE else target].append(batch)
         if alone and (one.listens or everywhere or self.turn.terminated):
             by_group[number]
         elif everywhere:

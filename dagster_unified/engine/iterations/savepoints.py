@@ -1,0 +1,196 @@
+"""The state of an unbounded iteration as tables of a savepoint, and back.
+
+The tables of its operators are those of all operators with state. Besides, a savepoint has the number of the last
+round, and what was fed back in it: a table of records for each operator that has not taken them yet. They are sent
+anew, to as many key groups or subtasks as there are then. Knows the log of rounds, levels and the savepoint; no query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from dagster_unified.connectors.base import spark_schema
+from dagster_unified.engine.iterations.feedback_log import FeedbackLog, StreamRound
+from dagster_unified.engine.iterations.files import StoredParcel
+from dagster_unified.engine.iterations.journal import Epoch, StoredState
+from dagster_unified.engine.iterations.levels import SparkLevels
+from dagster_unified.engine.iterations.rescaling import rescaled
+from dagster_unified.engine.iterations.worker import read_output
+from dagster_unified.engine.rounds.compile import compiled
+from dagster_unified.engine.state_tables.frames import operator_tables
+from dagster_unified.engine.state_tables.savepoints import (
+    StartingState,
+    described,
+    stateful_in_body,
+    uid_in,
+    write_files,
+    write_table,
+)
+from dagster_unified.engine.state_tables.worker import WRITTEN, rows_to_file
+from dagster_unified.errors import StateError
+from dagster_unified.graph import nodes as g
+from dagster_unified.graph.plan import Plan
+from dagster_unified.operators.layout import TIMESTAMP
+from dagster_unified.operators.rounds.spec import BodyPass, Driver, Loop, Slot
+from dagster_unified.operators.state.table import ROLE
+from dagster_unified.state.manifest import Feedback, IterationState, OperatorState
+from dagster_unified.state.schemas import from_spark, to_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from upath import UPath
+
+BEFORE = -1
+"""The epoch of the round that stands for what a savepoint has."""
+
+
+class Written(NamedTuple):
+    """What a savepoint has of an iteration."""
+
+    operators: list[OperatorState]
+    iteration: IterationState
+
+
+def write_iteration(
+    plan: Plan, node: g.IterationNode, spark: SparkSession, rounds: str, epoch: int, folder: UPath, attempt: str
+) -> Written | None:
+    """Writes what the log in the folder `rounds` has after an epoch; None where the iteration has had no round.
+
+    Nobody writes to the log. Raises `StateError` where it is ahead of the epoch.
+    """
+    where = f"{plan.name}: iteration '{node.name}'"
+    log = FeedbackLog(rounds, where)
+    last = log.last
+    if last is None or log.begun is None:
+        return None
+    if last.epoch > epoch:
+        raise StateError(
+            f"{where}: it has gone round in epoch {last.epoch}, which was not committed; start the job, and stop it"
+            " with a savepoint"
+        )
+    levels = SparkLevels(spark, compiled(plan, node, last.parallelism, log.begun.groups), rounds, _nothing)
+    passes = _by_uid(node, levels.loop)
+    operators = []
+    for table in operator_tables(plan, spark, stateful_in_body(plan, node, last.parallelism), {}):
+        level, one = passes[table.operator.uid]
+        operators.append(write_table(table, levels.pages(level, one.number, log.left()), folder, attempt))
+    feedback = [
+        _write_feedback(node, levels, slot, parcels, folder, attempt)
+        for slot, parcels in _by_slot(levels.loop, last.round.fed_back)
+    ]
+    return Written(operators, IterationState(node.uid, node.name, last.round.number, feedback))
+
+
+def _nothing() -> None:
+    """Nobody stops the tasks that write a savepoint."""
+
+
+def _by_uid(node: g.IterationNode, loop: Loop) -> dict[str, tuple[int, BodyPass]]:
+    """The passes with state, and the levels that they are in, by what a savepoint knows their operators by."""
+    return {
+        uid_in(node, one.program.steps[0].uid): (number, one)
+        for number, level in enumerate(loop.levels)
+        for one in level.passes
+        if one.driver is Driver.GROUPED
+    }
+
+
+def _by_slot(loop: Loop, parcels: Iterable[StoredParcel]) -> Iterator[tuple[Slot, list[StoredParcel]]]:
+    found: dict[int, list[StoredParcel]] = {}
+    for parcel in parcels:
+        found.setdefault(parcel.slot, []).append(parcel)
+    for number, own in found.items():
+        yield loop.way_to(number)[1].slot, own
+
+
+def _write_feedback(
+    node: g.IterationNode,
+    levels: SparkLevels,
+    slot: Slot,
+    parcels: list[StoredParcel],
+    folder: UPath,
+    attempt: str,
+) -> Feedback:
+    schema = _records(levels.loop, slot)
+    name = next(one.name for one in node.body.nodes if one.uid == slot.reader)
+    kind = "~broadcast" if slot.broadcast else "~feedback"
+    table = described(uid_in(node, slot.reader), name, schema, attempt, kind)
+    reading = partial(read_output, levels.folder, slot.schema, schema, (msgspec.msgpack.encode(parcels),))
+
+    def files(own: UPath) -> DataFrame:
+        return levels.spark.range(0, 1, 1, 1).mapInArrow(rows_to_file(reading, schema, str(own)), spark_schema(WRITTEN))
+
+    return Feedback(write_files(table, files, folder), slot.broadcast)
+
+
+def _records(loop: Loop, slot: Slot) -> pa.Schema:
+    """The columns of the records that come to a slot: those of a variable, and their event time."""
+    intake, _ = loop.way_to(slot.number)
+    role = {ROLE: b"record"}
+    return pa.schema([f if f.name == TIMESTAMP else f.with_metadata(role) for f in intake.schema])
+
+
+def start_iteration(start: StartingState, node: g.IterationNode, levels: SparkLevels) -> StreamRound | None:
+    """What a savepoint has of an iteration, as the round that it goes on after; None where there is nothing."""
+    loop, stored = levels.loop, list[StoredState]()
+    for uid, (level, one) in _by_uid(node, loop).items():
+        pages = start.pages_in_body(uid, one.groups)
+        if pages is not None:
+            stored += levels.store(level, one.number, pages)
+    held = next((one for one in start.manifest.iterations if one.uid == node.uid), None)
+    if held is None and not stored:
+        return None
+    states, files = rescaled(stored, loop, levels.folder)
+    levels.files += files
+    parcels = [parcel for one in (held.feedback if held else ()) for parcel in _sent_again(start, node, levels, one)]
+    number = held.round if held is not None else 0
+    rows = sum(parcel.rows for parcel in parcels)
+    round_ = Epoch(number, rows, 0, parcels, [], states, "{}", 0.0)
+    return StreamRound(round_, BEFORE, True, loop.parallelism)
+
+
+def _sent_again(start: StartingState, node: g.IterationNode, levels: SparkLevels, one: Feedback) -> list[StoredParcel]:
+    loop = levels.loop
+    slots = {(uid_in(node, way.slot.reader), way.slot.broadcast): way.slot for i in loop.inputs for way in i.ways}
+    slot = slots.get((one.table.uid, one.broadcast))
+    if slot is None:
+        if start.plan.execution.savepoint.ignore_unclaimed or not one.table.rows:
+            return []
+        raise StateError(
+            f"{loop.where}: the savepoint in {start.folder} has {one.table.rows:,} records that were fed back to"
+            f" operator '{one.table.uid}', and no variable goes to an operator with that uid; give the operator its uid"
+            " again, or drop them with execution.savepoint.ignore-unclaimed-state=true"
+        )
+    wanted, stored = from_spark(to_spark(_records(loop, slot))), from_spark(one.table.schema)
+    if wanted != stored:
+        raise StateError(
+            f"{loop.where}: records that were fed back to operator '{one.table.uid}' have the columns"
+            f" {_shown(stored)} in the savepoint, and {_shown(wanted)} now; keep the variable's type, or stop the job"
+            " where nothing circulates"
+        )
+    return levels.send_again(slot.number, str(start.folder), one.table)
+
+
+def _shown(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)
+
+
+def divided(
+    plan: Plan, node: g.IterationNode, levels: SparkLevels, before: Loop, states: list[StoredState]
+) -> Mapping[int, list[StoredState]]:
+    """The operator state of a loop that had other subtasks `before`, by pass, for those that it has now."""
+    passes, former = _by_uid(node, levels.loop), _by_uid(node, before)
+    found: dict[int, list[StoredState]] = {}
+    kept = [one for one in stateful_in_body(plan, node, levels.loop.parallelism) if one.subtasks is not None]
+    for table in operator_tables(plan, levels.spark, kept, {}):
+        level, one = passes[table.operator.uid]
+        count = former[table.operator.uid][1].subtasks
+        if count != one.subtasks:
+            pages = table.divided(levels.pages(level, one.number, states), count, one.subtasks)
+            found[one.number] = levels.store(level, one.number, pages)
+    return found
