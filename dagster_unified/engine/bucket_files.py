@@ -27,9 +27,12 @@ _CONDITIONAL = "fs.option.create.conditional.overwrite"
 """What a Hadoop file system says that it is capable of if the store compares and writes in one."""
 
 SOURCE = Path(__file__).with_name("BucketFiles.java")
-"""The class's source, which is compiled once in a JVM."""
+"""The class's source, which a process compiles once."""
 
 _installing = Lock()
+
+_bytecodes: dict[str, bytes] = {}
+"""The compiled class, and those within it, by name."""
 
 _shipped: set[str] = set()
 """The applications whose executors have the class; the JVM has it for as long as it runs."""
@@ -87,10 +90,12 @@ def _is_there(jvm: Any) -> bool:
 
 
 def _compiled(jvm: Any) -> dict[str, bytes]:
-    compiler = jvm.org.codehaus.janino.SimpleCompiler()
-    compiler.setParentClassLoader(jvm.org.apache.spark.util.Utils.getSparkClassLoader())
-    compiler.cook(SOURCE.read_text())
-    return {str(name): bytes(code) for name, code in compiler.getBytecodes().items()}
+    if not _bytecodes:
+        compiler = jvm.org.codehaus.janino.SimpleCompiler()
+        compiler.setParentClassLoader(jvm.org.apache.spark.util.Utils.getSparkClassLoader())
+        compiler.cook(SOURCE.read_text())
+        _bytecodes.update((str(name), bytes(code)) for name, code in compiler.getBytecodes().items())
+    return _bytecodes
 
 
 def _define(session: SparkSession, classes: dict[str, bytes]) -> None:
