@@ -141,6 +141,23 @@ class SavepointTaken:
 
 
 @dataclass(frozen=True)
+class QueriesTakenOver:
+    """A job goes on with the queries that the one before it has left running on a Spark Connect server."""
+
+    queries: tuple[str, ...]
+    server: str
+    session: str
+
+    def describe(self) -> str:
+        """As a line of a log has it."""
+        return (
+            f"goes on with {len(self.queries)} {'query' if len(self.queries) == 1 else 'queries'}"
+            f" ({', '.join(self.queries)}) that the job before has left running on {self.server}, in session"
+            f" {self.session}"
+        )
+
+
+@dataclass(frozen=True)
 class ExecutorLost:
     """A cluster's executor is gone that nobody asked to go. `reason` is Spark's; `left` says how many there still are.
 
@@ -199,6 +216,7 @@ Event = (
     | InputHeldBack
     | EpochCommitted
     | QueriesStopped
+    | QueriesTakenOver
     | SavepointTaken
     | ExecutorLost
     | MasterAway

@@ -5,6 +5,7 @@ Spark's Python workers take `python3` from PATH, not the running interpreter, so
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import shutil
@@ -12,19 +13,22 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from dagster_unified.connectors import object_store
 from dagster_unified.engine import local_disk, noise, store_given
 from dagster_unified.engine.addresses import reach_master, reach_remote
 from dagster_unified.engine.environment import shipping
 from dagster_unified.engine.handshake import check_workers
-from dagster_unified.errors import MissingRequirementError
+from dagster_unified.errors import ConfigurationError, MissingRequirementError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JAVA = 17
+
+LOCAL = "local[*]"
+"""The master where nobody says one."""
 
 LOGGING = Path(__file__).with_name("log4j2.properties")
 
@@ -101,7 +105,7 @@ def forking(master: str, daemon: str, config: Mapping[str, str]) -> dict[str, st
 
 
 def start(
-    master: str = "local[*]",
+    master: str = LOCAL,
     remote: str | None = None,
     config: Mapping[str, str] | None = None,
     app_name: str = "dagster-unified",
@@ -110,10 +114,19 @@ def start(
 ) -> SparkSession:
     """The running session, or a new one: classic on `master`, or Connect where `remote` (`sc://host:port`) is given.
 
+    Where neither is given, the environment's SPARK_REMOTE is the address, as it is to PySpark.
+
     Raises within ten seconds where nothing answers there. Processes that give one `session_id`, a UUID, share the
     server's session, and with it the Python workers that are warm; none may stop it. `environment` is a packed one for
     the workers of a cluster (`environment.py`).
     """
+    if remote is None and "SPARK_REMOTE" in os.environ:
+        if master != LOCAL:
+            raise ConfigurationError(
+                f"Spark is to run on {master}, and the environment has SPARK_REMOTE, with which PySpark starts no"
+                " classic session; unset it, or leave the master out"
+            )
+        remote = os.environ["SPARK_REMOTE"]
     shipped = {} if environment is None else shipping(environment, master, remote, config or {})
     from pyspark.sql import SparkSession
 
@@ -167,6 +180,23 @@ def _give_up_sooner(session: SparkSession) -> None:
 def give_up(session: SparkSession) -> None:
     """Ask a Connect server that has not answered no more: each further call would wait as long."""
     session.client.set_retry_policies([])
+
+
+def in_session(session: SparkSession, session_id: str) -> SparkSession:
+    """The session with this id on the Connect server of another one, for the same user."""
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    connection: Any = copy.deepcopy(session.client._builder)  # as PySpark's `cloneSession` does
+    connection.set("session_id", session_id)
+    found: Any = ConnectSession(connection, session.client._user_id)
+    _give_up_sooner(found)
+    return cast("SparkSession", found)
+
+
+def server_of(session: SparkSession) -> tuple[str, str]:
+    """The address of a session's Connect server, and the session's user there."""
+    connection = session.client._builder  # that of a service's own client may name no address
+    return str(getattr(connection, "endpoint", "")), session.client._user_id or ""
 
 
 def is_connect(session: SparkSession) -> bool:

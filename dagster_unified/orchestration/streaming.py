@@ -42,6 +42,7 @@ from dagster_unified.engine.events import (
     MasterAway,
     MasterBack,
     QueriesStopped,
+    QueriesTakenOver,
     RoundCommitted,
     SavepointTaken,
 )
@@ -209,6 +210,8 @@ class _Watcher:
         progress.report(event)
         if isinstance(event, QueriesStopped):
             self._sign()  # else the sensor takes the time that a savepoint needs for that of a last epoch
+        if isinstance(event, QueriesTakenOver):
+            self._context.log.info(event.describe())
         if isinstance(event, SavepointTaken):
             log = self._context.log.warning if event.error else self._context.log.info
             log(event.describe())

@@ -65,6 +65,14 @@ def test_a_port_where_something_else_listens_is_given_up_and_a_token_is_not_show
             session.start(remote=f"{address}/;token=secret")
 
 
+def test_the_server_of_the_environment_is_taken_where_nobody_says_where_spark_runs(monkeypatch):
+    monkeypatch.setenv("SPARK_REMOTE", "sc://127.0.0.1:1")
+    with pytest.raises(UnreachableError, match=r"no Spark Connect server can be reached at sc://127\.0\.0\.1:1"):
+        session.start()
+    with pytest.raises(ConfigurationError, match=r"to run on spark://host:7077, and the environment has SPARK_REMOTE"):
+        session.start("spark://host:7077")
+
+
 def test_a_stage_fails_at_once_and_is_not_tried_again(tmp_path):
     pipeline = Pipeline("words")
     pipeline.from_collection([("a", 1)], name="words").print("out")

@@ -1,7 +1,9 @@
 """A stream on a Spark Connect server, for processes of their own: `build`, and `run` with what it is to meet."""
 
 import json
-from collections.abc import Iterable
+import os
+import signal
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -52,11 +54,11 @@ class Silence(KeyedProcessFunction):
         yield Row(ctx.get_current_key(), timestamp, self.total.value())
 
 
-def build(folder: Path, bitter: bool = False) -> Pipeline:
-    """The totals of keys that fell silent; a `bitter` one cannot bear the poison."""
+def build(folder: Path, bears: int | None = None) -> Pipeline:
+    """The totals of keys that fell silent; one that `bears` so much fails at more."""
 
     def tasted(row: Row) -> Row:
-        if bitter and row.amount >= POISON:
+        if bears is not None and row.amount >= bears:
             raise ValueError("this is poison")
         return row
 
@@ -75,7 +77,7 @@ def add_file(folder: Path, number: int, *rows: Row) -> None:
     pq.write_table(pa.Table.from_pylist([row._asdict() for row in rows]), folder / "in" / f"{number}.parquet")
 
 
-def job(folder: Path, spark, bitter: bool = False, **start) -> StreamingJob:
+def job(folder: Path, spark, bears: int | None = None, **start) -> StreamingJob:
     """A job of it, which says in a file which epochs it has committed."""
 
     def observe(event):
@@ -84,10 +86,30 @@ def job(folder: Path, spark, bitter: bool = False, **start) -> StreamingJob:
                 file.write(json.dumps([event.epoch, event.rows_in]) + "\n")
 
     options = {**OPTIONS, "execution.checkpointing.dir": str(folder / "checkpoints")}
-    return StreamingJob(build(folder, bitter).plan(options), spark, Start("test", **start), observe)
+    return StreamingJob(build(folder, bears).plan(options), spark, Start("test", **start), observe)
 
 
 def read(folder: Path) -> int:
     """How many records have been read in epochs that are committed."""
     lines = (folder / "epochs").read_text().splitlines() if (folder / "epochs").exists() else []
     return sum(json.loads(line)[1] for line in lines)
+
+
+def queries(job: StreamingJob) -> str:
+    """The ids of a job's queries, and of their runs."""
+    return ",".join(f"{query.query.id}/{query.query.runId}" for query in job._queries if query.query is not None)
+
+
+def run_until_killed(
+    folder: Path, job: StreamingJob, records: int, meanwhile: Callable[[], None] = lambda: None
+) -> None:
+    """Run a job until it has read so many records, say which queries it has, and die."""
+
+    def look() -> bool:
+        meanwhile()
+        if read(folder) >= records:
+            print(queries(job), flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return False
+
+    job.run(look)

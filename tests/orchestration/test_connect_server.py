@@ -189,37 +189,56 @@ def on_server(address, program, ends=0):
 
 
 @pytest.mark.rotates("clusters")
-def test_a_stream_fails_is_suspended_and_killed_and_goes_on_with_its_state_and_timers(running, tmp_path):
+def test_a_stream_fails_is_suspended_and_killed_and_its_query_goes_on_until_the_code_changes(running, tmp_path):
     begin = f"""
+import json
 import os
 import signal
 from pathlib import Path
 
+from dagster_unified.engine.streaming.requests import request
 from dagster_unified.errors import UserFunctionError
-from tests.orchestration.connect_stream import POISON, Row, add_file, job, read
+from tests.orchestration.connect_stream import POISON, Row, add_file, job, queries, read, run_until_killed
 
 folder = Path({str(tmp_path)!r})
 """
     killed = """
 add_file(folder, 0, Row("a", 1, 1), Row("b", 2, POISON), Row("c", 30, 4))
 try:
-    job(folder, spark, bitter=True).run()
+    job(folder, spark, bears=POISON).run()
 except UserFunctionError as error:
     print(str(error).replace(chr(10), " "))
 print(job(folder, spark).run(lambda: read(folder) == 3), flush=True)
 add_file(folder, 1, Row("a", 31, 8))
-job(folder, spark).run(lambda: read(folder) == 4 and os.kill(os.getpid(), signal.SIGKILL))
+run_until_killed(folder, job(folder, spark), 4)
 """
-    failed, stopped = on_server(running[1], begin + killed, -signal.SIGKILL).splitlines()
+    failed, stopped, before = on_server(running[1], begin + killed, -signal.SIGKILL).splitlines()
     assert failed.startswith("stream: stage 'sinks', operator 'tasting': ValueError: this is poison, at ")
     assert failed.endswith("on Row(key='b', at=12, amount=1000)")
     assert stopped == "stopped"
-    last = """
-add_file(folder, 2, Row("b", 32, 16))
-last = job(folder, spark, patience=5)
-print(last.run(lambda: read(folder) == 5 and last.drain()))
+    attached = """
+goes_on = job(folder, spark, patience=5)
+wanted = []
+
+def saved():
+    if not wanted:
+        wanted.append(request(goes_on.directory, goes_on.token, "a test"))
+    elif list((folder / "checkpoints/stream/answers").glob("*.json")) and not (folder / "in/2.parquet").exists():
+        print(*[json.loads(one.read_text())["error"] for one in (folder / "checkpoints/stream/answers").iterdir()])
+        add_file(folder, 2, Row("b", 32, 16))
+
+run_until_killed(folder, goes_on, 5, saved)
 """
-    assert on_server(running[1], begin + last) == "finished\n"
+    assert on_server(running[1], begin + attached, -signal.SIGKILL) == f"\n{before}\n"
+    changed = """
+last = job(folder, spark, bears=2 * POISON, patience=5)
+seen = set()
+print(last.run(lambda: seen.add(queries(last)) or last.drain()), *seen)
+"""
+    finished, after = on_server(running[1], begin + changed).split()
+    assert finished == "finished"
+    query, run = before.split("/")
+    assert (after.split("/")[0], after.split("/")[1] != run) == (query, True)
     silent = DeltaTable(str(tmp_path / "silent")).to_pyarrow_table().to_pylist()
     assert sorted((row["key"], row["at"], row["amount"]) for row in silent) == [
         ("a", 41, 9),

@@ -83,6 +83,10 @@ class Dagster(DagsterDev):
         lease = self.lease()
         assert (lease["owner"], lease["released"]) == (run, True)
 
+    def has_ended(self, process):
+        stat = Path(f"/proc/{process}/stat")
+        return not stat.exists() or "Z" in stat.read_text().split()[2]
+
     def lease(self):
         return json.loads(
             max((self.folder / "checkpoints/sales/lease").glob("*.json"), key=lambda p: int(p.stem)).read_text()
@@ -184,10 +188,7 @@ def test_a_deployment_is_suspended_resumed_replaced_and_cancelled(dagster, write
     dagster.drop("six", a=100)
     dagster.until(lambda: dagster.totals() == {"a": 11011, "b": 202, "stuck": 500}, "another run has taken over")
     os.kill(worker, signal.SIGCONT)
-    dagster.until(
-        lambda: not Path(f"/proc/{worker}").exists() or "Z" in Path(f"/proc/{worker}/stat").read_text().split()[2],
-        "the thawed process has ended",
-    )
+    dagster.until(lambda: dagster.has_ended(worker), "the thawed process has ended")
     dagster.drop("seven", b=10)
     dagster.until(lambda: dagster.totals() == {"a": 11011, "b": 1202, "stuck": 500}, "nothing was written twice")
 

@@ -8,6 +8,7 @@
     <dir>/<pipeline>/malformed/<source>/     rows that did not fit, by epoch
     <dir>/<pipeline>/epochs/                 the epoch that is being committed
     <dir>/<pipeline>/calls/<query>/          how a Spark Connect server and the job speak of the epoch that runs
+    <dir>/<pipeline>/running.json            which queries a Spark Connect server runs, and which job they obey
     <dir>/<pipeline>/splits/<query>.json     into how many tasks Spark splits what an epoch reads
     <dir>/<pipeline>/savepoints/<name>/      what one can go back to
     <dir>/<pipeline>/requests/, answers/     for a savepoint of the job that runs

@@ -12,16 +12,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from dagster_unified.connectors import written_ahead
 from dagster_unified.connectors.paths import is_local, remove_tree
 from dagster_unified.engine import bucket_files
 from dagster_unified.engine.cluster import watching
 from dagster_unified.engine.dataframe.transfer import MAX_ROWS
-from dagster_unified.engine.events import Observer, QueriesStopped, nobody
+from dagster_unified.engine.events import Observer, QueriesStopped, QueriesTakenOver, nobody
 from dagster_unified.engine.failures import naming_store, translated
 from dagster_unified.engine.positions import after, check_positions
-from dagster_unified.engine.session import PARTITIONS, is_connect, partitions
+from dagster_unified.engine.session import PARTITIONS, is_connect, partitions, server_of
 from dagster_unified.engine.state_tables.savepoints import StartingState, starting_state
+from dagster_unified.engine.streaming import attaching
 from dagster_unified.engine.streaming.checkpoint import (
     INITIAL,
     PATIENCE,
@@ -169,10 +172,15 @@ class StreamingJob:
                 self.directory.check(record)
                 if self.start_as.savepoint and held is not None and held.fingerprint != record.fingerprint:
                     save(self.directory, "before new code", self._lease.check)
+            self._configure()
+            found = None if fresh else self._left_running(held, record, staged, [one.name for one in wanted])
+            if found is not None:
+                self.spark = found.spark
+            elif attaching.running(self.directory) is not None:
+                attaching.record(self.directory, attaching.Running(self._lease.token, self._lease.token))
             self.deployed = self.directory.deploy(record, fresh)
             forget_interrupted(self.directory)
-            self._configure()
-            starting = self._without_epoch(staged)
+            starting = [] if found else self._without_epoch(staged)
             start = self._start_state(self.deployed) if starting else None
             self.plan = self._after_start(self.deployed)
             token = self._lease.token
@@ -198,12 +206,43 @@ class StreamingJob:
                 if query.over:
                     continue
                 try:
-                    query.start()
+                    if found is None:
+                        query.start()
+                    else:
+                        query.attach(found.queries[query.name], found.running.started)
                 except Exception as error:
                     raise translated(error, self.plan, query.name, self.spark) from error
+            if is_connect(self.spark):
+                self._record_running(found, self.deployed)
         except BaseException:
             self.stop()
             raise
+
+    def _left_running(
+        self, held: Deployed | None, record: Deployed, staged: Iterable[str], names: Iterable[str]
+    ) -> attaching.Found | None:
+        """The queries of the job before, if they run on a server and are what this one would start."""
+        if not is_connect(self.spark) or held is None or held.restored or held.fingerprint != record.fingerprint:
+            return None
+        if held.start and self._without_epoch(staged):
+            return None  # what they begin with is written anew
+        return attaching.find(self.directory, self.spark, held, list(names))
+
+    def _record_running(self, found: attaching.Found | None, deployed: Deployed) -> None:
+        """Record the queries, for the job that comes after this one, and for themselves."""
+        assert self._lease is not None
+        token = self._lease.token
+        if found is not None:
+            kept = msgspec.structs.replace(found.running, token=token, version=deployed.version)
+            attaching.record(self.directory, kept)
+            self.observe(QueriesTakenOver(tuple(kept.queries), kept.server[0], kept.session))
+            return
+        ids = {one.name: (one.query.id, one.query.runId) for one in self._queries if one.query is not None}
+        server, session = server_of(self.spark), self.spark.client._session_id
+        settings = attaching.settings_of(self.spark)
+        attaching.record(
+            self.directory, attaching.Running(token, token, deployed.version, server, session, settings, ids)
+        )
 
     def run(self, stopped: Callable[[], bool] = lambda: False, poll: float = 0.1) -> str:
         """Runs until the input has ended ("finished") or `stopped` says so ("stopped").
@@ -325,14 +364,17 @@ class StreamingJob:
         """Stops all queries, after the epochs that are being committed, and lets others write."""
         try:
             with contextlib.ExitStack() as each:  # also those after one that cannot be stopped
+                others = self._is_taken_over()
                 for query in reversed(self._queries):
-                    each.callback(query.stop)
+                    each.callback(query.leave if others else query.stop)
             written_ahead.end(self.directory.path)
             if self._queries and self._saving is not None:
                 self._saving.wait()
                 with contextlib.suppress(UnifiedError, OSError):
                     self.may_write()
                     self.directory.settle(all(query.settled() for query in self._queries))
+            if self._queries and is_connect(self.spark):
+                self._record_none_running()
             starting = [query.name for query in self._queries if isinstance(query, PackedQuery)]
             if self._lease is not None and starting and not self._without_epoch(starting):
                 remove_tree(self.directory.path / INITIAL)
@@ -342,6 +384,26 @@ class StreamingJob:
             if self._lease is not None:
                 self._lease.release()
                 self._lease = None
+
+    def _is_taken_over(self) -> bool:
+        """Whether another job goes on with the queries, or is about to say it: this one, which was paused, leaves them.
+
+        Otherwise that job has queries of its own.
+        """
+        if self._lease is None or not self._queries or not is_connect(self.spark):
+            return False
+        with contextlib.suppress(OSError):
+            if self.directory.greatest() > self._lease.token:
+                running = attaching.running(self.directory)
+                return running is None or running.token <= self._lease.token or running.started < running.token
+        return False
+
+    def _record_none_running(self) -> None:
+        assert self._lease is not None
+        token = self._lease.token
+        with contextlib.suppress(UnifiedError, OSError):
+            self.may_write()
+            attaching.record(self.directory, attaching.Running(token, token))
 
     @property
     def token(self) -> int | None:

@@ -51,6 +51,7 @@ from dagster_unified.operators.time import wall_clock
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
     from upath import UPath
 
 MALFORMED_ROW = pa.schema([("file", pa.string()), ("row", pa.string()), ("reason", pa.string())])
@@ -346,6 +347,10 @@ class PackedQuery(Query):
             self.splits.begin()
         self.alignment.tell(self.time, wall_clock())
         super().start()
+
+    def attach(self, running: StreamingQuery, started: int) -> None:
+        self.alignment.tell(self.time, wall_clock())
+        super().attach(running, started)
 
     def stop(self) -> None:
         super().stop()

@@ -203,7 +203,7 @@ class Query(ABC):
                 " session, and this one is Spark Connect's; give SparkResource a master instead of a remote"
             )
         calls = self.folder / "calls" / self.name
-        self._elsewhere = EpochsElsewhere(self.plan, self.name, calls, self.directory, self._token)
+        self._elsewhere = EpochsElsewhere(self.plan, self.name, calls, self.directory, self._token, self._token)
         function = self._elsewhere.function(self.runner)
         self._elsewhere.serve(self._epoch)
         try:
@@ -212,6 +212,20 @@ class Query(ABC):
             self._elsewhere.close()
             raise
         return self._elsewhere.running
+
+    def attach(self, running: StreamingQuery, started: int) -> None:
+        """Go on with a query that a job before has started, with the token `started`, and that a server runs."""
+        self.frame()  # its sources are listed, received and aligned by this process from now on
+        calls = self.folder / "calls" / self.name
+        self._elsewhere = EpochsElsewhere(self.plan, self.name, calls, self.directory, self._token, started)
+        self.query = self._elsewhere.running = running
+        begun = last_number(self.folder / "spark" / self.name / "offsets")
+        if begun == self.directory.last_epoch(self.name):
+            begun, self._settled_before = None, True
+        else:
+            self._committing.acquire()  # until it has ended
+            self._settled_before = False
+        self._elsewhere.go_on(self._epoch, self._end_epoch, begun)
 
     def between_epochs(self, action: Callable[[int], None]) -> None:
         """Have `action` called once between two epochs, with the number of the one before: nothing is written then.
@@ -260,6 +274,12 @@ class Query(ABC):
         if self.last is None:
             return self._settled_before or self.over
         return self.last == self.directory.last_epoch(self.name)
+
+    def leave(self) -> None:
+        """Do nothing more with a query with which another job goes on."""
+        self._cancelled = self._stopping = True
+        if self._elsewhere is not None:
+            self._elsewhere.leave()
 
     def stop(self) -> None:
         """Stop the query, after the epoch that is being committed."""
@@ -375,23 +395,39 @@ class Query(ABC):
                 raise StoppedError("the input has ended")  # what came later would be late, and count as read
             if epoch > 0:
                 self._act(epoch - 1)
-            try:
-                started = time.monotonic()
-                ends = self._end_sent and self._last_needed is None and brings_end(self._logged(epoch))
-                self._in_sinks = True
-                outcome = run(ends)
-                self._observe(self.committed(outcome, epoch, started))
-                self.epochs += 1
-                self.last, self._in_sinks = epoch, False
-                if ends:
-                    self._last_needed = epoch + self.epochs_after_end
-            except StoppedError:
-                raise
-            except Exception as error:
-                self.failure = error
-                raise
+            self._commit(run, epoch)
         if not self._interval or time.time() // self._interval > begun // self._interval:
             listing.look_between_epochs(self.folder)
+
+    def _end_epoch(self, run: Callable[[bool], Outcome] | None, epoch: int) -> None:
+        """End an epoch that the job before has begun; without `run` Spark has logged it. Nothing else commits yet."""
+        try:
+            if run is not None:
+                self._commit(run, epoch)
+                return
+            self.last = epoch
+            if self._end_sent and self._last_needed is None:
+                self.goes_on_at_end()
+        finally:
+            self._committing.release()
+
+    def _commit(self, run: Callable[[bool], Outcome], epoch: int) -> None:
+        """Have an epoch run, and do what follows from it."""
+        try:
+            started = time.monotonic()
+            ends = self._end_sent and self._last_needed is None and brings_end(self._logged(epoch))
+            self._in_sinks = True
+            outcome = run(ends)
+            self._observe(self.committed(outcome, epoch, started))
+            self.epochs += 1
+            self.last, self._in_sinks = epoch, False
+            if ends:
+                self._last_needed = epoch + self.epochs_after_end
+        except StoppedError:
+            raise
+        except Exception as error:
+            self.failure = error
+            raise
 
     def _logged(self, epoch: int) -> UPath:
         """The entry of an epoch in Spark's log of offsets."""

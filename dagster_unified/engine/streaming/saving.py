@@ -113,11 +113,15 @@ class Saving:
         self._next_after(wall_clock() if self._last is None else self._last.taken)
 
     def look(self) -> list[Request]:
-        """Take what is asked for, or due; gives the requests for a savepoint where the job stops or is drained."""
+        """Take what is asked for, or due; gives the requests for a savepoint where the job stops or is drained.
+
+        Raises `LeaseLostError` where another job has taken over: a process that was paused does nothing before it asks.
+        """
         every = LOOK if is_local(self.directory.path) else LOOK_IN_BUCKET
         if time.monotonic() - self._looked < every:
             return []
         self._looked = time.monotonic()
+        self.lease.check()
         busy = self._busy  # asked first: what another thread ends meanwhile is not taken once more
         waiting = [one for one in pending(self.directory, self.lease.token) if one.id not in self._done]
         ending = [one for one in waiting if one.stop or one.drain]

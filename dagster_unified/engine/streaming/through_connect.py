@@ -4,11 +4,12 @@ The rows of an epoch are there, so they are computed and committed there. Whethe
 it, the job's process says, as on a classic session; so Spark logs no epoch that the job does not know of. The two write
 to each other in the checkpoint directory, each in a file of its own, of which the other waits for the next message:
 
-    server: Asked(epoch)                    Done(outcome) or Failed(error)
-    job:                 Go or Refused                                     Closed or Refused
+    server: Asked(epoch)                    Done(epoch, outcome) or Failed(error)
+    job:                 Go or Refused                                            Closed or Refused
 
-A job that was killed answers no more: the next epoch then ends the query, once the job's lease expires or another job
-has taken it. Knows neither rows nor sinks.
+A job that was killed answers no more, and the epoch waits for the next one. Where that goes on with the query
+(`attaching.py`), the server says to it once more what the other has not answered, and obeys it alone from then on;
+where it does not, the query ends. Knows neither rows nor sinks.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from dagster_unified import errors
 from dagster_unified.by_value import by_value_bytes
 from dagster_unified.connectors.paths import is_local, read_whole, remove_tree
 from dagster_unified.engine.failures import translated
+from dagster_unified.engine.streaming import attaching
 from dagster_unified.engine.streaming.atomic import write_atomically
-from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory
+from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.epoch import EpochRunner, Outcome, StoppedError
 from dagster_unified.errors import LeaseLostError, MissingRequirementError, PipelineError, StageError, StateError
 from dagster_unified.graph.plan import Plan
@@ -45,6 +47,9 @@ _IDLE = 0.1
 _ALIVE = 0.5
 """Seconds between two looks at whether the other side is alive."""
 
+ORPHANED = 600.0
+"""Seconds for which an epoch waits for another job, where the one that the query belonged to was killed."""
+
 
 class Asked(msgspec.Struct, frozen=True, tag=True):
     """Spark has an epoch: may it begin?"""
@@ -55,6 +60,7 @@ class Asked(msgspec.Struct, frozen=True, tag=True):
 class Done(msgspec.Struct, frozen=True, tag=True):
     """The epoch is committed to the sinks."""
 
+    epoch: int
     outcome: Outcome
 
 
@@ -84,50 +90,74 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 FromServer: TypeAlias = Asked | Done | Failed
 FromJob: TypeAlias = Go | Closed | Refused
 RunEpoch: TypeAlias = Callable[[Callable[[bool], Outcome], int], None]
+EndEpoch: TypeAlias = Callable[[Callable[[bool], Outcome] | None, int], None]
+"""Ends an epoch that another job has begun: with what says what has come of it, or None where Spark has logged it."""
+
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class _Letters(Generic[T]):
-    """The messages of one side, numbered from 1 on: a file has the latest. One side writes, the other reads."""
+    """The messages of one side to or from one job, numbered from 1 on: a file has the latest.
 
-    def __init__(self, path: UPath, kind: object) -> None:
+    One side writes, the other reads.
+    """
+
+    def __init__(self, path: UPath, kind: object, token: int) -> None:
         self._path, self._kind = path, kind
         self._number = 0
+        self.token = token
+        """Of the job's lease: what the server says to another one is not read."""
+
         self.pause = _POLL if is_local(path) else _POLL_STORE
 
     def send(self, message: T) -> None:
         """Write the next message."""
         self._number += 1
-        write_atomically(self._path, msgspec.json.encode((self._number, message)))
+        write_atomically(self._path, msgspec.json.encode((self._number, self.token, message)))
 
     def receive(self) -> T | None:
         """The next message, if it is there."""
         try:
-            number, message = msgspec.json.decode(read_whole(self._path), type=tuple[int, self._kind])  # type: ignore[name-defined]
+            number, token, message = msgspec.json.decode(
+                read_whole(self._path),
+                type=tuple[int, int, self._kind],  # type: ignore[name-defined]
+            )
         except OSError:  # not there yet, or a store that is away for a moment; whoever waits looks at the lease as well
             return None
-        if number <= self._number:
+        if number <= self._number or token != self.token:
             return None
         self._number = number
         found: T = message
         return found
 
 
-def _letters(folder: UPath) -> tuple[_Letters[FromServer], _Letters[FromJob]]:
-    return _Letters(folder / "server.json", FromServer), _Letters(folder / "job.json", FromJob)
+def _of_server(folder: UPath, token: int) -> _Letters[FromServer]:
+    """What the server says to the job with this token."""
+    return _Letters(folder / "server.json", FromServer, token)
+
+
+def _of_job(folder: UPath, token: int) -> _Letters[FromJob]:
+    """What that job says."""
+    return _Letters(folder / f"{token}.json", FromJob, token)
 
 
 class EpochsElsewhere:
     """The job's side: has a query's epochs run in the server's process."""
 
-    def __init__(self, plan: Plan, query: str, folder: UPath, directory: CheckpointDirectory, token: int) -> None:
-        """`folder` has a folder for each job that ran the query, by the token of its lease."""
+    def __init__(
+        self, plan: Plan, query: str, folder: UPath, directory: CheckpointDirectory, token: int, started: int
+    ) -> None:
+        """`folder` has a folder for each job that `started` the query, by the token of its lease."""
         self._plan, self._query, self._directory, self._token = plan, query, directory, token
         self._all = folder
-        self._folder = folder / str(token)
-        self._theirs, self._mine = _letters(self._folder)
+        self._folder = folder / str(started)
+        self._theirs, self._mine = _of_server(self._folder, token), _of_job(self._folder, token)
         self._closed = Event()
         self._thread: Thread | None = None
+        self._next_epoch: Asked | None = None
+        """An epoch that the server has asked for where another one was waited for."""
+
         self.running: StreamingQuery | None = None
         """The query, as soon as it is known."""
 
@@ -150,40 +180,78 @@ class EpochsElsewhere:
         with contextlib.suppress(OSError):  # the query of a job that was killed may still write there
             remove_tree(self._all)
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._thread = Thread(target=self._serve, args=(run_epoch,), daemon=True, name=f"epochs of {self._query}")
-        self._thread.start()
+        self._start(run_epoch)
+
+    def go_on(self, run_epoch: RunEpoch, end_epoch: EndEpoch, begun: int | None) -> None:
+        """The same for a query that another job has started, which may have `begun` an epoch that is not logged yet."""
+        self._start(run_epoch, end_epoch, begun)
 
     def close(self) -> None:
         """Answer no more."""
-        self._closed.set()
+        self.leave()
         if self._thread is not None:
-            self._thread.join()
             with contextlib.suppress(OSError):
                 remove_tree(self._folder)
 
-    def _serve(self, run_epoch: RunEpoch) -> None:
+    def leave(self) -> None:
+        """Answer no more, since another job does."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _start(self, run_epoch: RunEpoch, end_epoch: EndEpoch | None = None, begun: int | None = None) -> None:
+        self._thread = Thread(
+            target=self._serve, args=(run_epoch, end_epoch, begun), daemon=True, name=f"epochs of {self._query}"
+        )
+        self._thread.start()
+
+    def _serve(self, run_epoch: RunEpoch, end_epoch: EndEpoch | None, begun: int | None) -> None:
         from pyspark.errors import PySparkException
 
         try:
+            if end_epoch is not None and begun is not None:
+                self._end(end_epoch, begun)
             while (asked := self._next(_IDLE)) is not None:
                 if isinstance(asked, Asked):  # else it ends an epoch that has been refused meanwhile
-                    self._mine.send(self._answer(run_epoch, asked.epoch))
+                    self._mine.send(self._answer(run_epoch, self._run, asked.epoch))
         except Exception as error:  # the two cannot reach each other
             self.failure = error
             if self.running is not None and not isinstance(error, PySparkException):  # else it is Spark that is away
                 self.running.stop()
 
-    def _answer(self, run_epoch: RunEpoch, epoch: int) -> FromJob:
+    def _answer(self, end: Callable[[R, int], None], run: R, epoch: int) -> FromJob:
         try:
-            run_epoch(self._run, epoch)
+            end(run, epoch)
         except Exception as error:
             return Refused(str(error))
         return Closed()
 
+    def _end(self, end_epoch: EndEpoch, epoch: int) -> None:
+        """End an epoch that the job before has begun."""
+
+        def is_logged() -> bool:
+            last = self._directory.last_epoch(self._query)
+            return last is not None and last >= epoch
+
+        said = self._next(_IDLE, is_logged)
+        if isinstance(said, Asked) and said.epoch > epoch:  # so the one before is logged
+            self._next_epoch = said
+            end_epoch(None, epoch)
+        elif said is None and is_logged():
+            end_epoch(None, epoch)
+        else:
+            run = self._run if isinstance(said, Asked) else lambda _: self._outcome(said)
+            answer = self._answer(end_epoch, run, epoch)
+            if said is not None:
+                self._mine.send(answer)
+
     def _run(self, ends: bool) -> Outcome:
         """Have the server run the epoch that it has asked for."""
         self._mine.send(Go(ends))
-        said = self._next()
+        return self._outcome(self._next())
+
+    def _outcome(self, said: FromServer | None) -> Outcome:
+        """What the server says of the epoch that it has run."""
         if isinstance(said, Done):
             return said.outcome
         if isinstance(said, Failed):
@@ -196,17 +264,23 @@ class EpochsElsewhere:
             " goes on from the epoch before"
         )
 
-    def _next(self, at_most: float = 0.0) -> FromServer | None:
-        """The server's next message; None where there will be none. Looks less and less often, down to `at_most`."""
+    def _next(self, at_most: float = 0.0, until: Callable[[], bool] = lambda: False) -> FromServer | None:
+        """The server's next message; None where there will be none, or where there is none `until` then.
+
+        Looks less and less often, down to `at_most`.
+        """
+        if self._next_epoch is not None:
+            found, self._next_epoch = self._next_epoch, None
+            return found
         looked, pause = time.monotonic(), self._theirs.pause
         while True:
-            found = self._theirs.receive()
-            if found is not None or self._closed.wait(pause):
-                return found
+            said = self._theirs.receive()
+            if said is not None or self._closed.wait(pause):
+                return said
             pause = max(self._theirs.pause, min(1.1 * pause, at_most))
             if time.monotonic() - looked >= _ALIVE:
                 looked = time.monotonic()
-                if self.running is not None and not self.running.isActive:
+                if until() or (self.running is not None and not self.running.isActive):
                     return self._theirs.receive()
 
 
@@ -214,16 +288,17 @@ class EpochsHere:
     """The server's side: the function that Spark calls with each micro-batch."""
 
     def __init__(self, payload: bytes, query: str, folder: UPath, directory: CheckpointDirectory, token: int) -> None:
-        self._payload, self._query = payload, query
-        self._directory, self._token = directory, token
-        self._mine, self._theirs = _letters(folder)
+        """`token` is that of the job that starts the query."""
+        self._payload, self._query, self._folder = payload, query, folder
+        self._directory, self._started = directory, token
+        self._mine, self._theirs = _of_server(folder, token), _of_job(folder, token)
         self._runner: EpochRunner | None = None
-        self._beat, self._seen = 0, 0.0
-        """The last sign of life of the job, and when it was seen here: two machines have two clocks."""
+        self._sign: tuple[int, int, bool] | None = None
+        self._seen = 0.0
+        """The last sign of life of a job, and when it was seen here: two machines have two clocks."""
 
     def __call__(self, frame: DataFrame, epoch: int) -> None:
-        self._mine.send(Asked(epoch))
-        go = self._answer()
+        go = self._ask(Asked(epoch))
         ends = isinstance(go, Go) and go.ends
         try:
             self._runner = self._runner or self._loaded()
@@ -233,8 +308,7 @@ class EpochsHere:
             kinds = (kind.__name__ for kind in type(failed).__mro__ if hasattr(errors, kind.__name__))
             self._mine.send(Failed(next(kinds, StageError.__name__), str(failed)))
             raise failed from error
-        self._mine.send(Done(outcome))
-        self._answer()
+        self._ask(Done(epoch, outcome))
 
     def _loaded(self) -> EpochRunner:
         """What runs the epochs; raises `MissingRequirementError` where the server's process lacks what it needs."""
@@ -248,6 +322,7 @@ class EpochsHere:
                 f" the epochs of query '{self._query}': {type(error).__name__}: {error}; install there what the job"
                 " has, in the same versions"
             ) from error
+        found.writer.check = self._check
         return found
 
     def _failed(self, runner: EpochRunner, error: Exception, frame: DataFrame) -> errors.UnifiedError:
@@ -256,36 +331,74 @@ class EpochsHere:
         finally:
             runner.close()
 
-    def _answer(self) -> FromJob:
+    def _ask(self, message: FromServer) -> FromJob:
+        """Say something to the job that the query belongs to, which may change meanwhile, and give its answer.
+
+        What a job answers after another has taken its lease does not count. A job that could close an epoch still had
+        it while it did what follows from that.
+        """
+        self._mine.send(message)
         looked = time.monotonic()
         while True:
             found = self._theirs.receive()
-            if isinstance(found, Refused):
+            if isinstance(found, Closed):
+                return found
+            if found is None and time.monotonic() - looked < _ALIVE:
+                time.sleep(self._theirs.pause)
+                continue
+            looked = time.monotonic()
+            if found is None:
+                self._check_job()
+            if self._follow():
+                self._mine.send(message)
+            elif isinstance(found, Refused):
                 if self._runner is not None:
                     self._runner.close()
                 raise StoppedError(found.reason)
-            if found is not None:
+            elif found is not None:
                 return found
-            if time.monotonic() - looked >= _ALIVE:
-                looked = time.monotonic()
+
+    def _check(self) -> None:
+        """Raise where the job that the query belongs to may not write any more."""
+        self._follow()
+
+    def _follow(self) -> bool:
+        """Obey the job that has the lease; returns whether it is another one than before.
+
+        Waits for a job that has just taken the lease to say whether it goes on with the query, and raises
+        `LeaseLostError` where it does not.
+        """
+        before = self._theirs.token
+        while self._directory.greatest() > self._theirs.token:
+            running = attaching.running(self._directory)
+            if running is None or running.token <= self._theirs.token:
                 self._check_job()
-            time.sleep(self._theirs.pause)
+                time.sleep(_ALIVE)
+            elif running.started == self._started and self._query in running.queries:
+                self._mine.token, self._theirs = running.token, _of_job(self._folder, running.token)
+            else:
+                raise LeaseLostError(
+                    f"{self._directory.path.name}: another job has taken over the checkpoint directory, and runs a"
+                    " query of its own; this one ends"
+                )
+        return self._theirs.token > before
 
     def _check_job(self) -> None:
-        """Raise where the job has gone that this query belongs to."""
-        self._directory.check_lease(self._token)
+        """Raise where there is no job for which the query could wait."""
         holder = self._directory.holder()
         if holder is None:
             raise StateError(
                 f"{self._directory.path.name}: the Spark Connect server does not find the job's lease in"
                 f" {self._directory.path}; give execution.checkpointing.dir a place that the job and the server share"
             )
-        if holder.released:
+        if holder.released and holder.token == self._theirs.token:
             raise LeaseLostError(f"{self._directory.path.name}: the job that this query belongs to has stopped")
-        if holder.beat != self._beat:
-            self._beat, self._seen = holder.beat, time.monotonic()
-        elif time.monotonic() - self._seen > PATIENCE:
+        sign = (holder.token, holder.beat, holder.released)
+        if sign != self._sign:
+            self._sign, self._seen = sign, time.monotonic()
+        elif time.monotonic() - self._seen > ORPHANED:
             raise LeaseLostError(
                 f"{self._directory.path.name}: the process of the job that this query belongs to has given no sign of"
-                f" life for {PATIENCE:.0f} s; the query ends, and the next job goes on where it was"
+                f" life for {ORPHANED:.0f} s, and no other job has gone on with it; the query ends, and the next job"
+                " goes on where it was"
             )

@@ -1,0 +1,124 @@
+"""Which queries a Spark Connect server runs for a job: they outlive its process, and the next job goes on with them.
+
+A record in the checkpoint directory, `running.json`, says where they are, and which job they obey. The next job finds
+them by it; and where that job has taken the lease, they find out by it whether they obey it from now on or end
+(`through_connect.py`). A job goes on with queries only if it would have started the same: of the same code and options,
+in sessions with the same settings, from the state that they have. Knows Connect's sessions; not what a query does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dagster_unified.connectors import conditional
+from dagster_unified.connectors.paths import read_whole
+from dagster_unified.engine.session import in_session, is_connect, server_of
+from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed
+from dagster_unified.engine.streaming.splits import SETTINGS
+from dagster_unified.errors import LeaseLostError
+from dagster_unified.graph.fingerprint import digest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+FILE = "running.json"
+
+_log = logging.getLogger(__name__)
+
+_SET_BY_QUERIES = ("spark.sql.streaming.statefulOperator.allowMultiple", *SETTINGS)
+"""What a job sets anew for each query that it starts."""
+
+
+class Running(msgspec.Struct, frozen=True):
+    """The queries of a job that a server runs; none before they are started and after they are stopped."""
+
+    token: int
+    """The fencing token of the job that they obey."""
+
+    started: int
+    """That of the job that started them."""
+
+    version: int = 0
+    """Of the record of the deployment that they run: each start and whatever changes the state writes another."""
+
+    server: tuple[str, str] = ("", "")
+    """Its address, and the user there."""
+
+    session: str = ""
+    settings: str = ""
+    """A digest of the session's."""
+
+    queries: dict[str, tuple[str, str]] = {}
+    """The ids of each query and of its run."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Queries that run, and the session that they are in."""
+
+    running: Running
+    spark: SparkSession
+    queries: dict[str, StreamingQuery]
+
+
+def running(directory: CheckpointDirectory) -> Running | None:
+    """The record of the queries that a server runs; None where no job has left any."""
+    try:
+        return msgspec.json.decode(read_whole(directory.path / FILE), type=Running)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def record(directory: CheckpointDirectory, found: Running) -> None:
+    """Write the record; raises `LeaseLostError` where a later job has written one."""
+    path = directory.path / FILE
+    before = conditional.read(path)
+    written = running(directory)
+    try:
+        if written is not None and written.token > found.token:
+            raise FileExistsError
+        conditional.write(path, msgspec.json.encode(found), before and before.version)
+    except FileExistsError:
+        raise LeaseLostError(
+            f"{directory.path.name}: another job has taken over the checkpoint directory and its queries; this one"
+            " stops and writes nothing more"
+        ) from None
+
+
+def settings_of(spark: SparkSession) -> str:
+    """A digest of what is set in a session of a server."""
+    given = spark.conf.getAll
+    return digest(*(f"{name}={value}" for name, value in sorted(given.items()) if name not in _SET_BY_QUERIES))
+
+
+def find(
+    directory: CheckpointDirectory, spark: SparkSession, deployed: Deployed | None, names: Collection[str]
+) -> Found | None:
+    """The queries that the job before has left, if all of them run, and are what this job would start.
+
+    `spark` is the session of the job, set up as for its queries, and `deployed` the record that it has found.
+    """
+    held = running(directory)
+    if held is None or deployed is None or not is_connect(spark) or held.queries.keys() != set(names):
+        return None
+    is_same = (held.version, held.server, held.settings) == (deployed.version, server_of(spark), settings_of(spark))
+    if not is_same or directory.released(held.token):
+        return None
+    try:
+        session = in_session(spark, held.session)
+        queries = {name: session.streams.get(id_) for name, (id_, _) in held.queries.items()}
+        alive = {name: query for name, query in queries.items() if query is not None and query.isActive}
+    except Exception as error:  # the server has closed the session, or its client cannot be given one
+        _log.info(
+            "%s: its queries are started anew, because those that ran are not to be had: %s", directory.path, error
+        )
+        return None
+    if any(name not in alive or alive[name].runId != run for name, (_, run) in held.queries.items()):
+        return None
+    return Found(held, session, alive)
