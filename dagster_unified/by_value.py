@@ -48,7 +48,8 @@ def by_value_bytes(value: Any) -> bytes:
     buffer = io.BytesIO()
     with _registry:
         held = cloudpickle.list_registry_pickle_by_value()
-        modules = [m for name, m in list(sys.modules.items()) if name not in held and _belongs_to_the_author(name, m)]
+        known = list(sys.modules.items())  # some under two names, of which cloudpickle knows a module's own
+        modules = [m for name, m in known if name not in held and _belongs_to_the_author(name, m)]
         for module in modules:
             cloudpickle.register_pickle_by_value(module)
         try:
@@ -150,5 +151,6 @@ def _belongs_to_the_author(name: str, module: ModuleType | None) -> bool:
         name != "__main__"
         and getattr(module, "__file__", None) is not None
         and getattr(module, "__spec__", None) is not None
+        and getattr(module, "__name__", None) == name
         and not is_installed(name)
     )

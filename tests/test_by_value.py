@@ -37,6 +37,7 @@ SENDER = """
 import sys, pathlib
 sys.path.insert(0, {folder!r})
 import shapes
+sys.modules["figures"] = shapes  # another name for it, as PySpark has for modules of its own
 from dagster_unified.by_value import by_value_bytes
 use = lambda: (shapes.Point(1).twin(), shapes.Named(2, name="n"), shapes.Staged(file="f", rows=3))
 pathlib.Path({file!r}).write_bytes(by_value_bytes((use, shapes.Point, shapes.Named)))
@@ -76,3 +77,15 @@ def test_a_struct_keeps_its_fields_its_settings_and_its_methods(tmp_path):
         )
         assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "whole"
+
+
+def test_what_is_installed_is_known_where_the_environment_is_reached_by_a_link(tmp_path):
+    """The path of `pyspark.zip` is one without links, since the JVM resolves them."""
+    (tmp_path / "current").symlink_to(sys.prefix)
+    program = (
+        "import os, msgspec; from dagster_unified.graph.code import is_installed_file;"
+        " print(*map(is_installed_file, (msgspec.__file__, os.path.realpath(msgspec.__file__), '/home/author.py')))"
+    )
+    command = [str(tmp_path / "current/bin/python"), "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "True True False\n", done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import os
 import sys
 import sysconfig
 import types
@@ -11,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 _OWN = str(Path(__file__).parents[1])
-_INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_FOLDERS = {_OWN, *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))}
+_INSTALLED = tuple(_FOLDERS | {os.path.realpath(folder) for folder in _FOLDERS})
+"""Where installed code is; the JVM resolves the links in the path of the pyspark that it gives its Python processes."""
 
 
 def names_used(value: Any) -> set[str]:
@@ -197,7 +200,7 @@ def is_installed(module: str) -> bool:
 
 def is_installed_file(file: str) -> bool:
     """Whether a file of code belongs to this library, the standard library or an installed package."""
-    return file.startswith((*_INSTALLED, _OWN, "<frozen"))
+    return file.startswith((*_INSTALLED, "<frozen"))
 
 
 def _closed_over(function: types.FunctionType) -> Iterator[Any]:
