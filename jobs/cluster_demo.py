@@ -48,7 +48,7 @@ def main(*chosen: str) -> int:
     """The demonstrations; 0 where all went well and all tables are equal."""
     console.print("on this machine: the year in BATCH, and five days of the backfill")
     run("dagster-unified", "run", *BATCH)
-    if not chosen or "backfill" in chosen:
+    if not chosen or {"backfill", "connect"} & set(chosen):
         run("python", "-m", "jobs.backfill_demo", DAYS, "0")
     with tempfile.TemporaryDirectory(prefix="cluster-") as folder, deployed(Path(folder)) as demonstrations:
         run("python", "-m", "jobs.data")
@@ -62,11 +62,14 @@ class Demonstrations:
 
     def __init__(self, cluster: Cluster, config: Mapping[str, str]) -> None:
         self.cluster, self.config = cluster, config
+        self.through = ""
+        """By what the driver is reached, where it is not in the run's process."""
 
     def batch(self) -> bool:
         """The year in BATCH, by the command line."""
-        command = ("dagster-unified", "run", *BATCH, "--master", self.cluster.url, "--storage", f"{LAKE}/intermediates")
-        self._losing_a_worker("BATCH", command, lambda: self._has_stage("flight_delays"))
+        where = ("--remote", os.environ["SPARK_REMOTE"]) if self.through else ("--master", self.cluster.url)
+        command = ("dagster-unified", "run", *BATCH, *where, "--storage", f"{LAKE}/intermediates")
+        self._losing_a_worker(f"BATCH{self.through}", command, lambda: self._has_stage("flight_delays"))
         return self._equal(flight_delays, "tables", OUTPUT)
 
     def stream(self) -> bool:
@@ -76,26 +79,29 @@ class Demonstrations:
         def runs() -> bool:
             return (status := read_status(directory)) is not None and status.epochs > 1
 
-        self._losing_a_worker("STREAMING", ("python", "-m", "jobs.streaming_demo"), runs)
+        self._losing_a_worker(f"STREAMING{self.through}", ("python", "-m", "jobs.streaming_demo"), runs)
         return self._equal(live_flights, "live_tables", OUTPUT)
 
     def backfill(self) -> bool:
         """Five daily partitions with carried state, by a backfill: a run worker is killed as well."""
         command = ("python", "-m", "jobs.backfill_demo", DAYS, "1")
-        self._losing_a_worker("a backfill", command, lambda: self._has_stage("daily_flights"))
+        self._losing_a_worker(f"a backfill{self.through}", command, lambda: self._has_stage("daily_flights"))
         return self._equal(daily_flights, "daily_tables", OUTPUT.parent / "daily_tables")
 
     def connect(self) -> bool:
-        """The year in BATCH, by a Spark Connect server on the cluster."""
-        remove_tree(UPath(f"{LAKE}/tables"))
+        """All three, by one Spark Connect server on the cluster. A stream's query outlives its killed run worker."""
+        for earlier in ("tables", "live_tables", "daily_tables", "intermediates", "checkpoints"):
+            remove_tree(UPath(f"{LAKE}/{earlier}"))
         port = free_port()
-        address = connect_server.ensure(port, self.cluster.url, self.config)
+        os.environ["SPARK_REMOTE"] = connect_server.ensure(port, self.cluster.url, self.config)
+        self.through = " through Spark Connect"
         try:
-            command = ("dagster-unified", "run", *BATCH, "--remote", address, "--storage", f"{LAKE}/connect")
-            self._losing_a_worker("Spark Connect", command, lambda: self._has_stage("flight_delays", "connect"))
+            equal = [self.batch(), self.stream(), self.backfill()]
         finally:
+            self.through = ""
+            del os.environ["SPARK_REMOTE"]
             connect_server.stop(port)
-        return self._equal(flight_delays, "tables", OUTPUT)
+        return all(equal)
 
     def _losing_a_worker(self, what: str, command: tuple[str, ...], begun: Callable[[], bool]) -> None:
         """Runs a program, and kills a worker that has an executor of it once it has begun."""
@@ -112,9 +118,9 @@ class Demonstrations:
             raise SystemExit(f"{what}: {' '.join(command)} ended with {program.returncode}")
         console.print(f"{what} on the cluster: {time.monotonic() - since:.0f} s{killed or '; no worker was killed'}")
 
-    def _has_stage(self, pipeline: str, folder: str = "intermediates") -> bool:
+    def _has_stage(self, pipeline: str) -> bool:
         """Whether a stage is finished, so that others read its result."""
-        return any(UPath(f"{LAKE}/{folder}/{pipeline}", use_listings_cache=False).glob("**/manifest.json"))
+        return any(UPath(f"{LAKE}/intermediates/{pipeline}", use_listings_cache=False).glob("**/manifest.json"))
 
     def _equal(self, pipeline: Pipeline, tables: str, expected: UPath) -> bool:
         return compare(console, pipeline, expected, "here", UPath(f"{LAKE}/{tables}"), "on the cluster") == 0
