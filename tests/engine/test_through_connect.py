@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from pyspark import cloudpickle
 
-from dagster_unified.engine.streaming import attaching, through_connect
+from dagster_unified.engine.streaming import attaching, desired, through_connect
 from dagster_unified.engine.streaming import job as jobs
 from dagster_unified.engine.streaming.attaching import Running
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
@@ -380,7 +380,7 @@ def test_a_job_starts_all_queries_anew_where_one_is_gone(directory, server, happ
 
 
 def test_a_job_starts_queries_anew_that_are_not_those_it_wants(directory, server, monkeypatch):
-    held = directory.take("a job", 60)
+    directory.take("a job", 60)
     attaching.record(directory, running_of(directory))
     assert find(directory, names=("main",)) is None
     assert find(directory, version=6) is None  # a savepoint was restored meanwhile, or a job has begun to start
@@ -389,7 +389,14 @@ def test_a_job_starts_queries_anew_that_are_not_those_it_wants(directory, server
             changed.setattr(attaching, name, lambda spark, other=other: other)
             assert find(directory) is None
     assert find(directory) is not None
-    held.release()  # it has stopped by itself, and its queries with it
+    desired.ask(directory, stop=1, reason="no progress")
+    assert find(directory) is None
+
+
+def test_a_job_that_has_stopped_leaves_no_queries(directory, server):
+    held = directory.take("a job", 60)
+    attaching.record(directory, running_of(directory))
+    held.release()
     assert find(directory) is None
 
 

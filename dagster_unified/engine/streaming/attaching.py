@@ -19,6 +19,7 @@ from dagster_unified.connectors import conditional
 from dagster_unified.connectors.paths import read_whole
 from dagster_unified.engine.session import in_session, is_connect, server_of
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed
+from dagster_unified.engine.streaming.desired import read_desired
 from dagster_unified.engine.streaming.splits import SETTINGS
 from dagster_unified.errors import LeaseLostError
 from dagster_unified.graph.fingerprint import digest
@@ -108,7 +109,8 @@ def find(
     if held is None or deployed is None or not is_connect(spark) or held.queries.keys() != set(names):
         return None
     is_same = (held.version, held.server, held.settings) == (deployed.version, server_of(spark), settings_of(spark))
-    if not is_same or directory.released(held.token):
+    ended = directory.released(held.token) or read_desired(directory).stop >= held.token  # as one that made no progress
+    if ended or not is_same:
         return None
     try:
         session = in_session(spark, held.session)
