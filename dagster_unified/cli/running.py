@@ -40,7 +40,8 @@ def run(
     master
         The Spark master of a classic session.
     remote
-        The address of a Spark Connect server, such as sc://localhost:15002.
+        The address of a Spark Connect server, such as sc://localhost:15002. Without it and a master, that in the
+        environment's SPARK_REMOTE.
     storage
         Where intermediates are kept.
     rows
