@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from dagster_unified.connectors.base import MALFORMED, PART, spark_schema
-from dagster_unified.connectors.paths import for_spark
+from dagster_unified.connectors.paths import for_spark, is_local
 from dagster_unified.connectors.spark_log import offsets_of_sources
 from dagster_unified.connectors.splits import SplitSource
 from dagster_unified.engine import malformed
@@ -124,7 +124,8 @@ class PackedFrames:
         if found is None:
             return None
         made = for_spark(self.folder / INITIAL / str(min(level)))
-        found.write.mode("overwrite").option("compression", "lz4_raw").parquet(made)
+        codec = "uncompressed" if is_local(self.folder) else "lz4_raw"  # it is read once
+        found.write.mode("overwrite").option("compression", codec).parquet(made)
         return spread(self.spark.read.schema(found.schema).parquet(made), level, groups, self.tasks).groupBy(*PLACED)
 
     def _through(self, frame: DataFrame, stage: Native | Exchanged, groups: int) -> DataFrame:
