@@ -24,6 +24,7 @@ from dagster_unified.records import record_type
 from dagster_unified.testing import run_pipeline
 from tests.connectors import log_source
 from tests.connectors.log_source import LogSource
+from tests.depth import rotated
 from tests.iterations.behind import BOUND, EVERY, GIVEN, PIPELINES, Rec, added, built, looped, together
 from tests.iterations.test_semantics import Body
 
@@ -91,7 +92,10 @@ def written(folder):
     return sorted(tuple(row.values()) for row in pq.read_table(folder).to_pylist())
 
 
-@pytest.mark.parametrize(("bounded", "names"), [(True, ["beside", "between"]), (False, ["joined", "between"])])
+TOGETHER = [(True, ["beside", "between"]), (False, ["joined", "between"])]
+
+
+@pytest.mark.parametrize(("bounded", "names"), rotated(TOGETHER, 1))
 def test_state_behind_an_iteration_on_spark(run_streaming, tmp_path, bounded, names):
     pipeline, found = together(names, bounded)
     for name, stream in found.items():

@@ -164,6 +164,7 @@ def visited(savepoint, uid):
     return Counter({(n, hop): count for n, hops in visits.items() for hop, count in hops.items()})
 
 
+@pytest.mark.rotates("stories")
 def test_a_job_starts_from_the_tables_of_a_loop_that_another_has_left(spark, tmp_path, monkeypatch, capsys):
     """Each with other subtasks and key groups: one savepoint is of a job that runs, the next of one that is stopped."""
     monkeypatch.setattr("dagster_unified.engine.streaming.iterations.MOMENT", 0)  # so that each epoch has one round
@@ -207,6 +208,7 @@ def test_a_job_starts_from_the_tables_of_a_loop_that_another_has_left(spark, tmp
         assert (name, sum(count for _, count in written(tmp_path, name, "-counts"))) == (name, EXPECTED.total())
 
 
+@pytest.mark.rotates("stories")
 def test_state_behind_a_loop_and_what_is_handed_on_to_it_are_in_the_tables(spark, tmp_path, capsys):
     given(tmp_path)
     first, left = planned(tmp_path, "first", monitor=True, behind=True), str(tmp_path / "left")
@@ -231,6 +233,7 @@ def test_state_behind_a_loop_and_what_is_handed_on_to_it_are_in_the_tables(spark
     assert Counter(before + written(tmp_path, "second")) == EXPECTED
 
 
+@pytest.mark.rotates("stories")
 def test_a_loop_and_state_behind_it_are_left_at_the_end_of_the_data(spark, tmp_path):
     given(tmp_path)
     later, left = tmp_path / f"in/{len(FILES) - 1}.parquet", str(tmp_path / "left")
