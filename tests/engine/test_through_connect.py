@@ -8,6 +8,7 @@ import time
 from threading import Event, Thread
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from pyspark import cloudpickle
 
@@ -305,6 +306,29 @@ def test_what_a_job_says_that_wakes_up_too_late_is_not_heard(directory, killed, 
     held.release()
 
 
+def test_an_epoch_of_which_nothing_can_be_learnt_any_more_is_let_go_of(directory, killed):
+    class Gone:
+        @property
+        def isActive(self):
+            raise ConnectionError("the server is gone")
+
+        def stop(self):
+            pass
+
+    held = directory.take("the next job", 0)
+    job = job_of(directory, held.token, 1)
+    job.running = Gone()
+    ends = []
+    job.go_on(job.run_epoch, lambda run, epoch: ends.append((run, epoch)), 3)
+    assert str(until(lambda: job.failure)) == "the server is gone"
+    ((run, epoch),) = ends
+    assert epoch == 3
+    with pytest.raises(ConnectionError, match="the server is gone"):
+        run(False)
+    job.close()
+    held.release()
+
+
 def test_a_query_ends_where_the_next_job_does_not_go_on_with_it(directory, killed, next_job, epochs):
     server = Server(directory, 3)
     next_job(begun=None, goes_on=False)
@@ -391,6 +415,18 @@ def test_a_job_starts_queries_anew_that_are_not_those_it_wants(directory, server
     assert find(directory) is not None
     desired.ask(directory, stop=1, reason="no progress")
     assert find(directory) is None
+
+
+def test_a_job_stops_the_queries_that_it_does_not_go_on_with(server):
+    stopped = []
+    for id_, query in server.items():
+        query.stop = lambda id_=id_: stopped.append(id_)
+    held = running_of(None)
+    attaching.end(msgspec.structs.replace(held, server=("host:2", "me")), None)
+    assert stopped == []
+    lose(server)
+    attaching.end(held, None)
+    assert stopped == ["1"]
 
 
 def test_a_job_that_has_stopped_leaves_no_queries(directory, server):

@@ -224,6 +224,7 @@ class DeltaCommitter(Committer[DeltaFile]):
             is_first = True
         if not is_first:  # `deltalake` checks the entries of others, and commits after them
             self._is_current, self._is_shared = False, True
+            self._commits_until_cleanup = _COMMITS_PER_LOG_CLEANUP
             raise CommitConflictError(f"Delta table at {self._path}: another write was first")
         self._commits_until_cleanup -= appends
         return appends

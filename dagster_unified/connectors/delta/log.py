@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from deltalake.transaction import AddAction, Transaction
 
 _PLAIN_WRITER = 2
-"""The last version of the protocol whose tables ask nothing of an entry that adds files."""
+"""The last version of the protocol whose tables ask no more of an entry than `deltalake` does for files that are there.
+"""
 
 _PLAIN_FEATURES = {"appendOnly", "invariants", "timestampNtz"}
-"""What newer tables may name and ask nothing of it either."""
+"""What newer tables may name and ask no more either."""
 
 _PLAIN_PATH = re.compile(r"[\w./-]+", re.ASCII)
 """Paths that the log has as they are; it encodes others."""

@@ -60,7 +60,7 @@ PRODUCER_OWN = {
 """Further ones of a producer."""
 
 
-_CLIENT = {
+_CLIENT: dict[str, int | str] = {
     # what the client would print of an error comes back as an error
     "log_level": 0,
     # else a transactional producer hangs for ever when its broker comes back (librdkafka 2.10 to 2.16)
@@ -202,8 +202,11 @@ class KafkaConnection:
             for name, value in self._options.items()
         }
         servers = resolved(self._servers, f"{where}: bootstrap_servers")
+        given = {**options, **config}
         try:
-            return make({**_CLIENT, **options, **config, "bootstrap.servers": servers})
+            # librdkafka takes none that is below the least, which the author may have raised
+            longest = max(int(_CLIENT["reconnect.backoff.max.ms"]), int(given.get("reconnect.backoff.ms", 0)))
+            return make({**_CLIENT, "reconnect.backoff.max.ms": longest, **given, "bootstrap.servers": servers})
         except KafkaException as error:
             raise ConfigurationError(
                 f"{where}: {self._hidden(error.args[0].str())}; options are those of librdkafka"

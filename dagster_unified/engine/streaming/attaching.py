@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 FILE = "running.json"
+
+ENDS_WITHIN = 20.0
+"""Seconds that a query of a job before is given to stop; it commits nothing more in any case."""
 
 _log = logging.getLogger(__name__)
 
@@ -124,3 +128,29 @@ def find(
     if any(name not in alive or alive[name].runId != run for name, (_, run) in held.queries.items()):
         return None
     return Found(held, session, alive)
+
+
+def end(held: Running, spark: SparkSession) -> None:
+    """Stop the queries of a job before with which this one does not go on, if they are on its server.
+
+    Spark stops one only where a query of the same id starts, and a job without state starts others: what was left would
+    begin an epoch in their checkpoint before it is told that it may not.
+    """
+    if not held.queries or not is_connect(spark) or held.server != server_of(spark):
+        return
+    stopping = Thread(target=_stop, args=(held, spark), daemon=True, name="end of earlier queries")
+    stopping.start()
+    stopping.join(ENDS_WITHIN)
+    if stopping.is_alive():
+        _log.warning("queries of an earlier job have not stopped within %.0f s; they commit nothing more", ENDS_WITHIN)
+
+
+def _stop(held: Running, spark: SparkSession) -> None:
+    try:
+        session = in_session(spark, held.session)
+        for id_, _ in held.queries.values():
+            query = session.streams.get(id_)
+            if query is not None:
+                query.stop()
+    except Exception as error:  # the server has closed the session, and its queries with it
+        _log.info("the queries of an earlier job are not to be had: %s", error)

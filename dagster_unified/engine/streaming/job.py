@@ -176,8 +176,9 @@ class StreamingJob:
             found = None if fresh else self._left_running(held, record, staged, [one.name for one in wanted])
             if found is not None:
                 self.spark = found.spark
-            elif attaching.running(self.directory) is not None:
+            elif (left := attaching.running(self.directory)) is not None:
                 attaching.record(self.directory, attaching.Running(self._lease.token, self._lease.token))
+                attaching.end(left, self.spark)
             self.deployed = self.directory.deploy(record, fresh)
             forget_interrupted(self.directory)
             starting = [] if found else self._without_epoch(staged)
@@ -204,6 +205,8 @@ class StreamingJob:
             self._prepare_savepoints(self._lease, self.deployed)
             for query in self._queries:
                 if query.over:
+                    if found is not None:
+                        found.queries[query.name].stop()
                     continue
                 try:
                     if found is None:
@@ -233,7 +236,8 @@ class StreamingJob:
         assert self._lease is not None
         token = self._lease.token
         if found is not None:
-            kept = msgspec.structs.replace(found.running, token=token, version=deployed.version)
+            going_on = {one.name: found.running.queries[one.name] for one in self._queries if not one.over}
+            kept = msgspec.structs.replace(found.running, token=token, version=deployed.version, queries=going_on)
             attaching.record(self.directory, kept)
             self.observe(QueriesTakenOver(tuple(kept.queries), kept.server[0], kept.session))
             return

@@ -230,10 +230,21 @@ class EpochsElsewhere:
         """End an epoch that the job before has begun."""
 
         def is_logged() -> bool:
-            last = self._directory.last_epoch(self._query)
-            return last is not None and last >= epoch
+            with contextlib.suppress(OSError):  # a store that is away for a moment
+                last = self._directory.last_epoch(self._query)
+                return last is not None and last >= epoch
+            return False
 
-        said = self._next(_IDLE, is_logged)
+        try:
+            said = self._next(_IDLE, is_logged)
+        except Exception as error:
+            raised = error
+
+            def failed(_: bool) -> Outcome:
+                raise raised
+
+            self._answer(end_epoch, failed, epoch)  # or whoever waits for the epoch would wait for ever
+            raise
         if isinstance(said, Asked) and said.epoch > epoch:  # so the one before is logged
             self._next_epoch = said
             end_epoch(None, epoch)

@@ -37,6 +37,10 @@ def test_where_nobody_listens_it_says_so_within_ten_seconds():
     )
 
 
+def test_a_client_may_wait_longer_before_it_connects_again_than_by_default():
+    KafkaConnection("127.0.0.1:9", {"reconnect.backoff.ms": 2000}).admin()
+
+
 def test_where_something_else_listens_it_says_so_within_half_a_minute(monkeypatch):
     assert connection.SLOW_PATIENCE + connection.PATIENCE < 30
     monkeypatch.setattr(connection, "SLOW_PATIENCE", 3.0)
