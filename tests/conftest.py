@@ -45,7 +45,7 @@ LONGEST_FIRST = (
 )
 """Folders whose tests start first, so that two workers end at about the same time."""
 
-A_DAY = {"kills": 3, "kits": 2, "clusters": 3, "stories": 3}
+A_DAY = {"kills": 3, "kits": 2, "clusters": 2, "stories": 2}
 """How many a day of what is marked `rotates`, by the name of its group; at night all of it."""
 
 

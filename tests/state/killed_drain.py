@@ -27,11 +27,10 @@ FINISHED = ("finished", "tables", "manifest", "saved", "recorded")
 
 
 def dies_at_end(commit):
-    def call(query, frame, epoch):
-        committed = commit(query, frame, epoch)
+    def call(query, run, epoch):
+        commit(query, run, epoch)
         if brings_end(query.folder / "spark" / query.name / "offsets" / str(epoch)):
             die()
-        return committed
 
     return call
 
@@ -43,7 +42,7 @@ if __name__ == "__main__":
     elif point == "sent":
         PackedQuery.end = dies_after(PackedQuery.end)
     elif point == "committed":
-        PackedQuery.commit = dies_at_end(PackedQuery.commit)
+        PackedQuery._commit = dies_at_end(PackedQuery._commit)
     elif point == "logged":
         CheckpointDirectory.finish = die
     elif point == "finished":

@@ -71,7 +71,8 @@ def test_a_damaged_file_is_an_error_that_names_it_where_a_piece_is_read(tmp_path
 class Workers:
     """An operator's table whose tasks have written files, one of them twice, and say so of one attempt each."""
 
-    node, schema, subtasks = SimpleNamespace(uid="totals", name="totals"), SCHEMA, None
+    operator = SimpleNamespace(uid="totals", node=SimpleNamespace(name="totals"), subtasks=None)
+    schema = SCHEMA
 
     def __init__(self, reported):
         self.reported = reported

@@ -75,9 +75,10 @@ class StreamRound(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """The state of an iteration that has ended."""
+    """The state of an iteration that has ended, and how many subtasks it had."""
 
     states: list[StoredState]
+    parallelism: int
 
 
 class FeedbackLog:
@@ -91,6 +92,11 @@ class FeedbackLog:
         self.begun = manifests.read(self._place, _BEGUN, Begun)
         found = [manifests.read(self._place, name, StreamRound) for _, name in self._names(_ROUND)]
         self.rounds = [one for one in found if one is not None]
+        if None in found:
+            raise StateError(
+                f"{where}: what is committed of one of its rounds cannot be read in {folder}; go back to a savepoint,"
+                " or start the job without state"
+            )
         if self.last is not None and not stands(self._sizes, [*self.last.round.needs(), *self.last.round.gives()]):
             raise StateError(
                 f"{where}: files of its round {self.last.round.number} are gone from {folder}; go back to a savepoint,"
@@ -150,22 +156,24 @@ class FeedbackLog:
             self._remove(name)
 
     def start(self, done: StreamRound, written: Iterable[str]) -> None:
-        """Commits what a savepoint has, as the round before all others."""
+        """Commits what a savepoint has, as the round before all others; the first epoch is taken once more."""
+        for _, name in self._names(_TAKEN):
+            self._remove(name)
         for one in self.rounds:
             self._remove(_round(one.round.number))
         self.rounds = []
         self.commit(done, written)
 
-    def end(self, states: list[StoredState]) -> None:
+    def end(self, states: list[StoredState], parallelism: int) -> None:
         """Notes the state that is left when the iteration has ended."""
-        manifests.write(self._place, _ENDED, Ended(states))
+        manifests.write(self._place, _ENDED, Ended(states, parallelism))
 
-    def left(self) -> list[StoredState]:
+    def left(self) -> Ended:
         """The state that the last round has left, or the end of the iteration."""
         ended = manifests.read(self._place, _ENDED, Ended)
         if ended is not None:
-            return ended.states
-        return self.last.round.states if self.last is not None else []
+            return ended
+        return Ended(self.last.round.states, self.last.parallelism) if self.last is not None else Ended([], 0)
 
     def has(self, epoch: int) -> bool:
         """Whether something of an epoch of the stream is committed."""

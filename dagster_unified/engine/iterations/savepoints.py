@@ -73,12 +73,13 @@ def write_iteration(
             f"{where}: it has gone round in epoch {last.epoch}, which was not committed; start the job, and stop it"
             " with a savepoint"
         )
-    levels = SparkLevels(spark, compiled(plan, node, last.parallelism, log.begun.groups), rounds, _nothing)
+    left = log.left()
+    levels = SparkLevels(spark, compiled(plan, node, left.parallelism, log.begun.groups), rounds, _nothing)
     passes = _by_uid(node, levels.loop)
     operators = []
-    for table in operator_tables(plan, spark, stateful_in_body(plan, node, last.parallelism), {}):
+    for table in operator_tables(plan, spark, stateful_in_body(plan, node, left.parallelism), {}):
         level, one = passes[table.operator.uid]
-        operators.append(write_table(table, levels.pages(level, one.number, log.left()), folder, attempt))
+        operators.append(write_table(table, levels.pages(level, one.number, left.states), folder, attempt))
     feedback = [
         _write_feedback(node, levels, slot, parcels, folder, attempt)
         for slot, parcels in _by_slot(levels.loop, last.round.fed_back)

@@ -269,7 +269,7 @@ class _Unbounded(_Stream):
         if ends:
             assert last is not None
             ended = terminate(self.loop, self.levels, last.round.number)
-            self.log.end(self.levels.states)
+            self.log.end(self.levels.states, self.levels.loop.parallelism)
             metrics.add(ended.metrics)
             outputs += [parcel.records for parcel in outputs_of(self.loop, ended.sent)]
         return outputs, metrics

@@ -311,8 +311,8 @@ class StreamingJob:
         if path is not None:
             self._save_tables(path, "at the end of the data")
         self.directory.finish()
-        saving.take_drained(drained)
-        remove_tree(self.directory.path / ROUNDS)
+        if saving.take_drained(drained):  # else they are asked for again
+            remove_tree(self.directory.path / ROUNDS)
         return True
 
     def _save_tables(self, path: str, reason: str) -> None:

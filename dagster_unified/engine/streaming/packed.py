@@ -360,7 +360,8 @@ class PackedQuery(Query):
     def committed(self, outcome: Outcome, epoch: int, started: float) -> EpochCommitted:
         report = outcome.report
         self._note_positions(epoch)
-        if self.iterations.circulates:
+        if self.iterations.circulates or self.relays.owes_idleness:
+            self.relays.owes_idleness = False
             self.time.wake()
         if self.stages.awaits_events or self.alignment:
             event = self.time.after(report, wall_clock())

@@ -23,7 +23,7 @@ from dagster_unified.engine.dataframe.inputs import spark_source
 from dagster_unified.engine.iterations.places import text_of
 from dagster_unified.engine.iterations.savepoints import Written, write_iteration
 from dagster_unified.engine.state_tables.frames import operator_tables
-from dagster_unified.engine.state_tables.savepoints import stateful, write_table
+from dagster_unified.engine.state_tables.savepoints import stateful, stateful_in_all, write_table
 from dagster_unified.engine.streaming.checkpoint import Deployed, last_number
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.iterations import FOLDER as ROUNDS
@@ -129,9 +129,13 @@ class _Query:
         found = []
         for node in loops if self.epoch is not None else ():
             rounds = self.place / ROUNDS / node.uid
-            if rounds.exists():
-                assert self.epoch is not None
-                found.append(write_iteration(self.plan, node, spark, text_of(rounds), self.epoch, folder, attempt))
+            if not rounds.exists():
+                raise StateError(
+                    f"{self.plan.name}: the state of iteration '{node.name}' was deleted when the job finished; ask for"
+                    " a savepoint where the job is drained"
+                )
+            assert self.epoch is not None
+            found.append(write_iteration(self.plan, node, spark, text_of(rounds), self.epoch, folder, attempt))
         return [one for one in found if one is not None]
 
     def write_handed_on(self, spark: SparkSession, folder: UPath, attempt: str) -> list[OperatorState]:
@@ -154,15 +158,18 @@ def write_tables(
 ) -> Manifest:
     """Write a savepoint of the state that a checkpoint holds.
 
-    Raises `StateError` where a query has nothing in it that the job's start had not.
+    Raises `StateError` where a query has nothing in it that the job's start had not, and where two operators would have
+    one table.
     """
+    stateful_in_all(plan, spark)
     folder, attempt = manifests.check_free(path, "savepoint"), manifests.new_attempt()
     held = [_Query(one, checkpoint.place, checkpoint.epochs.get(one.name)) for one in queries]
     without = next((query.spec.name for query in held if query.epoch is None), None)
     if without is not None and deployed.start:
+        remedy = "copy that one's folder, or ask" if all(query.epoch is None for query in held) else "ask"
         raise StateError(
             f"{plan.name}: query '{without}' has committed no epoch since the job started from the savepoint"
-            f" {deployed.start}, which holds its state; copy that one's folder, or ask again once the job has run"
+            f" {deployed.start}, which holds its state; {remedy} again once query '{without}' has run"
         )
     operators = [state for query in held for state in query.write_operators(spark, folder, attempt)]
     written = [one for query in held for one in query.write_iterations(spark, folder, attempt)]

@@ -137,6 +137,9 @@ class Relays:
     start: StartingState | None = None
     """The savepoint that the query starts from, until it has committed its first epoch."""
 
+    owes_idleness: bool = False
+    """Whether a stream is idle whose last epoch had records still, so that another epoch has to say it."""
+
     _before: dict[int, list[StoredParcel]] = field(default_factory=dict)
     """What that has of each stream, which is handed on with the first records."""
 
@@ -183,9 +186,11 @@ class Relays:
         if before < 0 and node.id in self._before:
             # one split has all in its order: a key's records were handed on by whichever subtask
             parcels = [msgspec.structs.replace(one, target=0) for one in (*self._before[node.id], *parcels)]
+            subtasks = ()  # so that it is read in one split with later epochs as well
         watermark = last.watermark if waits else event.watermarks.get(node.uid, last.watermark)
         last_event_time = event.last_event_times.get(node.uid) if event.end else None
         idle = node.uid in event.idle and not (waits or parcels)
+        self.owes_idleness = self.owes_idleness or (node.uid in event.idle and not waits and bool(parcels))
         handed = Handed(parcels, before, watermark, last_event_time, subtasks, idle)
         if parcels or _time(handed) != _time(last):
             self.check()
@@ -200,8 +205,7 @@ def write_handed_on(
     schema = _columns(node)
     first = 0 if offset is None else msgspec.json.decode(offset, type=dict[str, int])[_ALL]
     relay = RelayLog(log)
-    handed = [relay.read(epoch) for epoch in relay.epochs() if epoch >= first]
-    parcels = tuple(parcel for one in handed if one is not None for parcel in one.parcels)
+    parcels = tuple(parcel for epoch in relay.epochs() if epoch >= first for parcel in _read(relay, epoch).parcels)
     role = {ROLE: b"record"}
     typed = pa.schema([f if f.name == TIMESTAMP else f.with_metadata(role) for f in schema])
     reading = functools.partial(read_output, log, schema, typed, (msgspec.msgpack.encode(parcels),))
@@ -210,6 +214,13 @@ def write_handed_on(
         return spark.range(0, 1, 1, 1).mapInArrow(rows_to_file(reading, typed, str(own)), spark_schema(WRITTEN))
 
     return write_files(described(node.uid, node.name, typed, attempt, "~handed"), files, folder)
+
+
+def _read(relay: RelayLog, epoch: int) -> Handed:
+    found = relay.read(epoch)
+    if found is None:
+        raise StateError(f"what epoch {epoch} handed on cannot be read in {relay.folder}; go back to a savepoint")
+    return found
 
 
 def _handed_on_before(start: StartingState, node: RelayNode, log: str) -> list[StoredParcel]:

@@ -166,9 +166,13 @@ class Saving:
         """The last epoch that each query has committed."""
         return {one.name: self.directory.last_epoch(one.name) for one in self.queries}
 
-    def take_drained(self, wanted: Sequence[Request]) -> None:
-        """Take savepoints of what the end of the input has left, for the ones who have asked for them."""
+    def take_drained(self, wanted: Sequence[Request]) -> bool:
+        """Take savepoints of what the end of the input has left, for the ones who have asked for them.
+
+        Returns whether all have one.
+        """
         self.wait()
+        taken = True
         for one in wanted:
             begun = time.monotonic()
             try:
@@ -178,9 +182,11 @@ class Saving:
             except Exception as raised:
                 error = str(translated(raised, self.plan, "savepoint", self.spark))
                 self._ended(one, error=f"{error}. The input has come to its end all the same: ask again")
+                taken = False
             else:
                 folder = self.directory.path / "savepoints" / saved.name
                 self._ended(one, str(folder), seconds=time.monotonic() - begun)
+        return taken
 
     def _writing_drained(self, reason: str) -> Callable[[Deployed, str], None]:
         checkpoint = FrozenCheckpoint(self.directory.path, self.last_epochs())
