@@ -53,8 +53,8 @@ def _workers() -> list[int]:
 
 def _is_worker(process: int) -> bool:
     with suppress(OSError):
-        command = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-        return any(b"pyspark" in word for word in command[2:3])  # of one that has just ended, nothing is there
+        program, *arguments = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+        return b"python" in program and any(b"pyspark" in one for one in arguments[1:3])  # the JVM names it as well
     return False
 
 
