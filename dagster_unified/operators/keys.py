@@ -63,6 +63,19 @@ def runs(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: 
     return decoded(keyed, picked[0] if len(columns) == 1 else list(zip(*picked, strict=True)), where), starts
 
 
+def last_run(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: str) -> int:
+    """Where the run of the last key begins in a batch that is sorted by key."""
+    size = 1024
+    while size < batch.num_rows:
+        begun: int = batch.num_rows - size
+        _, starts = runs(batch.slice(begun), keyed, layout, where)
+        if starts[-1]:
+            return begun + starts[-1]
+        size *= 8
+    _, starts = runs(batch, keyed, layout, where)
+    return starts[-1]
+
+
 def sorted_runs(
     batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: str
 ) -> tuple[pa.RecordBatch, list[Any], list[int]]:

@@ -55,9 +55,9 @@ def stage_metadata(
         metadata["partitions of its Spark job"] = manifest.together
     metadata.update(columns_metadata(output_records(plan, region)))
     for stream in manifest.streams if len(manifest.streams) > 1 else []:
-        if stream.tag == CARRIED:
+        if stream.tag == CARRIED and manifest.groups:
             metadata[f"pages of state of {stream.uid}"] = stream.rows
-        else:
+        elif stream.tag != CARRIED:
             metadata[f"rows of {stream.uid}" + (f" / {stream.tag}" if stream.tag else "")] = stream.rows
     if manifest.groups:
         metadata[MADE_BY] = MetadataValue.dagster_run(manifest.run)

@@ -1,5 +1,6 @@
 """Partition after partition with carried state gives what one run over all input gives, and what STREAMING gives."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
 
@@ -479,6 +480,14 @@ def test_a_day_whose_predecessor_has_not_run_is_an_error(spark, tmp_path):
         match=r"sessions: stage '.*' goes on from the state of partition 2024-01-01, which is not there",
     ):
         Days(spark, tmp_path).run(sessions(EVENTS, str(tmp_path / "days")), DAYS[1])
+
+
+def test_a_day_whose_predecessor_left_its_state_in_a_savepoint_only_is_an_error(spark, tmp_path):
+    days = Days(spark, tmp_path, **{"execution.savepoint.path": str(tmp_path / "savepoint")})
+    pipeline = sessions(EVENTS, str(tmp_path / "days"))
+    run_all(replace(days._run(pipeline, DAYS[0], "run"), carry=None))
+    with pytest.raises(StateError, match="has left its state in a savepoint only, as carry_state was off; run a backf"):
+        days.run(pipeline, DAYS[1])
 
 
 def test_state_of_an_operator_that_has_another_uid_is_an_error_and_not_forgotten(spark, tmp_path):

@@ -81,7 +81,7 @@ def test_a_stream_has_its_groups_spread_and_finds_its_state_where_there_are_othe
     write("first")
     assert run(8) == {1: 400}
     place = str(tmp_path / "checkpoints" / "shops" / "spark" / "main")
-    state = spark.read.format("statestore").option("stateVarName", "index").load(place)
+    state = spark.read.format("statestore").option("stateVarName", "pages").load(place)
     groups = Counter(row["partition_id"] for row in state.select("key.group", "partition_id").distinct().collect())
     assert groups == dict.fromkeys(range(8), 3)
     write("second")

@@ -77,7 +77,7 @@ class Workers:
     def __init__(self, reported):
         self.reported = reported
 
-    def files(self, pages, folder):
+    def files(self, folder):
         for name in ("part-00000-1.parquet", "part-00000-2.parquet", "part-00001-3.parquet"):
             tables.write_file(ROWS.cast(SCHEMA).to_batches(), SCHEMA, folder / name)
         return SimpleNamespace(collect=lambda: [{"name": name, "rows": 10} for name in self.reported])
@@ -85,11 +85,13 @@ class Workers:
 
 def test_of_a_task_that_ran_twice_one_file_is_taken(tmp_path):
     reported = ["part-00000-2.parquet", "part-00001-3.parquet"]
-    found = write_table(Workers(reported), None, UPath(tmp_path), "operators-1")
+    workers = Workers(reported)
+    found = write_table(workers, workers.files, UPath(tmp_path), "operators-1")
     assert (found.rows, [file.path.rpartition("/")[2] for file in found.files]) == (20, reported)
     assert sorted(file.name for file in tmp_path.rglob("*.parquet")) == reported
 
 
 def test_a_file_that_only_a_worker_sees_is_an_error(tmp_path):
+    workers = Workers(["part-9.parquet"])
     with pytest.raises(StateError, match=r"part-9.parquet was written by a worker, and is not there; give a path that"):
-        write_table(Workers(["part-9.parquet"]), None, UPath(tmp_path), "operators-1")
+        write_table(workers, workers.files, UPath(tmp_path), "operators-1")

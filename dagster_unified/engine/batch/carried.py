@@ -104,6 +104,11 @@ def state_before(run: Run, manifest: Manifest | None, port: Port) -> DataFrame |
     groups = run.plan.execution.streaming.max_parallelism
     if manifest is None:
         return _in_savepoint(run, node, groups)
+    if not manifest.groups:
+        raise StateError(
+            f"{run.plan.name}: the partition before has left its state in a savepoint only, as carry_state was off; run"
+            " a backfill from the first partition"
+        )
     if manifest.groups != groups:
         raise StateError(
             f"{run.plan.name}: the state of the partition before is in {manifest.groups} key groups, and"
@@ -160,6 +165,12 @@ def _group(keys: Sequence[str], groups: int) -> Column:
     from pyspark.sql import functions as F
 
     return F.pmod(F.hash(*keys) if keys else F.monotonically_increasing_id(), F.lit(groups)).cast("int")
+
+
+def leaves_rows(node: g.Node) -> bool:
+    """Whether an operator may leave rows of its table instead of pages: where all its state is of single keys."""
+    single = node.key != g.Key() and not node.has_broadcast_input and not node.holds_subtask_state
+    return node.runs_by_key and single
 
 
 class CarriedState:

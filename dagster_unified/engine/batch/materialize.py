@@ -15,7 +15,7 @@ from dagster_unified.engine import malformed
 from dagster_unified.engine.batch.intermediates import dataframes
 from dagster_unified.engine.batch.intermediates.store import Manifest, StoredStream, now
 from dagster_unified.engine.batch.region import RegionFrames
-from dagster_unified.engine.batch.run import Run
+from dagster_unified.engine.batch.run import Run, only_saved
 from dagster_unified.engine.dataframe.observations import observed
 from dagster_unified.engine.translate import input_layout
 from dagster_unified.errors import PipelineError
@@ -213,7 +213,7 @@ def manifests_of(
                 carried_from=carried_from,
                 subtasks=run.plan.subtasks_of_state(carrying),
                 portable=[node.uid for node in carrying if node.merges_partials],
-                groups=run.plan.execution.streaming.max_parallelism if region.carried else 0,
+                groups=run.plan.execution.streaming.max_parallelism if region.carried and not only_saved(runs) else 0,
                 together=len(runs),
                 positions=dict(read),
             )

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_unified.connectors.base import MALFORMED, SparkSource, spark_schema
-from dagster_unified.engine.batch.carried import CarriedState, PartitionStart, StateBefore
+from dagster_unified.engine.batch.carried import CarriedState, PartitionStart, StateBefore, leaves_rows
 from dagster_unified.engine.batch.iterate import Iterations
 from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.dataframe.inputs import spark_source, split_malformed
@@ -41,7 +41,8 @@ class RegionFrames:
     """The lazy DataFrames of one region.
 
     `intermediate` gives the streams of other regions. `state` gives what the partition before the first left, where
-    state is carried. `iterations` runs those in it.
+    state is carried; `only_saved` says that there is none and that it goes to a savepoint only. `iterations` runs those
+    in it.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class RegionFrames:
         starts: Sequence[PartitionStart],
         state: StateBefore | None = None,
         iterations: Iterations | None = None,
+        only_saved: bool = False,
     ) -> None:
         self.plan, self.spark, self.starts = plan, spark, starts
         self.fragment = Fragment.of(region)
@@ -64,7 +66,7 @@ class RegionFrames:
         self._natives = Natives(plan.name, region.name, spark)
         self._reports = Reports(self.axis)
         self._persisted: list[DataFrame] = []
-        self._iterations = iterations
+        self._iterations, self._only_saved = iterations, only_saved
         self._iterated: dict[Port, DataFrame] = {}
         self._carried = (
             None if state is None else CarriedState(self._streams, self._natives, starts, state, self._persist)
@@ -102,7 +104,10 @@ class RegionFrames:
     def run_pass(self, one: Pass) -> DataFrame:
         node = self.plan.graph.node(one.members[0])
         ship = program(self.plan, self.fragment.name, one.members, one.outputs)
-        if self._carried is not None and node.runs_by_key:
+        if self._only_saved and leaves_rows(node):
+            ship = replace(self.axis.timed(ship), leaving=self.starts[0].over(node))
+            frame = self._streams.inputs.of(node.id).select(*ship.input.schema.names)
+        elif self._carried is not None and node.runs_by_key:
             ship = replace(self.axis.timed(ship), carry=tuple(start.over(node) for start in self.starts))
             frame = self._carried.records(node, ship.input)
         else:

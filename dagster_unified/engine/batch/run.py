@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,9 @@ class Carrying:
     last: bool = False
     start: StartingState | None = None
     """The savepoint that the first partition starts from."""
+
+    only_saved: bool = False
+    """Whether the state begins empty and goes to a savepoint and nowhere else."""
 
     def manifest(self, plan: Plan, region: Region) -> Manifest | None:
         """The manifest of the partition before; raises `CarriedStateError` where there is none."""
@@ -65,3 +68,8 @@ class Run:
     def address(self, region: Region) -> Address:
         """Where this run puts a region's intermediate."""
         return Address(self.plan.name, region.name, self.run_id, self.partition)
+
+
+def only_saved(runs: Sequence[Run]) -> bool:
+    """Whether what a job's operators leave goes to a savepoint and nowhere else, and starts from nothing."""
+    return len(runs) == 1 and runs[0].carry is not None and runs[0].carry.only_saved

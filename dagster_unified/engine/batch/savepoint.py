@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
-from dagster_unified.engine.batch.carried import time_after
+from dagster_unified.engine.batch.carried import leaves_rows, time_after
 from dagster_unified.engine.batch.intermediates import dataframes
 from dagster_unified.engine.batch.intermediates.store import Manifest as StageManifest
 from dagster_unified.engine.batch.run import Carrying, Run
@@ -54,7 +55,8 @@ def begun(run: Run, known: StartingState | None = None) -> Run:
     execution = run.plan.execution
     if not execution.has_savepoint:
         return run
-    carry = run.carry or Carrying(None, "", last=True)
+    alone = run.carry is None and execution.starts_from is None
+    carry = run.carry or Carrying(None, "", last=True, only_saved=alone)
     if execution.goes_on:
         assert execution.savepoint.path is not None
         manifests.check_free(execution.savepoint.path, PATH, lambda held: _replaces(run, held))
@@ -103,9 +105,10 @@ def _write(run: Run, stages: Sequence[StageManifest], path: str) -> Manifest:
     for table in operator_tables(plan, run.spark, stateful(plan), {}):
         node = table.operator.node
         stage = by_name[plan.region_of(node.id).name]
-        pages = dataframes.read(run.spark, run.store, [stage], node.uid, Port(node.id, CARRIED).tag, CARRIED_LAYOUT)
+        left = dataframes.read(run.spark, run.store, [stage], node.uid, Port(node.id, CARRIED).tag, CARRIED_LAYOUT)
+        files = table.files_of_rows if leaves_rows(node) and not stage.groups else table.files
         run.check()
-        states.append(write_table(table, pages, folder, attempt))
+        states.append(write_table(table, partial(files, left), folder, attempt))
     seen = merge(Metrics(last_event_times=stage.last_event_times) for stage in stages)
     found = Manifest(
         library=library_version(),

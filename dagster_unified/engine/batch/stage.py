@@ -29,7 +29,7 @@ from dagster_unified.engine.batch.materialize import (
     materialize_together,
 )
 from dagster_unified.engine.batch.region import RegionFrames
-from dagster_unified.engine.batch.run import Lookup, Run
+from dagster_unified.engine.batch.run import Lookup, Run, only_saved
 from dagster_unified.engine.batch.sinks import RegionSinks
 from dagster_unified.engine.cluster import watching
 from dagster_unified.engine.commit import WriteResult
@@ -133,8 +133,9 @@ def _run_region(
 
     iterations = Iterations(first, region, inputs[0])
     carried = None if first.carry is None else state
-    frames = RegionFrames(first.plan, region, first.spark, stream, starts, carried, iterations)
-    large = first.carry is not None or may_be_large(_columns(first.plan, region))
+    saved = only_saved(runs)
+    frames = RegionFrames(first.plan, region, first.spark, stream, starts, carried, iterations, saved)
+    large = (first.carry is not None and not saved) or may_be_large(_columns(first.plan, region))
     try:
         with nullcontext() if large else small_rows(first.spark), watching(first.spark, first.observe):
             manifests = _execute(runs, region, frames, begun, before, iterations, recovering=bool(reason))

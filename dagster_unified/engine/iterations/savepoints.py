@@ -79,7 +79,8 @@ def write_iteration(
     operators = []
     for table in operator_tables(plan, spark, stateful_in_body(plan, node, left.parallelism), {}):
         level, one = passes[table.operator.uid]
-        operators.append(write_table(table, levels.pages(level, one.number, left.states), folder, attempt))
+        pages = levels.pages(level, one.number, left.states)
+        operators.append(write_table(table, partial(table.files, pages), folder, attempt))
     feedback = [
         _write_feedback(node, levels, slot, parcels, folder, attempt)
         for slot, parcels in _by_slot(levels.loop, last.round.fed_back)

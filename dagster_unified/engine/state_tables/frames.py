@@ -53,9 +53,15 @@ class OperatorTable:
 
     def files(self, pages: DataFrame, folder: UPath) -> DataFrame:
         """The files with its rows that tasks write into a folder, from pages in the columns of `CARRIED_LAYOUT`."""
-        by_group = pages.repartition("group").sortWithinPartitions("group", "page")
-        writing = worker.to_file(self.payload, self.schema, str(folder))
-        return by_group.mapInArrow(writing, spark_schema(worker.WRITTEN))
+        return self.files_of_groups(pages.repartition("group").sortWithinPartitions("group", "page"), folder)
+
+    def files_of_groups(self, pages: DataFrame, folder: UPath) -> DataFrame:
+        """As `files`, from pages of which those of a group lie together."""
+        return pages.mapInArrow(worker.to_file(self.payload, self.schema, str(folder)), spark_schema(worker.WRITTEN))
+
+    def files_of_rows(self, left: DataFrame, folder: UPath) -> DataFrame:
+        """As `files`, from rows that the leaving driver has left, in the columns of `CARRIED_LAYOUT`."""
+        return left.mapInArrow(worker.left_rows_to_file(self.schema, str(folder)), spark_schema(worker.WRITTEN))
 
     def pages(self, spark: SparkSession, folder: UPath, state: OperatorState, groups: int, watermark: int) -> DataFrame:
         """Pages of the key groups of a STREAMING job, from its rows in a savepoint, which tasks read."""

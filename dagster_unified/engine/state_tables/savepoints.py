@@ -75,11 +75,16 @@ def stateful_in_all(plan: Plan, spark: SparkSession) -> list[Stateful]:
     return found
 
 
-def write_table(table: OperatorTable, pages: DataFrame, folder: UPath, attempt: str) -> OperatorState:
-    """Write the state of one operator below the folder of an attempt, in that of a savepoint."""
+def write_table(
+    table: OperatorTable, files: Callable[[UPath], DataFrame], folder: UPath, attempt: str
+) -> OperatorState:
+    """Write the state of one operator below the folder of an attempt, in that of a savepoint.
+
+    `files` is one of the table's own ways to make files of what there is.
+    """
     operator = table.operator
     state = described(operator.uid, operator.node.name, table.schema, attempt)
-    written = write_files(state, lambda own: table.files(pages, own), folder)
+    written = write_files(state, files, folder)
     return msgspec.structs.replace(written, subtasks=operator.subtasks or 0)
 
 

@@ -16,18 +16,18 @@ import pyarrow as pa
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.worker import this_subtask
 from dagster_unified.errors import StateError
-from dagster_unified.operators.broadcast import BroadcastOperator
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
 from dagster_unified.operators.drivers.carried import rows_of
 from dagster_unified.operators.drivers.group import MemoryStore, in_order_of_blocks, pages_of_hashes
 from dagster_unified.operators.drivers.key_groups import KeyGroups
+from dagster_unified.operators.drivers.leaving import pieces
 from dagster_unified.operators.keys import grouped_stretches, key_hashes, stretches
 from dagster_unified.operators.lanes import decode, encode
 from dagster_unified.operators.numbers import BROADCAST
 from dagster_unified.operators.operator_state import KEY, LIST, CheckpointedOperator, redistributed
 from dagster_unified.operators.program.spec import Program
 from dagster_unified.operators.state.pages import Columns, Content, decode_index
-from dagster_unified.operators.state.table import LARGEST, SUBTASK_KEY, KeyShape, StateTable
+from dagster_unified.operators.state.table import LARGEST, StateTable
 from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock
 from dagster_unified.state.manifest import OperatorState
 from dagster_unified.state.schemas import table_schema
@@ -93,6 +93,12 @@ def to_file(payload: Payload, schema: pa.Schema, folder: str) -> Mapped:
     return functools.partial(_to_file, payload, schema.serialize().to_pybytes(), folder)
 
 
+def left_rows_to_file(schema: pa.Schema, folder: str) -> Mapped:
+    """Encoded rows of a table, as the leaving driver gives them, which a task writes into a file of its own."""
+    columns = schema.serialize().to_pybytes()
+    return functools.partial(_rows_to_file, functools.partial(_left_rows, columns), columns, folder)
+
+
 def rows_to_file(rows: Mapped, schema: pa.Schema, folder: str) -> Mapped:
     """Rows of a table, which a task computes and writes into a file of its own, as `to_file` does."""
     return functools.partial(_rows_to_file, rows, schema.serialize().to_pybytes(), folder)
@@ -145,27 +151,13 @@ def _opened(payload: Payload) -> Iterator[tuple[KeyGroups, StateTable]]:
     program: Program = payload.load()
     driver = KeyGroups(program, _nowhere, wall_clock, this_subtask())
     try:
-        yield driver, _table(driver)
+        yield driver, driver.table()
     finally:
         driver.close()
 
 
 def _nowhere(_: int, __: pa.RecordBatch) -> None:
     """No records go through an operator that is only asked what its state is."""
-
-
-def _table(driver: KeyGroups) -> StateTable:
-    operator, program = driver.operator, driver.program
-    keyed = driver.keyed
-    named = len(keyed.columns) > 0 and not keyed.columns[0].startswith("__")
-    broadcast = dict(operator.descriptors) if isinstance(operator, BroadcastOperator) else {}
-    shape = KeyShape(keyed.columns if named else ("key",), keyed.python)
-    where = f"{program.pipeline}: operator '{program.steps[0].name}'"
-    if isinstance(operator, CheckpointedOperator):
-        operator.declare()
-        states, subtask = dict(operator.state.descriptors), KeyShape((SUBTASK_KEY,), int)
-        return StateTable(where, subtask, program.input.records.python, states, {}, operator.kinds)
-    return StateTable(where, shape, program.input.records.python, dict(operator.state.descriptors), broadcast)
 
 
 def _describe(
@@ -227,6 +219,13 @@ def _to_file(
     return _rows_to_file(functools.partial(_to_rows, payload), schema, folder, batches)
 
 
+def _left_rows(schema: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    columns = pa.ipc.read_schema(pa.py_buffer(schema))
+    for batch in batches:
+        for data in batch.column("state"):
+            yield decode(data.as_buffer(), columns)
+
+
 def _rows_to_file(
     table: Mapped, schema: bytes, folder: str, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
@@ -259,6 +258,8 @@ def _stores(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, MemoryStor
         for rows in own:
             pages, states = rows.column("page").to_pylist(), rows.column("state").to_pylist()
             store.pages.update(zip(pages, states, strict=True))
+        if store.read_index() is None:
+            raise StateError(f"the state of key group {group} has no index; take the savepoint again")
         yield group, store
 
 
@@ -267,7 +268,7 @@ def _to_slices(
 ) -> Iterator[pa.RecordBatch]:
     with _opened(payload) as (_, table):
         waiting: list[pa.RecordBatch] = []
-        for batch in (piece for given in batches for piece in _pieces(given)):
+        for batch in (piece for given in batches for piece in pieces(given, SLICED_BYTES)):
             keys = table.keys_of(batch)
             without = table.without_key(keys)
             if without:
@@ -309,16 +310,6 @@ def _read_rows(
         for number in batch.column(0).to_pylist():
             if number < len(splits):  # of a table without rows
                 yield from read_split(folder, state, splits[number])
-
-
-def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Rows in batches of `SLICED_BYTES` at most, or of one row: what is sliced together has to fit into one array."""
-    if batch.num_rows < 2 or batch.nbytes <= SLICED_BYTES:
-        yield batch
-        return
-    middle = batch.num_rows // 2
-    yield from _pieces(batch.slice(0, middle))
-    yield from _pieces(batch.slice(middle))
 
 
 def _read_keys(
@@ -456,9 +447,9 @@ def _contents(
         (batch,) = rows.sort_by(ORDER).combine_chunks().to_batches()
         for number, own in stretches(batch, PAGE):
             of_page.setdefault(number, []).append(own)
-    for number, pieces in of_page.items():
+    for number, slices in of_page.items():
         found, hashes = Content(), dict[Hashable, int]()
-        for own in pieces:
+        for own in slices:
             found.add(table.content(own))
             hashes.update(zip(table.keys_of(own), own.column(HASH).to_pylist(), strict=True))
         yield number, found, hashes

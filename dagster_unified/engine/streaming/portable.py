@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from urllib.parse import quote
@@ -34,7 +35,6 @@ from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan, library_version
 from dagster_unified.graph.segments import MAIN
 from dagster_unified.operators.drivers.key_groups import ControlEvent
-from dagster_unified.operators.numbers import INDEX
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.state import manifest as manifests
 from dagster_unified.state.manifest import Manifest, OperatorState
@@ -111,8 +111,10 @@ class _Query:
             if not isinstance(node, g.RelayedNode)
         }
 
-    def write_operators(self, spark: SparkSession, folder: UPath, attempt: str) -> list[OperatorState]:
-        """Writes the tables of its operators."""
+    def write_operators(
+        self, spark: SparkSession, folder: UPath, attempt: str, tasks: int | None
+    ) -> list[OperatorState]:
+        """Writes the tables of its operators, each in so many tasks at most."""
         levels = self.spec.stages.levels
         lanes = {track.program.steps[0].uid: lane for level in levels for lane, track in level.items()}
         operators = [one for one in stateful(self.plan) if one.uid in lanes]
@@ -120,8 +122,13 @@ class _Query:
             return []
         tables = operator_tables(self.plan, spark, operators, {})
         with _readable(self.folder) as location:
-            state = _State(spark, location, self.epoch, len(levels))
-            return [write_table(table, state.pages(lanes[table.operator.uid]), folder, attempt) for table in tables]
+            state = _State(spark, location, self.epoch, len(levels), tasks)
+            return [
+                write_table(
+                    table, partial(table.files_of_groups, state.pages(lanes[table.operator.uid])), folder, attempt
+                )
+                for table in tables
+            ]
 
     def write_iterations(self, spark: SparkSession, folder: UPath, attempt: str) -> list[Written]:
         """Writes the tables of its iterations."""
@@ -155,8 +162,9 @@ def write_tables(
     checkpoint: FrozenCheckpoint,
     path: str,
     reason: str,
+    tasks: int | None = None,
 ) -> Manifest:
-    """Write a savepoint of the state that a checkpoint holds.
+    """Write a savepoint of the state that a checkpoint holds, in so many tasks at once at most.
 
     Raises `StateError` where a query has nothing in it that the job's start had not, and where two operators would have
     one table.
@@ -171,7 +179,7 @@ def write_tables(
             f"{plan.name}: query '{without}' has committed no epoch since the job started from the savepoint"
             f" {deployed.start}, which holds its state; {remedy} again once query '{without}' has run"
         )
-    operators = [state for query in held for state in query.write_operators(spark, folder, attempt)]
+    operators = [state for query in held for state in query.write_operators(spark, folder, attempt, tasks)]
     written = [one for query in held for one in query.write_iterations(spark, folder, attempt)]
     found = Manifest(
         library=library_version(),
@@ -232,18 +240,23 @@ class _State:
     location: str
     epoch: int
     operators: int
+    tasks: int | None
+    """In how many tasks at most it is read."""
+
     _found: dict[int, int] | None = None
 
     def pages(self, lane: int) -> DataFrame:
-        """The pages of an operator's key groups, in the columns of `CARRIED_LAYOUT`."""
+        """The pages of an operator's key groups, in the columns of `CARRIED_LAYOUT`; those of a group come together."""
         from pyspark.sql import functions as F
 
-        operator = self._operator_of(lane)
-        group, own = F.col("key.group").cast("long").alias("group"), F.col("key.lane") == lane
-        number = F.lit(INDEX).cast("long").alias("page")
-        index = self._read(operator, "index").where(own).select(group, number, F.col("value.data").alias("state"))
-        columns = (F.col("user_map_key.number").cast("long").alias("page"), F.col("user_map_value.data").alias("state"))
-        return index.unionByName(self._read(operator, "pages").where(own).select(group, *columns))
+        own = self._read(self._operator_of(lane)).where(F.col("key.lane") == lane)
+        if self.tasks is not None:
+            own = own.coalesce(self.tasks)
+        return own.select(
+            F.col("key.group").cast("long").alias("group"),
+            F.col("user_map_key.number").cast("long").alias("page"),
+            F.col("user_map_value.data").alias("state"),
+        )
 
     def _operator_of(self, lane: int) -> int:
         """Spark's number of the stateful operator that has the lane's state; it does not count them by level."""
@@ -252,10 +265,10 @@ class _State:
         if self._found is None:
             self._found = {}
             for operator in range(self.operators):
-                for row in self._read(operator, "index").select("key.lane").distinct().collect():
+                for row in self._read(operator).select("key.lane").distinct().collect():
                     self._found[row["lane"]] = operator
         return self._found.get(lane, 0)
 
-    def _read(self, operator: int, variable: str) -> DataFrame:
-        reader = self.spark.read.format("statestore").option("operatorId", operator).option("stateVarName", variable)
+    def _read(self, operator: int) -> DataFrame:
+        reader = self.spark.read.format("statestore").option("operatorId", operator).option("stateVarName", "pages")
         return reader.option("batchId", self.epoch).load(self.location)

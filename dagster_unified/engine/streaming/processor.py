@@ -33,7 +33,6 @@ class KeyGroupProcessor(StatefulProcessor):
 
     def init(self, handle: Any) -> None:
         self._client = WriteBehindClient.of(handle)
-        self._index = handle.getValueState("index", _DATA)
         self._pages = handle.getMapState("pages", _NUMBER, _DATA)
         self._task: LevelTask | None = None
 
@@ -41,19 +40,14 @@ class KeyGroupProcessor(StatefulProcessor):
         if self._task is None:
             from dagster_unified.engine.streaming.worker import LevelTask
 
-            self._task = LevelTask(self._payload, self._client, self._index, self._pages)
+            self._task = LevelTask(self._payload, self._client, self._pages)
         lane, group, _ = key
         return self._task.run(lane, group, rows)
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:  # noqa: N802 - Spark's names
         """Takes a page of the state that the query starts from, or its index."""
-        from dagster_unified.operators.numbers import INDEX
-
         with self._client.writing():
-            if initialState["number"] == INDEX:
-                self._index.update((initialState["data"],))
-            else:
-                self._pages.updateValue((initialState["number"],), (initialState["data"],))
+            self._pages.updateValue((initialState["number"],), (initialState["data"],))
 
     def close(self) -> None:
         if self._task is not None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from dagster_unified.connectors.paths import is_local, remove_tree, storage_path
 from dagster_unified.engine.events import Observer, SavepointTaken
 from dagster_unified.engine.failures import translated
+from dagster_unified.engine.session import cores
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, HeldLease
 from dagster_unified.engine.streaming.portable import FrozenCheckpoint, write_tables
 from dagster_unified.engine.streaming.query import Query
@@ -223,26 +224,36 @@ class Saving:
         self, wanted: Request, saved: Savepoint, epochs: Mapping[str, int | None], begun: float
     ) -> None:
         name = f"savepoint of {self.plan.name}"
-        self._writing = Thread(target=self._write, args=(wanted, saved, epochs, begun), name=name, daemon=True)
+        args = (wanted, saved, epochs, begun, True)
+        self._writing = Thread(target=self._write, args=args, name=name, daemon=True)
         self._writing.start()
 
-    def _write(self, wanted: Request, saved: Savepoint, epochs: Mapping[str, int | None], begun: float) -> None:
+    def _write(
+        self,
+        wanted: Request,
+        saved: Savepoint,
+        epochs: Mapping[str, int | None],
+        begun: float,
+        beside_epochs: bool = False,
+    ) -> None:
         folder = self.directory.path / "savepoints" / saved.name
         error = ""
         if not without_tables(self.plan):
             try:
-                self.write_tables(
-                    saved.deployed, FrozenCheckpoint(folder, epochs), wanted.path or str(folder), wanted.reason
-                )
+                checkpoint = FrozenCheckpoint(folder, epochs)
+                self.write_tables(saved.deployed, checkpoint, wanted.path or str(folder), wanted.reason, beside_epochs)
             except Exception as raised:
                 error = str(translated(raised, self.plan, "savepoint", self.spark))
         if not wanted.id and not error:
             self._last = saved
         self._ended(wanted, str(folder), error, time.monotonic() - begun)
 
-    def write_tables(self, deployed: Deployed, checkpoint: FrozenCheckpoint, path: str, reason: str) -> None:
-        """Write the tables of a checkpoint."""
-        write_tables(self.plan, self.spark, deployed, self.queries, checkpoint, path, reason)
+    def write_tables(
+        self, deployed: Deployed, checkpoint: FrozenCheckpoint, path: str, reason: str, beside_epochs: bool = False
+    ) -> None:
+        """Write the tables of a checkpoint; `beside_epochs`, half of the cores are left to the job that goes on."""
+        tasks = max(1, cores(self.spark) // 2) if beside_epochs else None
+        write_tables(self.plan, self.spark, deployed, self.queries, checkpoint, path, reason, tasks)
 
     def _ended(self, wanted: Request, location: str = "", error: str = "", seconds: float = 0.0) -> None:
         """Say what has become of a savepoint."""

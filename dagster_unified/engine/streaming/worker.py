@@ -37,6 +37,7 @@ from dagster_unified.operators.lanes import (
     place_of,
     sequence,
 )
+from dagster_unified.operators.numbers import INDEX
 from dagster_unified.operators.program.run import RunningProgram
 from dagster_unified.operators.time import wall_clock
 
@@ -349,9 +350,9 @@ def _reported(report: Report, partition: int) -> Iterator[pa.RecordBatch]:
 class LevelTask:
     """Runs the keyed operators of one level in one task, each with the state of the key group that Spark hands over."""
 
-    def __init__(self, payload: Payload, client: WriteBehindClient, index: Any, pages: Any) -> None:
+    def __init__(self, payload: Payload, client: WriteBehindClient, pages: Any) -> None:
         self._tracks: Mapping[int, Track | Payload] = payload.load()[0]
-        self._store = _SparkStore(client, index, pages)
+        self._store = _SparkStore(client, pages)
         self._out: list[Row] = []
         self._opened: dict[tuple[int, int | None], KeyGroups] = {}
         self._address = (0, 0)
@@ -423,18 +424,19 @@ class LevelTask:
 
 
 class _SparkStore:
-    """The state of the group that is current in Spark's handles."""
+    """The state of the group that is current in Spark's handles.
 
-    def __init__(self, client: WriteBehindClient, index: Any, pages: Any) -> None:
-        self._client, self._index, self._pages = client, index, pages
+    The index lies among the pages, so that Spark's state reader finds both at once.
+    """
+
+    def __init__(self, client: WriteBehindClient, pages: Any) -> None:
+        self._client, self._pages = client, pages
 
     def read_index(self) -> bytes | None:
-        held = self._index.get()
-        return None if held is None else bytes(held[0])
+        return self.read_page(INDEX)
 
     def write_index(self, data: bytes) -> None:
-        with self._client.writing():
-            self._index.update((data,))
+        self.write_page(INDEX, data)
 
     def read_page(self, number: int) -> bytes | None:
         held = self._pages.getValue((number,))

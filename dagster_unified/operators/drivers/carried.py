@@ -15,7 +15,7 @@ from dagster_unified.operators.drivers.emitted import Emitted, Emitting
 from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch, decode_event
 from dagster_unified.operators.functions.base import Subtask
-from dagster_unified.operators.keys import runs, stretches
+from dagster_unified.operators.keys import last_run, stretches
 from dagster_unified.operators.lanes import decode
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, PARTITION_INDEX
 from dagster_unified.operators.metrics import Metrics
@@ -161,8 +161,7 @@ def _run_some(driver: KeyGroups, group: _Group, program: Program, watermark: int
     If there is no other key, it processes all but the last record.
     """
     (batch,) = pa.Table.from_batches(group.waiting).combine_chunks().to_batches()
-    _, starts = runs(batch, driver.keyed, program.input, driver.operator.where)
-    last = starts[-1]
+    last = last_run(batch, driver.keyed, program.input, driver.operator.where)
     if last == 0:
         last = batch.num_rows - 1
         driver.run_unfinished(group.store, batch.slice(0, last), watermark)

@@ -346,6 +346,14 @@ class Group:
             self._store(number, page)
         self._finish(watermark)
 
+    def left(self, event_timers: TimerQueue, processing_timers: TimerQueue) -> Content | Columns:
+        """All that the group holds, of which everything has been read; it is not written back."""
+        events, moments = list(event_timers.pending()), list(processing_timers.pending())
+        held = [(timestamp, key, record) for key, elements in self.held.items() for timestamp, record in elements]
+        if self.column is not None:
+            return Columns((self.column.name,), list(self.column.places), [self.column.values], events, moments, held)
+        return Content(self.keys, events, moments, held, large=True)
+
     def _make_room(self) -> list[Content]:
         """Make pages, and blocks of pages, for the keys that have come; return what was read for it."""
         created = self.created if self.column is None else self.column.created_keys()

@@ -131,6 +131,15 @@ class GroupedOperator:
         operator.state.forget_expired(group.keys.values())
         group.save(operator.event_timers, operator.processing_timers, operator.watermark)
 
+    def left(self, group: Group) -> Content | Columns:
+        """All that a group holds which is not saved: what else would go back to its pages."""
+        operator = self.operator
+        if group.column is None:
+            self.load_all(group)
+        operator.snapshot()
+        operator.state.forget_expired(group.keys.values())
+        return group.left(operator.event_timers, operator.processing_timers)
+
     def load_all(self, group: Group) -> None:
         """Reads all that has not been read."""
         self._load(group, group.load_all())

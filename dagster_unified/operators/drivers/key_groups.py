@@ -23,9 +23,11 @@ from dagster_unified.operators.functions.base import FIRST, Subtask
 from dagster_unified.operators.keys import runs, sorted_runs
 from dagster_unified.operators.layout import TIMESTAMP
 from dagster_unified.operators.numbers import BROADCAST
+from dagster_unified.operators.operator_state import CheckpointedOperator
 from dagster_unified.operators.program.run import FLUSH, RunningProgram
 from dagster_unified.operators.program.spec import Program
 from dagster_unified.operators.state.pages import KEYS_PER_PAGE, BroadcastCodec, Columns, Content
+from dagster_unified.operators.state.table import SUBTASK_KEY, KeyShape, StateTable
 from dagster_unified.operators.time import MIN_TIMESTAMP
 
 
@@ -128,28 +130,16 @@ class KeyGroups:
 
         A group that has not seen a later one begins with `watermark`.
         """
-        event, uid = given.event, self.program.steps[0].uid
-        self._touched.clear()
         with self._opened(store, watermark) as group:
-            self.ahead = True
-            self._take(group, given.ahead, given)
-            if event is not None:
-                self.grouped.advance(group, event.watermarks.get(uid, MIN_TIMESTAMP), event.now)
-            self.running.drain()
-            self.ahead = False
-            self._take(group, given.behind, given)
-            if event is not None and event.end:
-                self.grouped.end(group, event.last_event_times.get(uid))
-            self.running.drain()
-            if given.epoch is not None:
-                self.grouped.end_of_epoch(group, self._touched, given.epoch)
-            if given.terminated:
-                self.grouped.end_of_iteration(group)
-                self.operator.end_of_group(group.store)
-            self.running.drain()
-            self.running.flush()
+            self._process(group, given)
             self.grouped.save(group)
         return min((p.processing_timer for p in group.index.pages if p.processing_timer is not None), default=None)
+
+    def run_and_leave(self, store: GroupStore, given: MicroBatch, watermark: int) -> Content | Columns:
+        """As `run`, and return what the group then holds instead of writing it to the store."""
+        with self._opened(store, watermark) as group:
+            self._process(group, given)
+            return self.grouped.left(group)
 
     def run_unfinished(self, store: GroupStore, batch: pa.RecordBatch, watermark: int = MIN_TIMESTAMP) -> None:
         """Processes some records of one key, of which more follow, so that its bundle is not over."""
@@ -165,9 +155,44 @@ class KeyGroups:
         """What a group's blocks hold, one after another, by column where they can be."""
         return self.grouped.contents(store)
 
+    def table(self) -> StateTable:
+        """The table of the operator's state, with the columns of what it has declared so far."""
+        operator, program = self.operator, self.program
+        states, where = operator.state.descriptors, f"{program.pipeline}: operator '{program.steps[0].name}'"
+        if isinstance(operator, CheckpointedOperator):
+            operator.declare()
+            subtask = KeyShape((SUBTASK_KEY,), int)
+            return StateTable(where, subtask, program.input.records.python, dict(states), {}, operator.kinds)
+        columns = self.keyed.columns
+        named = len(columns) > 0 and not columns[0].startswith("__")
+        broadcast = dict(operator.descriptors) if isinstance(operator, BroadcastOperator) else {}
+        shape = KeyShape(columns if named else ("key",), self.keyed.python)
+        return StateTable(where, shape, program.input.records.python, dict(states), broadcast)
+
     def close(self) -> None:
         """Closes the operator's functions."""
         self.running.close()
+
+    def _process(self, group: Group, given: MicroBatch) -> None:
+        event, uid = given.event, self.program.steps[0].uid
+        self._touched.clear()
+        self.ahead = True
+        self._take(group, given.ahead, given)
+        if event is not None:
+            self.grouped.advance(group, event.watermarks.get(uid, MIN_TIMESTAMP), event.now)
+        self.running.drain()
+        self.ahead = False
+        self._take(group, given.behind, given)
+        if event is not None and event.end:
+            self.grouped.end(group, event.last_event_times.get(uid))
+        self.running.drain()
+        if given.epoch is not None:
+            self.grouped.end_of_epoch(group, self._touched, given.epoch)
+        if given.terminated:
+            self.grouped.end_of_iteration(group)
+            self.operator.end_of_group(group.store)
+        self.running.drain()
+        self.running.flush()
 
     def _take(self, group: Group, arrived: Arrived, given: MicroBatch) -> None:
         """Processes broadcast records, then the group's own."""

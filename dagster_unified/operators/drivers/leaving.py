@@ -1,0 +1,89 @@
+"""The leaving BATCH driver: a partition by key, whose state goes to a savepoint and nowhere else.
+
+It is the STREAMING driver with some thousands of whole keys as its micro-batch. As no record comes for them any more,
+what they hold then becomes rows of the savepoint's table at once: no page is encoded, and no key group is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import pyarrow as pa
+
+from dagster_unified.operators.drivers.carried import MOST_WAITING, ROWS_BYTES
+from dagster_unified.operators.drivers.emitted import Emitted, Emitting
+from dagster_unified.operators.drivers.group import MemoryStore
+from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch, decode_event
+from dagster_unified.operators.functions.base import Subtask
+from dagster_unified.operators.keys import last_run
+from dagster_unified.operators.lanes import encode
+from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT
+from dagster_unified.operators.program.spec import CarryOver, Program
+
+
+def leaving(
+    program: Program,
+    over: CarryOver,
+    batches: Iterable[pa.RecordBatch],
+    clock: Callable[[], int],
+    subtask: Subtask,
+) -> Emitting:
+    """Runs records that come sorted by key; what their keys leave follows them, in the columns of `CARRIED_LAYOUT`.
+
+    A row has some rows of the operator's table, encoded, as its `state`.
+    """
+    out: list[Emitted] = []
+    state = next(i for i, output in enumerate(program.outputs) if output.tag == CARRIED)
+    event = decode_event(over.end)
+    driver = KeyGroups(program, lambda number, batch: out.append(Emitted(number, batch)), clock, subtask)
+    table = driver.table()
+    store = MemoryStore()
+
+    def run(batch: pa.RecordBatch) -> None:
+        """Processes all records of some keys."""
+        nonlocal store
+        given = MicroBatch(Arrived([batch]), event, sorted_by_key=True)
+        held = driver.run_and_leave(store, given, over.watermark)
+        for rows in table.batches(held):
+            out.extend(Emitted(state, _row(piece)) for piece in pieces(rows, ROWS_BYTES) if piece.num_rows)
+        store = MemoryStore()
+
+    waiting: list[pa.RecordBatch] = []
+    try:
+        for given in batches:
+            if given.num_rows:
+                waiting.append(given)
+            while sum(batch.num_rows for batch in waiting) >= MOST_WAITING:
+                batch = pa.concat_batches(waiting)
+                last = last_run(batch, driver.keyed, program.input, driver.operator.where)
+                if last:
+                    run(batch.slice(0, last))
+                else:
+                    last = batch.num_rows - 1
+                    driver.run_unfinished(store, batch.slice(0, last), over.watermark)
+                waiting = [batch.slice(last)]
+            yield from out
+            out.clear()
+        if waiting:
+            run(pa.concat_batches(waiting))
+        yield from out
+        metrics = driver.running.report()
+    finally:
+        driver.close()
+    metrics.add(driver.running.metrics)  # what closing has counted
+    return {0: metrics}
+
+
+def pieces(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
+    """Rows in batches of so many bytes at most, or of one row."""
+    if batch.num_rows < 2 or batch.nbytes <= size:
+        yield batch
+        return
+    middle = batch.num_rows // 2
+    yield from pieces(batch.slice(0, middle), size)
+    yield from pieces(batch.slice(middle), size)
+
+
+def _row(rows: pa.RecordBatch) -> pa.RecordBatch:
+    columns = [pa.array([value], f.type) for value, f in zip((0, 0, encode(rows)), CARRIED_LAYOUT.schema, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=CARRIED_LAYOUT.schema)
