@@ -45,7 +45,7 @@ LONGEST_FIRST = (
 )
 """Folders whose tests start first, so that two workers end at about the same time."""
 
-A_DAY = {"kills": 3, "kits": 2, "clusters": 2, "stories": 2}
+A_DAY = {"kills": 2, "kits": 1, "clusters": 1, "stories": 1}
 """How many a day of what is marked `rotates`, by the name of its group; at night all of it."""
 
 
@@ -112,9 +112,17 @@ def pytest_terminal_summary(terminalreporter):
     terminalreporter.write_line(f"seed {SEED}: UNIFIED_SEED={SEED} runs the same examples again")
 
 
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""Spark does not compile what it runs, which takes longer than to run it on a few rows.
+
+At night it does, and so it does in the sessions that tests start for themselves.
+"""
+
+
 @pytest.fixture(scope="session")
 def spark():
-    running = session.start("local[2]", config={"spark.driver.memory": "2g", "spark.sql.shuffle.partitions": "2"})
+    config = {"spark.driver.memory": "2g", "spark.sql.shuffle.partitions": "2", **({} if NIGHTLY else INTERPRETED)}
+    running = session.start("local[2]", config=config)
     yield running
     running.stop()
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.depth import rotated
+
 PROGRAM = """
 import time
 from pathlib import Path
@@ -108,8 +110,14 @@ def start(tmp_path):
 
 @pytest.mark.parametrize(
     ("moment", "number", "code"),
-    [("in a stage", signal.SIGINT, 130), ("in a stage", signal.SIGTERM, 143), ("starting Spark", signal.SIGINT, 130)],
-    ids=["Ctrl-C in a stage", "SIGTERM in a stage", "Ctrl-C while Spark starts"],
+    rotated(
+        [
+            pytest.param("in a stage", signal.SIGINT, 130, id="Ctrl-C in a stage"),
+            pytest.param("in a stage", signal.SIGTERM, 143, id="SIGTERM in a stage"),
+            pytest.param("starting Spark", signal.SIGINT, 130, id="Ctrl-C while Spark starts"),
+        ],
+        1,
+    ),
 )
 def test_a_run_that_is_interrupted_is_cancelled_and_commits_nothing_more(tmp_path, start, moment, number, code):
     until((tmp_path / "calls").exists if moment == "in a stage" else lambda: jvm_of(start.pid), moment, start)

@@ -23,6 +23,7 @@ from dagster_unified.operators.drivers.report import Report
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.testing import run_pipeline
 from tests.connectors.log_source import Event, LogSource, append
+from tests.depth import rotated
 from tests.iterations.test_semantics import Body
 
 STREAMING = {"execution.runtime-mode": "STREAMING"}
@@ -204,11 +205,14 @@ def read_by_epoch(checkpoints):
 
 @pytest.mark.parametrize(
     ("select", "strategy", "waits"),
-    [
-        (lambda events: events, BY_TIME, False),
-        (lambda events: events, ALIGNED, True),
-        (lambda events: events.where("number >= 0").map(lambda event: event, Event), ALIGNED, True),
-    ],
+    rotated(
+        [
+            (lambda events: events, BY_TIME, False),
+            (lambda events: events, ALIGNED, True),
+            (lambda events: events.where("number >= 0").map(lambda event: event, Event), ALIGNED, True),
+        ],
+        1,
+    ),
 )
 def test_a_part_that_is_ahead_is_not_read_further(run_streaming, tmp_path, select, strategy, waits):
     slow = [Event("slow", n, n * 10) for n in range(40)]
@@ -227,7 +231,7 @@ def test_a_part_that_is_ahead_is_not_read_further(run_streaming, tmp_path, selec
     assert len(set(behind)) == (1 if waits else len(behind))
 
 
-@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("restarted", rotated([False, True], 1))
 def test_an_endless_source_goes_on_after_a_bounded_one_has_ended(spark, tmp_path, restarted):
     append(tmp_path / "ended", "old", *[Event("old", n, n) for n in range(4)])
     new = [Event("new", n, 1_000 + n * 1_000) for n in range(9)]

@@ -268,7 +268,7 @@ EVENTS = [
 ]
 
 
-@pytest.mark.parametrize("build", rotated([sessions, chained, windows, session_windows, totals, native_windows], 2))
+@pytest.mark.parametrize("build", rotated([sessions, chained, windows, session_windows, totals, native_windows], 1))
 def test_days_with_carried_state_give_what_one_spark_job_for_all_one_run_and_streaming_give(
     spark, tmp_path, run_on_spark, run_streaming, build
 ):

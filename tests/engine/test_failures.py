@@ -8,6 +8,7 @@ from upath import UPath
 
 from dagster_unified.engine.failures import naming_store, translated
 from dagster_unified.errors import UnavailableError
+from tests.depth import rotated
 
 
 class Plan:
@@ -182,7 +183,7 @@ except Exception as error:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@pytest.mark.parametrize("mode", rotated(["BATCH", "STREAMING"], 1))
 def test_a_jvm_that_was_killed_is_named(mode, tmp_path):
     checkpoints = {"execution.checkpointing.dir": str(tmp_path)} if mode == "STREAMING" else {}
     program = DEAD.replace("OPTIONS", repr({"execution.runtime-mode": mode, **checkpoints}))

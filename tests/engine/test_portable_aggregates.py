@@ -29,6 +29,7 @@ from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import StateError
 from dagster_unified.records import record_type
 from dagster_unified.state import Savepoint
+from tests.depth import rotated
 from tests.operators.test_partials import Reading
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -172,8 +173,8 @@ def events_in(folder, *batches, start=0):
 
 @pytest.mark.parametrize(
     "assigner",
-    [TumblingEventTimeWindows.of(ms(10)), SlidingEventTimeWindows.of(ms(10), ms(5))],
-    ids=["tumbling", "sliding"],
+    rotated([TumblingEventTimeWindows.of(ms(10)), SlidingEventTimeWindows.of(ms(10), ms(5))], 1),
+    ids=lambda assigner: type(assigner).__name__,
 )
 def test_windows_close_and_drop_late_records_as_with_sparks_own_state(spark, tmp_path, assigner):
     events_in(tmp_path / "in", FIRST, SECOND, THIRD)

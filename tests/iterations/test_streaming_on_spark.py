@@ -19,7 +19,7 @@ from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.savepoint import restore_stopped, save_stopped
 from dagster_unified.errors import StateError
-from tests.depth import chance
+from tests.depth import chance, rotated
 from tests.iterations.killed_stream import POINTS, hopping, options
 from tests.iterations.programs import PROGRAMS
 from tests.iterations.test_both_modes import Hop
@@ -32,7 +32,7 @@ def written(folder):
     return sorted(tuple(row.values()) for row in pq.read_table(folder).to_pylist())
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", rotated(list(PROGRAMS), 3))
 def test_a_bounded_program_gives_in_streaming_what_it_gives_in_batch(run_streaming, tmp_path, name):
     build, expected = PROGRAMS[name]
     pipeline, out = build()

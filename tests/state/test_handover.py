@@ -394,7 +394,7 @@ HANDOVERS = [
 """Each pair of modes with a group of operators, another one from day to day."""
 
 
-@pytest.mark.parametrize(("modes", "group"), HANDOVERS)
+@pytest.mark.parametrize(("modes", "group"), rotated(HANDOVERS, 2))
 def test_a_run_goes_on_where_another_of_either_mode_has_left_its_state(spark, tmp_path, modes, group):
     build, once = zoo(*group), f"{tmp_path}/once"
     Cut(spark, tmp_path / "whole").run(build(EVENTS, once), "BATCH")
@@ -443,7 +443,7 @@ def worded(numbers, words, path, kind=Word):
     return pipeline
 
 
-@pytest.mark.parametrize("modes", rotated(PAIRS, 2), ids="-".join)
+@pytest.mark.parametrize("modes", rotated(PAIRS, 1), ids="-".join)
 def test_broadcast_state_of_an_operator_without_keys_is_handed_over(spark, tmp_path, modes):
     cut, path, savepoint = Cut(spark, tmp_path), f"{tmp_path}/table", f"{tmp_path}/savepoint"
     cut.run(worded((1, 2), ("a",), path), modes[0], {"execution.savepoint.path": savepoint})

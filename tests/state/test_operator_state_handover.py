@@ -27,6 +27,7 @@ from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import ConfigurationError, StateError, UnifiedError
 from dagster_unified.records import record_type
 from dagster_unified.state import Savepoint
+from tests.depth import rotated
 
 
 class Number(NamedTuple):
@@ -106,7 +107,9 @@ def table(path):
 
 
 @pytest.mark.parametrize(
-    "modes", [("BATCH", "STREAMING", "BATCH"), ("STREAMING", "BATCH", "STREAMING")], ids=lambda modes: modes[0]
+    "modes",
+    rotated([("BATCH", "STREAMING", "BATCH"), ("STREAMING", "BATCH", "STREAMING")], 1),
+    ids=lambda modes: modes[0],
 )
 def test_lists_are_split_and_union_lists_given_whole_where_another_number_of_subtasks_goes_on(spark, tmp_path, modes):
     path, before = f"{tmp_path}/out", None

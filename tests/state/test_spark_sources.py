@@ -25,6 +25,7 @@ from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.taking import take
 from dagster_unified.errors import StateError, UnsupportedError
 from dagster_unified.state import Savepoint
+from tests.depth import rotated
 
 
 class Number(NamedTuple):
@@ -108,7 +109,7 @@ def saved(spark, source, folder, name, path, **options):
             stopped.set()
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", rotated(list(SOURCES), 1))
 def test_a_job_goes_on_after_what_was_read_before_its_savepoint(spark, tmp_path, source):
     register(spark)
     saved(spark, SOURCES[source], tmp_path, "first", tmp_path / "one")
