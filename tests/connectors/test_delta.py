@@ -87,6 +87,25 @@ def test_columns_that_the_table_does_not_have_are_an_error_and_nothing_is_writte
     assert table() == [A]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"mode": "append"}, {"mode": "overwrite", "partition_by": "shop"}, {"mode": "upsert", "key": ("shop", "item")}],
+    ids=lambda options: options["mode"],
+)
+def test_a_null_in_a_column_that_takes_none_is_an_error_and_nothing_is_written(write, table, tmp_path, options):
+    schema = pa.schema(
+        [pa.field("shop", pa.string(), nullable=False), pa.field("item", pa.string()), pa.field("amount", pa.int64())]
+    )
+    DeltaTable.create(str(tmp_path / "table"), schema, partition_by=options.get("partition_by"))
+    write([A], "first", **options)
+    with pytest.raises(SinkError, match=r"'shop' is None in some records, and may not be null in the table at "):
+        write([B, C], "second", **options)
+    assert table() == [A]
+    with pytest.raises(SinkError, match="has the column 'shop', which may not be null, and the records have no such"):
+        write([("pen", 1)], "third", "item string, amount long", mode="append")
+    assert table() == [A]
+
+
 def test_a_key_goes_with_upsert():
     with pytest.raises(PipelineError, match="upsert needs key="):
         DeltaSink("/x", mode="upsert")

@@ -33,6 +33,7 @@ from dagster_unified.errors import SinkError
 from dagster_unified.graph.fingerprint import digest
 
 if TYPE_CHECKING:
+    import pyarrow.parquet as pq
     from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
     from deltalake.transaction import AddAction, RemoveAction, Transaction
     from upath import UPath
@@ -57,6 +58,9 @@ class DeltaFile(Committable, frozen=True, kw_only=True):
     path: str
     """Below the table's folder."""
 
+    nulls: tuple[str, ...] = ()
+    """The columns that are null in some row."""
+
 
 class DeltaCommitter(Committer[DeltaFile]):
     """Commits data files that lie in the table's folder: adds them, or merges them by key."""
@@ -77,6 +81,7 @@ class DeltaCommitter(Committer[DeltaFile]):
         self._is_current, self._commits_until_cleanup = False, 0
         self._log: LogEnd | None = None
         self._is_shared = False  # whether others have been seen to write to the table of late
+        self._never_null: set[str] = set()  # the columns that the table takes no null in
 
     @classmethod
     def of_table(
@@ -136,6 +141,7 @@ class DeltaCommitter(Committer[DeltaFile]):
 
         if not any(self._has_to_be_committed(commit) for commit in commits):
             return
+        self._check_nulls([file for commit in commits for file in commit.committables])
         transactions = [Transaction(name, version) for commit in commits for name, version in commit.marks.items()]
         if self._log is not None and self._appended(self._log, commits, transactions):
             return
@@ -181,7 +187,8 @@ class DeltaCommitter(Committer[DeltaFile]):
 
     def _check_columns(self) -> None:
         """Raises `SinkError` where the table's columns are not the stream's, or not any more."""
-        given, held = spark_schema(self._schema), spark_schema(pa.schema(self._table.schema().to_arrow()))
+        in_table = pa.schema(self._table.schema().to_arrow())
+        given, held = spark_schema(self._schema), spark_schema(in_table)
         for column in given:
             if column.name not in held.names:
                 raise SinkError(
@@ -194,6 +201,24 @@ class DeltaCommitter(Committer[DeltaFile]):
                     f" {held[column.name].dataType.simpleString()} in the table at {self._path}; write to another"
                     " table, or make them the same"
                 )
+        never_null = {column.name for column in in_table if not column.nullable}
+        if never_null - set(given.names):
+            raise SinkError(
+                f"sink '{self._sink}': the table at {self._path} has the column"
+                f" '{min(never_null - set(given.names))}', which may not be null, and the records have no such field;"
+                " add it to them, or write to another table"
+            )
+        self._never_null = never_null
+
+    def _check_nulls(self, files: Sequence[DeltaFile]) -> None:
+        """Raises `SinkError` where a row has a null that the table refuses; `deltalake` does not look into files."""
+        found = {name for file in files for name in file.nulls} & self._never_null
+        if found:
+            raise SinkError(
+                f"sink '{self._sink}': '{min(found)}' is None in some records, and may not be null in the table at"
+                f" {self._path}; filter such records out, give them a value, or let the table take nulls. Nothing of"
+                " this write is in the table"
+            )
 
     def _holds(self, folder: str) -> bool:
         """Whether files of a folder are in the table: a store may have tried again, and met our own commit."""
@@ -349,13 +374,34 @@ def staged_files(table: UPath, folder: UPath) -> list[DeltaFile]:
     found = []
     for file in sorted(f for f in folder.rglob("*.parquet") if not f.name.startswith(("_", "."))):
         with file.open("rb") as opened:
-            rows = int(pq.read_metadata(opened).num_rows)
-        if rows:
+            metadata = pq.read_metadata(opened)
+        if metadata.num_rows:
             path = file.relative_to(table).as_posix()
-            found.append(DeltaFile(path=path, rows=rows, bytes=int(file.stat().st_size)))
+            nulls = tuple(sorted(_columns_with_nulls(metadata) | _null_folders(path)))
+            found.append(DeltaFile(path=path, rows=metadata.num_rows, bytes=int(file.stat().st_size), nulls=nulls))
     if not found:
         remove_tree(folder)
     return found
+
+
+def _columns_with_nulls(metadata: pq.FileMetaData) -> set[str]:
+    """The columns of which a file's footer counts nulls. It does not tell those of a list or record from what is in it.
+
+    So a nested column is none of them.
+    """
+    found = set()
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            statistics = column.statistics
+            if statistics is not None and statistics.null_count and "." not in column.path_in_schema:
+                found.add(column.path_in_schema)
+    return found
+
+
+def _null_folders(path: str) -> set[str]:
+    """The columns that a table is partitioned by and that are null in a file."""
+    folders = (folder.partition("=") for folder in path.split("/")[:-1])
+    return {name for name, _, value in folders if value == _NO_PARTITION}
 
 
 def active_files(table: DeltaTable) -> list[dict[str, Any]]:
