@@ -7,7 +7,7 @@ and how they get to a worker; no session.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from dagster_unified.engine.worker import this_subtask
 from dagster_unified.errors import StateError
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
 from dagster_unified.operators.drivers.carried import rows_of
-from dagster_unified.operators.drivers.group import MemoryStore, in_order_of_blocks, pages_of_hashes
+from dagster_unified.operators.drivers.group import Divided, MemoryStore, apart, in_order_of_blocks, pages_of_hashes
 from dagster_unified.operators.drivers.key_groups import KeyGroups
 from dagster_unified.operators.drivers.leaving import pieces
 from dagster_unified.operators.keys import grouped_stretches, key_hashes, stretches
@@ -26,7 +26,7 @@ from dagster_unified.operators.lanes import decode, encode
 from dagster_unified.operators.numbers import BROADCAST
 from dagster_unified.operators.operator_state import KEY, LIST, CheckpointedOperator, redistributed
 from dagster_unified.operators.program.spec import Program
-from dagster_unified.operators.state.pages import Columns, Content, decode_index
+from dagster_unified.operators.state.pages import Blocks, Columns, Content, decode_index
 from dagster_unified.operators.state.table import LARGEST, StateTable
 from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock
 from dagster_unified.state.manifest import OperatorState
@@ -418,7 +418,8 @@ def _to_subtasks(
             store = MemoryStore()
             driver.running.enter(number)
             with driver.grouped.opened(store) as group:
-                group.fill([(0, Content(driver.operator.given(state)), {})], MIN_TIMESTAMP)
+                given_state = Content(driver.operator.given(state))
+                group.fill([(0, len(given_state.keys), functools.partial(apart, given_state, {}))], MIN_TIMESTAMP)
             yield from rows_of(number, store)
 
 
@@ -435,10 +436,8 @@ def _read_subtasks(
     yield from _to_subtasks(payload, stored, state.subtasks, count, rows)
 
 
-def _contents(
-    table: StateTable, keyed: Sequence[pa.RecordBatch], pages: int
-) -> Iterator[tuple[int, Content, Mapping[Hashable, int]]]:
-    """What each page holds of some rows, and the hashes of its keys: in their order, which is that of its blocks."""
+def _contents(table: StateTable, keyed: Sequence[pa.RecordBatch], pages: int) -> Iterator[tuple[int, int, Divided]]:
+    """The keys of each page, and what it holds of some rows, which come in the order of its blocks."""
     of_page: dict[int, list[pa.RecordBatch]] = {}
     for together in _combinable(keyed):
         rows = pa.Table.from_batches(together)
@@ -448,11 +447,19 @@ def _contents(
         for number, own in stretches(batch, PAGE):
             of_page.setdefault(number, []).append(own)
     for number, slices in of_page.items():
+        columns = table.columns(slices[0]) if len(slices) == 1 else None
+        if columns is not None:
+            yield number, len(columns.keys), functools.partial(_cut, columns, slices[0].column(HASH).to_pylist())
+            continue
         found, hashes = Content(), dict[Hashable, int]()
         for own in slices:
             found.add(table.content(own))
             hashes.update(zip(table.keys_of(own), own.column(HASH).to_pylist(), strict=True))
-        yield number, found, hashes
+        yield number, len(found.keys), functools.partial(apart, found, hashes)
+
+
+def _cut(columns: Columns, hashes: Sequence[int], blocks: Blocks) -> list[Columns]:
+    return columns.cut(blocks.ends_of(hashes))
 
 
 def _combinable(batches: Sequence[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:

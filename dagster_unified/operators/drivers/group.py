@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -90,6 +90,10 @@ def in_order_of_blocks(pages: pa.ChunkedArray, hashes: pa.ChunkedArray) -> pa.Ch
     """Numbers that sort keys by their page, and in it by their block, however many blocks it has up to the usual."""
     bits = BLOCKS_PER_PAGE.bit_length() - 1
     return pc.add(pc.shift_left(pages, bits), pc.shift_right(hashes, HASH_BITS - bits))
+
+
+Divided = Callable[[Blocks], "Sequence[Content | Columns]"]
+"""Gives what a page holds, block by block."""
 
 
 @dataclass
@@ -318,13 +322,15 @@ class Group:
             count *= 2
         return count
 
-    def fill(self, pages: Iterable[tuple[int, Content, Mapping[Hashable, int]]], watermark: int) -> None:
-        """Write the pages of a group that has none yet, one after another: each with the hashes of its keys."""
-        for number, content, hashes in pages:
-            page = self.pages[number] = _OpenPage(Blocks.empty(self._blocks_for(len(content.keys))))
-            count = len(page.blocks.data)
-            for block, part in enumerate(_apart(content, page.blocks, hashes) if count > 1 else [content]):
-                self._put(page, block, part)
+    def fill(self, pages: Iterable[tuple[int, int, Divided]], watermark: int) -> None:
+        """Write the pages of a group that has none yet, one after another: each of so many keys."""
+        for number, keys, divided in pages:
+            page = self.pages[number] = _OpenPage(Blocks.empty(self._blocks_for(keys)))
+            for block, part in enumerate(divided(page.blocks)):
+                if isinstance(part, Columns):
+                    page.put(block, part.entry(), self.codec.encode_columns(part))
+                else:
+                    self._put(page, block, part)
             self._store(number, page)
             del self.pages[number]
         self._finish(watermark)
@@ -469,8 +475,10 @@ class Group:
         return number
 
 
-def _apart(content: Content, blocks: Blocks, hashes: Mapping[Hashable, int]) -> list[Content]:
-    """What a page holds, block by block."""
+def apart(content: Content, hashes: Mapping[Hashable, int], blocks: Blocks) -> list[Content]:
+    """What a page holds, block by block; these are the hashes of its keys."""
+    if len(blocks.data) == 1:
+        return [content]
     count, of_key = len(blocks.data), blocks.blocks_of(hashes)
     keys = _in_blocks(list(content.keys.items()), [of_key[key] for key in content.keys], count)
     event_timers, processing_timers, held = (

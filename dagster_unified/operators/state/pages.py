@@ -9,6 +9,7 @@ longer fits its type is an error that names it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -94,6 +95,12 @@ class Blocks(msgspec.Struct, array_like=True):
         bits = HASH_BITS - len(self.data).bit_length() + 1
         return {key: found >> bits for key, found in hashes.items()}
 
+    def ends_of(self, hashes: Sequence[int]) -> list[int]:
+        """Where the blocks end of keys with these hashes, which are in the order of blocks."""
+        bits = HASH_BITS - len(self.data).bit_length() + 1
+        numbers = [found >> bits for found in hashes]
+        return [bisect_left(numbers, block) for block in range(1, len(self.data) + 1)]
+
     def entry(self) -> Page:
         """What the index says of the page."""
         entries = self.entries
@@ -171,12 +178,7 @@ class Content:
 
     def entry(self) -> Page:
         """What the index says of it."""
-        return Page(
-            len(self.keys),
-            min(map(_moment, self.event_timers), default=None),
-            min(map(_moment, self.processing_timers), default=None),
-            min(map(_moment, self.held), default=None),
-        )
+        return _entry(self)
 
 
 _index = msgspec.msgpack.Decoder(Index)
@@ -268,11 +270,48 @@ class Columns:
         self.processing_timers += other.processing_timers
         self.held += other.held
 
+    def entry(self) -> Page:
+        """What the index says of them."""
+        return _entry(self)
+
+    def cut(self, ends: Sequence[int]) -> list[Columns]:
+        """The keys in stretches that end at these places. Timers have to be in the order of their keys.
+
+        None of the keys has held-back elements.
+        """
+        starts = [0, *ends[:-1]]
+        spans = list(zip(starts, ends, strict=True))
+        events, moments = (self._cut(timers, spans) for timers in (self.event_timers, self.processing_timers))
+        return [
+            Columns(self.names, self.keys[start:end], [v[start:end] for v in self.values], own, others, [])
+            for (start, end), own, others in zip(spans, events, moments, strict=True)
+        ]
+
+    def _cut(
+        self, timers: list[tuple[int, Hashable, int]], spans: Sequence[tuple[int, int]]
+    ) -> list[list[tuple[int, Hashable, int]]]:
+        if len(timers) == len(self.keys) and all(timer[1] is key for timer, key in zip(timers, self.keys, strict=True)):
+            return [timers[start:end] for start, end in spans]
+        if not timers:
+            return [[] for _ in spans]
+        place = {key: number for number, key in enumerate(self.keys)}
+        places = [place[key] for _, key, _ in timers]
+        return [timers[bisect_left(places, start) : bisect_left(places, end)] for start, end in spans]
+
     def content(self) -> Content:
         """The same with a dict for each key."""
         rows = zip(*self.values, strict=True)
         keys = {key: dict(zip(self.names, row, strict=True)) for key, row in zip(self.keys, rows, strict=True)}
         return Content(keys, self.event_timers, self.processing_timers, self.held)
+
+
+def _entry(block: Content | Columns) -> Page:
+    return Page(
+        len(block.keys),
+        min(map(_moment, block.event_timers), default=None),
+        min(map(_moment, block.processing_timers), default=None),
+        min(map(_moment, block.held), default=None),
+    )
 
 
 class Values(NamedTuple):
@@ -321,11 +360,25 @@ class PageCodec:
         apart = [
             _Large(places[id(state)], name, value.kind, value.size, list(value.parts)) for state, name, value in large
         ]
+        return self._stored(sections, content, apart)
+
+    def encode_columns(self, columns: Columns) -> msgspec.Raw:
+        """A block whose keys all have the same states, none of which is a collection."""
+        if not columns.keys:
+            return NOTHING
+        try:
+            states = [msgspec.Raw(_encoder.encode(values)) for values in columns.values]
+            section = _Section(list(columns.names), msgspec.Raw(_encoder.encode(columns.keys)), states)
+        except (TypeError, ValueError, OverflowError):
+            return self._encode(columns.content(), [])  # which says whose value cannot be stored
+        return self._stored([section], columns)
+
+    def _stored(self, sections: list[_Section], block: Content | Columns, apart: Sequence[_Large] = ()) -> msgspec.Raw:
         event_timers, processing_timers, waiting = (
             msgspec.Raw(_encoder.encode(part)) if part else _NONE
-            for part in (content.event_timers, content.processing_timers, content.held)
+            for part in (block.event_timers, block.processing_timers, block.held)
         )
-        return msgspec.Raw(_encoder.encode(_Stored(sections, event_timers, processing_timers, waiting, apart)))
+        return msgspec.Raw(_encoder.encode(_Stored(sections, event_timers, processing_timers, waiting, list(apart))))
 
     def encode_values(self, name: str, keys: Sequence[Hashable] | msgspec.Raw, values: list[Any]) -> msgspec.Raw:
         """A block whose keys have one state, which is no collection, and nothing else."""

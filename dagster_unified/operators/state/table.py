@@ -301,6 +301,30 @@ class StateTable:
         found.held += self._held_of(batch, keys)
         return found
 
+    def columns(self, batch: pa.RecordBatch) -> Columns | None:
+        """What a page holds that has these rows, by column; None where keys have more than a value of the same states.
+
+        So it is where one has a state that another has not, held-back elements, a value that Arrow cannot hold, or
+        where a state is a collection.
+        """
+        if self._large or any(
+            name in batch.schema.names and batch.column(name).null_count < batch.num_rows for name in (HELD, ENCODED)
+        ):
+            return None
+        found: dict[str, list[Any]] = {}
+        for name, column in sorted(self._states.items()):
+            stored = self._state_columns[name]
+            nulls = batch.column(stored).null_count if stored in batch.schema.names else batch.num_rows
+            if 0 < nulls < batch.num_rows:
+                return None
+            if not nulls:
+                found[name] = column.decode(batch.column(stored), {})
+        if not found:
+            return None
+        keys = self.keys_of(batch)
+        events, moments = _timers_of(batch, EVENT_TIMERS, keys), _timers_of(batch, PROCESSING_TIMERS, keys)
+        return Columns(tuple(found), keys, list(found.values()), events, moments, [])
+
     def broadcast_of(self, batch: pa.RecordBatch) -> dict[str, Any] | None:
         """The operator's broadcast state, if its row is among these."""
         if not self._broadcast:
