@@ -28,6 +28,7 @@ from dagster_unified.api import PostgresSink, PostgresSource
 from dagster_unified.connectors.commits import Commit, WriteAttempt, WriteIdentity, WriterTask
 from dagster_unified.engine import session
 from dagster_unified.engine.commit import SinkCommits, WriteContext
+from dagster_unified.engine.dataframe.transfer import small_rows
 from dagster_unified.engine.shipping import by_value_afresh
 from dagster_unified.records import record_type
 from tests.servers.postgres import PostgresServer, folder_of_programs
@@ -104,7 +105,7 @@ def _rows(spark: SparkSession, folder: str) -> DataFrame:
 
 def _append(rows: DataFrame, url: str) -> None:
     sink = PostgresSink("written", url).taking(record_type(Flight))
-    with closing(SinkCommits(sink)) as commits:
+    with closing(SinkCommits(sink)) as commits, small_rows(rows.sparkSession):  # as in a stage of BATCH
         identity = WriteIdentity("bench", "written", f"run-{uuid4().hex}")
         commits.write(rows, [WriteContext(identity, "stage", ship=by_value_afresh)])
 
