@@ -16,6 +16,7 @@ import pyarrow as pa
 from dagster_unified.by_value import by_value_bytes
 from dagster_unified.errors import PipelineError
 from dagster_unified.operators.drivers.batch import run_batch, spare_the_garbage_collector
+from dagster_unified.operators.drivers.emitted import Emitted
 from dagster_unified.operators.drivers.ranges import run_range
 from dagster_unified.operators.functions.base import FIRST, Subtask
 from dagster_unified.operators.layout import PARTITION_INDEX_FIELD, SUBTASK, combine, combined_schema, metrics_row
@@ -64,7 +65,7 @@ def run_partition(payload: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator
 
     if not program.last_event_times:
         run = run_batch(program, batches, subtask=subtask, committed=committed_epoch())
-        for emitted in run:
+        for emitted in run if program.leaving is None else _with_files(run, program.carried):
             yield combine(schema, emitted.output, emitted.batch)
         yield metrics_row(schema, run.metrics[0].encode())
         return
@@ -98,6 +99,12 @@ def run_partition(payload: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator
         yield gathered()
     for partition, metrics in run.metrics.items():
         yield of(partition, metrics_row(schema, metrics.encode()))
+
+
+def _with_files(run: Iterable[Emitted], output: int) -> Iterator[Emitted]:
+    from dagster_unified.engine.state_tables.left import in_files  # loads Parquet, which few programs need
+
+    return in_files(run, output)
 
 
 def shipped(program: Program) -> MapInArrow:

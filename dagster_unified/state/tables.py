@@ -138,11 +138,24 @@ def write_file(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: UPath
         writer: pq.ParquetWriter | None = None
         for rows in _row_groups(batches):
             if writer is None:
-                opened = stack.enter_context(open_output(str(path)))
-                writer = stack.enter_context(pq.ParquetWriter(opened, schema, write_page_checksum=True, **_ENCODING))
+                writer = stack.enter_context(_writer(stack.enter_context(open_output(str(path))), schema))
             writer.write_table(rows, ROWS)
             written += rows.num_rows
     return written
+
+
+def file_of(batches: Sequence[pa.RecordBatch]) -> bytes:
+    """Rows as `write_file` writes them, in memory."""
+    sink = pa.BufferOutputStream()
+    with _writer(sink, batches[0].schema) as writer:
+        for rows in _row_groups(batches):
+            writer.write_table(rows, ROWS)
+    found: bytes = sink.getvalue().to_pybytes()
+    return found
+
+
+def _writer(opened: Any, schema: pa.Schema) -> pq.ParquetWriter:
+    return pq.ParquetWriter(opened, schema, write_page_checksum=True, **_ENCODING)
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -37,7 +37,7 @@ from dagster_unified.errors import CarriedStateError, StateError, UnsupportedErr
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
 from dagster_unified.graph.slices import bound
-from dagster_unified.operators.drivers import carried
+from dagster_unified.operators.layout import CARRIED
 from dagster_unified.orchestration.partitions import slice_of
 from dagster_unified.records import record_type
 from dagster_unified.state import Savepoint
@@ -243,7 +243,7 @@ class Days:
         return {
             key: (
                 m.rows,
-                [(s.uid, s.tag, s.rows) for s in m.streams if s.tag != carried.CARRIED],
+                [(s.uid, s.tag, s.rows) for s in m.streams if s.tag != CARRIED],
                 m.last_event_times,
                 m.carried_from,
             )
@@ -461,7 +461,7 @@ def test_the_row_count_of_a_partition_is_of_its_records_and_not_of_its_state(spa
     days = Days(spark, tmp_path)
     days.run(totals(EVENTS, str(tmp_path / "days")), *DAYS)
     last = days.store.find(Address("totals", "table", "run", DAYS[2]))
-    assert [s.tag for s in last.streams] == [carried.CARRIED, None]
+    assert [s.tag for s in last.streams] == [CARRIED, None]
     assert (last.rows, [s.rows for s in last.streams]) == (2, [3, 2])
 
 

@@ -106,7 +106,7 @@ def _write(run: Run, stages: Sequence[StageManifest], path: str) -> Manifest:
         node = table.operator.node
         stage = by_name[plan.region_of(node.id).name]
         left = dataframes.read(run.spark, run.store, [stage], node.uid, Port(node.id, CARRIED).tag, CARRIED_LAYOUT)
-        files = table.files_of_rows if leaves_rows(node) and not stage.groups else table.files
+        files = table.files_left if leaves_rows(node) and not stage.groups else table.files
         run.check()
         states.append(write_table(table, partial(files, left), folder, attempt))
     seen = merge(Metrics(last_event_times=stage.last_event_times) for stage in stages)

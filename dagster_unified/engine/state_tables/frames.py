@@ -59,9 +59,9 @@ class OperatorTable:
         """As `files`, from pages of which those of a group lie together."""
         return pages.mapInArrow(worker.to_file(self.payload, self.schema, str(folder)), spark_schema(worker.WRITTEN))
 
-    def files_of_rows(self, left: DataFrame, folder: UPath) -> DataFrame:
-        """As `files`, from rows that the leaving driver has left, in the columns of `CARRIED_LAYOUT`."""
-        return left.mapInArrow(worker.left_rows_to_file(self.schema, str(folder)), spark_schema(worker.WRITTEN))
+    def files_left(self, left: DataFrame, folder: UPath) -> DataFrame:
+        """As `files`, of files that are made already: each is the state of a row in the columns of `CARRIED_LAYOUT`."""
+        return left.mapInArrow(worker.files_left(str(folder)), spark_schema(worker.WRITTEN))
 
     def pages(self, spark: SparkSession, folder: UPath, state: OperatorState, groups: int, watermark: int) -> DataFrame:
         """Pages of the key groups of a STREAMING job, from its rows in a savepoint, which tasks read."""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.worker import this_subtask
@@ -20,7 +21,6 @@ from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
 from dagster_unified.operators.drivers.carried import rows_of
 from dagster_unified.operators.drivers.group import Divided, MemoryStore, apart, in_order_of_blocks, pages_of_hashes
 from dagster_unified.operators.drivers.key_groups import KeyGroups
-from dagster_unified.operators.drivers.leaving import pieces
 from dagster_unified.operators.keys import grouped_stretches, key_hashes, stretches
 from dagster_unified.operators.lanes import decode, encode
 from dagster_unified.operators.numbers import BROADCAST
@@ -29,6 +29,7 @@ from dagster_unified.operators.program.spec import Program
 from dagster_unified.operators.state.pages import Blocks, Columns, Content, decode_index
 from dagster_unified.operators.state.table import LARGEST, StateTable
 from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock
+from dagster_unified.state.files import open_output
 from dagster_unified.state.manifest import OperatorState
 from dagster_unified.state.schemas import table_schema
 from dagster_unified.state.tables import Split, read_split, write_file
@@ -93,10 +94,9 @@ def to_file(payload: Payload, schema: pa.Schema, folder: str) -> Mapped:
     return functools.partial(_to_file, payload, schema.serialize().to_pybytes(), folder)
 
 
-def left_rows_to_file(schema: pa.Schema, folder: str) -> Mapped:
-    """Encoded rows of a table, as the leaving driver gives them, which a task writes into a file of its own."""
-    columns = schema.serialize().to_pybytes()
-    return functools.partial(_rows_to_file, functools.partial(_left_rows, columns), columns, folder)
+def files_left(folder: str) -> Mapped:
+    """Files with rows of a table, as `left.py` makes them, which a task writes under names of its own."""
+    return functools.partial(_files_left, folder)
 
 
 def rows_to_file(rows: Mapped, schema: pa.Schema, folder: str) -> Mapped:
@@ -219,11 +219,14 @@ def _to_file(
     return _rows_to_file(functools.partial(_to_rows, payload), schema, folder, batches)
 
 
-def _left_rows(schema: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    columns = pa.ipc.read_schema(pa.py_buffer(schema))
-    for batch in batches:
-        for data in batch.column("state"):
-            yield decode(data.as_buffer(), columns)
+def _files_left(folder: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    files = (data.as_buffer() for batch in batches for data in batch.column("state"))
+    for number, data in enumerate(files):
+        name = _file_of_task().replace(".parquet", f"-{number}.parquet")
+        with open_output(f"{folder}/{name}") as opened:
+            opened.write(data)
+        rows = pq.read_metadata(pa.BufferReader(data)).num_rows
+        yield pa.RecordBatch.from_pylist([{"name": name, "rows": rows}], WRITTEN)
 
 
 def _rows_to_file(
@@ -268,7 +271,7 @@ def _to_slices(
 ) -> Iterator[pa.RecordBatch]:
     with _opened(payload) as (_, table):
         waiting: list[pa.RecordBatch] = []
-        for batch in (piece for given in batches for piece in pieces(given, SLICED_BYTES)):
+        for batch in (piece for given in batches for piece in _pieces(given)):
             keys = table.keys_of(batch)
             without = table.without_key(keys)
             if without:
@@ -310,6 +313,16 @@ def _read_rows(
         for number in batch.column(0).to_pylist():
             if number < len(splits):  # of a table without rows
                 yield from read_split(folder, state, splits[number])
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Rows in batches of `SLICED_BYTES` at most, or of one row: what is sliced together has to fit into one array."""
+    if batch.num_rows < 2 or batch.nbytes <= SLICED_BYTES:
+        yield batch
+        return
+    middle = batch.num_rows // 2
+    yield from _pieces(batch.slice(0, middle))
+    yield from _pieces(batch.slice(middle))
 
 
 def _read_keys(

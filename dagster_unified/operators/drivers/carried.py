@@ -17,7 +17,7 @@ from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, Mic
 from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.keys import last_run, stretches
 from dagster_unified.operators.lanes import decode
-from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, PARTITION_INDEX
+from dagster_unified.operators.layout import CARRIED_LAYOUT, PARTITION_INDEX
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.numbers import BROADCAST
 from dagster_unified.operators.program.spec import Program
@@ -54,7 +54,7 @@ def carried(
 ) -> Emitting:
     """Runs the partitions of groups, one group after another."""
     out: list[Emitted] = []
-    state = next(i for i, output in enumerate(program.outputs) if output.tag == CARRIED)
+    state = program.carried
     events = [decode_event(carry.end) for carry in program.carry]
     metrics = [Metrics() for _ in events]
     current = _Group(-1)

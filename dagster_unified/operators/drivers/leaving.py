@@ -6,18 +6,16 @@ what they hold then becomes rows of the savepoint's table at once: no page is en
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import pyarrow as pa
 
-from dagster_unified.operators.drivers.carried import MOST_WAITING, ROWS_BYTES
+from dagster_unified.operators.drivers.carried import MOST_WAITING
 from dagster_unified.operators.drivers.emitted import Emitted, Emitting
 from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch, decode_event
 from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.keys import last_run
-from dagster_unified.operators.lanes import encode
-from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT
 from dagster_unified.operators.program.spec import CarryOver, Program
 
 
@@ -28,12 +26,9 @@ def leaving(
     clock: Callable[[], int],
     subtask: Subtask,
 ) -> Emitting:
-    """Runs records that come sorted by key; what their keys leave follows them, in the columns of `CARRIED_LAYOUT`.
-
-    A row has some rows of the operator's table, encoded, as its `state`.
-    """
+    """Runs records that come sorted by key; what their keys leave follows them as rows of the operator's table."""
     out: list[Emitted] = []
-    state = next(i for i, output in enumerate(program.outputs) if output.tag == CARRIED)
+    state = program.carried
     event = decode_event(over.end)
     driver = KeyGroups(program, lambda number, batch: out.append(Emitted(number, batch)), clock, subtask)
     table = driver.table()
@@ -44,8 +39,7 @@ def leaving(
         nonlocal store
         given = MicroBatch(Arrived([batch]), event, sorted_by_key=True)
         held = driver.run_and_leave(store, given, over.watermark)
-        for rows in table.batches(held):
-            out.extend(Emitted(state, _row(piece)) for piece in pieces(rows, ROWS_BYTES) if piece.num_rows)
+        out.extend(Emitted(state, rows) for rows in table.batches(held) if rows.num_rows)
         store = MemoryStore()
 
     waiting: list[pa.RecordBatch] = []
@@ -72,18 +66,3 @@ def leaving(
         driver.close()
     metrics.add(driver.running.metrics)  # what closing has counted
     return {0: metrics}
-
-
-def pieces(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
-    """Rows in batches of so many bytes at most, or of one row."""
-    if batch.num_rows < 2 or batch.nbytes <= size:
-        yield batch
-        return
-    middle = batch.num_rows // 2
-    yield from pieces(batch.slice(0, middle), size)
-    yield from pieces(batch.slice(middle), size)
-
-
-def _row(rows: pa.RecordBatch) -> pa.RecordBatch:
-    columns = [pa.array([value], f.type) for value, f in zip((0, 0, encode(rows)), CARRIED_LAYOUT.schema, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, schema=CARRIED_LAYOUT.schema)

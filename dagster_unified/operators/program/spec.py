@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dagster_unified.operators.keyed import KeyedOptions
-from dagster_unified.operators.layout import StreamLayout
+from dagster_unified.operators.layout import CARRIED, StreamLayout
 from dagster_unified.operators.program.step import Step
 
 
@@ -87,6 +87,11 @@ class Program:
     in_subtasks: bool = False
     """Whether an exchange chose the subtask of its records. In BATCH the input then has the column `SUBTASK` as well.
     """
+
+    @property
+    def carried(self) -> int:
+        """The number of the output by which state leaves."""
+        return next(number for number, output in enumerate(self.outputs) if output.tag == CARRIED)
 
     def where(self, step: Step) -> str:
         """How an error names the place."""
