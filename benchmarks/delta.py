@@ -29,13 +29,6 @@ EPOCHS, ROUNDS = 2000, 5
 A commit takes a fifth of a millisecond: what the machine does meanwhile counts as much, so both are measured by turns.
 """
 
-MEMORY = "/dev/shm"
-"""Where tables are, if there is such a file system.
-
-Where ext4 has deleted many files, it takes 0.15 to 0.7 ms to create one, in one folder and not in another, whether a
-table is there or not.
-"""
-
 
 class Row(NamedTuple):
     id: int
@@ -43,18 +36,23 @@ class Row(NamedTuple):
 
 
 def measure(_: Options) -> tuple[list[Bar], list[Measurement]]:
-    folder = Path(tempfile.mkdtemp(prefix="bench", dir=MEMORY if Path(MEMORY).is_dir() else None))
+    folder = Path(tempfile.mkdtemp(prefix="bench"))
     try:
         long = _Epochs(folder / "long")
         long.commit(EPOCHS)
-        tenth, last = [], []
+        tenth, last, bare, bare_later = [], [], [], []
         for number in range(ROUNDS):
             last += long.commit(10)
-            tenth += _Epochs(folder / f"new {number}").commit(15)[5:]
+            bare_later += long.create(10)
+            new = _Epochs(folder / f"new {number}")
+            tenth += new.commit(15)[5:]
+            bare += new.create(10)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     first, later = statistics.median(tenth), statistics.median(last)
     print(f"a commit to a Delta table: the tenth {1000 * first:.2f} ms, after {EPOCHS} epochs {1000 * later:.2f} ms")
+    files = [1000 * statistics.median(seconds) for seconds in (bare, bare_later)]
+    print(f"of that, to create a file beside the table: {files[0]:.2f} ms, and {files[1]:.2f} ms")
     return [Bar("connectors.delta_commit_after_2000_epochs", later / first, 1.5, at_most=True)], []
 
 
@@ -84,4 +82,16 @@ class _Epochs:
             self._committer.commit([commit])
             taken.append(time.perf_counter() - begun)
         self._next += count
+        return taken
+
+    def create(self, count: int) -> list[float]:
+        """Create so many files in the folder of the log, as a commit does; the seconds of each."""
+        taken = []
+        for number in range(count):
+            new = self._path / "_delta_log" / f"_bare_{number}.tmp"
+            begun = time.perf_counter()
+            new.write_text("{}" * 300)
+            taken.append(time.perf_counter() - begun)
+        for file in (self._path / "_delta_log").glob("_bare_*.tmp"):
+            file.unlink()
         return taken
