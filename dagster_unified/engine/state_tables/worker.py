@@ -175,7 +175,7 @@ def _describe(
 
 def _to_rows(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     with _opened(payload) as (driver, table):
-        for group, store in _stores(batches):
+        for group, store in _stores(batches, table.where):
             if driver.broadcast is not None and group == 0:
                 data = store.read_page(BROADCAST)
                 if data is not None:
@@ -222,7 +222,7 @@ def _to_file(
 def _files_left(folder: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     files = (data.as_buffer() for batch in batches for data in batch.column("state"))
     for number, data in enumerate(files):
-        name = _file_of_task().replace(".parquet", f"-{number}.parquet")
+        name = _file_of_task(number)
         with open_output(f"{folder}/{name}") as opened:
             opened.write(data)
         rows = pq.read_metadata(pa.BufferReader(data)).num_rows
@@ -239,12 +239,16 @@ def _rows_to_file(
         yield pa.RecordBatch.from_pylist([{"name": name, "rows": rows}], WRITTEN)
 
 
-def _file_of_task() -> str:
-    """A name that no other attempt of this task has, nor another task: two may run at once, and one may come again."""
+def _file_of_task(number: int = 0) -> str:
+    """A name that no other attempt of this task has, nor another task: two may run at once, and one may come again.
+
+    Of the files of one task each has a number.
+    """
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    return f"part-{context.partitionId():05}-{context.taskAttemptId()}.parquet" if context else "part.parquet"
+    task = f"-{context.partitionId():05}-{context.taskAttemptId()}" if context else ""
+    return f"part{task}-{number}.parquet"
 
 
 def _keys_at_once(store: MemoryStore) -> int:
@@ -254,7 +258,7 @@ def _keys_at_once(store: MemoryStore) -> int:
     return max(1, min(ROWS, keys * ROWS_BYTES // max(size, 1)))
 
 
-def _stores(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, MemoryStore]]:
+def _stores(batches: Iterable[pa.RecordBatch], where: str) -> Iterator[tuple[int, MemoryStore]]:
     """The pages of one group after another."""
     for group, own in grouped_stretches(batches, "group"):
         store = MemoryStore()
@@ -262,7 +266,7 @@ def _stores(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, MemoryStor
             pages, states = rows.column("page").to_pylist(), rows.column("state").to_pylist()
             store.pages.update(zip(pages, states, strict=True))
         if store.read_index() is None:
-            raise StateError(f"the state of key group {group} has no index; take the savepoint again")
+            raise StateError(f"{where}: the state of key group {group} has no index; take the savepoint again")
         yield group, store
 
 
@@ -431,8 +435,8 @@ def _to_subtasks(
             store = MemoryStore()
             driver.running.enter(number)
             with driver.grouped.opened(store) as group:
-                given_state = Content(driver.operator.given(state))
-                group.fill([(0, len(given_state.keys), functools.partial(apart, given_state, {}))], MIN_TIMESTAMP)
+                content = Content(driver.operator.given(state))
+                group.fill([(0, len(content.keys), functools.partial(apart, content, {}))], MIN_TIMESTAMP)
             yield from rows_of(number, store)
 
 

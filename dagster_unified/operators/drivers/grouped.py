@@ -127,8 +127,7 @@ class GroupedOperator:
     def save(self, group: Group) -> None:
         """Writes back what has changed."""
         operator = self.operator
-        operator.snapshot()
-        operator.state.forget_expired(group.keys.values())
+        self._settle(group)
         group.save(operator.event_timers, operator.processing_timers, operator.watermark)
 
     def left(self, group: Group) -> Content | Columns:
@@ -136,9 +135,12 @@ class GroupedOperator:
         operator = self.operator
         if group.column is None:
             self.load_all(group)
-        operator.snapshot()
-        operator.state.forget_expired(group.keys.values())
+        self._settle(group)
         return group.left(operator.event_timers, operator.processing_timers)
+
+    def _settle(self, group: Group) -> None:
+        self.operator.snapshot()
+        self.operator.state.forget_expired(group.keys.values())
 
     def load_all(self, group: Group) -> None:
         """Reads all that has not been read."""

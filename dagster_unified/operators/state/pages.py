@@ -92,12 +92,17 @@ class Blocks(msgspec.Struct, array_like=True):
 
     def blocks_of(self, hashes: Mapping[Hashable, int]) -> dict[Hashable, int]:
         """The block of each key, of which these are the hashes."""
-        bits = HASH_BITS - len(self.data).bit_length() + 1
+        bits = self._bits
         return {key: found >> bits for key, found in hashes.items()}
+
+    @property
+    def _bits(self) -> int:
+        """Those of a hash that do not choose its block."""
+        return HASH_BITS - len(self.data).bit_length() + 1
 
     def ends_of(self, hashes: Sequence[int]) -> list[int]:
         """Where the blocks end of keys with these hashes, which are in the order of blocks."""
-        bits = HASH_BITS - len(self.data).bit_length() + 1
+        bits = self._bits
         numbers = [found >> bits for found in hashes]
         return [bisect_left(numbers, block) for block in range(1, len(self.data) + 1)]
 
