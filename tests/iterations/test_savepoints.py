@@ -210,27 +210,31 @@ def test_a_job_starts_from_the_tables_of_a_loop_that_another_has_left(spark, tmp
 
 @pytest.mark.rotates("stories")
 def test_state_behind_a_loop_and_what_is_handed_on_to_it_are_in_the_tables(spark, tmp_path, capsys):
+    """One savepoint is of a job whose queries both run, the other of one whose second query was behind the first."""
     given(tmp_path)
-    first, left = planned(tmp_path, "first", monitor=True, behind=True), str(tmp_path / "left")
+    first = planned(tmp_path, "first", monitor=True, behind=True)
+    running, left = (str(tmp_path / name) for name in ("running", "left"))
     with Job(first, spark, "main-1") as job:
         job.until_enough()
-        with pytest.raises(StateError, match="the queries are between two epochs at one time only, and it is copied"):
-            taken(first, tmp_path, "first", spark, "")
+        assert taken(first, tmp_path, "first", spark, running).tables == running
     query = tmp_path / "checkpoints first/hopping/spark/main-1"
     last = max(int(log.name) for log in (query / "commits").iterdir() if log.name.isdigit())
     for log in ("commits", "offsets"):  # as if it had been stopped before that epoch
         (query / log / str(last)).unlink()
     assert taken(first, tmp_path, "first", spark, left).tables == left
-    held, before = Savepoint.read(left), written(tmp_path, "first", until=last - 1)
-    handed_on = sum(table.rows for table in held.manifest.handed_on)
-    assert visited(held, "behind") == Counter(before)
+    for name in ("running", "left"):
+        held = Savepoint.read(str(tmp_path / name))
+        before = written(tmp_path, "first", until=held.epochs["main-1"])
+        handed_on = sum(table.rows for table in held.manifest.handed_on)
+        assert visited(held, "behind") == Counter(before)
+        assert handed_on == visited(held, "loop.visits").total() - len(before)
+        second = planned(tmp_path, name, parallelism=3, groups=7, start=str(tmp_path / name), behind=True)
+        assert StreamingJob(second, spark, Start("test")).run() == "finished"
+        assert Counter(before + written(tmp_path, name)) == EXPECTED
+    assert handed_on > 0
     with pytest.raises(SystemExit, match="0"):
         main(["state", "ls", left])
     assert "handed on by" in capsys.readouterr().out
-    assert handed_on == visited(held, "loop.visits").total() - len(before) > 0
-    second = planned(tmp_path, "second", parallelism=3, groups=7, start=left, behind=True)
-    assert StreamingJob(second, spark, Start("test")).run() == "finished"
-    assert Counter(before + written(tmp_path, "second")) == EXPECTED
 
 
 @pytest.mark.rotates("stories")

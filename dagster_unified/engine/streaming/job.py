@@ -42,14 +42,14 @@ from dagster_unified.engine.streaming.query import GRACE, Deployment, Query
 from dagster_unified.engine.streaming.relays import bound
 from dagster_unified.engine.streaming.requests import forget
 from dagster_unified.engine.streaming.savepoint import check_whole, forget_interrupted, save
-from dagster_unified.engine.streaming.saving import Saving, not_while_running
+from dagster_unified.engine.streaming.saving import Saving, without_tables
 from dagster_unified.engine.streaming.topology import Lanes, QuerySpec, Topology, laid_out, packed
 from dagster_unified.errors import StateError, UnifiedError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.iterations import has_iterations
 from dagster_unified.graph.nodes import LookupNode
 from dagster_unified.graph.plan import Plan
-from dagster_unified.graph.segments import MAIN, segments
+from dagster_unified.graph.segments import segments
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class StreamingJob:
                 " rocksdb; leave state.backend.type out (hashmap is for pipelines whose only keyed operators are"
                 " native aggregates)"
             )
-        if plan.execution.savepoint.interval is not None and (why := not_while_running(plan)):
+        if plan.execution.savepoint.interval is not None and (why := without_tables(plan)):
             raise UnsupportedError(
                 f"{plan.name}: execution.savepoint.interval is set, and {why}, so that no savepoint can be taken while"
                 f" the job runs; {_INSTEAD[has_iterations(plan.graph)]}"
@@ -326,9 +326,10 @@ class StreamingJob:
         """Get ready to take savepoints of the queries that are about to start."""
         forget(self.directory, lease.token)
         self.directory.settle(False)
-        main = next((query for query in self._queries if query.name == MAIN), None)
         queries = packed(self.plan, self._lanes)
-        self._saving = Saving(self.plan, self.spark, self.directory, lease, queries, main, self.observe)
+        names = {one.name for one in queries}
+        running = [query for query in self._queries if query.name in names]
+        self._saving = Saving(self.plan, self.spark, self.directory, lease, queries, running, self.observe)
         self._saving.begin(deployed)
 
     def _stop_with_savepoint(self, saving: Saving) -> None:
@@ -338,6 +339,7 @@ class StreamingJob:
             return
         for query in self._queries:
             query.halt()
+        saving.give_up()
         while not all(query.halt() for query in self._queries):
             time.sleep(0.02)
         self._stop_queries("no savepoint was taken; resume the job, and suspend it with a savepoint again")
@@ -366,6 +368,8 @@ class StreamingJob:
 
     def stop(self) -> None:
         """Stops all queries, after the epochs that are being committed, and lets others write."""
+        if self._saving is not None:
+            self._saving.give_up()
         try:
             with contextlib.ExitStack() as each:  # also those after one that cannot be stopped
                 others = self._is_taken_over()

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from threading import Lock
+from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
 from dagster_unified.connectors import listing, written_ahead
@@ -25,10 +25,12 @@ from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Dep
 from dagster_unified.engine.streaming.control import brings_end
 from dagster_unified.engine.streaming.draining import Draining, End
 from dagster_unified.engine.streaming.epoch import EpochRunner, EpochWriter, Outcome, StoppedError
+from dagster_unified.engine.streaming.pause import Pause
 from dagster_unified.engine.streaming.through_connect import EpochsElsewhere
 from dagster_unified.errors import UnifiedError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.plan import Plan
+from dagster_unified.graph.segments import MAIN
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -118,7 +120,7 @@ class Query(ABC):
         self._stopping = self._cancelled = False
         self._committing = Lock()
         self._draining: Draining | None = None
-        self._between: Callable[[int], None] | None = None
+        self._pause: Pause | None = None
         self._end_sent = False
         self._last_needed: int | None = None
         """The epoch after which there is none, once the end of the input has come."""
@@ -227,25 +229,24 @@ class Query(ABC):
             self._settled_before = False
         self._elsewhere.go_on(self._epoch, self._end_epoch, begun)
 
-    def between_epochs(self, action: Callable[[int], None]) -> None:
-        """Have `action` called once between two epochs, with the number of the one before: nothing is written then.
-
-        An epoch that is running ends first; the one after it waits.
-        """
-        self._between = action
+    def pause(self, pause: Pause) -> None:
+        """Have the query held between two epochs; one that is running ends first."""
+        self._pause = pause
 
     def advance(self, end: End | None) -> bool:
         """Do what is due, and say whether the query goes on; without an `end` it does. Raises what made it fail."""
-        if self.query is None:
-            return False  # its input had ended before the job was started
+        if self.query is None:  # its input had ended before the job was started
+            self._hold(self.directory.last_epoch(self.name), _go_nowhere)
+            return False
         if not self._is_active(self.query):
             if self.over:
+                self._hold(self.directory.last_epoch(self.name), _go_nowhere)
                 return False
             raise self._error()
         if self._elsewhere is not None and self._elsewhere.failure is not None:
             raise self._error()  # Spark runs it, and nobody answers to its epochs
         self.tick()
-        self._act_while_idle()
+        self._hold_idle()
         if end is None:
             return True
         return self._advance_to(end, self.query)
@@ -335,26 +336,31 @@ class Query(ABC):
         """Whether an epoch that is not late starts in a while only."""
         return bool(self._interval) and self._interval - time.time() % self._interval > LEAD
 
-    def _act_while_idle(self) -> None:
-        """Call what waits for the time between two epochs, where there is no epoch that would call it."""
+    def _hold_idle(self) -> None:
+        """Hold the query where no epoch comes that would hold it: the next one waits."""
         # of a bucket Spark asks all the time whether there is anything to read: that is no epoch
-        if self._between is None or self.query is None or listing.is_busy(self.query):
+        if self._pause is None or self.query is None or listing.is_busy(self.query):
             return
         if not self._committing.acquire(blocking=False):
             return
-        try:
-            before = self.directory.last_epoch(self.name)
-            if before is not None and self._is_logged(before):
-                self._act(before)
-        finally:
+        before = self.directory.last_epoch(self.name)
+        if not self._is_logged(before) or not self._hold(before, self._committing.release):
             self._committing.release()
 
-    def _act(self, epoch: int) -> None:
+    def _hold(self, before: int | None, go_on: Callable[[], None]) -> bool:
+        """Hold the query behind an epoch, if it is to be held, until `go_on` is called."""
         if self.last is None and not self._settled_before:
-            return  # the sinks may have what is about to run again
-        action, self._between = self._between, None
-        if action is not None:
-            action(epoch)
+            return False  # the sinks may have what is about to run again
+        if before is None and self.name == MAIN:
+            return False  # there is nothing yet for which the others could wait
+        pause, self._pause = self._pause, None
+        if pause is not None:
+            pause.hold(self.name, before, go_on)
+        return pause is not None
+
+    def _check_going_on(self) -> None:
+        if self._stopping:
+            raise StoppedError("the job is being stopped")
 
     def _let_spark_commit(self) -> None:
         """Wait until Spark has logged the epoch that the sinks have.
@@ -389,12 +395,13 @@ class Query(ABC):
         """Have an epoch run, between what comes before it and what follows from it."""
         begun = time.time()
         with self._committing:
-            if self._stopping:
-                raise StoppedError("the job is being stopped")
+            self._check_going_on()
             if self._last_needed is not None and epoch > self._last_needed:
                 raise StoppedError("the input has ended")  # what came later would be late, and count as read
-            if epoch > 0:
-                self._act(epoch - 1)
+            going_on = Event()
+            if self._hold(epoch - 1 if epoch > 0 else None, going_on.set):
+                going_on.wait()
+                self._check_going_on()
             self._commit(run, epoch)
         if not self._interval or time.time() // self._interval > begun // self._interval:
             listing.look_between_epochs(self.folder)
@@ -439,3 +446,7 @@ class Query(ABC):
         unreachable = self._elsewhere.failure if self._elsewhere is not None else None
         cause: Exception = self.failure or unreachable or self.query.exception() or stopped
         return translated(cause, self.plan, self.name, self.spark)
+
+
+def _go_nowhere() -> None:
+    """What a query does after it was held whose input has ended."""

@@ -18,6 +18,7 @@ from dagster_unified.engine.events import Observer, SavepointTaken
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.session import cores
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, HeldLease
+from dagster_unified.engine.streaming.pause import Pause
 from dagster_unified.engine.streaming.portable import FrozenCheckpoint, write_tables
 from dagster_unified.engine.streaming.query import Query
 from dagster_unified.engine.streaming.requests import Request, answer, pending
@@ -32,7 +33,6 @@ from dagster_unified.engine.streaming.savepoint import (
 from dagster_unified.engine.streaming.topology import PackedSpec, queries
 from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.graph.plan import Plan
-from dagster_unified.graph.segments import MAIN, segments
 from dagster_unified.operators.time import wall_clock
 
 if TYPE_CHECKING:
@@ -59,16 +59,6 @@ def without_tables(plan: Plan) -> str:
     )
 
 
-def not_while_running(plan: Plan) -> str:
-    """Why no savepoint of a STREAMING job can be taken while it runs; empty where one can be."""
-    if len(segments(plan)) > 1:
-        return (
-            "operators with state come after an iteration, in a query of their own, and the queries are between two"
-            " epochs at one time only"
-        )
-    return without_tables(plan)
-
-
 @dataclass
 class Saving:
     """The savepoints of one job."""
@@ -80,8 +70,8 @@ class Saving:
     queries: Sequence[PackedSpec]
     """Those of everything but native aggregates."""
 
-    main: Query | None
-    """The first of them."""
+    running: Sequence[Query]
+    """Those of them that run."""
 
     observe: Observer
     _starts: frozenset[str] = frozenset()
@@ -101,6 +91,9 @@ class Saving:
 
     _busy: bool = False
     """Whether one is waiting for the end of its epoch, or being written."""
+
+    _pause: Pause | None = None
+    """What holds the queries for the last one that was taken while they ran."""
 
     _writing: Thread | None = field(default=None, repr=False)
 
@@ -143,6 +136,11 @@ class Saving:
         """The next savepoint is due one interval after a moment."""
         if self._interval is not None:
             self._due = moment + int(self._interval.total_seconds() * 1000)
+
+    def give_up(self) -> None:
+        """Let the queries go on that are held; who has asked asks again once the job has stopped."""
+        if self._pause is not None:
+            self._pause.give_up()
 
     def wait(self) -> None:
         """Wait until the tables that are being written are written."""
@@ -194,14 +192,17 @@ class Saving:
         return lambda deployed, path: self.write_tables(deployed, checkpoint, path, reason)
 
     def _take(self, wanted: Request) -> None:
-        """Take a savepoint between two epochs of the job that goes on."""
-        why = not_while_running(self.plan)
-        if why or self.main is None:
+        """Take a savepoint between two epochs of each query of the job that goes on."""
+        why = without_tables(self.plan)
+        if why:
             error = f"{self.plan.name}: {why}, and it is copied only where the job stops; suspend it with a savepoint"
             self._ended(wanted, error=error)
             return
         self._busy = True
-        self.main.between_epochs(lambda epoch: self._copy(wanted, {MAIN: epoch}, self._write_meanwhile))
+        names = [query.name for query in self.running]
+        self._pause = Pause(names, lambda epochs: self._copy(wanted, epochs, self._write_meanwhile))
+        for query in self.running:
+            query.pause(self._pause)
 
     def _copy(
         self,
@@ -210,7 +211,7 @@ class Saving:
         then: Callable[[Request, Savepoint, Mapping[str, int | None], float], None],
     ) -> None:
         begun, due = time.monotonic(), not wanted.id
-        if due and self._last is not None and (epochs.get(MAIN), self._timeline) == _reached(self._last):
+        if due and self._last is not None and self._is_of(self._last, epochs):
             self._due, self._busy = wall_clock(), False  # nothing is new: it stays due until something is
             return
         try:
@@ -219,6 +220,12 @@ class Saving:
             self._ended(wanted, error=str(error))
         else:
             then(wanted, saved, epochs, begun)
+
+    def _is_of(self, saved: Savepoint, epochs: Mapping[str, int | None]) -> bool:
+        """Whether a savepoint is of these epochs of the queries, and of this timeline."""
+        return saved.deployed.timeline == self._timeline and all(
+            saved.epochs.get(name) == n for name, n in epochs.items()
+        )
 
     def _write_meanwhile(
         self, wanted: Request, saved: Savepoint, epochs: Mapping[str, int | None], begun: float
@@ -270,8 +277,3 @@ class Saving:
             error = error or str(raised)
         self._busy = False
         self.observe(SavepointTaken(wanted.reason, location, seconds, error))
-
-
-def _reached(saved: Savepoint) -> tuple[int | None, int]:
-    """The epoch and the timeline that a savepoint is of."""
-    return saved.epochs.get(MAIN), saved.deployed.timeline

@@ -1,0 +1,46 @@
+"""Holds the queries of a job where each is between two epochs, until all are, and something is done once.
+
+Nothing is written then: what one query hands on to another is between the same two epochs at both. Knows no query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from threading import Lock
+
+
+class Pause:
+    """Calls `action` once when all of the queries are held, with the epoch before for each; None before its first."""
+
+    def __init__(self, queries: Collection[str], action: Callable[[Mapping[str, int | None]], None]) -> None:
+        self._queries = frozenset(queries)
+        self._action = action
+        self._epochs: dict[str, int | None] = {}
+        self._held: list[Callable[[], None]] = []
+        self._is_over = False
+        self._lock = Lock()
+
+    def hold(self, query: str, epoch: int | None, go_on: Callable[[], None]) -> None:
+        """Note that a query is held behind an epoch, until `go_on` is called."""
+        with self._lock:
+            if self._is_over:
+                go_on()
+                return
+            self._held.append(go_on)
+            self._epochs[query] = epoch
+            if self._epochs.keys() >= self._queries:
+                try:
+                    self._action(self._epochs)
+                finally:
+                    self._let_go()
+
+    def give_up(self) -> None:
+        """Let all queries go on; ends what is being done first."""
+        with self._lock:
+            if not self._is_over:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        self._is_over = True
+        for go_on in self._held:
+            go_on()

@@ -1,0 +1,76 @@
+"""Queries are held until all are between two epochs; then something is done once, and all go on."""
+
+from threading import Event, Thread
+
+import pytest
+
+from dagster_unified.engine.streaming.pause import Pause
+
+
+def held(pause, name, epoch):
+    """A query's thread, which ends when the query goes on."""
+
+    def run():
+        going_on = Event()
+        pause.hold(name, epoch, going_on.set)
+        going_on.wait()
+
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_the_last_query_to_be_held_lets_all_go_on_behind_what_is_done():
+    done = []
+    pause = Pause(["main", "main-1"], done.append)
+    first = held(pause, "main", 7)
+    first.join(0.1)
+    assert first.is_alive()
+    assert not done
+    second = held(pause, "main-1", None)
+    first.join(10)
+    second.join(10)
+    assert not first.is_alive()
+    assert not second.is_alive()
+    assert done == [{"main": 7, "main-1": None}]
+    held(pause, "main", 8).join(10)  # who comes late goes on
+    assert len(done) == 1
+
+
+def test_what_fails_holds_nobody():
+    def failing(epochs):
+        raise OSError("no space left")
+
+    pause, went_on = Pause(["main"], failing), Event()
+    with pytest.raises(OSError, match="no space left"):
+        pause.hold("main", 1, went_on.set)
+    assert went_on.is_set()
+
+
+def test_giving_up_lets_those_go_on_that_wait_but_not_before_what_is_being_done_has_ended():
+    pause = Pause(["main", "main-1"], lambda epochs: pytest.fail("not all were held"))
+    waiting = held(pause, "main", 1)
+    pause.give_up()
+    waiting.join(10)
+    assert not waiting.is_alive()
+    held(pause, "main-1", 1).join(10)
+
+    begun, may_end, order = Event(), Event(), []
+
+    def slow(epochs):
+        begun.set()
+        may_end.wait(10)
+        order.append("done")
+
+    pause = Pause(["main"], slow)
+    last = Thread(target=pause.hold, args=("main", 1, lambda: order.append("went on")))
+    last.start()
+    begun.wait(10)
+    stopping = Thread(target=pause.give_up)
+    stopping.start()
+    stopping.join(0.1)
+    assert stopping.is_alive()
+    may_end.set()
+    stopping.join(10)
+    last.join(10)
+    assert order == ["done", "went on"]
