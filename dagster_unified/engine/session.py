@@ -5,6 +5,7 @@ Spark's Python workers take `python3` from PATH, not the running interpreter, so
 
 from __future__ import annotations
 
+import atexit
 import copy
 import os
 import re
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakSet, ref
 
 from dagster_unified.connectors import object_store
 from dagster_unified.engine import local_disk, noise, store_given
@@ -190,7 +192,30 @@ def in_session(session: SparkSession, session_id: str) -> SparkSession:
     connection.set("session_id", session_id)
     found: Any = ConnectSession(connection, session.client._user_id)
     _give_up_sooner(found)
+    _close_at_exit(found)
     return cast("SparkSession", found)
+
+
+_closed_at_exit: WeakSet[Any] = WeakSet()
+"""The clients of Connect servers that are closed where the process exits."""
+
+
+def _close_at_exit(session: SparkSession) -> None:
+    """Close the session's client where the process exits; what it has started on the server goes on.
+
+    PySpark asks the server for something more there, and a process that ends before it has the whole answer hangs: what
+    would read it is gone, and the client's end waits for it.
+    """
+    client = session.client
+    if client not in _closed_at_exit:
+        _closed_at_exit.add(client)
+        atexit.register(_close, ref(client))  # after the client's own: what was registered last is called first
+
+
+def _close(client: ref[Any]) -> None:
+    held = client()
+    if held is not None and not held.is_closed:
+        held.close()
 
 
 def server_of(session: SparkSession) -> tuple[str, str]:
@@ -214,7 +239,9 @@ def prepared(session: SparkSession) -> SparkSession:
     """
     for key, value in SESSION_DEFAULTS.items():
         session.conf.set(key, value)
-    if not is_connect(session):
+    if is_connect(session):
+        _close_at_exit(session)
+    else:
         store = object_store.in_use()
         if store is not None:
             store_given.give(session, store)

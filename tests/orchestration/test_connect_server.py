@@ -247,6 +247,18 @@ print(last.run(lambda: seen.add(queries(last)) or last.drain()), *seen)
     ]
 
 
+def test_a_process_that_exits_with_open_sessions_has_closed_them(running):
+    """PySpark asks the server for more at the exit otherwise, and the process hangs now and then."""
+    program = """
+import uuid
+sessions = [session.prepared(spark), session.in_session(spark, str(uuid.uuid4()))]
+for one in sessions:
+    one.client._cleanup_ml_cache = lambda: print("asked for more")
+print(*(one.client.is_closed for one in sessions))
+"""
+    assert on_server(running[1], program) == "False False\n"
+
+
 AUTHOR = """
 from tests.connectors.log_source import Event
 
