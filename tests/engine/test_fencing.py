@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from upath import UPath
 
+from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.desired import read_desired
 from dagster_unified.engine.streaming.savepoint import remove_halves, savepoints
@@ -84,6 +85,14 @@ def test_of_two_processes_that_write_at_once_one_wins(start, reached):
         for process in pair:
             assert tell(f"begin {number}", process) == ["begun"]
         assert sorted(tell(RACES[number % len(RACES)], *pair)) == ["refused", "written"]
+
+
+def test_an_attempt_whose_data_is_being_removed_for_that_of_another_says_so(tmp_path):
+    store = IntermediateStore(str(tmp_path))
+    attempt = store.new_attempt(Address("job", "stage", "run"))
+    os.symlink(tmp_path / "removed after it was listed", attempt / "gone.parquet")
+    with pytest.raises(LeaseLostError, match="was removed: another attempt of the stage was committed meanwhile"):
+        store.files(attempt)
 
 
 def test_two_who_ask_at_once_are_both_heard(start, reached):

@@ -38,7 +38,7 @@ from tests.engine.killed_job import OPTIONS, build
 
 ROOT = Path(__file__).parents[2]
 POINTS = ("before", "staged", "committed")
-KILLS, FILES = (20, 24) if NIGHTLY else (2, 4)
+KILLS, FILES = (20, 60) if NIGHTLY else (2, 4)
 """A kill takes as long as Spark takes to start, and a file as long as a micro-batch."""
 
 

@@ -54,6 +54,6 @@ if __name__ == "__main__":
     elif point == "saved":
         manifest.commit = dies_after(manifest.commit)
     elif point == "recorded":
-        savepoint.write_atomically = dies_after(savepoint.write_atomically)
+        savepoint._complete = dies_after(savepoint._complete)
     spark = session.start("local[2]", config={"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"})
     StreamingJob(Shops(spark, Path(folder)).plan("first"), spark, Start("job")).run()

@@ -16,7 +16,8 @@ from tests.depth import NIGHTLY, chance
 
 ROOT = Path(__file__).parents[2]
 POINTS = ("before", "staged", "committed")
-KILLS, FILES = (10, 12) if NIGHTLY else (2, 4)
+KILLS, FILES = (10, 20) if NIGHTLY else (2, 4)
+"""A kill takes two files at most."""
 
 
 @pytest.mark.spark

@@ -151,11 +151,16 @@ class IntermediateStore:
         return path
 
     def files(self, attempt: UPath) -> list[StoredFile]:
-        """The data files of an attempt."""
+        """The data files of an attempt; raises `LeaseLostError` where they are being removed for those of another."""
         found = [f for f in attempt.rglob("*.parquet") if not f.name.startswith((".", "_"))]
-        return sorted(
-            (StoredFile(f.relative_to(attempt).as_posix(), int(f.stat().st_size)) for f in found), key=lambda f: f.path
-        )
+        try:
+            files = [StoredFile(f.relative_to(attempt).as_posix(), int(f.stat().st_size)) for f in found]
+        except FileNotFoundError as error:
+            raise LeaseLostError(
+                f"{attempt} was removed: another attempt of the stage was committed meanwhile; this one stops and writes"
+                " nothing more"
+            ) from error
+        return sorted(files, key=lambda f: f.path)
 
     def commit(self, address: Address, manifest: Manifest) -> Manifest:
         """Commit an attempt atomically as the intermediate, and return it; the data of other attempts is removed.
