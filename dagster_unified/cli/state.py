@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from dagster_unified.state import Operator, Savepoint
     from dagster_unified.state.diff import OperatorDiff
+    from dagster_unified.state.manifest import Feedback
 
 state = App(name="state", help="Look into savepoints: list what they hold, show keys, compare two.")
 
@@ -57,10 +58,10 @@ def ls(path: str, /, *, json: bool = False) -> int:
         _add(operators, one.uid, one.name, f"{one.rows:,}", f"{one.bytes:,}", ", ".join(one.key), states, reached)
     console.print(operators)
     if savepoint.iterations:
-        iterations = _table("iteration", "name", "last round", "records fed back")
+        iterations = _table("iteration", "name", "last round", "records that wait")
         for loop in savepoint.iterations:
-            waiting = (f"{f.table.rows:,} to {f.table.uid}{' by broadcast' * f.broadcast}" for f in loop.feedback)
-            _add(iterations, loop.uid, loop.name, f"{loop.round:,}", "\n".join(waiting))
+            last = "none yet" if loop.bounded else f"{loop.round:,}"
+            _add(iterations, loop.uid, loop.name, last, "\n".join(map(_waiting, loop.feedback)))
         console.print(iterations)
     if savepoint.manifest.handed_on:
         handed_on = _table("handed on by", "stream", "records not read")
@@ -297,9 +298,15 @@ def _described(savepoint: Savepoint) -> dict[str, Any]:
             {
                 "uid": loop.uid,
                 "name": loop.name,
+                "bounded": loop.bounded,
                 "round": loop.round,
                 "feedback": [
-                    {"operator": one.table.uid, "broadcast": one.broadcast, "rows": one.table.rows}
+                    {
+                        "operator": one.table.uid,
+                        "broadcast": one.broadcast,
+                        "replayed": one.replayed,
+                        "rows": one.table.rows,
+                    }
                     for one in loop.feedback
                 ],
             }
@@ -310,6 +317,11 @@ def _described(savepoint: Savepoint) -> dict[str, Any]:
         ],
         "sources": {uid: position.describe() for uid, position in savepoint.positions.items()},
     }
+
+
+def _waiting(one: Feedback) -> str:
+    """Records that wait in an iteration, in words."""
+    return f"{one.table.rows:,} to {one.table.uid}{' by broadcast' * one.broadcast}{', in every round' * one.replayed}"
 
 
 def _print_json(value: Any, indent: int = 2) -> None:

@@ -68,20 +68,33 @@ class OperatorState(msgspec.Struct, frozen=True):
 
 
 class Feedback(msgspec.Struct, frozen=True):
-    """Records that were fed back in an iteration, and that the operator with the table's uid has not taken yet."""
+    """Records that wait in an iteration, and that the operator with the table's uid has not taken yet."""
 
     table: OperatorState
     broadcast: bool = False
     """Whether the operator is told them by broadcast."""
 
+    replayed: bool = False
+    """Whether it is told them in every round."""
+
 
 class IterationState(msgspec.Struct, frozen=True):
-    """Where an unbounded iteration was: the number of its last round, and what was fed back in it."""
+    """Where an iteration was: the number of its last round, and the records that wait for the next one.
+
+    Those of an unbounded one were fed back in its last round. A bounded one goes round where its input ends: before
+    that it has had no round (-1), and all that came in waits.
+    """
 
     uid: str
     name: str
     round: int
     feedback: list[Feedback] = []
+    bounded: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Whether it is bounded, in words."""
+        return "bounded" if self.bounded else "unbounded"
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +121,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     operators: list[OperatorState]
     iterations: list[IterationState] = []
-    """The unbounded iterations that have gone round; the state of their operators is among `operators`."""
+    """The iterations to which something came; the state of the operators of unbounded ones is among `operators`."""
 
     handed_on: list[OperatorState] = []
     """What one query of a STREAMING job has handed on to another behind an iteration, which has not read it yet.
@@ -183,8 +196,8 @@ def read(path: str | UPath) -> tuple[UPath, Manifest]:
         if (folder / COPY).exists():
             raise StateError(
                 f"the savepoint in {folder} is a copy of a checkpoint, without tables: they went to a path of their"
-                " own, or its pipeline has native aggregates, a bounded iteration, or a source that cannot tell what"
-                " was read of it; only `dagster-unified restore` takes it"
+                " own, or its pipeline has native aggregates, or a source that cannot tell what was read of"
+                " it; only `dagster-unified restore` takes it"
             ) from None
         raise StateError(
             f"there is no savepoint in {folder}: it has no {NAME}, which is written last; was it written to its end?"

@@ -227,24 +227,28 @@ class Savepoint:
 
     @property
     def iterations(self) -> tuple[IterationState, ...]:
-        """The unbounded iterations of a STREAMING job that have gone round, and what was fed back in each.
+        """The iterations of a STREAMING job, and the records that wait in each for its next round.
 
-        The state of their operators is that of `iteration uid.operator uid`.
+        Those of an unbounded one were fed back in its last round; the state of its operators is that of `iteration
+        uid.operator uid`. Of a bounded one all wait that came in: it goes round where its input ends.
         """
         return tuple(self.manifest.iterations)
 
-    def feedback(self, uid: str, *, broadcast: bool = False) -> pa.Table:
-        """The records that were fed back in an iteration and that an operator of it has not taken yet.
+    def feedback(self, uid: str, *, broadcast: bool = False, replayed: bool = False) -> pa.Table:
+        """The records that wait in an iteration, and that an operator of it has not taken yet.
 
-        `broadcast` asks for those that the operator is told by broadcast. Raises `StateError` where none wait for it.
+        `broadcast` asks for those that the operator is told by broadcast, `replayed` for those that it is told in every
+        round. Raises `StateError` where none wait for it.
         """
-        waiting = {(one.table.uid, one.broadcast): one.table for loop in self.iterations for one in loop.feedback}
-        table = waiting.get((uid, broadcast))
+        waiting = [one for loop in self.iterations for one in loop.feedback]
+        wanted = uid, broadcast, replayed
+        table = next((one.table for one in waiting if (one.table.uid, one.broadcast, one.replayed) == wanted), None)
         if table is None:
-            there = ", ".join(sorted({known for known, _ in waiting})) or "none"
+            known = sorted({one.table.uid for one in waiting})
             raise StateError(
-                f"{self.pipeline}: the savepoint in {self.path} has no records that were fed back to '{uid}': there are"
-                f" some for {there}{nearest(uid, [known for known, _ in waiting])}"
+                f"{self.pipeline}: the savepoint in {self.path} has no {'replayed ' * replayed}records that wait for"
+                f" '{uid}'{' as broadcast' * broadcast}: there are some for {', '.join(known) or 'none'}"
+                f"{nearest(uid, known)}"
             )
         return pa.Table.from_batches(read_batches(self.path, table), table_schema(table))
 

@@ -1,5 +1,6 @@
 """Savepoints of a stream that goes round: tables of its state and of what is fed back, from which a job starts."""
 
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -23,7 +24,7 @@ from dagster_unified.api import (
     iterations,
 )
 from dagster_unified.cli import main
-from dagster_unified.engine.events import EpochCommitted
+from dagster_unified.engine.events import EpochCommitted, RoundCommitted
 from dagster_unified.engine.iterations.levels import SparkLevels
 from dagster_unified.engine.iterations.savepoints import start_iteration
 from dagster_unified.engine.rounds.compile import compiled
@@ -75,7 +76,7 @@ class Counted(ProcessFunction[Hop, Hop], CheckpointedFunction, iterations.Iterat
         context.output(COUNTS, Hop(-1, self.count))
 
 
-def hopping(folder, out, uid="visits", monitor=False, behind=False):
+def hopping(folder, out, uid="visits", monitor=False, behind=False, bounded=False):
     """Records that take so many hops; all kinds of state see each hop."""
     pipeline = Pipeline("hopping")
     given = pipeline.from_source(
@@ -90,7 +91,11 @@ def hopping(folder, out, uid="visits", monitor=False, behind=False):
         return iterations.IterationBodyResult([further], [seen, counted.get_side_output(COUNTS)])
 
     config = iterations.IterationConfig(name="loop", uid="loop")
-    seen, counts = iterations.iterate_unbounded_streams([given], [limits], Body(build), config)
+    if bounded:
+        data = iterations.ReplayableDataStreams(replayed=[limits])
+        seen, counts = iterations.iterate_bounded_streams_until_termination([given], data, Body(build), config)
+    else:
+        seen, counts = iterations.iterate_unbounded_streams([given], [limits], Body(build), config)
     if behind:
         seen = seen.key_by("number").process(Visits()).uid("behind")
     seen.sink_to(FileSink(f"{folder}/{out}", name="out"))
@@ -120,14 +125,16 @@ def planned(folder, name, parallelism=2, groups=4, start=None, leaves=None, **ch
 
 def taken(plan, folder, name, spark, path, then="running"):
     directory = CheckpointDirectory(f"{folder}/checkpoints {name}", "hopping")
-    return take(plan, directory, "asker", "by hand", lambda: spark, path, then)
+    found = take(plan, directory, "asker", "by hand", lambda: spark, path, then)
+    assert not found.error
+    return found
 
 
 class Job:
     """A job in another thread, which stops when it is told to."""
 
-    def __init__(self, plan, spark, query="main"):
-        self.query = query
+    def __init__(self, plan, spark, query="main", slow=0.0):
+        self.query, self.slow = query, slow
         self.epochs, self.stopped, self._enough = 0, Event(), Event()
         self.job = StreamingJob(plan, spark, Start("test", patience=0.5), self.observe)
 
@@ -135,6 +142,7 @@ class Job:
         self.epochs += isinstance(event, EpochCommitted) and event.query == self.query
         if self.epochs >= 2:
             self._enough.set()
+            time.sleep(self.slow)
 
     def until_enough(self):
         while not (self._enough.wait(0.1) or self.outcome.done()):
@@ -252,13 +260,53 @@ def test_a_loop_and_state_behind_it_are_left_at_the_end_of_the_data(spark, tmp_p
     assert sum(count for _, count in written(tmp_path, "second", "-counts")) == EXPECTED.total()
 
 
+@pytest.mark.rotates("stories")
+def test_what_came_into_a_bounded_loop_is_in_the_tables(spark, tmp_path, capsys):
+    given(tmp_path)
+    first, left = planned(tmp_path, "first", bounded=True), str(tmp_path / "left")
+    with Job(first, spark, slow=1) as job:
+        job.until_enough()
+    assert taken(first, tmp_path, "first", spark, left).tables == left
+    held = Savepoint.read(left)
+    (loop,) = held.iterations
+    assert (loop.uid, loop.round, loop.bounded) == ("loop", -1, True)
+    came = sum(map(len, FILES[: held.epochs["main"] + 1]))
+    assert len(held.feedback("loop.counted")) == came < sum(map(len, FILES))
+    assert held.feedback("loop.limited", broadcast=True, replayed=True).to_pylist() == [{"number": 0, "hops": HOPS}]
+    with pytest.raises(SystemExit, match="0"):
+        main(["state", "ls", left])
+    shown = capsys.readouterr().out
+    assert f"{came} to loop.counted" in shown
+    assert "1 to loop.limited by" in shown
+    again = held.write(str(tmp_path / "again"))
+    assert again.feedback("loop.counted") == held.feedback("loop.counted")
+
+    with pytest.raises(
+        StateError, match=r"records that wait in the bounded iteration 'loop' \(uid 'loop'\), and no bo"
+    ):
+        StreamingJob(planned(tmp_path, "other", start=left), spark, Start("test")).run()
+
+    second = planned(tmp_path, "second", parallelism=3, groups=7, start=left, bounded=True)
+    rounds = []
+
+    def observe(event):
+        rounds.extend([event] if isinstance(event, RoundCommitted) else [])
+
+    one = StreamingJob(second, spark, Start("test", patience=0.5), observe)
+    assert one.run(lambda: bool(rounds)) == "stopped"
+    rescaled = planned(tmp_path, "second", parallelism=1, groups=7, start=left, bounded=True)
+    assert StreamingJob(rescaled, spark, Start("test", patience=0.5)).run() == "finished"
+    assert Counter(written(tmp_path, "second")) == EXPECTED
+    assert sum(count for _, count in written(tmp_path, "second", "-counts")) == EXPECTED.total()
+
+
 @pytest.mark.parametrize(
     ("reader", "columns", "why"),
     [
         (
             "gone",
             {"number": pa.int64(), "hops": pa.int64()},
-            "fed back to operator 'loop.gone', and no variable goes to",
+            "records that wait for operator 'loop.gone', and no input goes to",
         ),
         (
             "counted",

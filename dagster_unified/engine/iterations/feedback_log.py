@@ -1,6 +1,7 @@
 """What is committed of an iteration of a stream: what each epoch brought, and each round.
 
     <folder>/begun.json                the iteration as it was begun
+    <folder>/before.json               what a bounded one had taken in the savepoint from which its job has started
     <folder>/taken-0000000007.json     what an epoch of the stream brought, until a round has taken it
     <folder>/round-0000000012.json     a round: what it fed back and emitted, where its state is, and of which epoch
     <folder>/ended.json                the state that is left, once the iteration has ended
@@ -27,7 +28,7 @@ from dagster_unified.errors import StateError
 
 _TAKEN = re.compile(r"taken-(\d{10})\.json")
 _ROUND = re.compile(r"round-(\d{10})\.json")
-_BEGUN, _ENDED = "begun.json", "ended.json"
+_BEGUN, _BEFORE, _ENDED = "begun.json", "before.json", "ended.json"
 
 
 class Begun(msgspec.Struct, frozen=True):
@@ -111,7 +112,7 @@ class FeedbackLog:
     @property
     def holds_state(self) -> bool:
         """Whether it has more than the record of what was begun."""
-        return bool(self.rounds or self._names(_TAKEN))
+        return bool(self.rounds or self._names(_TAKEN) or _BEFORE in self._sizes)
 
     def begin(self, found: Begun) -> None:
         """Records what the iteration is; raises `StateError` where it has state as another one."""
@@ -128,17 +129,28 @@ class FeedbackLog:
         """What an epoch brought, if that is committed."""
         return manifests.read(self._place, _taken(epoch), Input)
 
-    def all_taken(self) -> Iterator[Input]:
-        """What all epochs brought that no round has taken, in their order."""
-        for _, name in self._names(_TAKEN):
+    def all_taken(self, until: int | None = None) -> Iterator[Input]:
+        """What came before the first epoch, and what all brought that no round has taken, in their order.
+
+        `until` is the last of those that count, by default the last of all.
+        """
+        taken = [name for number, name in self._names(_TAKEN) if until is None or number <= until]
+        for name in [_BEFORE, *taken]:
             found = manifests.read(self._place, name, Input)
             if found is not None:
                 yield found
 
     def take(self, epoch: int, found: Input) -> None:
         """Commits what an epoch brought."""
-        manifests.write(self._place, _taken(epoch), found)
-        self._sizes.update(dict.fromkeys([_taken(epoch), *(block.file for block in found.blocks())], 0))
+        self._take(_taken(epoch), found)
+
+    def take_before(self, found: Input) -> None:
+        """Commits what a savepoint has of the input of a bounded iteration."""
+        self._take(_BEFORE, found)
+
+    def _take(self, name: str, found: Input) -> None:
+        manifests.write(self._place, name, found)
+        self._sizes.update(dict.fromkeys([name, *(block.file for block in found.blocks())], 0))
 
     def commit(self, done: StreamRound, written: Iterable[str]) -> None:
         """Commits a round, in which these files were written, and deletes what is not needed any more."""

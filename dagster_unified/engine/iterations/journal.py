@@ -22,6 +22,7 @@ from dagster_unified.engine.iterations.places import Place
 from dagster_unified.engine.rounds.rounds import Round
 
 _EPOCH = re.compile(r"epoch-(\d{10})\.json")
+_INPUT = "input.json"
 
 
 def _name(epoch: int) -> str:
@@ -97,6 +98,12 @@ class Epoch(msgspec.Struct, frozen=True):
         return [parcel.block for parcel in self.outputs]
 
 
+def begun_with(folder: str) -> int | None:
+    """In how many subtasks a bounded iteration goes round; None where it has not begun to."""
+    held = manifests.read(Place(folder), _INPUT, Input)
+    return None if held is None else held.parallelism
+
+
 class Journal:
     """The manifests of one iteration."""
 
@@ -106,7 +113,7 @@ class Journal:
         if self._place.is_shared:
             os.makedirs(folder, exist_ok=True)
         self._sizes = self._place.sizes()
-        self.input = manifests.read(self._place, "input.json", Input)
+        self.input = manifests.read(self._place, _INPUT, Input)
         self.epochs = self._epochs()
         self._kept = {block.file for epoch in self.epochs for block in epoch.gives()}
         if self.input is not None:
@@ -120,7 +127,7 @@ class Journal:
 
     def begin(self, found: Input) -> None:
         """Commits what came in."""
-        manifests.write(self._place, "input.json", found)
+        manifests.write(self._place, _INPUT, found)
         self.input = found
         self._kept |= {parcel.block.file for parcel in found.replayed}
         self._alive |= {parcel.block.file for parcel in found.once}

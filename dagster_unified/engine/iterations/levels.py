@@ -136,11 +136,11 @@ class SparkLevels:
         return [state for report in reports for state in report.states]
 
     def send_again(self, slot: int, savepoint: str, table: OperatorState) -> list[StoredParcel]:
-        """Sends the records of a savepoint's table to a slot. One task does, so that they keep their order."""
+        """Sends the records of a savepoint's table to a slot: those of a file keep their order."""
         sending = functools.partial(send_again, self._payload, self.folder, slot, savepoint, table)
-        (report,) = collected(self._tasks(1).mapInArrow(sending, self._report))
-        self.files += report.files
-        return report.sent
+        reports = collected(self._tasks(len(table.files)).mapInArrow(sending, self._report)) if table.files else []
+        self.files += [file for report in reports for file in report.files]
+        return [parcel for report in reports for parcel in report.sent]
 
     def frames(self, node: g.IterationNode, outputs: Sequence[StoredParcel]) -> dict[Port, DataFrame]:
         """The outputs of an iteration as DataFrames."""

@@ -1,8 +1,9 @@
-"""The state of an unbounded iteration as tables of a savepoint, and back.
+"""The state of an iteration of a stream as tables of a savepoint, and back.
 
-The tables of its operators are those of all operators with state. Besides, a savepoint has the number of the last
-round, and what was fed back in it: a table of records for each operator that has not taken them yet. They are sent
-anew, to as many key groups or subtasks as there are then. Knows the log of rounds, levels and the savepoint; no query.
+The tables of an unbounded one's operators are those of all operators with state. Besides, a savepoint has the number of
+the last round, and what was fed back in it: a table of records for each operator that has not taken them yet. A bounded
+one, which has not gone round, has such tables of all that came in. They are sent anew, to as many key groups or
+subtasks as there are then. Knows the log of rounds, levels and the savepoint; no query.
 """
 
 from __future__ import annotations
@@ -14,35 +15,33 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.connectors.base import spark_schema
 from dagster_unified.engine.iterations.feedback_log import FeedbackLog, StreamRound
 from dagster_unified.engine.iterations.files import StoredParcel
-from dagster_unified.engine.iterations.journal import Epoch, StoredState
+from dagster_unified.engine.iterations.journal import Epoch, Input, StoredState, begun_with
 from dagster_unified.engine.iterations.levels import SparkLevels
 from dagster_unified.engine.iterations.rescaling import rescaled
 from dagster_unified.engine.iterations.worker import read_output
 from dagster_unified.engine.rounds.compile import compiled
+from dagster_unified.engine.session import cores
 from dagster_unified.engine.state_tables.frames import operator_tables
 from dagster_unified.engine.state_tables.savepoints import (
     StartingState,
     described,
+    record_columns,
     stateful_in_body,
     uid_in,
-    write_files,
+    write_records,
     write_table,
 )
-from dagster_unified.engine.state_tables.worker import WRITTEN, rows_to_file
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan
-from dagster_unified.operators.layout import TIMESTAMP
 from dagster_unified.operators.rounds.spec import BodyPass, Driver, Loop, Slot
-from dagster_unified.operators.state.table import ROLE
 from dagster_unified.state.manifest import Feedback, IterationState, OperatorState
 from dagster_unified.state.schemas import from_spark, to_spark
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from upath import UPath
 
 BEFORE = -1
@@ -59,12 +58,15 @@ class Written(NamedTuple):
 def write_iteration(
     plan: Plan, node: g.IterationNode, spark: SparkSession, rounds: str, epoch: int, folder: UPath, attempt: str
 ) -> Written | None:
-    """Writes what the log in the folder `rounds` has after an epoch; None where the iteration has had no round.
+    """Writes what the log in the folder `rounds` has after an epoch; None where nothing came to the iteration.
 
-    Nobody writes to the log. Raises `StateError` where it is ahead of the epoch.
+    So does one have nothing that has come to its end. Nobody writes to the log. Raises `StateError` where it is ahead
+    of the epoch.
     """
     where = f"{plan.name}: iteration '{node.name}'"
     log = FeedbackLog(rounds, where)
+    if not node.takes_input_in_all_rounds:
+        return _write_input(plan, node, spark, log, rounds, epoch, folder, attempt)
     last = log.last
     if last is None or log.begun is None:
         return None
@@ -82,10 +84,34 @@ def write_iteration(
         pages = levels.pages(level, one.number, left.states)
         operators.append(write_table(table, partial(table.files, pages), folder, attempt))
     feedback = [
-        _write_feedback(node, levels, slot, parcels, folder, attempt)
+        _write_waiting(node, levels, slot, parcels, False, folder, attempt)
         for slot, parcels in _by_slot(levels.loop, last.round.fed_back)
     ]
     return Written(operators, IterationState(node.uid, node.name, last.round.number, feedback))
+
+
+def _write_input(
+    plan: Plan,
+    node: g.IterationNode,
+    spark: SparkSession,
+    log: FeedbackLog,
+    rounds: str,
+    epoch: int,
+    folder: UPath,
+    attempt: str,
+) -> Written | None:
+    """Writes what came into a bounded iteration, unless it has begun to go round."""
+    if log.begun is None or begun_with(rounds) is not None:
+        return None
+    levels = SparkLevels(spark, compiled(plan, node, log.begun.parallelism, log.begun.groups), rounds, _nothing)
+    taken = list(log.all_taken(epoch))
+    came = {False: [p for one in taken for p in one.once], True: [p for one in taken for p in one.replayed]}
+    waiting = [
+        _write_waiting(node, levels, slot, parcels, replayed, folder, attempt)
+        for replayed, own in came.items()
+        for slot, parcels in _by_slot(levels.loop, own)
+    ]
+    return Written([], IterationState(node.uid, node.name, BEFORE, waiting, bounded=True)) if waiting else None
 
 
 def _nothing() -> None:
@@ -110,31 +136,32 @@ def _by_slot(loop: Loop, parcels: Iterable[StoredParcel]) -> Iterator[tuple[Slot
         yield loop.way_to(number)[1].slot, own
 
 
-def _write_feedback(
+def _write_waiting(
     node: g.IterationNode,
     levels: SparkLevels,
     slot: Slot,
     parcels: list[StoredParcel],
+    replayed: bool,
     folder: UPath,
     attempt: str,
 ) -> Feedback:
+    """Writes the records that wait for a slot: what went to one target, in its order, is in one file."""
     schema = _records(levels.loop, slot)
     name = next(one.name for one in node.body.nodes if one.uid == slot.reader)
-    kind = "~broadcast" if slot.broadcast else "~feedback"
+    kind = f"~{'broadcast' if slot.broadcast else 'feedback'}{'-replayed' if replayed else ''}"
     table = described(uid_in(node, slot.reader), name, schema, attempt, kind)
-    reading = partial(read_output, levels.folder, slot.schema, schema, (msgspec.msgpack.encode(parcels),))
-
-    def files(own: UPath) -> DataFrame:
-        return levels.spark.range(0, 1, 1, 1).mapInArrow(rows_to_file(reading, schema, str(own)), spark_schema(WRITTEN))
-
-    return Feedback(write_files(table, files, folder), slot.broadcast)
+    tasks = min(len({parcel.target for parcel in parcels}), cores(levels.spark))
+    shares: list[list[StoredParcel]] = [[] for _ in range(tasks)]
+    for parcel in parcels:
+        shares[parcel.target % tasks].append(parcel)
+    reading = partial(read_output, levels.folder, slot.schema, schema, tuple(map(msgspec.msgpack.encode, shares)))
+    return Feedback(write_records(levels.spark, table, schema, reading, tasks, folder), slot.broadcast, replayed)
 
 
 def _records(loop: Loop, slot: Slot) -> pa.Schema:
-    """The columns of the records that come to a slot: those of a variable, and their event time."""
+    """The columns of the records that come to a slot: those of an input, and their event time."""
     intake, _ = loop.way_to(slot.number)
-    role = {ROLE: b"record"}
-    return pa.schema([f if f.name == TIMESTAMP else f.with_metadata(role) for f in intake.schema])
+    return record_columns(intake.schema)
 
 
 def start_iteration(start: StartingState, node: g.IterationNode, levels: SparkLevels) -> StreamRound | None:
@@ -144,7 +171,7 @@ def start_iteration(start: StartingState, node: g.IterationNode, levels: SparkLe
         pages = start.pages_in_body(uid, one.groups)
         if pages is not None:
             stored += levels.store(level, one.number, pages)
-    held = next((one for one in start.manifest.iterations if one.uid == node.uid), None)
+    held = next((one for one in start.manifest.iterations if one.uid == node.uid and not one.bounded), None)
     if held is None and not stored:
         return None
     states, files = rescaled(stored, loop, levels.folder)
@@ -156,24 +183,35 @@ def start_iteration(start: StartingState, node: g.IterationNode, levels: SparkLe
     return StreamRound(round_, BEFORE, True, loop.parallelism)
 
 
+def start_input(start: StartingState, node: g.IterationNode, levels: SparkLevels) -> Input | None:
+    """What a savepoint has of the input of a bounded iteration; None where there is nothing."""
+    held = next((one for one in start.manifest.iterations if one.uid == node.uid and one.bounded), None)
+    if held is None:
+        return None
+    came: dict[bool, list[StoredParcel]] = {False: [], True: []}
+    for one in held.feedback:
+        came[one.replayed] += _sent_again(start, node, levels, one)
+    return Input(levels.loop.parallelism, came[False], came[True], "{}")
+
+
 def _sent_again(start: StartingState, node: g.IterationNode, levels: SparkLevels, one: Feedback) -> list[StoredParcel]:
     loop = levels.loop
-    slots = {(uid_in(node, way.slot.reader), way.slot.broadcast): way.slot for i in loop.inputs for way in i.ways}
+    inputs = [intake for number, intake in enumerate(loop.inputs) if (number in loop.replayed) == one.replayed]
+    slots = {(uid_in(node, way.slot.reader), way.slot.broadcast): way.slot for i in inputs for way in i.ways}
     slot = slots.get((one.table.uid, one.broadcast))
     if slot is None:
         if start.plan.execution.savepoint.ignore_unclaimed or not one.table.rows:
             return []
         raise StateError(
-            f"{loop.where}: the savepoint in {start.folder} has {one.table.rows:,} records that were fed back to"
-            f" operator '{one.table.uid}', and no variable goes to an operator with that uid; give the operator its uid"
-            " again, or drop them with execution.savepoint.ignore-unclaimed-state=true"
+            f"{loop.where}: the savepoint in {start.folder} has {one.table.rows:,} records that wait for operator"
+            f" '{one.table.uid}', and no {'replayed ' * one.replayed}input goes to an operator with that uid; give the"
+            " operator its uid again, or drop them with execution.savepoint.ignore-unclaimed-state=true"
         )
     wanted, stored = from_spark(to_spark(_records(loop, slot))), from_spark(one.table.schema)
     if wanted != stored:
         raise StateError(
-            f"{loop.where}: records that were fed back to operator '{one.table.uid}' have the columns"
-            f" {_shown(stored)} in the savepoint, and {_shown(wanted)} now; keep the variable's type, or stop the job"
-            " where nothing circulates"
+            f"{loop.where}: records that wait for operator '{one.table.uid}' have the columns {_shown(stored)} in the"
+            f" savepoint, and {_shown(wanted)} now; keep the input's type, or stop the job where nothing waits"
         )
     return levels.send_again(slot.number, str(start.folder), one.table)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import msgspec
 import pyarrow as pa
@@ -184,17 +185,17 @@ def store_pages(folder: str, level: int, one: int, batches: Iterable[pa.RecordBa
 def send_again(
     payload: Payload, folder: str, slot: int, savepoint: str, table: OperatorState, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Sends the records of a savepoint's table to a slot, as if they were fed back."""
-    for _ in batches:
-        pass
+    """Sends the records of a savepoint's table to a slot, those of the files whose numbers are in the column `id`."""
     loop: Loop = payload.load()
     intake, way = loop.way_to(slot)
-    sending, report = Sending(0), Report()
-    with RoundFile(folder, "restored-feedback") as file:
-        for rows in read_batches(savepoint, table):
-            report.sent += file.send(sending.again(intake, way, rows))
-    report.files += [file.name] if file.size else []
-    yield _row(report)
+    for number in chain.from_iterable(batch.column("id").to_pylist() for batch in batches):
+        sending, report = Sending(number), Report()
+        own = msgspec.structs.replace(table, files=[table.files[number]])
+        with RoundFile(folder, f"restored-feedback-{number}") as file:
+            for rows in read_batches(savepoint, own):
+                report.sent += file.send(sending.again(intake, way, rows))
+        report.files += [file.name] if file.size else []
+        yield _row(report)
 
 
 def hand_on(folder: str, schema: pa.Schema, epoch: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

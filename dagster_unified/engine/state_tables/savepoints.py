@@ -5,7 +5,7 @@ Knows Spark, the plan and the savepoint's manifest; not which mode runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,13 +13,17 @@ import msgspec
 import pyarrow as pa
 from upath import UPath
 
+from dagster_unified.connectors.base import spark_schema
 from dagster_unified.engine.rounds.compile import body_plan
 from dagster_unified.engine.session import cores
 from dagster_unified.engine.state_tables.frames import OperatorTable, Stateful, operator_tables
+from dagster_unified.engine.state_tables.worker import WRITTEN, rows_to_file
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.segments import handed_on
+from dagster_unified.operators.layout import TIMESTAMP
+from dagster_unified.operators.state.table import ROLE
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.state import manifest as manifests
 from dagster_unified.state.manifest import Manifest, OperatorState
@@ -114,6 +118,32 @@ def write_files(state: OperatorState, files: Callable[[UPath], DataFrame], folde
     return msgspec.structs.replace(state, rows=sum(rows.values()), bytes=size, files=written)
 
 
+def record_columns(schema: pa.Schema) -> pa.Schema:
+    """The columns of a table of records, as they are on their way: the records', and their event time."""
+    role = {ROLE: b"record"}
+    return pa.schema([field if field.name == TIMESTAMP else field.with_metadata(role) for field in schema])
+
+
+def write_records(
+    spark: SparkSession,
+    table: OperatorState,
+    schema: pa.Schema,
+    reading: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    tasks: int,
+    folder: UPath,
+) -> OperatorState:
+    """Write a table of records on their way, with the columns `schema`: a file for each task that has some.
+
+    `reading` gives the records of the tasks whose numbers are in the column `id`.
+    """
+
+    def files(own: UPath) -> DataFrame:
+        writing = rows_to_file(reading, schema, str(own))
+        return spark.range(0, tasks, 1, tasks).mapInArrow(writing, spark_schema(WRITTEN))
+
+    return write_files(table, files, folder)
+
+
 @dataclass(frozen=True)
 class StartingState:
     """The state from which a job of `plan` starts, matched by uid."""
@@ -167,12 +197,13 @@ def starting_state(plan: Plan, spark: SparkSession, path: str, ignore_unclaimed:
             " uid again, or drop the state with execution.savepoint.ignore-unclaimed-state=true"
         )
     nodes = [node for node in plan.graph.nodes if isinstance(node, g.IterationNode)]
-    loops = {node.uid for node in nodes if node.takes_input_in_all_rounds}
-    gone = [one for one in manifest.iterations if one.uid not in loops and any(f.table.rows for f in one.feedback)]
-    if gone and not ignore_unclaimed:
+    loops = {(node.uid, not node.takes_input_in_all_rounds) for node in nodes}
+    waiting = [one for one in manifest.iterations if any(f.table.rows for f in one.feedback)]
+    gone = next((one for one in waiting if (one.uid, one.bounded) not in loops), None)
+    if gone is not None and not ignore_unclaimed:
         raise StateError(
-            f"{plan.name}: the savepoint in {folder} has records that were fed back in iteration '{gone[0].name}' (uid"
-            f" '{gone[0].uid}'), and no unbounded iteration has that uid; give it its uid again, or drop them with"
+            f"{plan.name}: the savepoint in {folder} has records that wait in the {gone.kind} iteration '{gone.name}'"
+            f" (uid '{gone.uid}'), and no {gone.kind} iteration has that uid; give it its uid again, or drop them with"
             " execution.savepoint.ignore-unclaimed-state=true"
         )
     logs = {one.relay for one in handed_on(plan) if plan.execution.mode == "STREAMING"}

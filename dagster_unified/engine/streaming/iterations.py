@@ -17,11 +17,11 @@ from dagster_unified.engine.events import InputHeldBack, IterationResumed, Obser
 from dagster_unified.engine.iterations.bounded import BoundedIteration
 from dagster_unified.engine.iterations.feedback_log import Begun, FeedbackLog, StreamRound
 from dagster_unified.engine.iterations.files import StoredParcel
-from dagster_unified.engine.iterations.journal import Epoch, Input, Journal
+from dagster_unified.engine.iterations.journal import Epoch, Input, Journal, begun_with
 from dagster_unified.engine.iterations.levels import SparkLevels, parcels
 from dagster_unified.engine.iterations.places import text_of
 from dagster_unified.engine.iterations.rescaling import rescaled
-from dagster_unified.engine.iterations.savepoints import BEFORE, divided, start_iteration
+from dagster_unified.engine.iterations.savepoints import BEFORE, divided, start_input, start_iteration
 from dagster_unified.engine.rounds.compile import compiled
 from dagster_unified.engine.rounds.rounds import outputs_of, run_round, terminate
 from dagster_unified.engine.session import cores
@@ -138,7 +138,7 @@ class _Stream:
         where = f"{rounds.plan.name}: iteration '{node.name}'"
         self.log = FeedbackLog(self.folder, where)
         held = self.log.begun if self.log.holds_state else None
-        parallelism = node.parallelism or rounds.plan.execution.parallelism
+        parallelism = begun_with(self.folder) or node.parallelism or rounds.plan.execution.parallelism
         parallelism = parallelism or (held.parallelism if held is not None else cores(rounds.spark))
         self.loop = compiled(rounds.plan, node, parallelism, held.groups if held is not None else ())
         passes = sorted((one for level in self.loop.levels for one in level.passes), key=lambda one: one.number)
@@ -177,11 +177,16 @@ class _Stream:
 
 
 class _Bounded(_Stream):
+    def __init__(self, rounds: Rounds, node: g.IterationNode) -> None:
+        super().__init__(rounds, node)
+        if rounds.start is not None:
+            found = start_input(rounds.start, node, self.levels)
+            if found is not None:
+                self.log.take_before(found)
+
     def epoch(self, epoch: int, ends: bool, take: Callable[[], Input]) -> tuple[list[StoredParcel], Metrics]:
         found = self.log.taken(epoch)
         journal = Journal(self.folder) if ends else None
-        if journal is not None and journal.input is not None:
-            self._check_subtasks(journal.input.parallelism)
         if found is None and (journal is None or journal.input is None):
             found = take()
             if found.once or found.replayed:
@@ -192,13 +197,6 @@ class _Bounded(_Stream):
         one = BoundedIteration(journal, self.levels, SINKS, self.node.name, self.rounds.observe)
         outputs = one.rounds(self._all)
         return outputs, merge([before, one.metrics])
-
-    def _check_subtasks(self, begun: int) -> None:
-        if begun != self.loop.parallelism:
-            raise StateError(
-                f"{self.loop.where}: it has begun its rounds with {begun} subtasks, and is started with"
-                f" {self.loop.parallelism}; start it as it was, or the job without state"
-            )
 
     def check(self) -> None:
         self.check_stop()

@@ -91,13 +91,6 @@ def _check_connect(plan: Plan) -> None:
     )
 
 
-_INSTEAD = {
-    False: "remove one of the two options, or use reduce instead of the aggregate",
-    True: "remove the option, and suspend the job with a savepoint where one is needed",
-}
-"""What to do instead of savepoints while a job runs, by whether it has iterations."""
-
-
 @dataclass(frozen=True)
 class Start:
     """How a job starts: as whom, and from which state.
@@ -134,7 +127,7 @@ class StreamingJob:
         if plan.execution.savepoint.interval is not None and (why := without_tables(plan)):
             raise UnsupportedError(
                 f"{plan.name}: execution.savepoint.interval is set, and {why}, so that no savepoint can be taken while"
-                f" the job runs; {_INSTEAD[has_iterations(plan.graph)]}"
+                " the job runs; remove one of the two options, or use reduce instead of the aggregate"
             )
         if plan.execution.savepoint.interval is not None or plan.execution.goes_on:
             check_positions(plan)

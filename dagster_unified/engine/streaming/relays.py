@@ -28,15 +28,13 @@ from dagster_unified.engine.iterations.files import MappedFiles, StoredParcel
 from dagster_unified.engine.iterations.levels import collected
 from dagster_unified.engine.iterations.places import Place, text_of
 from dagster_unified.engine.iterations.worker import REPORT, hand_on, hand_on_again, read_output
-from dagster_unified.engine.state_tables.savepoints import StartingState, described, write_files
-from dagster_unified.engine.state_tables.worker import WRITTEN, rows_to_file
+from dagster_unified.engine.state_tables.savepoints import StartingState, described, record_columns, write_records
 from dagster_unified.errors import StateError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.nodes import RelayedNode, RelayNode
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.key_groups import ControlEvent
-from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
-from dagster_unified.operators.state.table import ROLE
+from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.records import RecordType
 from dagster_unified.state.manifest import OperatorState
 from dagster_unified.state.schemas import from_spark, to_spark
@@ -206,14 +204,10 @@ def write_handed_on(
     first = 0 if offset is None else msgspec.json.decode(offset, type=dict[str, int])[_ALL]
     relay = RelayLog(log)
     parcels = tuple(parcel for epoch in relay.epochs() if epoch >= first for parcel in _read(relay, epoch).parcels)
-    role = {ROLE: b"record"}
-    typed = pa.schema([f if f.name == TIMESTAMP else f.with_metadata(role) for f in schema])
+    typed = record_columns(schema)
     reading = functools.partial(read_output, log, schema, typed, (msgspec.msgpack.encode(parcels),))
-
-    def files(own: UPath) -> DataFrame:
-        return spark.range(0, 1, 1, 1).mapInArrow(rows_to_file(reading, typed, str(own)), spark_schema(WRITTEN))
-
-    return write_files(described(node.uid, node.name, typed, attempt, "~handed"), files, folder)
+    table = described(node.uid, node.name, typed, attempt, "~handed")
+    return write_records(spark, table, typed, reading, 1, folder)
 
 
 def _read(relay: RelayLog, epoch: int) -> Handed:

@@ -31,7 +31,6 @@ from dagster_unified.engine.streaming.savepoint import (
     savepoints,
 )
 from dagster_unified.engine.streaming.topology import PackedSpec, queries
-from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.time import wall_clock
 
@@ -45,10 +44,6 @@ LOOK, LOOK_IN_BUCKET = 1.0, 3.0
 
 def without_tables(plan: Plan) -> str:
     """Why a savepoint of a STREAMING job has no tables; empty where it has."""
-    loops = [node for node in plan.graph.nodes if isinstance(node, IterationNode)]
-    bounded = next((node.name for node in loops if not node.takes_input_in_all_rounds), None)
-    if bounded is not None:
-        return f"the bounded iteration '{bounded}' keeps its input until that ends, in files that only this job reads"
     aggregates = [plan.graph.node(one.aggregate).name for one in queries(plan) if one.aggregate is not None]
     if not aggregates:
         return ""
