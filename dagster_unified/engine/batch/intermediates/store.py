@@ -157,8 +157,8 @@ class IntermediateStore:
             files = [StoredFile(f.relative_to(attempt).as_posix(), int(f.stat().st_size)) for f in found]
         except FileNotFoundError as error:
             raise LeaseLostError(
-                f"{attempt} was removed: another attempt of the stage was committed meanwhile; this one stops and writes"
-                " nothing more"
+                f"{attempt} was removed: another attempt of the stage was committed meanwhile; this one stops and"
+                " writes nothing more"
             ) from error
         return sorted(files, key=lambda f: f.path)
 
