@@ -8,6 +8,7 @@ the loop; neither when rounds are committed nor for whom they run.
 from __future__ import annotations
 
 import functools
+from base64 import b85encode
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,13 +19,16 @@ from dagster_unified.engine.iterations.files import StoredParcel
 from dagster_unified.engine.iterations.journal import StoredState
 from dagster_unified.engine.iterations.worker import (
     REPORT,
+    ROUND,
     Job,
     Report,
     Share,
+    Told,
     decode_report,
     read_output,
     read_pages,
     run_level,
+    run_level_as_told,
     send_again,
     store_pages,
     take_in,
@@ -32,6 +36,7 @@ from dagster_unified.engine.iterations.worker import (
 )
 from dagster_unified.engine.rounds.copies import afresh
 from dagster_unified.engine.rounds.rounds import LevelResult, Parcel
+from dagster_unified.engine.session import is_connect
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
@@ -46,6 +51,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+_AS_PROPERTY = 1 << 15
+"""Bytes that all subtasks are told together: Spark sends a job's properties with each of its tasks."""
+
+
 class SparkLevels:
     """The levels of one loop. `check` raises where the run is to stop."""
 
@@ -58,6 +67,8 @@ class SparkLevels:
         self._payload = _pickled(loop)
         self._report = spark_schema(REPORT)
         self._rows: dict[int, DataFrame] = {}
+        self._plans: dict[int, DataFrame] = {}
+        """The levels that have run, by number."""
 
     @property
     def states(self) -> list[StoredState]:
@@ -79,14 +90,13 @@ class SparkLevels:
     ) -> LevelResult[StoredParcel]:
         """Runs a level of a round, or of a block of epochs, in all its subtasks."""
         self._check()
-        shares = tuple(map(msgspec.msgpack.encode, self._shares(level, inbox, replayed)))
-        job = Job(self._payload, self.folder, level, epoch, terminated, shares, epochs)
-        subtasks = len(shares)
-        if subtasks == 1:
+        shares = list(map(msgspec.msgpack.encode, self._shares(level, inbox, replayed)))
+        job, told = Job(self._payload, self.folder, level), Told(epoch, terminated, shares, epochs)
+        if len(shares) == 1:
             functions = functools.partial(afresh, self.loop, level)
-            reports = [turn_of(job, self.loop, functions(), Subtask(), functions)]
+            reports = [turn_of(job, told, self.loop, functions(), Subtask(), functions)]
         else:
-            reports = collected(self._tasks(subtasks).mapInArrow(functools.partial(run_level, job), self._report))
+            reports = self._in_tasks(job, told)
         found: LevelResult[StoredParcel] = LevelResult()
         for report in reports:
             self.files += report.files
@@ -95,6 +105,24 @@ class SparkLevels:
             sent, fed_back = parcels(report.sent), parcels(report.fed_back)
             found.add(LevelResult(sent, fed_back, report.feedback, report.criteria, report.epochs, metrics))
         return found
+
+    def _in_tasks(self, job: Job, told: Told) -> list[Report]:
+        """Runs a level in a task for each subtask.
+
+        What little they are told is a property of the job, so that all rounds have one plan: to make one takes longer
+        than to run an empty round. More is sent with the plan.
+        """
+        tasks = self._tasks(len(told.shares))
+        if is_connect(self.spark) or sum(map(len, told.shares)) > _AS_PROPERTY:
+            return collected(tasks.mapInArrow(functools.partial(run_level, job, told), self._report))
+        if job.level not in self._plans:
+            self._plans[job.level] = tasks.mapInArrow(functools.partial(run_level_as_told, job), self._report)
+        context = self.spark.sparkContext
+        context.setLocalProperty(ROUND, b85encode(msgspec.msgpack.encode(told)).decode())
+        try:
+            return collected(self._plans[job.level])
+        finally:
+            context.setLocalProperty(ROUND, None)  # type: ignore[arg-type]  # which removes it
 
     def _shares(
         self, number: int, inbox: Sequence[Parcel[StoredParcel]], replayed: Sequence[Parcel[StoredParcel]]

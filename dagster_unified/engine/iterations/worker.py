@@ -5,6 +5,7 @@ Only control goes through the JVM: records and state are files. Knows the operat
 
 from __future__ import annotations
 
+from base64 import b85decode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -69,19 +70,28 @@ class Share(msgspec.Struct, array_like=True):
 
 @dataclass(frozen=True)
 class Job:
-    """A level of a round, or of a block of epochs, as it goes to the workers."""
+    """A level of all rounds, as it goes to the workers."""
 
     payload: Payload
     """The loop."""
 
     folder: str
     level: int
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True):
+    """What the subtasks of a level are told of a round, or of a block of epochs."""
+
     epoch: int
     terminated: bool
-    shares: tuple[bytes, ...]
+    shares: list[bytes]
     """Of each subtask, which reads its own alone: all together are long where there are many subtasks."""
 
     epochs: int = 1
+
+
+ROUND = "dagster_unified.round"
+"""The property of a Spark job that has what its tasks are told, in base 85."""
 
 
 def take_in(payload: Payload, folder: str, number: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -105,31 +115,41 @@ def take_in(payload: Payload, folder: str, number: int, batches: Iterable[pa.Rec
     yield _row(report)
 
 
-def run_level(job: Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def run_level_as_told(job: Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Runs the level of a round of which a property of the Spark job tells."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    said = context.getLocalProperty(ROUND) if context is not None else None
+    assert said is not None
+    yield from run_level(job, msgspec.msgpack.decode(b85decode(said), type=Told), batches)
+
+
+def run_level(job: Job, told: Told, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Runs a level of a round in the subtask that this task is."""
     for _ in batches:
         pass
     spare_the_garbage_collector()
     loop: Loop = job.payload.load()
     level, afresh = loop.levels[job.level], lambda: job.payload.load().levels[job.level]
-    yield _row(turn_of(job, loop, level, this_subtask(), afresh))
+    yield _row(turn_of(job, told, loop, level, this_subtask(), afresh))
 
 
-def turn_of(job: Job, loop: Loop, level: Level, subtask: Subtask, afresh: Callable[[], Level]) -> Report:
+def turn_of(job: Job, told: Told, loop: Loop, level: Level, subtask: Subtask, afresh: Callable[[], Level]) -> Report:
     """Runs a level of a round in one subtask, with functions that have not run yet; `afresh` gives such for more."""
-    share = msgspec.msgpack.decode(job.shares[subtask.number], type=Share)
+    share = msgspec.msgpack.decode(told.shares[subtask.number], type=Share)
     schemas = {slot.number: slot.schema for one in level.passes for slot in (one.own, one.broadcast) if slot}
     held = share.state
-    files = MappedFiles(job.folder, job.epoch)
-    files.place.drop_copies(job.epoch)
+    files = MappedFiles(job.folder, told.epoch)
+    files.place.drop_copies(told.epoch)
     states = PagedStates(files, held.index if held is not None else None)
     inbox = files.by_slot([*share.replayed, *share.inbox], schemas)
-    later = files.by_slot(share.replayed, schemas) if job.epochs > 1 else {}
-    block = Block(job.epochs, later, loop.has_criteria)
-    out = take_block(Turn(level, subtask, job.epoch, job.terminated, inbox, states, wall_clock), block, afresh)
+    later = files.by_slot(share.replayed, schemas) if told.epochs > 1 else {}
+    block = Block(told.epochs, later, loop.has_criteria)
+    out = take_block(Turn(level, subtask, told.epoch, told.terminated, inbox, states, wall_clock), block, afresh)
     report = Report(feedback=out.feedback, criteria=out.criteria, epochs=out.epochs, metrics=out.metrics.encode())
     leaving = {slot.number for slot in loop.outputs}
-    with RoundFile(job.folder, f"epoch-{job.epoch}-{job.level}-{subtask.number}", job.epoch) as file:
+    with RoundFile(job.folder, f"epoch-{told.epoch}-{job.level}-{subtask.number}", told.epoch) as file:
         report.sent = file.send(sent for sent in out.sent if sent.slot not in leaving)
         report.fed_back = file.send(out.fed_back)
         if states.changed:
@@ -137,8 +157,8 @@ def turn_of(job: Job, loop: Loop, level: Level, subtask: Subtask, afresh: Callab
             report.states.append(StoredState(job.level, subtask.number, index, held_in))
         elif held is not None:
             report.states.append(held)
-    name = f"output-{job.epoch}-{job.level}-{subtask.number}"  # which stays
-    with RoundFile(job.folder, name, job.epoch) as output:
+    name = f"output-{told.epoch}-{job.level}-{subtask.number}"  # which stays
+    with RoundFile(job.folder, name, told.epoch) as output:
         report.sent += output.send(sent for sent in out.sent if sent.slot in leaving)
     report.files = [written.name for written in (file, output) if written.size]
     return report
