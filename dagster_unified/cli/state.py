@@ -124,7 +124,7 @@ def show(path: str, uid: str, /, *, key: Keys = [], rows: int = 20, json: bool =
 
 @state.command
 def diff(path_a: str, path_b: str, /, *, uid: str | None = None, rows: int = 10, json: bool = False) -> int:
-    """Compare two savepoints: which keys are in one of them only, and whose state differs.
+    """Compare two savepoints: which keys, and records that wait, are in one of them only, and whose state differs.
 
     The exit code is 1 where they differ.
 
@@ -157,8 +157,8 @@ def diff(path_a: str, path_b: str, /, *, uid: str | None = None, rows: int = 10,
 def _print_diff(one: OperatorDiff) -> None:
     console = out()
     console.print(
-        f"{one.uid}: {one.same:,} keys are the same, {one.changed:,} changed, {one.only_a:,} only in A, {one.only_b:,}"
-        " only in B",
+        f"{one.uid}: {one.same:,} {one.what} are the same, {one.changed:,} changed, {one.only_a:,} only in A,"
+        f" {one.only_b:,} only in B",
         highlight=False,
         soft_wrap=True,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -10,7 +11,9 @@ from typing import Any
 import msgspec
 
 from dagster_unified.operators.state.table import EVENT_TIMERS, PROCESSING_TIMERS
+from dagster_unified.state.manifest import OperatorState
 from dagster_unified.state.savepoint import Savepoint
+from dagster_unified.state.tables import read_batches
 from dagster_unified.state.values import hashable, timer_times
 
 EXAMPLES = 10
@@ -30,10 +33,17 @@ class Changed:
 
 @dataclass
 class OperatorDiff:
-    """What differs in the state of one operator: counts of keys, and the first of them."""
+    """What differs in the state of one operator: counts of keys, and the first of them.
+
+    Or in the records that wait for it, or were handed on by it: these have no keys, and are in one savepoint only or in
+    both, each as often as it is there.
+    """
 
     uid: str
     name: str
+    what: str = "keys"
+    """What is counted."""
+
     only_a: int = 0
     only_b: int = 0
     changed: int = 0
@@ -46,10 +56,65 @@ class OperatorDiff:
 def diff(a: Savepoint, b: Savepoint, uids: Sequence[str] = (), examples: int = EXAMPLES) -> list[OperatorDiff]:
     """What differs between two savepoints in the state of some operators, by default of all.
 
-    Timers are compared by their times. A key and sixteen bytes of each row of `a` are held in memory.
+    So do the records that wait for them in iterations, and that were handed on behind these. Timers are compared by
+    their times. A key and sixteen bytes of each row of `a` are held in memory.
     """
     names = {operator.uid: operator.name for one in (b, a) for operator in one.operators}
-    return [_of_operator(a, b, uid, names.get(uid, uid), examples) for uid in uids or names]
+    before, after = _waiting(a), _waiting(b)
+    waiting = [place for place in {**before, **after} if not uids or place[0] in uids]
+    known = [uid for uid in uids or names if uid in names or not any(uid == place[0] for place in waiting)]
+    return [
+        *(_of_operator(a, b, uid, names.get(uid, uid), examples) for uid in known),
+        *(
+            _of_records(place, _Records(a, before.get(place)), _Records(b, after.get(place)), examples)
+            for place in waiting
+        ),
+    ]
+
+
+@dataclass(frozen=True)
+class _Records:
+    """A table of records in a savepoint, if it has it."""
+
+    savepoint: Savepoint
+    table: OperatorState | None
+
+    def rows(self) -> Iterator[Row]:
+        """The records."""
+        if self.table is not None:
+            for batch in read_batches(self.savepoint.path, self.table):
+                yield from batch.to_pylist()
+
+
+def _waiting(savepoint: Savepoint) -> dict[tuple[str, str], OperatorState]:
+    """The tables of records, by the uid that they go by, and what they are."""
+    found: dict[tuple[str, str], OperatorState] = {}
+    for loop in savepoint.iterations:
+        for one in loop.feedback:
+            kind = f"{'replayed ' * one.replayed}{'broadcast ' * one.broadcast}records that wait"
+            found[one.table.uid, kind] = one.table
+    return found | {(table.uid, "records handed on"): table for table in savepoint.manifest.handed_on}
+
+
+def _of_records(place: tuple[str, str], a: _Records, b: _Records, examples: int) -> OperatorDiff:
+    name = next(one.table.name for one in (b, a) if one.table is not None)
+    found = OperatorDiff(place[0], name, place[1])
+    before = Counter(map(_digest, a.rows()))
+    for row in b.rows():
+        digest = _digest(row)
+        if before[digest]:
+            before[digest] -= 1
+            found.same += 1
+        else:
+            found.only_b += 1
+            _first(found.first_only_b, row, examples)
+    found.only_a = before.total()
+    for row in a.rows() if found.only_a else ():
+        digest = _digest(row)
+        if before[digest]:
+            before[digest] -= 1
+            _first(found.first_only_a, row, examples)
+    return found
 
 
 def _of_operator(a: Savepoint, b: Savepoint, uid: str, name: str, examples: int) -> OperatorDiff:

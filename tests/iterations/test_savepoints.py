@@ -35,6 +35,7 @@ from dagster_unified.engine.streaming.taking import take
 from dagster_unified.errors import StateError
 from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.state import Savepoint
+from dagster_unified.state.diff import diff
 from dagster_unified.state.manifest import Feedback, IterationState
 from tests.iterations.test_both_modes import Hop, Visits
 from tests.iterations.test_semantics import Body
@@ -240,6 +241,10 @@ def test_state_behind_a_loop_and_what_is_handed_on_to_it_are_in_the_tables(spark
         assert StreamingJob(second, spark, Start("test")).run() == "finished"
         assert Counter(before + written(tmp_path, name)) == EXPECTED
     assert handed_on > 0
+    found = {one.uid: one for one in diff(Savepoint.read(str(tmp_path / "running")), held)}
+    uid = held.manifest.handed_on[0].uid
+    assert found[uid].same + found[uid].only_b == handed_on
+    assert len(found[uid].first_only_b) == min(found[uid].only_b, 10)
     with pytest.raises(SystemExit, match="0"):
         main(["state", "ls", left])
     assert "handed on by" in capsys.readouterr().out
@@ -280,6 +285,9 @@ def test_what_came_into_a_bounded_loop_is_in_the_tables(spark, tmp_path, capsys)
     assert "1 to loop.limited by" in shown
     again = held.write(str(tmp_path / "again"))
     assert again.feedback("loop.counted") == held.feedback("loop.counted")
+    with pytest.raises(SystemExit, match="0"):
+        main(["state", "diff", left, str(tmp_path / "again")])
+    assert f"loop.counted: {came} records that wait are the same, 0 changed, 0 only in A" in capsys.readouterr().out
 
     with pytest.raises(
         StateError, match=r"records that wait in the bounded iteration 'loop' \(uid 'loop'\), and no bo"
