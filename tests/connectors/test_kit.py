@@ -14,7 +14,7 @@ from dagster_unified.testing.connectors import SinkTarget, check_epochs, check_p
 from tests.depth import NIGHTLY, SEED
 from tests.ports import free_port
 
-KILLS = 120 if NIGHTLY else 4
+KILLS = 100 if NIGHTLY else 4
 
 
 class Delta(SinkTarget):

@@ -10,7 +10,7 @@ from tests.connectors.database.test_sink import rows
 from tests.depth import NIGHTLY, SEED
 from tests.ports import free_port
 
-KILLS = 120 if NIGHTLY else 4
+KILLS = 36 if NIGHTLY else 4
 MODES = {
     "append": {"partition_column": "of_partition"},
     "overwrite": {"mode": "overwrite", "partition_column": "of_partition"},

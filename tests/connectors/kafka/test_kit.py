@@ -10,7 +10,7 @@ from dagster_unified.testing.connectors import SinkTarget, check_epochs, check_p
 from tests.depth import NIGHTLY, SEED
 from tests.ports import free_port
 
-KILLS = 120 if NIGHTLY else 4
+KILLS = 50 if NIGHTLY else 4
 MODES = {"append": {}, "upsert": {"key": "key", "mode": "upsert"}}
 _BROKERS = {}
 
