@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.failures import placed
+from dagster_unified.operators.integer_hashes import integer_hashes
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.records import shorten
 
@@ -133,6 +134,8 @@ def key_groups(
 ) -> pa.Array:
     """The key group of every row, of `count`. `known` remembers those of the keys met before."""
     columns = key_columns(batch, keyed, layout, where)
+    if len(columns) == 1 and keyed.decode is None and pa.types.is_int64(columns[0].type):
+        return _groups_of(integer_hashes(columns[0]), count)
     if len(columns) == 1 and not pa.types.is_nested(columns[0].type):
         spread = columns[0].dictionary_encode()
         values = spread.dictionary.to_pylist()
@@ -144,9 +147,12 @@ def key_groups(
 
 
 def _groups(keys: Sequence[Hashable], count: int) -> pa.Array:
+    return _groups_of(pa.array(key_hashes(keys), pa.uint32()), count)
+
+
+def _groups_of(hashes: pa.Array, count: int) -> pa.Array:
     import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
 
-    hashes = pa.array(key_hashes(keys), pa.uint32())
     number = pa.scalar(count, pa.uint32())
     return pc.subtract(hashes, pc.multiply(pc.divide(hashes, number), number)).cast(pa.int32())
 
