@@ -214,7 +214,7 @@ def _close_at_exit(session: SparkSession) -> None:
 
 def _close(client: ref[Any]) -> None:
     held = client()
-    if held is not None and not held.is_closed:
+    if held is not None and not (held.is_closed or held._release_session_on_exit):  # else it ends the session there
         held.close()
 
 

@@ -4,7 +4,12 @@ from threading import Event, Thread
 
 import pytest
 
+from dagster_unified.api import Pipeline
+from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.pause import Pause
+from dagster_unified.engine.streaming.requests import Request
+from dagster_unified.engine.streaming.saving import Saving
+from dagster_unified.graph.segments import MAIN
 
 
 def held(pause, name, epoch):
@@ -74,3 +79,29 @@ def test_giving_up_lets_those_go_on_that_wait_but_not_before_what_is_being_done_
     stopping.join(10)
     last.join(10)
     assert order == ["done", "went on"]
+
+
+class Running:
+    name, held = MAIN, False
+
+    def pause(self, pause):
+        self.held = True
+
+
+def test_no_query_is_held_before_there_is_anything_to_save(tmp_path, monkeypatch):
+    """Those behind one that waits for its first record would wait as long."""
+    asked = Request("one", 1, 0, "test")
+    monkeypatch.setattr("dagster_unified.engine.streaming.saving.pending", lambda *_: [asked])
+    monkeypatch.setattr("dagster_unified.engine.streaming.saving.LOOK", 0)
+    pipeline = Pipeline("p")
+    pipeline.from_collection([1]).print()
+    plan, query, directory = pipeline.plan(), Running(), CheckpointDirectory(str(tmp_path), "p")
+    lease = directory.take("test", patience=1)
+    saving = Saving(plan, None, directory, lease, [], [query], lambda event: None)
+    assert saving.look() == []
+    assert not query.held
+    (directory.path / "spark/main/commits").mkdir(parents=True)
+    (directory.path / "spark/main/commits/0").write_text("v1")
+    assert saving.look() == []
+    assert query.held
+    lease.release()

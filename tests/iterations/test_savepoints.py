@@ -25,10 +25,11 @@ from dagster_unified.api import (
 )
 from dagster_unified.cli import main
 from dagster_unified.engine.events import EpochCommitted, RoundCommitted
+from dagster_unified.engine.iterations.files import Block, StoredParcel
 from dagster_unified.engine.iterations.levels import SparkLevels
-from dagster_unified.engine.iterations.savepoints import start_iteration
+from dagster_unified.engine.iterations.savepoints import _by_slot, start_iteration
 from dagster_unified.engine.rounds.compile import compiled
-from dagster_unified.engine.state_tables.savepoints import StartingState, described
+from dagster_unified.engine.state_tables.savepoints import StartingState, described, starting_state
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.taking import take
@@ -36,7 +37,7 @@ from dagster_unified.errors import StateError
 from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.state import Savepoint
 from dagster_unified.state.diff import diff
-from dagster_unified.state.manifest import Feedback, IterationState
+from dagster_unified.state.manifest import Feedback, IterationState, commit
 from tests.iterations.test_both_modes import Hop, Visits
 from tests.iterations.test_semantics import Body
 
@@ -334,3 +335,37 @@ def test_records_that_were_fed_back_need_their_operator_and_their_columns(tmp_pa
     start = StartingState(plan, None, UPath(tmp_path), held, {})
     with pytest.raises(StateError, match=why):
         start_iteration(start, node, levels)
+
+
+def test_records_that_wait_in_an_iteration_are_an_error_in_batch_which_begins_it_anew(tmp_path):
+    table = described("loop.counted", "counted", pa.schema({"number": pa.int64(), "hops": pa.int64()}), "operators-1")
+    waits = Feedback(msgspec.structs.replace(table, rows=3))
+    held = IterationState("loop", "loop", -1, [waits], bounded=True)
+    manifest = msgspec.structs.replace(Savepoint.new("hopping").manifest, iterations=[held])
+    commit(UPath(tmp_path), manifest)
+    for mode in ("STREAMING", "BATCH"):
+        plan = hopping(tmp_path, "out", bounded=True).plan({"execution.runtime-mode": mode, "parallelism.default": 2})
+        if mode == "STREAMING":
+            assert starting_state(plan, None, str(tmp_path), False).manifest.iterations == [held]
+            continue
+        with pytest.raises(StateError, match="BATCH begins every iteration anew; start from it in STREAMING, or drop"):
+            starting_state(plan, None, str(tmp_path), False)
+
+
+def test_records_that_came_in_several_ways_are_not_told_apart(tmp_path):
+    pipeline = Pipeline("ways")
+    given = pipeline.from_collection([Hop(1, 0)], name="given")
+    more = pipeline.from_collection([Hop(2, 0)], name="more")
+
+    def build(variables, data):
+        seen = variables[0].broadcast().union(data[0].rebalance()).map(lambda hop: hop, Hop)
+        return iterations.IterationBodyResult([seen.filter(lambda hop: False)], [seen])
+
+    data = iterations.ReplayableDataStreams(not_replayed=[more])
+    (out,) = iterations.iterate_bounded_streams_until_termination([given], data, Body(build))
+    out.sink_to(FileSink(f"{tmp_path}/out"))
+    plan = pipeline.plan({"execution.runtime-mode": "STREAMING", "parallelism.default": 2})
+    loop = compiled(plan, next(node for node in plan.graph.nodes if isinstance(node, IterationNode)), 2)
+    (slot,) = {way.slot.number for intake in loop.inputs for way in intake.ways}
+    with pytest.raises(StateError, match="that come to it in several ways"):
+        list(_by_slot(loop, [StoredParcel(slot, 0, Block("file", 0, 1), 1)]))

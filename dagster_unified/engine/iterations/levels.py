@@ -8,6 +8,7 @@ the loop; neither when rounds are committed nor for whom they run.
 from __future__ import annotations
 
 import functools
+import os
 from base64 import b85encode
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -53,6 +54,10 @@ if TYPE_CHECKING:
 
 _AS_PROPERTY = 1 << 15
 """Bytes that all subtasks are told together: Spark sends a job's properties with each of its tasks."""
+
+
+_IS_PINNED = os.environ.get("PYSPARK_PIN_THREAD", "true").lower() == "true"
+"""Whether a thread sets the properties of its own jobs, and of no others."""
 
 
 class SparkLevels:
@@ -113,7 +118,7 @@ class SparkLevels:
         than to run an empty round. More is sent with the plan.
         """
         tasks = self._tasks(len(told.shares))
-        if is_connect(self.spark) or sum(map(len, told.shares)) > _AS_PROPERTY:
+        if is_connect(self.spark) or not _IS_PINNED or sum(map(len, told.shares)) > _AS_PROPERTY:
             return collected(tasks.mapInArrow(functools.partial(run_level, job, told), self._report))
         if job.level not in self._plans:
             self._plans[job.level] = tasks.mapInArrow(functools.partial(run_level_as_told, job), self._report)

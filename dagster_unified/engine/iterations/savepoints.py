@@ -36,7 +36,8 @@ from dagster_unified.engine.state_tables.savepoints import (
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan
-from dagster_unified.operators.rounds.spec import BodyPass, Driver, Loop, Slot
+from dagster_unified.operators.addresses import ByKey, ByPartitioner, EachOf
+from dagster_unified.operators.rounds.spec import BodyPass, Driver, Loop, Slot, Way
 from dagster_unified.state.manifest import Feedback, IterationState, OperatorState
 from dagster_unified.state.schemas import from_spark, to_spark
 
@@ -133,7 +134,23 @@ def _by_slot(loop: Loop, parcels: Iterable[StoredParcel]) -> Iterator[tuple[Slot
     for parcel in parcels:
         found.setdefault(parcel.slot, []).append(parcel)
     for number, own in found.items():
-        yield loop.way_to(number)[1].slot, own
+        slot = loop.way_to(number)[1].slot
+        if len({_kind_of(way) for intake in loop.inputs for way in intake.ways if way.slot.number == number}) > 1:
+            raise StateError(
+                f"{loop.where}: records wait for operator '{slot.reader}' that come to it in several ways, some to all"
+                " subtasks or by a partitioner, and a savepoint does not tell them apart; give one of the"
+                " streams an operator of its own before they are united"
+            )
+        yield slot, own
+
+
+def _kind_of(way: Way) -> object:
+    """How records go along a way, as far as it matters that they go the same way again."""
+    if way.everywhere or isinstance(way.address, EachOf):
+        return EachOf
+    if isinstance(way.address, ByPartitioner):
+        return way.address.partitioner
+    return ByKey if isinstance(way.address, ByKey) else None
 
 
 def _write_waiting(

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+_ANEW = "BATCH begins every iteration anew; start from it in STREAMING"
+
+
 def stateful(plan: Plan) -> list[Stateful]:
     """The operators of a plan whose state a savepoint holds, but for those in the bodies of iterations."""
     nodes = [node for node in plan.graph.nodes if node.runs_by_key]
@@ -197,16 +200,18 @@ def starting_state(plan: Plan, spark: SparkSession, path: str, ignore_unclaimed:
             " uid again, or drop the state with execution.savepoint.ignore-unclaimed-state=true"
         )
     nodes = [node for node in plan.graph.nodes if isinstance(node, g.IterationNode)]
-    loops = {(node.uid, not node.takes_input_in_all_rounds) for node in nodes}
+    streams = plan.execution.mode == "STREAMING"
+    loops = {(node.uid, not node.takes_input_in_all_rounds) for node in nodes if streams}
     waiting = [one for one in manifest.iterations if any(f.table.rows for f in one.feedback)]
     gone = next((one for one in waiting if (one.uid, one.bounded) not in loops), None)
     if gone is not None and not ignore_unclaimed:
         raise StateError(
             f"{plan.name}: the savepoint in {folder} has records that wait in the {gone.kind} iteration '{gone.name}'"
-            f" (uid '{gone.uid}'), and no {gone.kind} iteration has that uid; give it its uid again, or drop them with"
-            " execution.savepoint.ignore-unclaimed-state=true"
+            f" (uid '{gone.uid}'), and "
+            + (f"no {gone.kind} iteration has that uid; give it its uid again" if streams else _ANEW)
+            + ", or drop them with execution.savepoint.ignore-unclaimed-state=true"
         )
-    logs = {one.relay for one in handed_on(plan) if plan.execution.mode == "STREAMING"}
+    logs = {one.relay for one in handed_on(plan) if streams}
     lost = next((one for one in manifest.handed_on if one.rows and one.uid not in logs), None)
     if lost is not None and not ignore_unclaimed:
         raise StateError(

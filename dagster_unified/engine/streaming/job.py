@@ -297,6 +297,7 @@ class StreamingJob:
         if drained and self._end is not End.INPUT:
             self.drain()
             return False
+        saving.give_up()
         self._stop_queries("no end was recorded; start the job again, and it ends")
         path = self.plan.execution.savepoint.path
         if path is not None or drained:

@@ -30,7 +30,6 @@ from dagster_unified.engine.streaming.through_connect import EpochsElsewhere
 from dagster_unified.errors import UnifiedError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.plan import Plan
-from dagster_unified.graph.segments import MAIN
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -349,10 +348,8 @@ class Query(ABC):
 
     def _hold(self, before: int | None, go_on: Callable[[], None]) -> bool:
         """Hold the query behind an epoch, if it is to be held, until `go_on` is called."""
-        if self.last is None and not self._settled_before:
+        if self.last is None and not (self._settled_before or self.over):
             return False  # the sinks may have what is about to run again
-        if before is None and self.name == MAIN:
-            return False  # there is nothing yet for which the others could wait
         pause, self._pause = self._pause, None
         if pause is not None:
             pause.hold(self.name, before, go_on)

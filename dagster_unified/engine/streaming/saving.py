@@ -32,6 +32,7 @@ from dagster_unified.engine.streaming.savepoint import (
 )
 from dagster_unified.engine.streaming.topology import PackedSpec, queries
 from dagster_unified.graph.plan import Plan
+from dagster_unified.graph.segments import MAIN
 from dagster_unified.operators.time import wall_clock
 
 if TYPE_CHECKING:
@@ -116,12 +117,19 @@ class Saving:
         ending = [one for one in waiting if one.stop or one.drain]
         if ending or busy:
             return ending
+        if not self._may_take():
+            return []
         if waiting:
             self._take(waiting[0])
         elif self._due is not None and wall_clock() >= self._due:
             self._next_after(wall_clock())
             self._take(Request("", self.lease.token, wall_clock(), INTERVAL))
         return []
+
+    def _may_take(self) -> bool:
+        """Whether there is anything to save: until then no query is held for the others."""
+        runs = any(query.name == MAIN for query in self.running)
+        return not runs or self.directory.last_epoch(MAIN) is not None
 
     @property
     def _interval(self) -> timedelta | None:
