@@ -19,11 +19,10 @@ from pyspark.sql import SparkSession
 from benchmarks.bars import Bar
 from dagster_unified.api import FileSink, Pipeline, iterations
 from dagster_unified.engine import session
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore, Manifest
+from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
-from dagster_unified.engine.batch.stage import run_stage
+from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.events import Event, RoundCommitted
-from dagster_unified.graph.plan import Region
 
 ROUNDS, KILLED = 100, 50
 WORK = 0.1
@@ -94,15 +93,7 @@ def _run(spark: SparkSession, folder: str, epoch: int | None) -> list[float]:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     plan = pipeline.plan({"execution.runtime-mode": "BATCH", "parallelism.default": 2})
-    run = Run(plan, spark, IntermediateStore(f"{folder}/store"), "run", "execution", observe=observe)
-
-    def find(region: Region) -> Manifest | None:
-        return run.store.find(run.address(region))
-
-    # What is done stays done, as where Dagster executes a run again from its failure.
-    for region in plan.regions:
-        if find(region) is None:
-            run_stage(run, region, find)
+    run_all(Run(plan, spark, IntermediateStore(f"{folder}/store"), "run", "execution", observe=observe), again=True)
     return seconds
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from dagster_unified.api import FileSink
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
-from dagster_unified.engine.batch.stage import run_stage
+from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.events import RoundCommitted
 from dagster_unified.errors import StageError
 from dagster_unified.testing import run_pipeline
@@ -56,10 +56,7 @@ def test_a_body_gives_the_same_on_spark_though_its_run_is_stopped(spark, tmp_pat
                 committed.append(event.epoch.number)
 
         store = IntermediateStore(f"{folder}/store")
-        one = Run(plan, spark, store, "run", "execution", observe=observe, check=check)
-        for region in plan.regions:  # what is done stays done, as where Dagster executes a run again from its failure
-            if store.find(one.address(region)) is None:
-                run_stage(one, region, lambda done: store.find(one.address(done)))
+        run_all(Run(plan, spark, store, "run", "execution", observe=observe, check=check), again=True)
 
     left = iter(range(steps))
 

@@ -343,13 +343,13 @@ def test_records_that_wait_in_an_iteration_are_an_error_in_batch_which_begins_it
     held = IterationState("loop", "loop", -1, [waits], bounded=True)
     manifest = msgspec.structs.replace(Savepoint.new("hopping").manifest, iterations=[held])
     commit(UPath(tmp_path), manifest)
-    for mode in ("STREAMING", "BATCH"):
-        plan = hopping(tmp_path, "out", bounded=True).plan({"execution.runtime-mode": mode, "parallelism.default": 2})
-        if mode == "STREAMING":
-            assert starting_state(plan, None, str(tmp_path), False).manifest.iterations == [held]
-            continue
-        with pytest.raises(StateError, match="BATCH begins every iteration anew; start from it in STREAMING, or drop"):
-            starting_state(plan, None, str(tmp_path), False)
+    streaming, batch = (
+        hopping(tmp_path, "out", bounded=True).plan({"execution.runtime-mode": mode, "parallelism.default": 2})
+        for mode in ("STREAMING", "BATCH")
+    )
+    assert starting_state(streaming, None, str(tmp_path), False).manifest.iterations == [held]
+    with pytest.raises(StateError, match="BATCH begins every iteration anew; start from it in STREAMING, or drop"):
+        starting_state(batch, None, str(tmp_path), False)
 
 
 def test_records_that_came_in_several_ways_are_not_told_apart(tmp_path):

@@ -35,13 +35,17 @@ Finished = Callable[[Region], StageManifest | None]
 """Gives what has been materialized of a region, if it belongs to what this run has materialized."""
 
 
-def run_all(run: Run) -> list[StageManifest]:
-    """Run every stage in order, in one process: what a notebook or a benchmark wants."""
+def run_all(run: Run, again: bool = False) -> list[StageManifest]:
+    """Run every stage in order, in one process: what a notebook or a benchmark wants.
+
+    `again` goes on with a run that was stopped: what is done stays done, as where Dagster re-executes from failure.
+    """
     with naming_store(run.plan.name, run.store.root, "another run starts from the beginning"):
         run = begun(run)
         done: dict[int, StageManifest] = {}
         for region in run.plan.regions:
-            done[region.id] = run_stage(run, region, lambda r: done.get(r.id))
+            found = run.store.find(run.address(region)) if again else None
+            done[region.id] = found or run_stage(run, region, lambda r: done.get(r.id))
             leave_savepoint(run, region, lambda r: done.get(r.id))
         return list(done.values())
 

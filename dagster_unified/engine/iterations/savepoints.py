@@ -59,10 +59,10 @@ class Written(NamedTuple):
 def write_iteration(
     plan: Plan, node: g.IterationNode, spark: SparkSession, rounds: str, epoch: int, folder: UPath, attempt: str
 ) -> Written | None:
-    """Writes what the log in the folder `rounds` has after an epoch; None where nothing came to the iteration.
+    """Writes what the log in the folder `rounds` has after an epoch.
 
-    So does one have nothing that has come to its end. Nobody writes to the log. Raises `StateError` where it is ahead
-    of the epoch.
+    None where nothing came to the iteration, and where a bounded one has gone round. Nobody writes to the log. Raises
+    `StateError` where it is ahead of the epoch.
     """
     where = f"{plan.name}: iteration '{node.name}'"
     log = FeedbackLog(rounds, where)

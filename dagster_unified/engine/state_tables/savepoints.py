@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-_ANEW = "BATCH begins every iteration anew; start from it in STREAMING"
-
-
 def stateful(plan: Plan) -> list[Stateful]:
     """The operators of a plan whose state a savepoint holds, but for those in the bodies of iterations."""
     nodes = [node for node in plan.graph.nodes if node.runs_by_key]
@@ -205,11 +202,12 @@ def starting_state(plan: Plan, spark: SparkSession, path: str, ignore_unclaimed:
     waiting = [one for one in manifest.iterations if any(f.table.rows for f in one.feedback)]
     gone = next((one for one in waiting if (one.uid, one.bounded) not in loops), None)
     if gone is not None and not ignore_unclaimed:
+        why = "BATCH begins every iteration anew; start from it in STREAMING"
+        if streams:
+            why = f"no {gone.kind} iteration has that uid; give it its uid again"
         raise StateError(
             f"{plan.name}: the savepoint in {folder} has records that wait in the {gone.kind} iteration '{gone.name}'"
-            f" (uid '{gone.uid}'), and "
-            + (f"no {gone.kind} iteration has that uid; give it its uid again" if streams else _ANEW)
-            + ", or drop them with execution.savepoint.ignore-unclaimed-state=true"
+            f" (uid '{gone.uid}'), and {why}, or drop them with execution.savepoint.ignore-unclaimed-state=true"
         )
     logs = {one.relay for one in handed_on(plan) if streams}
     lost = next((one for one in manifest.handed_on if one.rows and one.uid not in logs), None)

@@ -235,11 +235,11 @@ class Query(ABC):
     def advance(self, end: End | None) -> bool:
         """Do what is due, and say whether the query goes on; without an `end` it does. Raises what made it fail."""
         if self.query is None:  # its input had ended before the job was started
-            self._hold(self.directory.last_epoch(self.name), _go_nowhere)
+            self._hold_ended()
             return False
         if not self._is_active(self.query):
             if self.over:
-                self._hold(self.directory.last_epoch(self.name), _go_nowhere)
+                self._hold_ended()
                 return False
             raise self._error()
         if self._elsewhere is not None and self._elsewhere.failure is not None:
@@ -346,6 +346,11 @@ class Query(ABC):
         if not self._is_logged(before) or not self._hold(before, self._committing.release):
             self._committing.release()
 
+    def _hold_ended(self) -> None:
+        """As `_hold`, for a query that has nothing left to do."""
+        if self._pause is not None:
+            self._hold(self.directory.last_epoch(self.name), lambda: None)
+
     def _hold(self, before: int | None, go_on: Callable[[], None]) -> bool:
         """Hold the query behind an epoch, if it is to be held, until `go_on` is called."""
         if self.last is None and not (self._settled_before or self.over):
@@ -443,7 +448,3 @@ class Query(ABC):
         unreachable = self._elsewhere.failure if self._elsewhere is not None else None
         cause: Exception = self.failure or unreachable or self.query.exception() or stopped
         return translated(cause, self.plan, self.name, self.spark)
-
-
-def _go_nowhere() -> None:
-    """What a query does after it was held whose input has ended."""

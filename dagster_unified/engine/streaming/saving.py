@@ -117,11 +117,12 @@ class Saving:
         ending = [one for one in waiting if one.stop or one.drain]
         if ending or busy:
             return ending
-        if not self._may_take():
+        is_due = self._due is not None and wall_clock() >= self._due
+        if not (waiting or is_due) or not self._may_take():
             return []
         if waiting:
             self._take(waiting[0])
-        elif self._due is not None and wall_clock() >= self._due:
+        else:
             self._next_after(wall_clock())
             self._take(Request("", self.lease.token, wall_clock(), INTERVAL))
         return []
