@@ -38,8 +38,8 @@ from tests.object_store import s3a, served
 from tests.servers.standalone import Cluster
 
 KEYS = 10_000
-ROUNDS = 4
-"""Rounds of a session; the first does not count."""
+ROUNDS, WARM = 14, 8
+"""Rounds of a session, and how many of them do not count: each executor compiles what it runs for itself."""
 
 WITHIN = 15.0
 """Seconds within which an epoch is committed after a worker was killed."""
@@ -105,7 +105,7 @@ def _rounds(what: str, setting: Setting, place: str, records: int) -> list[float
     base = f"{setting.environment['BENCH_FOLDER']}/disk" if place == "disk" else place
     with _session(what, setting, base, records) as running:
         said, _ = running.communicate()
-    return msgspec.json.decode(said.splitlines()[-1], type=list[float])[1:]
+    return msgspec.json.decode(said.splitlines()[-1], type=list[float])[WARM:]
 
 
 @contextmanager
@@ -151,13 +151,13 @@ def batch(spark: SparkSession, base: str, records: int) -> list[float]:
 
 def stream(spark: SparkSession, base: str, records: int) -> list[float]:
     """The seconds of micro-batches, as if each had all records."""
-    _numbers(spark, f"{base}/in", records)
+    _numbers(spark, f"{base}/in", records * ROUNDS // 4, 2 * ROUNDS)
     pipeline = Pipeline("bench")
     source = ParquetSource(f"{base}/in", S, name="numbers", max_files_per_trigger=2)
     pipeline.from_source(source).key_by("k").reduce(combine).sink_to(Nowhere())
     options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": f"{base}/{time.time_ns()}"}
     StreamingJob(pipeline.plan(options), spark, Start("bench")).run()
-    return [seconds * records / rows for rows, seconds in batches(records)]
+    return [seconds * records / rows for rows, seconds in batches(records * ROUNDS // 4)]
 
 
 def recovery(spark: SparkSession, base: str) -> None:
@@ -189,10 +189,10 @@ def recovery(spark: SparkSession, base: str) -> None:
     job.run(ended)
 
 
-def _numbers(spark: SparkSession, path: str, records: int) -> None:
+def _numbers(spark: SparkSession, path: str, records: int, files: int = 8) -> None:
     ids = spark.range(records)
     rows = ids.select((F.col("id") % KEYS).cast("string").alias("k"), F.col("id").alias("v"))
-    rows.repartition(8).write.mode("overwrite").parquet(path.replace("s3://", "s3a://"))
+    rows.repartition(files).write.mode("overwrite").parquet(path.replace("s3://", "s3a://"))
 
 
 if __name__ == "__main__":
