@@ -151,13 +151,14 @@ def batch(spark: SparkSession, base: str, records: int) -> list[float]:
 
 def stream(spark: SparkSession, base: str, records: int) -> list[float]:
     """The seconds of micro-batches, as if each had all records."""
-    _numbers(spark, f"{base}/in", records * ROUNDS // 4, 2 * ROUNDS)
+    total = records * ROUNDS // 4
+    _numbers(spark, f"{base}/in", total, 2 * ROUNDS)
     pipeline = Pipeline("bench")
     source = ParquetSource(f"{base}/in", S, name="numbers", max_files_per_trigger=2)
     pipeline.from_source(source).key_by("k").reduce(combine).sink_to(Nowhere())
     options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": f"{base}/{time.time_ns()}"}
     StreamingJob(pipeline.plan(options), spark, Start("bench")).run()
-    return [seconds * records / rows for rows, seconds in batches(records * ROUNDS // 4)]
+    return [seconds * records / rows for rows, seconds in batches(total)]
 
 
 def recovery(spark: SparkSession, base: str) -> None:
