@@ -1,9 +1,10 @@
 """A standalone cluster of two workers of one core against two cores of one process, and a bucket against a disk.
 
 All on this machine. Each session is a process of its own, which says what its rounds took once it is warm:
-`python -m benchmarks.clusters WHAT MASTER PLACE RECORDS`. BATCH reads records, shuffles them by key through an
-intermediate, reduces them in Python and writes a table, all at PLACE. STREAMING reduces micro-batches of a quarter of
-the records, with its checkpoint at PLACE. The last case kills a worker under a stream with a file a second.
+`python -m benchmarks.clusters WHAT MASTER RECORDS PLACE...`. BATCH reads records, shuffles them by key through an
+intermediate, reduces them in Python and writes a table, all at a PLACE; of several, each has a round in turn. STREAMING
+reduces micro-batches of a quarter of the records, with its checkpoint at PLACE. The last case kills a worker under a
+stream with a file a second.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -41,6 +42,8 @@ KEYS = 10_000
 ROUNDS, WARM = 14, 8
 """Rounds of a session, and how many of them do not count: each executor compiles what it runs for itself."""
 
+BUCKET = "s3://lake/bench"
+
 WITHIN = 15.0
 """Seconds within which an epoch is committed after a worker was killed."""
 
@@ -57,18 +60,15 @@ class Setting(NamedTuple):
 def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
     """All cases of the family `cluster`."""
     bars, measurements = bucket_epochs.measure(options)
-    records = options.stream_records // 3
     with _settings() as (local, cluster, spark_cluster):
         rates = {
-            (what, where): records / statistics.median(_rounds(what, setting, place, records))
-            for what, where, setting, place in (
-                ("batch", "local", local, "disk"),
-                ("batch", "cluster", cluster, "disk"),
-                ("batch", "bucket", local, "s3://lake/bench"),
-                ("stream", "local", local, "disk"),
-                ("stream", "cluster", cluster, "disk"),
-            )
+            ("batch", "local"): _rates("batch", local, options.records)[0],
+            ("batch", "cluster"): _rates("batch", cluster, options.records)[0],
+            ("stream", "local"): _rates("stream", local, options.stream_records // 3)[0],
+            ("stream", "cluster"): _rates("stream", cluster, options.stream_records // 3)[0],
         }
+        disk, bucket = _rates("batch", local, options.records, ("disk", BUCKET))
+        rates |= {("batch", "disk"): disk, ("batch", "bucket"): bucket}
         recovered = _recovery(cluster, spark_cluster)
     measurements += [
         Measurement(f"{what} {where}", round(rate / 1e6, 3), (round(rate / 1e6, 3),))
@@ -77,7 +77,7 @@ def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
     bars += [
         Bar("cluster.batch_vs_local", rates["batch", "cluster"] / rates["batch", "local"], 0.9),
         Bar("cluster.stream_vs_local", rates["stream", "cluster"] / rates["stream", "local"], 0.85),
-        Bar("cluster.batch_in_a_bucket_vs_disk", rates["batch", "bucket"] / rates["batch", "local"], 0.85),
+        Bar("cluster.batch_in_a_bucket_vs_disk", bucket / disk, 0.85),
         Bar("cluster.first_epoch_after_a_kill_s", recovered, WITHIN, at_most=True),
     ]
     return bars, measurements
@@ -100,17 +100,18 @@ def _settings() -> Iterator[tuple[Setting, Setting, Cluster]]:
             cluster.end()
 
 
-def _rounds(what: str, setting: Setting, place: str, records: int) -> list[float]:
-    """The seconds of each round of a session that is warm."""
-    base = f"{setting.environment['BENCH_FOLDER']}/disk" if place == "disk" else place
-    with _session(what, setting, base, records) as running:
+def _rates(what: str, setting: Setting, records: int, places: Sequence[str] = ("disk",)) -> list[float]:
+    """The records a second of a session that is warm, at each place."""
+    disk = f"{setting.environment['BENCH_FOLDER']}/disk"
+    with _session(what, setting, records, [disk if place == "disk" else place for place in places]) as running:
         said, _ = running.communicate()
-    return msgspec.json.decode(said.splitlines()[-1], type=list[float])[WARM:]
+    rounds = msgspec.json.decode(said.splitlines()[-1], type=list[list[float]])
+    return [records / statistics.median(seconds[WARM:]) for seconds in rounds]
 
 
 @contextmanager
-def _session(what: str, setting: Setting, base: str, records: int) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "benchmarks.clusters", what, setting.master, base, str(records)]
+def _session(what: str, setting: Setting, records: int, places: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "benchmarks.clusters", what, setting.master, str(records), *places]
     with subprocess.Popen(command, cwd=ROOT, env=setting.environment, stdout=subprocess.PIPE, text=True) as running:
         try:
             yield running
@@ -121,7 +122,7 @@ def _session(what: str, setting: Setting, base: str, records: int) -> Iterator[s
 def _recovery(setting: Setting, cluster: Cluster) -> float:
     """Seconds from the end of a worker to the commit of an epoch that began after it."""
     base = f"{setting.environment['BENCH_FOLDER']}/recovery"
-    with _session("recovery", setting, base, 0) as running:
+    with _session("recovery", setting, 0, [base]) as running:
         assert running.stdout is not None
         for line in running.stdout:
             if line.startswith("warm"):
@@ -134,22 +135,26 @@ def _recovery(setting: Setting, cluster: Cluster) -> float:
     return committed - killed
 
 
-def batch(spark: SparkSession, base: str, records: int) -> list[float]:
-    """Runs of the BATCH pipeline."""
-    _numbers(spark, f"{base}/in", records)
-    seconds = []
-    for number in range(ROUNDS):
-        pipeline = Pipeline("bench")
-        stream = pipeline.from_source(ParquetSource(f"{base}/in", S, name="numbers"))
-        stream.key_by("k").reduce(combine).sink_to(DeltaSink(f"{base}/out", name="out"))
-        plan = pipeline.plan({"execution.runtime-mode": "BATCH"})
-        begun = time.perf_counter()
-        run_all(Run(plan, spark, IntermediateStore(f"{base}/store-{number}"), "run", "execution"))
-        seconds.append(time.perf_counter() - begun)
-    return seconds
+def batch(spark: SparkSession, records: int, *places: str) -> list[list[float]]:
+    """The seconds of runs of the BATCH pipeline, at each place."""
+    seconds: dict[str, list[float]] = {place: [] for place in places}
+    for place in places:
+        _numbers(spark, f"{place}/in", records)
+    for _ in range(ROUNDS):
+        for place in places:
+            pipeline = Pipeline("bench")
+            stream = pipeline.from_source(ParquetSource(f"{place}/in", S, name="numbers"))
+            stream.key_by("k").reduce(combine).sink_to(DeltaSink(f"{place}/out", name="out"))
+            plan = pipeline.plan({"execution.runtime-mode": "BATCH"})
+            name = f"run-{time.time_ns()}"  # a run that the table has would write nothing
+            run = Run(plan, spark, IntermediateStore(f"{place}/store"), name, name)
+            begun = time.perf_counter()
+            run_all(run)
+            seconds[place].append(time.perf_counter() - begun)
+    return list(seconds.values())
 
 
-def stream(spark: SparkSession, base: str, records: int) -> list[float]:
+def stream(spark: SparkSession, records: int, base: str) -> list[list[float]]:
     """The seconds of micro-batches, as if each had all records."""
     total = records * ROUNDS // 4
     _numbers(spark, f"{base}/in", total, 2 * ROUNDS)
@@ -158,7 +163,7 @@ def stream(spark: SparkSession, base: str, records: int) -> list[float]:
     pipeline.from_source(source).key_by("k").reduce(combine).sink_to(Nowhere())
     options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": f"{base}/{time.time_ns()}"}
     StreamingJob(pipeline.plan(options), spark, Start("bench")).run()
-    return [seconds * records / rows for rows, seconds in batches(total)]
+    return [[seconds * records / rows for rows, seconds in batches(total)]]
 
 
 def recovery(spark: SparkSession, base: str) -> None:
@@ -197,9 +202,9 @@ def _numbers(spark: SparkSession, path: str, records: int, files: int = 8) -> No
 
 
 if __name__ == "__main__":
-    what, master, base, number = sys.argv[1:]
+    what, master, number, *given = sys.argv[1:]
     with streaming_session(master, **{"spark.driver.memory": "2g"}) as session:
         if what == "recovery":
-            recovery(session, base)
-        rounds = batch(session, base, int(number)) if what == "batch" else stream(session, base, int(number))
+            recovery(session, *given)
+        rounds = batch(session, int(number), *given) if what == "batch" else stream(session, int(number), *given)
     print(msgspec.json.encode(rounds).decode(), flush=True)

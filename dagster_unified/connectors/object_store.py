@@ -49,6 +49,8 @@ class Store:
         given = {"endpoint": self.endpoint, "endpoint.region": self.region}
         # Hadoop's other kind of stream fails a task or a job whose read is cut off
         given["input.stream.type"] = "classic"
+        # a folder is made, and a file removed, without a look at all the folders above
+        given["performance.flags"] = "mkdir,delete"
         found = {f"spark.hadoop.fs.s3a.{name}": value for name, value in given.items() if value is not None}
         if self.endpoint is not None:
             found["spark.hadoop.fs.s3a.path.style.access"] = "true"

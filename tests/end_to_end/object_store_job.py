@@ -21,6 +21,7 @@ from upath import UPath
 from dagster_unified.api import CsvSource, DeltaSink, Pipeline, TumblingEventTimeWindows, WatermarkStrategy
 from dagster_unified.connectors.object_store import Store, in_use
 from dagster_unified.engine import bucket_files
+from dagster_unified.engine.batch.intermediates import dataframes
 from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import FILES, Start, StreamingJob
@@ -250,6 +251,17 @@ def asked(folder: Path, url: str, session) -> dict[str, float]:
     return found
 
 
+def intermediate(url: str, session) -> int:
+    """What the store is asked so that two tasks write an intermediate."""
+    store = IntermediateStore("s3://lake/asked")
+    attempt = store.new_attempt(Address("asked", "numbers", "run"))
+    requests(url)
+    dataframes.write(session.range(1000).repartition(2), attempt)
+    found = requests(url)
+    assert len(store.files(attempt)) == 2
+    return len(found)
+
+
 if __name__ == "__main__":
     home, address = Path(sys.argv[1]), sys.argv[2]
     given = {
@@ -270,4 +282,5 @@ if __name__ == "__main__":
     told["shown"] = shown(given["spark"].spark_session, in_use())
     told["files"] = files(address, given["spark"].spark_session)
     told["asked"] = asked(home, address, given["spark"].spark_session)
+    told["intermediate"] = intermediate(address, given["spark"].spark_session)
     print(json.dumps(told))

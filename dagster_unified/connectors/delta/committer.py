@@ -78,9 +78,9 @@ class DeltaCommitter(Committer[DeltaFile]):
         self._table, self._path = table, path
         self._mode, self._key, self._partition_by = mode, key, partition_by
         self._sink, self._schema = sink, schema
-        self._is_current, self._commits_until_cleanup = False, 0
-        self._log: LogEnd | None = None
+        self._is_current, self._commits_until_cleanup = True, 0  # the table was opened right now
         self._is_shared = False  # whether others have been seen to write to the table of late
+        self._log = self._log_end()
         self._never_null: set[str] = set()  # the columns that the table takes no null in
 
     @classmethod
@@ -99,23 +99,16 @@ class DeltaCommitter(Committer[DeltaFile]):
         Raises `SinkError` where its columns are not the stream's.
         """
         from deltalake import DeltaTable
-        from deltalake.exceptions import CommitFailedError
+        from deltalake.exceptions import TableNotFoundError
 
-        if not asked(path, lambda: DeltaTable.is_deltatable(str(path), storage_options=storage_options)):
-            if path.fs.exists(path.path) is False:
-                path.mkdir(parents=True, exist_ok=True)
-            with suppress(CommitFailedError):  # another one has created it, or this one, and did not hear of it
-                asked(
-                    path,
-                    lambda: DeltaTable.create(
-                        str(path),
-                        schema,
-                        mode="ignore",
-                        partition_by=list(partition_by) or None,
-                        storage_options=storage_options,
-                    ),
-                )
-        table = asked(path, lambda: DeltaTable(str(path), storage_options=storage_options))
+        def opened() -> DeltaTable:
+            return asked(path, lambda: DeltaTable(str(path), storage_options=storage_options))
+
+        try:
+            table = opened()
+        except TableNotFoundError:
+            _create(path, schema, partition_by, storage_options)
+            table = opened()
         committer = cls(table, path, mode, key, partition_by, sink, schema)
         committer._check_columns()
         return committer
@@ -229,9 +222,13 @@ class DeltaCommitter(Committer[DeltaFile]):
     def _update(self) -> None:
         """Reads what the table's log has now."""
         asked(self._path, self._table.update_incremental)
-        self._log = None
-        if self._mode == "append" and is_local(self._path) and not self._is_shared:
-            self._log = LogEnd.of(self._table, self._path.path)
+        self._log = self._log_end()
+
+    def _log_end(self) -> LogEnd | None:
+        """The end of the table's log, where entries are appended to it without `deltalake`."""
+        if self._mode != "append" or self._is_shared or not is_local(self._path):
+            return None
+        return LogEnd.of(self._table, self._path.path)
 
     def _appended(self, log: LogEnd, commits: Sequence[Commit[DeltaFile]], transactions: Sequence[Transaction]) -> bool:
         """Appends epochs to the log, if all they do is add files; else lets `deltalake` see what was appended before.
@@ -340,6 +337,25 @@ class DeltaCommitter(Committer[DeltaFile]):
             )
 
         return [_remove(row) for row in active_files(self._table) if goes(row)]
+
+
+def _create(
+    path: UPath, schema: pa.Schema, partition_by: tuple[str, ...], storage_options: dict[str, str] | None
+) -> None:
+    """Make an empty table, unless there is one by now."""
+    from deltalake import DeltaTable
+    from deltalake.exceptions import CommitFailedError
+
+    if path.fs.exists(path.path) is False:
+        path.mkdir(parents=True, exist_ok=True)
+    parts = list(partition_by) or None
+    with suppress(CommitFailedError):  # another one has created it, or this one, and did not hear of it
+        asked(
+            path,
+            lambda: DeltaTable.create(
+                str(path), schema, mode="ignore", partition_by=parts, storage_options=storage_options
+            ),
+        )
 
 
 def asked(path: UPath, ask: Callable[[], T]) -> T:

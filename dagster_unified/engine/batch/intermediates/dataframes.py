@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dagster_unified.connectors.paths import for_spark, remove_tree
+from dagster_unified.connectors.paths import for_spark, is_in_object_store, remove_tree
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore, Manifest
 from dagster_unified.engine.dataframe.partitions import PartitionAxis
 from dagster_unified.operators.layout import OUTPUT, PARTITION_INDEX, StreamLayout, output_column
@@ -26,9 +26,21 @@ Measured against zstd and snappy, it costs a stage and its reader the least time
 """
 
 
+_COMMITTED_BY_TASKS = {
+    "mapreduce.fileoutputcommitter.algorithm.version": 2,
+    "mapreduce.fileoutputcommitter.marksuccessfuljobs": False,
+}
+"""Lets each task move its file to its place, where otherwise the driver moves all files once more.
+
+To move a file in a bucket is to copy it. A worker that was given up, and wakes up after the manifest was written, may
+move another file over that of its successor; then the manifest says another size, and the intermediate is damaged.
+"""
+
+
 def write(frame: DataFrame, attempt: UPath) -> None:
     """Writes one partition into the folder of an attempt."""
-    frame.write.mode("overwrite").option("compression", CODEC).parquet(for_spark(attempt))
+    options = _COMMITTED_BY_TASKS if is_in_object_store(attempt) else {}
+    frame.write.mode("overwrite").options(compression=CODEC, **options).parquet(for_spark(attempt))
 
 
 def write_partitions(frame: DataFrame, attempts: Sequence[UPath]) -> dict[int, UPath]:
