@@ -417,12 +417,13 @@ def test_a_job_starts_queries_anew_that_are_not_those_it_wants(directory, server
     assert find(directory) is None
 
 
-def test_a_job_stops_the_queries_that_it_does_not_go_on_with(server):
+def test_a_job_stops_the_queries_that_it_does_not_go_on_with(server, caplog):
     stopped = []
     for id_, query in server.items():
         query.stop = lambda id_=id_: stopped.append(id_)
     held = running_of(None)
     attaching.end(msgspec.structs.replace(held, server=("host:2", "me")), None)
+    assert "may still run on the Spark Connect server at host:2" in caplog.text
     assert stopped == []
     lose(server)
     attaching.end(held, None)

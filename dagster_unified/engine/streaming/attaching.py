@@ -131,12 +131,19 @@ def find(
 
 
 def end(held: Running, spark: SparkSession) -> None:
-    """Stop the queries of a job before with which this one does not go on, if they are on its server.
+    """Stop the queries of a job before with which this one does not go on; logs a warning for those on another server.
 
     Spark stops one only where a query of the same id starts, and a job without state starts others: what was left would
     begin an epoch in their checkpoint before it is told that it may not.
     """
-    if not held.queries or not is_connect(spark) or held.server != server_of(spark):
+    if not held.queries:
+        return
+    if not is_connect(spark) or held.server != server_of(spark):
+        _log.warning(
+            "queries of an earlier job may still run on the Spark Connect server at %s, which this job does not use;"
+            " they commit nothing more, but they may still write to their checkpoint: end that server, if it is up",
+            held.server[0] or "an address that was not recorded",
+        )
         return
     stopping = Thread(target=_stop, args=(held, spark), daemon=True, name="end of earlier queries")
     stopping.start()
