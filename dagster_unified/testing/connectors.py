@@ -47,6 +47,12 @@ _PATIENCE = 300.0
 
 _TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 
+_BULKY_EVERY, _BULK = 3, 32_000
+"""Of so many writes one has texts of so many characters: a sink stages much data otherwise than a little of it."""
+
+_RESTART_EVERY = 8
+"""Of so many writes, one meets a restart of the server."""
+
 _TRIES = 8
 """How often a write that fails without a fault of the kit's is tried, for a target that is restarted meanwhile."""
 
@@ -130,6 +136,9 @@ class _Write:
     loss: _Loss | None
     """When Spark's tasks fail at their first attempt; None where they do not."""
 
+    staging: str
+    """A folder for what writers stage."""
+
     token: str | None
     """What the server asks for; the fork server may be older than the server, and then has another environment."""
 
@@ -176,10 +185,10 @@ class _Check:
 
     def epochs(self) -> Faults:
         sink, kept = self.target.sink(), list[tuple[int, tuple[Entry, ...]]]()
-        restarts = type(self.target).restart is not SinkTarget.restart
         epoch = timeline = writes = 0
         while self.faults.kills < self.kills or epoch < 3:
-            if epoch > 2 and self.chance.random() < 0.1:  # a write has to follow: it undoes what was later
+            goes_back = epoch > 2 and self.chance.random() < 0.1
+            if goes_back:  # a write has to follow: it undoes what was later
                 epoch = self.chance.randrange(1, epoch)
                 timeline += 1
                 if sink.capabilities.undoes:
@@ -187,7 +196,9 @@ class _Check:
             writes += 1  # what is written later counts, also where it is an earlier epoch on a new timeline
             entries = self._entries(writes, f"timeline {timeline}")
             identity = WriteIdentity("kit", "sink", "deployment", "streaming", epoch, timeline)
-            self._write(identity, entries, restarts and self.chance.random() < 0.05)
+            if goes_back and self.faults.kills < self.kills:
+                self._attempt_with_fault(identity, entries, _Step.COMMITTING)  # while it undoes what was later
+            self._write(identity, entries, self._is_restarted(writes))
             kept.append((epoch, entries))
             epoch += 1
         self._compare(sink, [entry for _, written in kept for entry in written])
@@ -207,7 +218,7 @@ class _Check:
             if at_once == 2:
                 winner = self._write_at_once(rivals)
             else:
-                self._write(*rivals[0], False)
+                self._write(*rivals[0], self._is_restarted(runs))
                 winner = rivals[0][1]
             if sink.capabilities.replaces_partition:
                 kept[partition] = [winner]
@@ -216,10 +227,17 @@ class _Check:
         self._compare(sink, [entry for written in kept.values() for entries in written for entry in entries])
         return self.faults
 
+    def _is_restarted(self, write: int) -> bool:
+        """Whether the server is restarted during a write, if there is one."""
+        return type(self.target).restart is not SinkTarget.restart and write % _RESTART_EVERY == _RESTART_EVERY // 2
+
     def _entries(self, version: int, text: str) -> tuple[Entry, ...]:
-        """Rows of a write: a key occurs once, and now and then there are none."""
+        """Rows of a write: a key occurs once, and now and then there are none, or they are bulky."""
         keys = self.chance.sample(range(60), self.chance.choice((0, 1, 20, 50)))
-        return tuple(Entry(key, version, f"{text}, write {version}") for key in keys)
+        text = f"{text}, write {version}"
+        if version % _BULKY_EVERY == 0:
+            text = f"{text} {random.Random(version).randbytes(_BULK // 2).hex()}"
+        return tuple(Entry(key, version, text) for key in keys)
 
     def _compare(self, sink: SparkSink[Any, Any], written: Sequence[Entry]) -> None:
         expected = Counter(map(tuple, written))
@@ -229,8 +247,8 @@ class _Check:
         found = Counter(map(tuple, self.target.rows()))
         lost, further = expected - found, found - expected
         assert found == expected, (
-            f"{sink.describe()}: {lost.total()} rows are lost, such as {sorted(lost)[:3]}, and {further.total()} should"
-            f" not be there, such as {sorted(further)[:3]}, after {self.faults}"
+            f"{sink.describe()}: {lost.total()} rows are lost, such as {_some(lost)}, and {further.total()} should not"
+            f" be there, such as {_some(further)}, after {self.faults}"
         )
 
     def _write(self, identity: WriteIdentity, entries: tuple[Entry, ...], restart: bool) -> None:
@@ -249,9 +267,11 @@ class _Check:
             assert restart or attempt == _TRIES, f"a write without a fault failed: {log.read_text()}"
         raise AssertionError(f"a write did not come through after a restart: {log.read_text()}")
 
-    def _attempt_with_fault(self, identity: WriteIdentity, entries: tuple[Entry, ...]) -> None:
+    def _attempt_with_fault(
+        self, identity: WriteIdentity, entries: tuple[Entry, ...], step: _Step | None = None
+    ) -> None:
         """One attempt that is killed, or stopped and woken up after its successor has written."""
-        step = self.chance.choice(list(_Step))
+        step = step or self.chance.choice(list(_Step))
         span = {_Step.STAGING: 0.5, _Step.COMMITTING: 0.05, _Step.ANY: 1.5}.get(step, 0.0)
         sent = signal.SIGSTOP if self.chance.random() < 0.25 else signal.SIGKILL
         if self.target.locks_others_out and step in (_Step.STAGING, _Step.COMMITTING, _Step.ANY):
@@ -295,7 +315,8 @@ class _Check:
         loss = _Loss.PREPARED if drawn < 0.1 else _Loss.MIDWAY if drawn < 0.2 else None
         self.faults.retried_tasks += loss is not None
         log = self._folder / f"write-{self._number}"
-        write = _Write(self.target, self.server, identity, entries, loss, os.environ.get(_TOKEN))
+        staging = str(self._folder / "staging")
+        write = _Write(self.target, self.server, identity, entries, loss, staging, os.environ.get(_TOKEN))
         process = _processes().Process(target=_run, args=(write, fault, str(log)), daemon=True)
         process.start()
         return process, log
@@ -315,6 +336,11 @@ class _Check:
                 return process.is_alive()
             time.sleep(0.02)
         return False
+
+
+def _some(rows: Counter[tuple[Any, ...]]) -> list[tuple[int, int, str]]:
+    """Three rows, without what makes them bulky."""
+    return [(key, version, text[:60]) for key, version, text in sorted(rows)[:3]]
 
 
 def _text(log: Path) -> str:
@@ -346,7 +372,7 @@ def _run(write: _Write, fault: _Fault | None, log: str) -> None:
             vars(sink)["stage"] = partial(_stage_with_lost_tasks, sink)
         elif write.loss is not None:
             frame = frame.mapInArrow(_fail_first, frame.schema)
-        context = WriteContext(write.identity, "stage", lambda: faults.at(_Step.STAGED), by_value_afresh)
+        context = WriteContext(write.identity, "stage", lambda: faults.at(_Step.STAGED), by_value_afresh, write.staging)
         with closing(_FaultyCommits(sink, faults)) as commits:
             commits.write(frame, [context])
     except BaseException:

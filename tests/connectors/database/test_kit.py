@@ -45,3 +45,4 @@ def spark_server():
 def test_nothing_is_lost_and_nothing_is_there_twice_whoever_is_killed(spark_server, tmp_path, kind, mode, check):
     faults = check(Table(f"{kind}:///{tmp_path}/entries.db", MODES[mode]), spark_server, SEED, KILLS)
     assert faults.kills >= KILLS
+    assert not NIGHTLY or faults.zombies

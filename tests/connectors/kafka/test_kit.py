@@ -49,3 +49,4 @@ def spark_server():
 def test_nothing_is_lost_and_nothing_is_there_twice_whoever_is_killed(spark_server, kafka, mode, check):
     faults = check(Topic(kafka, MODES[mode]), spark_server, SEED, KILLS)
     assert faults.kills >= KILLS
+    assert not NIGHTLY or (faults.zombies and faults.restarts)

@@ -49,5 +49,6 @@ def test_nothing_is_lost_and_nothing_is_there_twice_whoever_is_killed(
     target = Table(postgres, MODES[mode])
     faults = check(target, spark_server, SEED, KILLS)
     assert faults.kills >= KILLS
+    assert not NIGHTLY or (faults.zombies and faults.restarts)
     write(PostgresSink("after", postgres), [(1, "another table")], record=tuple[int, str])
     assert staging_tables(postgres) == []
