@@ -76,6 +76,19 @@ def load_deployment(name: str) -> StreamingDeployment:
     return next(iter(found.values()))
 
 
+def intermediates_of(name: str) -> str:
+    """Where the `Definitions` in a module or file keep intermediates; without any, the default."""
+    from dagster import Definitions, EnvVar
+
+    from dagster_unified.orchestration import IntermediatesResource
+
+    _, _, module = _module(name)
+    of_all = [value.resources or {} for value in vars(module).values() if isinstance(value, Definitions)]
+    found = next((one for given in of_all for one in given.values() if isinstance(one, IntermediatesResource)), None)
+    path = (found or IntermediatesResource()).path
+    return (path.get_value() or "") if isinstance(path, EnvVar) else path
+
+
 def _deployments(value: object) -> list[StreamingDeployment]:
     from dagster import Definitions
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dagster_unified import settings
 from dagster_unified.cli.arguments import Defines
-from dagster_unified.cli.finding import load
+from dagster_unified.cli.finding import intermediates_of, load_deployment
 from dagster_unified.cli.terminal import out
 from dagster_unified.errors import PipelineError, nearest
 from dagster_unified.graph.plan import plan
@@ -17,7 +17,7 @@ def malformed(
     source: str | None = None,
     rows: int = 20,
     define: Defines = [],  # noqa: B006
-    storage: str = ".dagster_unified/intermediates",
+    storage: str | None = None,
 ) -> int:
     """Show the malformed rows that a pipeline's sources have diverted.
 
@@ -26,7 +26,8 @@ def malformed(
     Parameters
     ----------
     pipeline
-        A module or file that holds a Pipeline.
+        A module or file that holds a Pipeline, its StreamingDeployment, or its Definitions, whose options and
+        intermediates it uses.
     source
         Only this source's.
     rows
@@ -34,17 +35,17 @@ def malformed(
     define
         Set an option, such as execution.checkpointing.dir.
     storage
-        Where intermediates are kept.
+        Where intermediates are kept; by default where the Definitions say, else in .dagster_unified/intermediates.
     """
     from rich.markup import escape
     from rich.table import Table
 
     from dagster_unified.engine.batch.intermediates.store import IntermediateStore
     from dagster_unified.engine.malformed import diverting, in_batch, in_streaming
-    from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
+    from dagster_unified.orchestration.deployment import configuration_of, directory_of
 
-    configuration = settings.configuration(define)
-    planned = plan(load(pipeline).graph(), configuration)
+    deployment, launched = load_deployment(pipeline), settings.command_line(define)
+    planned = plan(deployment.pipeline.graph(), configuration_of(deployment, launched))
     nodes = diverting(planned)
     if not nodes:
         raise PipelineError(
@@ -54,8 +55,8 @@ def malformed(
     if source is not None and source not in names:
         known = nearest(source, names) or f"; there are {', '.join(names)}"
         raise PipelineError(f"{planned.name} has no source '{source}' that sets malformed rows aside{known}")
-    store = IntermediateStore(storage)
-    directory = CheckpointDirectory(configuration["execution.checkpointing.dir"], planned.name)
+    store = IntermediateStore(storage or intermediates_of(pipeline))
+    directory = directory_of(deployment, launched)
     for node in nodes:
         if source not in (None, node.source.name):
             continue

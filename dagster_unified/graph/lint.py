@@ -79,13 +79,13 @@ def _clock(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, st
         return []
     used = names_used(function)
     found: list[tuple[str, str]] = []
-    if "current_processing_time" in used and "register_processing_time_timer" not in used:
+    if "current_processing_time" in used:
         found.append(
             (
                 "warning",
                 (
                     f"'{node.name}' reads the processing time, so that its result depends on when it runs; use"
-                    " ctx.timestamp()"
+                    " ctx.timestamp() and event-time timers"
                 ),
             )
         )

@@ -16,6 +16,7 @@ from uuid import uuid4
 from zlib import crc32
 
 import msgspec
+from msgspec.structs import replace
 
 from dagster_unified.connectors.paths import remove_tree, storage_path
 from dagster_unified.connectors.positions import Position
@@ -33,10 +34,18 @@ COPY = "savepoint.json"
 
 
 class DataFile(msgspec.Struct, frozen=True):
-    """A Parquet file, relative to the savepoint, and its size in bytes."""
+    """A Parquet file, relative to the savepoint, and its size in bytes.
+
+    Parquet has checksums of its pages, and none of the footer, which says where they are and how many rows they hold.
+    """
 
     path: str
     bytes: int
+    footer_bytes: int
+    """Of the file's end, from where the footer begins."""
+
+    footer_crc: int
+    """The CRC-32 of these bytes."""
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -135,6 +144,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     epochs: dict[str, int] = {}
     """The last epoch that each query of a STREAMING job had committed."""
 
+    checksum: str = ""
+    """The CRC-32 of the manifest without it, as msgspec writes it, in hexadecimal."""
+
     def operator(self, uid: str) -> OperatorState | None:
         """The state of an operator, or None."""
         return next((one for one in self.operators if one.uid == uid), None)
@@ -178,7 +190,7 @@ def commit(folder: UPath, manifest: Manifest) -> None:
 
 def _put(folder: UPath, manifest: Manifest) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    text = msgspec.json.format(msgspec.json.encode(replace(manifest, checksum=_checksum(manifest))), indent=1)
     if folder.protocol in ("", "file"):
         staged = folder / f".{NAME}.new"
         staged.write_bytes(text)
@@ -204,17 +216,25 @@ def read(path: str | UPath) -> tuple[UPath, Manifest]:
         ) from None
     try:
         found = msgspec.json.decode(data, type=Manifest)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StateError(f"{folder / NAME} is damaged: {error}; take the savepoint again") from error
     if found.format != FORMAT:
         raise StateError(
-            f"{folder} is a savepoint in format {found.format}, and this version reads {FORMAT}; use the version that"
-            f" wrote it, {found.library}"
+            f"{folder / NAME} is of a savepoint in format {found.format}, and this version reads {FORMAT}; use the"
+            f" version that wrote it, {found.library}"
+        )
+    if found.checksum != _checksum(found):
+        raise StateError(
+            f"{folder / NAME} is damaged: its checksum is another; copy it again, or take the savepoint again"
         )
     for one in found.tables():
         for file in one.files:
             _check(folder / file.path, file.bytes)
     return folder, found
+
+
+def _checksum(manifest: Manifest) -> str:
+    return f"{crc32(msgspec.json.encode(replace(manifest, checksum=''))):08x}"
 
 
 def _check(path: UPath, size: int) -> None:
@@ -224,11 +244,3 @@ def _check(path: UPath, size: int) -> None:
         raise StateError(f"{path} is missing, which the savepoint's manifest names; copy the whole folder") from None
     if held != size:
         raise StateError(f"{path} has {held} bytes, and the savepoint's manifest says {size}; copy the folder again")
-
-
-def files_in(folder: UPath, root: UPath) -> list[DataFile]:
-    """The Parquet files of a table, relative to the savepoint."""
-    found = [f for f in folder.rglob("*.parquet") if not f.name.startswith((".", "_"))]
-    return sorted(
-        (DataFile(f.relative_to(root).as_posix(), int(f.stat().st_size)) for f in found), key=lambda f: f.path
-    )

@@ -26,7 +26,7 @@ from dagster_unified.state import manifest as manifests
 from dagster_unified.state.arranged import arranged, arranged_frame, arrow_table, is_frame, millis, state_schema
 from dagster_unified.state.manifest import Column, IterationState, Manifest, OperatorState
 from dagster_unified.state.schemas import SUBTASK_ROLES, columns_of, from_spark, table_schema, to_spark
-from dagster_unified.state.tables import CODEC, copy_files, read_batches, read_frame, write_batches
+from dagster_unified.state.tables import CODEC, copy_files, files_in, read_batches, read_frame, write_batches
 from dagster_unified.state.values import plain_rows
 
 if TYPE_CHECKING:
@@ -439,7 +439,7 @@ class Savepoint:
         elif is_frame(held.table):
             writer = held.table.write.mode("overwrite").option("compression", CODEC)
             writer.parquet(for_spark(folder / name))
-            files = manifests.files_in(folder / name, folder)
+            files = files_in(folder / name, folder)
             rows = 0
             for file in files:
                 with (folder / file.path).open("rb") as opened:

@@ -8,16 +8,21 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from os import SEEK_END
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from zlib import crc32
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec.structs import replace
 
 from dagster_unified.connectors.paths import for_spark
 from dagster_unified.errors import StateError
 from dagster_unified.state.files import open_input, open_output
-from dagster_unified.state.manifest import DataFile, OperatorState, files_in
+from dagster_unified.state.manifest import DataFile, OperatorState
 from dagster_unified.state.schemas import table_schema
 
 if TYPE_CHECKING:
@@ -40,6 +45,16 @@ TOGETHER = 8 << 20
 """Bytes in a savepoint's files of the row groups that one task reads."""
 
 
+AT_ONCE = 16
+"""Files whose footers are read at a time."""
+
+_MAGIC = b"PAR1"
+"""How a Parquet file begins and ends."""
+
+_END = 4 + len(_MAGIC)
+"""Bytes behind a footer: how many it has, and the magic."""
+
+
 class Split(NamedTuple):
     """Row groups of a file, relative to the savepoint, that one task reads."""
 
@@ -55,25 +70,36 @@ def read_batches(
     `columns` are those to read, by default all.
     """
     for file in state.files:
-        yield from _rows(f"{folder}/{file.path}", state, columns, None)
+        yield from _rows(folder, file, state, columns, None)
 
 
 def read_split(
     folder: UPath | str, state: OperatorState, split: Split, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one split, as `read_batches` gives them."""
-    return _rows(f"{folder}/{split.file}", state, columns, split.row_groups)
+    file = next(one for one in state.files if one.path == split.file)
+    return _rows(folder, file, state, columns, split.row_groups)
 
 
 def _rows(
-    path: str, state: OperatorState, columns: Sequence[str] | None, row_groups: Sequence[int] | None
+    folder: UPath | str,
+    file: DataFile,
+    state: OperatorState,
+    columns: Sequence[str] | None,
+    row_groups: Sequence[int] | None,
 ) -> Iterator[pa.RecordBatch]:
     schema = table_schema(state)
     if columns is not None:
         schema = pa.schema([schema.field(name) for name in columns])
-    with _opened(path) as parquet:
+    with _opened(folder, file) as parquet:
+        found = 0
         for batch in parquet.iter_batches(_at_a_time(parquet.metadata, row_groups), row_groups, columns):
+            found += batch.num_rows
             yield from pa.Table.from_batches([batch]).select(schema.names).cast(schema).to_batches()
+        numbers = range(parquet.num_row_groups) if row_groups is None else row_groups
+        held = sum(parquet.metadata.row_group(number).num_rows for number in numbers)
+        if found != held:
+            raise pa.ArrowInvalid(f"it gives {found:,} rows, and should have {held:,}")
 
 
 def _at_a_time(file: pq.FileMetaData, row_groups: Sequence[int] | None) -> int:
@@ -89,7 +115,7 @@ def splits(folder: UPath, state: OperatorState) -> list[Split]:
     """The files of an operator's table in pieces of some size, which can be read at the same time."""
     found = []
     for file in state.files:
-        with _opened(f"{folder}/{file.path}") as parquet:
+        with _opened(folder, file) as parquet:
             of_file = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
         sizes = [sum(group.column(i).total_compressed_size for i in range(group.num_columns)) for group in of_file]
         first, size = 0, 0
@@ -102,9 +128,22 @@ def splits(folder: UPath, state: OperatorState) -> list[Split]:
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[pq.ParquetFile]:
+def _opened(folder: UPath | str, file: DataFile) -> Iterator[pq.ParquetFile]:
+    path = f"{folder}/{file.path}"
     with _reading(path), open_input(path) as opened:
-        yield pq.ParquetFile(opened, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
+        metadata = _metadata(opened, file)
+        yield pq.ParquetFile(
+            opened, metadata=metadata, page_checksum_verification=True, coerce_int96_timestamp_unit="us"
+        )
+
+
+def _metadata(opened: BinaryIO, file: DataFile) -> pq.FileMetaData:
+    """What a file's footer says, which is looked at only if it is as it was written: a damaged one may say anything."""
+    opened.seek(file.bytes - file.footer_bytes)
+    footer = opened.read(file.footer_bytes)
+    if len(footer) != file.footer_bytes or crc32(footer) != file.footer_crc:
+        raise pa.ArrowInvalid("the checksum of its footer is another")
+    return pq.read_metadata(pa.BufferReader(_MAGIC + footer))
 
 
 @contextmanager
@@ -118,14 +157,40 @@ def _reading(path: str) -> Iterator[None]:
 
 
 def read_frame(spark: SparkSession, folder: UPath, state: OperatorState) -> DataFrame:
-    """The rows of an operator's table as a DataFrame; Parquet's own checksums are verified."""
+    """The rows of an operator's table as a DataFrame; raises `StateError` where a file's footer is damaged.
+
+    Spark verifies the checksums of pages.
+    """
     from pyspark.sql.types import StructType
 
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(partial(_check_footer, folder), state.files))
     schema = StructType.fromJson(json.loads(state.schema))
     paths = [for_spark(folder / file.path) for file in state.files]
     if not paths:
         return spark.createDataFrame([], schema)
     return spark.read.schema(schema).option("parquet.page.verify-checksum.enabled", "true").parquet(*paths)
+
+
+def _check_footer(folder: UPath, file: DataFile) -> None:
+    with _opened(folder, file):
+        """Opened is checked."""
+
+
+def files_in(folder: UPath, root: UPath) -> list[DataFile]:
+    """The Parquet files of a table that was written right now, relative to the savepoint."""
+    found = sorted(f.relative_to(root).as_posix() for f in folder.rglob("*.parquet") if f.name[0] not in "._")
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(partial(_described, root), found))
+
+
+def _described(root: UPath, path: str) -> DataFile:
+    with open_input(f"{root}/{path}") as opened:
+        size = opened.seek(0, SEEK_END)
+        opened.seek(size - _END)
+        footer_bytes = int.from_bytes(opened.read(_END)[:4], "little") + _END
+        opened.seek(size - footer_bytes)
+        return DataFile(path, size, footer_bytes, crc32(opened.read(footer_bytes)))
 
 
 def write_file(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: UPath | str) -> int:
@@ -189,5 +254,5 @@ def copy_files(state: OperatorState, source: UPath, folder: str, root: UPath) ->
         old_path = f"{source}/{file.path}"
         with _reading(old_path), open_input(old_path) as old, open_output(str(target)) as new:
             shutil.copyfileobj(old, new, 1 << 20)
-        copied.append(DataFile(name, file.bytes))
+        copied.append(replace(file, path=name))
     return copied

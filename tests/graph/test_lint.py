@@ -239,7 +239,10 @@ CASES = {
         {("late-records", "warning"), ("windows", "note")},
     ),
     "a join of intervals": (lambda p: interval_joined(timed(p, 9, 1)).print(), {("late-records", "warning")}),
-    "a function with processing-time timers": (lambda p: sales(p).key_by("shop").process(Timed()).print(), set()),
+    "a function with processing-time timers": (
+        lambda p: sales(p).key_by("shop").process(Timed()).print(),
+        {("clock", "warning")},
+    ),
 }
 
 

@@ -35,6 +35,20 @@ def sales(folder, on_malformed="divert"):
     return pipeline
 
 
+DEFINITIONS = """
+from tests.orchestration.test_malformed import deployed
+defs = deployed({folder!r})
+"""
+
+
+def deployed(folder):
+    pipeline = sales(folder)
+    deployment = StreamingDeployment(pipeline, options={"execution.checkpointing.dir": f"{folder}/checkpoints"})
+    return unified_definitions(
+        pipeline, deployment, resources={"intermediates": IntermediatesResource(path=f"{folder}/store")}
+    )
+
+
 KEY = AssetKey(["sales", "malformed", "files"])
 
 
@@ -85,6 +99,12 @@ def test_a_run_materializes_the_asset_with_its_rows_which_the_command_line_shows
     assert f"files, BATCH: 1 malformed rows at {tmp_path}/store/sales/~malformed/files" in printed
     assert "files, STREAMING: 0 malformed rows" in printed
     assert all(text in printed for text in ("north.csv", " 3 ", "north,[many]", "cannot be read as Sale"))
+    (tmp_path / "shop_definitions.py").write_text(DEFINITIONS.format(folder=str(tmp_path)))
+    with pytest.raises(SystemExit):
+        main(["malformed", str(tmp_path / "shop_definitions.py")])
+    of_definitions = capsys.readouterr().out
+    assert f"files, BATCH: 1 malformed rows at {tmp_path}/store/sales/~malformed/files" in of_definitions
+    assert f"files, STREAMING: 0 malformed rows at {tmp_path}/checkpoints/sales/malformed/files" in of_definitions
 
 
 def test_a_stream_in_the_session_of_pyspark_observes_the_asset_with_its_rows(spark, tmp_path):

@@ -1,6 +1,7 @@
 """Savepoints as tables, read, changed and written without an engine."""
 
 import json
+import random
 from datetime import datetime, timezone
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from dagster_unified.operators.state.pages import Content
 from dagster_unified.operators.state.table import ENCODED, EVENT_TIMERS, KeyShape, StateTable
 from dagster_unified.state import EverythingRead, Savepoint, Unread
 from dagster_unified.state.schemas import from_spark, to_spark
+from tests.depth import SEED
 
 
 class Count(KeyedProcessFunction):
@@ -140,6 +142,35 @@ def test_a_damaged_file_is_an_error_that_names_it(written, tmp_path):
     file.write_bytes(data)
     with pytest.raises(StateError, match=rf"^{file} is damaged: .*; copy the savepoint again, or take it again$"):
         Savepoint.read(written.path).keyed_state("counts")
+
+
+def flipped(data):
+    """The bytes of a file with one bit that is another, at each place."""
+    chance = random.Random(SEED)
+    for place in range(len(data)):
+        damaged = bytearray(data)
+        damaged[place] ^= 1 << chance.randrange(8)
+        yield damaged
+
+
+def test_wherever_a_file_is_damaged_the_error_names_it_or_nothing_is_changed(written, tmp_path):
+    (file,) = (tmp_path / "one").rglob("*.parquet")
+    held, manifest = list(written.rows("counts")), tmp_path / "one/manifest.json"
+    whole_manifest = Savepoint.read(written.path).manifest
+    for damaged, whole in ((file, file.read_bytes()), (manifest, manifest.read_bytes())):
+        said: list[str] = []
+        for data in flipped(whole):
+            damaged.write_bytes(data)
+            try:
+                found = Savepoint.read(written.path)
+                read = list(found.rows("counts")), found.manifest
+            except StateError as error:
+                said.append(str(error))
+            else:
+                assert read == (held, whole_manifest)
+        assert len(said) > 200
+        assert all(str(damaged) in one for one in said)
+        damaged.write_bytes(whole)
 
 
 def test_a_missing_file_is_an_error_that_names_it(written, tmp_path):

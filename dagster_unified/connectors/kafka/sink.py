@@ -131,7 +131,7 @@ class KafkaSink(SparkSink[In, StagedMessages]):
         return f"{self.connection.describe()}, topic '{self.topic}', {self.mode}{key}{encoded}"
 
     def target(self) -> Target:
-        return Target(f"kafka://{self.connection.origin}/{self.topic}", shared=True)
+        return Target(f"kafka://{self.connection.origin}/{self.topic}", shared=not self.upserts)
 
     def check(self, records: RecordType) -> None:
         self._format.check(records, f"sink '{self.name}'")

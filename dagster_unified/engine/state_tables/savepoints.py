@@ -28,6 +28,7 @@ from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.state import manifest as manifests
 from dagster_unified.state.manifest import Manifest, OperatorState
 from dagster_unified.state.schemas import ROLES, columns_of, table_schema, to_spark
+from dagster_unified.state.tables import files_in
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -104,7 +105,7 @@ def write_files(state: OperatorState, files: Callable[[UPath], DataFrame], folde
     own = folder / name
     own.mkdir(parents=True, exist_ok=True)
     rows = {f"{name}/{row['name']}": int(row["rows"]) for row in files(own).collect()}
-    found = manifests.files_in(own, folder)
+    found = files_in(own, folder)
     for file in found:
         if file.path not in rows:  # of an attempt of a task that failed, or was not the first
             (folder / file.path).unlink(missing_ok=True)
