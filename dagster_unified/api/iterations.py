@@ -351,11 +351,14 @@ def iterate_delta(
 
 
 _INSTEAD = {
-    nodes.SinkNode: "return the stream as an output, and write it behind the iteration",
-    nodes.SourceNode: "read it before the iteration, and pass the stream in as data",
-    nodes.LookupNode: "pass the table in as data, and broadcast() it",
-    nodes.AssignTimestampsNode: "assign timestamps before the iteration",
-    IterationNode: "iterations cannot be nested; put one behind the other, or make one body of both",
+    nodes.SinkNode: ("a sink", "return the stream as an output, and write it behind the iteration"),
+    nodes.SourceNode: ("a source", "read it before the iteration, and pass the stream in as data"),
+    nodes.LookupNode: ("a lookup", "pass the table in as data, and broadcast() it"),
+    nodes.AssignTimestampsNode: ("a timestamp assigner", "assign timestamps before the iteration"),
+    IterationNode: (
+        "an iteration",
+        "iterations cannot be nested; put one behind the other, or make one body of both",
+    ),
 }
 """What cannot stand in a body, and what to do instead."""
 
@@ -377,10 +380,9 @@ class _BodyBuilder(GraphBuilder):
 
     def _add(self, kind: type[Any], upstream: list[Upstream], name: str, **attributes: Any) -> Any:
         where = f"{self.name}: iteration '{self.iteration}', operator '{name}'"
-        instead = next((todo for refused, todo in _INSTEAD.items() if issubclass(kind, refused)), None)
-        if instead is not None:
-            what = kind.__name__.removesuffix("Node")
-            raise PipelineError(f"{where}: a body cannot have a {what.lower()} in it; {instead}")
+        what, instead = next((said for refused, said in _INSTEAD.items() if issubclass(kind, refused)), ("", ""))
+        if instead:
+            raise PipelineError(f"{where}: a body cannot have {what} in it; {instead}")
         if kind.native:
             raise UnsupportedError(
                 f"{where}: a body runs in Python workers, and not in Catalyst; use filter, map, map_batches or reduce,"
@@ -652,7 +654,7 @@ class _Builder:
         self.outer = self.variables[0]._pipeline
         self.where = f"{self.outer.name}: iteration '{self.name}'"
         if isinstance(self.outer, _BodyBuilder):
-            raise PipelineError(f"{self.where}: {_INSTEAD[IterationNode]}")
+            raise PipelineError(f"{self.where}: {_INSTEAD[IterationNode][1]}")
         if any(stream._pipeline is not self.outer for stream in self.inputs):
             raise PipelineError(f"{self.where}: its variables and its data belong to different pipelines")
         if config.operator_life_cycle not in LifeCycle.__members__:

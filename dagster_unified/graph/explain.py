@@ -243,11 +243,18 @@ def _body_text(node: IterationNode) -> list[str]:
             reads.append(f"{back[inside.id].name} of the round before")
         text = f"{inside.kind} '{inside.name}'"
         if isinstance(inside, (HeadNode, TailNode)):
-            text = f"'{inside.name}'" + (", replayed in every round" if getattr(inside, "replayed", False) else "")
-        elif inside.id in node.per_round and node.life_cycle is LifeCycle.ALL_ROUND:
-            text += ", new in each round"
+            text = f"'{inside.name}'"
+        text += _in_rounds(node, inside)
         lines.append(text + (f" reads {' and '.join(reads)}" if reads else ""))
     return lines
+
+
+def _in_rounds(node: IterationNode, inside: Node) -> str:
+    """What an operator of a body does from round to round, where that is not what all others do."""
+    if isinstance(inside, HeadNode):
+        return ", replayed in every round" if inside.replayed else ""
+    is_new = inside.id in node.per_round and node.life_cycle is LifeCycle.ALL_ROUND
+    return ", new in each round" if is_new else ""
 
 
 def _read_text(body: Graph, edge: Edge) -> str:
@@ -319,10 +326,10 @@ def _operators_mermaid(graph: Graph, operators: Iterable[int]) -> list[str]:
 def _body_mermaid(node: IterationNode) -> list[str]:
     """The body of an iteration as a box of its own, with dotted arrows for what is fed back."""
     body = node.body
-    lines = [f'subgraph b{node.id}["body of {_escape(node.name)}"]']
+    lines = [f'subgraph b{node.id}["body of {_escape(node.name)}, {node.life_cycle.value}"]']
     for inside in body.nodes:
         left, right = _shape(body, inside.id)
-        lines.append(f'  b{node.id}_{inside.id}{left}"{_escape(inside.name)}"{right}')
+        lines.append(f'  b{node.id}_{inside.id}{left}"{_escape(inside.name)}{_in_rounds(node, inside)}"{right}')
     for edge in body.edges:
         kind, key = edge.partitioning.kind, edge.partitioning.key
         label = kind.value + (f" by {key.describe()}" if key else "")

@@ -7,13 +7,14 @@ STREAMING may end differently; a *note* says what the lint cannot promise.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from dagster_unified.graph.code import names_used, reads_from_outside, refers_to
 from dagster_unified.graph.findings import Finding
 from dagster_unified.graph.fingerprint import fingerprint_of
 from dagster_unified.graph.lateness import Assigned, assigners
 from dagster_unified.graph.mode import Execution
-from dagster_unified.graph.nodes import Graph, Node, SinkNode
+from dagster_unified.graph.nodes import Graph, IterationNode, Node, SinkNode
 from dagster_unified.operators.state.descriptors import StateDescriptor
 from dagster_unified.operators.state.ttl import StateTtlConfig
 
@@ -27,6 +28,12 @@ def lint(graph: Graph, execution: Execution) -> tuple[Finding, ...]:
         found += _found(_BEFORE, graph, node, execution)
         found += node.parity(graph)
         found += _found(_AFTER, graph, node, execution)
+        if isinstance(node, IterationNode):
+            found += [
+                replace(one, node=node.id)
+                for n in node.body.nodes
+                for one in _found(_IN_BODIES, node.body, n, execution)
+            ]
     return tuple(found)
 
 
@@ -233,3 +240,6 @@ _BEFORE: tuple[Rule, ...] = (_counts_updates, _clock, _watermark)
 
 _AFTER: tuple[Rule, ...] = (_late_records, _expiry, _order, _null_key, _left_out, _unused)
 """The same, after it."""
+
+_IN_BODIES: tuple[Rule, ...] = (_counts_updates, _clock, _watermark, _expiry, _order, _null_key)
+"""What is asked of the operators of an iteration's body; the iteration answers for their code and their results."""

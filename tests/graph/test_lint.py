@@ -19,6 +19,7 @@ from dagster_unified.api import (
     TumblingEventTimeWindows,
     WatermarkGenerator,
     WatermarkStrategy,
+    iterations,
 )
 from dagster_unified.api import functions as F
 
@@ -58,9 +59,28 @@ class Timed(Sorted):
         yield value
 
 
+class ClockAsItComes(Plain):
+    def process_element(self, value, ctx) -> Iterable[Sale]:
+        yield value._replace(amount=ctx.timer_service().current_processing_time())
+
+
 class Watermark(Sorted):
     def process_element(self, value, ctx) -> Iterable[Sale]:
         yield value._replace(amount=ctx.timer_service().current_watermark())
+
+
+class Once(iterations.IterationBody):
+    def __init__(self, function):
+        self.function = function
+
+    def process(self, variables, data):
+        once = variables[0].key_by("shop").process(self.function)
+        return iterations.IterationBodyResult([once.filter(lambda sale: False)], [once])
+
+
+def looped(p, function):
+    (out,) = iterations.iterate_bounded_streams_until_termination([sales(p)], [], Once(function))
+    return out
 
 
 class Total(NamedTuple):
@@ -239,6 +259,10 @@ CASES = {
         {("late-records", "warning"), ("windows", "note")},
     ),
     "a join of intervals": (lambda p: interval_joined(timed(p, 9, 1)).print(), {("late-records", "warning")}),
+    "a function in an iteration": (
+        lambda p: looped(p, ClockAsItComes()).print(),
+        {("clock", "warning"), ("order", "note")},
+    ),
     "a function with processing-time timers": (
         lambda p: sales(p).key_by("shop").process(Timed()).print(),
         {("clock", "warning")},

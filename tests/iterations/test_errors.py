@@ -71,7 +71,7 @@ def listening(variables, data):
     [
         (nested, "iterations cannot be nested; put one behind the other"),
         (lambda v, d: [v[0].sink_to(PrintSink())] and same(v, d), "'print': a body cannot have a sink in it; return"),
-        (lambda v, d: same([timed(v[0])], d), "cannot have a assigntimestamps in it; assign timestamps before"),
+        (lambda v, d: same([timed(v[0])], d), "cannot have a timestamp assigner in it; assign timestamps before"),
         (
             lambda v, d: same([v[0].where("value > 1")], d),
             "'where': a body runs in Python workers",

@@ -29,7 +29,14 @@ def test_the_text_shows_the_body():
 
 
 def test_the_picture_has_feedback_as_a_dotted_arrow():
-    assert '-. "next round" .->' in explained("growing", "mermaid")
+    picture = explained("growing", "mermaid")
+    for part in (
+        '-. "next round" .->',
+        "body of Growing, ALL_ROUND",
+        "data 0, replayed in every round",
+        "reduce, new in",
+    ):
+        assert part in picture
 
 
 def test_tools_find_the_body_with_its_feedback_and_life_cycles():
