@@ -178,3 +178,6 @@ class Sink(ABC, Generic[In]):
     @abstractmethod
     def check(self, records: RecordType) -> None:
         """Raises `PipelineError` when records of this type cannot be written."""
+
+    def check_partitioned(self) -> None:
+        """Raises `PipelineError` when a run for one partition would replace what those for others have written."""

@@ -11,7 +11,7 @@ from datetime import datetime
 from urllib.parse import quote
 
 from dagster_unified.errors import PipelineError
-from dagster_unified.graph.nodes import Graph
+from dagster_unified.graph.nodes import Graph, SinkNode
 
 WHOLE = "all"
 """The name under which a run without partitions is stored."""
@@ -69,9 +69,13 @@ class Slice:
 def bound(graph: Graph, partition: Slice | Dimensions) -> Graph:
     """The graph with every source bounded to a partition, or to one of which only the dimensions are known yet.
 
-    Tables of lookups are read whole. Raises `PipelineError` that names the source which cannot be bounded.
+    Tables of lookups are read whole. Raises `PipelineError` that names the source which cannot be bounded, or the sink
+    which would replace what other partitions have written.
     """
     try:
+        for node in graph.nodes:
+            if isinstance(node, SinkNode):
+                node.sink.check_partitioned()
         bounded = {n.id: replace(n, source=n.source.bounded_to(partition)) for n in graph.sources}
     except PipelineError as error:
         raise PipelineError(f"{graph.name}: {error}") from error

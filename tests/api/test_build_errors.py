@@ -13,6 +13,7 @@ import pytest
 from dagster_unified.api import (
     DeltaSink,
     FileSink,
+    KafkaSink,
     KeyedProcessFunction,
     MapFunction,
     OutputTag,
@@ -368,6 +369,11 @@ def test_operators_of_a_plain_stream_may_follow_key_by():
             "one place, /data/a,",
         ),
         (DeltaSink("/data/a", name="one", mode="append"), DeltaSink("/data/a", name="two"), "one place, /data/a,"),
+        (
+            KafkaSink("counts", "host:9092", name="one", key="shop", mode="upsert"),
+            KafkaSink("counts", "host:9092", name="two"),
+            "one place, kafka://host:9092/counts,",
+        ),
         (
             FileSink("/data/a", name="one"),
             DeltaSink("/data/a/b", name="two"),

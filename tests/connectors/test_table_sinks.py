@@ -10,11 +10,14 @@ from typing import NamedTuple
 import duckdb
 import psycopg
 import pytest
+from dagster import StaticPartitionsDefinition
 
+from dagster_unified.api import CsvSource, Pipeline
 from dagster_unified.connectors.database import DatabaseSink
 from dagster_unified.connectors.postgres import PostgresSink
 from dagster_unified.engine.commit import WriteContext
 from dagster_unified.errors import LeaseLostError, PipelineError, SinkError
+from dagster_unified.orchestration import BatchDeployment
 from dagster_unified.records import record_type
 from tests.connectors.postgres.support import LocalCommits, identity, staging_tables, write
 
@@ -157,8 +160,17 @@ def test_a_partition_whose_rows_cannot_be_told_is_not_written_twice(database):
         write(sink, [Sale(1, "a")], execution="two", partition="mon")
     write(sink, [Sale(2, "a")], execution="two", partition="tue")
     assert [row[0] for row in database.rows()] == [1, 2]
-    with pytest.raises(SinkError, match="replaces the whole table"):
-        write(database.sink(mode="overwrite"), [Sale(1, "a")], partition="mon")
+
+
+def test_a_sink_that_replaces_the_whole_table_is_refused_where_runs_are_for_partitions(database):
+    def planned(**options):
+        pipeline = Pipeline("sales")
+        pipeline.from_source(CsvSource("in/{key}.csv", Sale)).sink_to(database.sink(**options))
+        return BatchDeployment(pipeline, partitions=StaticPartitionsDefinition(["a"])).loaded()
+
+    with pytest.raises(PipelineError, match="mode 'overwrite' replaces the whole table, and runs are for partitions"):
+        planned(mode="overwrite")
+    assert planned(mode="overwrite", partition_column="of").graph.sinks
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from dagster_unified.connectors.commits import (
 from dagster_unified.connectors.database.connection import Database, is_locked
 from dagster_unified.connectors.database.staging import StagedRows
 from dagster_unified.connectors.database.types import fits, statement_columns, stored
+from dagster_unified.connectors.table_sink import partition_repeated
 from dagster_unified.errors import SinkError, UnavailableError, UnifiedError
 
 if TYPE_CHECKING:
@@ -175,16 +176,8 @@ class DatabaseCommitter(Committer[StagedRows]):
             of_partition = self._table.c[plan.partition_column] == identity.partition
             connection.execute(sa.delete(self._table).where(of_partition))
             return identity.partition
-        if plan.mode == "overwrite":
-            raise SinkError(
-                f"{plan.where}: mode 'overwrite' replaces the whole table, and this run is for partition"
-                f" '{identity.partition}'; name a column for a row's partition, with partition_column=..."
-            )
         if before is not None:
-            raise SinkError(
-                f"{plan.where}: partition '{identity.partition}' was written before, and its rows cannot be told from"
-                " others; name a column for a row's partition, with partition_column=..., or use mode='upsert'"
-            )
+            raise partition_repeated(plan.where, identity.partition)
         return None
 
     def _load(self, connection: sa.Connection, rows: pa.Table, partition: str | None) -> None:

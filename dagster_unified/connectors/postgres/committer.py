@@ -31,7 +31,8 @@ from dagster_unified.connectors.postgres.staging import (
     writer_tag,
 )
 from dagster_unified.connectors.postgres.tables import DDL_LOCK, Target, Wanted
-from dagster_unified.errors import SinkError, UnavailableError
+from dagster_unified.connectors.table_sink import partition_repeated
+from dagster_unified.errors import UnavailableError
 
 if TYPE_CHECKING:
     import psycopg
@@ -188,18 +189,8 @@ class PostgresCommitter(Committer[PostgresCommittable]):
         if tag is not None:
             client.execute(f"DELETE FROM {table} WHERE {quoted(tag)} = %s".encode(), (identity.partition,))
             return identity.partition
-        if plan.mode == "overwrite":
-            raise SinkError(
-                f"{plan.where}: mode 'overwrite' replaces the whole table, and this run is for partition"
-                f" '{identity.partition}'; name a column that says what partition wrote a row, with"
-                " partition_column=..."
-            )
         if again:
-            raise SinkError(
-                f"{plan.where}: partition '{identity.partition}' was written before, and its rows cannot be told from"
-                " others, so they would be there twice; name a column that says what partition wrote a row, with"
-                " partition_column=..., or use mode='upsert'"
-            )
+            raise partition_repeated(plan.where, identity.partition)
         return None
 
     def _count_run(self, client: Client, replaces: str) -> bool:
