@@ -223,7 +223,8 @@ OPTIONS: tuple[Option, ...] = (
         "count",
         1_000_000,
         "How many records may circulate in an unbounded iteration while it takes new input. With more of them a"
-        " STREAMING job reads nothing until there are fewer.",
+        " STREAMING job reads nothing until there are fewer. It ends with an error where they become ten times as many,"
+        " and more in each of ten rounds in a row.",
     ),
     Option(
         "restart-strategy.type",

@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from dagster_unified.api import DeltaSink, FileSink, Pipeline, iterations
+from dagster_unified.api import DeltaSink, FileSink, ParquetSource, Pipeline, iterations
 from dagster_unified.engine.events import EpochCommitted, InputHeldBack, IterationResumed, RoundCommitted, nobody
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.savepoint import restore_stopped, save_stopped
-from dagster_unified.errors import StateError
+from dagster_unified.errors import PipelineError, StateError
 from tests.depth import chance, rotated
 from tests.iterations.killed_stream import POINTS, hopping, options
 from tests.iterations.programs import PROGRAMS
@@ -105,6 +105,18 @@ def test_input_waits_while_too_much_circulates(spark, tmp_path, monkeypatch):
     assert len({e.epoch for e in seen if isinstance(e, EpochCommitted)}) <= len(FILES) + 1
     assert rounds
     assert all(e.feedback > e.most == 1 for e in rounds)
+
+
+def test_a_loop_that_multiplies_its_records_ends_before_they_fill_the_disk(spark, tmp_path):
+    given(tmp_path)
+    pipeline = Pipeline("doubling")
+    numbers = pipeline.from_source(ParquetSource(f"{tmp_path}/in", Hop, "numbers"))
+    body = Body(lambda v, d: iterations.IterationBodyResult([v[0].flat_map(lambda hop: [hop, hop], Hop)], [v[0]]))
+    (out,) = iterations.iterate_unbounded_streams([numbers], [], body)
+    out.sink_to(FileSink(f"{tmp_path}/out", name="out"))
+    plan = pipeline.plan({**options(tmp_path), "iteration.max-feedback-records": 100})
+    with pytest.raises(PipelineError, match="iteration 'Body': its records multiply: each of its last 10 rounds"):
+        StreamingJob(plan, spark, Start("test", patience=0.5)).run()
 
 
 def test_a_bounded_iteration_is_stopped_within_a_round_and_goes_on(spark, tmp_path):
