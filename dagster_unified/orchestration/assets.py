@@ -62,6 +62,7 @@ from dagster_unified.orchestration.plot import ROWS, around, rows_per_partition
 from dagster_unified.orchestration.producers import Producers
 from dagster_unified.orchestration.resources import session_of
 from dagster_unified.orchestration.savepoints import left
+from dagster_unified.orchestration.stage_sinks import materialized_sinks
 from dagster_unified.orchestration.staleness import carried_state_result, carried_state_spec
 from dagster_unified.orchestration.targets import targets_metadata
 
@@ -353,6 +354,9 @@ class _Step:
                         key, found, manifest.diverted[node.uid], None if self.slice is None else self.slice.key
                     )
                 )
+        partition = None if self.slice is None else self.slice.key
+        for one in materialized_sinks(self.loaded, manifest, partition, self.translator):
+            self.context.log_event(one)
         return {**shown, **{f"recomputed {stage}": reason for stage, reason in self.recomputed.items()}}
 
     def report_savepoint(self) -> None:

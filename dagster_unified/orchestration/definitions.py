@@ -38,6 +38,7 @@ from dagster_unified.orchestration.partitions import checked_upstream
 from dagster_unified.orchestration.resources import ExecutionConfig, SparkResource
 from dagster_unified.orchestration.savepoints import Origin, has_savepoints, savepoint_spec, start_of, stream_spec
 from dagster_unified.orchestration.schedules import batch_schedule
+from dagster_unified.orchestration.stage_sinks import stage_sink_specs
 from dagster_unified.orchestration.streaming import JobAssets, sink_assets, sink_specs, streaming_job, streaming_sensor
 from dagster_unified.orchestration.targets import StagesSelection
 from dagster_unified.orchestration.translator import StageTranslator
@@ -181,6 +182,7 @@ def _build(
         seen.append(stream_spec(loaded, start, translator))
     found = [Definitions(assets=seen)]
     if deployed.batch is not None:
+        found.append(Definitions(assets=stage_sink_specs(loaded, partitions, translator)))
         found.append(_batch(deployed.batch, loaded, deployed.upstream, translator, executor))
     else:
         found.append(Definitions(assets=sink_specs(loaded, deployed.upstream, start, translator)))

@@ -30,6 +30,10 @@ class StageTranslator:
         """The asset that stands for a sink which STREAMING alone writes."""
         return AssetKey([plan.name, _word(sink.name)])
 
+    def get_stage_sink_key(self, plan: Plan, sink: SinkNode) -> AssetKey:
+        """The asset of a sink of a BATCH stage that writes several: `<pipeline>/sinks/<sink>`."""
+        return AssetKey([plan.name, "sinks", _word(sink.name)])
+
     def get_savepoint_key(self, plan: Plan) -> AssetKey:
         """The asset that stands for the pipeline's savepoints: `<pipeline>/savepoint`."""
         return AssetKey([plan.name, "savepoint"])
