@@ -33,7 +33,7 @@ def test_each_has_kind_schema_and_lineage():
     for key, kind in ((TABLE, "deltalake"), (FILES, "parquet")):
         assert graph.get(key).parent_keys == {AssetKey(STAGE)}
         assert kind in graph.get(key).kinds
-        columns = graph.get(key).metadata["dagster/column_schema"].schema.columns
+        columns = graph.get(key).metadata["dagster/column_schema"].columns
         assert [column.name for column in columns] == ["shop", "amount"]
 
 
