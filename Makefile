@@ -61,7 +61,7 @@ demo-kafka: .venv/kafka/ready $(DAGSTER_HOME)/dagster.yaml ## from a topic to Po
 	@$(BIN)/python -m jobs.data
 	@$(BIN)/python -m jobs.kafka_demo
 
-demo-cluster: .venv/java $(DAGSTER_HOME)/dagster.yaml ## demo, demo-streaming and a backfill on a cluster with a bucket, then through Connect; a worker is killed in each
+demo-cluster: .venv/kafka/ready $(DAGSTER_HOME)/dagster.yaml ## all demonstrations on a cluster with a bucket, then through Connect; a worker is killed in each
 	@$(BIN)/python -m jobs.data
 	@$(BIN)/python -m jobs.cluster_demo
 

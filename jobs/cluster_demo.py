@@ -4,7 +4,7 @@ It starts an S3 server, and a Spark master with two workers of one core, and sto
 their definitions are the same: only the environment says where they run. In each demonstration `kill -9` ends a worker
 with its executor, and another one takes its place.
 
-    python -m jobs.cluster_demo [batch | stream | backfill | connect]…
+    python -m jobs.cluster_demo [batch | stream | backfill | handover | kafka | connect]…
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,7 +30,9 @@ from jobs.comparison import compare
 from jobs.daily_flights import pipeline as daily_flights
 from jobs.data import OUTPUT
 from jobs.flight_delays import pipeline as flight_delays
+from jobs.kafka_flights import stream as kafka_flights
 from jobs.live_flights import pipeline as live_flights
+from jobs.ongoing_delays import pipeline as ongoing_delays
 from tests.object_store import s3a, served
 from tests.ports import free_port
 from tests.servers.standalone import Cluster
@@ -52,8 +54,7 @@ def main(*chosen: str) -> int:
         run("python", "-m", "jobs.backfill_demo", DAYS, "0")
     with tempfile.TemporaryDirectory(prefix="cluster-") as folder, deployed(Path(folder)) as demonstrations:
         run("python", "-m", "jobs.data")
-        known = {one.__name__: one for one in (demonstrations.batch, demonstrations.stream, demonstrations.backfill)}
-        known["connect"] = demonstrations.connect
+        known = {one.__name__: one for one in (*demonstrations.all(), demonstrations.connect)}
         return max(int(not known[name]()) for name in chosen or known)
 
 
@@ -64,6 +65,10 @@ class Demonstrations:
         self.cluster, self.config = cluster, config
         self.through = ""
         """By what the driver is reached, where it is not in the run's process."""
+
+    def all(self) -> Sequence[Callable[[], bool]]:
+        """Each says whether the tables are equal."""
+        return self.batch, self.stream, self.backfill, self.handover, self.kafka
 
     def batch(self) -> bool:
         """The year in BATCH, by the command line."""
@@ -88,15 +93,31 @@ class Demonstrations:
         self._losing_a_worker(f"a backfill{self.through}", command, lambda: self._has_stage("daily_flights"))
         return self._equal(daily_flights, "daily_tables", OUTPUT.parent / "daily_tables")
 
+    def handover(self) -> bool:
+        """Ten months in daily partitions, and the rest as a stream from their savepoint; it compares by itself."""
+        command = ("python", "-m", "jobs.handover_demo")
+        self._losing_a_worker(f"a handover{self.through}", command, lambda: self._has_stage(ongoing_delays.name))
+        return True
+
+    def kafka(self) -> bool:
+        """From a topic to PostgreSQL and a topic, where a run worker is killed as well; it compares by itself."""
+        directory = CheckpointDirectory(f"{LAKE}/checkpoints", kafka_flights.name)
+
+        def runs() -> bool:
+            return (status := read_status(directory)) is not None and status.epochs > 1
+
+        self._losing_a_worker(f"Kafka and PostgreSQL{self.through}", ("python", "-m", "jobs.kafka_demo"), runs)
+        return True
+
     def connect(self) -> bool:
-        """All three, by one Spark Connect server on the cluster. A stream's query outlives its killed run worker."""
+        """All of them, by one Spark Connect server on the cluster. A stream's query outlives its killed run worker."""
         for earlier in ("tables", "live_tables", "daily_tables", "intermediates", "checkpoints"):
             remove_tree(UPath(f"{LAKE}/{earlier}"))
         port = free_port()
         os.environ["SPARK_REMOTE"] = connect_server.ensure(port, self.cluster.url, self.config)
         self.through = " through Spark Connect"
         try:
-            equal = [self.batch(), self.stream(), self.backfill()]
+            equal = [one() for one in self.all()]
         finally:
             self.through = ""
             del os.environ["SPARK_REMOTE"]
@@ -116,7 +137,9 @@ class Demonstrations:
             time.sleep(0.2)
         if program.returncode:
             raise SystemExit(f"{what}: {' '.join(command)} ended with {program.returncode}")
-        console.print(f"{what} on the cluster: {time.monotonic() - since:.0f} s{killed or '; no worker was killed'}")
+        if not killed:
+            raise SystemExit(f"{what}: {' '.join(command)} has ended before a worker could be killed")
+        console.print(f"{what} on the cluster: {time.monotonic() - since:.0f} s{killed}")
 
     def _has_stage(self, pipeline: str) -> bool:
         """Whether a stage is finished, so that others read its result."""
