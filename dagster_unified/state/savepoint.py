@@ -258,8 +258,8 @@ class Savepoint:
         self,
         uid: str,
         table: object,
-        *,
         key: str | Sequence[str] | None = None,
+        *,
         timers: object = None,
         name: str | None = None,
     ) -> Savepoint:
