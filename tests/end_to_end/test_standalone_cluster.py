@@ -13,7 +13,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 import msgspec
-import pyarrow
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pyspark
 import pytest
 from deltalake import DeltaTable
@@ -26,6 +27,7 @@ from tests.servers.standalone import Cluster
 
 pytestmark = pytest.mark.spark
 
+ROOT = Path(__file__).parents[2]
 COMMAND = str(Path(sys.executable).with_name("dagster-unified"))
 RECORDS = 160
 PROGRAM = """
@@ -234,7 +236,7 @@ def packed(folder):
     for name in ("pyarrow", "msgspec", "dagster_unified"):
         for found in here.glob(f"{name}-*.dist-info"):
             shutil.copytree(found, there / found.name)
-    for package in (pyarrow, msgspec, dagster_unified):
+    for package in (pa, msgspec, dagster_unified):
         shutil.copytree(Path(package.__file__).parent, there / package.__name__)
     for name in ("protobuf", "_upb"):  # Spark's keyed state in Python has it
         shutil.copytree(here / "google" / name, there / "google" / name)
@@ -264,3 +266,88 @@ def test_workers_whose_interpreter_has_nothing_use_an_environment_that_is_shippe
         rows = DeltaTable(str(tmp_path / mode)).to_pyarrow_table().to_pylist()
         assert sorted(row["number"] for row in rows) == [0, 1, 2, 3]
         assert all("environment/bin/python" in row["interpreter"] for row in rows), rows
+
+
+@pytest.mark.rotates("clusters")
+def test_eight_workers_run_the_flights(tmp_path):
+    """The year of real flights, on more workers than this machine has cores."""
+    (tmp_path / "spark-defaults.conf").write_text("spark.executor.memory 512m\n")
+    places = {"DAGSTER_UNIFIED_DATA": f"{tmp_path}/data", "DAGSTER_UNIFIED_OUTPUT": f"{tmp_path}/tables"}
+    cluster = Cluster(tmp_path, {"SPARK_CONF_DIR": str(tmp_path), **places}, workers=8)
+    try:
+        subprocess.run([sys.executable, "-m", "jobs.data"], cwd=ROOT, env=cluster.environment, check=True)
+        command = [COMMAND, "run", "jobs.flight_delays", "-D", "execution.runtime-mode=BATCH", "--rows", "0"]
+        where = ["--master", cluster.url, "--storage", f"{tmp_path}/store"]
+        running = subprocess.Popen([*command, *where], cwd=ROOT, env=cluster.environment)
+        cluster.until(
+            lambda: running.poll() is not None or all(cluster.executor(worker) for worker in cluster.workers),
+            "all workers have an executor",
+        )
+        assert running.wait(600) == 0
+    finally:
+        cluster.end()
+    totals = DeltaTable(f"{tmp_path}/tables/carrier_delays").to_pyarrow_table().to_pylist()
+    assert sum(row["flights"] for row in totals) == 327_346  # those that have arrived
+
+
+DYNAMIC = """
+spark.dynamicAllocation.enabled true
+spark.dynamicAllocation.minExecutors 0
+spark.dynamicAllocation.executorIdleTimeout 1s
+spark.dynamicAllocation.shuffleTracking.timeout 1s
+spark.dynamicAllocation.schedulerBacklogTimeout 1s
+"""
+COUNTED = """
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from dagster_unified.api import DeltaSink, ParquetSource, Pipeline
+
+SEEN = Path("{folder}/seen")
+
+
+class Number(NamedTuple):
+    key: str
+    value: int
+
+
+def seen(number: Number) -> Number:
+    (SEEN / f"{{number.value}}.{{os.getppid()}}").touch()
+    return number
+
+
+def add(a: Number, b: Number) -> Number:
+    return Number(a.key, a.value + b.value)
+
+
+pipeline = Pipeline("counted")
+numbers = pipeline.from_source(ParquetSource("{folder}/in", Number, name="numbers", max_files_per_trigger=1))
+totals = numbers.map(seen).key_by("key").reduce(add).name("totals")
+totals.sink_to(DeltaSink("{folder}/table", mode="upsert", key="key", name="table"))
+"""
+
+
+@pytest.mark.rotates("clusters")
+def test_executors_that_dynamic_allocation_takes_away_between_epochs_take_no_state_with_them(cluster, tmp_path):
+    (tmp_path / "spark-defaults.conf").write_text(DYNAMIC)
+    for folder in ("in", "seen"):
+        (tmp_path / folder).mkdir()
+    for number in range(4):
+        rows = pa.table({"key": ["a", "b"], "value": [2 * number, 2 * number + 1]})
+        pq.write_table(rows, tmp_path / f"in/{number}.parquet")
+    (tmp_path / "program.py").write_text(COUNTED.format(folder=tmp_path))
+    options = ["-D", "execution.runtime-mode=STREAMING", "-D", "execution.checkpointing.interval=6 s"]
+    ran = subprocess.run(
+        [COMMAND, "run", "program.py", "--master", cluster.url, *options],
+        cwd=tmp_path,
+        env={**cluster.environment, "SPARK_CONF_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    table = DeltaTable(str(tmp_path / "table")).to_pyarrow_table().to_pylist()
+    assert sorted((row["key"], row["value"]) for row in table) == [("a", 12), ("b", 16)]
+    assert len({file.name.split(".")[1] for file in (tmp_path / "seen").iterdir()}) > 2  # other executors, later
+    assert "executor" not in ran.stderr  # nobody is told of what was asked for
