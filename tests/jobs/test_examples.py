@@ -19,6 +19,7 @@ from pyarrow.csv import ConvertOptions, read_csv
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
+from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.records import record_type
 from dagster_unified.testing import run_pipeline
@@ -254,16 +255,10 @@ def test_the_profiles_of_aircraft_are_those_of_plain_k_means(data, spark, tmp_pa
     assert stage.iterations["kmeans"].rounds < aircraft_profiles.ROUNDS  # it ends by itself
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
-def test_late_flights_are_learned_as_by_plain_descent(data, spark, tmp_path, mode):
-    options = {"execution.runtime-mode": mode, "execution.checkpointing.dir": str(tmp_path), "parallelism.default": 1}
-    plan = late_flights.build(str(data["flights_csv"]), str(tmp_path / "out")).plan(options)
-    if mode == "BATCH":
-        run_all(Run(plan, spark, IntermediateStore(str(tmp_path / "store")), "run", "run"))
-    else:
-        assert StreamingJob(plan, spark, Start("test")).run() == "finished"
-    weights, loss, flights, late = [0.0] * late_flights.WEIGHTS, 0.0, 0, 0
-    for row in read(data["flights_csv"]):
+def descended(rows, weights):
+    """Plain descent, which changes the weights: how many flights there were, the mean loss, the rate of late ones."""
+    loss, flights, late = 0.0, 0, 0
+    for row in rows:
         if row["arr_delay"] in ("", "NA"):
             continue
         known = ("", row["carrier"], row["origin"], row["dest"], f"{row['hour']} o'clock", f"month {row['month']}")
@@ -274,12 +269,62 @@ def test_late_flights_are_learned_as_by_plain_descent(data, spark, tmp_path, mod
             weights[feature] += late_flights.RATE * (was_late - expected)
         loss -= math.log(expected if was_late else 1 - expected)
         flights, late = flights + 1, late + was_late
+    return flights, loss / flights, late / flights
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_late_flights_are_learned_as_by_plain_descent(data, spark, tmp_path, mode):
+    options = {"execution.runtime-mode": mode, "execution.checkpointing.dir": str(tmp_path), "parallelism.default": 1}
+    plan = late_flights.build(str(data["flights_csv"]), str(tmp_path / "out")).plan(options)
+    if mode == "BATCH":
+        run_all(Run(plan, spark, IntermediateStore(str(tmp_path / "store")), "run", "run"))
+    else:
+        assert StreamingJob(plan, spark, Start("test")).run() == "finished"
+    weights = [0.0] * late_flights.WEIGHTS
+    flights, loss, rate = descended(read(data["flights_csv"]), weights)
     (found,) = DeltaTable(str(tmp_path / "out/late_flights")).to_pyarrow_table().to_pylist()
     assert found["flights"] == flights
-    assert found["loss"] == pytest.approx(loss / flights)
+    assert found["loss"] == pytest.approx(loss)
     assert found["weights"] == pytest.approx(weights)
-    rate = late / flights
     assert found["loss"] < -rate * math.log(rate) - (1 - rate) * math.log(1 - rate)  # better than always the mean
+
+
+def test_a_day_of_late_flights_goes_on_from_the_model_of_the_day_before(data, spark, tmp_path):
+    (tmp_path / "in").mkdir()
+    rows = read(data["flights_csv"])
+    days = [[row for row in rows if row["day"] == str(day)] for day in range(1, 6)]
+    written = seen = 0
+
+    def observe(event):
+        nonlocal seen
+        seen += event.rows_in if isinstance(event, EpochCommitted) else 0
+
+    def ended():
+        nonlocal written
+        if job.activity()[1] or seen < sum(map(len, days[:written])):
+            return False
+        if written == len(days):
+            return True
+        with (tmp_path / "day").open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(days[written])
+        (tmp_path / "day").rename(tmp_path / f"in/{written}.csv")
+        written += 1
+        return False
+
+    pipeline = late_flights.build(str(tmp_path / "in"), str(tmp_path / "out"), live=True)
+    plan = pipeline.plan({"execution.checkpointing.dir": str(tmp_path / "checkpoints"), "parallelism.default": 1})
+    job = StreamingJob(plan, spark, Start("test"), observe)
+    assert job.run(ended) == "stopped"
+    weights = [0.0] * late_flights.WEIGHTS
+    expected = [descended(day, weights)[:2] for day in days]
+    found = DeltaTable(str(tmp_path / "out/late_flights")).to_pyarrow_table().to_pylist()
+    assert sorted((row["flights"], round(row["loss"], 9)) for row in found) == sorted(
+        (flights, round(loss, 9)) for flights, loss in expected
+    )
+    (last,) = [row for row in found if row["loss"] == pytest.approx(expected[-1][1])]
+    assert last["weights"] == pytest.approx(weights)
 
 
 def test_the_components_of_a_graph_are_those_of_a_union_find(spark, tmp_path):
