@@ -1,5 +1,6 @@
 """Iterations that several tests run: in the harness, in BATCH on Spark, and killed."""
 
+from datetime import timedelta
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -14,7 +15,9 @@ from dagster_unified.api import (
     OutputTag,
     Pipeline,
     ProcessFunction,
+    TumblingEventTimeWindows,
     ValueStateDescriptor,
+    WatermarkStrategy,
     iterations,
 )
 from tests.iterations.deltas import NearestOfMany, by_dijkstra, distances
@@ -255,6 +258,56 @@ def stale():
     return nearest(NearestOfMany(), staleness=1)
 
 
+class Timed(NamedTuple):
+    key: str
+    at: int
+    n: int
+
+
+class Windowed(iterations.IterationBody):
+    """Windows, a join and a co-group, which give their results at the end of each round."""
+
+    def process(self, variables, data):
+        windows, (numbers,), (factors,) = TumblingEventTimeWindows.of(timedelta(milliseconds=10)), variables, data
+        joined = numbers.join(factors).where("key").equal_to("key").window(windows)
+        products = joined.apply(lambda a, b: a._replace(n=a.n * b.n), output_type=Timed)
+        sums = products.key_by("key").window(windows).reduce(lambda a, b: a._replace(n=a.n + b.n))
+        both = numbers.co_group(factors).where("key").equal_to("key").window(windows)
+        counts = both.apply(counted, output_type=tuple[str, str, int])
+        outputs = sums.map(lambda one: ("sum", one.key, one.n), output_type=tuple[str, str, int]).union(counts)
+        return iterations.IterationBodyResult([sums.filter(lambda one: one.n < 100)], [outputs])
+
+
+def counted(numbers, factors):
+    numbers, factors = list(numbers), list(factors)
+    return [("count", (numbers or factors)[0].key, len(numbers) + len(factors))]
+
+
+def windowed():
+    pipeline = Pipeline("windowed")
+    strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
+    numbers, factors = (
+        pipeline.from_collection(rows, Timed, name=name).assign_timestamps_and_watermarks(strategy)
+        for name, rows in (
+            ("numbers", [Timed("a", 1, 2), Timed("b", 1, 5), Timed("a", 2, 3)]),
+            ("factors", [Timed("a", 5, 3), Timed("b", 5, 10)]),
+        )
+    )
+    streams = iterations.ReplayableDataStreams(replayed=[factors])
+    config = iterations.IterationConfig(operator_life_cycle="PER_ROUND")
+    return pipeline, iterations.iterate_bounded_streams_until_termination([numbers], streams, Windowed(), config)[0]
+
+
+IN_WINDOWS = sorted(
+    [
+        *[("sum", "a", 15), ("sum", "b", 50), ("count", "a", 3), ("count", "b", 2)],
+        *[("sum", "a", 45), ("sum", "b", 500), ("count", "a", 2), ("count", "b", 2)],
+        *[("sum", "a", 135), ("count", "a", 2), ("count", "b", 1)],
+    ]
+)
+"""In round 0, 1 and 2."""
+
+
 PROGRAMS = {
     "collatz": (collatz, trajectories(1, 2, 3, 7)),
     "components": (components, sorted(COMPONENTS.items())),
@@ -263,6 +316,7 @@ PROGRAMS = {
     "nearest of many": (nearest_of_many, by_dijkstra(WAYS, [1])),
     "stale": (stale, by_dijkstra(WAYS, [1])),
     "descent": (descent, [Mean(4.0 + 28.0 / 32)]),
+    "windowed": (windowed, IN_WINDOWS),
     "watched": (watched, [(-1, "terminated"), (0, "epoch"), (1, "epoch"), (2, "epoch"), (3, "epoch")]),
 }
 """What each gives, sorted."""
