@@ -65,8 +65,8 @@ def _chosen(graph: Graph, execution: Execution, carry_state: bool) -> set[int]:
         return natives
     if portable and (streaming or carry_state):
         return natives
-    if not streaming:  # partitions hand on Catalyst's own form
-        return set()
+    if not streaming:  # partitions hand on Catalyst's own form, where it has one that can be handed on
+        return {number for number in natives if carry_state and graph.node(number).not_carried is not None}
     found: set[int] = set()
     for sink in graph.sinks:
         upstream = graph.upstream(sink.id)

@@ -195,6 +195,15 @@ def native_windows(events, path):
     return pipeline
 
 
+def native_sessions(events, path):
+    """In columns, and open over several partitions: their state is portable."""
+    pipeline = Pipeline("native_sessions")
+    sessions = events_of(pipeline, events).key_by("key").window(EventTimeSessionWindows.with_gap(timedelta(hours=18)))
+    counted = sessions.agg(F.sum("value").alias("value"), F.max("at").alias("at"), output_type=Window).uid("w")
+    counted.map(lambda w: Out(w.key, w.window_start, w.value * 1000 + w.at % 1000), output_type=Out).sink_to(sink(path))
+    return pipeline
+
+
 class Days:
     """Runs a pipeline partition by partition."""
 
@@ -268,7 +277,10 @@ EVENTS = [
 ]
 
 
-@pytest.mark.parametrize("build", rotated([sessions, chained, windows, session_windows, totals, native_windows], 1))
+BUILDS = [sessions, chained, windows, session_windows, totals, native_windows, native_sessions]
+
+
+@pytest.mark.parametrize("build", rotated(BUILDS, 1))
 def test_days_with_carried_state_give_what_one_spark_job_for_all_one_run_and_streaming_give(
     spark, tmp_path, run_on_spark, run_streaming, build
 ):
@@ -504,10 +516,10 @@ def test_what_cannot_be_carried_is_named_before_anything_runs():
     def planned(build):
         pipeline = Pipeline("p")
         build(events_of(pipeline, EVENTS)).print()
-        plan(pipeline.graph(), Configuration(), carry_state=True)
+        plan(pipeline.graph(), Configuration.of({"state.native-aggregates": "SPARK"}), carry_state=True)
 
     with pytest.raises(
-        UnsupportedError, match=r"carry_state cannot hand on the open sessions of '.*', which Catalyst runs; use"
+        UnsupportedError, match=r"carry_state cannot hand on the open sessions of '.*', which Catalyst keeps with"
     ):
         planned(
             lambda e: (

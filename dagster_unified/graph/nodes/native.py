@@ -60,8 +60,9 @@ class WindowAggregateNode(NativeKeyedNode):
         if isinstance(self.assigner, AlignedEventTimeWindows):
             return None
         return (
-            f"cannot hand on the open sessions of '{self.name}', which Catalyst runs; use window(...).aggregate(...) or"
-            " .reduce(...) with a function"
+            f"cannot hand on the open sessions of '{self.name}', which Catalyst keeps with"
+            " state.native-aggregates=SPARK; remove that, or use window(...).aggregate(...) or .reduce(...) with a"
+            " function"
         )
 
     def windows_of(self, record: Any, timestamp: int | None) -> Sequence[Any]:
