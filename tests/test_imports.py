@@ -100,13 +100,13 @@ def test_workers_that_write_and_read_savepoints_load_no_packages_for_paths(tmp_p
 import sys
 import pyarrow as pa
 from dagster_unified.engine.state_tables import worker
-from dagster_unified.state.tables import Split, read_split, write_file
+from dagster_unified.state.tables import Split, data_file, read_split, write_file
 from dagster_unified.state.manifest import OperatorState
 
 table = pa.table({"k": [1]})
 assert write_file(table.to_batches(), table.schema, sys.argv[1] + "/one.parquet") == 1
 schema = '{"type": "struct", "fields": [{"name": "k", "type": "long", "nullable": true, "metadata": {}}]}'
-state = OperatorState("u", "n", "", [], schema, 1, 1, [])
+state = OperatorState("u", "n", "", [], schema, 1, 1, [data_file(sys.argv[1], "one.parquet")])
 (rows,) = read_split(sys.argv[1], state, Split("one.parquet", [0]))
 assert rows.to_pylist() == [{"k": 1}]
 print([m for m in ("upath", "fsspec", "s3fs", "pyspark", "dagster") if m in sys.modules])

@@ -86,13 +86,23 @@ def _clock(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, st
         return []
     used = names_used(function)
     found: list[tuple[str, str]] = []
-    if "current_processing_time" in used:
+    if "current_processing_time" in used and "register_processing_time_timer" in used:
+        found.append(
+            (
+                "note",
+                (
+                    f"'{node.name}' reads the processing time, and sets timers by it; if anything else depends on what"
+                    " it reads, so does its result on when it runs"
+                ),
+            )
+        )
+    elif "current_processing_time" in used:
         found.append(
             (
                 "warning",
                 (
                     f"'{node.name}' reads the processing time, so that its result depends on when it runs; use"
-                    " ctx.timestamp() and event-time timers"
+                    " ctx.timestamp()"
                 ),
             )
         )

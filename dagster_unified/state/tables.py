@@ -181,10 +181,11 @@ def files_in(folder: UPath, root: UPath) -> list[DataFile]:
     """The Parquet files of a table that was written right now, relative to the savepoint."""
     found = sorted(f.relative_to(root).as_posix() for f in folder.rglob("*.parquet") if f.name[0] not in "._")
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(partial(_described, root), found))
+        return list(pool.map(partial(data_file, root), found))
 
 
-def _described(root: UPath, path: str) -> DataFile:
+def data_file(root: UPath | str, path: str) -> DataFile:
+    """A Parquet file below a folder, and what tells a damaged footer."""
     with open_input(f"{root}/{path}") as opened:
         size = opened.seek(0, SEEK_END)
         opened.seek(size - _END)

@@ -265,7 +265,7 @@ CASES = {
     ),
     "a function with processing-time timers": (
         lambda p: sales(p).key_by("shop").process(Timed()).print(),
-        {("clock", "warning")},
+        {("clock", "note")},
     ),
 }
 
