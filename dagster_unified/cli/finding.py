@@ -77,12 +77,13 @@ def load_deployment(name: str) -> StreamingDeployment:
 
 
 def intermediates_of(name: str) -> str:
-    """Where the `Definitions` in a module or file keep intermediates; without any, the default."""
+    """Where the `Definitions` in a module or file that is loaded keep intermediates; without any, the default."""
     from dagster import Definitions, EnvVar
 
     from dagster_unified.orchestration import IntermediatesResource
 
-    _, _, module = _module(name)
+    place = name.partition(":")[0]
+    module = sys.modules[Path(place).stem if place.endswith(".py") else place]
     of_all = [value.resources or {} for value in vars(module).values() if isinstance(value, Definitions)]
     found = next((one for given in of_all for one in given.values() if isinstance(one, IntermediatesResource)), None)
     path = (found or IntermediatesResource()).path

@@ -303,9 +303,9 @@ class _Unbounded(_Stream):
         if self._growing >= MOST_GROWING and feedback > MOST_TIMES * self._most:
             raise PipelineError(
                 f"{self.loop.where}: its records multiply: each of its last {self._growing} rounds fed back more than"
-                f" the one before, the last one {feedback:,}, and no input has come for more than {self._most:,}"
-                " (iteration.max-feedback-records). Let the body drop or combine records, or raise the option if they"
-                " become fewer by themselves; the job goes on from this round when it is started again"
+                f" the one before, the last one {feedback:,}, where {self._most:,} may circulate while new input is"
+                " taken (iteration.max-feedback-records). Let the body drop or combine records, or raise the option if"
+                " they become fewer by themselves; the job goes on from this round when it is started again"
             )
 
     def _may_close(self, feedback: int, late: bool) -> bool:
