@@ -149,6 +149,9 @@ class Broker:
 
     def delete_topic(self, name: str) -> None:
         self.admin.delete_topics([name])[name].result(30)
+        end = time.monotonic() + START_SECONDS
+        while name in self.admin.list_topics(timeout=30).topics and time.monotonic() < end:
+            time.sleep(0.02)  # the broker answers before it has forgotten the topic itself
 
     def allow(self, user: str, operation: AclOperation, kind: ResourceType, name: str) -> None:
         """Give a user of `secure_address` a permission; `name` may be `*`."""
