@@ -178,7 +178,28 @@ def files(url: str, session) -> dict[str, object]:
         errors += [write(kind, "a", replace=False), write(kind, "b", replace=False), write("often", "c", replace=True)]
     disturb(url)
     held = {file.name: file.read_text() for file in UPath("s3://lake/files").iterdir()}
-    return {"errors": [error for error in errors if error is not None], "held": held}
+
+    def read(name: str) -> str | None:
+        file = path(f"s3a://lake/files/{name}")
+        if not manager.exists(file):
+            return None
+        stream = manager.open(file)
+        stream.seek(1)
+        stream.seek(0)
+        return bytes(session._jvm.org.apache.commons.io.IOUtils.toByteArray(stream)).decode()
+
+    known = [read("last"), write("last", "a", replace=False), read("last"), write("last", "b", replace=False)]
+    known += [read("last"), write("last", "c", replace=True), read("last")]
+    requests(url)
+    known += [write("new", "a", replace=False), read("new")]
+    asked = [request.method for request in requests(url) if "/new" in request.key]
+    manager.delete(path("s3a://lake/files/new"))
+    return {
+        "errors": [error for error in errors if error is not None],
+        "held": held,
+        "known": [*known, read("new")],
+        "asked": asked,
+    }
 
 
 def shown(session, store: Store) -> str:

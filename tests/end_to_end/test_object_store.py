@@ -85,6 +85,12 @@ def test_a_file_of_a_checkpoint_is_whole_or_not_there_and_nobody_writes_it_anew(
     assert found["files"]["held"] == {"once": "a", "often": "c", "slow down": "a", "cut": "a", "lost": "a"}
 
 
+def test_what_was_written_last_is_not_read_again_and_never_older_than_it_is(found):
+    refused = "org.apache.hadoop.fs.FileAlreadyExistsException"
+    assert found["files"]["known"] == [None, None, "a", refused, "a", None, "c", None, "a", None]
+    assert found["files"]["asked"] == ["PUT"]
+
+
 def test_where_the_class_that_writes_them_cannot_be_compiled_spark_renames_and_it_is_said(found):
     used, line = found["without"]
     assert used is None

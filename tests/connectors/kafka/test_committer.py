@@ -304,6 +304,7 @@ def test_a_broker_that_is_away_is_one_sentence_and_the_write_goes_on_when_it_is_
     assert sorted(kafka.values(topic)) == [b"a", b"b"]
 
 
+@pytest.mark.rotates("brokers")
 def test_where_nobody_can_tell_whether_it_was_committed_the_cluster_is_asked_again(kafka):
     topic = kafka.create_topic()
     committer = opened(kafka, topic, timeout=8)

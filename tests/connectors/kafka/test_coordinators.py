@@ -18,6 +18,8 @@ from tests.connectors.kafka.test_committer import identity, opened, staged
 from tests.connectors.postgres.support import LocalCommits
 from tests.servers.kafka import Broker
 
+pytestmark = pytest.mark.rotates("brokers", together=True)
+
 
 class Row(NamedTuple):
     epoch: int

@@ -29,6 +29,7 @@ class Row(NamedTuple):
 
 
 @NEEDS_ROOT
+@pytest.mark.rotates("brokers", together=True)
 @pytest.mark.parametrize("disks", rotated([1, 2], 1))
 def test_a_full_disk_at_a_broker_is_transient_and_nothing_is_lost_or_there_twice(tmp_path, disks):
     chance = random.Random(0)

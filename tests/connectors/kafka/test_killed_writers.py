@@ -12,6 +12,8 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 from dagster_unified.api import KafkaSink
 from dagster_unified.connectors.commits import WriteIdentity
 from dagster_unified.engine.commit import WriteContext
@@ -58,6 +60,7 @@ def reaches(process, signal_number):
     return True
 
 
+@pytest.mark.rotates("brokers")
 def test_epochs_are_there_once_whoever_is_killed_and_whoever_wakes_up(kafka, tmp_path):
     random, lease = chance("kafka writers"), str(tmp_path / "lease")
     topic = kafka.create_topic(partitions=3)
