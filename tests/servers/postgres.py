@@ -95,9 +95,7 @@ class PostgresServer:
 
     def _started(self, command: Sequence[object]) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
-            return subprocess.Popen(
-                command, **self._as_user(), stdout=log, stderr=log, preexec_fn=_dies_with_its_parent
-            )
+            return subprocess.Popen(command, **self._as_user(), stdout=log, stderr=log, preexec_fn=dies_with_its_parent)
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """End the server: SIGINT is a fast shutdown, SIGQUIT an immediate one, SIGKILL a crash."""
@@ -132,7 +130,7 @@ class PostgresServer:
         return {"user": self._user, "group": pwd.getpwnam(self._user).pw_gid, "extra_groups": [], "cwd": self.folder}
 
 
-def _dies_with_its_parent() -> None:
+def dies_with_its_parent() -> None:
     """Called in the new process: the kernel ends it, by an immediate shutdown, if this one is killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGQUIT)

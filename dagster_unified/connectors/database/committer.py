@@ -20,9 +20,16 @@ from dagster_unified.connectors.commits import (
     WriteAttempt,
     remove_staging,
 )
+from dagster_unified.connectors.database import mariadb
 from dagster_unified.connectors.database.connection import Database, is_locked
 from dagster_unified.connectors.database.staging import StagedRows
-from dagster_unified.connectors.database.types import fits, statement_columns, stored
+from dagster_unified.connectors.database.types import (
+    compared_text,
+    fits,
+    shortened,
+    statement_columns,
+    stored,
+)
 from dagster_unified.connectors.table_sink import partition_repeated
 from dagster_unified.errors import SinkError, UnavailableError, UnifiedError
 
@@ -35,8 +42,11 @@ MARKS = "dagster_unified_commits"
 _ROWS = 10_000
 """Rows of one call of a driver."""
 
-_WRITTEN = ("sqlite", "duckdb")
+_WRITTEN = {"sqlite": "SQLite", "duckdb": "DuckDB", "mariadb": "MariaDB"}
 """Dialects whose transactions and comparisons are known to keep what a sink promises."""
+
+_MADE: dict[str, Any] = {"mariadb_engine": "InnoDB", "mariadb_charset": "utf8mb4"}
+"""How MariaDB makes a table."""
 
 
 @dataclass(frozen=True)
@@ -65,21 +75,24 @@ class DatabaseCommitter(Committer[StagedRows]):
         dialect = plan.database.engine(plan.where).dialect.name
         if dialect not in _WRITTEN:
             raise SinkError(
-                f"{plan.where}: DatabaseSink writes to {' and '.join(_WRITTEN)}, not to {dialect}; for PostgreSQL there"
-                " is PostgresSink, and docs/guides/write-a-connector.md shows how to write a sink of your own"
+                f"{plan.where}: DatabaseSink writes to {', '.join(_WRITTEN.values())} (mariadb+pymysql://…), not to"
+                f" {dialect}; for PostgreSQL there is PostgresSink, and docs/guides/write-a-connector.md shows how to"
+                " write a sink of your own"
             )
         held = sa.MetaData()
         self._marks = sa.Table(
             MARKS,
             held,
-            sa.Column("writer", sa.String(512), primary_key=True),
+            sa.Column("writer", compared_text(512), primary_key=True),
             sa.Column("version", sa.BigInteger, nullable=False),
+            **_MADE,
         )
         columns = statement_columns(plan.rows, plan.key)
         if plan.partition_column is not None:
-            columns.append(sa.Column(quoted_name(plan.partition_column, True), sa.String(255), index=True))
+            columns.append(sa.Column(quoted_name(plan.partition_column, True), compared_text(255), index=True))
         schema = None if plan.db_schema is None else quoted_name(plan.db_schema, True)
-        self._table = sa.Table(quoted_name(plan.table, True), held, *columns, schema=schema)
+        self._table = sa.Table(quoted_name(plan.table, True), held, *columns, schema=schema, **_MADE)
+        self._scales: dict[str, int] = {}
         try:
             self._prepare(held)
         except UnifiedError as error:
@@ -95,6 +108,8 @@ class DatabaseCommitter(Committer[StagedRows]):
         with plan.database.transaction(plan.where) as connection:
             held.create_all(connection)
             self._check(sa.inspect(connection), connection.dialect.name)
+            if connection.dialect.name == "mariadb":
+                mariadb.check_table(connection, plan.table, plan.db_schema, plan.key, plan.partition_column, plan.where)
 
     def last_version(self, name: str) -> int | None:
         import sqlalchemy as sa
@@ -186,9 +201,11 @@ class DatabaseCommitter(Committer[StagedRows]):
         plan, dialect = self._plan, connection.dialect.name
         if plan.key:
             rows = _last_of_each_key(rows, plan.key)
-        rows = stored(rows, dialect, plan.where)
+        rows = shortened(stored(rows, dialect, plan.where), self._scales, plan.where)
         if partition is not None and plan.partition_column is not None:
             rows = rows.append_column(plan.partition_column, pa.array([partition] * len(rows), pa.string()))
+        if dialect == "mariadb":
+            mariadb.check_lengths(connection, rows, plan.where)
         insert = self._insert(dialect)
         if dialect == "duckdb":  # row by row takes it ten times as long
             names = rows.column_names
@@ -202,9 +219,13 @@ class DatabaseCommitter(Committer[StagedRows]):
     def _insert(self, dialect: str) -> Any:
         if self._plan.mode != "upsert":
             return self._table.insert()
-        from sqlalchemy.dialects import postgresql, sqlite
+        from sqlalchemy.dialects import mysql, postgresql, sqlite
 
         further = [name for name in self._plan.rows.names if name not in self._plan.key]
+        if dialect == "mariadb":
+            inserting = mysql.insert(self._table)
+            replaced = further or self._plan.key  # a key that is there stays what it is
+            return inserting.on_duplicate_key_update({name: inserting.inserted[name] for name in replaced})
         upserting: Any = (sqlite if dialect == "sqlite" else postgresql).insert(self._table)  # DuckDB's is PostgreSQL's
         keys = [self._table.c[name] for name in self._plan.key]
         if not further:
@@ -227,7 +248,10 @@ class DatabaseCommitter(Committer[StagedRows]):
                 raise SinkError(
                     f"{plan.where}: table {plan.table} has no column '{name}'; add it, or write to another table"
                 )
-            if not fits(kind, held[name]["type"], dialect):
+            column_type = held[name]["type"]
+            if pa.types.is_decimal(kind) and column_type.__dict__.get("scale") is not None:
+                self._scales[name] = column_type.scale
+            if not fits(kind, column_type, dialect):
                 raise SinkError(
                     f"{plan.where}: column '{name}' of {plan.table} is {held[name]['type']}, which does not hold the"
                     f" field's {kind}; write to another table, or change the column"

@@ -45,16 +45,27 @@ _LASTING = re.compile(
 _SQLITE_LASTING = (1, 3, 8, 14, 23)
 """SQLite's codes of what another attempt would meet again: ERROR, PERM, READONLY, CANTOPEN, AUTH."""
 
+_MYSQL_PASSING = {1021, 1026, 1030, 1040, 1053, 1114, 1152, *range(1158, 1162), 1203, 1226, 1290, 1836, 1927, 4031}
+"""MariaDB's numbers of what another attempt may not meet: no room, no connection free, a server that ends or only
+reads. Those from 2000 to 2999 are of a client that does not reach it."""
+
 _URL = re.compile(r"([\w+]+)://(?:[^:/]*(?::[^@]*)?@)?([^/?@]*)(/[^?]*)?(?:\?.*)?", re.DOTALL)
 """A URL as SQLAlchemy takes it apart, whose passwords may hold a slash: its scheme, its host, its path."""
 
-_UTC = {
+_SESSION = {
     "duckdb": "SET TimeZone = 'UTC'",
-    "mariadb": "SET time_zone = '+00:00'",
+    "mariadb": (
+        "SET time_zone = '+00:00', sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES'),"
+        f" innodb_lock_wait_timeout = {_LOCK_SECONDS:.0f}"
+    ),
     "mysql": "SET time_zone = '+00:00'",
     "postgresql": "SET TIME ZONE 'UTC'",
 }
-"""How a session's zone is set, by which these databases convert between times with a zone and without."""
+"""How a session is set up. By its zone these databases convert between times with a zone and without; MariaDB cuts off
+what is too long for a column unless it is strict."""
+
+_ISOLATION = {"mariadb": "READ COMMITTED"}
+"""Where a transaction would not see what the one it has waited for has written."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -105,7 +116,11 @@ class Database:
             raise ConfigurationError(f"{where}: there is no file {file}; check the path, and that all workers see it")
         try:
             shared = {"read_only": True} if read_only and url.get_backend_name() == "duckdb" else {}
-            return sa.create_engine(url, poolclass=sa.pool.NullPool, hide_parameters=True, connect_args=shared)
+            isolation = _ISOLATION.get(url.get_backend_name())
+            further = {} if isolation is None else {"isolation_level": isolation}
+            return sa.create_engine(
+                url, poolclass=sa.pool.NullPool, hide_parameters=True, connect_args=shared, **further
+            )
         except sa.exc.NoSuchModuleError:  # an ArgumentError as well
             name = url.get_backend_name()
             package = _DIALECTS.get(name, f"a dialect of SQLAlchemy for {name}")
@@ -127,8 +142,8 @@ class Database:
             connection = _connected(engine)
             try:
                 with connection, connection.begin():
-                    if (in_utc := _UTC.get(connection.dialect.name)) is not None:
-                        connection.execute(sa.text(in_utc))
+                    if (settings := _SESSION.get(connection.dialect.name)) is not None:
+                        connection.execute(sa.text(settings))
                     yield connection
             finally:
                 engine.dispose()
@@ -141,14 +156,12 @@ class Database:
         try:
             yield
         except sa.exc.DBAPIError as error:
-            said = str(error.orig).strip().split("\n")[0] or type(error.orig).__name__
+            said = _said(error.orig)
             if is_locked(error):
                 raise UnavailableError(
                     f"{where}: {self.describe()} is locked by another connection ({said}); another attempt may succeed"
                 ) from None
-            code = getattr(error.orig, "sqlite_errorcode", None)
-            lasting = _LASTING.search(said) or (code is not None and code & 0xFF in _SQLITE_LASTING)
-            away = isinstance(error, sa.exc.OperationalError) and not lasting
+            away = isinstance(error, sa.exc.OperationalError) and not _is_lasting(error.orig, said)
             if away or error.connection_invalidated:
                 raise UnavailableError(f"{where}: {self.describe()} cannot do it now ({said})") from None
             raise refused(f"{where}: {self.describe()} refuses it: {said}") from None
@@ -169,6 +182,27 @@ def _file(url: sa.URL) -> str | None:
 def is_locked(error: Any) -> bool:
     """Whether another connection is in the way, so that it may be tried again."""
     return bool(_LOCKED.search(str(error.orig)))
+
+
+def _is_lasting(error: BaseException | None, said: str) -> bool:
+    """Whether another attempt would meet again what a driver reports as operational."""
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is not None:
+        return code & 0xFF in _SQLITE_LASTING or bool(_LASTING.search(said))
+    if (number := _number(error)) is not None:  # PyMySQL calls everything operational that it does not know
+        return not 2000 <= number < 3000 and number not in _MYSQL_PASSING
+    return bool(_LASTING.search(said))
+
+
+def _said(error: BaseException | None) -> str:
+    """The first line of what a driver says."""
+    given = error.args[1] if error is not None and _number(error) is not None else error
+    return str(given).strip().split("\n")[0] or type(error).__name__
+
+
+def _number(error: BaseException | None) -> int | None:
+    """The number that PyMySQL gives before what the server says."""
+    return error.args[0] if error is not None and len(error.args) == 2 and isinstance(error.args[0], int) else None
 
 
 def _connected(engine: sa.Engine) -> sa.Connection:

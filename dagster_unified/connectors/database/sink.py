@@ -18,7 +18,7 @@ from dagster_unified.operators.functions.type_variables import In
 
 
 class DatabaseSink(TableSink[In, StagedRows]):
-    """Writes to a table of DuckDB or SQLite.
+    """Writes to a table of DuckDB, SQLite or MariaDB.
 
     In BATCH each stage is one transaction, in STREAMING each epoch. The same transaction marks who wrote, in the table
     `dagster_unified_commits`, so that nothing is written twice; readers see all of a write or nothing of it. `mode` is

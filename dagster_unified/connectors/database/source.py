@@ -44,7 +44,7 @@ class DatabaseSplit(msgspec.Struct, frozen=True):
 
 
 class DatabaseSource(SplitSource[Out]):
-    """Reads a table of DuckDB, SQLite, MySQL or another database of SQLAlchemy's, or a query.
+    """Reads a table of DuckDB, SQLite, MariaDB, MySQL or another database of SQLAlchemy's, or a query.
 
     In BATCH one task reads it, or with `split_by`, a column of whole numbers, up to `parallelism` tasks read ranges of
     it. Each task reads by itself, so together they are not one snapshot: what others commit meanwhile may be seen by

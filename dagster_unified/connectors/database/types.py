@@ -6,6 +6,7 @@ microseconds, and in SQLite decimals as texts.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,31 +17,49 @@ from dagster_unified.errors import SinkError
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
+EXACT = "_nopad_bin"
+"""How collations of MariaDB end that compare texts as they are."""
 
-def column_type(kind: pa.DataType) -> Any:
-    """The type of a column that is made for an Arrow type."""
+_NAMES = {"sqlite": "SQLite", "mariadb": "MariaDB"}
+
+
+def column_type(kind: pa.DataType, indexed: bool = False) -> Any:
+    """The type of a column that is made for an Arrow type; `indexed` if it is a key."""
     import sqlalchemy as sa
+    from sqlalchemy.dialects import mysql
 
     if pa.types.is_decimal(kind):
         return sa.Numeric(kind.precision, kind.scale).with_variant(sa.Text(), "sqlite")
-    if pa.types.is_timestamp(kind):
-        return sa.DateTime(timezone=kind.tz is not None)
+    if pa.types.is_timestamp(kind):  # one without a precision rounds to seconds
+        return sa.DateTime(timezone=kind.tz is not None).with_variant(mysql.DATETIME(fsp=6), "mariadb")
+    if kind == pa.binary():
+        return sa.LargeBinary().with_variant(mysql.VARBINARY(255) if indexed else mysql.LONGBLOB(), "mariadb")
     simple = {
         pa.bool_(): sa.Boolean(),
         pa.int64(): sa.BigInteger(),
         pa.float64(): sa.Double(),
-        pa.binary(): sa.LargeBinary(),
         pa.date32(): sa.Date(),
         pa.duration("us"): sa.BigInteger(),
     }
-    return simple.get(kind) or sa.Text()
+    if kind in simple:
+        return simple[kind]
+    return compared_text(255, sa.Text()) if indexed else sa.Text().with_variant(mysql.LONGTEXT(), "mariadb")
+
+
+def compared_text(characters: int, elsewhere: Any = None) -> Any:
+    """The type of a column of texts that are compared as they are: MariaDB takes 'A', 'a' and 'a ' for the same."""
+    import sqlalchemy as sa
+    from sqlalchemy.dialects import mysql
+
+    exact = mysql.VARCHAR(characters, charset="utf8mb4", collation=f"utf8mb4{EXACT}")
+    return (elsewhere or sa.String(characters)).with_variant(exact, "mariadb")
 
 
 def fits(kind: pa.DataType, held: Any, dialect: str, reading: bool = False) -> bool:
     """Whether a column of the database holds an Arrow type, or can be read as one.
 
     One whose type SQLAlchemy does not know may. A decimal loses digits in a column of floats, as all numbers of SQLite
-    are.
+    are, a float in one of single precision, and a time in a column of MariaDB that has less than microseconds.
     """
     import sqlalchemy as sa
 
@@ -53,6 +72,10 @@ def fits(kind: pa.DataType, held: Any, dialect: str, reading: bool = False) -> b
         pa.date32(): (sa.Date,),
         pa.duration("us"): (sa.Integer,),
     }
+    if not reading and dialect != "sqlite" and isinstance(held, (sa.REAL, sa.FLOAT)):
+        return False  # of single precision
+    if not reading and pa.types.is_timestamp(kind) and dialect == "mariadb" and getattr(held, "fsp", None) != 6:
+        return False
     if pa.types.is_decimal(kind):
         if not reading and isinstance(held, (sa.Float, sa.Numeric) if dialect == "sqlite" else sa.Float):
             return False
@@ -70,13 +93,33 @@ def stored(table: pa.Table, dialect: str, where: str) -> pa.Table:
     """Rows in the types in which a database of this dialect holds them; raises `SinkError` for what it does not."""
     import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
 
-    for name in table.column_names if dialect == "sqlite" else ():
+    for name in table.column_names if dialect in ("sqlite", "mariadb") else ():
         column = table.column(name)
         if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
             raise SinkError(
-                f"{where}: field '{name}' is NaN, which SQLite would store as NULL; write None where that is meant"
+                f"{where}: field '{name}' is NaN, which {_NAMES[dialect]} has no number for; write None where that is"
+                " meant"
+            )
+        if dialect == "mariadb" and pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py():
+            raise SinkError(
+                f"{where}: field '{name}' is infinite, which MariaDB has no number for; write None where that is meant"
             )
     return pa.table({name: _stored(table.column(name), dialect) for name in table.column_names})
+
+
+def shortened(table: pa.Table, scales: Mapping[str, int], where: str) -> pa.Table:
+    """Decimals with as many digits after the point as their columns have; raises `SinkError` for those with more."""
+    for name, scale in scales.items():
+        position, kind = table.schema.get_field_index(name), table.schema.field(name).type
+        try:
+            column = table.column(name).cast(pa.decimal128(kind.precision, scale))
+        except pa.ArrowInvalid:
+            raise SinkError(
+                f"{where}: field '{name}' has more than the {scale} digits after the point that its column has; round"
+                " it, or change the column"
+            ) from None
+        table = table.set_column(position, name, column)
+    return table
 
 
 def _stored(column: pa.ChunkedArray, dialect: str) -> Any:
@@ -85,7 +128,7 @@ def _stored(column: pa.ChunkedArray, dialect: str) -> Any:
         return pa.chunked_array([to_json(chunk) for chunk in column.chunks], pa.string())
     if pa.types.is_duration(kind):
         return column.cast(pa.int64())
-    if pa.types.is_timestamp(kind) and kind.tz is not None and dialect == "sqlite":  # it knows no zones: UTC
+    if pa.types.is_timestamp(kind) and kind.tz is not None and dialect in ("sqlite", "mariadb"):  # no zones: UTC
         return column.cast(pa.timestamp("us"))
     return column.cast(pa.string()) if pa.types.is_decimal(kind) and dialect == "sqlite" else column
 
@@ -98,7 +141,7 @@ def statement_columns(schema: pa.Schema, key: tuple[str, ...] = ()) -> list[sa.C
     return [
         sa.Column(
             quoted_name(field.name, True),
-            column_type(field.type),
+            column_type(field.type, field.name in key),
             primary_key=field.name in key,
             autoincrement=False,
             nullable=field.nullable,

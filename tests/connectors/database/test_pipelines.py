@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pytest
 
 from dagster_unified.api import DatabaseSink, Pipeline
-from tests.connectors.database.test_sink import rows
+from tests.connectors.database.test_sink import rows, url  # noqa: F401
 
 
 class Total(NamedTuple):
@@ -17,10 +17,8 @@ def add(a: Total, b: Total) -> Total:
     return Total(a.shop, a.amount + b.amount)
 
 
-@pytest.mark.parametrize("kind", ["duckdb", "sqlite"])
 @pytest.mark.parametrize("mode", ["batch", "streaming"])
-def test_totals_are_upserted(tmp_path, run_on_spark, run_streaming, kind, mode):
-    url = f"{kind}:///{tmp_path}/shop.db"
+def test_totals_are_upserted(url, run_on_spark, run_streaming, mode):  # noqa: F811
     built = Pipeline("totals")
     stream = built.from_collection([Total(f"shop {n % 7}", n) for n in range(1000)])
     stream.key_by("shop").reduce(add).sink_to(DatabaseSink("totals", url, mode="upsert", key="shop"))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import duckdb
 import pytest
+from sqlalchemy import make_url
 
 from dagster_unified.api import DatabaseSink
 from dagster_unified.connectors.commits import WriteAttempt, WriterTask
@@ -25,6 +26,8 @@ from dagster_unified.errors import (
 )
 from dagster_unified.records import record_type
 from tests.connectors.postgres.support import LocalCommits, identity, write
+from tests.ports import free_port
+from tests.servers.mariadb import connected
 
 OPENED = {"sqlite": sqlite3.connect, "duckdb": duckdb.connect}
 UTC = timezone.utc
@@ -39,21 +42,30 @@ class Sale(NamedTuple):
 MANY = [Sale(n, f"shop {n % 100}", n / 2) for n in range(20_000)]
 
 
-@pytest.fixture(params=sorted(OPENED))
+@pytest.fixture(params=["duckdb", "mariadb", "sqlite"])
 def url(request, tmp_path):
+    if request.param == "mariadb":
+        return request.getfixturevalue("mariadb")
     return f"{request.param}:///{tmp_path}/shop.db"
 
 
-def rows(url, query):
+def opened(url):
+    if url.startswith("mariadb"):
+        place = make_url(url)
+        return closing(connected(place.port, place.database))
     kind, _, path = url.partition(":///")
-    with closing(OPENED[kind](path)) as database:
-        return database.execute(query).fetchall()
+    return closing(OPENED[kind](path))
+
+
+def rows(url, query):
+    with opened(url) as database, closing(database.cursor()) as cursor:
+        cursor.execute(query)
+        return list(cursor.fetchall())
 
 
 def execute(url, statement):
-    kind, _, path = url.partition(":///")
-    with closing(OPENED[kind](path)) as database:
-        database.execute(statement)
+    with opened(url) as database, closing(database.cursor()) as cursor:
+        cursor.execute(statement)
         database.commit()
 
 
@@ -97,8 +109,8 @@ def test_every_type_arrives(url):
     assert bool(first[3])
     assert str(first[5]) == "2024-02-29"
     assert Decimal(first[7]) == VALUE.money
-    at = first[6] if isinstance(first[6], datetime) else datetime.fromisoformat(first[6]).replace(tzinfo=UTC)
-    assert at == VALUE.at
+    at = first[6] if isinstance(first[6], datetime) else datetime.fromisoformat(first[6])
+    assert (at if at.tzinfo else at.replace(tzinfo=UTC)) == VALUE.at
 
 
 def test_names_are_taken_as_they_are_written(url):
@@ -107,7 +119,7 @@ def test_names_are_taken_as_they_are_written(url):
 
 
 def test_upserts_need_a_unique_index(url):
-    execute(url, 'CREATE TABLE sales (id bigint, "order" text, amount float)')
+    execute(url, 'CREATE TABLE sales (id bigint, "order" text, amount double)')
     with pytest.raises(SinkError, match=r"no primary key or unique index of \(id\), which upserts need"):
         write(DatabaseSink("sales", url, mode="upsert", key="id"), [Sale(1, "a")])
 
@@ -173,8 +185,8 @@ def test_many_rows_are_staged_in_files_that_are_removed(tmp_path):
 
 
 def test_what_is_missing_is_named():
-    with pytest.raises(MissingRequirementError, match="the driver 'pymysql' is not installed; install"):
-        write(DatabaseSink("sales", "mysql+pymysql://u@h/d"), [Sale(1, "a")])
+    with pytest.raises(MissingRequirementError, match="the driver 'MySQLdb' is not installed; install"):
+        write(DatabaseSink("sales", "mysql+mysqldb://u@h/d"), [Sale(1, "a")])
     with pytest.raises(MissingRequirementError, match="the dialect 'snowflake' is not installed"):
         write(DatabaseSink("sales", "snowflake://u@h/d"), [Sale(1, "a")])
     with pytest.raises(ConfigurationError, match="environment variable NOT_SET has no value"):
@@ -201,9 +213,13 @@ def test_what_is_no_name_of_a_table_is_refused_when_the_graph_is_built(table):
         DatabaseSink(table, "sqlite://")
 
 
-def test_databases_whose_transactions_were_not_looked_at_are_refused():
-    with pytest.raises(SinkError, match=r"writes to sqlite and duckdb, not to postgresql; .* PostgresSink"):
-        write(DatabaseSink("sales", "postgresql+psycopg://nobody@127.0.0.1:1/shop"), [Sale(1, "a")])
+@pytest.mark.parametrize("kind", ["postgresql+psycopg", "mysql+pymysql"])
+def test_databases_whose_transactions_were_not_looked_at_are_refused(kind):
+    said = (
+        rf"writes to SQLite, DuckDB, MariaDB \(mariadb\+pymysql://…\), not to {kind.partition('+')[0]}; .* PostgresSink"
+    )
+    with pytest.raises(SinkError, match=said):
+        write(DatabaseSink("sales", f"{kind}://nobody@127.0.0.1:1/shop"), [Sale(1, "a")])
 
 
 class Price(NamedTuple):
@@ -223,13 +239,67 @@ def test_decimals_do_not_become_floats(tmp_path):
 
 def test_nan_does_not_become_null(url):
     nan = Sale(1, "a", float("nan"))
-    if url.startswith("sqlite"):
-        with pytest.raises(SinkError, match="field 'amount' is NaN, which SQLite would store as NULL"):
+    if not url.startswith("duckdb"):
+        with pytest.raises(SinkError, match=r"field 'amount' is NaN, which (SQLite|MariaDB) has no number for"):
             write(DatabaseSink("sales", url), [nan])
         assert sales(url) == []
     else:
         write(DatabaseSink("sales", url), [nan])
         assert str(sales(url)) == "[(1, 'a', nan)]"
+
+
+@pytest.mark.parametrize("kind", ["duckdb", "mariadb"])
+def test_a_column_that_would_shorten_values_is_refused_and_decimals_that_fit_are_not(tmp_path, mariadb, kind):
+    url = mariadb if kind == "mariadb" else f"duckdb:///{tmp_path}/shop.duckdb"
+    execute(url, "CREATE TABLE prices (amount NUMERIC(20, 2))")
+    write(DatabaseSink("prices", url), [Price(Decimal("1.25"))])
+    with pytest.raises(SinkError, match="field 'amount' has more than the 2 digits after the point that its column"):
+        write(DatabaseSink("prices", url), [Price(Decimal("1.255"))], execution="second")
+    assert rows(url, "SELECT * FROM prices") == [(Decimal("1.25"),)]
+    execute(url, 'CREATE TABLE sales (id bigint, "order" text, amount float)')
+    with pytest.raises(SinkError, match=r"column 'amount' of sales is (FLOAT|REAL), which does not hold the field's"):
+        write(DatabaseSink("sales", url), [Sale(1, "a", 0.1)])
+
+
+def test_mariadb_takes_texts_as_they_are_and_refuses_tables_where_it_would_not(mariadb):
+    keys = ["A", "a", "a ", "ä", "\U0001f600"]
+    upsert = {"mode": "upsert", "key": "order"}
+    write(DatabaseSink("sales", mariadb, **upsert), [Sale(n, key) for n, key in enumerate(keys)])
+    assert sorted(rows(mariadb, 'SELECT "order" FROM sales')) == sorted((key,) for key in keys)
+    execute(mariadb, 'CREATE TABLE loose (id bigint, "order" varchar(9) PRIMARY KEY, amount double)')
+    with pytest.raises(
+        SinkError, match=r"column 'order' of loose has the collation .*, by which texts that differ are"
+    ):
+        write(DatabaseSink("loose", mariadb, **upsert), [Sale(1, "a")])
+    execute(mariadb, 'CREATE TABLE twice (id bigint PRIMARY KEY, "order" varchar(9) UNIQUE, amount double)')
+    with pytest.raises(SinkError, match=r"has unique columns beside the key \(order\): MariaDB would replace a row"):
+        write(DatabaseSink("twice", mariadb, mode="upsert", key="id"), [Sale(1, "a")])
+    execute(mariadb, 'CREATE TABLE loose_engine (id bigint, "order" text, amount double) ENGINE = Aria')
+    with pytest.raises(SinkError, match="table loose_engine is in the engine Aria, which has no transactions"):
+        write(DatabaseSink("loose_engine", mariadb), [Sale(1, "a")])
+    execute(mariadb, "CREATE TABLE visits (at DATETIME)")
+    with pytest.raises(SinkError, match="column 'at' of visits is DATETIME, which does not hold the field's timestamp"):
+        write(DatabaseSink("visits", mariadb), [Visit(datetime(2024, 1, 1, tzinfo=UTC))])
+    execute(mariadb, 'CREATE TABLE short (id bigint, "order" varchar(3), amount double)')
+    with pytest.raises(SinkError, match="refuses it: Data too long for column 'order'"):
+        write(DatabaseSink("short", mariadb), [Sale(1, "abcd")], execution="second")
+    with pytest.raises(SinkError, match="field 'amount' is infinite, which MariaDB has no number for"):
+        write(DatabaseSink("other", mariadb), [Sale(1, "a", float("inf"))], execution="second")
+
+
+def test_a_value_that_is_longer_than_mariadb_takes_is_refused_and_not_tried_again(mariadb):
+    with pytest.raises(SinkError, match=r"a row of 17825792 bytes .* max_allowed_packet of 16777216"):
+        write(DatabaseSink("sales", mariadb), [Sale(1, "a" * (17 << 20))])
+
+
+def test_mariadb_that_is_away_is_transient_and_what_is_wrong_for_good_is_not(mariadb, mariadb_server):
+    away = mariadb.replace(str(mariadb_server.port), str(free_port()))
+    with pytest.raises(UnavailableError, match=r"cannot do it now \(Can't connect to MySQL server"):
+        write(DatabaseSink("sales", away), [Sale(1, "a")])
+    with pytest.raises(SinkError, match="refuses it: Access denied for user 'nobody'"):
+        write(DatabaseSink("sales", mariadb.replace("root@", "nobody:hidden@")), [Sale(1, "a")])
+    with pytest.raises(SinkError, match="refuses it: Unknown database 'gone'"):
+        write(DatabaseSink("sales", mariadb_server.url("gone")), [Sale(1, "a")])
 
 
 class Visit(NamedTuple):

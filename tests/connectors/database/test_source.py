@@ -56,6 +56,8 @@ def test_ranges_of_a_column_are_the_whole_table(url):  # noqa: F811
 def test_a_query_is_read(url):  # noqa: F811
     write(DatabaseSink("sales", url), MANY[:20])
     query = """SELECT id, "order", amount FROM sales WHERE "order" <> ':x' AND id > 10; """
+    if url.startswith("mariadb"):  # a query is written as its database has it
+        query = query.replace('"', "`")
     assert sorted(everything(DatabaseSource(None, Sale, url, query=query, split_by="id"))) == MANY[11:20]
 
 
@@ -247,7 +249,7 @@ def test_a_query_that_fails_while_it_is_read_is_an_error_of_the_source(url):  # 
     write(DatabaseSink("sales", url), MANY)
     failing = "abs(-9223372036854775807 - CASE WHEN id > 15000 THEN 1 ELSE 0 END)"
     source = DatabaseSource(None, tuple[int], url, query=f"SELECT {failing} AS f0 FROM sales")
-    with pytest.raises(SourceError, match=r"source 'query': .*shop.db refuses it: .*(?i:overflow|out of range)"):
+    with pytest.raises(SourceError, match=r"source 'query': .* refuses it: .*(?i:overflow|out of range)"):
         everything(source)
 
 

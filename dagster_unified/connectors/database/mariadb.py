@@ -1,0 +1,77 @@
+"""What MariaDB would do with rows that a sink does not promise: refused before it does. Knows no commits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from dagster_unified.connectors.database.types import EXACT
+from dagster_unified.errors import SinkError
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+_OF_TABLE = "table_schema = COALESCE(:schema, DATABASE()) AND table_name = :table"
+
+
+def check_table(
+    connection: sa.Connection,
+    table: str,
+    schema: str | None,
+    key: Sequence[str],
+    partition_column: str | None,
+    where: str,
+) -> None:
+    """Raises `SinkError` where a table has no transactions, or compares keys in another way than a sink does."""
+    import sqlalchemy as sa
+
+    given = {"schema": schema, "table": table}
+    asked = sa.text(f"SELECT engine FROM information_schema.tables WHERE {_OF_TABLE}")
+    engine = connection.execute(asked, given).scalar()
+    if engine != "InnoDB":
+        raise SinkError(
+            f"{where}: table {table} is in the engine {engine}, which has no transactions; change it by"
+            " ALTER TABLE … ENGINE = InnoDB"
+        )
+    asked = sa.text(f"SELECT column_name, collation_name FROM information_schema.columns WHERE {_OF_TABLE}")
+    for name, collation in connection.execute(asked, given):
+        if (name in key or name == partition_column) and collation is not None and not collation.endswith(EXACT):
+            raise SinkError(
+                f"{where}: column '{name}' of {table} has the collation {collation}, by which texts that differ are one"
+                f" key ('A' and 'a', or 'a' and 'a '); give it utf8mb4{EXACT}"
+            )
+    if key:
+        _check_unique(sa.inspect(connection), table, schema, key, where)
+
+
+def _check_unique(found: sa.Inspector, table: str, schema: str | None, key: Sequence[str], where: str) -> None:
+    """An upsert replaces the row that any unique index finds."""
+    unique = {str(one["name"]): one["column_names"] for one in found.get_indexes(table, schema) if one["unique"]}
+    unique["the primary key"] = list(found.get_pk_constraint(table, schema)["constrained_columns"])
+    others = [name for name, columns in unique.items() if columns and set(columns) != set(key)]
+    if others:
+        raise SinkError(
+            f"{where}: table {table} has unique columns beside the key ({', '.join(others)}): MariaDB would replace a"
+            " row of another key that has the same there; upsert by these, or drop them"
+        )
+
+
+def check_lengths(connection: sa.Connection, rows: pa.Table, where: str) -> None:
+    """Raises `SinkError` for a row that is longer than the server takes: it would end the connection, as if away."""
+    import pyarrow.compute as pc
+    import sqlalchemy as sa
+
+    long = [column for column in rows.columns if pa.types.is_string(column.type) or pa.types.is_binary(column.type)]
+    if not long or not rows.num_rows:
+        return
+    sizes = [pc.fill_null(pc.binary_length(column), 0).cast(pa.int64()) for column in long]
+    longest = pc.max(reduce(pc.add, sizes)).as_py()
+    most = connection.execute(sa.text("SELECT @@max_allowed_packet")).scalar_one()
+    if longest > most:
+        raise SinkError(
+            f"{where}: a row of {longest} bytes is more than the server's max_allowed_packet of {most}; raise that, or"
+            " write shorter values"
+        )

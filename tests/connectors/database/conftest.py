@@ -1,0 +1,1 @@
+from tests.servers.mariadb import mariadb, mariadb_server  # noqa: F401
