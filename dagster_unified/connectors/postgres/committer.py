@@ -32,7 +32,7 @@ from dagster_unified.connectors.postgres.staging import (
 )
 from dagster_unified.connectors.postgres.tables import DDL_LOCK, Target, Wanted
 from dagster_unified.connectors.table_sink import partition_repeated
-from dagster_unified.errors import UnavailableError
+from dagster_unified.errors import SinkError, UnavailableError
 
 if TYPE_CHECKING:
     import psycopg
@@ -145,6 +145,8 @@ class PostgresCommitter(Committer[PostgresCommittable]):
             sources = [(f"{quoted(self._plan.staging.schema)}.{quoted(c.table)}", c.rows) for c in tables]
             if inline[number]:
                 sources.append((f"(SELECT * FROM pg_temp.inline_rows WHERE {_COMMIT} = {number})", inline[number]))
+            for source, _ in sources:
+                self._check_digits(client, source)
             if self._plan.mode == "upsert":
                 self._upsert(client, sources)
             else:
@@ -274,6 +276,24 @@ class PostgresCommitter(Committer[PostgresCommittable]):
         names = {committable.table for committable in committables}
         if names and not names <= set(self._staged(client)):
             raise self._unstaged()
+
+    def _check_digits(self, client: Client, source: str) -> None:
+        """Raises where a column would round a value."""
+        pairs = zip(self._plan.staging.columns, self._target.columns, strict=True)
+        rounding = [(column.name, held.type) for column, held in pairs if column.may_be_rounded(held)]
+        if not rounding:
+            return
+        changed = [
+            f"EXISTS (SELECT FROM {source} AS staged WHERE {quoted(name)} <> {quoted(name)}::{kind})"
+            for name, kind in rounding
+        ]
+        found = client.execute(f"SELECT {', '.join(changed)}".encode()).fetchone()
+        for (name, kind), is_changed in zip(rounding, found or (), strict=True):
+            if is_changed:
+                raise SinkError(
+                    f"{self._plan.where}: field '{name}' has values with more digits than its column, which is {kind};"
+                    " round them, or change the column"
+                )
 
     def _check_rows(self, client: Client, source: str, rows: int) -> None:
         counted = client.execute(f"SELECT count(*) FROM {source} AS staged".encode()).fetchone()

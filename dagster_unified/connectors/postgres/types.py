@@ -31,7 +31,7 @@ _HELD_BY: dict[str, tuple[str, ...]] = {
     "int4": ("int2", "int4", "int8", "numeric"),
     "int8": ("int2", "int4", "int8", "numeric"),
     "float4": ("float4", "float8"),
-    "float8": ("float4", "float8"),
+    "float8": ("float8",),
     "text": ("text", "varchar", "bpchar", "citext", "uuid", "json", "jsonb", "inet", "cidr"),
     "bytea": ("bytea",),
     "date": ("date",),
@@ -41,6 +41,14 @@ _HELD_BY: dict[str, tuple[str, ...]] = {
     "numeric": ("numeric",),
 }
 """Types of a table's columns that take a staged type's values. Those that do not fit are an error at the commit."""
+
+_UNROUNDED = {
+    "numeric": "numeric",
+    "timestamp": "timestamp without time zone",
+    "timestamptz": "timestamp with time zone",
+    "interval": "interval",
+}
+"""Staged types of which a column may keep fewer digits, and as what SQL has the columns that keep all."""
 
 _ASSIGNED = ("text", "varchar", "bpchar", "citext")
 """Types that text becomes without a cast, which would cut it off."""
@@ -84,6 +92,11 @@ class StagedColumn:
             elements = _HELD_BY[self.type[:-2]]
             return held.base in ("json", "jsonb") or held.base in [f"_{element}" for element in elements]
         return held.base in _HELD_BY[self.type] or (self.type == "text" and held.base == "enum")
+
+    def may_be_rounded(self, held: TableColumn) -> bool:
+        """Whether the column rounds values to fewer digits, as `numeric(10,2)` does, or a domain over it."""
+        rounds = self.type.removesuffix("[]") in _UNROUNDED and held.base not in ("json", "jsonb")
+        return rounds and held.type.removesuffix("[]") not in _UNROUNDED.values()
 
     def expression(self, held: TableColumn) -> str:
         """The staged value in SQL, as the table's column takes it."""

@@ -208,6 +208,36 @@ def test_columns_that_are_there_may_be_of_narrower_types(postgres):
             write(sink, [wrong], epoch=2)
 
 
+class Precise(NamedTuple):
+    money: Decimal
+    at: datetime
+    took: timedelta
+    prices: list[Decimal]
+
+
+@pytest.mark.parametrize("copies", [1, 60_000])
+def test_a_value_that_a_column_would_round_is_refused(postgres, copies):
+    execute(
+        postgres,
+        "CREATE DOMAIN price AS numeric(20,2)",
+        "CREATE TABLE precise (money price, at timestamptz(3), took interval(0), prices numeric(20,1)[])",
+    )
+    sink = PostgresSink("precise", postgres)
+    fits = Precise(
+        Decimal("1.25"), datetime(2024, 1, 1, 0, 0, 0, 1000, timezone.utc), timedelta(seconds=1), [Decimal(2)]
+    )
+    write(sink, [fits] * copies, epoch=0)
+    for wrong, name in [
+        (fits._replace(money=Decimal("1.255")), "money"),
+        (fits._replace(at=fits.at + timedelta(microseconds=1)), "at"),
+        (fits._replace(took=timedelta(milliseconds=1)), "took"),
+        (fits._replace(prices=[Decimal("0.25")]), "prices"),
+    ]:
+        with pytest.raises(SinkError, match=f"field '{name}' has values with more digits than its column, which is"):
+            write(sink, [*[fits] * copies, wrong], epoch=1)
+    assert rows(postgres, "SELECT DISTINCT money, count(*) OVER () FROM precise") == [(Decimal("1.25"), copies)]
+
+
 @pytest.mark.parametrize("copies", [1, 60_000])
 def test_text_that_the_server_cannot_hold_is_refused(postgres, copies):
     with pytest.raises(SinkError, match=r"sink 'sales': .*(NUL|0x00)"):
@@ -221,6 +251,7 @@ def test_text_that_the_server_cannot_hold_is_refused(postgres, copies):
     [
         ("id text, shop text, amount float8", "column 'id' of public.sales is text, and the records' field needs int8"),
         ("id int8, shop text", "has no column 'amount'; .*ADD COLUMN \"amount\" float8"),
+        ("id int8, shop text, amount float4", "column 'amount' of public.sales is real, and the records' field needs"),
         ("id int8, shop text, amount float8, who text NOT NULL", "column 'who' of public.sales may not be null"),
         ("id int8 GENERATED ALWAYS AS IDENTITY, shop text, amount float8", "column 'id' .* is generated"),
     ],
