@@ -59,7 +59,7 @@ def fits(kind: pa.DataType, held: Any, dialect: str, reading: bool = False) -> b
     """Whether a column of the database holds an Arrow type, or can be read as one.
 
     One whose type SQLAlchemy does not know may. A decimal loses digits in a column of floats, as all numbers of SQLite
-    are, a float in one of single precision, and a time in a column of MariaDB that has less than microseconds.
+    are, a float in one of single precision, and a time in one that has less than microseconds.
     """
     import sqlalchemy as sa
 
@@ -74,7 +74,7 @@ def fits(kind: pa.DataType, held: Any, dialect: str, reading: bool = False) -> b
     }
     if not reading and dialect != "sqlite" and isinstance(held, (sa.REAL, sa.FLOAT)):
         return False  # of single precision
-    if not reading and pa.types.is_timestamp(kind) and dialect == "mariadb" and getattr(held, "fsp", None) != 6:
+    if not reading and pa.types.is_timestamp(kind) and _is_coarse(held, dialect):
         return False
     if pa.types.is_decimal(kind):
         if not reading and isinstance(held, (sa.Float, sa.Numeric) if dialect == "sqlite" else sa.Float):
@@ -87,6 +87,16 @@ def fits(kind: pa.DataType, held: Any, dialect: str, reading: bool = False) -> b
     if reading and (kind == pa.float64() or pa.types.is_decimal(kind)):
         types = (*types, sa.Numeric, sa.Float, sa.Integer)
     return isinstance(held, (*types, sa.types.NullType))
+
+
+def _is_coarse(held: Any, dialect: str) -> bool:
+    """Whether a column of times has less than microseconds."""
+    import sqlalchemy as sa
+
+    if dialect == "mariadb":
+        return getattr(held, "fsp", None) != 6
+    # so SQLAlchemy has DuckDB's TIMESTAMP_S and TIMESTAMP_MS, and no other
+    return dialect == "duckdb" and type(held) is sa.TIMESTAMP and not held.timezone
 
 
 def stored(table: pa.Table, dialect: str, where: str) -> pa.Table:

@@ -259,6 +259,10 @@ def test_a_column_that_would_shorten_values_is_refused_and_decimals_that_fit_are
     execute(url, 'CREATE TABLE sales (id bigint, "order" text, amount float)')
     with pytest.raises(SinkError, match=r"column 'amount' of sales is (FLOAT|REAL), which does not hold the field's"):
         write(DatabaseSink("sales", url), [Sale(1, "a", 0.1)])
+    kept = "TIMESTAMP(3)" if kind == "mariadb" else "TIMESTAMP_MS"
+    execute(url, f'CREATE TABLE visits ("at" {kept})')
+    with pytest.raises(SinkError, match="column 'at' of visits is TIMESTAMP, which does not hold the field's"):
+        write(DatabaseSink("visits", url), [Visit(datetime(2024, 1, 1, tzinfo=UTC))])
 
 
 def test_mariadb_takes_texts_as_they_are_and_refuses_tables_where_it_would_not(mariadb):
