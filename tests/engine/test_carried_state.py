@@ -1,5 +1,7 @@
 """Partition after partition with carried state gives what one run over all input gives, and what STREAMING gives."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
@@ -40,7 +42,7 @@ from dagster_unified.graph.slices import bound
 from dagster_unified.operators.layout import CARRIED
 from dagster_unified.orchestration.partitions import slice_of
 from dagster_unified.records import record_type
-from dagster_unified.state import Savepoint
+from dagster_unified.state import Savepoint, manifest
 from tests.depth import examples, rotated
 
 DAYS = ("2024-01-01", "2024-01-02", "2024-01-03")
@@ -484,6 +486,39 @@ def test_a_day_that_runs_again_begins_with_the_state_before_it(spark, tmp_path):
     whole = table(path)
     days.run(totals(EVENTS, path), DAYS[1], DAYS[2])
     assert table(path) == whole
+
+
+def run_day(spark, folder, day):
+    """Runs a day, and replaces the savepoint of the day before."""
+    days = Days(spark, folder, **{"execution.savepoint.path": f"{folder}/savepoint"})
+    days.run(sessions(EVENTS, f"{folder}/table"), day)
+
+
+@pytest.mark.parametrize("point", rotated(["tables", "manifest", "replaced"], 1))
+def test_a_day_that_is_killed_while_it_replaces_the_savepoint_leaves_one_that_is_whole(
+    spark, tmp_path, run_on_spark, point
+):
+    run_day(spark, tmp_path, DAYS[0])
+    command = [sys.executable, "-m", "tests.engine.killed_day", str(tmp_path), point]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == -9, done.stderr[-2000:]
+    savepoint, found = manifest.read(tmp_path / "savepoint")
+    assert found.partition == DAYS[point == "replaced"]
+    assert Savepoint.read(str(savepoint)).keyed_state("sessions").num_rows > 0
+    run_day(spark, tmp_path, DAYS[1])
+    _, found = manifest.read(savepoint)
+    assert found.partition == DAYS[1]
+    folders = {path.name for path in savepoint.iterdir() if path.is_dir()}
+    assert folders == {one.folder.split("/")[0] for one in found.operators}
+    live = {
+        "execution.runtime-mode": "STREAMING",
+        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+        "execution.state-recovery.path": str(savepoint),
+        "pipeline.max-parallelism": 4,
+    }
+    StreamingJob(sessions(EVENTS, f"{tmp_path}/table").plan(live), spark, Start("live")).run()
+    run_on_spark(sessions(EVENTS, f"{tmp_path}/once"))
+    assert table(f"{tmp_path}/table") == table(f"{tmp_path}/once")
 
 
 def test_a_day_whose_predecessor_has_not_run_is_an_error(spark, tmp_path):
