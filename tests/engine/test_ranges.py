@@ -27,6 +27,7 @@ from dagster_unified.api import (
     TumblingEventTimeWindows,
     ValueStateDescriptor,
     WatermarkStrategy,
+    iterations,
 )
 from dagster_unified.api import functions as F
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
@@ -223,6 +224,22 @@ def looked_up(pipeline):
     return found.map(lambda n: Total(n.key, n.value * n.number), output_type=Total)
 
 
+class Halving(iterations.IterationBody):
+    """Halves values until nothing is left of them, and gives each that it comes by."""
+
+    def process(self, variables, data):
+        halved = variables[0].key_by("key").map(lambda t: Total(t.key, t.value // 2), output_type=Total)
+        return iterations.IterationBodyResult([halved.filter(lambda t: t.value > 0)], [halved])
+
+
+def iterated(pipeline):
+    """Rounds in each partition, between a stage before them and one behind."""
+    (found,) = iterations.iterate_bounded_streams_until_termination(
+        [totals(events_of(pipeline)).key_by("key").reduce(add)], [], Halving()
+    )
+    return found.key_by("key").reduce(add)
+
+
 class Range:
     """Runs a pipeline's partitions, by themselves or together, each with its tables in a folder."""
 
@@ -239,7 +256,7 @@ class Range:
                 self.spark,
                 self.store,
                 run_id,
-                f"{run_id} {part.key}",
+                f"{run_id}+{part.key}",
                 part.name,
             )
             for part in parts
@@ -292,6 +309,7 @@ BUILDS = [
     routed,
     broadcast,
     looked_up,
+    iterated,
 ]
 
 
@@ -303,7 +321,7 @@ def test_a_range_in_one_spark_job_gives_what_its_partitions_give_by_themselves(s
     assert len(files(tmp_path / "b" / "out")) == len(DAYS)
     assert any(files(tmp_path / "b" / "out").values())
     assert told(alone) == told(together)
-    if build is not broadcast:
+    if build not in (broadcast, iterated):  # whose stages run one partition after another
         assert {m.together for found in together.values() for m in found} == {len(DAYS)}
 
 

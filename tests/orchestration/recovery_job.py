@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from dagster_unified.api import DeltaSink, MapFunction, Pipeline, RuntimeContext
+from dagster_unified.api import DeltaSink, MapFunction, Pipeline, RuntimeContext, iterations
 from dagster_unified.orchestration import BatchDeployment, IntermediatesResource, SparkResource, unified_definitions
 
 HOME = Path(os.environ.get("RECOVERY_HOME") or tempfile.mkdtemp(prefix="recovery"))
@@ -60,9 +60,29 @@ def build() -> Pipeline:
     return pipeline
 
 
+class Halving(iterations.IterationBody):
+    """Halves values until nothing is left of them, and gives each that it comes by."""
+
+    def process(self, variables, data):
+        halved = variables[0].map(lambda e: Event(e.key, e.value // 2), output_type=Event)
+        return iterations.IterationBodyResult([halved.filter(lambda e: e.value > 0)], [halved])
+
+
+def looping() -> Pipeline:
+    """A stage with an iteration, behind a shuffle and before the one that fails."""
+    pipeline = Pipeline("looping")
+    events = pipeline.from_collection([Event(k, v) for v, k in enumerate("abcabcabz")], name="events")
+    sums = events.key_by("key").reduce(combine).name("sums")
+    (halved,) = iterations.iterate_bounded_streams_until_termination([sums], [], Halving())
+    found = halved.key_by("key").reduce(combine).name("found")
+    found.map(last).name("last").sink_to(DeltaSink(str(HOME / "halves"), name="halves", mode="append"))
+    return pipeline
+
+
 pipeline = build()
 defs = unified_definitions(
     BatchDeployment(pipeline, retry_policy=None),
+    BatchDeployment(looping(), retry_policy=None),
     resources={
         "spark": SparkResource(master="local[2]"),
         "intermediates": IntermediatesResource(path=str(HOME / "store")),
@@ -72,3 +92,7 @@ defs = unified_definitions(
 
 def job():
     return defs.resolve_job_def("recovery_batch")
+
+
+def looping_job():
+    return defs.resolve_job_def("looping_batch")

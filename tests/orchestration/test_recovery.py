@@ -8,7 +8,7 @@ from dagster import DagsterEventType, DagsterInstance, ReexecutionOptions, execu
 from deltalake import DeltaTable
 
 from tests.orchestration import recovery_job
-from tests.orchestration.recovery_job import BROKEN, HOME, job
+from tests.orchestration.recovery_job import BROKEN, HOME, job, looping_job
 
 
 @pytest.fixture
@@ -83,6 +83,25 @@ def test_two_lost_intermediates_are_recomputed_from_the_source(instance):
     assert "recomputing stage 'keyed'" in log
     assert "recomputing stage 'sums'" in log
     assert values() == [16, 20]
+
+
+@pytest.mark.parametrize("lost", ["sums", "everything"])
+def test_a_lost_output_of_an_iteration_is_made_again_by_the_step_that_needs_it(instance, lost):
+    shutil.rmtree(HOME / "halves", ignore_errors=True)
+    BROKEN.touch()
+    first = looping_job().execute_in_process(instance=instance, raise_on_error=False)
+    BROKEN.unlink()
+    stages = HOME / "store" / "looping"
+    assert not first.success
+    shutil.rmtree(stages if lost == "everything" else stages / lost)
+    options = ReexecutionOptions.from_failure(first.run_id, instance)
+    with execute_job(reconstructable(looping_job), instance, reexecution_options=options) as again:
+        assert again.success
+        log = "\n".join(e.user_message for e in instance.all_logs(again.run_id))
+    assert "recomputing stage 'sums'" in log
+    found = pa.table(DeltaTable(str(HOME / "halves")).to_pyarrow_table()).to_pylist()
+    # of a 4 + 2 + 1, halved from 9, the sum of 0, 3 and 6
+    assert sorted((row["key"], row["value"]) for row in found) == [("a", 7), ("b", 10), ("c", 4), ("z", 7)]
 
 
 def test_a_truncated_intermediate_counts_as_lost(instance):
