@@ -5,6 +5,7 @@ One client serves all questions of a process. Knows Kafka's administration clien
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.admin._metadata import ClusterMetadata
+
+_log = logging.getLogger(__name__)
 
 Topics = tuple[str, ...] | re.Pattern[str]
 
@@ -96,12 +99,24 @@ class Cluster:
             wanted = self._wanted(names)
             missing = next((name for name in wanted if name not in names), None)
             if wanted and missing is None:
+                self._warn_of_gone(found)
                 return [part_name(name, number) for name in wanted for number in sorted(found[name].partitions)]
             error = found[missing].error if missing is not None and missing in found else None
             settles = error is None or error.name() in SETTLING
             if not settles or time.monotonic() > end:
                 raise self._no_topic(missing, names, None if settles else error)
             time.sleep(0.1)
+
+    def _warn_of_gone(self, there: Mapping[str, object]) -> None:
+        """Only a pattern lets a topic go; one that was named is an error."""
+        for topic in sorted({topic_and_partition(part)[0] for part in self._parts} - there.keys()):
+            _log.warning(
+                "%s: %s has no topic '%s' any more: what was not read of it is lost, and its partitions hold back"
+                " watermarks by partition unless with_idleness is set",
+                self._where,
+                self._connection.describe(),
+                topic,
+            )
 
     def _wanted(self, names: Sequence[str]) -> Sequence[str]:
         if not isinstance(self._topics, re.Pattern):

@@ -325,6 +325,30 @@ def test_new_partitions_enter_with_their_oldest_offset(kafka, topic):
     assert amounts(source, entered, source.available(entered)) == [2]
 
 
+def test_topics_that_come_to_match_a_pattern_enter_with_their_oldest_offset_and_those_that_go_are_told(
+    kafka, topic, caplog
+):
+    kafka.write(topic, [sale(1)])
+    every = re.compile(f"{topic}.*")
+    source = KafkaSource(every, Sale, kafka.address, partition_discovery_interval=timedelta(0), name="sold")
+    seen = source.available(source.first())
+    more = kafka.create_topic(f"{topic}-more", partitions=1)
+    kafka.write(more, [sale(2)])
+    kafka.create_topic(f"other-{topic}")
+    assert eventually(lambda: f"{more}[0]" in source.available(seen))
+    entered = source.available(seen)
+    assert entered == {f"{topic}[0]": 1, f"{topic}[1]": 0, f"{more}[0]": 0}
+    after = source.available(entered)
+    assert amounts(source, entered, after) == [2]
+    kafka.delete_topic(more)
+    assert source.available(after) == after
+    assert source.available(after) == after
+    (said,) = caplog.messages
+    assert re.match(
+        rf"source 'sold': Kafka at .* has no topic '{more}' any more: what was not read of it is lost", said
+    )
+
+
 def test_an_end_that_a_broker_does_not_tell_while_it_stops_is_asked_for_again(kafka, topic, monkeypatch):
     kafka.write(topic, [sale(1)])
     source, answers, ask = KafkaSource(topic, Sale, kafka.address), [], AdminClient.list_offsets
