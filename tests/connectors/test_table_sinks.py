@@ -11,6 +11,7 @@ import duckdb
 import psycopg
 import pytest
 from dagster import StaticPartitionsDefinition
+from sqlalchemy import make_url
 
 from dagster_unified.api import CsvSource, Pipeline
 from dagster_unified.connectors.database import DatabaseSink
@@ -20,6 +21,7 @@ from dagster_unified.errors import LeaseLostError, PipelineError, SinkError
 from dagster_unified.orchestration import BatchDeployment
 from dagster_unified.records import record_type
 from tests.connectors.postgres.support import LocalCommits, identity, staging_tables, write
+from tests.servers.mariadb import connected
 
 
 class Sale(NamedTuple):
@@ -42,12 +44,13 @@ class Database:
         return self.kind(table, self.url, **given)
 
     def rows(self, query="SELECT * FROM sales ORDER BY id"):
-        with closing(self.connect()) as connection:
-            return connection.execute(query).fetchall()
+        with closing(self.connect()) as connection, closing(connection.cursor()) as cursor:
+            cursor.execute(query)
+            return list(cursor.fetchall())
 
     def execute(self, statement):
-        with closing(self.connect()) as connection:
-            connection.execute(statement)
+        with closing(self.connect()) as connection, closing(connection.cursor()) as cursor:
+            cursor.execute(statement)
             connection.commit()
 
     def left(self):
@@ -55,9 +58,13 @@ class Database:
         return staging_tables(self.url) if self.kind is PostgresSink else []
 
 
-@pytest.fixture(params=["duckdb", "postgres", "sqlite"])
+@pytest.fixture(params=["duckdb", "mariadb", "postgres", "sqlite"])
 def database(request, tmp_path):
     file = tmp_path / "shop.db"
+    if request.param == "mariadb":
+        url = request.getfixturevalue("mariadb")
+        place = make_url(url)
+        return Database(DatabaseSink, url, lambda: connected(place.port, place.database))
     if request.param == "duckdb":
         return Database(DatabaseSink, f"duckdb:///{file}", lambda: duckdb.connect(file))
     if request.param == "sqlite":
@@ -178,7 +185,10 @@ def test_a_sink_that_replaces_the_whole_table_is_refused_where_runs_are_for_part
     [
         ('id text, "order" text, amount float', "column 'id' of .*sales is "),
         ('id bigint, "order" text', "sales has no column 'amount'; "),
-        ('id bigint, "order" text, amount float, who text NOT NULL', "column 'who' of .*sales may not be null"),
+        (
+            'id bigint, "order" text, amount double precision, who text NOT NULL',
+            "column 'who' of .*sales may not be null",
+        ),
     ],
 )
 def test_a_table_that_the_records_do_not_fit_is_refused_before_anything_is_written(database, made, says):
