@@ -18,7 +18,7 @@ from benchmarks.results import Family, run
 
 FAMILIES = (
     Family("batch", batch.measure, 8),
-    Family("cluster", clusters.measure, 10),
+    Family("cluster", clusters.measure, 15),
     Family("connectors", connectors.measure, 5),
     Family("iterations", iterations.measure, 6),
     Family("ranges", ranges.measure, 5),
