@@ -11,7 +11,6 @@ import duckdb
 import psycopg
 import pytest
 from dagster import StaticPartitionsDefinition
-from sqlalchemy import make_url
 
 from dagster_unified.api import CsvSource, Pipeline
 from dagster_unified.connectors.database import DatabaseSink
@@ -63,8 +62,7 @@ def database(request, tmp_path):
     file = tmp_path / "shop.db"
     if request.param == "mariadb":
         url = request.getfixturevalue("mariadb")
-        place = make_url(url)
-        return Database(DatabaseSink, url, lambda: connected(place.port, place.database))
+        return Database(DatabaseSink, url, lambda: connected(url))
     if request.param == "duckdb":
         return Database(DatabaseSink, f"duckdb:///{file}", lambda: duckdb.connect(file))
     if request.param == "sqlite":

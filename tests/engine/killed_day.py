@@ -4,8 +4,6 @@
 written, `manifest` before its manifest is, or `replaced` when it is, and the tables of the day before are there still.
 """
 
-import os
-import signal
 import sys
 from pathlib import Path
 
@@ -13,19 +11,7 @@ from dagster_unified.engine import session
 from dagster_unified.engine.batch import savepoint
 from dagster_unified.state import manifest
 from tests.engine.test_carried_state import DAYS, run_day
-
-
-def die(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def dies_after(function):
-    def call(*arguments):
-        function(*arguments)
-        die()
-
-    return call
-
+from tests.state.killed_run import die, dies_after
 
 if __name__ == "__main__":
     folder, point = sys.argv[1:]

@@ -17,6 +17,7 @@ from typing import Any
 
 import pymysql
 import pytest
+from sqlalchemy import make_url
 
 from tests.ports import free_port
 from tests.servers.postgres import dies_with_its_parent
@@ -67,12 +68,10 @@ class MariaServer:
         self._end(signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def execute(self, statement: str, database: str | None = None) -> Sequence[Any]:
-        """Run a statement with ANSI quotes, commit, and return the rows that it gives."""
-        with closing(connected(self.port, database)) as connection, connection.cursor() as cursor:
+    def execute(self, statement: str) -> None:
+        """Run a statement, in no database."""
+        with closing(connected(self.url())) as connection, connection.cursor() as cursor:
             cursor.execute(statement)
-            connection.commit()
-            return list(cursor.fetchall())
 
     def _where(self) -> list[str]:
         # as root it refuses to run, unless it is told to
@@ -88,13 +87,14 @@ class MariaServer:
             self._process.wait(_START_SECONDS)
 
 
-def connected(port: int, database: str | None = None) -> pymysql.Connection[Any]:
+def connected(url: str) -> pymysql.Connection[Any]:
     """A connection whose statements have names in double quotes, as those of other databases."""
+    place = make_url(url)
     return pymysql.connect(
-        host="127.0.0.1",
-        port=port,
-        user="root",
-        database=database,
+        host=place.host,
+        port=place.port,
+        user=place.username,
+        database=place.database or None,
         init_command="SET sql_mode = CONCAT(@@sql_mode, ',ANSI_QUOTES'), time_zone = '+00:00'",
     )
 

@@ -249,11 +249,12 @@ class DatabaseCommitter(Committer[StagedRows]):
                     f"{plan.where}: table {plan.table} has no column '{name}'; add it, or write to another table"
                 )
             column_type = held[name]["type"]
-            if pa.types.is_decimal(kind) and column_type.__dict__.get("scale") is not None:
-                self._scales[name] = column_type.scale
+            scale = getattr(column_type, "scale", None)
+            if pa.types.is_decimal(kind) and scale is not None:
+                self._scales[name] = scale
             if not fits(kind, column_type, dialect):
                 raise SinkError(
-                    f"{plan.where}: column '{name}' of {plan.table} is {held[name]['type']}, which does not hold the"
+                    f"{plan.where}: column '{name}' of {plan.table} is {column_type}, which does not hold the"
                     f" field's {kind}; write to another table, or change the column"
                 )
         for name, column in held.items():

@@ -64,7 +64,7 @@ _SESSION = {
 """How a session is set up. By its zone these databases convert between times with a zone and without; MariaDB cuts off
 what is too long for a column unless it is strict."""
 
-_ISOLATION = {"mariadb": "READ COMMITTED"}
+_ISOLATION: dict[str, dict[str, Any]] = {"mariadb": {"isolation_level": "READ COMMITTED"}}
 """Where a transaction would not see what the one it has waited for has written."""
 
 
@@ -116,10 +116,9 @@ class Database:
             raise ConfigurationError(f"{where}: there is no file {file}; check the path, and that all workers see it")
         try:
             shared = {"read_only": True} if read_only and url.get_backend_name() == "duckdb" else {}
-            isolation = _ISOLATION.get(url.get_backend_name())
-            further = {} if isolation is None else {"isolation_level": isolation}
+            isolation = _ISOLATION.get(url.get_backend_name(), {})
             return sa.create_engine(
-                url, poolclass=sa.pool.NullPool, hide_parameters=True, connect_args=shared, **further
+                url, poolclass=sa.pool.NullPool, hide_parameters=True, connect_args=shared, **isolation
             )
         except sa.exc.NoSuchModuleError:  # an ArgumentError as well
             name = url.get_backend_name()

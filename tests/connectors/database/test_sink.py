@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import duckdb
 import pytest
-from sqlalchemy import make_url
 
 from dagster_unified.api import DatabaseSink
 from dagster_unified.connectors.commits import WriteAttempt, WriterTask
@@ -51,8 +50,7 @@ def url(request, tmp_path):
 
 def opened(url):
     if url.startswith("mariadb"):
-        place = make_url(url)
-        return closing(connected(place.port, place.database))
+        return closing(connected(url))
     kind, _, path = url.partition(":///")
     return closing(OPENED[kind](path))
 
