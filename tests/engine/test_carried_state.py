@@ -262,6 +262,17 @@ class Days:
         }
 
 
+def go_live(spark, folder, pipeline, savepoint, groups):
+    """Runs a stream from a savepoint, to the end of its input."""
+    options = {
+        "execution.runtime-mode": "STREAMING",
+        "execution.checkpointing.dir": str(folder / "checkpoints"),
+        "execution.state-recovery.path": str(savepoint),
+        "pipeline.max-parallelism": groups,
+    }
+    StreamingJob(pipeline.plan(options), spark, Start("live")).run()
+
+
 def table(path):
     return sorted(tuple(r.values()) for r in DeltaTable(path).to_pyarrow_table().to_pylist())
 
@@ -347,13 +358,7 @@ def test_a_stream_goes_on_from_the_aggregates_that_days_with_carried_state_have_
     else:
         days.run(build(EVENTS, path), *DAYS[:2])
     assert Savepoint.read(savepoint).operators
-    live = {
-        "execution.runtime-mode": "STREAMING",
-        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
-        "execution.state-recovery.path": savepoint,
-        "pipeline.max-parallelism": 3,
-    }
-    StreamingJob(build(EVENTS, path).plan(live), spark, Start("live")).run()
+    go_live(spark, tmp_path, build(EVENTS, path), savepoint, groups=3)
     run_on_spark(build(EVENTS, str(tmp_path / "once")))
     assert table(path) == table(str(tmp_path / "once"))
 
@@ -510,13 +515,7 @@ def test_a_day_that_is_killed_while_it_replaces_the_savepoint_leaves_one_that_is
     assert found.partition == DAYS[1]
     folders = {path.name for path in savepoint.iterdir() if path.is_dir()}
     assert folders == {one.folder.split("/")[0] for one in found.operators}
-    live = {
-        "execution.runtime-mode": "STREAMING",
-        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
-        "execution.state-recovery.path": str(savepoint),
-        "pipeline.max-parallelism": 4,
-    }
-    StreamingJob(sessions(EVENTS, f"{tmp_path}/table").plan(live), spark, Start("live")).run()
+    go_live(spark, tmp_path, sessions(EVENTS, f"{tmp_path}/table"), savepoint, groups=4)
     run_on_spark(sessions(EVENTS, f"{tmp_path}/once"))
     assert table(f"{tmp_path}/table") == table(f"{tmp_path}/once")
 
