@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import date, datetime
 from string import Formatter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
@@ -233,14 +233,29 @@ def check_partition_columns(columns: Mapping[str, str], schema: pa.Schema, known
 _TIMES = (pa.types.is_timestamp, pa.types.is_date, pa.types.is_int64, pa.types.is_string)
 
 
-def time_hull(columns: Mapping[str, str], slices: Sequence[Slice]) -> tuple[str, datetime, datetime] | None:
-    """The time that partitions cover, and the column that has it."""
+Hull: TypeAlias = Mapping[str, "TimeRange | frozenset[str]"]
+"""Of columns, the time or the keys that partitions cover: no row of theirs has a value beyond."""
+
+
+def hull(columns: Mapping[str, str], slices: Sequence[Slice]) -> Hull:
+    """What partitions cover, so that a server may leave out what is surely of none; Spark looks closer."""
+    found: dict[str, TimeRange | frozenset[str]] = {}
     for dimension, column in columns.items():
-        times = [slice_.dimensions.get(dimension) for slice_ in slices]
-        ranges = [time for time in times if isinstance(time, TimeRange)]
-        if ranges and len(ranges) == len(slices):
-            return column, min(one.start for one in ranges), max(one.end for one in ranges)
-    return None
+        bounds = [slice_.dimensions[dimension] for slice_ in slices if dimension in slice_.dimensions]
+        times = [bound for bound in bounds if isinstance(bound, TimeRange)]
+        if not bounds or len(bounds) < len(slices):
+            continue
+        if len(times) == len(bounds):
+            found[column] = TimeRange(min(one.start for one in times), max(one.end for one in times))
+        elif not times:
+            found[column] = frozenset(bound for bound in bounds if isinstance(bound, str))
+    return found
+
+
+def whole_numbers(keys: Collection[str]) -> list[int]:
+    """The numbers that these keys name as Spark writes them; no row has the others."""
+    numbers = (int(key) for key in keys if re.fullmatch(r"-?[0-9]{1,19}", key))
+    return sorted(number for number in numbers if str(number) in keys and -(1 << 63) <= number < 1 << 63)
 
 
 def within(frame: DataFrame, columns: Mapping[str, str], slices: Sequence[Slice], source: str) -> DataFrame:

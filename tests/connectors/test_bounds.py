@@ -16,6 +16,7 @@ from dagster import (
 
 from dagster_unified.api import CollectionSource, CsvSource, ParquetSource, Pipeline, RateSource, StructuredSource
 from dagster_unified.connectors.base import MALFORMED
+from dagster_unified.connectors.bounds import hull, whole_numbers
 from dagster_unified.engine.failures import translated
 from dagster_unified.errors import MalformedInputError, PipelineError
 from dagster_unified.graph.slices import Slice, TimeRange, bound
@@ -219,3 +220,19 @@ def test_partitions_differ_in_what_they_are_known_by():
     source = CollectionSource("sales", kind, (Sale("a", "2013-05-01T12:00:00Z", 1),)).partitioned_by("at")
     assert source.bounded_to(MAY).describe() != source.bounded_to(slice_of(DAILY, "2013-05-02")).describe()
     assert isinstance(MAY.time(), TimeRange)
+
+
+def test_a_server_is_told_what_partitions_cover():
+    days = [slice_of(DAILY, f"2013-05-0{day}") for day in (1, 2, 5)]
+    first, last = days[0].time(), days[2].time()
+    assert hull({"": "at"}, days) == {"at": TimeRange(first.start, last.end)}
+    shops = MultiPartitionsDefinition({"day": DAILY, "shop": StaticPartitionsDefinition(["a", "b"])})
+    both = [slice_of(shops, key) for key in ("2013-05-01|a", "2013-05-01|b")]
+    assert hull({"day": "at", "shop": "shop"}, both) == {"at": first, "shop": {"a", "b"}}
+    assert hull({"shop": "shop"}, both) == {"shop": {"a", "b"}}
+    assert hull({"": "at"}, []) == {}
+
+
+def test_a_key_names_a_number_as_spark_writes_it():
+    keys = ["1", "-2", "02", "+3", " 4", "x", "", "5.0", "-0", "9223372036854775807", "9223372036854775808"]
+    assert whole_numbers(keys) == [-2, 1, 9223372036854775807]

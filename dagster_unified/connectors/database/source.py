@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.connectors.bounds import time_hull
+from dagster_unified.connectors.bounds import Hull, hull, whole_numbers
 from dagster_unified.connectors.database.connection import Database
 from dagster_unified.connectors.database.fetching import fetched
 from dagster_unified.connectors.database.reading import ReadField, converted
@@ -19,7 +19,9 @@ from dagster_unified.connectors.secrets import Value
 from dagster_unified.connectors.splits import Malformed, Offsets, SplitSource, cuts
 from dagster_unified.errors import PipelineError, SourceError, nearest
 from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.graph.slices import TimeRange
 from dagster_unified.operators.functions.type_variables import Out
+from dagster_unified.operators.time import to_millis
 from dagster_unified.records import record_type
 
 if TYPE_CHECKING:
@@ -48,8 +50,8 @@ class DatabaseSource(SplitSource[Out]):
 
     In BATCH one task reads it, or with `split_by`, a column of whole numbers, up to `parallelism` tasks read ranges of
     it. Each task reads by itself, so together they are not one snapshot: what others commit meanwhile may be seen by
-    some. Of a table, a partition's window of `partitioned_by(field)` is part of the statement, if the column holds
-    times. In STREAMING it is read once, in one micro-batch, and ends; new rows are not followed, for which there are
+    some. Of a table, a partition's window or key of `partitioned_by(field)` is part of the statement, if the column
+    holds times, whole numbers or texts. In STREAMING it is read once, in one micro-batch, and ends; new rows are not followed, for which there are
     `PostgresSource` and `KafkaSource`.
 
     Give a table, in the schema `schema`, or a statement as `query`. `connection` is a URL of SQLAlchemy, or an `EnvVar`
@@ -87,7 +89,7 @@ class DatabaseSource(SplitSource[Out]):
         self.records = record_type(record, f"source '{self.name}'")
         self.database = Database.of(connection, f"source '{self.name}'")
         self.split_by, self.parallelism, self.on_malformed = split_by, parallelism, on_malformed
-        self._window_pushed: tuple[str, datetime, datetime] | None = None
+        self._hull: Hull | None = None
         if bool(table) == bool(self.query):
             raise PipelineError(f"source '{self.name}': give either a table or query=...")
         if split_by is not None and split_by not in self.records.names:
@@ -127,7 +129,7 @@ class DatabaseSource(SplitSource[Out]):
     def read_partitions(self, spark: SparkSession, bounded: Sequence[SparkSource[Any]]) -> DataFrame:
         pushed = copy.copy(self)
         slices = [source.slice for source in bounded if source.slice is not None]
-        pushed._window_pushed = time_hull(self.partition_columns, slices)
+        pushed._hull = hull(self.partition_columns, slices)
         return super(DatabaseSource, pushed).read_partitions(spark, bounded)
 
     def splits(self, start: Offsets, end: Offsets) -> Sequence[DatabaseSplit]:
@@ -162,17 +164,17 @@ class DatabaseSource(SplitSource[Out]):
     def _read(self, split: DatabaseSplit, most: int | None = None) -> Iterator[pa.RecordBatch | Malformed]:
         fields = ReadField.of(self.records)
         with self.database.transaction(self._where, SourceError, read_only=True) as connection:
-            asked = self._statement(split, self._times(connection), connection.dialect.name)
+            asked = self._statement(split, self._held(connection), connection.dialect.name)
             for columns in fetched(connection, asked.limit(most)):
                 yield from converted(columns, fields, self._place)
 
     # The statement
 
-    def _statement(self, split: DatabaseSplit, times: dict[str, Any], dialect: str) -> sa.Select[Any]:
+    def _statement(self, split: DatabaseSplit, held: dict[str, Any], dialect: str) -> sa.Select[Any]:
         import sqlalchemy as sa
 
         asked = sa.select(*[self._column(name) for name in self.records.names]).select_from(self._from())
-        pushed = self._pushed(times, dialect)
+        pushed = self._pushed(held, dialect)
         if self.split_by is not None:
             column = self._column(self.split_by)
             if split.nulls:
@@ -183,39 +185,31 @@ class DatabaseSource(SplitSource[Out]):
                 asked = asked.where(column < split.high)
         return asked.where(*pushed)
 
-    def _pushed(self, times: dict[str, Any], dialect: str) -> list[Any]:
+    def _pushed(self, held: dict[str, Any], dialect: str) -> list[Any]:
         """What a partition's rows meet, and rows that do not say their partition; Spark looks closer."""
         import sqlalchemy as sa
 
-        hull = self._window_pushed
-        if hull is None and self.slice is not None:
-            hull = time_hull(self.partition_columns, [self.slice])
-        if hull is None or hull[0] not in times:
-            return []
-        kind = times[hull[0]]
+        covered = self._hull
+        if covered is None:
+            covered = {} if self.slice is None else hull(self.partition_columns, [self.slice])
+        found = []
+        for name, bounds in covered.items():
+            column = sa.column(self._column(name).name, held.get(name))
+            inside = _within(column, bounds)
+            if inside is not None:
+                either = [column.is_(None), inside]
+                if dialect == "sqlite":  # any column holds anything; what does not fit is for the reader to refuse
+                    either.append(_is_odd(self._column(name), held[name]))
+                found.append(sa.or_(*either))
+        return found
 
-        def bound(moment: datetime) -> date:
-            moment = moment.astimezone(timezone.utc)
-            if isinstance(kind, sa.Date):
-                return moment.date()
-            return moment if getattr(kind, "timezone", False) else moment.replace(tzinfo=None)
-
-        column = sa.column(self._column(hull[0]).name, kind)
-        # a day more on each side: dates and times without a zone are those of some zone
-        inside = sa.and_(column >= bound(hull[1] - _DAY), column < bound(hull[2] + 2 * _DAY))
-        if dialect == "sqlite":  # any column holds anything, and what is no time is for whoever reads it to refuse
-            is_time = self._column(hull[0]).op("GLOB")("[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]*")
-            return [sa.or_(column.is_(None), sa.not_(is_time), inside)]
-        return [sa.or_(column.is_(None), inside)]
-
-    def _times(self, connection: sa.Connection) -> dict[str, Any]:
-        """The types of a table's columns of times."""
+    def _held(self, connection: sa.Connection) -> dict[str, Any]:
+        """The types of a table's columns, where they matter."""
         import sqlalchemy as sa
 
         if self.table is None or not self.partition_columns:
             return {}
-        held = sa.inspect(connection).get_columns(self.table, self.schema)
-        return {one["name"]: one["type"] for one in held if isinstance(one["type"], (sa.DateTime, sa.Date))}
+        return {one["name"]: one["type"] for one in sa.inspect(connection).get_columns(self.table, self.schema)}
 
     def _from(self) -> Any:
         import sqlalchemy as sa
@@ -271,3 +265,36 @@ class DatabaseSource(SplitSource[Out]):
     @property
     def _where(self) -> str:
         return f"source '{self.name}'"
+
+
+def _within(column: sa.ColumnClause[Any], bounds: TimeRange | frozenset[str]) -> Any:
+    """A condition that values within bounds meet; None where the database is not to judge."""
+    import sqlalchemy as sa
+
+    kind = column.type
+    if not isinstance(bounds, TimeRange):
+        if isinstance(kind, sa.Integer):
+            return column.in_(whole_numbers(bounds))
+        return column.in_(sorted(bounds)) if isinstance(kind, sa.String) and not isinstance(kind, sa.Enum) else None
+    if isinstance(kind, sa.Integer):
+        return sa.and_(column >= to_millis(bounds.start), column < to_millis(bounds.end))
+    if not isinstance(kind, (sa.DateTime, sa.Date)):
+        return None
+
+    def bound(moment: datetime) -> date:
+        moment = moment.astimezone(timezone.utc)
+        if isinstance(kind, sa.Date):
+            return moment.date()
+        return moment if getattr(kind, "timezone", False) else moment.replace(tzinfo=None)
+
+    # a day more on each side: dates and times without a zone are those of some zone
+    return sa.and_(column >= bound(bounds.start - _DAY), column < bound(bounds.end + 2 * _DAY))
+
+
+def _is_odd(column: sa.ColumnClause[Any], kind: Any) -> Any:
+    """Whether a value of SQLite is of another type than its column, or is a text that is no time."""
+    import sqlalchemy as sa
+
+    if isinstance(kind, (sa.DateTime, sa.Date)):
+        return sa.not_(column.op("GLOB")("[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]*"))
+    return sa.func.typeof(column) != ("integer" if isinstance(kind, sa.Integer) else "text")

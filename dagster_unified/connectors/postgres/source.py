@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.connectors.bounds import time_hull
+from dagster_unified.connectors.bounds import Hull, hull, whole_numbers
 from dagster_unified.connectors.postgres.connection import GivesConnection, PostgresConnection, errors_of
 from dagster_unified.connectors.postgres.names import TableName, quoted
 from dagster_unified.connectors.postgres.reading import ReadField, converted
@@ -23,7 +23,9 @@ from dagster_unified.connectors.secrets import Value
 from dagster_unified.connectors.splits import Malformed, Offsets, Range, SplitSource, cuts
 from dagster_unified.errors import PipelineError, SourceError, UnavailableError, nearest
 from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.graph.slices import TimeRange
 from dagster_unified.operators.functions.type_variables import Out
+from dagster_unified.operators.time import to_millis
 from dagster_unified.records import record_type
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ _FIRST = -(2**63)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _DAY = timedelta(days=1)
+
+_WHOLE = ("int2", "int4", "int8")
 _QUERY = re.compile(r"\s*(SELECT|WITH|VALUES|TABLE)\s", re.IGNORECASE)
 _PAGES = 128
 """Pages of a split at least: 1 MB."""
@@ -133,7 +137,7 @@ class PostgresSource(SplitSource[Out]):
         self.parallelism = parallelism
         self.boundedness = Boundedness.BOUNDED if bounded else Boundedness.UNBOUNDED
         self.max_records_per_trigger, self.on_malformed = max_records_per_trigger, on_malformed
-        self._window_pushed: tuple[str, datetime, datetime] | None = None
+        self._hull: Hull | None = None
         self._in_snapshot = False
         self._check()
         self.finds_times = self._is_time
@@ -282,20 +286,16 @@ class PostgresSource(SplitSource[Out]):
     def read_partitions(self, spark: SparkSession, bounded: Sequence[SparkSource[Any]]) -> DataFrame:
         slices = [source.slice for source in bounded if source.slice is not None]
         pushed = copy.copy(self)
-        pushed._window_pushed = time_hull(self.partition_columns, slices)
+        pushed._hull = hull(self.partition_columns, slices)
         return super(PostgresSource, pushed).read_partitions(spark, bounded)
 
-    def _pushed(self, bases: dict[str, str]) -> list[str]:
+    def _pushed(self, client: psycopg.Connection[tuple[Any, ...]], bases: dict[str, str]) -> list[str]:
         """Conditions that a partition's rows meet, and rows that do not say their partition; Spark looks closer."""
-        hull = self._window_pushed
-        if hull is None and self.slice is not None:
-            hull = time_hull(self.partition_columns, [self.slice])
-        if hull is None or bases[hull[0]] not in ("timestamptz", "timestamp", "date"):
-            return []
-        column = quoted(hull[0])
-        # a day more on each side: dates and times without a zone are those of some zone
-        low, high = _literal(hull[1] - _DAY), _literal(hull[2] + _DAY)
-        return [f"({column} IS NULL OR ({column} >= {low} AND {column} < {high}))"]
+        covered = self._hull
+        if covered is None:
+            covered = {} if self.slice is None else hull(self.partition_columns, [self.slice])
+        inside = {name: _within(quoted(name), bases[name], bounds, client) for name, bounds in covered.items()}
+        return [f"({quoted(name)} IS NULL OR {condition})" for name, condition in inside.items() if condition]
 
     # Reading
 
@@ -312,7 +312,7 @@ class PostgresSource(SplitSource[Out]):
         try:
             with self._errors():
                 bases = self._bases(client)
-                conditions += self._pushed(bases)
+                conditions += self._pushed(client, bases)
                 ranges = self._pages(client) if self.split_by is None else self._key_ranges(client)
         except BaseException:
             client.close()
@@ -482,6 +482,30 @@ class PostgresSource(SplitSource[Out]):
 
 def _select(columns: str, relation: str, conditions: Sequence[str]) -> str:
     return f"SELECT {columns} FROM {relation}" + (f" WHERE {' AND '.join(conditions)}" if conditions else "")
+
+
+def _within(
+    column: str, base: str, bounds: TimeRange | frozenset[str], client: psycopg.Connection[tuple[Any, ...]]
+) -> str | None:
+    """A condition that values within bounds meet; None where the server is not to judge."""
+    from psycopg import sql
+
+    if isinstance(bounds, TimeRange):
+        if base in _WHOLE:
+            return f"({column} >= {to_millis(bounds.start)} AND {column} < {to_millis(bounds.end)})"
+        if base not in ("timestamptz", "timestamp", "date"):
+            return None
+        # a day more on each side: dates and times without a zone are those of some zone
+        return f"({column} >= {_literal(bounds.start - _DAY)} AND {column} < {_literal(bounds.end + _DAY)})"
+    if base in _WHOLE:
+        keys = [str(number) for number in whole_numbers(bounds)]
+    elif base in ("text", "varchar", "bpchar") and (
+        client.info.parameter_status("server_encoding") == "UTF8" or all(key.isascii() for key in bounds)
+    ):
+        keys = [sql.Literal(key).as_string(client) for key in sorted(bounds) if "\0" not in key]
+    else:
+        return None
+    return f"{column} IN ({', '.join(keys)})" if keys else "false"
 
 
 def _literal(moment: datetime) -> str:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 import pytest
-from dagster import DailyPartitionsDefinition
+from dagster import DailyPartitionsDefinition, StaticPartitionsDefinition
 
 from dagster_unified.api import DatabaseSink, DatabaseSource, Pipeline
 from dagster_unified.connectors.database.reading import ReadField, converted
@@ -67,6 +67,43 @@ def test_a_partition_reads_its_window(url):  # noqa: F811
     source = DatabaseSource("visits", Visit, url).partitioned_by("at").bounded_to(slice_of(DAYS, "2024-01-05"))
     # the database leaves out what is surely of another day; Spark looks closer
     assert {visit.at.day for visit in everything(source)} == {4, 5, 6, 7}
+
+
+class Parcel(NamedTuple):
+    region: str | None
+    shelf: int
+    at: int
+
+
+@pytest.mark.parametrize(
+    ("field", "definition", "key", "read"),
+    [
+        ("region", StaticPartitionsDefinition(["it's", "\\x"]), "it's", {"it's", None}),
+        ("region", StaticPartitionsDefinition(["it's", "\\x"]), "\\x", {"\\x", None}),
+        ("shelf", StaticPartitionsDefinition(["1", "02"]), "1", {1}),
+        ("shelf", StaticPartitionsDefinition(["1", "02"]), "02", set()),
+        ("at", DAYS, "2024-01-05", {1704412800000, 1704499199999}),
+    ],
+)
+def test_the_database_leaves_out_what_is_of_other_partitions(url, field, definition, key, read):  # noqa: F811
+    times = (1704412799999, 1704412800000, 1704499199999, 1704499200000)
+    parcels = [
+        Parcel(region, n % 2, at) for n, (region, at) in enumerate(zip(("a", "it's", "\\x", None), times, strict=True))
+    ]
+    write(DatabaseSink("parcels", url), parcels)
+    source = DatabaseSource("parcels", Parcel, url).partitioned_by(field)
+    found = everything(source.bounded_to(slice_of(definition, key)))
+    assert {getattr(parcel, field) for parcel in found} == read
+
+
+def test_a_value_of_another_type_is_not_left_out_with_a_key(tmp_path):
+    shop = f"sqlite:///{tmp_path}/shop.db"
+    execute(shop, "CREATE TABLE parcels (region TEXT, shelf BIGINT, at BIGINT)")
+    execute(shop, "INSERT INTO parcels VALUES ('a', 'first', 0), ('b', 1, 0), ('c', 2, 0)")
+    shelves = StaticPartitionsDefinition(["1"])
+    source = DatabaseSource("parcels", Parcel, shop, on_malformed="divert").partitioned_by("shelf")
+    found = everything(source.bounded_to(slice_of(shelves, "1")))
+    assert [one.shelf if isinstance(one, Parcel) else "malformed" for one in found] == ["malformed", 1]
 
 
 def test_what_is_no_time_is_not_left_out_with_a_window(tmp_path):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import psycopg
 import pytest
-from dagster import DailyPartitionsDefinition
+from dagster import DailyPartitionsDefinition, StaticPartitionsDefinition
 
 from dagster_unified.connectors.positions import OffsetsRead
 from dagster_unified.connectors.postgres import PostgresConnection, PostgresSink, PostgresSource, snapshots
@@ -261,6 +261,36 @@ def test_a_partition_reads_its_window(postgres):
     assert {visit.at.date() for visit in found} == {date(2024, 1, day) for day in (4, 5, 6)}
     by_time = PostgresSource("visits", Visit, postgres, follow="at").bounded_to(slice_of(DAYS, "2024-01-05"))
     assert {visit.at.date() for visit in everything(by_time)} == {date(2024, 1, 5)}
+
+
+class Parcel(NamedTuple):
+    region: str | None
+    shelf: int
+    at: int
+
+
+@pytest.mark.parametrize(
+    ("field", "definition", "key", "read"),
+    [
+        ("region", StaticPartitionsDefinition(["it's", "\\x", "süd"]), "it's", {"it's", None}),
+        ("region", StaticPartitionsDefinition(["it's", "\\x", "süd"]), "\\x", {"\\x", None}),
+        ("region", StaticPartitionsDefinition(["it's", "\\x", "süd"]), "süd", {"süd", None}),
+        ("shelf", StaticPartitionsDefinition(["1", "02", "x"]), "1", {1}),
+        ("shelf", StaticPartitionsDefinition(["1", "02", "x"]), "02", set()),
+        ("shelf", StaticPartitionsDefinition(["1", "02", "x"]), "x", set()),
+        ("at", DAYS, "2024-01-05", {1704412800000, 1704499199999}),
+    ],
+)
+def test_the_server_leaves_out_what_is_of_other_partitions(postgres, field, definition, key, read):
+    execute(
+        postgres,
+        "CREATE TABLE parcels (region varchar, shelf int NOT NULL, at bigint NOT NULL)",
+        "INSERT INTO parcels VALUES ('it''s', 1, 1704412799999), (E'\\\\x', 2, 1704412800000),"
+        " ('süd', 1, 1704499199999), (NULL, 2, 1704499200000)",
+    )
+    source = PostgresSource("parcels", Parcel, postgres).partitioned_by(field)
+    found = everything(source.bounded_to(slice_of(definition, key)))
+    assert {getattr(parcel, field) for parcel in found} == read
 
 
 def test_a_stream_reads_what_comes_after_a_batch_run(postgres):
