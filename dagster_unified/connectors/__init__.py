@@ -26,6 +26,7 @@ from dagster_unified.connectors.file_sink import FileSink
 from dagster_unified.connectors.files import CsvSource, JsonSource, ParquetSource
 from dagster_unified.connectors.finding import find_sink, find_source
 from dagster_unified.connectors.foreach import ForeachSink
+from dagster_unified.connectors.http import HttpSource
 from dagster_unified.connectors.kafka import (
     AvroFormat,
     DeliveryGuarantee,
@@ -50,9 +51,10 @@ from dagster_unified.graph.connectors import Capabilities
 __all__ = [
     "AvroFormat", "Capabilities", "CollectionSource", "Commit", "CommitConflictError", "CommitUncertainError",
     "Committable", "Committer", "CsvSource", "DatabaseSink", "DatabaseSource", "DeliveryGuarantee", "DeltaSink",
-    "FileSink", "ForeachSink", "GeneratorSource", "JsonFormat", "JsonSource", "KafkaConnection", "KafkaMessage",
-    "KafkaOffsetsInitializer", "KafkaSink", "KafkaSource", "Malformed", "NoCommitter", "OffsetResetStrategy", "Offsets",
-    "ParquetSource", "PostgresConnection", "PostgresSink", "PostgresSource", "PrintSink", "ProtobufFormat", "Rate",
+    "FileSink", "ForeachSink", "GeneratorSource", "HttpSource", "JsonFormat", "JsonSource", "KafkaConnection",
+    "KafkaMessage", "KafkaOffsetsInitializer", "KafkaSink", "KafkaSource", "Malformed", "NoCommitter",
+    "OffsetResetStrategy", "Offsets", "ParquetSource",
+    "PostgresConnection", "PostgresSink", "PostgresSource", "PrintSink", "ProtobufFormat", "Rate",
     "RateSource", "RawFormat", "SchemaRegistry", "SocketSource", "SparkSink", "SparkSource", "SplitSource",
     "StructuredSource", "WriteAttempt", "WriteIdentity", "Writer", "WriterTask", "WrittenAheadSource", "find_sink",
     "find_source",

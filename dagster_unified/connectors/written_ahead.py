@@ -1,4 +1,4 @@
-"""Sources that cannot be asked for a record twice: a Python generator, a socket.
+"""Sources that cannot be asked for a record twice: a Python generator, a socket, what is sent by HTTP.
 
 What they give is appended to a log in the checkpoint directory before anything processes it (write-ahead log, section
 3.3 of the Flink paper). The log can be read again, so results are exactly-once from there on.
@@ -51,13 +51,13 @@ _ENTRY = struct.Struct("<QQ")
 """An entry of an index: the records and the bytes of the file up to the end of a frame."""
 
 _MOST = 50_000
-"""Records in a frame at most."""
+"""Records after which a frame ends."""
 
 _FILE_BYTES = 64 << 20
 """Bytes after which a new file begins."""
 
 _WAITING = 200_000
-"""Records that may wait to be written; then whoever gives them waits."""
+"""Groups of records that may wait to be written; then whoever gives them waits."""
 
 _WAIT = 0.1
 """Seconds after which a thread that waits for another looks whether it is to end."""
@@ -91,10 +91,21 @@ class WrittenAheadSource(SplitSource[Out]):
     def receive(self) -> Iterable[Out]:
         """The records, as they come."""
 
-    def stop_receiving(self) -> None:
-        """The job stops: end `receive`, which may be waiting. By default it ends when its next record comes.
+    def receive_groups(self) -> Iterable[Sequence[Out]]:
+        """The records in groups, of which the log has all records or none. By default each record is a group."""
+        return ((record,) for record in self.receive())
 
-        It is called in another thread, on the object whose `receive` runs, which is a copy of the author's.
+    def on_logged(self, records: int) -> None:
+        """The first `records` that came are on disk: acknowledge them to a system that wants to be told.
+
+        It is called in another thread than `receive`, on the same object, which is a copy of the author's. An error
+        fails the job.
+        """
+
+    def stop_receiving(self) -> None:
+        """The job stops, or cannot write its log: end `receive`, which may be waiting.
+
+        By default it ends when its next record comes. It is called as `on_logged` is.
         """
 
     @property
@@ -352,7 +363,8 @@ class _Receiver(threading.Thread, Generic[Out]):
         # what `receive` keeps is not the author's object's, which may be shipped or started again
         self._given, self._source, self._log = source, copy.copy(source), log
         self._id = uuid4().hex
-        self._records: queue.Queue[Out] = queue.Queue(_WAITING)
+        self._groups: queue.Queue[Sequence[Out]] = queue.Queue(_WAITING)
+        self._logged = 0
         self._error: Exception | None = None
         self._looked = 0.0
         self._writing = ""
@@ -371,11 +383,14 @@ class _Receiver(threading.Thread, Generic[Out]):
         """Take no more records, and write those that came."""
         self._stopping.set()
         self._ended.set()
+        self._stop_source()
+        self.join(_END_SECONDS)
+
+    def _stop_source(self) -> None:
         try:
             self._source.stop_receiving()
         except Exception:  # the author's; it stops no job, since what came is written all the same
             _logger.exception("source '%s': stop_receiving failed while the job stopped", self._source.name)
-        self.join(_END_SECONDS)
 
     def look(self, job: Path) -> None:
         """Delete what nobody needs, where it is time to."""
@@ -387,7 +402,7 @@ class _Receiver(threading.Thread, Generic[Out]):
         """Write what another thread receives: a record that does not come must not hold up those that came."""
         threading.Thread(target=self._receive, daemon=True, name=f"{self.name}, waiting").start()
         try:
-            while not self._ended.is_set() or not self._records.empty():
+            while not self._ended.is_set() or not self._groups.empty():
                 name = self._writing = _next_name(self._log)
                 # the index first: a file without one says nothing of what it has
                 with (self._log / f"{name}.index").open("xb") as index, (self._log / f"{name}.log").open("xb") as data:
@@ -400,22 +415,24 @@ class _Receiver(threading.Thread, Generic[Out]):
                 (self._log / "failed").write_text(f"{type(error).__name__}: {error}")
         finally:
             self._over.set()
+            if not self._ended.is_set():
+                self._stop_source()
 
     def _receive(self) -> None:
         try:
-            for record in self._source.receive():
-                if not self._waits_for(record):
+            for group in self._source.receive_groups():
+                if not self._waits_for(group):
                     return
         except Exception as error:
             self._error = error
         finally:
             self._ended.set()
 
-    def _waits_for(self, record: Any) -> bool:
-        """Hands a record over; returns False where nobody takes another one."""
+    def _waits_for(self, group: Sequence[Out]) -> bool:
+        """Hands a group over; returns False where nobody takes another one."""
         while not self._over.is_set():
             try:
-                self._records.put(record, timeout=_WAIT)
+                self._groups.put(group, timeout=_WAIT)
             except queue.Full:
                 continue
             return not self._stopping.is_set()
@@ -429,7 +446,7 @@ class _Receiver(threading.Thread, Generic[Out]):
             if not self._is_owner():
                 return False
             if not batch:
-                if self._ended.is_set() and self._records.empty():
+                if self._ended.is_set() and self._groups.empty():
                     return True
                 continue
             frame = self._source.records.to_batch(batch).serialize()
@@ -438,6 +455,8 @@ class _Receiver(threading.Thread, Generic[Out]):
             records, size = records + len(batch), size + frame.size
             index.write(_ENTRY.pack(records, size))
             _flush(index)
+            self._logged += len(batch)
+            self._source.on_logged(self._logged)
         return True
 
     def _some(self) -> list[Out]:
@@ -447,7 +466,7 @@ class _Receiver(threading.Thread, Generic[Out]):
         while len(found) < _MOST:
             left = deadline - time.monotonic()
             try:
-                found.append(self._records.get(timeout=min(max(0.0, left), _WAIT)))
+                found.extend(self._groups.get(timeout=min(max(0.0, left), _WAIT)))
             except queue.Empty:
                 if left <= _WAIT or self._ended.is_set():
                     break
