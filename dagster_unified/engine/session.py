@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet, ref
@@ -142,6 +143,7 @@ def start(
         return prepared(session)
     from pyspark import SparkContext
 
+    _forget_what_died()
     reach_master(master)
     check_java()
     if master.startswith("local"):
@@ -167,6 +169,26 @@ def start(
     if is_first and master.startswith("local"):
         local_disk.install(session)
     return prepared(session)
+
+
+def _forget_what_died() -> None:
+    """Let go of this process's JVM where it has ended, so that a step that is tried again gets another one."""
+    from py4j.protocol import Py4JError
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession, SQLContext
+
+    gateway = SparkContext._gateway
+    process = getattr(gateway, "proc", None)  # not of a JVM that something else has started
+    if gateway is None or process is None or process.poll() is None:
+        return
+    context = SparkContext._active_spark_context
+    if context is not None:
+        context._jsc = None  # else it asks the JVM to stop it
+        context.stop()
+    SparkSession._instantiatedSession = SQLContext._instantiatedContext = None
+    SparkContext._gateway = SparkContext._jvm = None
+    with suppress(Py4JError, OSError):
+        gateway.shutdown()
 
 
 def _give_up_sooner(session: SparkSession) -> None:

@@ -1,18 +1,28 @@
-"""A pipeline whose iteration fails in a round as long as a file exists; at module scope, as re-execution imports it."""
+"""A pipeline whose iteration fails in a round as long as a file exists; at module scope, as re-execution imports it.
+
+Where the file has the name of one of the processes of `victims`, that one is killed in the round, once.
+"""
 
 import os
 import tempfile
 from pathlib import Path
 
+from dagster import RetryPolicy, in_process_executor, multiprocess_executor
+
 from dagster_unified.api import DeltaSink, Pipeline, iterations
 from dagster_unified.orchestration import BatchDeployment, IntermediatesResource, SparkResource, unified_definitions
+from tests.iterations.victims import kill
 
 HOME = Path(os.environ.get("ITERATIONS_HOME") or tempfile.mkdtemp(prefix="iterations"))
 BROKEN = HOME / "broken"
+BREAKS_AT = int(os.environ.get("ITERATIONS_BREAKS_AT", "4"))
 
 
 def less(value: int) -> int:
-    if value == 4 and BROKEN.exists():
+    if value == BREAKS_AT and BROKEN.exists():
+        if victim := BROKEN.read_text():
+            BROKEN.unlink()
+            kill(victim)
         raise OSError("the service is away")
     return value - 1
 
@@ -30,11 +40,12 @@ numbers = pipeline.from_collection([9, 8], int, name="numbers").rebalance().map(
 counted.map(lambda n: (n,), tuple[int]).sink_to(DeltaSink(str(HOME / "table"), name="table", mode="overwrite"))
 
 defs = unified_definitions(
-    BatchDeployment(pipeline, retry_policy=None),
+    BatchDeployment(pipeline, retry_policy=RetryPolicy(max_retries=1) if "ITERATIONS_RETRIES" in os.environ else None),
     resources={
         "spark": SparkResource(master="local[2]"),
         "intermediates": IntermediatesResource(path=str(HOME / "store")),
     },
+    executor=multiprocess_executor if "ITERATIONS_EXECUTOR" in os.environ else in_process_executor,
 )
 
 

@@ -2,8 +2,9 @@
 
 Points: in a round (`level`), after its commit (`round`), after the sinks had an epoch that Spark has not logged
 (`sinks`); with state behind the iteration also after its query was handed something (`handed`), and after that query
-has taken it (`taken`). It dies at the COUNT-th of them; with POINT `none` it does not. Checkpoints are
-in FOLDER, or in a bucket of the server at STORE.
+has taken it (`taken`). It dies at the COUNT-th of them; with POINT `none` it does not. At `worker` and `jvm` one of
+these dies in a round, where a record takes its COUNT-th hop, once. Checkpoints are in FOLDER, or in a bucket of the
+server at STORE.
 """
 
 import os
@@ -21,6 +22,7 @@ from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.relays import Reading, RelayLog
 from tests.iterations.test_both_modes import Hop, Visits
 from tests.iterations.test_semantics import Body
+from tests.iterations.victims import kill
 from tests.object_store import s3a
 
 
@@ -62,6 +64,19 @@ def dying(owner, name, count):
     setattr(owner, name, run)
 
 
+class Killing:
+    """A function in a body that kills a process when the first record takes its `count`-th hop."""
+
+    def __init__(self, folder, victim, count):
+        self.died, self.victim, self.count = Path(folder, "died"), victim, count
+
+    def __call__(self, hop: Hop) -> Hop:
+        if hop.hops == self.count and not self.died.exists():
+            self.died.touch()
+            kill(self.victim)
+        return hop
+
+
 POINTS = {
     "unbounded": {"level": (SparkLevels, "run"), "round": (FeedbackLog, "commit"), "sinks": (EpochWriter, "commit")},
     "bounded": {"level": (SparkLevels, "run"), "round": (Journal, "commit"), "sinks": (EpochWriter, "commit")},
@@ -79,12 +94,16 @@ def options(folder, checkpoints=""):
 
 
 def main(folder, kind, hops, point, count, store=""):
+    more = None
     if point in POINTS[kind]:
         dying(*POINTS[kind][point], count)
+    elif point in ("worker", "jvm"):
+        killing = Killing(folder, point, count)
+        more = lambda seen: seen.map(killing)  # noqa: E731
     config = {"spark.sql.shuffle.partitions": "2", **(s3a(Path(folder), store) if store else {})}
     spark = session.start("local[2,3]", config=config)
     behind = kind == "behind"
-    plan = hopping(folder, hops, "unbounded" if behind else kind, behind=behind).plan(
+    plan = hopping(folder, hops, "unbounded" if behind else kind, more, behind=behind).plan(
         options(folder, "s3://lake/checkpoints" if store else "")
     )
     print(StreamingJob(plan, spark, Start("test", patience=1)).run(), flush=True)

@@ -182,6 +182,32 @@ def test_a_stream_that_is_killed_goes_on_after_its_last_round(tmp_path, kind, po
 
 @pytest.mark.rotates("kills")
 @pytest.mark.spark
+@pytest.mark.parametrize("kind", ["unbounded", "bounded"])
+@pytest.mark.parametrize("victim", ["worker", "jvm"])
+def test_a_stream_whose_processes_are_killed_in_a_round_goes_on(tmp_path, kind, victim):
+    given(tmp_path)
+    count = chance(f"{kind} {victim}").randint(1, HOPS)
+    command = [
+        sys.executable,
+        "-m",
+        "tests.iterations.killed_stream",
+        str(tmp_path),
+        kind,
+        str(HOPS),
+        victim,
+        str(count),
+    ]
+    first = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (tmp_path / "died").exists()
+    if victim == "jvm":
+        assert first.returncode == 1, first.stderr
+        first = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert first.stdout.split()[-1:] == ["finished"], first.stderr
+    assert hops(tmp_path) == EXPECTED
+
+
+@pytest.mark.rotates("kills")
+@pytest.mark.spark
 @pytest.mark.parametrize(("kind", "point"), [("unbounded", "round"), ("behind", "handed"), ("behind", "taken")])
 def test_rounds_of_a_stream_in_a_bucket_are_gone_on_after(tmp_path, kind, point):
     with served("lake") as environment:
