@@ -40,9 +40,11 @@ from dagster_unified.api import (
     SlidingEventTimeWindows,
     StateTtlConfig,
     TumblingEventTimeWindows,
+    TumblingProcessingTimeWindows,
     ValueStateDescriptor,
     WatermarkStrategy,
 )
+from dagster_unified.api import functions as F
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
@@ -295,11 +297,87 @@ def rows(pipeline, stream):
     return stream.key_by("key").map_batches(Rows(), Out).uid("rows")
 
 
+class Totals(NamedTuple):
+    key: str
+    window_end: int
+    total: int
+    most: int
+
+
+class Whole(NamedTuple):
+    key: str
+    total: int
+    mean: float
+
+
+def window_columns(pipeline, stream):
+    hours = stream.key_by("key").window(SIX_HOURS)
+    found = hours.agg(F.sum("value").alias("total"), F.max("value").alias("most"), output_type=Totals).uid("columns")
+    return found.map(lambda t: Out("columns", t.key, t.window_end, 100 * t.total + t.most), output_type=Out)
+
+
+def session_columns(pipeline, stream):
+    found = stream.key_by("key").window(SESSIONS)
+    found = found.agg(F.sum("value").alias("total"), F.count("at").alias("most"), output_type=Totals).uid("spans")
+    return found.map(lambda t: Out("spans", t.key, t.window_end, 100 * t.total + t.most), output_type=Out)
+
+
+def all_columns(pipeline, stream):
+    """Aggregates without a window, and a keyed operator behind them."""
+    found = stream.key_by("key").agg(F.sum("value").alias("total"), F.avg("value").alias("mean"), output_type=Whole)
+    last = found.uid("whole").key_by("key").reduce(lambda a, b: b).uid("last")
+    return last.map(lambda t: Out("whole", t.key, 0, 1_000 * t.total + round(100 * t.mean)), output_type=Out)
+
+
+class Full(ProcessWindowFunction):
+    """How many windows of a key were full."""
+
+    def process(self, key, context, elements):
+        windows = context.global_state().get_state(ValueStateDescriptor("windows", int))
+        windows.update((windows.value() or 0) + 1)
+        yield Out("full", key, 0, 10 * windows.value() + len(list(elements)))
+
+
+def count_windows(pipeline, stream):
+    return stream.key_by("key").count_window(3).process(Full(), output_type=Out).uid("full")
+
+
+def by_the_clock(pipeline, stream):
+    """Windows of processing time; what they come to in the end does not depend on where they are cut."""
+    return (
+        stream.map(lambda e: Out("clock", e.key, 0, e.value), output_type=Out)
+        .key_by("key")
+        .window(TumblingProcessingTimeWindows.of(timedelta(seconds=1)))
+        .reduce(add)
+        .uid("clock")
+        .key_by("key")
+        .reduce(add)
+        .uid("clocked")
+    )
+
+
+def late(pipeline, stream):
+    """Events that come behind the watermark, within the lateness that their windows allow."""
+    strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
+    return (
+        stream.assign_timestamps_and_watermarks(strategy)
+        .map(lambda e: Out("late", e.key, e.at, e.value), output_type=Out)
+        .key_by("key")
+        .window(TumblingEventTimeWindows.of(timedelta(hours=2)))
+        .allowed_lateness(timedelta(hours=6))
+        .reduce(add)
+        .uid("late")
+        .map(lambda o: Out(o.branch, o.key, o.at // (2 * HOUR), o.value), output_type=Out)
+    )
+
+
 GROUPS = (
     (sessions, tumbling, weighted),
     (behind_each_other, interval_join, session_windows),
     (living, co_group, rolling),
     (sliding, window_join, rows),
+    (window_columns, count_windows, late),
+    (all_columns, session_columns, by_the_clock),
 )
 BRANCHES = list(dict.fromkeys(chain(*GROUPS)))
 

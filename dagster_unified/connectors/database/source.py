@@ -51,8 +51,8 @@ class DatabaseSource(SplitSource[Out]):
     In BATCH one task reads it, or with `split_by`, a column of whole numbers, up to `parallelism` tasks read ranges of
     it. Each task reads by itself, so together they are not one snapshot: what others commit meanwhile may be seen by
     some. Of a table, a partition's window or key of `partitioned_by(field)` is part of the statement, if the column
-    holds times, whole numbers or texts. In STREAMING it is read once, in one micro-batch, and ends; new rows are not followed, for which there are
-    `PostgresSource` and `KafkaSource`.
+    holds times, whole numbers or texts. In STREAMING it is read once, in one micro-batch, and ends; new rows are not
+    followed, for which there are `PostgresSource` and `KafkaSource`.
 
     Give a table, in the schema `schema`, or a statement as `query`. `connection` is a URL of SQLAlchemy, or an `EnvVar`
     that has one; it is looked up on the driver and in the workers, which all have to reach the database. Raises
