@@ -14,6 +14,15 @@ from dagster_unified.errors import SinkError
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
+_ESCAPED = "[\\x00\\n\\r\\x1a\"'\\\\]"
+"""What the client writes as two bytes."""
+
+_BESIDE = 1 << 16
+"""Bytes of a statement for its beginning, the other columns and the quotes."""
+
+_STATEMENT = 1 << 21
+"""Bytes of a statement of many rows, at most: the client ends it soon after a million."""
+
 _OF_TABLE = "table_schema = COALESCE(:schema, DATABASE()) AND table_name = :table"
 
 
@@ -67,11 +76,23 @@ def check_lengths(connection: sa.Connection, rows: pa.Table, where: str) -> None
     long = [column for column in rows.columns if pa.types.is_string(column.type) or pa.types.is_binary(column.type)]
     if not long or not rows.num_rows:
         return
-    sizes = [pc.fill_null(pc.binary_length(column), 0).cast(pa.int64()) for column in long]
-    longest = pc.max(reduce(pc.add, sizes)).as_py()
     most = connection.execute(sa.text("SELECT @@max_allowed_packet")).scalar_one()
-    if longest > most:
+    if most < _STATEMENT:
         raise SinkError(
-            f"{where}: a row of {longest} bytes is more than the server's max_allowed_packet of {most}; raise that, or"
-            " write shorter values"
+            f"{where}: the server's max_allowed_packet is {most} bytes, and statements of many rows need {_STATEMENT};"
+            " raise it"
+        )
+    sizes = [pc.fill_null(pc.binary_length(column), 0).cast(pa.int64()) for column in long]
+    plain = reduce(pc.add, sizes)
+    suspects = pc.greater(plain, (most - _BESIDE) // 2)  # the others fit, whatever has to be escaped in them
+    if not pc.any(suspects).as_py():
+        return
+    escaped = [
+        pc.fill_null(pc.count_substring_regex(column.filter(suspects), _ESCAPED), 0).cast(pa.int64()) for column in long
+    ]
+    longest = pc.max(reduce(pc.add, escaped, plain.filter(suspects))).as_py()
+    if longest > most - _BESIDE:
+        raise SinkError(
+            f"{where}: a row of {longest} bytes, as it is sent, is more than the server's max_allowed_packet of {most}"
+            " has room for; raise that, or write shorter values"
         )

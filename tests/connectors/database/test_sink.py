@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import duckdb
 import pytest
+import sqlalchemy as sa
 
 from dagster_unified.api import DatabaseSink
 from dagster_unified.connectors.commits import WriteAttempt, WriterTask
@@ -289,9 +290,33 @@ def test_mariadb_takes_texts_as_they_are_and_refuses_tables_where_it_would_not(m
         write(DatabaseSink("other", mariadb), [Sale(1, "a", float("inf"))], execution="second")
 
 
-def test_a_value_that_is_longer_than_mariadb_takes_is_refused_and_not_tried_again(mariadb):
-    with pytest.raises(SinkError, match=r"a row of 17825792 bytes .* max_allowed_packet of 16777216"):
-        write(DatabaseSink("sales", mariadb), [Sale(1, "a" * (17 << 20))])
+@pytest.mark.parametrize(
+    ("text", "size"), [("a" * (17 << 20), 17825792), ("a'" * (6 << 20), 18874368), ("é" * (9 << 20), 18874368)]
+)
+def test_a_value_that_is_longer_than_mariadb_takes_is_refused_and_not_tried_again(mariadb, text, size):
+    with pytest.raises(SinkError, match=rf"a row of {size} bytes.* max_allowed_packet of 16777216"):
+        write(DatabaseSink("sales", mariadb), [Sale(1, "b"), Sale(1, text)])
+
+
+@pytest.mark.parametrize("text", ["a" * ((16 << 20) - (1 << 16)), "\n" * ((8 << 20) - (1 << 15))])
+def test_mariadb_takes_a_value_that_is_as_long_as_may_be(mariadb, text):
+    execute(mariadb, "CREATE TABLE sales (id bigint, `order` longtext, amount double)")
+    write(DatabaseSink("sales", mariadb), [Sale(1, "b"), Sale(1, text)])
+    assert sorted(len(row[1]) for row in rows(mariadb, "SELECT * FROM sales")) == [1, len(text)]
+
+
+def test_a_server_that_takes_short_statements_only_is_told_apart_from_one_that_is_away(mariadb):
+    engine = sa.create_engine(mariadb)
+    with engine.connect() as connection:
+        most = connection.execute(sa.text("SELECT @@max_allowed_packet")).scalar_one()
+        connection.execute(sa.text("SET GLOBAL max_allowed_packet = 1048576"))
+    try:
+        with pytest.raises(SinkError, match="max_allowed_packet is 1048576 bytes, and statements of many rows need"):
+            write(DatabaseSink("sales", mariadb), [Sale(1, "b")])
+    finally:
+        with engine.connect() as connection:
+            connection.execute(sa.text(f"SET GLOBAL max_allowed_packet = {most}"))
+        engine.dispose()
 
 
 def test_mariadb_that_is_away_is_transient_and_what_is_wrong_for_good_is_not(mariadb, mariadb_server):
