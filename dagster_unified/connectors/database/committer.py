@@ -205,7 +205,7 @@ class DatabaseCommitter(Committer[StagedRows]):
         if partition is not None and plan.partition_column is not None:
             rows = rows.append_column(plan.partition_column, pa.array([partition] * len(rows), pa.string()))
         if dialect == "mariadb":
-            mariadb.check_lengths(connection, rows, plan.where)
+            mariadb.check_lengths(connection, plan.table, plan.db_schema, rows, plan.where)
         insert = self._insert(dialect)
         if dialect == "duckdb":  # row by row takes it ten times as long
             names = rows.column_names

@@ -68,14 +68,40 @@ def _check_unique(found: sa.Inspector, table: str, schema: str | None, key: Sequ
         )
 
 
-def check_lengths(connection: sa.Connection, rows: pa.Table, where: str) -> None:
-    """Raises `SinkError` for a row that is longer than the server takes: it would end the connection, as if away."""
+def check_lengths(connection: sa.Connection, table: str, schema: str | None, rows: pa.Table, where: str) -> None:
+    """Raises `SinkError` for blanks that a column would cut off, and for rows that are longer than the server takes.
+
+    The latter would end the connection, as if the server were away.
+    """
+    long = [column for column in rows.columns if pa.types.is_string(column.type) or pa.types.is_binary(column.type)]
+    if long and rows.num_rows:
+        _check_blanks(connection, table, schema, rows, where)
+        _check_sizes(connection, long, where)
+
+
+def _check_blanks(connection: sa.Connection, table: str, schema: str | None, rows: pa.Table, where: str) -> None:
+    """Strict sessions refuse texts that are too long, but for blanks at their end."""
     import pyarrow.compute as pc
     import sqlalchemy as sa
 
-    long = [column for column in rows.columns if pa.types.is_string(column.type) or pa.types.is_binary(column.type)]
-    if not long or not rows.num_rows:
-        return
+    asked = sa.text(
+        "SELECT column_name, column_type, character_maximum_length FROM information_schema.columns"
+        f" WHERE {_OF_TABLE} AND data_type = 'varchar'"
+    )
+    for name, kind, most in connection.execute(asked, {"schema": schema, "table": table}):
+        if name in rows.column_names and pa.types.is_string(rows.schema.field(name).type):
+            texts = rows[name].filter(pc.greater(pc.utf8_length(rows[name]), most))
+            if pc.any(pc.less_equal(pc.utf8_length(pc.ascii_rtrim(texts, " ")), most)).as_py():
+                raise SinkError(
+                    f"{where}: field '{name}' has longer texts than its column holds, which is {kind}, if only by"
+                    " blanks at their end; cut them, or change the column"
+                )
+
+
+def _check_sizes(connection: sa.Connection, long: Sequence[pa.ChunkedArray], where: str) -> None:
+    import pyarrow.compute as pc
+    import sqlalchemy as sa
+
     most = connection.execute(sa.text("SELECT @@max_allowed_packet")).scalar_one()
     if most < _STATEMENT:
         raise SinkError(

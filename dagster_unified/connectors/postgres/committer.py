@@ -146,7 +146,7 @@ class PostgresCommitter(Committer[PostgresCommittable]):
             if inline[number]:
                 sources.append((f"(SELECT * FROM pg_temp.inline_rows WHERE {_COMMIT} = {number})", inline[number]))
             for source, _ in sources:
-                self._check_digits(client, source)
+                self._check_values(client, source)
             if self._plan.mode == "upsert":
                 self._upsert(client, sources)
             else:
@@ -277,22 +277,25 @@ class PostgresCommitter(Committer[PostgresCommittable]):
         if names and not names <= set(self._staged(client)):
             raise self._unstaged()
 
-    def _check_digits(self, client: Client, source: str) -> None:
-        """Raises where a column would round a value."""
-        pairs = zip(self._plan.staging.columns, self._target.columns, strict=True)
-        rounding = [(column.name, held.type) for column, held in pairs if column.may_be_rounded(held)]
-        if not rounding:
+    def _check_values(self, client: Client, source: str) -> None:
+        """Raises where a column would round a value, or cut it off."""
+        checks = []
+        for column, held in zip(self._plan.staging.columns, self._target.columns, strict=True):
+            name = quoted(column.name)
+            if column.may_be_rounded(held):
+                checks.append((column.name, held, "values with more digits", "round", f"{name} <> {name}::{held.type}"))
+            elif column.may_be_cut(held):
+                cut = f"{name} <> {name}::{held.type}::{column.type}"
+                checks.append((column.name, held, "longer texts", "cut", cut))
+        if not checks:
             return
-        changed = [
-            f"EXISTS (SELECT FROM {source} AS staged WHERE {quoted(name)} <> {quoted(name)}::{kind})"
-            for name, kind in rounding
-        ]
-        found = client.execute(f"SELECT {', '.join(changed)}".encode()).fetchone()
-        for (name, kind), is_changed in zip(rounding, found or (), strict=True):
+        asked = ", ".join(f"EXISTS (SELECT FROM {source} AS staged WHERE {condition})" for *_, condition in checks)
+        found = client.execute(f"SELECT {asked}".encode()).fetchone() or ()
+        for (name, held, what, remedy, _), is_changed in zip(checks, found, strict=True):
             if is_changed:
                 raise SinkError(
-                    f"{self._plan.where}: field '{name}' has values with more digits than its column, which is {kind};"
-                    " round them, or change the column"
+                    f"{self._plan.where}: field '{name}' has {what} than its column holds, which is {held.type};"
+                    f" {remedy} them, or change the column"
                 )
 
     def _check_rows(self, client: Client, source: str, rows: int) -> None:

@@ -428,9 +428,11 @@ class PostgresSource(SplitSource[Out]):
         """The catalog's names of the columns' types; raises `SourceError` where they do not fit the record."""
         described = client.execute(f"SELECT * FROM {self._from} LIMIT 0".encode()).description or []
         rows = client.execute(
-            "SELECT t.oid, CASE b.typtype WHEN 'e' THEN 'enum' WHEN 'c' THEN 'record' ELSE b.typname END,"
+            "SELECT t.oid, CASE WHEN b.typtype = 'e' THEN 'enum' WHEN b.typtype = 'c' THEN 'record'"
+            " WHEN e.typtype = 'e' THEN '_enum' ELSE b.typname END,"
             " format_type(t.oid, NULL) FROM pg_type t"
             " JOIN pg_type b ON b.oid = CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE t.oid END"
+            " LEFT JOIN pg_type e ON e.oid = b.typelem AND b.typcategory = 'A'"
             " WHERE t.oid = ANY(%s)",
             ([column.type_code for column in described],),
         ).fetchall()

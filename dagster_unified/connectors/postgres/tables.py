@@ -27,10 +27,12 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_r
 """
 
 _COLUMNS = """
-SELECT a.attname, format_type(a.atttypid, a.atttypmod), CASE b.typtype WHEN 'e' THEN 'enum' ELSE b.typname END,
+SELECT a.attname, format_type(a.atttypid, a.atttypmod),
+       CASE 'e' WHEN b.typtype THEN 'enum' WHEN e.typtype THEN '_enum' ELSE b.typname END,
        a.attnotnull AND NOT a.atthasdef AND a.attidentity = '', a.attgenerated <> '' OR a.attidentity = 'a'
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 JOIN pg_type b ON b.oid = CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE t.oid END
+LEFT JOIN pg_type e ON e.oid = b.typelem AND b.typcategory = 'A'
 WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
 

@@ -32,7 +32,7 @@ _HELD_BY: dict[str, tuple[str, ...]] = {
     "int8": ("int2", "int4", "int8", "numeric"),
     "float4": ("float4", "float8"),
     "float8": ("float8",),
-    "text": ("text", "varchar", "bpchar", "citext", "uuid", "json", "jsonb", "inet", "cidr"),
+    "text": ("text", "varchar", "bpchar", "citext", "uuid", "json", "jsonb", "inet", "cidr", "enum"),
     "bytea": ("bytea",),
     "date": ("date",),
     "interval": ("interval",),
@@ -50,8 +50,11 @@ _UNROUNDED = {
 }
 """Staged types of which a column may keep fewer digits, and as what SQL has the columns that keep all."""
 
+_UNBOUNDED = "character varying"
+"""As what SQL has `varchar` without a length."""
+
 _ASSIGNED = ("text", "varchar", "bpchar", "citext")
-"""Types that text becomes without a cast, which would cut it off."""
+"""Types that texts, and arrays of texts, become without a cast, which would cut them off."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class TableColumn:
     """The type as SQL has it, such as `numeric(10,2)`."""
 
     base: str
-    """The type's name in the catalog, below domains: `numeric`, `_int8` for an array, `enum` for an enum."""
+    """The type's name in the catalog, below domains: `numeric`, `_int8` for an array, `enum` for an enum, `_enum`."""
 
     required: bool
     """Whether it has to be given a value: it may not be null, and has no default."""
@@ -91,21 +94,29 @@ class StagedColumn:
         if self.type.endswith("[]"):
             elements = _HELD_BY[self.type[:-2]]
             return held.base in ("json", "jsonb") or held.base in [f"_{element}" for element in elements]
-        return held.base in _HELD_BY[self.type] or (self.type == "text" and held.base == "enum")
+        return held.base in _HELD_BY[self.type]
 
     def may_be_rounded(self, held: TableColumn) -> bool:
         """Whether the column rounds values to fewer digits, as `numeric(10,2)` does, or a domain over it."""
         rounds = self.type.removesuffix("[]") in _UNROUNDED and held.base not in ("json", "jsonb")
         return rounds and held.type.removesuffix("[]") not in _UNROUNDED.values()
 
+    def may_be_cut(self, held: TableColumn) -> bool:
+        """Whether the column cuts blanks off that are too many for it, as `varchar(3)` does, or a domain over it.
+
+        To `char(3)` blanks at the end are nothing, so it may.
+        """
+        is_text = self.type.removesuffix("[]") == "text" and not self.json
+        return is_text and held.base.removeprefix("_") == "varchar" and held.type.removesuffix("[]") != _UNBOUNDED
+
     def expression(self, held: TableColumn) -> str:
         """The staged value in SQL, as the table's column takes it."""
         name = f'"{self.name}"'
-        if self.type.endswith("[]"):
-            return f"to_jsonb({name})" if held.base in ("json", "jsonb") else f"{name}::{held.type}"
-        if self.type == "text" and held.base not in _ASSIGNED:
-            return f"{name}::{held.type}"
-        return name
+        if self.type.endswith("[]") and held.base in ("json", "jsonb"):
+            return f"to_jsonb({name})"
+        if self.type.removesuffix("[]") == "text":
+            return name if held.base.removeprefix("_") in _ASSIGNED else f"{name}::{held.type}"
+        return f"{name}::{held.type}" if self.type.endswith("[]") else name
 
 
 def staged_column(field: pa.Field) -> StagedColumn:

@@ -286,6 +286,12 @@ def test_mariadb_takes_texts_as_they_are_and_refuses_tables_where_it_would_not(m
     execute(mariadb, 'CREATE TABLE short (id bigint, "order" varchar(3), amount double)')
     with pytest.raises(SinkError, match="refuses it: Data too long for column 'order'"):
         write(DatabaseSink("short", mariadb), [Sale(1, "abcd")], execution="second")
+    with pytest.raises(
+        SinkError, match=r"'order' has longer texts than its column holds, which is varchar\(3\), if only"
+    ):
+        write(DatabaseSink("short", mariadb), [Sale(1, "abc"), Sale(2, "ü   ")], execution="second")
+    write(DatabaseSink("short", mariadb), [Sale(1, "abc"), Sale(2, "ü  ")], execution="third")
+    assert sorted(rows(mariadb, "SELECT id, `order` FROM short")) == [(1, "abc"), (2, "ü  ")]
     with pytest.raises(SinkError, match="field 'amount' is infinite, which MariaDB has no number for"):
         write(DatabaseSink("other", mariadb), [Sale(1, "a", float("inf"))], execution="second")
 
