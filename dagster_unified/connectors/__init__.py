@@ -53,9 +53,8 @@ __all__ = [
     "Committable", "Committer", "CsvSource", "DatabaseSink", "DatabaseSource", "DeliveryGuarantee", "DeltaSink",
     "FileSink", "ForeachSink", "GeneratorSource", "HttpSource", "JsonFormat", "JsonSource", "KafkaConnection",
     "KafkaMessage", "KafkaOffsetsInitializer", "KafkaSink", "KafkaSource", "Malformed", "NoCommitter",
-    "OffsetResetStrategy", "Offsets", "ParquetSource",
-    "PostgresConnection", "PostgresSink", "PostgresSource", "PrintSink", "ProtobufFormat", "Rate",
-    "RateSource", "RawFormat", "SchemaRegistry", "SocketSource", "SparkSink", "SparkSource", "SplitSource",
+    "OffsetResetStrategy", "Offsets", "ParquetSource", "PostgresConnection", "PostgresSink", "PostgresSource",
+    "PrintSink", "ProtobufFormat", "Rate", "RateSource", "RawFormat", "SchemaRegistry", "SocketSource", "SparkSink", "SparkSource", "SplitSource",
     "StructuredSource", "WriteAttempt", "WriteIdentity", "Writer", "WriterTask", "WrittenAheadSource", "find_sink",
     "find_source",
 ]  # fmt: skip

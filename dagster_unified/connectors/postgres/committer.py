@@ -279,22 +279,22 @@ class PostgresCommitter(Committer[PostgresCommittable]):
 
     def _check_values(self, client: Client, source: str) -> None:
         """Raises where a column would round a value, or cut it off."""
-        checks = []
-        for column, held in zip(self._plan.staging.columns, self._target.columns, strict=True):
-            name = quoted(column.name)
-            if column.may_be_rounded(held):
-                checks.append((column.name, held, "values with more digits", "round", f"{name} <> {name}::{held.type}"))
-            elif column.may_be_cut(held):
-                cut = f"{name} <> {name}::{held.type}::{column.type}"
-                checks.append((column.name, held, "longer texts", "cut", cut))
-        if not checks:
+        pairs = zip(self._plan.staging.columns, self._target.columns, strict=True)
+        checked = [(column, held) for column, held in pairs if column.may_be_rounded(held) or column.may_be_cut(held)]
+        if not checked:
             return
-        asked = ", ".join(f"EXISTS (SELECT FROM {source} AS staged WHERE {condition})" for *_, condition in checks)
+        changed = [
+            f"{quoted(column.name)} <> {quoted(column.name)}::{held.type}::{column.type}" for column, held in checked
+        ]
+        asked = ", ".join(f"EXISTS (SELECT FROM {source} AS staged WHERE {condition})" for condition in changed)
         found = client.execute(f"SELECT {asked}".encode()).fetchone() or ()
-        for (name, held, what, remedy, _), is_changed in zip(checks, found, strict=True):
+        for (column, held), is_changed in zip(checked, found, strict=True):
             if is_changed:
+                what, remedy = (
+                    ("longer texts", "cut") if column.may_be_cut(held) else ("values with more digits", "round")
+                )
                 raise SinkError(
-                    f"{self._plan.where}: field '{name}' has {what} than its column holds, which is {held.type};"
+                    f"{self._plan.where}: field '{column.name}' has {what} than its column holds, which is {held.type};"
                     f" {remedy} them, or change the column"
                 )
 

@@ -50,6 +50,8 @@ _UNROUNDED = {
 }
 """Staged types of which a column may keep fewer digits, and as what SQL has the columns that keep all."""
 
+_JSON = ("json", "jsonb")
+
 _UNBOUNDED = "character varying"
 """As what SQL has `varchar` without a length."""
 
@@ -66,7 +68,7 @@ class TableColumn:
     """The type as SQL has it, such as `numeric(10,2)`."""
 
     base: str
-    """The type's name in the catalog, below domains: `numeric`, `_int8` for an array, `enum` for an enum, `_enum`."""
+    """The type's name in the catalog, below domains: `numeric`, `_int8` for an array; for any enum `enum`, `_enum`."""
 
     required: bool
     """Whether it has to be given a value: it may not be null, and has no default."""
@@ -90,16 +92,19 @@ class StagedColumn:
     def fits(self, held: TableColumn) -> bool:
         """Whether the table's column takes its values."""
         if self.json:
-            return held.base in ("json", "jsonb")
+            return held.base in _JSON
         if self.type.endswith("[]"):
             elements = _HELD_BY[self.type[:-2]]
-            return held.base in ("json", "jsonb") or held.base in [f"_{element}" for element in elements]
+            return held.base in _JSON or held.base in [f"_{element}" for element in elements]
         return held.base in _HELD_BY[self.type]
 
     def may_be_rounded(self, held: TableColumn) -> bool:
-        """Whether the column rounds values to fewer digits, as `numeric(10,2)` does, or a domain over it."""
-        rounds = self.type.removesuffix("[]") in _UNROUNDED and held.base not in ("json", "jsonb")
-        return rounds and held.type.removesuffix("[]") not in _UNROUNDED.values()
+        """Whether the column rounds values to fewer digits, as `numeric(10,2)` does, or a domain over it.
+
+        Of whole numbers too: `numeric(3,-2)` holds hundreds.
+        """
+        rounds = self.type.removesuffix("[]") in _UNROUNDED or held.base.removeprefix("_") == "numeric"
+        return rounds and held.base not in _JSON and held.type.removesuffix("[]") not in _UNROUNDED.values()
 
     def may_be_cut(self, held: TableColumn) -> bool:
         """Whether the column cuts blanks off that are too many for it, as `varchar(3)` does, or a domain over it.
@@ -112,7 +117,7 @@ class StagedColumn:
     def expression(self, held: TableColumn) -> str:
         """The staged value in SQL, as the table's column takes it."""
         name = f'"{self.name}"'
-        if self.type.endswith("[]") and held.base in ("json", "jsonb"):
+        if self.type.endswith("[]") and held.base in _JSON:
             return f"to_jsonb({name})"
         if self.type.removesuffix("[]") == "text":
             return name if held.base.removeprefix("_") in _ASSIGNED else f"{name}::{held.type}"

@@ -216,6 +216,8 @@ class Precise(NamedTuple):
     at: datetime
     took: timedelta
     prices: list[Decimal]
+    hundreds: int
+    many_hundreds: list[int]
 
 
 @pytest.mark.parametrize("copies", [1, 60_000])
@@ -223,11 +225,12 @@ def test_a_value_that_a_column_would_round_is_refused(postgres, copies):
     execute(
         postgres,
         "CREATE DOMAIN price AS numeric(20,2)",
-        "CREATE TABLE precise (money price, at timestamptz(3), took interval(0), prices numeric(20,1)[])",
+        "CREATE TABLE precise (money price, at timestamptz(3), took interval(0), prices numeric(20,1)[],"
+        " hundreds numeric(5,-2), many_hundreds numeric(5,-2)[])",
     )
     sink = PostgresSink("precise", postgres)
     fits = Precise(
-        Decimal("1.25"), datetime(2024, 1, 1, 0, 0, 0, 1000, timezone.utc), timedelta(seconds=1), [Decimal(2)]
+        Decimal("1.25"), datetime(2024, 1, 1, 0, 0, 0, 1000, UTC), timedelta(seconds=1), [Decimal(2)], 1_200, [300]
     )
     write(sink, [fits] * copies, epoch=0)
     for wrong, name in [
@@ -235,6 +238,8 @@ def test_a_value_that_a_column_would_round_is_refused(postgres, copies):
         (fits._replace(at=fits.at + timedelta(microseconds=1)), "at"),
         (fits._replace(took=timedelta(milliseconds=1)), "took"),
         (fits._replace(prices=[Decimal("0.25")]), "prices"),
+        (fits._replace(hundreds=120), "hundreds"),
+        (fits._replace(many_hundreds=[100, 90]), "many_hundreds"),
     ]:
         with pytest.raises(
             SinkError, match=f"field '{name}' has values with more digits than its column holds, which is"
