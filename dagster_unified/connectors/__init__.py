@@ -54,7 +54,7 @@ __all__ = [
     "FileSink", "ForeachSink", "GeneratorSource", "HttpSource", "JsonFormat", "JsonSource", "KafkaConnection",
     "KafkaMessage", "KafkaOffsetsInitializer", "KafkaSink", "KafkaSource", "Malformed", "NoCommitter",
     "OffsetResetStrategy", "Offsets", "ParquetSource", "PostgresConnection", "PostgresSink", "PostgresSource",
-    "PrintSink", "ProtobufFormat", "Rate", "RateSource", "RawFormat", "SchemaRegistry", "SocketSource", "SparkSink", "SparkSource", "SplitSource",
-    "StructuredSource", "WriteAttempt", "WriteIdentity", "Writer", "WriterTask", "WrittenAheadSource", "find_sink",
-    "find_source",
+    "PrintSink", "ProtobufFormat", "Rate", "RateSource", "RawFormat", "SchemaRegistry", "SocketSource", "SparkSink",
+    "SparkSource", "SplitSource", "StructuredSource", "WriteAttempt", "WriteIdentity", "Writer", "WriterTask",
+    "WrittenAheadSource", "find_sink", "find_source",
 ]  # fmt: skip
