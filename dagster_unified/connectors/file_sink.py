@@ -33,6 +33,17 @@ if TYPE_CHECKING:
     from upath import UPath
 
 
+_CSV = {
+    "header": True,
+    "escape": '"',
+    "ignoreLeadingWhiteSpace": False,
+    "ignoreTrailingWhiteSpace": False,
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+"""RFC 4180, and no value changed: Spark by itself strips blanks, cuts times off, and puts backslashes before quotes."""
+
+
 class StagedFolder(Committable, frozen=True, kw_only=True):
     """A folder of files. The identity and the id of its attempt say where it is."""
 
@@ -44,9 +55,12 @@ class FileSink(SparkSink[object, StagedFolder]):
     each epoch adds files with its number in their names; a new deployment begins with an empty directory. Exactly-once
     in both modes: a run or an epoch that is repeated writes the same files again.
 
+    CSV is as RFC 4180 has it: a header, texts in quotes where they need them, quotes in them doubled. Nothing stands
+    for None, and `""` for an empty text, which `CsvSource` tells apart where it has a `null_value`.
+
     Spark's workers write to a folder next to the directory, and a rename puts it in place. Raises `PipelineError` for
     a path in an object store, where a folder is renamed file by file (use `DeltaSink` there), for another `format`, and
-    for nested fields in CSV.
+    for nested fields and bytes in CSV.
 
     Examples:
         >>> sink = sales.sink_to(FileSink("tables/sales", name="files"))
@@ -76,11 +90,14 @@ class FileSink(SparkSink[object, StagedFolder]):
         return Target(place_of(self.path))
 
     def check(self, records: RecordType) -> None:
-        nested = [f.name for f in records.schema if pa.types.is_nested(f.type)]
-        if self.format == "csv" and nested:
-            raise PipelineError(
-                f"field '{nested[0]}' is nested, which CSV cannot hold; write Parquet, or map it to a text"
-            )
+        if self.format != "csv":
+            return
+        for field in records.schema:
+            what = "nested" if pa.types.is_nested(field.type) else "bytes" if pa.types.is_binary(field.type) else None
+            if what is not None:
+                raise PipelineError(
+                    f"field '{field.name}' is {what}, which CSV cannot hold; write Parquet, or map it to a text"
+                )
 
     def committer(self, schema: pa.Schema) -> _FileCommitter:
         return _FileCommitter(self.path, self.format)
@@ -114,9 +131,7 @@ class FileSink(SparkSink[object, StagedFolder]):
             remove_tree(together)
 
     def _writer(self, writer: DataFrameWriter) -> DataFrameWriter:
-        return (
-            writer.mode("overwrite").format(self.format).options(**({"header": True} if self.format == "csv" else {}))
-        )
+        return writer.mode("overwrite").format(self.format).options(**(_CSV if self.format == "csv" else {}))
 
     def elsewhere(self, path: str) -> Self:
         changed = copy.copy(self)
@@ -137,7 +152,7 @@ class FileSink(SparkSink[object, StagedFolder]):
         return ds.dataset([f.path for f in files], format=self.format, filesystem=self.path.fs)
 
     def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
-        reader = spark.read.option("header", True) if self.format == "csv" else spark.read
+        reader = spark.read.options(**_CSV) if self.format == "csv" else spark.read
         return reader.format(self.format).load(for_spark(self.path)).limit(rows).toArrow()
 
 

@@ -346,6 +346,10 @@ class TextSource(_FileSource[Out]):
         )
 
 
+_NO_CHARACTER = "\uffff"
+"""Stands before quotes that are escaped by themselves; by default NUL does, and is lost."""
+
+
 class CsvSource(TextSource[Out]):
     """CSV files: a path, a folder, a pattern with `*`, or a path template such as `sales/{start:%Y-%m-%d}.csv`.
 
@@ -354,8 +358,12 @@ class CsvSource(TextSource[Out]):
     STREAMING reads it: each file once, as it appears, in the order of their age, and at most `max_files_per_trigger`
     in a micro-batch. Such a file has to appear at once, by a rename.
 
-    `null_value` is the text that stands for a missing value. With `header` the first line names the columns, and must
-    name them in the order of the record's fields. A datetime without a zone is in UTC.
+    `null_value` is the text that stands for a missing value, besides none at all. Unless it is given, an empty text in
+    quotes is missing as well, as it is to pandas; where it is given, `""` is an empty text. With `header` the first
+    line names the columns, and must name them in the order of the record's fields. A datetime without a zone is in UTC.
+    A text may be in quotes, with quotes in it doubled, as RFC 4180 has it and most programs write it; `escape` is
+    another character that stands before them, such as a backslash. A row is one line: a text with a line break in it
+    makes its row malformed.
 
     A row that does not fit its record type fails the run with `MalformedInputError`, which names file and line. With
     `on_malformed="drop"` such rows are left out and counted; with `"divert"` they are kept in a table of their own.
@@ -378,11 +386,14 @@ class CsvSource(TextSource[Out]):
         header: bool = True,
         delimiter: str = ",",
         null_value: str = "",
+        escape: str = '"',
         monitor: bool = False,
         max_files_per_trigger: int | None = None,
     ) -> None:
         super().__init__(path, record, name, on_malformed, monitor, max_files_per_trigger)
-        self.header, self.delimiter, self.null_value = header, delimiter, null_value
+        if len(escape) != 1:
+            raise PipelineError(f"source '{self.name}': escape is one character, not {escape!r}")
+        self.header, self.delimiter, self.null_value, self.escape = header, delimiter, null_value, escape
 
     def _options(self) -> dict[str, Any]:
         # Spark holds the header against the schema, also in files that appear later, unless it is to enforce the
@@ -391,6 +402,8 @@ class CsvSource(TextSource[Out]):
             "header": self.header,
             "sep": self.delimiter,
             "nullValue": self.null_value,
+            "escape": self.escape,
+            "charToEscapeQuoteEscaping": _NO_CHARACTER if self.escape == '"' else self.escape,
             "enforceSchema": "false" if self.header else "true",
         }
 

@@ -1,0 +1,143 @@
+"""CSV as RFC 4180 has it, and most programs write it: no value is changed on its way in or out."""
+
+import csv
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dagster_unified.api import CsvSource, FileSink, Pipeline
+from dagster_unified.errors import PipelineError
+from tests.depth import examples
+
+TEXTS = [
+    "plain", "", " ", " lead", "trail ", "tab\t", "a,b", 'q"q', '"', '""', "\\", 'back\\"slash', "a,b\\", "\\n", "'",
+    "#no", "null", "NULL", "nan", "0", "-", "1e5", "\ufeffmark", "\u2028line", "a\x00b", "\U0001f600", "ümlaut", "a;b",
+    "=1+1",
+]  # fmt: skip
+
+
+class Line(NamedTuple):
+    number: int
+    text: str
+    maybe: str | None
+
+
+class Everything(NamedTuple):
+    number: int
+    text: str | None
+    real: float | None
+    at: datetime | None
+    day: date | None
+    took: timedelta | None
+    money: Decimal | None
+    yes: bool | None
+
+
+LINES = [Line(number, text, text or None) for number, text in enumerate(TEXTS)]
+
+
+def read(run, folder, source):
+    pipeline = Pipeline("reading")
+    pipeline.from_source(source).sink_to(FileSink(f"{folder}/read", name="read"))
+    run(pipeline)
+    rows = pq.read_table(f"{folder}/read").to_pylist()
+    for row in rows:  # Spark's files have an interval as a number
+        if row.get("took") is not None:
+            row["took"] = timedelta(microseconds=row["took"])
+    return sorted((source.records.python(**row) for row in rows), key=lambda record: record.number)
+
+
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_NONNUMERIC])
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_what_another_program_has_written_is_read_as_it_is(request, tmp_path, quoting, ending, mode):
+    lines = [line for line in LINES if line.text]  # most write no difference between an empty text and none
+    with (tmp_path / "lines.csv").open("w", newline="") as file:
+        writer = csv.writer(file, quoting=quoting, lineterminator=ending)
+        writer.writerow(Line._fields)
+        writer.writerows(lines)
+    run = request.getfixturevalue("run_on_spark" if mode == "BATCH" else "run_streaming")
+    assert read(run, tmp_path, CsvSource(str(tmp_path / "lines.csv"), Line, name="lines")) == lines
+
+
+@pytest.mark.parametrize(("options", "empty"), [({}, None), ({"null_value": "NA"}, "")])
+def test_an_empty_text_in_quotes_is_missing_unless_something_else_is(run_on_spark, tmp_path, options, empty):
+    (tmp_path / "lines.csv").write_text('number,text,maybe\n1,a,""\n2,b,\n3,c,NA\n')
+    found = read(run_on_spark, tmp_path, CsvSource(str(tmp_path / "lines.csv"), Line, name="lines", **options))
+    assert [line.maybe for line in found] == [empty, None, "NA" if empty is None else None]
+
+
+def test_backslashes_before_quotes_are_read_where_that_is_said(run_on_spark, tmp_path):
+    (tmp_path / "lines.csv").write_text('number,text,maybe\n1,"q\\"q","a\\\\"\n')
+    found = read(run_on_spark, tmp_path, CsvSource(str(tmp_path / "lines.csv"), Line, name="lines", escape="\\"))
+    assert found == [Line(1, 'q"q', "a\\")]
+
+
+def test_an_escape_is_one_character():
+    with pytest.raises(PipelineError, match="source 'lines': escape is one character, not ''"):
+        CsvSource("lines.csv", Line, name="lines", escape="")
+
+
+def records(texts):
+    return st.builds(
+        Everything,
+        number=st.just(0),
+        text=st.none() | texts,
+        real=st.none() | st.floats(allow_nan=False),
+        at=st.none() | st.datetimes(datetime(1900, 1, 1), timezones=st.just(timezone.utc)),
+        day=st.none() | st.dates(),
+        took=st.none() | st.timedeltas(timedelta(days=-10_000), timedelta(days=10_000)),
+        money=st.none() | st.decimals(-(10**15), 10**15, places=3),
+        yes=st.none() | st.booleans(),
+    )
+
+
+ONE_LINE = st.sampled_from(TEXTS) | st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=20)
+
+
+@settings(max_examples=examples(2), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(found=st.lists(records(ONE_LINE), min_size=1, max_size=40))
+def test_what_is_written_comes_back(run_on_spark, tmp_path_factory, found):
+    folder = tmp_path_factory.mktemp("csv")
+    found = [record._replace(number=number) for number, record in enumerate(found)]
+    pipeline = Pipeline("writing")
+    pipeline.from_collection(found, Everything, name="found").sink_to(
+        FileSink(f"{folder}/out", name="out", format="csv")
+    )
+    run_on_spark(pipeline)
+    assert (
+        read(run_on_spark, folder, CsvSource(f"{folder}/out/*.csv", Everything, name="in", null_value="(none)"))
+        == found
+    )
+
+
+def test_another_program_reads_what_is_written(run_on_spark, tmp_path):
+    lines = [*LINES, Line(100, "two\nlines", None), Line(101, "two\r\nlines", "\r")]
+    pipeline = Pipeline("writing")
+    pipeline.from_collection(lines, Line, name="lines").sink_to(
+        FileSink(str(tmp_path / "out"), name="out", format="csv")
+    )
+    run_on_spark(pipeline)
+    found = []
+    for file in Path(tmp_path / "out").glob("*.csv"):
+        with file.open(newline="") as text:
+            found += list(csv.reader(text))[1:]
+    assert sorted((int(number), text, maybe) for number, text, maybe in found) == [
+        (line.number, line.text, line.maybe or "") for line in lines
+    ]
+
+
+class Raw(NamedTuple):
+    content: bytes
+
+
+def test_bytes_are_not_written_as_csv():
+    pipeline = Pipeline("raw")
+    with pytest.raises(PipelineError, match="field 'content' is bytes, which CSV cannot hold"):
+        pipeline.from_collection([Raw(b"")], Raw, name="raw").sink_to(FileSink("/tmp/raw", format="csv"))
