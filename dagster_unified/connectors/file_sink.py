@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from upath import UPath
 
 
-_CSV = {
+_CSV: dict[str, bool | str] = {
     "header": True,
     "escape": '"',
     "ignoreLeadingWhiteSpace": False,
