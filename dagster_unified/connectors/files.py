@@ -18,6 +18,16 @@ from dagster_unified.connectors.folder import Folder
 from dagster_unified.connectors.listing import names_until, show
 from dagster_unified.connectors.paths import for_spark, name_of, path_text, storage_path
 from dagster_unified.connectors.positions import FilesRead, Position, Unread, cannot_follow
+from dagster_unified.connectors.texts import (
+    SQUEEZED,
+    as_texts,
+    converted,
+    of_any,
+    of_any_value,
+    of_member,
+    squeezed,
+    unfit_within,
+)
 from dagster_unified.errors import MalformedInputError, PipelineError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.fingerprint import digest
@@ -296,7 +306,7 @@ class TextSource(_FileSource[Out]):
     def _permissive(self) -> tuple[StructType, dict[str, Any]]:
         from pyspark.sql.types import StringType
 
-        schema = spark_schema(self.records.schema).add(_CORRUPT, StringType())
+        schema = spark_schema(as_texts(self.records.schema)).add(_CORRUPT, StringType())
         return schema, {
             "mode": "PERMISSIVE",
             "columnNameOfCorruptRecord": _CORRUPT,
@@ -315,6 +325,8 @@ class TextSource(_FileSource[Out]):
                 reason = reason.when(F.col(field.name).isNull(), F.lit(f"field '{field.name}' is missing"))
             for path, lacks in _needed_within(field.type, field.name):
                 reason = reason.when(lacks(F.col(field.name)), F.lit(f"field '{path}' is missing"))
+            for misfit, unfit in unfit_within(field.type, field.name):
+                reason = reason.when(unfit(F.col(field.name)), F.lit(misfit))
         for name, enum in self.records.members().items():
             values = [member.value for member in enum]
             listed = ", ".join(map(repr, values))
@@ -322,14 +334,21 @@ class TextSource(_FileSource[Out]):
                 ~F.col(name).isin(values),
                 F.lit(f"field '{name}' is not a value of {enum.__name__}, which has {listed}"),
             )
-        text = F.coalesce(F.col(_CORRUPT), F.to_json(F.struct(*names)))
+        text = F.coalesce(F.col(_CORRUPT), self._line(F.struct(*names)))
         problem = F.when(
             reason.isNotNull(),
             F.struct(F.col("_metadata.file_path").alias("file"), text.alias("row"), reason.alias("reason")),
         )
+        values = [converted(F.col(field.name), field.type).alias(field.name) for field in self.records.schema]
         if self.on_malformed != "fail":
-            return frame.select(*names, problem.alias(MALFORMED))
-        return frame.withColumn(MALFORMED, problem).where(fitting(self.name)).select(*names)
+            return frame.select(*values, problem.alias(MALFORMED))
+        return frame.withColumn(MALFORMED, problem).where(fitting(self.name)).select(*values)
+
+    def _line(self, row: Column) -> Column:
+        """A row as it may stand in a file, but for blanks and quotes."""
+        from pyspark.sql import functions as F
+
+        return F.to_json(row)
 
     def locate(self, spark: SparkSession, file: str, row: str, reason: str) -> MalformedInputError:
         """The error for a malformed row, with its line looked up in its file."""
@@ -338,7 +357,7 @@ class TextSource(_FileSource[Out]):
         file = unquote(file)
         first = row.splitlines()[0] if row else row
         lines = spark.read.text(file).coalesce(1).select("value", (F.monotonically_increasing_id() + 1).alias("line"))
-        found = lines.where(F.trim("value") == F.trim(F.lit(first))).limit(1).collect()
+        found = lines.where(F.regexp_replace("value", SQUEEZED, "") == squeezed(first)).limit(1).collect()
         line = f", line {found[0].line}" if found else ""
         return MalformedInputError(
             f"source '{self.name}': {_shown(file)}{line}: {reason}: {row[:200]}; fix the file, or read it with"
@@ -406,6 +425,12 @@ class CsvSource(TextSource[Out]):
             "charToEscapeQuoteEscaping": _NO_CHARACTER if self.escape == '"' else self.escape,
             "enforceSchema": "false" if self.header else "true",
         }
+
+    def _line(self, row: Column) -> Column:
+        from pyspark.sql import functions as F
+
+        dialect = {"sep": self.delimiter, "nullValue": self.null_value, "escape": self.escape}
+        return F.to_csv(row, {**dialect, "ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"})
 
     def odd_header(self, spark: SparkSession, file: str) -> str:
         """What is wrong with the first line of a file that does not name the record's fields."""
@@ -494,35 +519,19 @@ def _needed_within(kind: pa.DataType, path: str) -> Iterator[tuple[str, Callable
             if not field.nullable:
                 yield inner, partial(_lacks_member, field.name)
             for place, lacks in _needed_within(field.type, inner):
-                yield place, partial(_of_member, field.name, lacks)
+                yield place, partial(of_member, field.name, lacks)
     elif pa.types.is_list(kind):
         if not kind.value_field.nullable:
             yield f"{path}[]", lambda value: F.exists(value, F.isnull)
         for place, lacks in _needed_within(kind.value_type, f"{path}[]"):
-            yield place, partial(_of_any, lacks)
+            yield place, partial(of_any, lacks)
     elif pa.types.is_map(kind):
         for place, lacks in _needed_within(kind.item_type, f"{path}[]"):
-            yield place, partial(_of_any_value, lacks)
+            yield place, partial(of_any_value, lacks)
 
 
 def _lacks_member(name: str, value: Column) -> Column:
     return value.isNotNull() & value[name].isNull()
-
-
-def _of_member(name: str, lacks: Callable[[Column], Column], value: Column) -> Column:
-    return lacks(value[name])
-
-
-def _of_any(lacks: Callable[[Column], Column], values: Column) -> Column:
-    from pyspark.sql import functions as F
-
-    return F.exists(values, lambda value: lacks(value))
-
-
-def _of_any_value(lacks: Callable[[Column], Column], mapped: Column) -> Column:
-    from pyspark.sql import functions as F
-
-    return _of_any(lacks, F.map_values(mapped))
 
 
 def _from_path(field: StructField) -> Column:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from dagster_unified.connectors.base import SparkSource
 from dagster_unified.connectors.paths import for_spark, remove_tree
+from dagster_unified.connectors.texts import squeezed
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.graph.nodes import SourceNode
 from dagster_unified.graph.plan import Plan
@@ -141,16 +142,17 @@ def _lines_of(file: str, contents: Mapping[int, str], taken: set[int]) -> dict[i
     """
     waiting: dict[str, list[int]] = {}
     for place, content in contents.items():
-        waiting.setdefault(content.strip(), []).append(place)
+        waiting.setdefault(squeezed(content), []).append(place)
     found: dict[int, int] = {}
     try:
         for number, line in enumerate(_read(file), 1):
-            places = waiting.get(line.strip())
+            text = squeezed(line)
+            places = waiting.get(text)
             if places and number not in taken:
                 taken.add(number)
                 found[places.pop(0)] = number
                 if not places:
-                    del waiting[line.strip()]
+                    del waiting[text]
             if not waiting:
                 break
     except (

@@ -1,0 +1,136 @@
+"""Times, dates and decimals that files have as texts or numbers: read as they are, or not at all.
+
+Spark's readers of CSV and JSON take a number for seconds since the epoch, cut times off after microseconds, dates off
+after the day, and round decimals. So these are read as texts, and become values here. Knows no files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+SQUEEZED = r"[\s\"]+"
+"""What a line of a file has more or less of than its row written anew, where nothing else differs."""
+
+_TIME = r"^\s*[+-]?\d{4,6}-\d{1,2}(?!.*\.\d{6}\d*[1-9])"
+_DATE = r"^\s*[+-]?\d{4,6}-\d{1,2}-\d{1,2}([T ][0:.]*Z?)?\s*$"
+
+_FINER = (37, 28, 19)
+"""Digits behind the point with which a decimal is compared, as many as there is room for."""
+
+
+def as_texts(schema: pa.Schema) -> pa.Schema:
+    """The schema with texts in place of what is read as such."""
+    return pa.schema([field.with_type(_as_text(field.type)) for field in schema])
+
+
+def squeezed(line: str) -> str:
+    """A line without blanks and quotes."""
+    return re.sub(SQUEEZED, "", line)
+
+
+def _as_text(kind: pa.DataType) -> pa.DataType:
+    if _is_text(kind):
+        return pa.string()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_as_text(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_as_text(kind.value_type)))
+    return pa.map_(kind.key_type, _as_text(kind.item_type)) if pa.types.is_map(kind) else kind
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_decimal(kind))
+
+
+def converted(value: Column, kind: pa.DataType) -> Column:
+    """The value of a type whose texts are in place of it; null where one does not fit."""
+    from pyspark.sql import functions as F
+
+    if _as_text(kind) == kind:
+        return value
+    if _is_text(kind):
+        return value.try_cast(_spark_type(kind))
+    if pa.types.is_struct(kind):
+        members = [converted(value[field.name], field.type).alias(field.name) for field in kind]
+        return F.when(value.isNotNull(), F.struct(*members))
+    if pa.types.is_list(kind):
+        return F.transform(value, lambda element: converted(element, kind.value_type))
+    return F.transform_values(value, lambda _, item: converted(item, kind.item_type))
+
+
+def unfit_within(kind: pa.DataType, path: str) -> Iterator[tuple[str, Callable[[Column], Column]]]:
+    """What may be wrong with a text within values of a type, and what says of a value whether it is."""
+    if _is_text(kind):
+        yield _misfit(kind, path), partial(_is_unfit, kind)
+    elif pa.types.is_struct(kind):
+        for field in kind:
+            for problem, unfit in unfit_within(field.type, f"{path}.{field.name}"):
+                yield problem, partial(of_member, field.name, unfit)
+    elif pa.types.is_list(kind):
+        for problem, unfit in unfit_within(kind.value_type, f"{path}[]"):
+            yield problem, partial(of_any, unfit)
+    elif pa.types.is_map(kind):
+        for problem, unfit in unfit_within(kind.item_type, f"{path}[]"):
+            yield problem, partial(of_any_value, unfit)
+
+
+def _misfit(kind: pa.DataType, path: str) -> str:
+    if pa.types.is_timestamp(kind):
+        return f"field '{path}' is not a time in ISO 8601, to the microsecond"
+    if pa.types.is_date(kind):
+        return f"field '{path}' is not a date such as 2024-01-31"
+    return f"field '{path}' is not a number of at most {kind.scale} digits behind the point and {kind.precision} in all"
+
+
+def _is_unfit(kind: pa.DataType, text: Column) -> Column:
+    from pyspark.sql import functions as F
+
+    value = text.try_cast(_spark_type(kind))
+    if pa.types.is_decimal(kind):
+        kept = [
+            finer == value.try_cast(f"decimal(38,{digits})")
+            for digits in _FINER
+            for finer in [text.try_cast(f"decimal(38,{digits})")]
+        ]
+        fits = F.coalesce(*kept, F.lit(True))
+    else:
+        fits = text.rlike(_TIME if pa.types.is_timestamp(kind) else _DATE)
+    return text.isNotNull() & (value.isNull() | ~fits)
+
+
+def _spark_type(kind: pa.DataType) -> str:
+    if pa.types.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    if pa.types.is_date(kind):
+        return "date"
+    return "timestamp_ntz" if kind.tz is None else "timestamp"
+
+
+# What is so of a value within another one
+
+
+def of_member(name: str, test: Callable[[Column], Column], value: Column) -> Column:
+    """Whether it is so of a member."""
+    return test(value[name])
+
+
+def of_any(test: Callable[[Column], Column], values: Column) -> Column:
+    """Whether it is so of any element."""
+    from pyspark.sql import functions as F
+
+    return F.exists(values, lambda value: test(value))
+
+
+def of_any_value(test: Callable[[Column], Column], mapped: Column) -> Column:
+    """Whether it is so of any value of a map."""
+    from pyspark.sql import functions as F
+
+    return of_any(test, F.map_values(mapped))
