@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 
 SCHEMA = pa.schema([("file", pa.string()), ("line", pa.int64()), ("content", pa.string()), ("reason", pa.string())])
-"""`line` is null where the content is not a line of the file.
+"""`line` is null where no line of the file has the content.
 
-So it is for a row whose required field is empty, which Spark gives field by field.
+Spark gives a row that it could read field by field, and written anew it may differ from its line.
 """
 
 FOLDER = "~malformed"

@@ -275,18 +275,19 @@ def test_malformed_rows_are_dropped_or_diverted_and_counted(spark, run_on_spark,
     assert (kept.rows(), found) == ((1, [row]) if on_malformed == "divert" else (0, []))
 
 
-def test_a_diverted_row_says_its_line_where_it_is_one_and_a_run_without_any_leaves_none(run_on_spark, tmp_path):
+def test_a_diverted_row_says_its_line_and_a_run_without_any_leaves_none(run_on_spark, tmp_path):
     pipeline = csv(tmp_path, "divert")
     source = pipeline.graph().node(0)
     kept = in_batch(IntermediateStore(str(tmp_path / "store")), "files", source)
-    (tmp_path / "rows.csv").write_text("name,size,note\na,b,x\na,1,x\nc,,\na,b,x\n")
+    (tmp_path / "rows.csv").write_text('name,size,note\na,b,x\na,1,x\n"c",,\nd,,007\na,b,x\n')
     (manifest,) = run_on_spark(pipeline)
     assert sorted((r["line"] or 0, r["content"]) for r in kept.table(9).to_pylist()) == [
-        (0, '{"name":"c"}'),
         (2, "a,b,x"),
-        (5, "a,b,x"),
+        (4, "c,,"),
+        (5, "d,,007"),
+        (6, "a,b,x"),
     ]
-    assert manifest.diverted == {source.uid: 3}
+    assert manifest.diverted == {source.uid: 4}
     (tmp_path / "rows.csv").write_text("name,size,note\na,1,x\n")
     (manifest,) = run_on_spark(pipeline)
     assert (manifest.diverted, kept.rows(), kept.table(9).num_rows) == ({source.uid: 0}, 0, 0)
