@@ -14,6 +14,7 @@ import pyarrow as pa
 from dagster_unified.connectors import spark_log
 from dagster_unified.connectors.base import MALFORMED, SparkSource, fitting, spark_schema
 from dagster_unified.connectors.bounds import PathTemplate
+from dagster_unified.connectors.columns import as_fields
 from dagster_unified.connectors.folder import Folder
 from dagster_unified.connectors.listing import names_until, show
 from dagster_unified.connectors.paths import for_spark, name_of, path_text, storage_path
@@ -462,23 +463,25 @@ class ParquetSource(_FileSource[Out]):
 
     Paths, modes and partitions are as in `CsvSource`; there is an example at `CsvSource`. Folders that are called
     day=2024-01-01, for example, give a column too. Raises `PipelineError` for a path without files, unless `monitor`,
-    and for a column that is missing; a column of another type is an error as well.
+    for a column that is missing, and for one whose values could change on their way to the field, such as a double for
+    an int.
     """
 
     format = "parquet"
 
     def _read(self, spark: SparkSession, paths: list[str], options: Mapping[str, Any] | None = None) -> DataFrame:
-        from pyspark.sql import functions as F
-
         frame = spark.read.options(**(options or {})).parquet(*paths)
         self._check_columns(frame.columns)
-        return frame.select(*[F.col(f.name).cast(f.dataType).alias(f.name) for f in spark_schema(self.records.schema)])
+        return as_fields(frame, self.records.schema, f"source '{self.name}'")
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
         files = Folder(self.path)
         some = files.any()
         if some is not None:  # a stream would give null for a column of the record that the files do not have
-            self._check_columns([*spark.read.parquet(files.location(some)).columns, *folder_columns(files)])
+            frame, folders = spark.read.parquet(files.location(some)), folder_columns(files)
+            self._check_columns([*frame.columns, *folders])
+            own = [field for field in self.records.schema if field.name not in folders]
+            as_fields(frame, pa.schema(own), f"source '{self.name}'")
         return self.unread(self._stream(spark, spark_schema(self.records.schema), {}, folder))
 
     def _alike(self, files: list[UPath]) -> bool:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
 
-from dagster_unified.connectors.base import SparkSource, spark_schema
+from dagster_unified.connectors.base import SparkSource
+from dagster_unified.connectors.columns import as_fields
 from dagster_unified.connectors.positions import OffsetsRead, Position, SparkOffset, cannot_follow
 from dagster_unified.errors import PipelineError, StateError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
@@ -163,16 +164,13 @@ class StructuredSource(SparkSource[Out]):
         return kept | {key: value for key, value in starting.items() if value is not None}
 
     def _typed(self, frame: DataFrame) -> DataFrame:
-        from pyspark.sql import functions as F
-
-        wanted = spark_schema(self.records.schema)
-        missing = [n for n in wanted.names if n not in frame.columns]
+        missing = [n for n in self.records.names if n not in frame.columns]
         if missing:
             raise PipelineError(
                 f"source '{self.name}': {self.format} gives no column '{missing[0]}'; it gives"
                 f" {', '.join(frame.columns)}"
             )
-        return frame.select(*[F.col(f.name).cast(f.dataType).alias(f.name) for f in wanted])
+        return as_fields(frame, self.records.schema, f"source '{self.name}'")
 
 
 class Rate(NamedTuple):

@@ -1,0 +1,73 @@
+"""Columns of a DataFrame as a record's fields: taken where no value changes by it, and refused where one could.
+
+Spark casts anything: it cuts a float off for an int, takes a whole number for seconds, and members of structs by their
+place. Knows types only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from dagster_unified.connectors.base import spark_schema
+from dagster_unified.errors import PipelineError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
+
+_WHOLE = ("tinyint", "smallint", "int", "bigint")
+
+_TAKEN_FROM = {
+    "bigint": _WHOLE,
+    "double": (*_WHOLE, "float"),
+    "string": (*_WHOLE, "date", "binary"),
+    "binary": ("string",),
+    "timestamp": ("timestamp_ntz", "date"),
+}
+"""Simple types of columns from which values of another type follow without loss, besides decimals."""
+
+
+def as_fields(frame: DataFrame, schema: pa.Schema, where: str) -> DataFrame:
+    """The columns of a record's fields, in its types; raises `PipelineError` where a value could change by it."""
+    from pyspark.sql import functions as F
+
+    wanted = spark_schema(schema)
+    for field in wanted:
+        found = frame.schema[field.name].dataType
+        if not _fits(found, field.dataType):
+            raise PipelineError(
+                f"{where}: column '{field.name}' is {found.simpleString()}, and a value of it could change on its way"
+                f" to field '{field.name}', which is {schema.field(field.name).type}; declare a type that holds it as it is,"
+                " and convert it in a map"
+            )
+    return frame.select(*[F.col(field.name).cast(field.dataType).alias(field.name) for field in wanted])
+
+
+def _fits(found: DataType, wanted: DataType) -> bool:
+    from pyspark.sql.types import ArrayType, DecimalType, MapType, StructType
+
+    if isinstance(wanted, StructType):
+        return (
+            isinstance(found, StructType)
+            and found.names == wanted.names
+            and all(_fits(a.dataType, b.dataType) for a, b in zip(found, wanted, strict=True))
+        )
+    if isinstance(wanted, ArrayType):
+        return isinstance(found, ArrayType) and _fits(found.elementType, wanted.elementType)
+    if isinstance(wanted, MapType):
+        return (
+            isinstance(found, MapType)
+            and _fits(found.keyType, wanted.keyType)
+            and _fits(found.valueType, wanted.valueType)
+        )
+    if isinstance(found, DecimalType):
+        if isinstance(wanted, DecimalType):
+            return found.scale <= wanted.scale and found.precision - found.scale <= wanted.precision - wanted.scale
+        # what is too large is an error of the cast's
+        return wanted.typeName() == "double" or (wanted.typeName() in ("long", "bigint") and found.scale == 0)
+    name = found.simpleString()
+    if isinstance(wanted, DecimalType):
+        return name in _WHOLE
+    return name == wanted.simpleString() or name in _TAKEN_FROM.get(wanted.simpleString(), ())

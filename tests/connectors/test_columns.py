@@ -1,0 +1,81 @@
+"""Columns of Parquet files as fields: no value is changed by its type."""
+
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dagster_unified.api import ParquetSource
+from dagster_unified.errors import PipelineError
+
+NEW_YEAR = datetime(2024, 1, 1, tzinfo=timezone.utc)
+MILLIS = 1704067200000
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+def read(spark, folder, column, kind):
+    record = NamedTuple("Record", [("v", kind | None)])  # noqa: UP014 - its type differs from call to call
+    pq.write_table(pa.table({"v": column}), folder / "in.parquet")
+    frame = ParquetSource(str(folder / "in.parquet"), record, name="in").settled().read(spark)
+    return frame.toArrow()["v"].to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "found"),
+    [
+        (pa.array([1], pa.int8()), int, 1),
+        (pa.array([7], pa.uint64()), int, 7),
+        (pa.array([Decimal(7)], pa.decimal128(10, 0)), int, 7),
+        (pa.array([7]), float, 7.0),
+        (pa.array([0.5], pa.float32()), float, 0.5),
+        (pa.array([Decimal("0.5")]), float, 0.5),
+        (pa.array([7]), Decimal, Decimal(7)),
+        (pa.array([Decimal("1.25")], pa.decimal128(5, 2)), Decimal, Decimal("1.25")),
+        (pa.array(["a"]), str, "a"),
+        (pa.array([b"a"]), str, "a"),
+        (pa.array([MILLIS], pa.timestamp("ms", "UTC")), datetime, NEW_YEAR),
+        (pa.array([MILLIS], pa.timestamp("ms")), datetime, NEW_YEAR),
+        (pa.array([NEW_YEAR.date()]), datetime, NEW_YEAR),
+        (pa.array([NEW_YEAR.date()]), date, NEW_YEAR.date()),
+        (pa.array([{"x": 1, "y": 2}]), Point, {"x": 1, "y": 2}),
+        (pa.array([[1]], pa.list_(pa.int16())), list[int], [1]),
+    ],
+)
+def test_what_fits_is_read(spark, tmp_path, column, kind, found):
+    assert read(spark, tmp_path, column, kind) == [found]
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "of"),
+    [
+        (pa.array([1.5]), int, "double"),
+        (pa.array([Decimal("1.5")]), int, r"decimal\(2,1\)"),
+        (pa.array(["7"]), int, "string"),
+        (pa.array([True]), int, "boolean"),
+        (pa.array([MILLIS], pa.timestamp("ms", "UTC")), int, "timestamp"),
+        (pa.array([1]), bool, "bigint"),
+        (pa.array([1.5]), str, "double"),
+        (pa.array([0.1]), Decimal, "double"),
+        (pa.array([Decimal("0.1")], pa.decimal128(38, 19)), Decimal, r"decimal\(38,19\)"),
+        (pa.array([MILLIS]), datetime, "bigint"),
+        (pa.array(["2024-01-01"]), datetime, "string"),
+        (pa.array([MILLIS], pa.timestamp("ms", "UTC")), date, "timestamp"),
+        (pa.array([5_000_000]), timedelta, "bigint"),
+        (pa.array([5_000_000], pa.duration("us")), timedelta, "bigint"),
+        (pa.array([{"y": 1, "x": 2}]), Point, "struct<y:bigint,x:bigint>"),
+        (pa.array([{"x": 1.5, "y": 2}]), Point, "struct<x:double,y:bigint>"),
+        (pa.array([[1.5]]), list[int], "array<double>"),
+    ],
+)
+def test_what_could_change_is_refused(spark, tmp_path, column, kind, of):
+    with pytest.raises(
+        PipelineError, match=f"source 'in': column 'v' is {of}, and a value of it could change on its way"
+    ):
+        read(spark, tmp_path, column, kind)
