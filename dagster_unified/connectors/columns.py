@@ -39,8 +39,8 @@ def as_fields(frame: DataFrame, schema: pa.Schema, where: str) -> DataFrame:
         if not _fits(found, field.dataType):
             raise PipelineError(
                 f"{where}: column '{field.name}' is {found.simpleString()}, and a value of it could change on its way"
-                f" to field '{field.name}', which is {schema.field(field.name).type}; declare a type that holds it as it is,"
-                " and convert it in a map"
+                f" to field '{field.name}', which is {schema.field(field.name).type}; declare a type that holds it as"
+                " it is, and convert it in a map"
             )
     return frame.select(*[F.col(field.name).cast(field.dataType).alias(field.name) for field in wanted])
 
