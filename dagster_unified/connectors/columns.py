@@ -14,8 +14,8 @@ from dagster_unified.connectors.base import spark_schema
 from dagster_unified.errors import PipelineError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import DataType
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType, StructField
 
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
 
@@ -30,8 +30,10 @@ _TAKEN_FROM = {
 
 
 def as_fields(frame: DataFrame, schema: pa.Schema, where: str) -> DataFrame:
-    """The columns of a record's fields, in its types; raises `PipelineError` where a value could change by it."""
-    from pyspark.sql import functions as F
+    """The columns of a record's fields, in its types; raises `PipelineError` where a value could change by it.
+
+    A whole number that a float cannot hold is an error when it is read; a decimal becomes the nearest float.
+    """
 
     wanted = spark_schema(schema)
     for field in wanted:
@@ -42,7 +44,24 @@ def as_fields(frame: DataFrame, schema: pa.Schema, where: str) -> DataFrame:
                 f" to field '{field.name}', which is {schema.field(field.name).type}; declare a type that holds it as"
                 " it is, and convert it in a map"
             )
-    return frame.select(*[F.col(field.name).cast(field.dataType).alias(field.name) for field in wanted])
+    return frame.select(*[_as_field(frame, field, where).alias(field.name) for field in wanted])
+
+
+def _as_field(frame: DataFrame, field: StructField, where: str) -> Column:
+    from pyspark.sql import functions as F
+
+    column, kind = F.col(field.name), field.dataType
+    if (frame.schema[field.name].dataType.simpleString(), kind.simpleString()) != ("bigint", "double"):
+        return column.cast(kind)
+    there = column.cast(kind)
+    # a float of 2**63 comes back as the largest bigint
+    exact = column.isNull() | ((there < 2.0**63) & F.coalesce(there.try_cast("bigint") == column, F.lit(False)))
+    problem = F.concat(
+        F.lit(f"dagster_unified.errors.MalformedInputError: {where}: column '{field.name}' has "),
+        column.cast("string"),
+        F.lit(f", which a float cannot hold; declare field '{field.name}' as an int"),
+    )
+    return F.when(exact, there).otherwise(F.raise_error(problem).cast(kind))
 
 
 def _fits(found: DataType, wanted: DataType) -> bool:

@@ -20,6 +20,7 @@ SQUEEZED = r"[\s\"]+"
 """What a line of a file has more or less of than its row written anew, where nothing else differs."""
 
 _TIME = r"^\s*[+-]?\d{4,6}-\d{1,2}(?!.*\.\d{6}\d*[1-9])"
+_ZONE = r"[T ].*([A-Za-z]|[+-]\d[\d:]*)\s*$"
 _DATE = r"^\s*[+-]?\d{4,6}-\d{1,2}-\d{1,2}([T ][0:.]*Z?)?\s*$"
 
 _FINER = (37, 28, 19)
@@ -84,7 +85,8 @@ def unfit_within(kind: pa.DataType, path: str) -> Iterator[tuple[str, Callable[[
 
 def _misfit(kind: pa.DataType, path: str) -> str:
     if pa.types.is_timestamp(kind):
-        return f"field '{path}' is not a time in ISO 8601, to the microsecond"
+        zone = "" if kind.tz is not None else " and without a zone"
+        return f"field '{path}' is not a time in ISO 8601, to the microsecond{zone}"
     if pa.types.is_date(kind):
         return f"field '{path}' is not a date such as 2024-01-31"
     return f"field '{path}' is not a number of at most {kind.scale} digits behind the point and {kind.precision} in all"
@@ -102,7 +104,9 @@ def _is_unfit(kind: pa.DataType, text: Column) -> Column:
         ]
         fits = F.coalesce(*kept, F.lit(True))
     else:
-        fits = text.rlike(_TIME if pa.types.is_timestamp(kind) else _DATE)
+        fits = text.rlike(_DATE if pa.types.is_date(kind) else _TIME)
+        if pa.types.is_timestamp(kind) and kind.tz is None:
+            fits &= ~text.rlike(_ZONE)
     return text.isNotNull() & (value.isNull() | ~fits)
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors.exceptions.base import PySparkException
 
 from dagster_unified.api import ParquetSource
 from dagster_unified.errors import PipelineError
@@ -50,6 +51,13 @@ def read(spark, folder, column, kind):
 )
 def test_what_fits_is_read(spark, tmp_path, column, kind, found):
     assert read(spark, tmp_path, column, kind) == [found]
+
+
+@pytest.mark.parametrize("number", [2**53 + 1, 2**63 - 1, -(2**63) + 1])
+def test_a_whole_number_that_a_float_cannot_hold_is_an_error(spark, tmp_path, number):
+    with pytest.raises(PySparkException, match=f"source 'in': column 'v' has {number}, which a float cannot hold"):
+        read(spark, tmp_path, pa.array([1, None, number]), float)
+    assert read(spark, tmp_path, pa.array([1, None, 2**53, -(2**63)]), float) == [1.0, None, 2.0**53, -(2.0**63)]
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 import json
 from datetime import date, datetime, timezone
 from decimal import Decimal
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+import msgspec
 import pytest
 from deltalake import DeltaTable
 
@@ -29,7 +30,7 @@ class Row(NamedTuple):
 CASES = [
     ("at", "2024-01-31T12:00:00Z", NOON),
     ("at", "2024-01-31 12:00:00", NOON),
-    ("at", "2024-01-31T13:00+01:00", NOON),
+    ("at", "2024-01-31T13:00:00+01:00", NOON),
     ("at", "2024-01-31T12:00:00.123456000Z", NOON.replace(microsecond=123456)),
     ("at", "2024-01-31T12:00:00.123456789Z", TIME),
     ("at", "2024-02-31", TIME),
@@ -86,6 +87,20 @@ def test_a_text_is_read_as_it_is_or_not_at_all(spark, tmp_path, form):
         else:
             what = what.replace(tzinfo=timezone.utc) if field == "at" else what
             assert what == expected, (field, text, what)
+
+
+class Naive(NamedTuple):
+    at: Annotated[datetime, msgspec.Meta(tz=False)]
+
+
+@pytest.mark.parametrize("text", ["2024-01-31T12:00:00Z", "2024-01-31 12:00:00+01:00", "2024-01-31T12:00 UTC"])
+def test_a_time_with_a_zone_is_none_without(spark, tmp_path, text):
+    (tmp_path / "rows.csv").write_text(f"at\n{text}\n2024-01-31T12:00:00\n2024-01-31\n")
+    source = CsvSource(str(tmp_path / "rows.csv"), Naive, name="rows", on_malformed="divert")
+    rows = source.settled().read(spark).collect()
+    assert [row["__malformed"] and row["__malformed"]["reason"] for row in rows] == [
+        f"field 'at' {TIME}, to the microsecond and without a zone", None, None
+    ]  # fmt: skip
 
 
 class Inner(NamedTuple):
