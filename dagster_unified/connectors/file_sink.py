@@ -56,7 +56,7 @@ class FileSink(SparkSink[object, StagedFolder]):
     in both modes: a run or an epoch that is repeated writes the same files again.
 
     CSV is as RFC 4180 has it: a header, texts in quotes where they need them, quotes in them doubled. Nothing stands
-    for None, and `""` for an empty text, which `CsvSource` tells apart where it has a `null_value`.
+    for None, and `""` for an empty text; `CsvSource` tells them apart if it is given a text for None.
 
     Spark's workers write to a folder next to the directory, and a rename puts it in place. Raises `PipelineError` for
     a path in an object store, where a folder is renamed file by file (use `DeltaSink` there), for another `format`, and
