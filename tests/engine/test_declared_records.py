@@ -67,7 +67,8 @@ def test_enums_are_stored_as_values_and_are_members_to_every_function(request, m
 def test_a_text_that_is_no_member_makes_a_row_malformed(run_on_spark, tmp_path):
     rows = "1,red,1\n2,green,2\n"
     with pytest.raises(
-        MalformedInputError, match=r"balls.csv, line 3: field 'color' is not a value of Color, which has 'red', 'blue': .*green"
+        MalformedInputError,
+        match=r"balls.csv, line 3: field 'color' is not a value of Color, which has 'red', 'blue': .*green",
     ):
         run_on_spark(balls(tmp_path, rows))
     manifests = run_on_spark(balls(tmp_path, rows, "drop"))
