@@ -34,7 +34,6 @@ def as_fields(frame: DataFrame, schema: pa.Schema, where: str) -> DataFrame:
 
     A whole number that a float cannot hold is an error when it is read; a decimal becomes the nearest float.
     """
-
     wanted = spark_schema(schema)
     for field in wanted:
         found = frame.schema[field.name].dataType
@@ -51,9 +50,9 @@ def _as_field(frame: DataFrame, field: StructField, where: str) -> Column:
     from pyspark.sql import functions as F
 
     column, kind = F.col(field.name), field.dataType
-    if (frame.schema[field.name].dataType.simpleString(), kind.simpleString()) != ("bigint", "double"):
-        return column.cast(kind)
     there = column.cast(kind)
+    if (frame.schema[field.name].dataType.simpleString(), kind.simpleString()) != ("bigint", "double"):
+        return there
     # a float of 2**63 comes back as the largest bigint
     exact = column.isNull() | ((there < 2.0**63) & F.coalesce(there.try_cast("bigint") == column, F.lit(False)))
     problem = F.concat(
@@ -81,12 +80,13 @@ def _fits(found: DataType, wanted: DataType) -> bool:
             and _fits(found.keyType, wanted.keyType)
             and _fits(found.valueType, wanted.valueType)
         )
+    name = wanted.simpleString()
     if isinstance(found, DecimalType):
         if isinstance(wanted, DecimalType):
             return found.scale <= wanted.scale and found.precision - found.scale <= wanted.precision - wanted.scale
         # what is too large is an error of the cast's
-        return wanted.typeName() == "double" or (wanted.typeName() in ("long", "bigint") and found.scale == 0)
-    name = found.simpleString()
+        return name == "double" or (name == "bigint" and found.scale == 0)
+    of = found.simpleString()
     if isinstance(wanted, DecimalType):
-        return name in _WHOLE
-    return name == wanted.simpleString() or name in _TAKEN_FROM.get(wanted.simpleString(), ())
+        return of in _WHOLE
+    return of == name or of in _TAKEN_FROM.get(name, ())

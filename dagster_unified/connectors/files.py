@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from abc import abstractmethod
-from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, Self
 from urllib.parse import unquote
 
@@ -14,21 +14,13 @@ import pyarrow as pa
 from dagster_unified.connectors import spark_log
 from dagster_unified.connectors.base import MALFORMED, SparkSource, fitting, spark_schema
 from dagster_unified.connectors.bounds import PathTemplate
+from dagster_unified.connectors.checks import within
 from dagster_unified.connectors.columns import as_fields
 from dagster_unified.connectors.folder import Folder
 from dagster_unified.connectors.listing import names_until, show
 from dagster_unified.connectors.paths import for_spark, name_of, path_text, storage_path
 from dagster_unified.connectors.positions import FilesRead, Position, Unread, cannot_follow
-from dagster_unified.connectors.texts import (
-    SQUEEZED,
-    as_texts,
-    converted,
-    of_any,
-    of_any_value,
-    of_member,
-    squeezed,
-    unfit_within,
-)
+from dagster_unified.connectors.texts import SQUEEZED, as_texts, converted, squeezed, unfit
 from dagster_unified.errors import MalformedInputError, PipelineError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.fingerprint import digest
@@ -38,13 +30,14 @@ from dagster_unified.operators.layout import PARTITION_INDEX
 from dagster_unified.records import record_type
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructField, StructType
     from typing_extensions import TypeForm
     from upath import UPath
 
+    from dagster_unified.connectors.checks import Check
     from dagster_unified.graph.slices import Dimensions
 
 OnMalformed = Literal["fail", "drop", "divert"]
@@ -322,12 +315,8 @@ class TextSource(_FileSource[Out]):
         names = list(self.records.names)
         reason = F.when(F.col(_CORRUPT).isNotNull(), F.lit(f"cannot be read as {self.records.describe()}"))
         for field in self.records.schema:
-            if not field.nullable:
-                reason = reason.when(F.col(field.name).isNull(), F.lit(f"field '{field.name}' is missing"))
-            for path, lacks in _needed_within(field.type, field.name):
-                reason = reason.when(lacks(F.col(field.name)), F.lit(f"field '{path}' is missing"))
-            for misfit, unfit in unfit_within(field.type, field.name):
-                reason = reason.when(unfit(F.col(field.name)), F.lit(misfit))
+            for misfit, test in chain(within(field, field.name, _missing), within(field, field.name, unfit)):
+                reason = reason.when(test(F.col(field.name)), F.lit(misfit))
         for name, enum in self.records.members().items():
             values = [member.value for member in enum]
             listed = ", ".join(map(repr, values))
@@ -419,19 +408,24 @@ class CsvSource(TextSource[Out]):
         # Spark holds the header against the schema, also in files that appear later, unless it is to enforce the
         # schema.
         return {
+            **self._dialect(),
             "header": self.header,
+            "enforceSchema": "false" if self.header else "true",
+        }
+
+    def _dialect(self) -> dict[str, str]:
+        return {
             "sep": self.delimiter,
             "nullValue": self.null_value,
             "escape": self.escape,
             "charToEscapeQuoteEscaping": _NO_CHARACTER if self.escape == '"' else self.escape,
-            "enforceSchema": "false" if self.header else "true",
         }
 
     def _line(self, row: Column) -> Column:
         from pyspark.sql import functions as F
 
-        dialect = {"sep": self.delimiter, "nullValue": self.null_value, "escape": self.escape}
-        return F.to_csv(row, {**dialect, "ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"})
+        kept = {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}
+        return F.to_csv(row, {**self._dialect(), **kept})
 
     def odd_header(self, spark: SparkSession, file: str) -> str:
         """What is wrong with the first line of a file that does not name the record's fields."""
@@ -512,29 +506,9 @@ def folder_columns(files: Folder) -> set[str]:
     return {name for name, is_column, _ in (folder.partition("=") for folder in folders) if is_column}
 
 
-def _needed_within(kind: pa.DataType, path: str) -> Iterator[tuple[str, Callable[[Column], Column]]]:
-    """What may not be null within values of a type, by its path, and what says of a value whether it is."""
-    from pyspark.sql import functions as F
-
-    if pa.types.is_struct(kind):
-        for field in kind:
-            inner = f"{path}.{field.name}"
-            if not field.nullable:
-                yield inner, partial(_lacks_member, field.name)
-            for place, lacks in _needed_within(field.type, inner):
-                yield place, partial(of_member, field.name, lacks)
-    elif pa.types.is_list(kind):
-        if not kind.value_field.nullable:
-            yield f"{path}[]", lambda value: F.exists(value, F.isnull)
-        for place, lacks in _needed_within(kind.value_type, f"{path}[]"):
-            yield place, partial(of_any, lacks)
-    elif pa.types.is_map(kind):
-        for place, lacks in _needed_within(kind.item_type, f"{path}[]"):
-            yield place, partial(of_any_value, lacks)
-
-
-def _lacks_member(name: str, value: Column) -> Column:
-    return value.isNotNull() & value[name].isNull()
+def _missing(field: pa.Field, path: str) -> Iterator[Check]:
+    if not field.nullable:
+        yield f"field '{path}' is missing", lambda value: value.isNull()
 
 
 def _from_path(field: StructField) -> Column:

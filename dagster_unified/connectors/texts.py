@@ -7,14 +7,19 @@ after the day, and round decimals. So these are read as texts, and become values
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from dagster_unified.connectors.base import spark_schema
+
 if TYPE_CHECKING:
     from pyspark.sql import Column
+    from pyspark.sql.types import DataType
+
+    from dagster_unified.connectors.checks import Check
 
 SQUEEZED = r"[\s\"]+"
 """What a line of a file has more or less of than its row written anew, where nothing else differs."""
@@ -67,20 +72,10 @@ def converted(value: Column, kind: pa.DataType) -> Column:
     return F.transform_values(value, lambda _, item: converted(item, kind.item_type))
 
 
-def unfit_within(kind: pa.DataType, path: str) -> Iterator[tuple[str, Callable[[Column], Column]]]:
-    """What may be wrong with a text within values of a type, and what says of a value whether it is."""
-    if _is_text(kind):
-        yield _misfit(kind, path), partial(_is_unfit, kind)
-    elif pa.types.is_struct(kind):
-        for field in kind:
-            for problem, unfit in unfit_within(field.type, f"{path}.{field.name}"):
-                yield problem, partial(of_member, field.name, unfit)
-    elif pa.types.is_list(kind):
-        for problem, unfit in unfit_within(kind.value_type, f"{path}[]"):
-            yield problem, partial(of_any, unfit)
-    elif pa.types.is_map(kind):
-        for problem, unfit in unfit_within(kind.item_type, f"{path}[]"):
-            yield problem, partial(of_any_value, unfit)
+def unfit(field: pa.Field, path: str) -> Iterator[Check]:
+    """Whether a text in place of a field's value does not fit."""
+    if _is_text(field.type):
+        yield _misfit(field.type, path), partial(_is_unfit, field.type)
 
 
 def _misfit(kind: pa.DataType, path: str) -> str:
@@ -110,31 +105,5 @@ def _is_unfit(kind: pa.DataType, text: Column) -> Column:
     return text.isNotNull() & (value.isNull() | ~fits)
 
 
-def _spark_type(kind: pa.DataType) -> str:
-    if pa.types.is_decimal(kind):
-        return f"decimal({kind.precision},{kind.scale})"
-    if pa.types.is_date(kind):
-        return "date"
-    return "timestamp_ntz" if kind.tz is None else "timestamp"
-
-
-# What is so of a value within another one
-
-
-def of_member(name: str, test: Callable[[Column], Column], value: Column) -> Column:
-    """Whether it is so of a member."""
-    return test(value[name])
-
-
-def of_any(test: Callable[[Column], Column], values: Column) -> Column:
-    """Whether it is so of any element."""
-    from pyspark.sql import functions as F
-
-    return F.exists(values, lambda value: test(value))
-
-
-def of_any_value(test: Callable[[Column], Column], mapped: Column) -> Column:
-    """Whether it is so of any value of a map."""
-    from pyspark.sql import functions as F
-
-    return of_any(test, F.map_values(mapped))
+def _spark_type(kind: pa.DataType) -> DataType:
+    return spark_schema(pa.schema([pa.field("value", kind)]))[0].dataType

@@ -1,4 +1,4 @@
-"""Records with records in them, whose fields have defaults."""
+"""Records for tests of several connectors: with records in them, whose fields have defaults, and with partitions."""
 
 from typing import NamedTuple
 
@@ -14,3 +14,11 @@ class Trip(NamedTuple):
     start: Spot = Spot(0.0)
     spots: list[Spot] = [Spot(2.0)]
     by_name: dict[str, Spot] = {"a": Spot(3.0)}
+
+
+class Parcel(NamedTuple):
+    """A record that any of its fields may put into a partition."""
+
+    region: str | None
+    shelf: int
+    at: int

@@ -163,16 +163,20 @@ def behind_each_other(pipeline, stream):
     )
 
 
-def tumbling(pipeline, stream):
+def totals(stream, branch, hours, lateness):
     return (
-        stream.map(lambda e: Out("tumbling", e.key, e.at, e.value), output_type=Out)
+        stream.map(lambda e: Out(branch, e.key, e.at, e.value), output_type=Out)
         .key_by("key")
-        .window(TumblingEventTimeWindows.of(timedelta(hours=3)))
-        .allowed_lateness(timedelta(hours=1))
+        .window(TumblingEventTimeWindows.of(timedelta(hours=hours)))
+        .allowed_lateness(lateness)
         .reduce(add)
-        .uid("tumbling")
-        .map(lambda o: Out(o.branch, o.key, o.at // (3 * HOUR), o.value), output_type=Out)
+        .uid(branch)
+        .map(lambda o: Out(o.branch, o.key, o.at // (hours * HOUR), o.value), output_type=Out)
     )
+
+
+def tumbling(pipeline, stream):
+    return totals(stream, "tumbling", 3, timedelta(hours=1))
 
 
 class Window(ProcessWindowFunction):
@@ -359,16 +363,7 @@ def by_the_clock(pipeline, stream):
 def late(pipeline, stream):
     """Events that come behind the watermark, within the lateness that their windows allow."""
     strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
-    return (
-        stream.assign_timestamps_and_watermarks(strategy)
-        .map(lambda e: Out("late", e.key, e.at, e.value), output_type=Out)
-        .key_by("key")
-        .window(TumblingEventTimeWindows.of(timedelta(hours=2)))
-        .allowed_lateness(timedelta(hours=6))
-        .reduce(add)
-        .uid("late")
-        .map(lambda o: Out(o.branch, o.key, o.at // (2 * HOUR), o.value), output_type=Out)
-    )
+    return totals(stream.assign_timestamps_and_watermarks(strategy), "late", 2, timedelta(hours=6))
 
 
 GROUPS = (

@@ -84,14 +84,18 @@ def _check_blanks(connection: sa.Connection, table: str, schema: str | None, row
     import pyarrow.compute as pc
     import sqlalchemy as sa
 
+    texts = [name for name in rows.column_names if pa.types.is_string(rows.schema.field(name).type)]
+    suspects = [name for name in texts if pc.any(pc.ends_with(rows[name], " ")).as_py()]
+    if not suspects:  # else each commit would ask
+        return
     asked = sa.text(
         "SELECT column_name, column_type, character_maximum_length FROM information_schema.columns"
         f" WHERE {_OF_TABLE} AND data_type = 'varchar'"
     )
     for name, kind, most in connection.execute(asked, {"schema": schema, "table": table}):
-        if name in rows.column_names and pa.types.is_string(rows.schema.field(name).type):
-            texts = rows[name].filter(pc.greater(pc.utf8_length(rows[name]), most))
-            if pc.any(pc.less_equal(pc.utf8_length(pc.ascii_rtrim(texts, " ")), most)).as_py():
+        if name in suspects:
+            long = rows[name].filter(pc.greater(pc.utf8_length(rows[name]), most))
+            if pc.any(pc.less_equal(pc.utf8_length(pc.ascii_rtrim(long, " ")), most)).as_py():
                 raise SinkError(
                     f"{where}: field '{name}' has longer texts than its column holds, which is {kind}, if only by"
                     " blanks at their end; cut them, or change the column"

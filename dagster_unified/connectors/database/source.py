@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from datetime import date, datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.connectors.bounds import Hull, hull, whole_numbers
+from dagster_unified.connectors.bounds import whole_numbers
 from dagster_unified.connectors.database.connection import Database
 from dagster_unified.connectors.database.fetching import fetched
 from dagster_unified.connectors.database.reading import ReadField, converted
@@ -26,9 +25,8 @@ from dagster_unified.records import record_type
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
-    from dagster_unified.connectors.base import SparkSource
     from dagster_unified.connectors.positions import Position
 
 _PART = "rows"
@@ -89,7 +87,6 @@ class DatabaseSource(SplitSource[Out]):
         self.records = record_type(record, f"source '{self.name}'")
         self.database = Database.of(connection, f"source '{self.name}'")
         self.split_by, self.parallelism, self.on_malformed = split_by, parallelism, on_malformed
-        self._hull: Hull | None = None
         if bool(table) == bool(self.query):
             raise PipelineError(f"source '{self.name}': give either a table or query=...")
         if split_by is not None and split_by not in self.records.names:
@@ -125,12 +122,6 @@ class DatabaseSource(SplitSource[Out]):
         if self.slice is None:
             raise self._positionless()  # rows may come and go at any place
         return super().batch_position(spark)
-
-    def read_partitions(self, spark: SparkSession, bounded: Sequence[SparkSource[Any]]) -> DataFrame:
-        pushed = copy.copy(self)
-        slices = [source.slice for source in bounded if source.slice is not None]
-        pushed._hull = hull(self.partition_columns, slices)
-        return super(DatabaseSource, pushed).read_partitions(spark, bounded)
 
     def splits(self, start: Offsets, end: Offsets) -> Sequence[DatabaseSplit]:
         if start[_PART] == end[_PART]:
@@ -189,11 +180,8 @@ class DatabaseSource(SplitSource[Out]):
         """What a partition's rows meet, and rows that do not say their partition; Spark looks closer."""
         import sqlalchemy as sa
 
-        covered = self._hull
-        if covered is None:
-            covered = {} if self.slice is None else hull(self.partition_columns, [self.slice])
         found = []
-        for name, bounds in covered.items():
+        for name, bounds in self.covered().items():
             column = sa.column(self._column(name).name, held.get(name))
             inside = _within(column, bounds)
             if inside is not None:

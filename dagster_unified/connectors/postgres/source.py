@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.connectors.bounds import Hull, hull, whole_numbers
+from dagster_unified.connectors.bounds import whole_numbers
 from dagster_unified.connectors.postgres.connection import GivesConnection, PostgresConnection, errors_of
 from dagster_unified.connectors.postgres.names import TableName, quoted
 from dagster_unified.connectors.postgres.reading import ReadField, converted
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     import psycopg
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_unified.connectors.base import SparkSource
     from dagster_unified.connectors.positions import Position
 
 _PART = "rows"
@@ -137,7 +136,6 @@ class PostgresSource(SplitSource[Out]):
         self.parallelism = parallelism
         self.boundedness = Boundedness.BOUNDED if bounded else Boundedness.UNBOUNDED
         self.max_records_per_trigger, self.on_malformed = max_records_per_trigger, on_malformed
-        self._hull: Hull | None = None
         self._in_snapshot = False
         self._check()
         self.finds_times = self._is_time
@@ -283,18 +281,9 @@ class PostgresSource(SplitSource[Out]):
 
     # Partitions
 
-    def read_partitions(self, spark: SparkSession, bounded: Sequence[SparkSource[Any]]) -> DataFrame:
-        slices = [source.slice for source in bounded if source.slice is not None]
-        pushed = copy.copy(self)
-        pushed._hull = hull(self.partition_columns, slices)
-        return super(PostgresSource, pushed).read_partitions(spark, bounded)
-
     def _pushed(self, client: psycopg.Connection[tuple[Any, ...]], bases: dict[str, str]) -> list[str]:
         """Conditions that a partition's rows meet, and rows that do not say their partition; Spark looks closer."""
-        covered = self._hull
-        if covered is None:
-            covered = {} if self.slice is None else hull(self.partition_columns, [self.slice])
-        inside = {name: _within(quoted(name), bases[name], bounds, client) for name, bounds in covered.items()}
+        inside = {name: _within(quoted(name), bases[name], bounds, client) for name, bounds in self.covered().items()}
         return [f"({quoted(name)} IS NULL OR {condition})" for name, condition in inside.items() if condition]
 
     # Reading

@@ -17,7 +17,7 @@ from dagster_unified.records import record_type
 from tests.connectors.database.test_sink import MANY, VALUE, Everything, Sale, execute, rows, url  # noqa: F401
 from tests.connectors.postgres.support import execute as postgres_execute
 from tests.connectors.postgres.support import write
-from tests.connectors.trips import Spot, Trip
+from tests.connectors.trips import Parcel, Spot, Trip
 
 DAYS = DailyPartitionsDefinition("2024-01-01")
 
@@ -67,12 +67,6 @@ def test_a_partition_reads_its_window(url):  # noqa: F811
     source = DatabaseSource("visits", Visit, url).partitioned_by("at").bounded_to(slice_of(DAYS, "2024-01-05"))
     # the database leaves out what is surely of another day; Spark looks closer
     assert {visit.at.day for visit in everything(source)} == {4, 5, 6, 7}
-
-
-class Parcel(NamedTuple):
-    region: str | None
-    shelf: int
-    at: int
 
 
 @pytest.mark.parametrize(

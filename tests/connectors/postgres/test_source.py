@@ -28,6 +28,7 @@ from dagster_unified.graph.slices import TimeRange
 from dagster_unified.orchestration.partitions import slice_of
 from tests.connectors.postgres.support import execute, rows, write
 from tests.connectors.postgres.test_sink import VALUES, Everything
+from tests.connectors.trips import Parcel
 
 UTC = timezone.utc
 DAYS = DailyPartitionsDefinition("2024-01-01")
@@ -261,12 +262,6 @@ def test_a_partition_reads_its_window(postgres):
     assert {visit.at.date() for visit in found} == {date(2024, 1, day) for day in (4, 5, 6)}
     by_time = PostgresSource("visits", Visit, postgres, follow="at").bounded_to(slice_of(DAYS, "2024-01-05"))
     assert {visit.at.date() for visit in everything(by_time)} == {date(2024, 1, 5)}
-
-
-class Parcel(NamedTuple):
-    region: str | None
-    shelf: int
-    at: int
 
 
 @pytest.mark.parametrize(
